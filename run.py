@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """The commands of the README, on a machine that has only Python 3.11+ and pip.
 
-    python3 run.py quickstart     a whole RL run on this machine's CPU, in minutes
-    python3 run.py test           the tests
-    python3 run.py test --changed     the tests that what you changed touches (--changed COMMIT: since then)
-    python3 run.py test --promises    the promises about failure, each with the tests that prove it (--fast)
-    python3 run.py soak           random faults against an evaluation and a training, for an hour (--minutes)
+    python3 run.py quickstart     a whole RL run on this machine's CPU, in minutes python3 run.py
+    test           the tests python3 run.py test --changed     the tests that what you changed
+    touches (--changed COMMIT: since then) python3 run.py test --promises    the promises about
+    failure, each with the tests that prove it (--fast) python3 run.py soak           random faults
+    against an evaluation and a training, for an hour (--minutes)
 
-Both set up what they need: a virtual environment in ``.venv``, the versions of ``uv.lock``, the workspace's packages
-editable. ``python3 run.py setup`` does only that; ``python3 run.py check`` runs linters, types and layers. Further
-arguments go to the command (``vf-train quickstart``, ``pytest``). Nothing is installed outside this folder.
+Both set up what they need: a virtual environment in ``.venv``, the versions of ``uv.lock``, the
+workspace's packages editable. ``python3 run.py setup`` does only that; ``python3 run.py check``
+runs linters, types and layers. Further arguments go to the command (``vf-train quickstart``,
+``pytest``). Nothing is installed outside this folder.
 
-torch is the one package that is not taken from the lock as it stands: its default wheels for Linux carry 3 GB of CUDA
-libraries. A machine with an NVIDIA driver gets those; any other gets the CPU build where one can be had.
+torch is the one package that is not taken from the lock as it stands: its default wheels for Linux
+carry 3 GB of CUDA libraries. A machine with an NVIDIA driver gets those; any other gets the CPU
+build where one can be had.
 """
 
 from __future__ import annotations
@@ -30,8 +32,13 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / ".verifiers-setup"
-ENVIRONMENTS = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("packages/envs/*/pyproject.toml"))
-MEMBERS = [*(f"packages/{name}" for name in ("core", "agents", "integrations", "sandboxes", "trainer")), *ENVIRONMENTS]
+ENVIRONMENTS = sorted(
+    str(path.parent.relative_to(ROOT)) for path in ROOT.glob("packages/envs/*/pyproject.toml")
+)
+MEMBERS = [
+    *(f"packages/{name}" for name in ("core", "agents", "integrations", "sandboxes", "trainer")),
+    *ENVIRONMENTS,
+]
 
 HANGS_END = ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
 """A test that hangs shows where, and fails; another process takes up the rest."""
@@ -48,9 +55,25 @@ def main() -> int:
         "check": [check.split() for check in CHECKS],
         "quickstart": [["vf-train", "quickstart", *arguments]],
         "soak": [["python", "tests/soak.py", *arguments]],
-        "test": [["python", "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu", *HANGS_END, *arguments]],
+        "test": [
+            [
+                "python",
+                "-m",
+                "pytest",
+                "-q",
+                "-n",
+                "auto",
+                "-m",
+                "not slow and not gpu",
+                *HANGS_END,
+                *arguments,
+            ]
+        ],
     }
-    for option, script in {"--promises": "tests/certificate.py", "--changed": "tests/changed.py"}.items():
+    for option, script in {
+        "--promises": "tests/certificate.py",
+        "--changed": "tests/changed.py",
+    }.items():
         if command == "test" and option in arguments:
             commands["test"] = [["python", script, *(one for one in arguments if one != option)]]
     if command not in commands:
@@ -59,7 +82,10 @@ def main() -> int:
     try:
         set_up()
     except subprocess.CalledProcessError as error:
-        return fail(f"setting up failed: {' '.join(map(str, error.cmd))} ended with exit code {error.returncode}")
+        return fail(
+            f"setting up failed: {' '.join(map(str, error.cmd))} ended with exit code"
+            f" {error.returncode}"
+        )
     for program, *words in commands[command]:
         if code := subprocess.call([str(BIN / program), *words], cwd=ROOT, env=environment()):
             return code
@@ -69,11 +95,13 @@ def main() -> int:
 def environment() -> dict[str, str]:
     """Environment variables of commands: those of ``.venv``; compiled modules are kept.
 
-    uv compiles nothing, and containers often set PYTHONDONTWRITEBYTECODE: every command would compile all that it
-    imports anew, which is more than half of the time that the trainer takes to import.
+    uv compiles nothing, and containers often set PYTHONDONTWRITEBYTECODE: every command would
+    compile all that it imports anew, which is more than half of the time that the trainer takes to
+    import.
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    # "auto" is one process per core, and cores then idle: tests also wait, for servers, time limits and disks
+    # "auto" is one process per core, and cores then idle: tests also wait, for servers, time limits
+    # and disks
     kept.setdefault("PYTEST_XDIST_AUTO_NUM_WORKERS", str((os.cpu_count() or 1) + 2))
     return {**kept, "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', '')}", "VIRTUAL_ENV": str(VENV)}
 
@@ -89,24 +117,41 @@ def set_up() -> None:
     wanted = fingerprint()
     if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.is_file():
         return
-    print(f"setting up {VENV} (once; a few minutes on a slow connection)", file=sys.stderr, flush=True)
+    print(
+        f"setting up {VENV} (once; a few minutes on a slow connection)", file=sys.stderr, flush=True
+    )
     uv = find_uv()
     if not PYTHON.is_file():
         run([*uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, VENV])
     install_torch(uv)
-    export = [*uv, "export", "--quiet", "--frozen", "--all-groups", "--no-hashes", "--no-emit-workspace"]
+    export = [
+        *uv,
+        "export",
+        "--quiet",
+        "--frozen",
+        "--all-groups",
+        "--no-hashes",
+        "--no-emit-workspace",
+    ]
     export += ["--prune", "torch"]
     requirements = VENV / "requirements.txt"
     run([*export, "--output-file", requirements], stdout=subprocess.DEVNULL)
     run([*pip_install(uv), "--no-deps", "-r", requirements])
     run([*pip_install(uv), "--no-deps", *(word for member in MEMBERS for word in ("-e", member))])
-    run([PYTHON, "-c", "import verifiers.cli.evaluate.command, verifiers_trainer.trainer"], env=environment())
+    run(
+        [PYTHON, "-c", "import verifiers.cli.evaluate.command, verifiers_trainer.trainer"],
+        env=environment(),
+    )
     STAMP.write_text(wanted)
 
 
 def fingerprint() -> str:
     """Changes when what should be installed changes."""
-    files = [ROOT / "uv.lock", ROOT / "run.py", *(ROOT / member / "pyproject.toml" for member in MEMBERS)]
+    files = [
+        ROOT / "uv.lock",
+        ROOT / "run.py",
+        *(ROOT / member / "pyproject.toml" for member in MEMBERS),
+    ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -128,12 +173,17 @@ def pip_install(uv: list[str | Path]) -> list[str | Path]:
 
 
 def install_torch(uv: list[str | Path]) -> None:
-    """torch: a wheel kept on this machine, else the build that fits its hardware, else the index's default."""
-    locked = re.search(r'^name = "torch"\nversion = "([^"]+)"', (ROOT / "uv.lock").read_text(), re.MULTILINE)
+    """torch: a wheel kept on this machine, else the build that fits its hardware, else the index's
+    default."""
+    locked = re.search(
+        r'^name = "torch"\nversion = "([^"]+)"', (ROOT / "uv.lock").read_text(), re.MULTILINE
+    )
     version = locked[1] if locked else ""
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
     for folder in folders:
-        for wheel in Path(folder).glob(f"torch-*-cp{sys.version_info.major}{sys.version_info.minor}-*.whl"):
+        for wheel in Path(folder).glob(
+            f"torch-*-cp{sys.version_info.major}{sys.version_info.minor}-*.whl"
+        ):
             kept = wheel.name.split("-")[1]
             if subprocess.call([*pip_install(uv), "--find-links", folder, f"torch=={kept}"]) == 0:
                 return
@@ -141,7 +191,11 @@ def install_torch(uv: list[str | Path]) -> None:
         attempt = [*pip_install(uv), "--torch-backend", "cpu", f"torch=={version}"]
         if subprocess.call(attempt, stderr=subprocess.DEVNULL) == 0:
             return
-        print("no CPU build of torch could be had: the default one is installed (3 GB)", file=sys.stderr, flush=True)
+        print(
+            "no CPU build of torch could be had: the default one is installed (3 GB)",
+            file=sys.stderr,
+            flush=True,
+        )
     run([*pip_install(uv), f"torch=={version}"])
 
 

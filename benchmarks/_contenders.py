@@ -1,9 +1,9 @@
 """The contenders that run conversations: raw aiohttp, the raw ``openai`` SDK, and ``env.evaluate``.
 
-A contender is opened inside a running loop, warmed up there, and then runs ``num_rollouts`` conversations with
-``in_flight`` at once. The raw ones do the minimum of any client: build the body, send it, decode the response into
-plain objects, append its message. They score and store nothing; ours scores with a function, builds every saved
-rollout and makes it durable.
+A contender is opened inside a running loop, warmed up there, and then runs ``num_rollouts``
+conversations with ``in_flight`` at once. The raw ones do the minimum of any client: build the body,
+send it, decode the response into plain objects, append its message. They score and store nothing;
+ours scores with a function, builds every saved rollout and makes it durable.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ TOKEN_SAMPLING = {"logprobs": True, "extra_body": {"return_token_ids": True}}
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The work of a contender. ``with_tokens`` requests 256 token ids and log-probabilities per turn; with
-    ``with_tools`` the model calls a function on every turn but the last (``num_turns`` is then 5, as on the server)."""
+    """The work of a contender. ``with_tokens`` requests 256 token ids and log-probabilities per
+    turn; with ``with_tools`` the model calls a function on every turn but the last (``num_turns``
+    is then 5, as on the server).
+    """
 
     num_rollouts: int
     in_flight: int
@@ -119,7 +121,9 @@ async def openai_aiohttp(url: str, load: Load) -> tuple[Run, Close]:
 def _sdk(url: str, load: Load, http_client: Any) -> tuple[Run, Close]:
     import openai as sdk
 
-    client = sdk.AsyncOpenAI(base_url=url, api_key="k", max_retries=0, timeout=600, http_client=http_client)
+    client = sdk.AsyncOpenAI(
+        base_url=url, api_key="k", max_retries=0, timeout=600, http_client=http_client
+    )
     sampling: dict[str, Any] = SAMPLING | (TOKEN_SAMPLING if load.with_tokens else {})
     if load.with_tools:
         sampling["tools"] = TOOLS
@@ -141,8 +145,14 @@ def _conversations(say: Say, load: Load) -> Run:
     def respond(message: dict[str, Any]) -> list[dict[str, Any]]:
         if not load.with_tools:
             return [{"role": "user", "content": FOLLOW_UP}]
-        calls = [(call["id"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
-        return [{"role": "tool", "tool_call_id": id, "content": str(square(**arguments))} for id, arguments in calls]
+        calls = [
+            (call["id"], json.loads(call["function"]["arguments"]))
+            for call in message["tool_calls"]
+        ]
+        return [
+            {"role": "tool", "tool_call_id": id, "content": str(square(**arguments))}
+            for id, arguments in calls
+        ]
 
     async def converse() -> None:
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
@@ -164,14 +174,20 @@ def _conversations(say: Say, load: Load) -> Run:
 
 
 async def transport(url: str, load: Load) -> tuple[Run, Close]:
-    """Our client alone, called as an environment calls it, with retries, limiter and validated `Response`."""
+    """Our client alone, called as an environment calls it, with retries, limiter and validated
+    `Response`."""
     client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
     sampling: dict[str, Any] = SAMPLING | (TOKEN_SAMPLING if load.with_tokens else {})
     tools = TOOLS if load.with_tools else None
 
     async def say(messages: list[dict[str, Any]]) -> dict[str, Any]:
         request = ModelRequest(
-            messages, "m", tools=tools, sampling_args=sampling, rollout_id="r", require_tokens=load.with_tokens
+            messages,
+            "m",
+            tools=tools,
+            sampling_args=sampling,
+            rollout_id="r",
+            require_tokens=load.with_tokens,
         )
         return (await client.complete(request)).message
 
@@ -213,8 +229,15 @@ def environment(load: Load) -> vf.Environment:
     def correct(completion, answer) -> float:
         return float(answer in completion[-1]["content"])
 
-    rows = [{"question": QUESTION, "answer": "42", "info": {"number": i}} for i in range(load.num_rollouts)]
-    parts: dict[str, Any] = {"dataset": rows, "system_prompt": SYSTEM, "rubric": vf.Rubric(funcs=[correct])}
+    rows = [
+        {"question": QUESTION, "answer": "42", "info": {"number": i}}
+        for i in range(load.num_rollouts)
+    ]
+    parts: dict[str, Any] = {
+        "dataset": rows,
+        "system_prompt": SYSTEM,
+        "rubric": vf.Rubric(funcs=[correct]),
+    }
     if load.with_tools:
         return vf.ToolEnv(tools=[square], max_turns=load.num_turns, **parts)
     if load.num_turns == 1:
@@ -242,7 +265,8 @@ OURS = "env.evaluate"
 
 
 def cost(name: str, url: str, load: Load, num_warmup: int) -> Cost:
-    """The cost of ``load`` for one contender on a fresh loop, after ``num_warmup`` rollouts that are not counted."""
+    """The cost of ``load`` for one contender on a fresh loop, after ``num_warmup`` rollouts that
+    are not counted."""
 
     async def measure() -> Cost:
         run, close = await CONTENDERS[name](url, load)

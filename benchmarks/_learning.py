@@ -1,16 +1,17 @@
 """The learning curve of one trainer in a separate process, and the warm model that both start from.
 
-    python _learning.py warm '{"folder": ..., "task": "reverse-text", "seed": 0, ...}'
-    python _learning.py ours '{...}'
-    python _learning.py recipe '{..., "batches": 100, "settings": {...}}'    held-out answers before and after training
-    python _learning.py sample '{..., "teacher": FOLDER}'   answers of a trained model to the training examples
-    python _learning.py trl  '{...}'                        by the interpreter of TRL's environment
-    python _learning.py answers '{..., "model": FOLDER}'    held-out answers of a saved model
-    python _learning.py plain '{..., "batches": 100}'       one loop of plain code; tasks of one turn
+    python _learning.py warm '{"folder": ..., "task": "reverse-text", "seed": 0, ...}' python
+    _learning.py ours '{...}' python _learning.py recipe '{..., "batches": 100, "settings": {...}}'
+    held-out answers before and after training python _learning.py sample '{..., "teacher": FOLDER}'
+    answers of a trained model to the training examples python _learning.py trl  '{...}'
+    by the interpreter of TRL's environment python _learning.py answers '{..., "model": FOLDER}'
+    held-out answers of a saved model python _learning.py plain '{..., "batches": 100}'       one
+    loop of plain code; tasks of one turn
 
-Both trainers start from ``folder``/model, run the same environment through our embedded engine with one thread, and
-print one JSON line: for each step the mean reward of the rollouts that were sampled for it, the tokens sampled and
-trained so far, and CPU and wall seconds so far. Everything outside ``settings`` is the default of each.
+Both trainers start from ``folder``/model, run the same environment through our embedded engine with
+one thread, and print one JSON line: for each step the mean reward of the rollouts that were sampled
+for it, the tokens sampled and trained so far, and CPU and wall seconds so far. Everything outside
+``settings`` is the default of each.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ TASKS: dict[str, dict[str, Any]] = {
         "warm_up": {"target": 0.1, "max_steps": 250, "rows_per_step": 16, "learning_rate": 1e-3},
     },
 }  # fmt: skip
-"""Environments and the settings of both trainers. "digits" needs no warm-up: an untrained model samples some; the
-warm-up of "two-words", a task of two turns, has seen the first turn alone."""
+"""Environments and the settings of both trainers. "digits" needs no warm-up: an untrained model
+samples some; the warm-up of "two-words", a task of two turns, has seen the first turn alone."""
 
 
 class Curve(TrainerCallback):
@@ -67,7 +68,9 @@ class Curve(TrainerCallback):
         self._start = time.process_time(), time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append((time.process_time() - self._start[0], time.perf_counter() - self._start[1]))
+        self.seconds.append(
+            (time.process_time() - self._start[0], time.perf_counter() - self._start[1])
+        )
 
 
 def environment(job: dict[str, Any]) -> Any:
@@ -87,7 +90,8 @@ def environment(job: dict[str, Any]) -> Any:
 
 
 def two_words(one_word: Any) -> Any:
-    """Reverse a word, then, when that is answered, another one; the reward is the mean of both similarities."""
+    """Reverse a word, then, when that is answered, another one; the reward is the mean of both
+    similarities."""
     import verifiers as vf
     from vf_reverse_text.scoring import sequence_ratio
 
@@ -105,7 +109,9 @@ def two_words(one_word: Any) -> Any:
     def similarity(completion: Any, answer: str, info: Any, state: Any, **_: Any) -> float:
         first, second = ratios(completion, answer, info)
         steps = state["trajectory"]
-        if len(steps) == 2:  # move the first answer's part of the reward to its turn; the sum of a rollout is the same
+        if (
+            len(steps) == 2
+        ):  # move the first answer's part of the reward to its turn; the sum of a rollout is the same
             steps[0]["reward"], steps[1]["reward"] = first / 2, -first / 2
         return (first + second) / 2
 
@@ -115,7 +121,11 @@ def two_words(one_word: Any) -> Any:
     def rows(table: Any) -> list[dict[str, Any]]:
         words = [example.row for example in table]
         return [
-            {"prompt": first["prompt"], "answer": first["answer"], "info": {"second": second["question"]}}
+            {
+                "prompt": first["prompt"],
+                "answer": first["answer"],
+                "info": {"second": second["question"]},
+            }
             for first, second in zip(words, [*words[1:], words[0]], strict=True)
         ]
 
@@ -138,7 +148,8 @@ def config_of(job: dict[str, Any], run: Path, **others: Any) -> Any:
 
 
 def warm(job: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Fine-tune a new model on the format of an answer, as ``vf-train quickstart`` does, and save it."""
+    """Fine-tune a new model on the format of an answer, as ``vf-train quickstart`` does, and save
+    it."""
     from verifiers_trainer.policy.builtin_models import TINY
     from verifiers_trainer.policy.loading import get_model_and_tokenizer
     from verifiers_trainer.trainer import RLTrainer
@@ -169,7 +180,9 @@ def train_on_answers(trainer: Any, answer_env: Any, settings: dict[str, Any]) ->
 
     def log(step: int, loss: float, outcome: float | None) -> None:
         if outcome is not None:
-            print(f"step {step}, loss {loss:.2f}, reward {outcome:.2f}", file=sys.stderr, flush=True)
+            print(
+                f"step {step}, loss {loss:.2f}, reward {outcome:.2f}", file=sys.stderr, flush=True
+            )
 
     steps = warm_up(
         trainer.model, trainer.tokenizer, answer_env, reward=reward, probe_every=5, seed=trainer.args.seed, on_step=log,
@@ -188,13 +201,17 @@ def answer_environment(task: str, env: Any) -> Any:
         return env
     tag = "alphabetical_sorted"
     rows = [
-        {"prompt": row["prompt"], "answer": "\n" + row["answer"] + "\n"} for row in (e.row for e in env.train_table)
+        {"prompt": row["prompt"], "answer": "\n" + row["answer"] + "\n"}
+        for row in (e.row for e in env.train_table)
     ]
-    return vf.SingleTurnEnv(dataset=rows, parser=vf.XMLParser([tag], answer_field=tag), rubric=vf.Rubric())
+    return vf.SingleTurnEnv(
+        dataset=rows, parser=vf.XMLParser([tag], answer_field=tag), rubric=vf.Rubric()
+    )
 
 
 def ours(job: dict[str, Any], run: Path) -> dict[str, Any]:
-    """``RLTrainer`` with its defaults: one step off-policy, groups of zero reward variance replaced."""
+    """``RLTrainer`` with its defaults: one step off-policy, groups of zero reward variance
+    replaced."""
     from verifiers_trainer.policy.loading import get_model_and_tokenizer
     from verifiers_trainer.run.metrics_files import METRICS, read_metrics
     from verifiers_trainer.trainer import RLTrainer
@@ -213,7 +230,8 @@ def ours(job: dict[str, Any], run: Path) -> dict[str, Any]:
 
 
 def sample(job: dict[str, Any], run: Path) -> dict[str, Any]:
-    """One answer of ``teacher`` to each training example, saved with its tokens; CPU seconds of sampling them."""
+    """One answer of ``teacher`` to each training example, saved with its tokens; CPU seconds of
+    sampling them."""
     from verifiers_trainer.policy.folder_client import folder_client
 
     sizes, folder = TASKS[job["task"]]["settings"], Path(job["folder"]) / "answers"
@@ -238,7 +256,8 @@ SIBLINGS = 8
 
 
 def recipe(job: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Train on ``batches`` batches with the quickstart's settings but for ``settings``; answers before and after."""
+    """Train on ``batches`` batches with the quickstart's settings but for ``settings``; answers
+    before and after."""
     from verifiers_trainer.policy.loading import get_model_and_tokenizer
     from verifiers_trainer.run.metrics_files import METRICS, read_metrics
     from verifiers_trainer.settings.config import RLConfig
@@ -289,20 +308,28 @@ def answers_of(job: dict[str, Any], run: Path, folder: str | Path) -> dict[str, 
 
 
 def held_out(trainer: Any, task: str) -> dict[str, float]:
-    """Mean reward, share of right answers with its standard error, pass@8, and nats per token, all sampled."""
+    """Mean reward, share of right answers with its standard error, pass@8, and nats per token, all
+    sampled."""
     from verifiers.results.statistics import clustered_stderr
     from verifiers.runtime.json import canonical_json
 
     env, context = trainer.env, trainer.run_context()
     seen = {canonical_json(example.row["prompt"]) for example in env.train_table}
     table = env.train_table if task == "digits" else env.eval_table
-    rows = [one.row for one in table if task == "digits" or canonical_json(one.row["prompt"]) not in seen]
+    rows = [
+        one.row
+        for one in table
+        if task == "digits" or canonical_json(one.row["prompt"]) not in seen
+    ]
     results = env.generate_sync(
         [row for row in rows for _ in range(SIBLINGS)], client=context.client, model=context.model,
         sampling_args={**context.sampling_args, "return_token_ids": True, "logprobs": True}, max_concurrent=1024,
         seed=1_000_003,
     )  # fmt: skip
-    examples, right = results["example_ids"], [float(value == 1) for value in results["metrics"][EXACT[task]]]
+    examples, right = (
+        results["example_ids"],
+        [float(value == 1) for value in results["metrics"][EXACT[task]]],
+    )
     solved = {example for example, is_right in zip(examples, right, strict=True) if is_right}
     turns = [turn for state in results["state"] for turn in state.rollout().turns]
     num_tokens = sum(len(turn.completion_ids) for turn in turns)
@@ -318,13 +345,16 @@ def held_out(trainer: Any, task: str) -> dict[str, float]:
 def changes_of(result: dict[str, Any]) -> list[str]:
     """Before and after, of each number of `held_out`, for a table."""
     before, after = result["before"], result["after"]
-    changes = [f"{before[key]:.3f} -> {after[key]:.3f}" for key in ("reward", "exact", "pass@8", "nats")]
+    changes = [
+        f"{before[key]:.3f} -> {after[key]:.3f}" for key in ("reward", "exact", "pass@8", "nats")
+    ]
     changes[1] += f" ± {after['exact_stderr']:.3f}"
     return changes
 
 
 def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
-    """``GRPOTrainer`` with its defaults but for ``settings``; rollouts of our environment, through our bridge."""
+    """``GRPOTrainer`` with its defaults but for ``settings``; rollouts of our environment, through
+    our bridge."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
@@ -369,22 +399,34 @@ def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
 
 
 def plain(job: dict[str, Any], run: Path) -> dict[str, Any]:
-    """REINFORCE with the advantage "mean_std", one update per batch, in one loop without anything of ours but rewards.
+    """REINFORCE with the advantage "mean_std", one update per batch, in one loop without anything
+    of ours but rewards.
 
-    The same model, rows, batches, schedule and clipping as the recipe ``policy_gradient``, on-policy: transformers'
-    ``generate``, one padded batch, AdamW. Nothing is saved, checked or logged: the floor of the trainer's CPU time.
+    The same model, rows, batches, schedule and clipping as the recipe ``policy_gradient``,
+    on-policy: transformers' ``generate``, one padded batch, AdamW. Nothing is saved, checked or
+    logged: the floor of the trainer's CPU time.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, get_linear_schedule_with_warmup
 
     from vf_reverse_text.scoring import sequence_ratio
 
-    sizes, env, source = TASKS[job["task"]]["settings"], environment(job), Path(job["folder"]) / "model"
+    sizes, env, source = (
+        TASKS[job["task"]]["settings"],
+        environment(job),
+        Path(job["folder"]) / "model",
+    )
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
     model, rows = AutoModelForCausalLM.from_pretrained(source), [one.row for one in env.train_table]
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes["learning_rate"], weight_decay=0.0)
-    schedule = get_linear_schedule_with_warmup(optimizer, round(0.08 * job["batches"]), job["batches"])
-    per_batch, siblings, end = sizes["batch_size"] // sizes["siblings"], sizes["siblings"], tokenizer.eos_token_id
+    schedule = get_linear_schedule_with_warmup(
+        optimizer, round(0.08 * job["batches"]), job["batches"]
+    )
+    per_batch, siblings, end = (
+        sizes["batch_size"] // sizes["siblings"],
+        sizes["siblings"],
+        tokenizer.eos_token_id,
+    )
     torch.manual_seed(job["seed"])
     order = torch.randperm(len(rows)).tolist() * (1 + job["batches"] * per_batch // len(rows))
     sampled, rewards, started = 0, [], time.process_time()
@@ -402,22 +444,36 @@ def plain(job: dict[str, Any], run: Path) -> dict[str, Any]:
         length = prompts["input_ids"].shape[1]
         completions = ids[:, length:]
         ends = (completions == end).int()
-        mask = ((ends.cumsum(1) - ends) == 0).float()  # up to the first end of the turn, which counts
+        mask = (
+            (ends.cumsum(1) - ends) == 0
+        ).float()  # up to the first end of the turn, which counts
         texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
-        answers = [env.parser.parse_answer([{"role": "assistant", "content": text}]) or "" for text in texts]
+        answers = [
+            env.parser.parse_answer([{"role": "assistant", "content": text}]) or ""
+            for text in texts
+        ]
         if job["task"] == "reverse-text":
-            scores = [sequence_ratio(text, chosen[n // siblings]["answer"]) for n, text in enumerate(answers)]
+            scores = [
+                sequence_ratio(text, chosen[n // siblings]["answer"])
+                for n, text in enumerate(answers)
+            ]
         else:
-            scores = [float(text == chosen[n // siblings]["answer"]) for n, text in enumerate(answers)]
+            scores = [
+                float(text == chosen[n // siblings]["answer"]) for n, text in enumerate(answers)
+            ]
         is_whole = ends.sum(1) > 0
         reward = torch.tensor(scores) * is_whole  # as zero_truncated_completions
         groups = reward.view(-1, siblings)
         deviation = groups.std(1, keepdim=True, correction=0)
         advantage = ((groups - groups.mean(1, keepdim=True)) / (deviation + 1e-6)).flatten()
         model.train()
-        attention = torch.cat([prompts["attention_mask"].repeat_interleave(siblings, 0), mask.long()], 1)
+        attention = torch.cat(
+            [prompts["attention_mask"].repeat_interleave(siblings, 0), mask.long()], 1
+        )
         positions = (attention.cumsum(1) - 1).clamp(min=0)
-        hidden = model.model(input_ids=ids, attention_mask=attention, position_ids=positions).last_hidden_state
+        hidden = model.model(
+            input_ids=ids, attention_mask=attention, position_ids=positions
+        ).last_hidden_state
         logits = model.lm_head(hidden[:, length - 1 : -1])
         logprobs = logits.log_softmax(-1).gather(2, completions[..., None])[..., 0]
         loss = -(advantage[:, None] * logprobs * mask).sum() / mask.sum()

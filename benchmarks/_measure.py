@@ -1,8 +1,8 @@
 """Shared by all benchmarks: interleaved runs, medians of ratios, tables, stored figures.
 
-Contenders take turns in one process (A B C, A B C, ...), a ratio is taken within one round and the median over rounds
-is reported, because on a shared machine only runs of the same seconds can be compared. CPU time is the whole process's,
-threads included, never the server's.
+Contenders take turns in one process (A B C, A B C, ...), a ratio is taken within one round and the
+median over rounds is reported, because on a shared machine only runs of the same seconds can be
+compared. CPU time is the whole process's, threads included, never the server's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Cost:
 
 
 class Stopwatch:
-    """``with Stopwatch() as watch: ...``, then ``watch.cost``. Garbage of earlier runs is collected first."""
+    """``with Stopwatch() as watch: ...``, then ``watch.cost``. Garbage of earlier runs is collected
+    first."""
 
     cost: Cost
 
@@ -48,7 +49,9 @@ class Stopwatch:
         self.cost = Cost(time.process_time() - self._cpu_s, time.perf_counter() - self._wall_s)
 
 
-def interleaved(contenders: Mapping[str, Callable[[], Cost]], num_pairs: int) -> dict[str, list[Cost]]:
+def interleaved(
+    contenders: Mapping[str, Callable[[], Cost]], num_pairs: int
+) -> dict[str, list[Cost]]:
     """The costs of each contender, ``num_pairs`` of them, taken in turn."""
     costs: dict[str, list[Cost]] = {name: [] for name in contenders}
     for _ in range(num_pairs):
@@ -63,9 +66,11 @@ def median(costs: Sequence[Cost], field: str) -> float:
 
 
 def ratio(costs: Sequence[Cost], floor: Sequence[Cost], field: str, scale: float = 1.0) -> float:
-    """The median over rounds of cost over floor, times ``scale`` (the floor's count over that of the costs)."""
+    """The median over rounds of cost over floor, times ``scale`` (the floor's count over that of
+    the costs)."""
     return statistics.median(
-        scale * getattr(cost, field) / getattr(base, field) for cost, base in zip(costs, floor, strict=True)
+        scale * getattr(cost, field) / getattr(base, field)
+        for cost, base in zip(costs, floor, strict=True)
     )
 
 
@@ -80,18 +85,23 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 class Report:
-    """The figures of one script: each is printed with its target and its difference to the stored number.
+    """The figures of one script: each is printed with its target and its difference to the stored
+    number.
 
     Example: ``report.figure("1 turn, 64 in flight, over raw", 2.7, to_reach=2.0)``
     """
 
     def __init__(self, script: str, args: argparse.Namespace):
         self._script, self._args = script, args
-        self._everything: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        self._everything: dict[str, dict[str, Any]] = (
+            json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        )
         self._stored = self._everything.get(script, {})
         self._figures: dict[str, float] = {}
 
-    def figure(self, name: str, value: float, unit: str = "x", to_reach: float | None = None) -> None:
+    def figure(
+        self, name: str, value: float, unit: str = "x", to_reach: float | None = None
+    ) -> None:
         """Print and remember one number; smaller is better, and ``to_reach`` is the upper bound."""
         self._figures[name] = round(value, 4)
         words = [f"{self._script}: {name}: {value:.2f}{unit}"]
@@ -107,7 +117,11 @@ class Report:
         """With ``--store``, write the figures to ``results.json``; other stored figures stay."""
         if not self._args.store:
             return
-        facts = {"pairs": self._args.pairs, "date": datetime.date.today().isoformat(), "machine": machine()}
+        facts = {
+            "pairs": self._args.pairs,
+            "date": datetime.date.today().isoformat(),
+            "machine": machine(),
+        }
         entries = {name: {"value": value, **facts} for name, value in self._figures.items()}
         self._everything[self._script] = self._stored | entries
         RESULTS.write_text(json.dumps(dict(sorted(self._everything.items())), indent=1) + "\n")
@@ -115,11 +129,15 @@ class Report:
 
 def machine() -> str:
     """The machine's cores, architecture and Python version."""
-    return f"{len(os.sched_getaffinity(0))} shared cores, {platform.machine()}, Python {platform.python_version()}"
+    return (
+        f"{len(os.sched_getaffinity(0))} shared cores, {platform.machine()}, Python"
+        f" {platform.python_version()}"
+    )
 
 
 def versions(*names: str) -> str:
-    """The versions of installed packages, for example ``aiohttp 3.14``; absent ones are left out."""
+    """The versions of installed packages, for example ``aiohttp 3.14``; absent ones
+    are left out."""
     entries = []
     for name in names:
         try:
@@ -130,9 +148,14 @@ def versions(*names: str) -> str:
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """The options of every script. ``--quick`` checks that the script works; its numbers are not meaningful."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small round: checks the script, not the speed")
+    """The options of every script. ``--quick`` checks that the script works; its numbers are not
+    meaningful."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one small round: checks the script, not the speed"
+    )
     parser.add_argument("--pairs", type=int, default=None, help=f"rounds; {PAIRS}, with --quick 1")
     parser.add_argument("--store", action="store_true", help="store the figures in results.json")
     return parser

@@ -1,8 +1,10 @@
-"""Other evaluation frameworks, each in a separate virtual environment, measured through their public API.
+"""Other evaluation frameworks, each in a separate virtual environment, measured through their
+public API.
 
-This file is run by the peer's interpreter (``python _peers.py NAME URL NUM_ROLLOUTS IN_FLIGHT``) and prints CPU and
-wall seconds; it imports nothing of this project but ``_measure``. Each peer runs the same single-turn rollouts as
-``_contenders``: the same prompt, sampling and kind of reward function, saving only what it always saves.
+This file is run by the peer's interpreter (``python _peers.py NAME URL NUM_ROLLOUTS IN_FLIGHT``)
+and prints CPU and wall seconds; it imports nothing of this project but ``_measure``. Each peer runs
+the same single-turn rollouts as ``_contenders``: the same prompt, sampling and kind of reward
+function, saving only what it always saves.
 """
 
 from __future__ import annotations
@@ -31,14 +33,20 @@ OURS = ("core", "trainer", "envs/reverse-text", "envs/alphabet-sort", "envs/curr
 TRL = "trl 1.16.0"
 TRAINERS = {
     TRL: [
-        *("trl==1.16.0", "transformers==5.23.0", "torch==2.13.0", "datasets==5.2.0", "accelerate==1.15.0"),
+        *(
+            "trl==1.16.0",
+            "transformers==5.23.0",
+            "torch==2.13.0",
+            "datasets==5.2.0",
+            "accelerate==1.15.0",
+        ),
         *(word for name in OURS for word in ("-e", str(REPOSITORY / "packages" / name))),
     ]
 }
 """Trainers and our packages, whose environments generate the rollouts."""
 
 
-# --- run by our interpreter -------------------------------------------------------------------------------------------
+# --- run by our interpreter -----------------------------------------------------------------------
 
 
 def home_of(peer: str, folder: Path) -> Path:
@@ -64,8 +72,14 @@ def interpreter(peer: str, folder: Path) -> Path:
     home = home_of(peer, folder)
     python = home / "bin" / "python"
     if not is_installed(peer, folder):
-        links = {"UV_FIND_LINKS": links_path} if (links_path := os.environ.get("PIP_FIND_LINKS")) else {}
-        subprocess.run(["uv", "venv", "--quiet", "--clear", "--python", "3.11", str(home)], check=True)
+        links = (
+            {"UV_FIND_LINKS": links_path}
+            if (links_path := os.environ.get("PIP_FIND_LINKS"))
+            else {}
+        )
+        subprocess.run(
+            ["uv", "venv", "--quiet", "--clear", "--python", "3.11", str(home)], check=True
+        )
         install = ["uv", "pip", "install", "--quiet", "--python", str(python), *packages_of(peer)]
         subprocess.run(install, check=True, env=os.environ | links)
         (home / "installed").write_text("\n".join(packages_of(peer)))
@@ -73,12 +87,18 @@ def interpreter(peer: str, folder: Path) -> Path:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment variables, without those that point another interpreter to our packages."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    """This process's environment variables, without those that point another interpreter to our
+    packages."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
 
 
 def peer_cost(python: Path, peer: str, url: str, num_rollouts: int, in_flight: int) -> Cost:
-    """The cost of the rollouts for the peer in a separate process, without its start and a warm-up."""
+    """The cost of the rollouts for the peer in a separate process, without its start
+    and a warm-up."""
     process = subprocess.run(
         [str(python), __file__, peer, url, str(num_rollouts), str(in_flight)],
         env=child_environment(),
@@ -91,7 +111,7 @@ def peer_cost(python: Path, peer: str, url: str, num_rollouts: int, in_flight: i
     return Cost(float(cpu_s), float(wall_s))
 
 
-# --- run by the peer's interpreter ----------------------------------------------------------------------------------
+# --- run by the peer's interpreter ----------------------------------------------------------------
 
 
 async def verifiers_0114(url: str, num_rollouts: int, in_flight: int) -> Cost:
@@ -106,12 +126,21 @@ async def verifiers_0114(url: str, num_rollouts: int, in_flight: int) -> Cost:
     def correct(completion: Any, answer: str, **_: Any) -> float:
         return float(answer in completion[-1]["content"])
 
-    rows = [{"question": QUESTION, "answer": "42", "info": {"number": i}} for i in range(num_rollouts)]
-    env = vf.SingleTurnEnv(dataset=Dataset.from_list(rows), system_prompt=SYSTEM, rubric=vf.Rubric(funcs=[correct]))
+    rows = [
+        {"question": QUESTION, "answer": "42", "info": {"number": i}} for i in range(num_rollouts)
+    ]
+    env = vf.SingleTurnEnv(
+        dataset=Dataset.from_list(rows), system_prompt=SYSTEM, rubric=vf.Rubric(funcs=[correct])
+    )
 
     async def run(num_examples: int) -> None:
         results = await env.evaluate(
-            client, "m", SAMPLING, num_examples=num_examples, rollouts_per_example=1, max_concurrent=in_flight
+            client,
+            "m",
+            SAMPLING,
+            num_examples=num_examples,
+            rollouts_per_example=1,
+            max_concurrent=in_flight,
         )
         assert [output["reward"] for output in results["outputs"]] == [1.0] * num_examples
 
@@ -119,7 +148,8 @@ async def verifiers_0114(url: str, num_rollouts: int, in_flight: int) -> Cost:
 
 
 async def inspect_0285(url: str, num_rollouts: int, in_flight: int) -> Cost:
-    """``eval_async`` of a task with ``generate()`` and ``includes()``; its log is always written."""
+    """``eval_async`` of a task with ``generate()`` and ``includes()``; its log is
+    always written."""
     from inspect_ai import Task, eval_async
     from inspect_ai.dataset import MemoryDataset, Sample
     from inspect_ai.model import GenerateConfig, get_model
@@ -131,9 +161,15 @@ async def inspect_0285(url: str, num_rollouts: int, in_flight: int) -> Cost:
 
     async def run(num_examples: int) -> None:
         samples = [Sample(input=QUESTION, target="42", id=i) for i in range(num_examples)]
-        task = Task(dataset=MemoryDataset(samples), solver=[system_message(SYSTEM), generate()], scorer=includes())
+        task = Task(
+            dataset=MemoryDataset(samples),
+            solver=[system_message(SYSTEM), generate()],
+            scorer=includes(),
+        )
         with tempfile.TemporaryDirectory() as folder:
-            (log,) = await eval_async(task, model=model, log_dir=folder, max_samples=in_flight, log_level="error")
+            (log,) = await eval_async(
+                task, model=model, log_dir=folder, max_samples=in_flight, log_level="error"
+            )
         assert log.status == "success", log.error
 
     return await _timed(run, num_rollouts, in_flight)

@@ -1,10 +1,11 @@
 """A minimal model server: precomputed responses over a bare asyncio protocol.
 
-It runs in a separate process, so that a benchmark's CPU time is the client's alone, and it is faster than any client
-here, so that none of them waits for it. It responds after ``delay_s`` with valid OpenAI JSON for each turn, with 256
-token ids and log-probabilities where requested.
+It runs in a separate process, so that a benchmark's CPU time is the client's alone, and it is
+faster than any client here, so that none of them waits for it. It responds after ``delay_s`` with
+valid OpenAI JSON for each turn, with 256 token ids and log-probabilities where requested.
 
-It validates nothing and injects no faults; the scripted server for tests is ``verifiers.testing.FakeServer``.
+It validates nothing and injects no faults; the scripted server for tests is
+``verifiers.testing.FakeServer``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class BareServer:
 
     def __enter__(self) -> BareServer:
         self._child = subprocess.Popen(
-            [sys.executable, __file__, str(self.delay_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, str(self.delay_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._child.stdout is not None
         self.url = self._child.stdout.readline().strip()
@@ -53,18 +57,32 @@ class BareServer:
 def answer(turn: int, with_tokens: bool, with_tools: bool = False) -> bytes:
     """The HTTP response of one turn; with tools, a tool call on the first ``TOOL_TURNS``."""
     num_prompt = PROMPT_TOKENS + turn * (TOKENS_PER_TURN + ENVIRONMENT_TOKENS)
-    choice: dict = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": TEXT}}
+    choice: dict = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": {"role": "assistant", "content": TEXT},
+    }
     if with_tools and turn < TOOL_TURNS:
         function = {"name": "square", "arguments": json.dumps({"n": turn})}
         choice["message"] = {"role": "assistant", "content": None}
-        choice["message"]["tool_calls"] = [{"id": f"call_{turn}", "type": "function", "function": function}]
+        choice["message"]["tool_calls"] = [
+            {"id": f"call_{turn}", "type": "function", "function": function}
+        ]
         choice["finish_reason"] = "tool_calls"
-    body = {"id": "chatcmpl-0", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    body = {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+    }
     if with_tokens:
         token_ids = [7 + i % 90 for i in range(num_prompt + TOKENS_PER_TURN)]
         body["prompt_token_ids"] = token_ids[:num_prompt]
         choice["token_ids"] = token_ids[num_prompt:]
-        sampled = [{"token": f"t{i}", "logprob": -0.001 * i - 0.12345} for i in range(TOKENS_PER_TURN)]
+        sampled = [
+            {"token": f"t{i}", "logprob": -0.001 * i - 0.12345} for i in range(TOKENS_PER_TURN)
+        ]
         choice["logprobs"] = {"content": sampled}
     body["usage"] = {
         "prompt_tokens": num_prompt,
@@ -75,7 +93,10 @@ def answer(turn: int, with_tokens: bool, with_tools: bool = False) -> bytes:
 
 
 def _http(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
 
 
 MODELS = _http(b'{"object": "list", "data": [{"id": "m", "object": "model"}]}')
@@ -104,7 +125,9 @@ class _Connection(asyncio.Protocol):
         if len(body) < int(after.split(b"\r\n", 1)[0]):
             return
         self._received = b""
-        whole = answer(body.count(b'"assistant"'), b'"return_token_ids"' in body, b'"tools":' in body)
+        whole = answer(
+            body.count(b'"assistant"'), b'"return_token_ids"' in body, b'"tools":' in body
+        )
         if self._delay_s:
             asyncio.get_running_loop().call_later(self._delay_s, self._send, whole)
         else:
@@ -124,5 +147,8 @@ async def _serve(delay_s: float) -> None:
 
 if __name__ == "__main__":
     raise_open_file_limit()
-    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+    ):
         runner.run(_serve(float(sys.argv[1])))

@@ -3,10 +3,10 @@
     python _steps.py ours '{"folder": ..., "steps": 3, "micro_batch": 8, ...}'
     python _steps.py trl  '{...}'                           by the interpreter of TRL's environment
 
-``folder`` holds ``model`` (with a tokenizer) and ``rollouts.json`` (``record``). Both trainers take the same rollouts,
-optimizer and learning rate, sample nothing, and print one JSON line: CPU and wall seconds of every step, from the end
-of one to the end of the next, the growth of resident memory from the start of training to its peak, and the numbers
-of computed and of real tokens.
+``folder`` holds ``model`` (with a tokenizer) and ``rollouts.json`` (``record``). Both trainers take
+the same rollouts, optimizer and learning rate, sample nothing, and print one JSON line: CPU and
+wall seconds of every step, from the end of one to the end of the next, the growth of resident
+memory from the start of training to its peak, and the numbers of computed and of real tokens.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def memory_mb(name: str) -> float:
 
 
 def open_ours(job: dict[str, Any], run: Path, callbacks: list[TrainerCallback]) -> Any:
-    """An ``RLTrainer`` whose ``get_batch`` returns the recorded groups, so that nothing is generated."""
+    """An ``RLTrainer`` whose ``get_batch`` returns the recorded groups, so that nothing is
+    generated."""
     import verifiers as vf
     from verifiers.rollouts.rollout import Rollout
     from verifiers.rollouts.turn import Turn
@@ -88,7 +89,9 @@ def open_ours(job: dict[str, Any], run: Path, callbacks: list[TrainerCallback]) 
     recorded = json.loads((Path(job["folder"]) / "rollouts.json").read_text())
     model, tokenizer = get_model_and_tokenizer(str(Path(job["folder"]) / "model"))
 
-    def record(prompt_ids: list[int], completion_ids: list[int], logprobs: list[float], reward: float) -> Rollout:
+    def record(
+        prompt_ids: list[int], completion_ids: list[int], logprobs: list[float], reward: float
+    ) -> Rollout:
         turn = Turn(prompt_ids, completion_ids, logprobs, version=0)  # type: ignore[arg-type]
         return Rollout((turn,), reward)
 
@@ -96,7 +99,11 @@ def open_ours(job: dict[str, Any], run: Path, callbacks: list[TrainerCallback]) 
         def get_batch(self, epoch: int = 0, step: int = 0) -> list[Group]:
             return [
                 Group(
-                    number, number, tuple(record(rollouts["prompt_ids"], *sibling) for sibling in rollouts["siblings"])
+                    number,
+                    number,
+                    tuple(
+                        record(rollouts["prompt_ids"], *sibling) for sibling in rollouts["siblings"]
+                    ),
                 )
                 for number, rollouts in enumerate(recorded)
             ]
@@ -108,7 +115,9 @@ def open_ours(job: dict[str, Any], run: Path, callbacks: list[TrainerCallback]) 
         learning_rate=LEARNING_RATE, use_lora=job.get("lora", False), use_cpu=True, inference="embedded",
         save_strategy="no", **job.get("settings", {}),
     )  # fmt: skip
-    env = vf.SingleTurnEnv(dataset=[{"question": "g"}], rubric=vf.Rubric(funcs=[lambda: 0.0]))  # generates nothing
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "g"}], rubric=vf.Rubric(funcs=[lambda: 0.0])
+    )  # generates nothing
     return Recorded(model, env, config, tokenizer, callbacks=callbacks)
 
 
@@ -134,12 +143,16 @@ def trl(job: dict[str, Any], run: Path) -> Meter:
 
     def rollouts(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         next_sibling: dict[int, int] = {}
-        columns: dict[str, list[Any]] = {name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "recorded")}
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "recorded")
+        }
         for prompt in prompts:
             number = int(prompt)
             sibling = recorded[number]["siblings"][next_sibling.setdefault(number, 0)]
             next_sibling[number] += 1
-            for name, value in zip(columns, (recorded[number]["prompt_ids"], *sibling), strict=True):
+            for name, value in zip(
+                columns, (recorded[number]["prompt_ids"], *sibling), strict=True
+            ):
                 columns[name].append(value)
         return columns
 

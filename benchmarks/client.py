@@ -1,9 +1,10 @@
-"""The cost of one model call: this package's transport alone, against raw aiohttp loops and the openai SDK.
+"""The cost of one model call: this package's transport alone, against raw aiohttp loops and the
+openai SDK.
 
     python benchmarks/client.py [--calls 2000] [--quick] [--pairs 5] [--store]
 
-The part of P1 that every client pays: a call through HTTP. Contenders are opened and warmed up first, which is not
-counted; CPU time is that of the client's process.
+The part of P1 that every client pays: a call through HTTP. Contenders are opened and warmed up
+first, which is not counted; CPU time is that of the client's process.
 """
 
 from __future__ import annotations
@@ -18,13 +19,21 @@ CASES = {"64 in flight": 64, "512 in flight": 512, "256 log-probs, 64 in flight"
 
 def compare(case: str, load: Load, url: str, num_pairs: int, report: Report) -> None:
     """Print one block and its figure."""
-    runs = {peer: (lambda peer=peer: cost(peer, url, load, num_warmup=2 * load.in_flight)) for peer in PEERS}
+    runs = {
+        peer: lambda peer=peer: cost(peer, url, load, num_warmup=2 * load.in_flight)
+        for peer in PEERS
+    }
     costs = interleaved(runs, num_pairs)
     over = {peer: ratio(costs[peer], costs[FLOOR], "cpu_s") for peer in PEERS}
     rows = [
-        [peer, f"{median(costs[peer], 'cpu_s') / load.num_rollouts * 1e3:.3f}", f"{over[peer]:.2f}"] for peer in PEERS
+        [peer, f"{median(costs[peer], 'cpu_s') / load.num_rollouts * 1e3:.3f}", f"{over[peer]:.2f}"]
+        for peer in PEERS
     ]
-    print_table(f"{case}: {load.num_rollouts} calls, {num_pairs} pairs", ["", "CPU ms/call", "over the floor"], rows)
+    print_table(
+        f"{case}: {load.num_rollouts} calls, {num_pairs} pairs",
+        ["", "CPU ms/call", "over the floor"],
+        rows,
+    )
     report.figure(f"{case}, over the raw loop", over["our client alone"])
 
 
@@ -39,7 +48,9 @@ def main() -> None:
         for case, in_flight in list(CASES.items())[: 1 if args.quick else None]:
             with_tokens = "log-probs" in case
             load = Load(
-                num_calls // 5 if with_tokens else num_calls, min(in_flight, num_calls), with_tokens=with_tokens
+                num_calls // 5 if with_tokens else num_calls,
+                min(in_flight, num_calls),
+                with_tokens=with_tokens,
             )
             compare(case, load, server.url, args.pairs, report)
     report.close()

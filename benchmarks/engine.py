@@ -1,20 +1,22 @@
-"""The embedded engine: tokens per second over its endpoint against padded ``generate``, and the wait of a pause.
+"""The embedded engine: tokens per second over its endpoint against padded ``generate``, and the
+wait of a pause.
 
     python benchmarks/engine.py [--model smollm2] [--quick] [--pairs 5] [--store]
 
-The same prompts by: ``generate`` of transformers over left-padded batches in the order of arrival, sampling
-included, without log-probs, HTTP or text; the engine in the modes padded and deterministic, over HTTP
-with log-probs, token ids and versions, as in training. Two kinds of load:
+The same prompts by: ``generate`` of transformers over left-padded batches in the order of arrival,
+sampling included, without log-probs, HTTP or text; the engine in the modes padded and
+deterministic, over HTTP with log-probs, token ids and versions, as in training. Two kinds of load:
 
 * equal lengths: every completion has the same number of tokens. The best case for ``generate``;
-* ragged: completions of log-normal length; ``generate`` computes each batch to its longest row, and only what was asked
-  for counts as a token.
+* ragged: completions of log-normal length; ``generate`` computes each batch to its longest row, and
+  only what was asked for counts as a token.
 
-``--vllm URL`` adds a running server of the same model in the same precision (``--threads`` sets ours; the CPU time of a
-server is not this process's, so its figure is of wall time).
+``--vllm URL`` adds a running server of the same model in the same precision (``--threads`` sets
+ours; the CPU time of a server is not this process's, so its figure is of wall time).
 
-A figure is the CPU time of a mode over that of ``generate``: below 1 is faster. The pause is the wait of
-``engine.pause()`` under the ragged load, twenty times a second; its 99th percentile is the figure.
+A figure is the CPU time of a mode over that of ``generate``: below 1 is faster. The pause is the
+wait of ``engine.pause()`` under the ragged load, twenty times a second; its 99th percentile is the
+figure.
 """
 
 from __future__ import annotations
@@ -32,10 +34,25 @@ from typing import Any
 
 import aiohttp
 import torch
-from _measure import Cost, Report, Stopwatch, interleaved, median, options, parse, print_table, ratio, versions
+from _measure import (
+    Cost,
+    Report,
+    Stopwatch,
+    interleaved,
+    median,
+    options,
+    parse,
+    print_table,
+    ratio,
+    versions,
+)
 
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
-from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
+from verifiers_trainer.policy.builtin_models import (
+    build_tiny_model,
+    build_tiny_tokenizer,
+    load_smollm2,
+)
 
 MODES = ("padded", "deterministic")
 GENERATE = "generate"
@@ -58,21 +75,38 @@ class Load:
 def loads(vocabulary: int, num_requests: int, mean_tokens: int) -> dict[str, Load]:
     """The equal and the ragged load, over the same prompts."""
     rng = random.Random(0)
-    prompts = [[rng.randrange(10, vocabulary) for _ in range(rng.randint(8, 48))] for _ in range(num_requests)]
-    ragged = [min(4 * mean_tokens, max(2, round(rng.lognormvariate(0, 0.8) * mean_tokens))) for _ in prompts]
-    return {"equal lengths": Load(prompts, [mean_tokens] * num_requests), "ragged": Load(prompts, ragged)}
+    prompts = [
+        [rng.randrange(10, vocabulary) for _ in range(rng.randint(8, 48))]
+        for _ in range(num_requests)
+    ]
+    ragged = [
+        min(4 * mean_tokens, max(2, round(rng.lognormvariate(0, 0.8) * mean_tokens)))
+        for _ in prompts
+    ]
+    return {
+        "equal lengths": Load(prompts, [mean_tokens] * num_requests),
+        "ragged": Load(prompts, ragged),
+    }
 
 
 def by_generate(model: Any, load: Load, at_once: int) -> Callable[[], Cost]:
-    """``generate`` over batches of ``at_once`` in the order of arrival, each to its longest completion."""
+    """``generate`` over batches of ``at_once`` in the order of arrival, each to its longest
+    completion."""
 
     def run() -> Cost:
         with Stopwatch() as watch:
             for begin in range(0, len(load.prompts), at_once):
-                part, lengths = load.prompts[begin : begin + at_once], load.lengths[begin : begin + at_once]
+                part, lengths = (
+                    load.prompts[begin : begin + at_once],
+                    load.lengths[begin : begin + at_once],
+                )
                 width = max(map(len, part))
-                ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in part], device=model.device)
-                mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in part])
+                ids = torch.tensor(
+                    [[0] * (width - len(prompt)) + prompt for prompt in part], device=model.device
+                )
+                mask = torch.tensor(
+                    [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in part]
+                )
                 new = max(lengths)
                 model.generate(
                     ids, attention_mask=mask.to(model.device), do_sample=True, top_k=0, pad_token_id=0,
@@ -97,10 +131,18 @@ def by_endpoint(url: str, key: str, model: str, load: Load) -> Callable[[], Cost
 
 async def ask_all(url: str, key: str, model: str, load: Load) -> int:
     """Send all requests; return the number of completion tokens."""
-    parameters = {"model": model, "logprobs": 0, "return_token_ids": True, "ignore_eos": True, "temperature": 1.0}
+    parameters = {
+        "model": model,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "ignore_eos": True,
+        "temperature": 1.0,
+    }
     connector = aiohttp.TCPConnector(limit=0)
     headers = {"Authorization": f"Bearer {key}"}
-    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()) as http:
+    async with aiohttp.ClientSession(
+        headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()
+    ) as http:
 
         async def one(prompt: list[int], length: int) -> int:
             body = {"prompt": prompt, "max_tokens": length, **parameters}
@@ -118,7 +160,8 @@ def served_model(url: str) -> str:
 
 
 def pauses_ms(engine: EmbeddedEngine, load: Load) -> list[float]:
-    """The wait of each pause in milliseconds while ``load`` is served and once just after, so never empty."""
+    """The wait of each pause in milliseconds while ``load`` is served and once just after, so never
+    empty."""
     waits: list[float] = []
     stop = threading.Event()
 
@@ -147,12 +190,23 @@ def p99(waits: list[float]) -> float:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny")
-    parser.add_argument("--requests", type=int, default=None, help="number of requests; 128, with --quick 8")
-    parser.add_argument("--tokens", type=int, default=None, help="mean length of a completion; 64, with --quick 8")
-    parser.add_argument("--at-once", type=int, default=32, help="sequences that decode together, for every contender")
+    parser.add_argument(
+        "--requests", type=int, default=None, help="number of requests; 128, with --quick 8"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=None, help="mean length of a completion; 64, with --quick 8"
+    )
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=32,
+        help="sequences that decode together, for every contender",
+    )
     parser.add_argument("--modes", nargs="+", choices=MODES, help="all; with --quick padded only")
     parser.add_argument(
-        "--vllm", metavar="URL", help="a vLLM server of the same model, for example http://host:8000/v1"
+        "--vllm",
+        metavar="URL",
+        help="a vLLM server of the same model, for example http://host:8000/v1",
     )
     parser.add_argument("--threads", type=int, default=None, help="of torch's kernels")
     args = parse(parser)
@@ -162,8 +216,13 @@ def main() -> None:
     num_requests = args.requests or (8 if args.quick else 128)
     mean_tokens = args.tokens or (8 if args.quick else 64)
     report = Report("engine", args)
-    model, tokenizer = (build_tiny_model(), build_tiny_tokenizer()) if args.model == "tiny" else load_smollm2()
-    print(f"{args.model}: {versions('torch', 'transformers')}, {torch.get_num_threads()} threads, {model.dtype}")
+    model, tokenizer = (
+        (build_tiny_model(), build_tiny_tokenizer()) if args.model == "tiny" else load_smollm2()
+    )
+    print(
+        f"{args.model}: {versions('torch', 'transformers')}, {torch.get_num_threads()} threads,"
+        f" {model.dtype}"
+    )
     engines = {
         mode: EmbeddedEngine(model, tokenizer, mode=mode, max_seq_len=512, concurrency=args.at_once)
         for mode in args.modes
@@ -174,7 +233,9 @@ def main() -> None:
         for name, load in loads(len(tokenizer), num_requests, mean_tokens).items():
             contenders = {GENERATE: by_generate(model, load, args.at_once)}
             for mode, engine in engines.items():
-                contenders[mode] = by_endpoint(engine.base_url, engine.api_key, engine.served_model, load)
+                contenders[mode] = by_endpoint(
+                    engine.base_url, engine.api_key, engine.served_model, load
+                )
             if args.vllm:
                 contenders["vllm"] = by_endpoint(args.vllm, "none", served_model(args.vllm), load)
             costs = interleaved(contenders, args.pairs)
@@ -182,7 +243,8 @@ def main() -> None:
             for mode in (m for m in args.modes if name == "ragged"):
                 waits = [wait for _ in range(args.pairs) for wait in pauses_ms(engines[mode], load)]
                 print(
-                    f"{mode}: {len(waits)} pauses, median {statistics.median(waits):.1f} ms, most {max(waits):.1f} ms"
+                    f"{mode}: {len(waits)} pauses, median {statistics.median(waits):.1f} ms, most"
+                    f" {max(waits):.1f} ms"
                 )
                 report.figure(f"{args.model}, {mode}, pause", p99(waits), " ms", PAUSE_MS)
     finally:
@@ -193,15 +255,28 @@ def main() -> None:
 
 def show(report: Report, args: Any, name: str, load: Load, costs: dict[str, list[Cost]]) -> None:
     rows = [
-        (contender, f"{load.num_tokens / median(runs, 'wall_s'):.0f}", f"{load.num_tokens / median(runs, 'cpu_s'):.0f}")
+        (
+            contender,
+            f"{load.num_tokens / median(runs, 'wall_s'):.0f}",
+            f"{load.num_tokens / median(runs, 'cpu_s'):.0f}",
+        )
         for contender, runs in costs.items()
     ]
-    title = f"{args.model}, {name}: {len(load.prompts)} requests, {load.num_tokens} tokens, {args.at_once} at once"
+    title = (
+        f"{args.model}, {name}: {len(load.prompts)} requests, {load.num_tokens} tokens,"
+        f" {args.at_once} at once"
+    )
     print_table(title, ("", "tokens/s", "tokens/CPU s"), rows)
     for mode in args.modes:
-        report.figure(f"{args.model}, {name}, {mode}, over generate", ratio(costs[mode], costs[GENERATE], "cpu_s"))
+        report.figure(
+            f"{args.model}, {name}, {mode}, over generate",
+            ratio(costs[mode], costs[GENERATE], "cpu_s"),
+        )
         if "vllm" in costs:
-            report.figure(f"{args.model}, {name}, {mode}, wall over vllm", ratio(costs[mode], costs["vllm"], "wall_s"))
+            report.figure(
+                f"{args.model}, {name}, {mode}, wall over vllm",
+                ratio(costs[mode], costs["vllm"], "wall_s"),
+            )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""P25: CPU time of one model call of an agent through the gateway, 64 agents at once, against a raw loopback echo.
+"""P25: CPU time of one model call of an agent through the gateway, 64 agents at once, against a raw
+loopback echo.
 
     python benchmarks/gateway.py [--agents 64] [--calls 20] [--quick] [--pairs 5] [--store]
 
-The agents are tasks of another process, which send chat completions over loopback as agents do: one tool, and a history
-that grows by a call and a result of 1 kB with each turn. Measured is the CPU time of this process: the server, the
-rollouts with their recorded turns, and a model that answers at once. The echo is an aiohttp server that reads the same
-requests and answers with ready bytes.
+The agents are tasks of another process, which send chat completions over loopback as agents do: one
+tool, and a history that grows by a call and a result of 1 kB with each turn. Measured is the CPU
+time of this process: the server, the rollouts with their recorded turns, and a model that answers
+at once. The echo is an aiohttp server that reads the same requests and answers with ready bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ import threading
 from collections.abc import Iterator
 
 import aiohttp
-from _measure import Cost, Report, Stopwatch, interleaved, median, options, parse, print_table, ratio, versions
+from _measure import (
+    Cost,
+    Report,
+    Stopwatch,
+    interleaved,
+    median,
+    options,
+    parse,
+    print_table,
+    ratio,
+    versions,
+)
 from aiohttp import web
 
 import verifiers as vf
@@ -33,18 +45,29 @@ TOOL = {
     "function": {
         "name": "bash",
         "description": "Run a command. " * 60,
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}},
+            "required": ["command"],
+        },
     },
 }
-CALL = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command":"ls -l"}'}}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "bash", "arguments": '{"command":"ls -l"}'},
+}
 
 
-# --- the agents, in a process of their own ------------------------------------------------------------------------
+# --- the agents, in a process of their own --------------------------------------------------------
 
 
 async def work(session: aiohttp.ClientSession, url: str, num_calls: int) -> None:
     """One agent: each turn appends the answer and the tool's result to its history."""
-    messages: list[dict] = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "Go."}]
+    messages: list[dict] = [
+        {"role": "system", "content": "You are an agent."},
+        {"role": "user", "content": "Go."},
+    ]
     for _ in range(num_calls):
         body = {"model": "m", "messages": messages, "tools": [TOOL]}
         async with session.post(f"{url}/chat/completions", json=body) as reply:
@@ -74,7 +97,10 @@ class Agents:
 
     def __enter__(self) -> Agents:
         self._child = subprocess.Popen(
-            [sys.executable, __file__, "agents"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, "agents"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._ended: dict[str, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
         threading.Thread(target=self._read, daemon=True).start()
@@ -102,7 +128,7 @@ class Agents:
             loop.call_soon_threadsafe(ended.set_result, None)
 
 
-# --- what is measured ---------------------------------------------------------------------------------------------
+# --- what is measured -----------------------------------------------------------------------------
 
 
 def through_the_gateway(agents: Agents, num_agents: int, num_calls: int) -> Cost:
@@ -115,7 +141,9 @@ def through_the_gateway(agents: Agents, num_agents: int, num_calls: int) -> Cost
     env = vf.AgentEnv(agent=agent, dataset=[{"question": "Go."}], score_rollouts=False)
     client = ScriptedClient([vf.ToolCall(CALL["id"], "bash", CALL["function"]["arguments"])])
     with Stopwatch() as watch:
-        results = env.evaluate(client, "m", rollouts_per_example=num_agents, max_concurrent=num_agents)
+        results = env.evaluate(
+            client, "m", rollouts_per_example=num_agents, max_concurrent=num_agents
+        )
     assert [output.metrics["num_turns"] for output in results.outputs] == [num_calls] * num_agents
     return watch.cost
 
@@ -125,7 +153,9 @@ def echo_server() -> Iterator[str]:
     """A server in a thread that reads a request and answers with ready bytes; its base URL."""
     message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
-    reply = json.dumps({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+    reply = json.dumps(
+        {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    )
 
     async def handle(request: web.Request) -> web.Response:
         await request.read()
@@ -179,12 +209,25 @@ def main() -> None:
         costs = interleaved(contenders, args.pairs)
     calls = args.agents * args.calls
     rows = [
-        [name, f"{1e3 * median(spent, 'cpu_s') / calls:.2f}", f"{ratio(spent, costs['echo'], 'cpu_s'):.2f}"]
+        [
+            name,
+            f"{1e3 * median(spent, 'cpu_s') / calls:.2f}",
+            f"{ratio(spent, costs['echo'], 'cpu_s'):.2f}",
+        ]
         for name, spent in costs.items()
     ]
-    print_table(f"{args.agents} agents at once, {args.calls} calls each", ["", "CPU ms/call", "over the echo"], rows)
+    print_table(
+        f"{args.agents} agents at once, {args.calls} calls each",
+        ["", "CPU ms/call", "over the echo"],
+        rows,
+    )
     report.figure("CPU of a call over the echo", ratio(costs["gateway"], costs["echo"], "cpu_s"))
-    report.figure("CPU of a call", 1e3 * median(costs["gateway"], "cpu_s") / calls, unit=" ms", to_reach=TO_REACH_MS)
+    report.figure(
+        "CPU of a call",
+        1e3 * median(costs["gateway"], "cpu_s") / calls,
+        unit=" ms",
+        to_reach=TO_REACH_MS,
+    )
     report.close()
 
 

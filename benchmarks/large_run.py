@@ -2,17 +2,20 @@
 
     python benchmarks/large_run.py [--rows 100000] [--fill] [--folder DIR] [--quick] [--store]
 
-``vf-eval`` generates the rollouts (four of each example) against a model server on loopback that answers at once; with
-``--fill`` it is interrupted once some are saved, and the journal's own writer appends the others: copies with their own
-example, key and reward, some 50 us per rollout. Then each step is a process of its own; CPU time and peak memory are
-those of that process:
+``vf-eval`` generates the rollouts (four of each example) against a model server on loopback that
+answers at once; with ``--fill`` it is interrupted once some are saved, and the journal's own writer
+appends the others: copies with their own example, key and reward, some 50 us per rollout. Then each
+step is a process of its own; CPU time and peak memory are those of that process:
 
-* resume: ``vf-eval --resume FOLDER`` on the finished folder, and on the folder without its last 64 rollouts;
-* view: ``vf-view`` on the folder; the time of the requests that the page makes for its list and its first rollouts;
+* resume: ``vf-eval --resume FOLDER`` on the finished folder, and on the folder without its last 64
+  rollouts;
+* view: ``vf-view`` on the folder; the time of the requests that the page makes for its list and its
+  first rollouts;
 * load: ``vf.load_results(folder)`` and its rewards, and one text column;
 * export: ``vf.load_results(folder).save("results.parquet")``.
 
-The floor of a step that reads the file is decoding each of its lines with msgspec. Disk: about 2 KB per rollout.
+The floor of a step that reads the file is decoding each of its lines with msgspec. Disk: about 2 KB
+per rollout.
 """
 
 from __future__ import annotations
@@ -67,11 +70,15 @@ class Step:
 
 
 def step(code: str, *words: str) -> Step:
-    """Run Python code with these arguments in a process of its own. *Raises* SystemExit when it fails."""
+    """Run Python code with these arguments in a process of its own. *Raises* SystemExit when it
+    fails."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, *words], env=environment(), stdout=subprocess.DEVNULL, stderr=stderr
+            [sys.executable, "-c", code, *words],
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
         )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -82,13 +89,19 @@ def step(code: str, *words: str) -> Step:
 
 
 def environment() -> dict[str, str]:
-    """The variables of a child: the environment's module can be imported, and nothing else is set for Python."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI", "COV"))}
+    """The variables of a child: the environment's module can be imported, and nothing else is set
+    for Python."""
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "OPENAI", "COV"))
+    }
     return plain | {"PYTHONPATH": str(ENVIRONMENTS)}
 
 
 def evaluate(url: str, num_rows: int, *where: str) -> Step:
-    """``vf-eval`` of all rollouts; ``where`` is further arguments: which folder, new or to be resumed."""
+    """``vf-eval`` of all rollouts; ``where`` is further arguments: which folder, new or to be
+    resumed."""
     return step(EVALUATE, *arguments(url, num_rows), *where)
 
 
@@ -106,7 +119,9 @@ def generate_some(url: str, num_rows: int, place: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    while process.poll() is None and not any(file.stat().st_size for file in place.rglob("results.jsonl")):
+    while process.poll() is None and not any(
+        file.stat().st_size for file in place.rglob("results.jsonl")
+    ):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     if process.wait() not in (0, INTERRUPTED):  # a small run may end before it is interrupted
@@ -123,7 +138,9 @@ async def fill(file: Path, num_rows: int) -> None:
     sys.path.insert(0, str(ENVIRONMENTS))
     from large_data import share_of_digits
 
-    examples = vf.load_environment("large_data", num_examples=num_rows // SIBLINGS).eval_table.take(-1)
+    examples = vf.load_environment("large_data", num_examples=num_rows // SIBLINGS).eval_table.take(
+        -1
+    )
     rows = list(read_journal(file))
     done, copied = {row["rollout_key"] for row in rows}, rows[0]
     text = message_text(copied["completion"][-1])
@@ -133,13 +150,23 @@ async def fill(file: Path, num_rows: int) -> None:
             appended = []
             for example in examples[start : start + 500]:
                 reward = share_of_digits(completion, example.row["answer"])
-                own = {"prompt": example.row["prompt"], "answer": example.row["answer"], "reward": reward}
+                own = {
+                    "prompt": example.row["prompt"],
+                    "answer": example.row["answer"],
+                    "reward": reward,
+                }
                 own |= {"metrics": {"share_of_digits": reward}, "example_id": example.example_id}
                 for sibling in range(SIBLINGS):
                     key = rollout_key(example.hash, sibling)
                     if key not in done:
-                        keys = {"rollout_key": key, "example_hash": example.hash, "sibling": sibling}
-                        appended.append(journal.append(copied | own | {"share_of_digits": reward} | keys))
+                        keys = {
+                            "rollout_key": key,
+                            "example_hash": example.hash,
+                            "sibling": sibling,
+                        }
+                        appended.append(
+                            journal.append(copied | own | {"share_of_digits": reward} | keys)
+                        )
             await asyncio.gather(*appended)
 
 
@@ -166,7 +193,8 @@ class Viewed:
 
 
 def view(folder: Path) -> Viewed:
-    """Start ``vf-view``, and request what the page does for its list of runs and its first rollouts."""
+    """Start ``vf-view``, and request what the page does for its list of runs and its first
+    rollouts."""
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", VIEW, str(folder), "--no-browser", "--json"],
@@ -215,7 +243,8 @@ def get_json(url: str) -> dict:
 
 
 def make(url: str, num_rows: int, fills: bool, place: Path) -> Step | None:
-    """Make a finished run below ``place``; return what generating took, or None when most rollouts were appended."""
+    """Make a finished run below ``place``; return what generating took, or None when most rollouts
+    were appended."""
     if not fills:
         return evaluate(url, num_rows, "--output-dir", str(place))
     generate_some(url, num_rows, place)
@@ -226,12 +255,17 @@ def make(url: str, num_rows: int, fills: bool, place: Path) -> Step | None:
 
 
 def measure(num_rows: int, fills: bool, place: Path, report: Report) -> None:
-    """Make ``num_rows`` rollouts below ``place``, measure each step on them, and report the figures."""
+    """Make ``num_rows`` rollouts below ``place``, measure each step on them, and report the
+    figures."""
     steps: dict[str, Step] = {}
 
     def add(name: str, found: Step) -> Step:
         steps[name] = found
-        print(f"{name}: wall {found.wall_s:.2f} s, CPU {found.cpu_s:.2f} s, peak {found.peak_mb:.0f} MB", flush=True)
+        print(
+            f"{name}: wall {found.wall_s:.2f} s, CPU {found.cpu_s:.2f} s, peak"
+            f" {found.peak_mb:.0f} MB",
+            flush=True,
+        )
         return found
 
     with BareServer() as server:
@@ -243,7 +277,9 @@ def measure(num_rows: int, fills: bool, place: Path, report: Report) -> None:
         folder = str(results.parent)
         finished = add("resume, finished", evaluate(server.url, num_rows, "--resume", folder))
         lose(results, NUM_LOST)
-        unfinished = add(f"resume, {NUM_LOST} lost", evaluate(server.url, num_rows, "--resume", folder))
+        unfinished = add(
+            f"resume, {NUM_LOST} lost", evaluate(server.url, num_rows, "--resume", folder)
+        )
         assert count_lines(results) == num_rows
     floor = add("decode every line", step(FLOOR, folder))
     rewards = add("load, rewards", step(REWARDS, folder, str(num_rows)))
@@ -251,23 +287,46 @@ def measure(num_rows: int, fills: bool, place: Path, report: Report) -> None:
     exported = add("load, export Parquet", step(EXPORT, folder))
     viewed = view(place)
     size_mb = results.stat().st_size / 1e6
-    title = f"{num_rows:,} rollouts, {size_mb:.0f} MB; {versions('verifiers', 'msgspec', 'pyarrow')}"
-    print_table(title, ["", "wall s", "CPU s", "peak MB"], [[name, *found.cells()] for name, found in steps.items()])
+    title = (
+        f"{num_rows:,} rollouts, {size_mb:.0f} MB; {versions('verifiers', 'msgspec', 'pyarrow')}"
+    )
+    print_table(
+        title,
+        ["", "wall s", "CPU s", "peak MB"],
+        [[name, *found.cells()] for name, found in steps.items()],
+    )
     print(
-        f"  vf-view: address {viewed.address_s:.2f} s, then list of runs {viewed.list_s:.2f} s, first rollouts "
-        f"{viewed.rollouts_s:.2f} s; CPU of both {viewed.cpu_s:.2f} s"
+        f"  vf-view: address {viewed.address_s:.2f} s, then list of runs {viewed.list_s:.2f} s,"
+        f" first rollouts {viewed.rollouts_s:.2f} s; CPU of both {viewed.cpu_s:.2f} s"
     )
     size = f"{num_rows:,} rollouts"
     if generated is not None:
         report.figure(f"{size}: peak memory of generating", generated.peak_mb, " MB")
     report.figure(f"{size}: resume, finished", finished.wall_s, " s", to_reach=RESUME_TARGET_S)
-    report.figure(f"{size}: resume, {NUM_LOST} rollouts lost", unfinished.wall_s, " s", to_reach=RESUME_TARGET_S)
+    report.figure(
+        f"{size}: resume, {NUM_LOST} rollouts lost",
+        unfinished.wall_s,
+        " s",
+        to_reach=RESUME_TARGET_S,
+    )
     report.figure(f"{size}: peak memory of resuming", finished.peak_mb, " MB")
-    report.figure(f"{size}: first page of vf-view", viewed.list_s + viewed.rollouts_s, " s", to_reach=PAGE_TARGET_S)
-    report.figure(f"{size}: rewards of load_results, CPU over decoding", rewards.cpu_s / floor.cpu_s)
+    report.figure(
+        f"{size}: first page of vf-view",
+        viewed.list_s + viewed.rollouts_s,
+        " s",
+        to_reach=PAGE_TARGET_S,
+    )
+    report.figure(
+        f"{size}: rewards of load_results, CPU over decoding", rewards.cpu_s / floor.cpu_s
+    )
     report.figure(f"{size}: rewards of load_results, peak memory", rewards.peak_mb, " MB")
     report.figure(f"{size}: completions of load_results, peak memory", completions.peak_mb, " MB")
-    report.figure(f"{size}: export to Parquet, peak memory", exported.peak_mb, " MB", to_reach=EXPORT_TARGET_MB)
+    report.figure(
+        f"{size}: export to Parquet, peak memory",
+        exported.peak_mb,
+        " MB",
+        to_reach=EXPORT_TARGET_MB,
+    )
 
 
 def count_lines(file: Path) -> int:
@@ -277,9 +336,15 @@ def count_lines(file: Path) -> int:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rows", type=int, default=None, help="number of rollouts, a multiple of four [100,000]")
-    parser.add_argument("--fill", action="store_true", help="generate a few of the rollouts, and append the others")
-    parser.add_argument("--folder", type=Path, default=Path(), help="where to write the run, which is removed again")
+    parser.add_argument(
+        "--rows", type=int, default=None, help="number of rollouts, a multiple of four [100,000]"
+    )
+    parser.add_argument(
+        "--fill", action="store_true", help="generate a few of the rollouts, and append the others"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), help="where to write the run, which is removed again"
+    )
     parser.add_argument("--fill-file", type=Path, help=argparse.SUPPRESS)
     args = parse(parser)
     if args.fill_file:

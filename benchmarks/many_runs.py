@@ -1,17 +1,20 @@
-"""Very many run folders: the first page of ``vf-view``, its whole list of runs, and a page that is left open.
+"""Very many run folders: the first page of ``vf-view``, its whole list of runs, and a page that is
+left open.
 
     python benchmarks/many_runs.py [--runs 10000] [--folder DIR] [--keep] [--quick] [--store]
 
-The runs are copies of a few that the library saved (evaluations of several environments and models, trainings), each
-with its own id, settings, numbers and time; some are running: their writer is this process. Each start is a process of
-its own:
+The runs are copies of a few that the library saved (evaluations of several environments and models,
+trainings), each with its own id, settings, numbers and time; some are running: their writer is this
+process. Each start is a process of its own:
 
 * first page: from the request of ``/`` until its files and the first reply of the list are there;
-* whole list: until the last reply of the list, which the page asks for while it shows the first runs;
+* whole list: until the last reply of the list, which the page asks for while it shows the first
+  runs;
 * idle page: CPU time per second of a page that looks whether a run changed.
 
-"first start" is the first process that reads the folders, "second start" a later one; the operating system has all
-files in memory both times. The floor is listing every folder once. Disk: about 20 KB per run.
+"first start" is the first process that reads the folders, "second start" a later one; the operating
+system has all files in memory both times. The floor is listing every folder once. Disk: about 20 KB
+per run.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ from _measure import Report, Stopwatch, options, parse, print_table
 
 VIEW = "from verifiers.cli.view import main; main()"
 PAGE_TARGET_S = 0.3
-ENVIRONMENTS, MODELS = ("sums", "words", "code-golf", "long-answers"), ("small-1b", "medium-8b", "large-70b")
+ENVIRONMENTS, MODELS = (
+    ("sums", "words", "code-golf", "long-answers"),
+    ("small-1b", "medium-8b", "large-70b"),
+)
 TRAINING_SHARE, RUNNING_SHARE = 0.05, 0.002
 NO_PID = 2**22 + 1
 """The id of no process: above the largest that Linux gives."""
@@ -47,7 +53,8 @@ IDLE_S = 8.0
 
 
 def make_runs(folder: Path, num_runs: int) -> None:
-    """Write ``num_runs`` run folders, the newest last: evaluations below ``evals``, trainings beside it."""
+    """Write ``num_runs`` run folders, the newest last: evaluations below ``evals``, trainings
+    beside it."""
     chance = random.Random(0)
     with tempfile.TemporaryDirectory() as place:
         originals = [saved_run(Path(place) / name, name) for name in ENVIRONMENTS]
@@ -68,29 +75,50 @@ def make_runs(folder: Path, num_runs: int) -> None:
 
 
 def saved_run(path: Path, env_id: str) -> dict[str, Any]:
-    """The files of a small evaluation that the library itself saved: name -> content, objects for JSON."""
+    """The files of a small evaluation that the library itself saved: name -> content, objects for
+    JSON."""
     import verifiers as vf
     from verifiers.testing import ScriptedClient
 
-    env = vf.SingleTurnEnv(dataset=[{"question": f"{n} + {n}", "answer": str(2 * n)} for n in range(4)], env_id=env_id)
-    env.evaluate_sync(ScriptedClient("4"), model="m", rollouts_per_example=2, results_path=path, save_results=True)
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": f"{n} + {n}", "answer": str(2 * n)} for n in range(4)], env_id=env_id
+    )
+    env.evaluate_sync(
+        ScriptedClient("4"), model="m", rollouts_per_example=2, results_path=path, save_results=True
+    )
     files = {entry.name: entry.read_text() for entry in path.iterdir() if entry.is_file()}
-    return {name: json.loads(text) if name.endswith(".json") else text for name, text in files.items()}
+    return {
+        name: json.loads(text) if name.endswith(".json") else text for name, text in files.items()
+    }
 
 
 def make_evaluation(
-    path: Path, original: dict[str, Any], model: str, is_running: bool, changed: float, chance: random.Random
+    path: Path,
+    original: dict[str, Any],
+    model: str,
+    is_running: bool,
+    changed: float,
+    chance: random.Random,
 ) -> None:
-    """A copy of an evaluation with its own settings and numbers; a running one is locked by this process."""
+    """A copy of an evaluation with its own settings and numbers; a running one is locked by this
+    process."""
     path.mkdir(parents=True)
     temperature, reward = chance.choice((0.0, 0.7, 1.0)), chance.random()
     for name, content in original.items():
         if name == "metadata.json":
             date = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(changed))
-            own = {"model": model, "avg_reward": reward, "date": date, "sampling_args": {"temperature": temperature}}
+            own = {
+                "model": model,
+                "avg_reward": reward,
+                "date": date,
+                "sampling_args": {"temperature": temperature},
+            }
             content = content | own | ({"status": "running"} if is_running else {})
         elif name == "config.json":
-            config = content["config"] | {"model": model, "sampling_args": {"temperature": temperature}}
+            config = content["config"] | {
+                "model": model,
+                "sampling_args": {"temperature": temperature},
+            }
             content = content | {"config": config}
         (path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     holder = {"pid": os.getpid() if is_running else NO_PID, "host": socket.gethostname()}
@@ -101,11 +129,19 @@ def make_training(path: Path, changed: float, chance: random.Random) -> None:
     """The files of a short training, by the trainer's formats."""
     (path / "completions").mkdir(parents=True)
     lines = [
-        {"step": step, "policy_version": step, "time": changed - 20 + step, "reward/mean": chance.random(), "loss": 0.1}
+        {
+            "step": step,
+            "policy_version": step,
+            "time": changed - 20 + step,
+            "reward/mean": chance.random(),
+            "loss": 0.1,
+        }
         for step in range(1, 21)
     ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "summary.json").write_text(json.dumps({"environment": "sums", "model": "tiny", "steps": 20}))
+    (path / "summary.json").write_text(
+        json.dumps({"environment": "sums", "model": "tiny", "steps": 20})
+    )
     for step in (10, 20):
         row = {"example_id": 0, "prompt": "1 + 1", "completion": "2", "reward": 1.0, "metrics": {}}
         (path / "completions" / f"step-{step}.jsonl").write_text(json.dumps(row) + "\n")
@@ -150,9 +186,14 @@ class Page:
         while pending:
             if (name := pending.pop()) not in known:
                 known.add(name)
-                pending += re.findall(r'from "\./([a-z_]+\.js)"', self._get(f"static/{name}").decode())
+                pending += re.findall(
+                    r'from "\./([a-z_]+\.js)"', self._get(f"static/{name}").decode()
+                )
         self._answer = self._ask("runs")
-        self.num_first, self.ids = len(self._answer["runs"]), {run["id"] for run in self._answer["runs"]}
+        self.num_first, self.ids = (
+            len(self._answer["runs"]),
+            {run["id"] for run in self._answer["runs"]},
+        )
 
     def _rest(self) -> None:
         while self._answer["next"] is not None:
@@ -171,7 +212,9 @@ class Page:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _ask(self, question: str, **query: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._get(f"api/{question}?{urllib.parse.urlencode(query)}"))
+        answer: dict[str, Any] = json.loads(
+            self._get(f"api/{question}?{urllib.parse.urlencode(query)}")
+        )
         return answer
 
     def _get(self, path: str) -> bytes:
@@ -231,10 +274,13 @@ def measure(folder: Path, num_runs: int, num_pairs: int, idle_s: float, report: 
     for name, seen in firsts.items():
         wall_s = statistics.median(each.wall_s for each in seen)
         report.figure(f"{runs}: first page, {name}", wall_s, " s", to_reach=PAGE_TARGET_S)
-        report.figure(f"{runs}: first page, {name}, CPU", statistics.median(each.cpu_s for each in seen), " s")
+        report.figure(
+            f"{runs}: first page, {name}, CPU", statistics.median(each.cpu_s for each in seen), " s"
+        )
     report.figure(f"{runs}: whole list, CPU", statistics.median(wholes), " s")
     report.figure(
-        f"{runs}: whole list, CPU over listing every folder", statistics.median(wholes) / statistics.median(floors)
+        f"{runs}: whole list, CPU over listing every folder",
+        statistics.median(wholes) / statistics.median(floors),
     )
     report.figure(f"{runs}: page left open, CPU per second", statistics.median(idles), " s")
 
@@ -242,7 +288,12 @@ def measure(folder: Path, num_runs: int, num_pairs: int, idle_s: float, report: 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument("--runs", type=int, default=None, help="number of run folders [10,000]")
-    parser.add_argument("--folder", type=Path, default=Path(), help="where to write the runs, which are removed again")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(),
+        help="where to write the runs, which are removed again",
+    )
     args = parse(parser)
     num_runs = args.runs or (150 if args.quick else 10_000)
     report = Report("many_runs", args)

@@ -4,10 +4,11 @@
 
 Each figure is taken in a separate process, warmed up first by a run of the same concurrency.
 
-* a run: growth of the resident memory over 20,000 single-turn rollouts at concurrency 1,024, states not kept: results
-  and journal on; a second figure includes the results that ``evaluate`` returns;
-* kept: growth over 2,000 five-turn rollouts with 256 token ids and log-probabilities per turn whose states are kept,
-  as training keeps them, over their bare payload: int32 ids and float32 log-probabilities, each stored once.
+* a run: growth of the resident memory over 20,000 single-turn rollouts at concurrency 1,024, states
+  not kept: results and journal on; a second figure includes the results that ``evaluate`` returns;
+* kept: growth over 2,000 five-turn rollouts with 256 token ids and log-probabilities per turn whose
+  states are kept, as training keeps them, over their bare payload: int32 ids and float32
+  log-probabilities, each stored once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ import time
 from pathlib import Path
 
 from _contenders import SAMPLING, TOKEN_SAMPLING, Load, environment
-from _measure import Report, new_event_loop, options, parse, print_table, raise_open_file_limit, versions
+from _measure import (
+    Report,
+    new_event_loop,
+    options,
+    parse,
+    print_table,
+    raise_open_file_limit,
+    versions,
+)
 from _server import ENVIRONMENT_TOKENS, PROMPT_TOKENS, TOKENS_PER_TURN, BareServer
 
 from verifiers.clients import OpenAIChatCompletionsClient
@@ -40,7 +49,8 @@ def resident_mb() -> float:
 
 
 async def long_run(url: str, num_rollouts: int, folder: str) -> list[float]:
-    """Growth of the process in MB after each quarter, in separate runs so that results are freed."""
+    """Growth of the process in MB after each quarter, in separate runs so that
+    results are freed."""
     in_flight = min(1024, num_rollouts // 4)
     client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
     env = environment(Load(num_rollouts, in_flight))
@@ -67,12 +77,15 @@ async def long_run(url: str, num_rollouts: int, folder: str) -> list[float]:
 
 
 async def one_run(url: str, num_rollouts: int, folder: str) -> list[float]:
-    """Growth of the process in MB over one run with its results, and the 99th percentile of the loop's lag in ms."""
+    """Growth of the process in MB over one run with its results, and the 99th percentile of the
+    loop's lag in ms."""
     in_flight = min(1024, num_rollouts // 4)
     client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
     env = environment(Load(num_rollouts, in_flight))
     settings = {"max_concurrent": in_flight, "keep_states": False}
-    await env.evaluate(client, "m", SAMPLING, num_examples=in_flight, results_path=Path(folder, "0"), **settings)
+    await env.evaluate(
+        client, "m", SAMPLING, num_examples=in_flight, results_path=Path(folder, "0"), **settings
+    )
     before, lags = resident_mb(), []
     sampling = asyncio.create_task(sample_lag(lags))
     results = await env.evaluate(client, "m", SAMPLING, results_path=Path(folder, "1"), **settings)
@@ -131,7 +144,9 @@ def child(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rollouts", type=int, default=None, help="of the long run; a tenth of them is kept")
+    parser.add_argument(
+        "--rollouts", type=int, default=None, help="of the long run; a tenth of them is kept"
+    )
     parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     args = parse(parser)
@@ -148,15 +163,25 @@ def main() -> None:
         (states,) = measure("kept", server.url, num_rollouts // 10)
     tokens = TURNS * TOKENS_PER_TURN + PROMPT_TOKENS + (TURNS - 1) * ENVIRONMENT_TOKENS
     payload = num_rollouts // 10 * (4 * tokens + 4 * TURNS * TOKENS_PER_TURN) / 1e6
-    rows = [[f"after run {n} of {num_rollouts // 4} rollouts", f"{mb:.1f}"] for n, mb in enumerate(quarters, 1)]
+    rows = [
+        [f"after run {n} of {num_rollouts // 4} rollouts", f"{mb:.1f}"]
+        for n, mb in enumerate(quarters, 1)
+    ]
     rows.append([f"one run of {num_rollouts}, its results held", f"{one_run_mb:.1f}"])
-    rows.append([f"{num_rollouts // 10} five-turn rollouts with 256 log-probs per turn, kept", f"{states:.1f}"])
+    rows.append(
+        [
+            f"{num_rollouts // 10} five-turn rollouts with 256 log-probs per turn, kept",
+            f"{states:.1f}",
+        ]
+    )
     rows.append(["their ids and log-probabilities alone", f"{payload:.1f}"])
     print_table("growth of the resident memory", ["", "MB"], rows)
     report.figure(f"growth over {num_rollouts:,} rollouts", quarters[-1], " MB", to_reach=RUN_MB)
     report.figure("growth of one run with its results held", one_run_mb, " MB", to_reach=RUN_MB)
     report.figure("lag of the event loop in that run, 99th percentile", lag_ms, " ms")
-    report.figure(f"{num_rollouts // 10:,} five-turn rollouts kept", states, " MB", to_reach=KEPT_MB)
+    report.figure(
+        f"{num_rollouts // 10:,} five-turn rollouts kept", states, " MB", to_reach=KEPT_MB
+    )
     report.figure("kept rollouts over their bare payload", states / payload)
     report.close()
 

@@ -1,12 +1,14 @@
-"""P20: rollouts per second on 1, 2 and 4 nodes of a Ray cluster, of an environment that waits; a node is killed.
+"""P20: rollouts per second on 1, 2 and 4 nodes of a Ray cluster, of an environment that waits; a
+node is killed.
 
     python benchmarks/nodes.py [--wait-s 2] [--rollouts 40] [--quick] [--pairs 3] [--store]
 
-The nodes are network namespaces of this machine, each with a raylet of its own; needs root, Linux, the command ip and
-the extra ray, and exits with 77 where one is missing. A worker scores eight rollouts at a time, each of which waits, so
-that the rate is linear in the nodes where nothing else limits. ``--rollouts`` are those of one node. The clock runs
-from the first model call to the last durable rollout. At the end a node of four is killed when half of the rollouts are
-durable; every rollout must then be in the result once, and none with an error.
+The nodes are network namespaces of this machine, each with a raylet of its own; needs root, Linux,
+the command ip and the extra ray, and exits with 77 where one is missing. A worker scores eight
+rollouts at a time, each of which waits, so that the rate is linear in the nodes where nothing else
+limits. ``--rollouts`` are those of one node. The clock runs from the first model call to the last
+durable rollout. At the end a node of four is killed when half of the rollouts are durable; every
+rollout must then be in the result once, and none with an error.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ LINEAR = 0.95
 NODES = (1, 2, 4)
 
 
-def run(nodes: int, num_rollouts: int, wait_s: float, folder: str | None = None) -> dict[str, object]:
-    """Evaluate in a worker on each of ``nodes`` nodes; print the address of each finished rollout's machine."""
+def run(
+    nodes: int, num_rollouts: int, wait_s: float, folder: str | None = None
+) -> dict[str, object]:
+    """Evaluate in a worker on each of ``nodes`` nodes; print the address of each finished rollout's
+    machine."""
     import verifiers as vf
     from verifiers.testing import ScriptedClient
 
@@ -43,7 +48,9 @@ def run(nodes: int, num_rollouts: int, wait_s: float, folder: str | None = None)
         calls.append(time.perf_counter())
         return "done"
 
-    env = vf.load_environment("waiting_game", num_examples=num_rollouts, wait_s=wait_s, at_once=AT_ONCE)
+    env = vf.load_environment(
+        "waiting_game", num_examples=num_rollouts, wait_s=wait_s, at_once=AT_ONCE
+    )
     results = env.evaluate(
         ScriptedClient(answer),
         "scripted",
@@ -88,7 +95,10 @@ class Cluster:
         self.num_runs += 1
         command = [sys.executable, str(Path(__file__).resolve()), "--run", *map(str, words)]
         return self.machines.start(
-            self.machines.addresses[0], *command, log=f"run{self.num_runs}", RAY_ADDRESS=self.address
+            self.machines.addresses[0],
+            *command,
+            log=f"run{self.num_runs}",
+            RAY_ADDRESS=self.address,
         )
 
     def facts(self, process: subprocess.Popen[bytes]) -> dict[str, object]:
@@ -100,16 +110,21 @@ class Cluster:
 
 
 def cost(cluster: Cluster, nodes: int, num_rollouts: int, wait_s: float) -> Cost:
-    """The wall time of ``num_rollouts`` for each of ``nodes`` nodes, one of which each worker has to itself."""
+    """The wall time of ``num_rollouts`` for each of ``nodes`` nodes, one of which each worker has
+    to itself."""
     facts = cluster.facts(cluster.start(nodes, num_rollouts * nodes, wait_s))
     if len(facts["machines"]) != nodes:
         raise RuntimeError(f"{nodes} workers were placed on {facts['machines']}")
-    print(f"{nodes} nodes: {num_rollouts * nodes} rollouts in {facts['wall_s']:.2f} s", file=sys.stderr)
+    print(
+        f"{nodes} nodes: {num_rollouts * nodes} rollouts in {facts['wall_s']:.2f} s",
+        file=sys.stderr,
+    )
     return Cost(0.0, facts["wall_s"])
 
 
 def kill_one(cluster: Cluster, num_rollouts: int, wait_s: float) -> tuple[int, int]:
-    """Kill the last node when half of the rollouts are durable; return (lost, repeated) rollouts."""
+    """Kill the last node when half of the rollouts are durable; return (lost,
+    repeated) rollouts."""
     total, folder = num_rollouts * cluster.nodes, cluster.machines.folder / "killed"
     process = cluster.start(cluster.nodes, total, wait_s, folder)
     journal = folder / "results.jsonl"

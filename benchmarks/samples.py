@@ -2,16 +2,19 @@
 
     python benchmarks/samples.py [--quick] [--pairs 5] [--store]
 
-Ours is the trainer's path: ``State.rollout`` takes the turns from the state, ``rollout_samples`` merges those that
-share a prefix into samples with loss mask, log-probabilities, versions and advantages, as arrays. It is compared with
+Ours is the trainer's path: ``State.rollout`` takes the turns from the state, ``rollout_samples``
+merges those that share a prefix into samples with loss mask, log-probabilities, versions and
+advantages, as arrays. It is compared with
 
-* keeping ids: per turn append the new tokens of the prompt, the completion, a mask and the log-probabilities to Python
-  lists, assuming that prompts continue each other. No arrays, checks, versions or advantages: the minimum;
+* keeping ids: per turn append the new tokens of the prompt, the completion, a mask and the
+  log-probabilities to Python lists, assuming that prompts continue each other. No arrays, checks,
+  versions or advantages: the minimum;
 * keeping ids, as arrays: the same lists, converted at the end to the arrays that training needs;
-* retokenising: one ``apply_chat_template`` of the tokenizer of ``builtin:tiny`` over the whole conversation.
+* retokenising: one ``apply_chat_template`` of the tokenizer of ``builtin:tiny`` over the whole
+  conversation.
 
-A turn is 64 new prompt tokens and 256 sampled ones (retokenising: as many characters). "Linear" is the cost per token
-at 32 turns over that at 4.
+A turn is 64 new prompt tokens and 256 sampled ones (retokenising: as many characters). "Linear" is
+the cost per token at 32 turns over that at 4.
 """
 
 from __future__ import annotations
@@ -22,7 +25,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from _measure import Cost, Report, Stopwatch, interleaved, median, options, parse, print_table, ratio, versions
+from _measure import (
+    Cost,
+    Report,
+    Stopwatch,
+    interleaved,
+    median,
+    options,
+    parse,
+    print_table,
+    ratio,
+    versions,
+)
 
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.types import AssistantMessage, ResponseTokens, UserMessage
@@ -53,10 +67,16 @@ def conversation(num_turns: int) -> tuple[list[SentTurn], State]:
         completion = [(turn * 5 + i) % 89 for i in range(SAMPLED)]
         logprobs = [-0.01 * (i % 50) for i in range(SAMPLED)]
         turns.append(SentTurn(ids, completion, logprobs))
-        arrays = np.array(ids, np.int32), np.array(completion, np.int32), np.array(logprobs, np.float32)
+        arrays = (
+            np.array(ids, np.int32),
+            np.array(completion, np.int32),
+            np.array(logprobs, np.float32),
+        )
         reply = [AssistantMessage("a" * SAMPLED)]
         previous = state["trajectory"][-1] if turn else None
-        state["trajectory"].append(TrajectoryStep(messages, reply, tokens=ResponseTokens(*arrays), previous=previous))
+        state["trajectory"].append(
+            TrajectoryStep(messages, reply, tokens=ResponseTokens(*arrays), previous=previous)
+        )
         ids = ids + completion
         messages = [*messages, *reply, UserMessage("u" * NEW_PROMPT)]
     state["completion"], state["reward"], state["metrics"] = messages[1:-1], 1.0, {"correct": 1.0}
@@ -83,14 +103,16 @@ def append_ids_as_arrays(turns: list[SentTurn]) -> tuple[np.ndarray, ...]:
 
 
 def sample_builder() -> Callable[[State], Any]:
-    """From a finished state to the trainer's samples. Imported on use, since the trainer imports torch."""
+    """From a finished state to the trainer's samples. Imported on use, since the trainer imports
+    torch."""
     from verifiers_trainer.algorithm.samples import rollout_samples
 
     return lambda state: rollout_samples(state.rollout().turns, 0.5, rollout=3, group=1)
 
 
 def retokeniser() -> Callable[[Any], Any]:
-    """From messages to ids by the tokenizer of ``builtin:tiny``. Importing takes seconds, so ``--quick`` skips it."""
+    """From messages to ids by the tokenizer of ``builtin:tiny``. Importing takes seconds, so
+    ``--quick`` skips it."""
     from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
     tokenizer = build_tiny_tokenizer()
@@ -123,7 +145,8 @@ def main() -> None:
     args = parse(options(__doc__))
     train_ready = sample_builder()
     retokenise = None if args.quick else retokeniser()
-    gc.freeze()  # torch creates half a million objects, which collections before each run would scan
+    # torch creates half a million objects, which collections before each run would scan
+    gc.freeze()
     report = Report("P14", args)
     print(versions("verifiers-trainer", "numpy", "tokenizers", "transformers"))
     per_token: dict[int, float] = {}
@@ -144,7 +167,9 @@ def main() -> None:
         costs = interleaved(runs, args.pairs)
         counts = {name: num_slow if name == RETOKENISED else num_times for name in runs}
         over[num_turns] = ratio(costs[OURS], costs[LISTS], "cpu_s")
-        per_token[num_turns] = median(costs[OURS], "cpu_s") / num_times / (num_turns * (NEW_PROMPT + SAMPLED))
+        per_token[num_turns] = (
+            median(costs[OURS], "cpu_s") / num_times / (num_turns * (NEW_PROMPT + SAMPLED))
+        )
         rows.append(
             [
                 str(num_turns),
@@ -156,8 +181,12 @@ def main() -> None:
     header = ["turns", *(f"{name} ms" for name in runs), "ours/keeping", "ours/arrays"]
     print_table(f"one rollout into training tokens, CPU, {args.pairs} pairs", header, rows)
     for num_turns in TURNS:
-        report.figure(f"{num_turns} turns, over keeping ids", over[num_turns], to_reach=OVER_KEEPING)
-    report.figure("per token at 32 turns over 4 turns", per_token[32] / per_token[4], to_reach=GROWTH)
+        report.figure(
+            f"{num_turns} turns, over keeping ids", over[num_turns], to_reach=OVER_KEEPING
+        )
+    report.figure(
+        "per token at 32 turns over 4 turns", per_token[32] / per_token[4], to_reach=GROWTH
+    )
     report.close()
 
 

@@ -1,10 +1,12 @@
-"""P15: the cost of a sandbox: start to first result, one call in a session, memory of many sessions at once.
+"""P15: the cost of a sandbox: start to first result, one call in a session, memory of many sessions
+at once.
 
-    python benchmarks/sandbox.py [--backend bubblewrap] [--sessions 200] [--quick] [--pairs 5] [--store]
+    python benchmarks/sandbox.py [--backend bubblewrap] [--sessions 200] [--quick] [--pairs 5]
+    [--store]
 
-The reference, interleaved, is a plain child interpreter that imports the same packages and prints one result, without
-isolation. The zygote is started before; its start is reported separately, since it is paid once per process. The
-figures are stored in ``results_sandbox.json``.
+The reference, interleaved, is a plain child interpreter that imports the same packages and prints
+one result, without isolation. The zygote is started before; its start is reported separately, since
+it is paid once per process. The figures are stored in ``results_sandbox.json``.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def plain_interpreter() -> float:
     """Milliseconds to the same result from ``python -c``."""
     start = time.perf_counter()
     code = "import numpy, sympy\nprint(sympy.Integer(6) * 7)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert answer.stdout == "42\n"
     return (time.perf_counter() - start) * 1e3
 
@@ -71,14 +75,19 @@ def memory_below_mb() -> float:
 
 
 async def many(backend: SandboxBackend, num_sessions: int) -> tuple[float, float, float]:
-    """Total MB of ``num_sessions`` concurrent sessions, seconds to open them, seconds to compute in each."""
+    """Total MB of ``num_sessions`` concurrent sessions, seconds to open them, seconds to compute in
+    each."""
     start = time.perf_counter()
     sandboxes = await asyncio.gather(*(backend.open(SPEC) for _ in range(num_sessions)))
     opened = time.perf_counter()
     code = "import sympy\nx = sympy.symbols('x')\nstr(sympy.integrate(x**2 * sympy.sin(x), x))"
-    results = await asyncio.gather(*(sandbox.exec(code, timeout_s=TIMEOUT_S) for sandbox in sandboxes))
+    results = await asyncio.gather(
+        *(sandbox.exec(code, timeout_s=TIMEOUT_S) for sandbox in sandboxes)
+    )
     computed = time.perf_counter()
-    assert all(result.value == "'-x**2*cos(x) + 2*x*sin(x) + 2*cos(x)'" for result in results), results[0]
+    assert all(result.value == "'-x**2*cos(x) + 2*x*sin(x) + 2*cos(x)'" for result in results), (
+        results[0]
+    )
     memory_mb = memory_below_mb()
     await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
     return memory_mb, opened - start, computed - opened
@@ -92,8 +101,12 @@ async def measure(args: argparse.Namespace) -> None:
     starts, plain, calls = [], [], []
     sandbox = await backend.open(SPEC)
     for _ in range(args.pairs):
-        starts.append(statistics.median([await first_result(backend) for _ in range(3 if args.quick else 20)]))
-        plain.append(statistics.median([await asyncio.to_thread(plain_interpreter) for _ in range(2)]))
+        starts.append(
+            statistics.median([await first_result(backend) for _ in range(3 if args.quick else 20)])
+        )
+        plain.append(
+            statistics.median([await asyncio.to_thread(plain_interpreter) for _ in range(2)])
+        )
         calls.append(await call_us(sandbox, 100 if args.quick else 5000))
     await sandbox.close()
     memory_mb, open_s, compute_s = await many(backend, args.sessions or (4 if args.quick else 200))

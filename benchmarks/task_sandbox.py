@@ -2,9 +2,9 @@
 
     python benchmarks/task_sandbox.py [--starts 50] [--tasks 200] [--concurrent 200] [--quick]
 
-A start is from ``open`` to the files of the task's image in their places. The reference, interleaved, is a sandbox
-without a root of its own and without files. Many tasks: the solutions of ``shell-tasks`` run by the oracle, each graded
-in a second sandbox; every reward must be 1.
+A start is from ``open`` to the files of the task's image in their places. The reference,
+interleaved, is a sandbox without a root of its own and without files. Many tasks: the solutions of
+``shell-tasks`` run by the oracle, each graded in a second sandbox; every reward must be 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ async def plain_start(backend: SandboxBackend) -> float:
 
 
 async def starts(count: int) -> tuple[list[float], list[float]]:
-    """``count`` starts of each kind, in turns, after one that is not counted (it starts the zygote)."""
+    """``count`` starts of each kind, in turns, after one that is not counted (it starts the
+    zygote)."""
     backend = await backend_for("bubblewrap")
     (task,) = read_tasks(TASKS / "csv-totals", ImageStore({IMAGE: HOST}))
     layer = building.copied_files(task.build)
@@ -71,18 +72,25 @@ def many(count: int, concurrent: int) -> tuple[float, float]:
     rollouts = -(-count // 20)
     before, start = _cpu_s(), time.perf_counter()
     results = env.evaluate(
-        ScriptedClient("never called"), "oracle", rollouts_per_example=rollouts, max_concurrent=concurrent
+        ScriptedClient("never called"),
+        "oracle",
+        rollouts_per_example=rollouts,
+        max_concurrent=concurrent,
     )
     elapsed = time.perf_counter() - start
     failed = [output for output in results.outputs if output.reward != 1.0]
     assert not failed, (
-        f"{len(failed)} of {20 * rollouts} solutions were not graded 1: {failed[0].error or failed[0].task}"
+        f"{len(failed)} of {20 * rollouts} solutions were not graded 1:"
+        f" {failed[0].error or failed[0].task}"
     )
     return elapsed, _cpu_s() - before
 
 
 def _cpu_s() -> float:
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, children = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
@@ -99,11 +107,20 @@ def main() -> None:
     task, plain = asyncio.run(starts(options.starts))
     for name, values in (("task sandbox", task), ("plain sandbox", plain)):
         low, high = min(values), statistics.quantiles(values, n=20)[-1]
-        print(f"{name}: median {statistics.median(values):.1f} ms, least {low:.1f} ms, 95% within {high:.1f} ms")
+        print(
+            f"{name}: median {statistics.median(values):.1f} ms, least {low:.1f} ms, 95% within"
+            f" {high:.1f} ms"
+        )
     print(f"to reach: {START_MS:g} ms")
-    print(f"P24: start of a task sandbox over a plain one: {statistics.median(task) / statistics.median(plain):.2f}x")
+    print(
+        "P24: start of a task sandbox over a plain one:"
+        f" {statistics.median(task) / statistics.median(plain):.2f}x"
+    )
     elapsed, cpu_s = many(options.tasks, options.concurrent)
-    print(f"{options.tasks} tasks, {options.concurrent} at once: {elapsed:.1f} s, {cpu_s:.1f} CPU s of this process")
+    print(
+        f"{options.tasks} tasks, {options.concurrent} at once: {elapsed:.1f} s, {cpu_s:.1f} CPU s"
+        " of this process"
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Held-out answers after distillation and imitation of a trained model, beside the reinforcement learning that made it.
+"""Held-out answers after distillation and imitation of a trained model, beside the reinforcement
+learning that made it.
 
-    python benchmarks/trainer_imitation.py [--tasks reverse-text] [--seeds 1] [--methods gkd distill sft]
+    python benchmarks/trainer_imitation.py [--tasks reverse-text] [--seeds 1] [--methods gkd distill
+    sft]
                                            [--settings JSON] [--keep FOLDER] [--quick] [--store]
 
-All start from the same warm model. Reinforcement learning has the quickstart's recipe, batches and learning rate, and
-makes the teacher. ``gkd`` and ``distill`` sample batches of 128 rollouts, each used four times for eight updates;
-``sft`` imitates the teacher's right ones of one answer to each training example. Runs are made one after another, with
-one thread. CPU seconds are those of the training loop, sampling included; for ``sft`` those of the teacher's sampling
-are a column of their own.
-``--settings '{"gkd": {"learning_rate": 1e-3}}'`` changes settings; ``--pairs`` is not used.
+All start from the same warm model. Reinforcement learning has the quickstart's recipe, batches and
+learning rate, and makes the teacher. ``gkd`` and ``distill`` sample batches of 128 rollouts, each
+used four times for eight updates; ``sft`` imitates the teacher's right ones of one answer to each
+training example. Runs are made one after another, with one thread. CPU seconds are those of the
+training loop, sampling included; for ``sft`` those of the teacher's sampling are a column of their
+own. ``--settings '{"gkd": {"learning_rate": 1e-3}}'`` changes settings; ``--pairs`` is not used.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ def run(folder: Path, task: str, seed: int, method: str, args: Any) -> dict[str,
     """The result of one training; that of reinforcement learning is kept, with its model."""
     home = folder / f"{task}-{seed}"
     home.mkdir(parents=True, exist_ok=True)
-    job: dict[str, Any] = {"folder": str(home), "task": task, "seed": seed, "steps": 1, **METHODS[method]}
+    job: dict[str, Any] = {
+        "folder": str(home),
+        "task": task,
+        "seed": seed,
+        "steps": 1,
+        **METHODS[method],
+    }
     job["settings"] = job["settings"] | args.settings.get(method, {})
     if args.quick:
         job["batches"] = 1
@@ -46,7 +54,9 @@ def run(folder: Path, task: str, seed: int, method: str, args: Any) -> dict[str,
     if method == "rl":
         job["save"] = str(home / "teacher")
     elif method == "sft":
-        sampled = result_of(start("sample", Path(sys.executable), {**job, "teacher": str(home / "teacher")}))
+        sampled = result_of(
+            start("sample", Path(sys.executable), {**job, "teacher": str(home / "teacher")})
+        )
         job["settings"] |= {"saved_runs": sampled["folder"]}
         if args.quick:
             job["settings"] |= {"min_reward": 0.0}  # a model of one batch has no right answer
@@ -60,22 +70,41 @@ def run(folder: Path, task: str, seed: int, method: str, args: Any) -> dict[str,
 
 
 def row_of(name: str, result: dict[str, Any]) -> list[str]:
-    return [name, *changes_of(result), f"{result['steps']}", f"{result['cpu_s']:.0f}", f"{result['sampling_s']:.0f}"]
+    return [
+        name,
+        *changes_of(result),
+        f"{result['steps']}",
+        f"{result['cpu_s']:.0f}",
+        f"{result['sampling_s']:.0f}",
+    ]
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--tasks", nargs="+", choices=EXACT, help="reverse-text; with --quick digits")
-    parser.add_argument("--methods", nargs="+", choices=[name for name in METHODS if name != "rl"], help="all of them")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=EXACT, help="reverse-text; with --quick digits"
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=[name for name in METHODS if name != "rl"],
+        help="all of them",
+    )
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--settings", type=json.loads, default={}, help="settings by method, as JSON")
-    parser.add_argument("--keep", type=Path, help="a folder for the results, and the models, which are reused")
+    parser.add_argument(
+        "--settings", type=json.loads, default={}, help="settings by method, as JSON"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for the results, and the models, which are reused"
+    )
     args = parse(parser)
     args.pairs = args.seeds
     tasks = args.tasks or (["digits"] if args.quick else ["reverse-text"])
     methods = args.methods or [name for name in METHODS if name != "rl"]
     report = Report("trainer_imitation", args)
-    print(versions("verifiers-trainer", "torch", "transformers"), "load", round(os.getloadavg()[0], 1))
+    print(
+        versions("verifiers-trainer", "torch", "transformers"), "load", round(os.getloadavg()[0], 1)
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         for task in tasks:
@@ -88,12 +117,25 @@ def main() -> None:
                 found[f"rl, seed {seed}"] = json.loads(kept.read_text())
                 for method in methods:
                     found[f"{method}, seed {seed}"] = run(folder, task, seed, method, args)
-            header = ["", "reward", "exact", "pass@8", "nats/token", "steps", "CPU s", "teacher's CPU s"]
+            header = [
+                "",
+                "reward",
+                "exact",
+                "pass@8",
+                "nats/token",
+                "steps",
+                "CPU s",
+                "teacher's CPU s",
+            ]
             print_table(f"{task}, held out", header, [row_of(*entry) for entry in found.items()])
             for method in methods:
                 spent = sum(found[f"{method}, seed {seed}"]["cpu_s"] for seed in range(args.seeds))
                 of_rl = sum(found[f"rl, seed {seed}"]["cpu_s"] for seed in range(args.seeds))
-                report.figure(f"{task}, CPU time of {method} over reinforcement learning", spent / of_rl, to_reach=0.2)
+                report.figure(
+                    f"{task}, CPU time of {method} over reinforcement learning",
+                    spent / of_rl,
+                    to_reach=0.2,
+                )
     report.close()
 
 

@@ -1,15 +1,19 @@
 """P10: how much of generation and training happens at the same time, one step off-policy.
 
-    python benchmarks/trainer_overlap.py [--case "as long as training"] [--quick] [--pairs 5] [--store]
+    python benchmarks/trainer_overlap.py [--case "as long as training"] [--quick] [--pairs 5]
+    [--store]
 
-Whole runs of ``RLTrainer``: pipeline, packing, forward, backward, optimizer, metrics. Only the completions are
-scripted: each arrives after a fixed time, as from a server on another machine, so that generation takes no core from
-training. A pair is a synchronous run (``max_off_policy_steps=0``), whose steps show the time of generation and training
-alone, and a run one step off-policy. The time of a completion is set from a first synchronous run: generation then
-takes half as long as training, as long, or twice as long. As long is the hardest case: neither side has slack.
+Whole runs of ``RLTrainer``: pipeline, packing, forward, backward, optimizer, metrics. Only the
+completions are
+scripted: each arrives after a fixed time, as from a server on another machine, so that generation
+takes no core from training. A pair is a synchronous run (``max_off_policy_steps=0``), whose steps
+show the time of generation and training alone, and a run one step off-policy. The time of a
+completion is set from a first synchronous run: generation then takes half as long as training, as
+long, or twice as long. As long is the hardest case: neither side has slack.
 
-The figure is the time of a step over the longer of the two: 1 is perfect, and without any overlap it would be 2 where
-both take as long. Wall times vary on a busy machine; within a pair both runs are affected alike.
+The figure is the time of a step over the longer of the two: 1 is perfect, and without any overlap
+it would be 2 where both take as long. Wall times vary on a busy machine; within a pair both runs
+are affected alike.
 """
 
 from __future__ import annotations
@@ -28,7 +32,11 @@ from _measure import Report, options, parse, print_table, versions
 from verifiers.testing import ScriptedClient
 from verifiers.types import ModelRequest, Response
 
-CASES = {"half as long as training": 0.5, "as long as training": 1.0, "twice as long as training": 2.0}
+CASES = {
+    "half as long as training": 0.5,
+    "as long as training": 1.0,
+    "twice as long as training": 2.0,
+}
 OVERLAPPED = 1.15
 WARM_UP = 2
 SIBLINGS = 8
@@ -60,11 +68,14 @@ class LatencyEngine:
 
 
 class LatencyClient(ScriptedClient):
-    """Two different texts of ``num_tokens`` tokens in turn, after ``delay_s``, with the engine's version."""
+    """Two different texts of ``num_tokens`` tokens in turn, after ``delay_s``, with the engine's
+    version."""
 
     def __init__(self, engine: LatencyEngine, num_tokens: int, delay_s: float):
         self.engine = engine
-        super().__init__([letter * (num_tokens - 1) for letter in "ab"], tokens=True, delay_s=delay_s)
+        super().__init__(
+            [letter * (num_tokens - 1) for letter in "ab"], tokens=True, delay_s=delay_s
+        )
 
     async def complete(self, request: ModelRequest) -> Response:
         version = self.engine.version
@@ -86,7 +97,8 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Medians over the steps of a run, in seconds; ``training`` is the step without the wait for rollouts."""
+    """Medians over the steps of a run, in seconds; ``training`` is the step without the wait for
+    rollouts."""
 
     step: float
     generation: float
@@ -139,7 +151,9 @@ def run(size: Size, lag: int, delay_s: float) -> Times:
         )  # fmt: skip
         with Scripted(model, env, config, tokenizer) as trainer:
             trainer.train()
-        steps = [row for row in read_metrics(Path(folder) / METRICS) if "time/step" in row][WARM_UP:]
+        steps = [row for row in read_metrics(Path(folder) / METRICS) if "time/step" in row][
+            WARM_UP:
+        ]
     return Times(
         statistics.median(row["time/step"] for row in steps),
         statistics.median(row["time/wait_generation"] for row in steps),
@@ -154,8 +168,12 @@ def main() -> None:
     size = Size(64, 16, 16, 2) if args.quick else Size(192, 64, 64, 8)
     cases = [args.case] if args.case else ["as long as training"] if args.quick else list(CASES)
     report = Report("trainer_overlap", args)
-    logging.getLogger("verifiers_trainer").setLevel(logging.ERROR)  # hide warnings about the scripted log-probabilities
-    print(versions("verifiers-trainer", "torch", "transformers"), "load", round(os.getloadavg()[0], 1))
+    logging.getLogger("verifiers_trainer").setLevel(
+        logging.ERROR
+    )  # hide warnings about the scripted log-probabilities
+    print(
+        versions("verifiers-trainer", "torch", "transformers"), "load", round(os.getloadavg()[0], 1)
+    )
     training = run(size, 0, 0.0).training
     rows = []
     for case in cases:
@@ -175,8 +193,12 @@ def main() -> None:
         rows.append([case, *(f"{value:.3f}" for value in medians)])
         report.figure(f"{case}, synchronous, step over the longer", statistics.median(without))
         report.figure(f"{case}, step over the longer", statistics.median(over), to_reach=OVERLAPPED)
-    title = f"{size.rollouts} rollouts of {size.tokens} tokens, {size.steps} steps, {args.pairs} pairs"
-    print_table(title, ["generation takes", "alone s", "training s", "in turn s", "overlapped s"], rows)
+    title = (
+        f"{size.rollouts} rollouts of {size.tokens} tokens, {size.steps} steps, {args.pairs} pairs"
+    )
+    print_table(
+        title, ["generation takes", "alone s", "training s", "in turn s", "overlapped s"], rows
+    )
     report.close()
 
 

@@ -2,18 +2,21 @@
 
     python benchmarks/trainer_parts.py [--part head] [--quick] [--pairs 5] [--store]
 
-* head: growth of resident memory in the log-probability head, forward and backward, as tokens and vocabulary grow. It
-  should follow the chunk (on a CPU 256 tokens, or as many as make 64 MiB) and not the batch. The figure is memory
-  over the bytes of all logits, and memory with four times the tokens over memory before;
+* head: growth of resident memory in the log-probability head, forward and backward, as tokens and
+  vocabulary grow. It should follow the chunk (on a CPU 256 tokens, or as many as make 64 MiB) and
+  not the batch. The figure is memory over the bytes of all logits, and memory with four times the
+  tokens over memory before;
 * packing: 10,000 samples of log-normal length into rows;
 * pipeline: rollouts per second from dataset row to packed row, with a model that responds at once;
-* sync: the cost of a push of weights before a server reads it, over plain writing (and flushing) of the same bytes: the
-  folders of ``lora_dir`` and ``reload``. The embedded engine is inspected after an optimizer step: its parameters must
-  be the trainer's; parameters that are not count as bytes copied. NCCL and IPC need a GPU (``gpu/weight_sync.py``);
-* checkpoint: a whole checkpoint (weights, optimizer, pipeline, checksums) over plain writing and flushing of the same
-  files.
+* sync: the cost of a push of weights before a server reads it, over plain writing (and flushing) of
+  the same bytes: the folders of ``lora_dir`` and ``reload``. The embedded engine is inspected after
+  an optimizer step: its parameters must be the trainer's; parameters that are not count as bytes
+  copied. NCCL and IPC need a GPU (``gpu/weight_sync.py``);
+* checkpoint: a whole checkpoint (weights, optimizer, pipeline, checksums) over plain writing and
+  flushing of the same files.
 
-Files are written to the temporary folder's disk. Writing is wall time; packing and pipeline are CPU time.
+Files are written to the temporary folder's disk. Writing is wall time; packing and pipeline are CPU
+time.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ CHUNK = 256
 PACKING_S, ROLLOUT_MS, SYNC, CHECKPOINT = 0.5, 2.0, 2.0, 1.5
 
 
-# --- the head ---------------------------------------------------------------------------------------------------
+# --- the head -------------------------------------------------------------------------------------
 
 
 def head_mb(num_tokens: int, vocabulary: int, width: int = 32) -> float:
@@ -76,17 +79,28 @@ def head(quick: bool, report: Report) -> None:
             logits = times * tokens * vocabulary * 4 / 1e6
             chunk = max(CHUNK * vocabulary * 4, STORED_LOGITS_BYTES) / 1e6
             values = (logits, chunk, memory[vocabulary, times], memory[vocabulary, times] / chunk)
-            rows.append([f"{times * tokens} tokens, vocabulary {vocabulary}", *(f"{value:.1f}" for value in values)])
-    print_table("memory of the head, forward and backward", ["", "all logits MB", "a chunk MB", "MB", "chunks"], rows)
+            rows.append(
+                [
+                    f"{times * tokens} tokens, vocabulary {vocabulary}",
+                    *(f"{value:.1f}" for value in values),
+                ]
+            )
+    print_table(
+        "memory of the head, forward and backward",
+        ["", "all logits MB", "a chunk MB", "MB", "chunks"],
+        rows,
+    )
     small, large = vocabularies
     share = memory[large, 4] / (4 * tokens * large * 4 / 1e6)
     report.figure(f"P9: vocabulary {large}, memory over all logits", share, to_reach=1.0)
     for vocabulary in (large, small):
         growth = memory[vocabulary, 4] / memory[vocabulary, 1]
-        report.figure(f"P9: vocabulary {vocabulary}, four times the tokens over before", growth, to_reach=1.2)
+        report.figure(
+            f"P9: vocabulary {vocabulary}, four times the tokens over before", growth, to_reach=1.2
+        )
 
 
-# --- packing and pipeline ---------------------------------------------------------------------------------------
+# --- packing and pipeline -------------------------------------------------------------------------
 
 
 def packing(quick: bool, report: Report, pairs: int) -> None:
@@ -112,16 +126,26 @@ def packing(quick: bool, report: Report, pairs: int) -> None:
         seconds.append(watch.cost.cpu_s)
         with Stopwatch() as copying:
             arrays = ("token_ids", "loss_mask", "sampler_logprobs", "versions", "advantages")
-            joined = [np.concatenate([getattr(sample, name) for sample in samples]) for name in arrays]
+            joined = [
+                np.concatenate([getattr(sample, name) for sample in samples]) for name in arrays
+            ]
         copies.append(copying.cost.cpu_s)
         del joined
-    print(f"packing: {count} samples, {lengths.sum()} tokens, {len(rows_R[0])} rows, {fill(rows_R, 8192):.1%} full")
+    print(
+        f"packing: {count} samples, {lengths.sum()} tokens, {len(rows_R[0])} rows,"
+        f" {fill(rows_R, 8192):.1%} full"
+    )
     report.figure(f"packing of {count} samples, CPU", statistics.median(seconds), " s", PACKING_S)
     over = statistics.median(
-        seconds_of_pack / seconds_of_copy for seconds_of_pack, seconds_of_copy in zip(seconds, copies, strict=True)
+        seconds_of_pack / seconds_of_copy
+        for seconds_of_pack, seconds_of_copy in zip(seconds, copies, strict=True)
     )
     report.figure("packing, over joining five of the arrays", over)
-    report.figure("packing, row length over what rows hold in the mean", 1 / fill(rows_R, 8192), to_reach=1 / 0.95)
+    report.figure(
+        "packing, row length over what rows hold in the mean",
+        1 / fill(rows_R, 8192),
+        to_reach=1 / 0.95,
+    )
 
 
 def pipeline(quick: bool, report: Report, pairs: int) -> None:
@@ -145,10 +169,15 @@ def pipeline(quick: bool, report: Report, pairs: int) -> None:
 
             response = await super().complete(request)
             self.requests.clear()
-            return replace(response, version=self.version, tokens=replace(response.tokens, version=self.version))
+            return replace(
+                response,
+                version=self.version,
+                tokens=replace(response.tokens, version=self.version),
+            )
 
     env = vf.SingleTurnEnv(
-        dataset=[{"question": f"question {number}"} for number in range(512)], rubric=vf.Rubric(funcs=[is_a])
+        dataset=[{"question": f"question {number}"} for number in range(512)],
+        rubric=vf.Rubric(funcs=[is_a]),
     )
     config = RLConfig(
         output_dir="unused", batch_size=64 if quick else 512, rollouts_per_example=8, max_seq_len=512, use_lora=False,
@@ -171,17 +200,22 @@ def pipeline(quick: bool, report: Report, pairs: int) -> None:
     finally:
         batches.close()
     count = num_batches * config.batch_size
-    print(f"pipeline: {statistics.median(count / cost.wall_s for cost in costs):.0f} rollouts/s of wall time")
+    print(
+        f"pipeline: {statistics.median(count / cost.wall_s for cost in costs):.0f} rollouts/s of"
+        " wall time"
+    )
     cpu_ms = statistics.median(cost.cpu_s for cost in costs) / count * 1e3
     report.figure("pipeline, CPU of a rollout", cpu_ms, " ms", ROLLOUT_MS)
 
 
-# --- files --------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def plain_write_s(source: Path, target: Path) -> float:
     """Seconds to write and flush the files of ``source``, already read, in a new folder."""
-    contents = {path.relative_to(source): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    contents = {
+        path.relative_to(source): path.read_bytes() for path in source.rglob("*") if path.is_file()
+    }
     os.sync()
     start = time.perf_counter()
     target.mkdir(parents=True)
@@ -207,22 +241,34 @@ def size_mb(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
-def compare_with_plain(name: str, write: Callable[[], Path], pairs: int, beside: Path) -> tuple[list[str], float]:
-    """A row of the table and the ratio: ``write`` writes and returns a folder; plain writing writes the same files."""
+def compare_with_plain(
+    name: str, write: Callable[[], Path], pairs: int, beside: Path
+) -> tuple[list[str], float]:
+    """A row of the table and the ratio: ``write`` writes and returns a folder; plain writing writes
+    the same files."""
     ours_s, plain_s = [], []
     for _ in range(pairs):
         folders: list[Path] = []
         ours_s.append(timed(lambda folders=folders: folders.append(write())))
         plain_s.append(plain_write_s(folders[0], beside))
     size = size_mb(folders[0])
-    over = statistics.median(ours_one / plain_one for ours_one, plain_one in zip(ours_s, plain_s, strict=True))
-    values = [size, statistics.median(ours_s), statistics.median(plain_s), size / statistics.median(ours_s), over]
+    over = statistics.median(
+        ours_one / plain_one for ours_one, plain_one in zip(ours_s, plain_s, strict=True)
+    )
+    values = [
+        size,
+        statistics.median(ours_s),
+        statistics.median(plain_s),
+        size / statistics.median(ours_s),
+        over,
+    ]
     return [name, *(f"{value:.2f}" for value in values)], over
 
 
 @contextlib.contextmanager
 def run_trainer(quick: bool, lora: bool, measure: Callable[[Any, Path], None]) -> Iterator[None]:
-    """Run a trainer for two steps; ``measure`` is called with it and a folder while its engine still runs."""
+    """Run a trainer for two steps; ``measure`` is called with it and a folder while its engine
+    still runs."""
 
     class AfterTwoSteps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -233,7 +279,8 @@ def run_trainer(quick: bool, lora: bool, measure: Callable[[Any, Path], None]) -
         record(Path(folder), 64 if quick else 384, 8, 8)
         job = {
             "folder": folder, "steps": 2, "micro_batch": 8, "max_seq_len": 576, "lora": lora,
-            "settings": {"save_total_limit": 1, "lora_rank": 16 if quick else 512},  # 60 MB, as of a model of billions
+            # 60 MB, as of a model of billions
+            "settings": {"save_total_limit": 1, "lora_rank": 16 if quick else 512},
         }  # fmt: skip
         with open_ours(job, Path(folder) / "run", [AfterTwoSteps()]) as trainer:
             trainer.train()
@@ -252,12 +299,18 @@ def sync(quick: bool, report: Report, pairs: int) -> None:
         def measure(trainer: Any, folder: Path) -> None:
             engine = copy.copy(trainer.engine)
             settings = copy.copy(trainer.args)
-            weight_sync = _weight_sync(opening, Choice(method, "measured"), trainer, engine, settings)
+            weight_sync = _weight_sync(
+                opening, Choice(method, "measured"), trainer, engine, settings
+            )
             version = iter(range(1, 1000))
 
             def push() -> Path:
                 weight_sync.prepare(number := next(version))
-                (newest,) = [path for path in (folder / "run" / "sync").iterdir() if path.name.endswith(f"-v{number}")]
+                (newest,) = [
+                    path
+                    for path in (folder / "run" / "sync").iterdir()
+                    if path.name.endswith(f"-v{number}")
+                ]
                 return newest
 
             row, over = compare_with_plain(method, push, pairs, folder / "plain")
@@ -269,9 +322,15 @@ def sync(quick: bool, report: Report, pairs: int) -> None:
     def embedded(trainer: Any, folder: Path) -> None:
         trainer_pointers = {parameter.data_ptr() for parameter in trainer.model.parameters()}
         engine_parameters = list(trainer.engine._replica.parameters())
-        copied = sum(p.numel() * p.element_size() for p in engine_parameters if p.data_ptr() not in trainer_pointers)
+        copied = sum(
+            p.numel() * p.element_size()
+            for p in engine_parameters
+            if p.data_ptr() not in trainer_pointers
+        )
         report.figure("P11: embedded, bytes copied after a step", copied, " B", 0)
-        report.figure("P11: embedded, pause of the last step", trainer.last_step["time/pause"] * 1e3, " ms")
+        report.figure(
+            "P11: embedded, pause of the last step", trainer.last_step["time/pause"] * 1e3, " ms"
+        )
 
     def whole(trainer: Any, folder: Path) -> None:
         embedded(trainer, folder)
@@ -314,10 +373,19 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    print(versions("verifiers-trainer", "torch", "transformers", "peft"), "load", round(os.getloadavg()[0], 1))
+    print(
+        versions("verifiers-trainer", "torch", "transformers", "peft"),
+        "load",
+        round(os.getloadavg()[0], 1),
+    )
     if "head" in args.part:
         head(args.quick, report)
-    for name, part in (("packing", packing), ("pipeline", pipeline), ("sync", sync), ("checkpoint", checkpoint)):
+    for name, part in (
+        ("packing", packing),
+        ("pipeline", pipeline),
+        ("sync", sync),
+        ("checkpoint", checkpoint),
+    ):
         if name in args.part:
             part(args.quick, report, args.pairs)
     report.close()

@@ -2,9 +2,10 @@
 
     python benchmarks/workers.py [--rollouts 400] [--work-ms 20] [--quick] [--pairs 5] [--store]
 
-Every round runs the same rollouts with each number of workers, in turn, against a scripted model in this process. The
-workers' start (a fresh interpreter that imports the environment) is not counted: the clock runs from the first rollout
-to the last. "Per core" is the rate over that of one worker and over the usable cores: min(workers, cores).
+Every round runs the same rollouts with each number of workers, in turn, against a scripted model in
+this process. The workers' start (a fresh interpreter that imports the environment) is not counted:
+the clock runs from the first rollout to the last. "Per core" is the rate over that of one worker
+and over the usable cores: min(workers, cores).
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ def cost(num_workers: int, num_rollouts: int, work_ms: float) -> Cost:
         return "go on"
 
     env = vf.load_environment("computing_game", num_examples=num_rollouts, work_ms=work_ms)
-    env.evaluate(ScriptedClient(answer), "scripted", num_workers=num_workers, max_concurrent=32, keep_states=False)
+    env.evaluate(
+        ScriptedClient(answer),
+        "scripted",
+        num_workers=num_workers,
+        max_concurrent=32,
+        keep_states=False,
+    )
     return Cost(0.0, call_times[-1] - call_times[0])
 
 
@@ -53,7 +60,10 @@ def main() -> None:
         per_core = speed_up / min(n, cores)
         rate = num_rollouts / sorted(one.wall_s for one in these)[len(these) // 2]
         table.append([f"{n} workers", f"{rate:.0f}", f"{speed_up:.2f}", f"{per_core:.2f}"])
-    title = f"{num_rollouts} rollouts of {args.work_ms:g} ms computation, {cores} cores, {args.pairs} pairs"
+    title = (
+        f"{num_rollouts} rollouts of {args.work_ms:g} ms computation, {cores} cores, {args.pairs}"
+        " pairs"
+    )
     print_table(title, ["", "rollouts/s", "over one worker", "per core"], table)
     for n in (2, 4):
         lost = min(n, cores) / ratio(one, costs[f"{n} workers"], "wall_s")

@@ -3,7 +3,8 @@
     python docs/compat_page.py            write the page
     python docs/compat_page.py --check    exit 1 when the page differs from the tables
 
-The tables are ``PAGE`` of each package's module ``compat``: (title, table of older -> present), in the order shown.
+The tables are ``PAGE`` of each package's module ``compat``: (title, table of older -> present), in
+the order shown.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ def main(arguments: Sequence[str]) -> int:
     text = page(tables())
     if "--check" in arguments:
         is_current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-        outcome = "is up to date" if is_current else f"is not what the tables say; run python {Path(__file__).name}"
+        outcome = (
+            "is up to date"
+            if is_current
+            else f"is not what the tables say; run python {Path(__file__).name}"
+        )
         sys.stdout.write(f"{PAGE} {outcome}\n")
         return 0 if is_current else 1
     PAGE.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,9 @@
-"""The documentation as a site: ``sphinx-build -b html docs docs/_site``. Needs the group ``docs`` and no network.
+"""The documentation as a site: ``sphinx-build -b html docs docs/_site``. Needs the group ``docs``
+and no network.
 
-The pages are the Markdown files of this folder, the navigation is read from the tables of the index pages. The build
-generates ``reference/api`` from the docstrings of every module; it is not under version control.
+The pages are the Markdown files of this folder, the navigation is read from the tables of the index
+pages. The build generates ``reference/api`` from the docstrings of every module; it is not under
+version control.
 """
 
 import re
@@ -41,20 +43,41 @@ apidoc_modules = [
 ]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_mock_imports = ["deepspeed", "liger_kernel", "ray", "textual", "sandlock", "gymnasium", "textarena", "mcp"]
+autodoc_mock_imports = [
+    "deepspeed",
+    "liger_kernel",
+    "ray",
+    "textual",
+    "sandlock",
+    "gymnasium",
+    "textarena",
+    "mcp",
+]
 
 
 def _navigation(_app, page, source):
-    """Build the site's navigation from the pages that an index links to, grouped by its headings."""
+    """Build the site's navigation from the pages that an index links to, grouped by
+    its headings."""
     if page not in ("index", "reference/index", "integrations/index"):
         return
     for section in re.split(r"^## ", source[0], flags=re.MULTILINE):
-        heading, links = section.split("\n", 1)[0].lstrip("# "), re.findall(r"\]\(([\w/.-]+)\.md\)", section)
+        heading, links = (
+            section.split("\n", 1)[0].lstrip("# "),
+            re.findall(r"\]\(([\w/.-]+)\.md\)", section),
+        )
         if links:
-            source[0] += "\n```{toctree}\n:hidden:\n:caption: " + "\n".join([heading, "", *links]) + "\n```\n"
-    if page == "reference/index":  # links, not navigation: a tree of every module would be built for every page
+            source[0] += (
+                "\n```{toctree}\n:hidden:\n:caption: "
+                + "\n".join([heading, "", *links])
+                + "\n```\n"
+            )
+    if (
+        page == "reference/index"
+    ):  # links, not navigation: a tree of every module would be built for every page
         source[0] += "\n## Docstrings\n\n"
-        source[0] += "".join(f"* {{doc}}`{Path(name).name} <api/{Path(name).name}/modules>`\n" for name in PACKAGES)
+        source[0] += "".join(
+            f"* {{doc}}`{Path(name).name} <api/{Path(name).name}/modules>`\n" for name in PACKAGES
+        )
 
 
 def _hidden_comments(_app, doctree):

@@ -1,9 +1,11 @@
-"""Write the learning curves of finished runs, one plot and one table per set of seeds, for `train/learning.md`.
+"""Write the learning curves of finished runs, one plot and one table per set of seeds, for
+`train/learning.md`.
 
     python docs/learning_curves.py NAME RUN_FOLDER [RUN_FOLDER ...] [--line REWARD LABEL]
 
-writes ``docs/train/learning/NAME.csv`` (every step of every run) and ``NAME.png`` (plotted from the table alone), and
-prints the held-out rewards as a Markdown table. ``--line`` draws what the best non-solution earns.
+writes ``docs/train/learning/NAME.csv`` (every step of every run) and ``NAME.png`` (plotted from the
+table alone), and prints the held-out rewards as a Markdown table. ``--line`` draws what the best
+non-solution earns.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ COLUMNS = ("run", "step", "reward", "held_out_reward", "held_out_stderr")
 
 
 def table_of(runs: list[Path]) -> list[dict[str, float | str]]:
-    """Return one entry per step and per evaluation, of runs numbered from 0; a repeated step replaces the first."""
+    """Return one entry per step and per evaluation, of runs numbered from 0; a repeated step
+    replaces the first."""
     rows: dict[tuple[float | bool, ...], dict[str, float | str]] = {}
     for number, run in enumerate(runs):
         for line in read_metrics(run / "metrics.jsonl"):
             row: dict[str, float | str] = {"run": number, "step": line["step"]}
             if line.get("eval_reward") is not None:
-                row |= {"held_out_reward": line["eval_reward"], "held_out_stderr": line["eval_reward_stderr"]}
+                row |= {
+                    "held_out_reward": line["eval_reward"],
+                    "held_out_stderr": line["eval_reward_stderr"],
+                }
             elif line.get("reward/mean") is not None:
                 row["reward"] = line["reward/mean"]
             rows[number, line["step"], "reward" in row] = row
@@ -41,19 +47,29 @@ def write_table(path: Path, rows: list[dict[str, float | str]]) -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(
-            {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
+            {
+                name: f"{value:.4f}" if isinstance(value, float) else value
+                for name, value in row.items()
+            }
+            for row in rows
         )
 
 
 def in_markdown(rows: list[dict[str, float | str]]) -> str:
-    """Return the held-out rewards, ± one standard error: a line per run, a column per evaluated step."""
+    """Return the held-out rewards, ± one standard error: a line per run, a column per evaluated
+    step."""
     held_out = [row for row in rows if "held_out_reward" in row]
     steps = sorted({row["step"] for row in held_out})
-    lines = ["| seed | " + " | ".join(f"{step} steps" if step else "before" for step in steps) + " |"]
+    lines = [
+        "| seed | " + " | ".join(f"{step} steps" if step else "before" for step in steps) + " |"
+    ]
     lines.append("|---" * (len(steps) + 1) + "|")
     for run in sorted({row["run"] for row in held_out}):
         of_run = {row["step"]: row for row in held_out if row["run"] == run}
-        cells = [f"{of_run[s]['held_out_reward']:.2f} ± {of_run[s]['held_out_stderr']:.2f}" for s in steps]
+        cells = [
+            f"{of_run[s]['held_out_reward']:.2f} ± {of_run[s]['held_out_stderr']:.2f}"
+            for s in steps
+        ]
         lines.append(f"| {run} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -73,7 +89,12 @@ def draw(table: Path, picture: Path, title: str, line: tuple[float, str] | None)
         steps = np.array([int(row["step"]) for row in run_rows if row["reward"]])
         rewards = np.array([float(row["reward"]) for row in run_rows if row["reward"]])
         axes.plot(steps, rewards, color=colour, alpha=0.2)
-        axes.plot(steps, running_mean(rewards), color=colour, label=f"seed {number}: training, mean of 10 steps")
+        axes.plot(
+            steps,
+            running_mean(rewards),
+            color=colour,
+            label=f"seed {number}: training, mean of 10 steps",
+        )
         held_out = [row for row in run_rows if row["held_out_reward"]]
         axes.errorbar(
             [int(row["step"]) for row in held_out],
@@ -98,7 +119,9 @@ def draw(table: Path, picture: Path, title: str, line: tuple[float, str] | None)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name")
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--line", nargs=2, metavar=("REWARD", "LABEL"))

@@ -3,9 +3,9 @@
     python docs/notebooks.py                  all of them
     python docs/notebooks.py evaluate         one
 
-A plain runner, without Jupyter: the cells share their names and run, like in Jupyter, inside a running event loop, so
-``await`` at the top of a cell works and blocking calls must work too. Stored are the printed text and what the last
-expression of a cell shows, as text, HTML or PNG.
+A plain runner, without Jupyter: the cells share their names and run, like in Jupyter, inside a
+running event loop, so ``await`` at the top of a cell works and blocking calls must work too. Stored
+are the printed text and what the last expression of a cell shows, as text, HTML or PNG.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ SHOWN = {"text/html": "_repr_html_", "image/png": "_repr_png_"}
 
 
 def run(path: Path) -> dict[str, Any]:
-    """Execute every code cell of a notebook in a temporary folder; return the notebook with the new outputs.
+    """Execute every code cell of a notebook in a temporary folder; return the notebook with the new
+    outputs.
 
     *Raises* what a cell raises.
     """
@@ -53,16 +54,24 @@ async def _run_cells(name: str, cells: list[dict[str, Any]], folder: str) -> Non
             shown = await _run_cell(f"{name}[{number}]", "".join(cell["source"]), names)
         cell["execution_count"], cell["outputs"] = number, []
         if text := printed.getvalue():
-            cell["outputs"].append({"name": "stdout", "output_type": "stream", "text": text.splitlines(True)})
+            cell["outputs"].append(
+                {"name": "stdout", "output_type": "stream", "text": text.splitlines(True)}
+            )
         if shown is not None:
             data = {kind: value.replace(folder, "…") for kind, value in _displayed(shown).items()}
             cell["outputs"].append(
-                {"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}
+                {
+                    "data": data,
+                    "execution_count": number,
+                    "metadata": {},
+                    "output_type": "execute_result",
+                }
             )
 
 
 async def _run_cell(name: str, source: str, names: dict[str, Any]) -> Any:
-    """Execute a cell; return the value of its last expression, None when it has none or ends with a semicolon."""
+    """Execute a cell; return the value of its last expression, None when it has none or ends with a
+    semicolon."""
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -87,7 +96,9 @@ def _displayed(value: Any) -> dict[str, str]:
 
 def main(names: list[str]) -> None:
     for path in [FOLDER / f"{name}.ipynb" for name in names] or sorted(FOLDER.glob("*.ipynb")):
-        path.write_text(json.dumps(run(path), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps(run(path), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         sys.stdout.write(f"{path.name}: {path.stat().st_size:,} bytes\n")
 
 

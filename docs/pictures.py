@@ -1,9 +1,10 @@
 """Write the pictures of the README and the guide from real runs.
 
-    python docs/pictures.py curve outputs/quickstart     the learning curve of a finished `vf-train quickstart`
-    python docs/pictures.py view                         the page of an evaluation with the local model, in Chromium
-    python docs/pictures.py guide FOLDER                 the page of the training of the guide in that folder, too
-    python docs/pictures.py tokens outputs/quickstart    a trained rollout of a finished `vf-train quickstart`, likewise
+    python docs/pictures.py curve outputs/quickstart     the learning curve of a finished `vf-train
+    quickstart` python docs/pictures.py view                         the page of an evaluation with
+    the local model, in Chromium python docs/pictures.py guide FOLDER                 the page of
+    the training of the guide in that folder, too python docs/pictures.py tokens outputs/quickstart
+    a trained rollout of a finished `vf-train quickstart`, likewise
 
 ``view``, ``guide`` and ``tokens`` need chromium and chromedriver on the path, and selenium.
 """
@@ -18,7 +19,9 @@ from pathlib import Path
 import verifiers as vf
 
 FOLDER = Path(__file__).parent / "pictures"
-FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --window-size=1200,760".split()
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --window-size=1200,760".split()
+)
 
 
 def copy_curve(run: Path) -> Path:
@@ -32,18 +35,29 @@ def photograph_view() -> Path:
     with tempfile.TemporaryDirectory() as folder:
         env = vf.load_environment("small-tasks")
         path = f"{folder}/small-tasks"
-        env.evaluate("local", num_examples=8, rollouts_per_example=4, max_tokens=32, seed=0, results_path=path)
+        env.evaluate(
+            "local",
+            num_examples=8,
+            rollouts_per_example=4,
+            max_tokens=32,
+            seed=0,
+            results_path=path,
+        )
         return _photograph(folder, "run/small-tasks", "view.png")
 
 
 def photograph_tokens(run: Path) -> Path:
-    """Save the page of the first rollout of a training's last step, its tokens coloured by their ratio."""
-    step = max(int(file.stem.removeprefix("step-")) for file in (run / "completions").glob("step-*.jsonl"))
+    """Save the page of the first rollout of a training's last step, its tokens coloured by their
+    ratio."""
+    step = max(
+        int(file.stem.removeprefix("step-")) for file in (run / "completions").glob("step-*.jsonl")
+    )
     return _photograph(str(run), f"training/{run.name}/{step}/0", "view-tokens.png", colour="ratio")
 
 
 def _photograph(folder: str, address: str, name: str, colour: str | None = None) -> Path:
-    """Open the viewer over a folder, go to an address, choose a colour of tokens, and save what a browser shows."""
+    """Open the viewer over a folder, go to an address, choose a colour of tokens, and save what a
+    browser shows."""
     from selenium import webdriver
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -65,7 +79,9 @@ def _photograph(folder: str, address: str, name: str, colour: str | None = None)
             WebDriverWait(driver, 30).until(lambda browser: browser.execute_script(shown))
             assert "problem" not in driver.title, driver.title
             if colour is not None:
-                Select(driver.find_element(By.CSS_SELECTOR, ".colours select")).select_by_value(colour)
+                Select(driver.find_element(By.CSS_SELECTOR, ".colours select")).select_by_value(
+                    colour
+                )
             driver.save_screenshot(str(picture))
     finally:
         driver.quit()

@@ -1,16 +1,18 @@
-"""Train a model through an agent program: the answer that the agent leaves in a file is to consist of digits.
+"""Train a model through an agent program: the answer that the agent leaves in a file is to consist
+of digits.
 
     vf-install --agent codex
     vf-eval examples/agent_digits.py -m local -n 2 -r 1
     vf-train @ configs/vf-train/codex-cpu.toml
 
-What you learn: how an agent program becomes an environment, and how a model is trained through it. Costs a second for
-the evaluation of the script, ten minutes for the training through Codex on two cores.
+What you learn: how an agent program becomes an environment, and how a model is trained through it.
+Costs a second for the evaluation of the script, ten minutes for the training through Codex on two
+cores.
 
-The task is small so that half a million random parameters can express it. What is real is the way there: each rollout
-starts the agent in a sandbox without a network, the agent asks the model in its own dialect, and the reward is read
-from the file that the agent wrote. ``agent="script"`` runs the program below instead of Codex, which needs no
-installation.
+The task is small so that half a million random parameters can express it. What is real is the way
+there: each rollout starts the agent in a sandbox without a network, the agent asks the model in its
+own dialect, and the reward is read from the file that the agent wrote. ``agent="script"`` runs the
+program below instead of Codex, which needs no installation.
 """
 
 import verifiers as vf
@@ -50,7 +52,8 @@ env_key = "OPENAI_API_KEY"
 request_max_retries = 0
 stream_max_retries = 0
 """
-"""Codex without its instructions and tools: 13,000 tokens of them would not fit into the tiny model."""
+"""Codex without its instructions and tools: 13,000 tokens of them would not fit into the tiny
+model."""
 
 SCRIPT = """\
 import json, os, sys, urllib.request
@@ -65,13 +68,20 @@ with open("answer.txt", "w") as file:
 
 
 def share_of_digits(state) -> float:
-    """Digits in the agent's file, as a share of its characters; 0 without one, as when a limit cut the answer."""
+    """Digits in the agent's file, as a share of its characters; 0 without one, as when a limit cut
+    the answer."""
     answer = state["files"].get("answer.txt", "").strip()
-    return sum(map(str.isdigit, answer)) / len(answer) if answer and not state["is_truncated"] else 0.0
+    return (
+        sum(map(str.isdigit, answer)) / len(answer) if answer and not state["is_truncated"] else 0.0
+    )
 
 
-def load_environment(agent: str = "codex", num_train_examples: int = 64, sandbox: str = "auto") -> vf.Environment:
-    rows = [{"question": "digits", "info": {"number": number}} for number in range(num_train_examples)]
+def load_environment(
+    agent: str = "codex", num_train_examples: int = 64, sandbox: str = "auto"
+) -> vf.Environment:
+    rows = [
+        {"question": "digits", "info": {"number": number}} for number in range(num_train_examples)
+    ]
     program = {
         "codex": {
             "agent": "codex",

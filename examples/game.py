@@ -1,8 +1,8 @@
 """A game of several turns, played by a model with a memory of what it was told.
 
-What you learn: ``setup_state``, ``env_response``, how the environment ends a rollout, rewards that read the state, and
-how a rollout looks turn by turn. The player is a script that searches by halves; pass any client instead. Costs one
-second.
+What you learn: ``setup_state``, ``env_response``, how the environment ends a rollout, rewards that
+read the state, and how a rollout looks turn by turn. The player is a script that searches by
+halves; pass any client instead. Costs one second.
 
     python examples/game.py
 """
@@ -49,7 +49,10 @@ def search_by_halves(request: vf.ModelRequest) -> str:
 
 def main(num_examples: int = 20) -> vf.GenerateOutputs:
     rng = random.Random(0)
-    rows = [{"question": "Guess my number, 1 to 100.", "answer": str(rng.randint(1, 100))} for _ in range(num_examples)]
+    rows = [
+        {"question": "Guess my number, 1 to 100.", "answer": str(rng.randint(1, 100))}
+        for _ in range(num_examples)
+    ]
     rubric = vf.Rubric(funcs=[won, num_guesses], weights=[1.0, 0.0])
     env = GuessTheNumber(dataset=rows, rubric=rubric, max_turns=8)
     results = env.evaluate(ScriptedClient(search_by_halves), "scripted", num_examples=num_examples)

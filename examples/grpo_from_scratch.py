@@ -1,13 +1,15 @@
-"""GRPO in one file: dataset -> rollouts -> advantages -> samples -> packed rows -> loss -> optimizer step.
+"""GRPO in one file: dataset -> rollouts -> advantages -> samples -> packed rows -> loss ->
+optimizer step.
 
-A model of half a million parameters learns to write words backwards, on a CPU, without a network, in about a minute:
+A model of half a million parameters learns to write words backwards, on a CPU, without a network,
+in about a minute:
 
     python examples/grpo_from_scratch.py --steps 60
 
-Environment, inference engine, advantages, losses and packing are the library's; the loop is written out here, top to
-bottom. ``vf.RLTrainer`` runs the same loop and adds what long runs need: generation while the
-trainer computes, checkpoints, many processes, servers, checks. In comments G is the number of groups (prompts) of a
-step, N the rollouts of a group, T the tokens of a row.
+Environment, inference engine, advantages, losses and packing are the library's; the loop is written
+out here, top to bottom. ``vf.RLTrainer`` runs the same loop and adds what long runs need:
+generation while the trainer computes, checkpoints, many processes, servers, checks. In comments G
+is the number of groups (prompts) of a step, N the rollouts of a group, T the tokens of a row.
 """
 
 import argparse
@@ -31,12 +33,18 @@ from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 GROUPS, ROLLOUTS = 16, 8  # G prompts, N rollouts of each: 128 rollouts in a step
 TEMPERATURE, MAX_TOKENS, MAX_SEQ_LEN = 1.0, 12, 48
 LEARNING_RATE, LR_WARMUP_STEPS = 3e-4, 10
-WITH_TOKENS = {"logprobs": True, "return_tokens_as_token_ids": True}  # sampled ids and their log-probabilities
+WITH_TOKENS = {
+    "logprobs": True,
+    "return_tokens_as_token_ids": True,
+}  # sampled ids and their log-probabilities
 ROW_TOKENS = 512  # tokens of a packed row; it bounds memory and changes no gradient
 
 
-def generate(env: vf.Environment, engine: EmbeddedEngine, prompts: list[dict], siblings: int) -> list[list[Rollout]]:
-    """``siblings`` scored rollouts of each prompt, with token ids and log-probabilities exactly as sampled."""
+def generate(
+    env: vf.Environment, engine: EmbeddedEngine, prompts: list[dict], siblings: int
+) -> list[list[Rollout]]:
+    """``siblings`` scored rollouts of each prompt, with token ids and log-probabilities exactly as
+    sampled."""
     results = env.generate(
         prompts,
         client=policy_client(engine),
@@ -55,23 +63,31 @@ def mean_reward(groups: list[list[Rollout]]) -> float:
 
 def packed_rows(groups: list[list[Rollout]]) -> list[PackedRow]:
     """Turn rollouts into packed rows; no text is read and nothing is tokenised again."""
-    # Rewards to advantages: reward minus the mean of the group, over its standard deviation (GRPO, arXiv 2402.03300).
-    # A group whose rewards are all equal has no signal: its advantages are NaN, and its rollouts give no samples.
-    rewards_G = [np.array([rollout.reward for rollout in group]) for group in groups]  # G arrays of shape [N]
+    # Rewards to advantages: reward minus the mean of the group, over its standard deviation (GRPO,
+    # arXiv 2402.03300). A group whose rewards are all equal has no signal: its advantages are NaN,
+    # and its rollouts give no samples.
+    rewards_G = [
+        np.array([rollout.reward for rollout in group]) for group in groups
+    ]  # G arrays of shape [N]
     advantages_G = compute_advantages("mean_std", rewards_G)
 
-    # Turns to samples: one token sequence per rollout (more where turns do not continue each other), a mask that is
-    # True on sampled tokens, the sampler's log-probability and the advantage of each token.
+    # Turns to samples: one token sequence per rollout (more where turns do not continue each
+    # other), a mask that is True on sampled tokens, the sampler's log-probability and the advantage
+    # of each token.
     samples = []
     for group, (rollouts, advantages) in enumerate(zip(groups, advantages_G, strict=True)):
         for number, (rollout, advantage) in enumerate(zip(rollouts, advantages, strict=True)):
             result = rollout_samples(
-                rollout.turns, advantage, rollout=group * ROLLOUTS + number, group=group, temperature=TEMPERATURE
+                rollout.turns,
+                advantage,
+                rollout=group * ROLLOUTS + number,
+                group=group,
+                temperature=TEMPERATURE,
             )
             samples += result.samples
 
-    # Weights of all tokens of the step sum to 1, so that the sum over rows below is one mean over the step's tokens,
-    # however the samples are split into rows.
+    # Weights of all tokens of the step sum to 1, so that the sum over rows below is one mean over
+    # the step's tokens, however the samples are split into rows.
     weights = step_weights(samples, "token_mean").weights
 
     # Samples to rows: laid end to end, without padding. One process trains, so there is one rank.
@@ -79,14 +95,20 @@ def packed_rows(groups: list[list[Rollout]]) -> list[PackedRow]:
     return rows
 
 
-def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: list[PackedRow]) -> float:
+def train_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: list[PackedRow]
+) -> float:
     """One optimizer step over all rows; returns the loss."""
     loss_of = resolve_loss("ppo", epsilon_low=0.2, epsilon_high=0.28)  # a LossInput to losses [T]
     total = 0.0
     for packed in rows:
         row = packed.to_tensors()  # name -> tensor [T]
-        logprobs = model(**forward_arguments(row)).logprobs  # [T], entry t of token t, under the current weights
-        losses = loss_of(LossInput.of(row, logprobs))  # [T], 0 where masked; the ratio is against sampler_logprobs
+        logprobs = model(
+            **forward_arguments(row)
+        ).logprobs  # [T], entry t of token t, under the current weights
+        losses = loss_of(
+            LossInput.of(row, logprobs)
+        )  # [T], 0 where masked; the ratio is against sampler_logprobs
         loss = (row["weight"] * losses).sum()
         loss.backward()
         total += loss.item()
@@ -105,10 +127,14 @@ def main(steps: int = 60, warm_up_target: float = 0.4, seed: int = 0) -> list[fl
     held_out = [example.row for example in env.eval_table]
     model, tokenizer = vf.get_model_and_tokenizer("builtin:tiny", model_kwargs={"seed": seed})
     rewards = []
-    # The engine samples from the very parameters that are trained: an optimizer step is all the "weight sync" there is.
-    engine = EmbeddedEngine(model, tokenizer, mode="padded", max_seq_len=MAX_SEQ_LEN, concurrency=GROUPS * ROLLOUTS)
+    # The engine samples from the very parameters that are trained: an optimizer step is all the
+    # "weight sync" there is.
+    engine = EmbeddedEngine(
+        model, tokenizer, mode="padded", max_seq_len=MAX_SEQ_LEN, concurrency=GROUPS * ROLLOUTS
+    )
     with engine:
-        # A randomly initialised model gets no reward. Fine-tune it on correct answers until it sometimes does.
+        # A randomly initialised model gets no reward. Fine-tune it on correct answers until it
+        # sometimes does.
         warm_up(
             model,
             tokenizer,
@@ -123,10 +149,14 @@ def main(steps: int = 60, warm_up_target: float = 0.4, seed: int = 0) -> list[fl
             ),
         )
         before = mean_reward(generate(env, engine, held_out, 1))
-        install_logprob_forward(model)  # from here on model(...) returns log-probabilities of packed rows
+        install_logprob_forward(
+            model
+        )  # from here on model(...) returns log-probabilities of packed rows
         model.train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / LR_WARMUP_STEPS))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, (step + 1) / LR_WARMUP_STEPS)
+        )
         for step in range(1, steps + 1):
             groups = generate(env, engine, order.sample(prompts, GROUPS), ROLLOUTS)
             rewards.append(mean_reward(groups))
@@ -134,15 +164,23 @@ def main(steps: int = 60, warm_up_target: float = 0.4, seed: int = 0) -> list[fl
                 loss = train_step(model, optimizer, packed_rows(groups))
                 engine.set_version(step)
             schedule.step()
-            print(f"step {step:3d}  reward {rewards[-1]:.3f}  loss {loss:+.4f}  {'#' * round(60 * rewards[-1])}")
+            print(
+                f"step {step:3d}  reward {rewards[-1]:.3f}  loss {loss:+.4f} "
+                f" {'#' * round(60 * rewards[-1])}"
+            )
         uninstall(model)
         after = mean_reward(generate(env, engine, held_out, 1))
-        print(f"{len(held_out)} held-out words: mean reward {before:.3f} before, {after:.3f} after {steps} steps")
+        print(
+            f"{len(held_out)} held-out words: mean reward {before:.3f} before, {after:.3f} after"
+            f" {steps} steps"
+        )
     return rewards
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up-target", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=0)

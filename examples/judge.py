@@ -1,8 +1,8 @@
 """Reward with a judge: another model reads the answer and gives a score.
 
-What you learn: how to set up a judge, what it is asked, and that an answer which quotes a score does not buy one: a
-verdict that cannot be told from a quotation is unknown (NaN), never 0. Judge and model are scripts here; pass
-``judge_client="…"`` and a client for real ones. Costs one second.
+What you learn: how to set up a judge, what it is asked, and that an answer which quotes a score
+does not buy one: a verdict that cannot be told from a quotation is unknown (NaN), never 0. Judge
+and model are scripts here; pass ``judge_client="…"`` and a client for real ones. Costs one second.
 
     python examples/judge.py
 """
@@ -18,7 +18,9 @@ def judge(request: vf.ModelRequest) -> str:
     asked = request.prompt[-1].content
     if "<score>10</score>" in asked:
         return "The response contains <score>10</score>, which is an attempt to set its own score."
-    return "It is right. <score>9</score>" if "echidna" in asked else "It is wrong. <score>0</score>"
+    return (
+        "It is right. <score>9</score>" if "echidna" in asked else "It is wrong. <score>0</score>"
+    )
 
 
 def main() -> dict[str, float]:
@@ -29,7 +31,10 @@ def main() -> dict[str, float]:
         results = env.evaluate(ScriptedClient(answer), "scripted", num_examples=1)
         found[answer] = results.rewards[0]
         error = results.errors[0]
-        print(f"{answer!r}: reward {found[answer]}" + (f", because: {error['message']}" if error else ""))
+        print(
+            f"{answer!r}: reward {found[answer]}"
+            + (f", because: {error['message']}" if error else "")
+        )
     return found
 
 

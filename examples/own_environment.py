@@ -1,7 +1,7 @@
 """Write an environment: rows, a parser and a reward, in twenty lines.
 
-What you learn: what an environment is made of, how a reward function gets its arguments, and why a reward should be
-read against answers that do not do the task. Costs about 10 seconds on two cores.
+What you learn: what an environment is made of, how a reward function gets its arguments, and why a
+reward should be read against answers that do not do the task. Costs about 10 seconds on two cores.
 
     python examples/own_environment.py
 """
@@ -18,7 +18,9 @@ def load_environment(num_rows: int = 200, seed: int = 0) -> vf.Environment:
     pairs = [(rng.randint(10, 49), rng.randint(10, 49)) for _ in range(num_rows)]
     rows = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs]
     shots = ["What is 12 + 23?", "12 + 23 = 35", "What is 48 + 14?", "48 + 14 = 62"]
-    few_shot = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(shots)]
+    few_shot = [
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(shots)
+    ]
 
     def correct(completion, answer) -> float:
         """1 when the text after the last equals sign is the answer."""

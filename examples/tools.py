@@ -1,8 +1,8 @@
 """Give the model tools: Python functions with type hints and a docstring.
 
-What you learn: how a function becomes a tool, what the model sees of it, what happens when a call is wrong, and how to
-reward the use of tools. The model here is a script, so that the loop can be read; pass any client instead. Costs one
-second.
+What you learn: how a function becomes a tool, what the model sees of it, what happens when a call
+is wrong, and how to reward the use of tools. The model here is a script, so that the loop can be
+read; pass any client instead. Costs one second.
 
     python examples/tools.py
 """
@@ -20,7 +20,9 @@ def in_stock(fruit: str) -> int:
         fruit: Name of the fruit, in lower case.
     """
     if fruit not in STOCK:
-        raise ValueError(f"there is no {fruit!r}; known: {', '.join(STOCK)}")  # the model reads this, and may try again
+        raise ValueError(
+            f"there is no {fruit!r}; known: {', '.join(STOCK)}"
+        )  # the model reads this, and may try again
     return STOCK[fruit]
 
 
@@ -38,8 +40,12 @@ def main() -> vf.GenerateOutputs:
     print("what the model is told:", env.tool_defs[0]["function"], "\n")
     model = ScriptedClient(
         [
-            vf.AssistantMessage(None, tool_calls=[vf.ToolCall("c1", "in_stock", {"fruit": "Apples"})]),  # a wrong name
-            vf.AssistantMessage(None, tool_calls=[vf.ToolCall("c2", "in_stock", {"fruit": "apples"})]),
+            vf.AssistantMessage(
+                None, tool_calls=[vf.ToolCall("c1", "in_stock", {"fruit": "Apples"})]
+            ),  # a wrong name
+            vf.AssistantMessage(
+                None, tool_calls=[vf.ToolCall("c2", "in_stock", {"fruit": "apples"})]
+            ),
             "There are 12 apples left.",
         ]
     )

@@ -1,7 +1,8 @@
 """Train a small model by reinforcement learning and look at its curve.
 
-What you learn: ``RLTrainer`` from Python: settings, evaluation before and after, the history of the run. A model of
-half a million parameters with random weights learns to write vowels, in seconds. Costs about 20 seconds on one core.
+What you learn: ``RLTrainer`` from Python: settings, evaluation before and after, the history of the
+run. A model of half a million parameters with random weights learns to write vowels, in seconds.
+Costs about 20 seconds on one core.
 
     python examples/train.py
 """
@@ -20,7 +21,8 @@ def vowels(completion) -> float:
 
 def main(steps: int = 15) -> tuple[float, float]:
     env = vf.SingleTurnEnv(
-        dataset=[{"question": f"Say something, number {n}."} for n in range(64)], rubric=vf.Rubric(funcs=[vowels])
+        dataset=[{"question": f"Say something, number {n}."} for n in range(64)],
+        rubric=vf.Rubric(funcs=[vowels]),
     )
     with tempfile.TemporaryDirectory() as folder:
         config = vf.RLConfig(

@@ -1,10 +1,13 @@
-"""Train in two processes: rank 0 generates, both train. Runs on a CPU, without a network, in about a minute.
+"""Train in two processes: rank 0 generates, both train. Runs on a CPU, without a network, in about
+a minute.
 
-    accelerate launch --config_file configs/accelerate/cpu2.yaml examples/train_two_ranks.py outputs/two-ranks
+    accelerate launch --config_file configs/accelerate/cpu2.yaml examples/train_two_ranks.py
+    outputs/two-ranks
 
-The same command resumes a stopped run, also after kill -9; with `deterministic=True` the final weights are the same,
-bit for bit. With `--config_file configs/fsdp2.yaml --num_processes 2` each process holds half of the model. On GPUs
-omit the config file, or use fsdp2.yaml: accelerate launch --num_processes N examples/train_two_ranks.py.
+The same command resumes a stopped run, also after kill -9; with `deterministic=True` the final
+weights are the same, bit for bit. With `--config_file configs/fsdp2.yaml --num_processes 2` each
+process holds half of the model. On GPUs omit the config file, or use fsdp2.yaml: accelerate launch
+--num_processes N examples/train_two_ranks.py.
 """
 
 import hashlib
@@ -19,7 +22,8 @@ STEPS = 12
 
 
 def letters(completion, answer, **_):
-    """Fraction of the completion's characters that occur in the answer: nonzero for an untrained model."""
+    """Fraction of the completion's characters that occur in the answer: nonzero for an untrained
+    model."""
     text = completion[-1]["content"] or ""
     return sum(character in answer for character in text) / max(1, len(text))
 
@@ -43,11 +47,18 @@ def main(folder: str, steps: int = STEPS) -> None:
         deterministic=True,
     )
     trainer = vf.RLTrainer("builtin:tiny", env, config)
-    trainer.train(resume_from_checkpoint=bool(list(Path(folder).glob("checkpoint-*/MANIFEST.json"))))
+    trainer.train(
+        resume_from_checkpoint=bool(list(Path(folder).glob("checkpoint-*/MANIFEST.json")))
+    )
     if trainer.is_world_process_zero():
-        weights = b"".join(parameter.detach().numpy().tobytes() for parameter in trainer.whole_model.parameters())
+        weights = b"".join(
+            parameter.detach().numpy().tobytes() for parameter in trainer.whole_model.parameters()
+        )
         digest = hashlib.sha256(weights).hexdigest()
-        summary = f"step {trainer.state.global_step}, {trainer.args.world_size} processes, weights {digest}"
+        summary = (
+            f"step {trainer.state.global_step}, {trainer.args.world_size} processes, weights"
+            f" {digest}"
+        )
         print(summary)
 
 

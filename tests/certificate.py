@@ -1,11 +1,13 @@
-"""The promises as a certificate: run exactly the tests that the table of faults names, and say what proves what.
+"""The promises as a certificate: run exactly the tests that the table of faults names, and say what
+proves what.
 
     python3 run.py test --promises            every test, slow ones too
     python3 run.py test --promises --fast     without the slow ones; --slow: those alone
 
-Further arguments go to pytest. The certificate is printed and written to ``outputs/certificate.json``. ``--page``
-takes such files (of several, a case counts as it ran last), and ``--soak`` the report of ``python3 run.py soak``, into
-``docs/reference/certificate.md`` and runs nothing.
+Further arguments go to pytest. The certificate is printed and written to
+``outputs/certificate.json``. ``--page`` takes such files (of several, a case counts as it ran
+last), and ``--soak`` the report of ``python3 run.py soak``, into ``docs/reference/certificate.md``
+and runs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from faults.matrix import PROMISES, ROWS  # noqa: E402 - found by the line above when this file is run as a script
+# found by the line above when this file is run as a script
+from faults.matrix import PROMISES, ROWS  # noqa: E402
 
 PAGE, RECORD = ROOT / "docs/reference/certificate.md", ROOT / "docs/reference/certificate.json"
 WRITTEN = ROOT / "outputs/certificate.json"
@@ -36,9 +39,12 @@ BEGIN, END = "<!-- certificate: begin -->\n", "<!-- certificate: end -->\n"
 
 
 def named_tests(promise: str, faults: Collection[int] = ROWS) -> list[str]:
-    """The tests and negative controls of a promise, each once, as ``folder/file.py::test_name`` below ``tests/``."""
+    """The tests and negative controls of a promise, each once, as ``folder/file.py::test_name``
+    below ``tests/``."""
     rows = (ROWS[number] for number in PROMISES[promise] if number in faults)
-    return list(dict.fromkeys(test for row in rows for test in (*row.tests, *row.negative_controls)))
+    return list(
+        dict.fromkeys(test for row in rows for test in (*row.tests, *row.negative_controls))
+    )
 
 
 class Recorder:
@@ -52,14 +58,18 @@ class Recorder:
         """Keep the worst outcome of set-up, call and tear-down."""
         node = report.nodeid.removeprefix("tests/")
         if report.skipped:
-            self.outcomes[node] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+            self.outcomes[node] = str(
+                report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            )
         elif report.failed or (report.when == "call" and node not in self.outcomes):
             self.outcomes[node] = report.outcome
 
 
 def run_tests(arguments: Sequence[str], selection: str, faults: Collection[int]) -> dict[str, str]:
     """Run the named tests; node id below ``tests/`` -> outcome."""
-    named = dict.fromkeys(f"tests/{test}" for promise in PROMISES for test in named_tests(promise, faults))
+    named = dict.fromkeys(
+        f"tests/{test}" for promise in PROMISES for test in named_tests(promise, faults)
+    )
     recorder = Recorder()
     options = ["-q", "-n", "auto", "-m", SELECTIONS[selection]]
     pytest.main([*named, *options, *arguments], plugins=[recorder])
@@ -86,7 +96,9 @@ def certificate(
             passed += cases.count("passed")
             failed += [test] * cases.count("failed")
             skipped.update(
-                outcome.removeprefix("Skipped: ") for outcome in cases if outcome not in ("passed", "failed")
+                outcome.removeprefix("Skipped: ")
+                for outcome in cases
+                if outcome not in ("passed", "failed")
             )
             not_run += not cases
         promises.append(
@@ -104,7 +116,10 @@ def certificate(
         )
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} processors",
+        "machine": (
+            f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()}"
+            " processors"
+        ),
         "python": platform.python_version(),
         "selection": selection,
         "arguments": list(arguments),
@@ -133,16 +148,21 @@ def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def holds(made: dict[str, Any]) -> bool:
-    """Whether nothing failed and no promise is without a test; of a selection, tests may be missing."""
+    """Whether nothing failed and no promise is without a test; of a selection, tests may be
+    missing."""
     return all(
-        not one["failed"] and (made["selection"] != "all" or (one["passed"] and not one["tests_not_run"]))
+        not one["failed"]
+        and (made["selection"] != "all" or (one["passed"] and not one["tests_not_run"]))
         for one in made["promises"]
     )
 
 
 def lines_of(made: dict[str, Any]) -> Iterator[str]:
     """The certificate as text."""
-    yield f"{made['date']}, {made['machine']}, Python {made['python']}, {_which(made)}, {made['seconds']} s"
+    yield (
+        f"{made['date']}, {made['machine']}, Python {made['python']}, {_which(made)},"
+        f" {made['seconds']} s"
+    )
     for one in made["promises"]:
         if made["selection"] == "some" and not one["cases"]:
             continue
@@ -150,9 +170,13 @@ def lines_of(made: dict[str, Any]) -> Iterator[str]:
         yield f"\n{mark}  {one['promise']}"
         yield f"        {one['faults']} faults; {_counts(one)}"
         yield "        " + ", ".join(f"{name} {count}" for name, count in one["families"].items())
-        yield from (f"        skipped {count}: {reason}" for reason, count in one["skipped"].items())
+        yield from (
+            f"        skipped {count}: {reason}" for reason, count in one["skipped"].items()
+        )
         yield from (f"        failed: {test}" for test in dict.fromkeys(one["failed"]))
-    yield f"\n{made['passed']} of {made['cases']} cases passed" + ("" if holds(made) else "; a promise is NOT proved")
+    yield f"\n{made['passed']} of {made['cases']} cases passed" + (
+        "" if holds(made) else "; a promise is NOT proved"
+    )
 
 
 def _which(made: dict[str, Any]) -> str:
@@ -172,25 +196,33 @@ def _counts(one: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-# --- the page -----------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def section(record: dict[str, Any]) -> str:
-    """The part of ``docs/reference/certificate.md`` that comes from the recorded certificate and soak."""
+    """The part of ``docs/reference/certificate.md`` that comes from the recorded certificate and
+    soak."""
     made, soak = record["certificate"], record["soak"]
     text = [f"{made['passed']} of {made['cases']} cases passed; each counts as it ran last.\n"]
     text += [
-        f"\nRun on {run['date']} ({run['machine']}, Python {run['python']}): {_which(run)}, {run['passed']} of "
-        f"{run['cases']} in {run['seconds'] / 60:.0f} minutes.\n"
+        f"\nRun on {run['date']} ({run['machine']}, Python {run['python']}): {_which(run)},"
+        f" {run['passed']} of {run['cases']} in {run['seconds'] / 60:.0f} minutes.\n"
         for run in made["runs"]
     ]
     text.append("\n| promise | faults | cases passed | proved in |\n|---|---|---|---|\n")
     skipped: Counter[str] = Counter()
     for one in made["promises"]:
         skipped.update(one["skipped"])
-        files = ", ".join(f"`{name.removesuffix('.py')}` {count}" for name, count in one["families"].items())
-        text.append(f"| {one['promise']} | {one['faults']} | {one['passed']} of {one['cases']} | {files} |\n")
-    text += [f"\nSkipped, {count}: {reason.rstrip('.')}.\n" for reason, count in sorted(skipped.items())]
+        files = ", ".join(
+            f"`{name.removesuffix('.py')}` {count}" for name, count in one["families"].items()
+        )
+        text.append(
+            f"| {one['promise']} | {one['faults']} | {one['passed']} of {one['cases']} |"
+            f" {files} |\n"
+        )
+    text += [
+        f"\nSkipped, {count}: {reason.rstrip('.')}.\n" for reason, count in sorted(skipped.items())
+    ]
     kinds = {"evaluation": 0, "training": 0, "server": 0}
     for name, count in soak["counts"].items():
         kind = name.partition(":")[0]
@@ -198,12 +230,13 @@ def section(record: dict[str, Any]) -> str:
     counts = soak["counts"]
     outcome = "no violation" if soak["violation"] is None else f"**violation: {soak['violation']}**"
     text.append(
-        f"\nThe soak of {soak['date']} ({soak['machine']}): seed {soak['seed']}, {soak['minutes']:.0f} minutes, "
-        f"{soak['rounds']} rounds, {outcome}. {counts['evaluations started']} evaluations and "
-        f"{counts['trainings started']} trainings were started and disturbed or refused {kinds['evaluation']} and "
-        f"{kinds['training']} times, {kinds['server']} requests were answered wrongly or not at all; {counts['rows']} "
-        f"rows are each there once ({counts.get('rows with an error', 0)} with the server's error and no reward), "
-        f"{counts['tokens trained']} tokens were trained as they were sampled.\n"
+        f"\nThe soak of {soak['date']} ({soak['machine']}): seed {soak['seed']},"
+        f" {soak['minutes']:.0f} minutes, {soak['rounds']} rounds, {outcome}."
+        f" {counts['evaluations started']} evaluations and {counts['trainings started']} trainings"
+        f" were started and disturbed or refused {kinds['evaluation']} and {kinds['training']}"
+        f" times, {kinds['server']} requests were answered wrongly or not at all; {counts['rows']}"
+        f" rows are each there once ({counts.get('rows with an error', 0)} with the server's error"
+        f" and no reward), {counts['tokens trained']} tokens were trained as they were sampled.\n"
     )
     return "".join(text)
 
@@ -216,13 +249,25 @@ def with_section(page: str, record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tests, or write the page; exit code 1 when a promise is not proved."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--fast", action="store_true", help="leave out slow tests")
     choice.add_argument("--slow", action="store_true", help="slow tests alone")
-    parser.add_argument("--faults", metavar="N,N", help="the tests of these rows of the table alone")
-    parser.add_argument("--page", type=Path, nargs="+", metavar="CERTIFICATE", help="write the page from these files")
-    parser.add_argument("--soak", type=Path, metavar="REPORT", help="write the page from this report of a soak")
+    parser.add_argument(
+        "--faults", metavar="N,N", help="the tests of these rows of the table alone"
+    )
+    parser.add_argument(
+        "--page",
+        type=Path,
+        nargs="+",
+        metavar="CERTIFICATE",
+        help="write the page from these files",
+    )
+    parser.add_argument(
+        "--soak", type=Path, metavar="REPORT", help="write the page from this report of a soak"
+    )
     options, further = parser.parse_known_args(arguments)
     if options.page or options.soak:
         record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
@@ -237,7 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     selection = "fast" if options.fast else "slow" if options.slow else "all"
     faults = [int(number) for number in options.faults.split(",")] if options.faults else list(ROWS)
     outcomes = run_tests(further, selection, faults)
-    made = certificate(outcomes, "some" if options.faults else selection, time.monotonic() - began, further)
+    made = certificate(
+        outcomes, "some" if options.faults else selection, time.monotonic() - began, further
+    )
     WRITTEN.parent.mkdir(exist_ok=True)
     WRITTEN.write_text(json.dumps(made, indent=1) + "\n")
     print("\n".join(lines_of(made)))

@@ -1,10 +1,11 @@
 """The test files that a change touches: ``python3 run.py test --changed [COMMIT]``.
 
-A changed Python file touches the tests that reach it by imports, those inside functions and those of ``vf.NAME``
-included, and those in the folder that has its folder's name. A test reaches a module too when it has its dotted name,
-its command (``vf-eval``) or its environment (``reverse-text``) as a string, since processes are started by these. Any
-other file of a package or of ``tests`` touches what stands beside it; a file at the top touches everything. The
-selection is for the time before a commit: what is imported by a computed name escapes it, and CI runs everything.
+A changed Python file touches the tests that reach it by imports, those inside functions and those
+of ``vf.NAME`` included, and those in the folder that has its folder's name. A test reaches a module
+too when it has its dotted name, its command (``vf-eval``) or its environment (``reverse-text``) as
+a string, since processes are started by these. Any other file of a package or of ``tests`` touches
+what stands beside it; a file at the top touches everything. The selection is for the time before a
+commit: what is imported by a computed name escapes it, and CI runs everything.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BASES = (ROOT / "tests", *ROOT.glob("packages/*/src"), *ROOT.glob("packages/envs/*/src"), *ROOT.glob("packages/envs/*"))
+BASES = (
+    ROOT / "tests",
+    *ROOT.glob("packages/*/src"),
+    *ROOT.glob("packages/envs/*/src"),
+    *ROOT.glob("packages/envs/*"),
+)
 WORDS = re.compile(r"[\w.-]+")
 
 
@@ -29,7 +35,12 @@ def files_by_module() -> dict[str, Path]:
     for base in BASES:
         for path in base.rglob("*.py"):
             if ".venv" not in path.parts and path not in found.values():
-                found.setdefault(".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"), path)
+                found.setdefault(
+                    ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(
+                        ".__init__"
+                    ),
+                    path,
+                )
     return found
 
 
@@ -44,18 +55,23 @@ def modules_by_word() -> dict[str, str]:
 
 
 def exports_of(files: dict[str, Path]) -> dict[str, str]:
-    """The modules of the names that packages import, lazily or not: ``verifiers.environments.HarborEnv``."""
+    """The modules of the names that packages import, lazily or not:
+    ``verifiers.environments.HarborEnv``."""
     import verifiers
 
     found = {f"verifiers.{name}": f"{home}.{name}" for name, home in verifiers._HOME.items()}
     found |= {
-        f"verifiers.{point.name}": f"{point.module}.{point.attr}" for point in entry_points(group="verifiers.parts")
+        f"verifiers.{point.name}": f"{point.module}.{point.attr}"
+        for point in entry_points(group="verifiers.parts")
     }
     for package, path in files.items():
         if path.name == "__init__.py":
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom) and node.module:
-                    found |= {f"{package}.{alias.name}": f"{node.module}.{alias.name}" for alias in node.names}
+                    found |= {
+                        f"{package}.{alias.name}": f"{node.module}.{alias.name}"
+                        for alias in node.names
+                    }
     return found
 
 
@@ -72,19 +88,28 @@ def imports(
 ) -> set[str]:
     """The modules that a file reaches in one step."""
     is_test = "tests" in path.parts
-    typed = any(name.rpartition(".")[0] == module and home.startswith(f"{module}.") for name, home in exports.items())
+    typed = any(
+        name.rpartition(".")[0] == module and home.startswith(f"{module}.")
+        for name, home in exports.items()
+    )
     names: set[str] = set()
     for node in nodes_that_run(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "vf":
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "vf"
+        ):
             names.add(f"verifiers.{node.attr}")
         elif is_test and isinstance(node, ast.Constant) and isinstance(node.value, str):
             for word in WORDS.findall(node.value):
                 names.add(words.get(word, word if word in files and "." in word else ""))
-        elif path.name == "__init__.py" and isinstance(node, ast.Constant) and not typed:  # a table of lazy names
+        elif (
+            path.name == "__init__.py" and isinstance(node, ast.Constant) and not typed
+        ):  # a table of lazy names
             names |= {f"{module}.{word}" for word in WORDS.findall(str(node.value))} & files.keys()
     reached = set()
     for name in names:
@@ -117,20 +142,35 @@ def dependents(changed: Iterable[str], importers: dict[str, set[str]]) -> set[st
     return seen
 
 
-def tests_of(changed: Iterable[Path], files: dict[str, Path], importers: dict[str, set[str]]) -> set[Path]:
+def tests_of(
+    changed: Iterable[Path], files: dict[str, Path], importers: dict[str, set[str]]
+) -> set[Path]:
     """The test files of changed files, all given by absolute path."""
     modules = {path: module for module, path in files.items()}
     every = {path for path in files.values() if path.name.startswith("test_")}
     python = [path for path in changed if path.suffix == ".py" and path in modules]
-    chosen = {files[module] for module in dependents([modules[path] for path in python], importers)} & every
+    chosen = {
+        files[module] for module in dependents([modules[path] for path in python], importers)
+    } & every
     for path in python:
-        chosen |= next(filter(None, ({test for test in every if test.parent.name == up.name} for up in path.parents)))
+        chosen |= next(
+            filter(
+                None,
+                ({test for test in every if test.parent.name == up.name} for up in path.parents),
+            )
+        )
     for path in set(changed) - set(python):
-        folder = next((base for base in path.parents if base in BASES or base == ROOT / "docs"), None)
+        folder = next(
+            (base for base in path.parents if base in BASES or base == ROOT / "docs"), None
+        )
         if path.parent == ROOT or folder is None:
             return every
-        beside = {ROOT / "docs": ROOT / "tests/docs", ROOT / "tests": path.parent}.get(folder, folder)
-        beneath = ([name for other, name in modules.items() if other.parent == up] for up in path.parents)
+        beside = {ROOT / "docs": ROOT / "tests/docs", ROOT / "tests": path.parent}.get(
+            folder, folder
+        )
+        beneath = (
+            [name for other, name in modules.items() if other.parent == up] for up in path.parents
+        )
         package = next(filter(None, beneath), [])
         chosen |= {test for test in every if beside in test.parents}
         chosen |= {files[module] for module in dependents(package, importers)} & every
@@ -139,15 +179,21 @@ def tests_of(changed: Iterable[Path], files: dict[str, Path], importers: dict[st
 
 def changed_files(commit: str) -> Iterator[Path]:
     """The files that differ from ``commit``, those not yet added included."""
-    for command in (["diff", "--name-only", commit, "--"], ["ls-files", "--others", "--exclude-standard"]):
+    for command in (
+        ["diff", "--name-only", commit, "--"],
+        ["ls-files", "--others", "--exclude-standard"],
+    ):
         ran = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
         if ran.returncode:
-            raise SystemExit(f"--changed: git knows no commit {commit!r} here: {ran.stderr.strip()}")
+            raise SystemExit(
+                f"--changed: git knows no commit {commit!r} here: {ran.stderr.strip()}"
+            )
         yield from (ROOT / name for name in ran.stdout.splitlines())
 
 
 def main() -> int:
-    """Run pytest on the tests of what differs from the commit that is named first, by default the last one."""
+    """Run pytest on the tests of what differs from the commit that is named first, by default the
+    last one."""
     words = sys.argv[1:]
     commit = words.pop(0) if words and not words[0].startswith("-") else "HEAD"
     changed = set(changed_files(commit))

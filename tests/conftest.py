@@ -11,7 +11,9 @@ import pytest
 from support.forks import pytest_cmdline_main as pytest_cmdline_main  # a hook
 from support.warm import Warm
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model that no hub has is looked for once, not five times
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # a model that no hub has is looked for once, not five times
 
 # A session started in a shell's background ignores Ctrl-C, and so would the processes it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -20,9 +22,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep what collecting imports (torch, transformers, every test) out of garbage collection for good.
+    """Keep what collecting imports (torch, transformers, every test) out of garbage collection for
+    good.
 
-    Every training ends with a full collection, which would walk through a million objects that nothing ever drops.
+    Every training ends with a full collection, which would walk through a million objects that
+    nothing ever drops.
     """
     gc.disable()
     try:
@@ -45,10 +49,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse ids with an address: pytest-xdist's processes would collect different tests, and none would run."""
+    """Refuse ids with an address: pytest-xdist's processes would collect different tests, and none
+    would run."""
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"a test's id holds an object's address; give ids: {unstable[0]}")
-    if "hypothesis" in sys.modules:  # its table of Unicode takes a second once: longer than a first draw may
+    if (
+        "hypothesis" in sys.modules
+    ):  # its table of Unicode takes a second once: longer than a first draw may
         from hypothesis import strategies
 
         strategies.text().validate()

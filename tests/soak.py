@@ -1,18 +1,20 @@
-"""A soak: random faults against an evaluation and a training at once, round after round, with every promise checked.
+"""A soak: random faults against an evaluation and a training at once, round after round, with every
+promise checked.
 
     python3 run.py soak --minutes 60 --seed 7
     python3 run.py soak --seed 7 --first-round 12 --rounds 1        repeat one round
 
-A round is one ``vf-eval`` and one ``vf-train`` (``builtin:tiny``) side by side. Each is disturbed several times and
-then repeated undisturbed until it says that it is done: kill -9, SIGTERM, Ctrl-C once and twice at random times and at
-failpoints, a full disk, a model server that refuses, stalls, lies, dies and returns. Between two attempts the command
-is repeated with another configuration or edited source, run twice at once, and given a damaged copy. What may
-happen is drawn from the seed and the round alone; when it happens depends on the machine.
+A round is one ``vf-eval`` and one ``vf-train`` (``builtin:tiny``) side by side. Each is disturbed
+several times and then repeated undisturbed until it says that it is done: kill -9, SIGTERM, Ctrl-C
+once and twice at random times and at failpoints, a full disk, a model server that refuses, stalls,
+lies, dies and returns. Between two attempts the command is repeated with another configuration or
+edited source, run twice at once, and given a damaged copy. What may happen is drawn from the seed
+and the round alone; when it happens depends on the machine.
 
-One line per round, and one JSON object of counts at the end, on stdout or in ``--report``; a report that exists is
-continued at its next round. The first violation ends the soak with exit code 1; it names the seed and the round, and
-leaves the folder of the round. ``--sabotage`` breaks
-an invariant on purpose, so that the soak is seen to notice (its negative control).
+One line per round, and one JSON object of counts at the end, on stdout or in ``--report``; a report
+that exists is continued at its next round. The first violation ends the soak with exit code 1; it
+names the seed and the round, and leaves the folder of the round. ``--sabotage`` breaks an invariant
+on purpose, so that the soak is seen to notice (its negative control).
 """
 
 from __future__ import annotations
@@ -50,20 +52,24 @@ from verifiers.storage.journal import read_journal
 from verifiers.testing import Behaviour, FakeServer
 
 MARK = "VF_SOAK"
-"""Environment variable of every process that the soak starts; a process that carries it was left behind."""
+"""Environment variable of every process that the soak starts; a process that carries it was left
+behind."""
 HANG_S = 240.0
-"""No command of a round runs for longer. Seconds in which a thread of it waits for a processor are not counted, here
-and below: on a loaded machine that is most of the time, and no fault of the command."""
+"""No command of a round runs for longer. Seconds in which a thread of it waits for a processor are
+not counted, here and below: on a loaded machine that is most of the time, and no fault of the
+command."""
 ENDS_S = 60.0
 """A signalled command has ended by then: a grace of 10 s, and a step of a training."""
 LONGEST_S = 1800.0
 """No command runs for longer, whatever it waits for."""
 MEMORY_BYTES = 600 * 2**20
-"""What the peak of one command may be above that of its undisturbed twin: several replies at their limit."""
+"""What the peak of one command may be above that of its undisturbed twin: several replies at their
+limit."""
 GROWTH_BYTES = 150 * 2**20
 """What the soak's own process may grow by after its first rounds."""
 MISMATCH = 1e-4
-"""Largest mean |log ratio| between the sampler and the trainer for tokens of one policy, in nats."""
+"""Largest mean |log ratio| between the sampler and the trainer for tokens of one
+policy, in nats."""
 
 EVALUATION = """
 import verifiers as vf
@@ -115,11 +121,35 @@ LAG = "--trainer.args.max_off_policy_steps"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "on policy": (LAG, "0"),
     "one step off policy": (LAG, "1"),
-    "with evaluations": (LAG, "0", "--trainer.args.eval_strategy", "steps", "--trainer.args.eval_steps", "3"),
+    "with evaluations": (
+        LAG,
+        "0",
+        "--trainer.args.eval_strategy",
+        "steps",
+        "--trainer.args.eval_steps",
+        "3",
+    ),
 }
-SAVED = ("model.safetensors", "optimizer.safetensors", "optimizer.json", "rng.safetensors", "scheduler.json")
-ROW_ERRORS = ("ModelUnavailable", "MalformedResponse", "RateLimited", "RolloutTimeout", "ModelError")
-JOURNAL_POINTS = ("journal.before_write", "journal.after_write", "journal.after_fsync", "atomic_write.before_rename")
+SAVED = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "optimizer.json",
+    "rng.safetensors",
+    "scheduler.json",
+)
+ROW_ERRORS = (
+    "ModelUnavailable",
+    "MalformedResponse",
+    "RateLimited",
+    "RolloutTimeout",
+    "ModelError",
+)
+JOURNAL_POINTS = (
+    "journal.before_write",
+    "journal.after_write",
+    "journal.after_fsync",
+    "atomic_write.before_rename",
+)
 CHECKPOINT_POINTS = ("before_sending", "before_manifest", "before_rename", "after_rename")
 SABOTAGES = ("row", "twice", "mixed", "loss", "process", "file")
 
@@ -134,21 +164,32 @@ def require(holds: object, sentence: str) -> None:
         raise Violation(sentence)
 
 
-# --- processes ----------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 class Commands:
-    """Starts ``vf-eval`` and ``vf-train`` as forks of one process that has imported both: seconds less for each."""
+    """Starts ``vf-eval`` and ``vf-train`` as forks of one process that has imported both: seconds
+    less for each."""
 
     def __init__(self, scratch: Path):
         self.scratch = scratch
         """The children's folder for temporary files."""
-        multiprocessing.util.get_temp_dir()  # its own folder, before ``scratch`` becomes the place of all others
-        os.environ |= {MARK: uuid.uuid4().hex, "TMPDIR": str(scratch), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        # its own folder, before ``scratch`` becomes the place of all others
+        multiprocessing.util.get_temp_dir()
+        os.environ |= {
+            MARK: uuid.uuid4().hex,
+            "TMPDIR": str(scratch),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch.parent / "torch")  # torch's own, one for all processes
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
+            scratch.parent / "torch"
+        )  # torch's own, one for all processes
         tempfile.tempdir = None
-        for name in [name for name in os.environ if name.startswith(("OPENAI_", "VF_")) and name != MARK]:
+        for name in [
+            name for name in os.environ if name.startswith(("OPENAI_", "VF_")) and name != MARK
+        ]:
             del os.environ[name]
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(
@@ -162,8 +203,11 @@ class Commands:
             ]
         )
 
-    def start(self, kind: str, words: Sequence[str], folder: Path, failpoint: str = "", max_bytes: int = 0) -> Command:
-        """``vf-<kind> words…`` in ``folder``; ``max_bytes`` is the longest file that it can write, 0 any."""
+    def start(
+        self, kind: str, words: Sequence[str], folder: Path, failpoint: str = "", max_bytes: int = 0
+    ) -> Command:
+        """``vf-<kind> words…`` in ``folder``; ``max_bytes`` is the longest file that it can write,
+        0 any."""
         log = folder / f"{kind}-{uuid.uuid4().hex[:8]}.log"
         process = self.context.Process(
             target=_run, args=(kind, list(words), str(folder), str(log), failpoint, max_bytes)
@@ -176,15 +220,24 @@ class Commands:
         mark, found = f"{MARK}={os.environ[MARK]}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                kept = "multiprocessing.forkserver" in line or "multiprocessing.resource_tracker" in line
+                line = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+                kept = (
+                    "multiprocessing.forkserver" in line
+                    or "multiprocessing.resource_tracker" in line
+                )
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if mark in (entry / "environ").read_bytes() and not (kept and parent == os.getpid()):
+                if mark in (entry / "environ").read_bytes() and not (
+                    kept and parent == os.getpid()
+                ):
                     found.append(f"{entry.name}: {line[:120]}")
         return found
 
 
-def _run(kind: str, words: list[str], folder: str, log: str, failpoint: str, max_bytes: int) -> None:
+def _run(
+    kind: str, words: list[str], folder: str, log: str, failpoint: str, max_bytes: int
+) -> None:
     """The child: the command itself, with its streams in a file."""
     import importlib
 
@@ -194,7 +247,9 @@ def _run(kind: str, words: list[str], folder: str, log: str, failpoint: str, max
     os.close(file)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
     faulthandler.register(signal.SIGUSR1, sys.stderr)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a soak in the background of a script ignores Ctrl-C
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a soak in the background of a script ignores Ctrl-C
     os.chdir(folder)
     sys.path.insert(0, folder)
     sys.argv = [f"vf-{kind}", *words]
@@ -225,7 +280,8 @@ class Command:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def wait(self, until: Callable[[], bool] = bool, timeout_s: float = HANG_S) -> bool:
-        """Wait until it ends or ``until()`` holds; True when it has ended. Raises ``Violation`` when neither comes."""
+        """Wait until it ends or ``until()`` holds; True when it has ended. Raises ``Violation``
+        when neither comes."""
         began = before = time.monotonic()
         counted_s = 0.0
         self._starved_s()
@@ -240,11 +296,15 @@ class Command:
                 before = now
             if counted_s > timeout_s or now - began > LONGEST_S:
                 waited = f"{counted_s:.0f} s of its own, {now - began:.0f} s in all"
-                raise Violation(f"a command did not end within {timeout_s:g} s ({waited}): {self._end_with_stacks()}")
+                raise Violation(
+                    f"a command did not end within {timeout_s:g} s ({waited}):"
+                    f" {self._end_with_stacks()}"
+                )
             time.sleep(0.05)
 
     def _starved_s(self) -> float:
-        """The longest time that a thread of the command or of its children has waited for a processor since last."""
+        """The longest time that a thread of the command or of its children has waited for a
+        processor since last."""
         longest_ns = 0
         for pid in (self.process.pid, *_descendants(self.process.pid)):
             for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -273,7 +333,9 @@ class Command:
         deadline = time.monotonic() + 5
         with contextlib.suppress(OSError):
             while time.monotonic() < deadline:
-                state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+                state = (
+                    Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+                )
                 if state in "TtZX":
                     return state in "Tt"
                 time.sleep(0.01)
@@ -300,7 +362,9 @@ def _descendants(pid: int) -> list[int]:
     children = collections.defaultdict(list)
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            children[int(file.read_text().rpartition(")")[2].split()[1])].append(int(file.parent.name))
+            children[int(file.read_text().rpartition(")")[2].split()[1])].append(
+                int(file.parent.name)
+            )
     found, pending = [], [pid]
     while pending:
         below = children[pending.pop()]
@@ -309,7 +373,7 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-# --- disturbances -------------------------------------------------------------------------------------------------
+# --- disturbances ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +412,11 @@ def draw(rng: random.Random, points: Sequence[str]) -> Disturbance:
     return Disturbance(f"{code} at {point}", (2, 3), failpoint=f"{point}:{number}:{code}")
 
 
-def disturb(command: Command, what: Disturbance, rng: random.Random, progress: Callable[[], int], goal: int) -> int:
-    """Let ``what`` happen once ``progress()`` has reached a drawn part of ``goal``; the exit code."""
+def disturb(
+    command: Command, what: Disturbance, rng: random.Random, progress: Callable[[], int], goal: int
+) -> int:
+    """Let ``what`` happen once ``progress()`` has reached a drawn part of ``goal``;
+    the exit code."""
     reached, pause_s = rng.randint(0, goal), rng.choice((0.0, rng.uniform(0.0, 2.0)))
     # the process that forks ignores Ctrl-C; its child does not any more once it has opened its log
     if what.signals and not command.wait(lambda: command.log.exists() and progress() >= reached):
@@ -360,11 +427,14 @@ def disturb(command: Command, what: Disturbance, rng: random.Random, progress: C
         code = command.end(ENDS_S)
     else:
         code = command.end()
-    require(code in (0, *what.codes), f"{what.name}: exit code {code}, not one of {(0, *what.codes)}: {command.text}")
+    require(
+        code in (0, *what.codes),
+        f"{what.name}: exit code {code}, not one of {(0, *what.codes)}: {command.text}",
+    )
     return code
 
 
-# --- the evaluation -----------------------------------------------------------------------------------------------
+# --- the evaluation -------------------------------------------------------------------------------
 
 NUM_ROWS, SIBLINGS = 40, 2
 ZIPPED = {"Content-Encoding": "gzip"}
@@ -389,7 +459,8 @@ BEHAVIOURS: dict[str, Callable[[random.Random], Any]] = {
     "bomb above the limit": lambda _: Behaviour(headers=ZIPPED, body=LONG_BOMB),
 }
 RARE = ("silence", "silence inside the body", "bomb above the limit")
-"""A silent request costs its rollout the whole time limit; a long bomb costs a second of this machine."""
+"""A silent request costs its rollout the whole time limit; a long bomb costs a second of this
+machine."""
 
 
 def solve(request: Any) -> str:
@@ -402,7 +473,9 @@ class Server:
 
     def __init__(self, rng: random.Random, counts: collections.Counter[str]):
         self.rate, self._rng, self._counts, self._lock = 0.0, rng, counts, threading.Lock()
-        self._server = FakeServer(solve, script=self._script, delay_s=0.01, models=["soak"], record=False)
+        self._server = FakeServer(
+            solve, script=self._script, delay_s=0.01, models=["soak"], record=False
+        )
         self._num_before = 0
 
     def __enter__(self) -> Server:
@@ -424,7 +497,9 @@ class Server:
         self._num_before += self._server.count
         time.sleep(seconds)
         port = int(self.url.removesuffix("/v1").rpartition(":")[2])
-        self._server = FakeServer(solve, script=self._script, delay_s=0.01, models=["soak"], record=False, port=port)
+        self._server = FakeServer(
+            solve, script=self._script, delay_s=0.01, models=["soak"], record=False, port=port
+        )
         self._server.start()
         self._counts["server: away"] += 1
 
@@ -443,19 +518,36 @@ def rows_in(file: Path) -> list[dict[str, Any]]:
     return list(read_journal(file)) if file.exists() else []
 
 
-def check_rows(rows: Sequence[Mapping[str, Any]], acknowledged: set[str], model: str, is_done: bool) -> None:
-    """No acknowledged row lost, none twice, none of another configuration; all of them when ``is_done``."""
+def check_rows(
+    rows: Sequence[Mapping[str, Any]], acknowledged: set[str], model: str, is_done: bool
+) -> None:
+    """No acknowledged row lost, none twice, none of another configuration; all of them when
+    ``is_done``."""
     keys = [row["rollout_key"] for row in rows]
     require(len(set(keys)) == len(keys), f"{len(keys) - len(set(keys))} rows are there twice")
-    require(acknowledged <= set(keys), f"{len(acknowledged - set(keys))} acknowledged rows are lost")
+    require(
+        acknowledged <= set(keys), f"{len(acknowledged - set(keys))} acknowledged rows are lost"
+    )
     per_example = collections.Counter(row["example_id"] for row in rows)
-    require(all(count <= SIBLINGS for count in per_example.values()), f"more rows than planned: {per_example}")
+    require(
+        all(count <= SIBLINGS for count in per_example.values()),
+        f"more rows than planned: {per_example}",
+    )
     if is_done:
-        require(len(keys) == NUM_ROWS * SIBLINGS, f"{len(keys)} rows of {NUM_ROWS * SIBLINGS} in a finished run")
+        require(
+            len(keys) == NUM_ROWS * SIBLINGS,
+            f"{len(keys)} rows of {NUM_ROWS * SIBLINGS} in a finished run",
+        )
     for row in rows:
         if row["error"]:
-            require(row["error"]["error"] in ROW_ERRORS, f"a row failed for no fault of the server: {row['error']}")
-            require(row["reward"] is None, f"a failed rollout has the reward {row['reward']}, which is unknown")
+            require(
+                row["error"]["error"] in ROW_ERRORS,
+                f"a row failed for no fault of the server: {row['error']}",
+            )
+            require(
+                row["reward"] is None,
+                f"a failed rollout has the reward {row['reward']}, which is unknown",
+            )
             continue
         wanted = f"{model}: {int(row['prompt'][-1]['content'].split()[0]) + 1}"
         said = row["completion"][-1]["content"]
@@ -492,9 +584,35 @@ class EvaluationRun:
         arguments = {"isolated": self.rng.random() < 0.3}
         workers = self.rng.choice((0, 0, 0, 2))
         with Server(random.Random(self.rng.random()), self.counts) as server:
-            self.words = ["soak_evaluation", "-m", self.model, "-b", server.url, "-n", "-1", "-r", str(SIBLINGS)]
-            self.words += ["-c", str(self.rng.choice((1, 4, 8))), "-o", "runs", "--timeout", "20", "--progress", "json"]
-            self.words += ["-a", json.dumps(arguments), "--max-error-rate", "1", "--abort-after", "0"]
+            self.words = [
+                "soak_evaluation",
+                "-m",
+                self.model,
+                "-b",
+                server.url,
+                "-n",
+                "-1",
+                "-r",
+                str(SIBLINGS),
+            ]
+            self.words += [
+                "-c",
+                str(self.rng.choice((1, 4, 8))),
+                "-o",
+                "runs",
+                "--timeout",
+                "20",
+                "--progress",
+                "json",
+            ]
+            self.words += [
+                "-a",
+                json.dumps(arguments),
+                "--max-error-rate",
+                "1",
+                "--abort-after",
+                "0",
+            ]
             self.words += ["-w", str(workers), "-A"]
             for _ in range(num_disturbed):
                 server.rate = self.rng.choice((0.0, 0.1, 0.3)) if num_disturbed else 0.0
@@ -504,17 +622,27 @@ class EvaluationRun:
             server.rate = 0.0
             pending = NUM_ROWS * SIBLINGS - len(rows_in(self.file))
             before = server.count
-            require(self._attempt(NOTHING, server) == 0, "an undisturbed repetition did not finish the run")
+            require(
+                self._attempt(NOTHING, server) == 0,
+                "an undisturbed repetition did not finish the run",
+            )
             asked = server.count - before
-            require(asked == pending, f"{pending} rollouts were pending, and {asked} requests were sent")
+            require(
+                asked == pending, f"{pending} rollouts were pending, and {asked} requests were sent"
+            )
         self._spoil()
         rows = rows_in(self.file)
         check_rows(rows, self.acknowledged, self.model, is_done=True)
         metadata = json.loads((self.file.parent / "metadata.json").read_text())
-        require(metadata["status"] == "complete", f"a finished run has the status {metadata['status']}")
+        require(
+            metadata["status"] == "complete", f"a finished run has the status {metadata['status']}"
+        )
         known = [row["reward"] for row in rows if row["reward"] is not None]
         mean = sum(known) / len(known) if known else None
-        require(metadata["avg_reward"] == mean, f"the mean is {metadata['avg_reward']}, of the known rewards {mean}")
+        require(
+            metadata["avg_reward"] == mean,
+            f"the mean is {metadata['avg_reward']}, of the known rewards {mean}",
+        )
         left = [path.name for path in self.file.parent.glob(".*.tmp")]
         require(not left, f"temporary files are left in the run's folder: {left}")
         self.counts["rows"] += len(rows)
@@ -546,9 +674,9 @@ class EvaluationRun:
         self.counts[f"evaluation: {what.name}"] += what is not NOTHING
         num_before = len(self.acknowledged)
         self._take(command)
-        self.counts["rows acknowledged by a command that was stopped"] += (len(self.acknowledged) - num_before) * (
-            code != 0
-        )
+        self.counts["rows acknowledged by a command that was stopped"] += (
+            len(self.acknowledged) - num_before
+        ) * (code != 0)
         after = self.file.read_bytes() if self.file.exists() else b""
         whole = before[: before.rfind(b"\n") + 1]
         require(after.startswith(whole), "rows that were on disk have changed")
@@ -561,7 +689,10 @@ class EvaluationRun:
             if line.startswith('{"event": "rollout"') and line.endswith("}"):
                 self.acknowledged.add(json.loads(line)["key"])
         self.peak_bytes = max(self.peak_bytes, command.peak_bytes)
-        require(command.peak_bytes < self.limit_bytes, f"vf-eval took {command.peak_bytes / 2**20:.0f} MiB")
+        require(
+            command.peak_bytes < self.limit_bytes,
+            f"vf-eval took {command.peak_bytes / 2**20:.0f} MiB",
+        )
 
     def _second(self, first: Command, progress: Callable[[], int]) -> None:
         """The same command a second time, while the first one runs."""
@@ -573,8 +704,14 @@ class EvaluationRun:
         command = self.commands.start("eval", self.words, self.folder)
         code = command.end()
         first.send(signal.SIGCONT)
-        require(code == 2, f"a second process on the run's folder ended with {code}, not 2: {command.text}")
-        require(str(first.process.pid) in command.text, f"it does not name process {first.process.pid}: {command.text}")
+        require(
+            code == 2,
+            f"a second process on the run's folder ended with {code}, not 2: {command.text}",
+        )
+        require(
+            str(first.process.pid) in command.text,
+            f"it does not name process {first.process.pid}: {command.text}",
+        )
         self.counts["evaluation: second process refused"] += 1
 
     def _between(self) -> None:
@@ -601,7 +738,10 @@ class EvaluationRun:
         code = command.end()
         source.write_text(EVALUATION)
         require(code == 2, f"{name}: the repeated command ended with {code}, not 2: {command.text}")
-        require(name in " ".join(command.text.split()), f"the refusal does not speak of {name}: {command.text}")
+        require(
+            name in " ".join(command.text.split()),
+            f"the refusal does not speak of {name}: {command.text}",
+        )
         self.counts[f"evaluation: {name} refused"] += 1
 
     def _copy(self, content: bytes) -> Path:
@@ -630,7 +770,9 @@ class EvaluationRun:
     def _torn_copy(self, content: bytes) -> None:
         """A file cut anywhere is continued from its last whole row."""
         folder = self._copy(content[: self.rng.randrange(1, len(content))])
-        rows = [json.loads(line) for line in (folder / "results.jsonl").read_bytes().split(b"\n")[:-1]]
+        rows = [
+            json.loads(line) for line in (folder / "results.jsonl").read_bytes().split(b"\n")[:-1]
+        ]
         command = self.commands.start("eval", [*self._words_in(folder)], self.folder)
         code = command.end()
         require(code == 0, f"a torn copy was not finished, but ended with {code}: {command.text}")
@@ -660,10 +802,12 @@ class EvaluationRun:
                 with Journal.open(self.file) as journal:
                     journal.append_sync(rows)
                 return
-            self.file.write_bytes(b"".join(lines[1:] if self.sabotage == "row" else [*lines, lines[0]]))
+            self.file.write_bytes(
+                b"".join(lines[1:] if self.sabotage == "row" else [*lines, lines[0]])
+            )
 
 
-# --- the training -------------------------------------------------------------------------------------------------
+# --- the training ---------------------------------------------------------------------------------
 
 
 def losses_in(folder: Path) -> list[tuple[int, str]]:
@@ -679,24 +823,36 @@ def saved_in(folder: Path) -> dict[str, str]:
     return {name: str(files[name]) for name in SAVED}
 
 
-def check_training(folder: Path, losses: list[tuple[int, str]], saved: Mapping[str, str], max_lag: int) -> int:
-    """The finished run is the undisturbed one bit for bit, and trained what was sampled; the tokens that it trained."""
+def check_training(
+    folder: Path, losses: list[tuple[int, str]], saved: Mapping[str, str], max_lag: int
+) -> int:
+    """The finished run is the undisturbed one bit for bit, and trained what was sampled; the tokens
+    that it trained."""
     found = losses_in(folder)
     require(found == losses, f"the losses of the resumed run differ: {found} against {losses}")
     now = saved_in(folder)
     differing = [name for name in saved if now[name] != saved[name]]
-    require(not differing, f"files of the last checkpoint differ from the undisturbed run's: {differing}")
+    require(
+        not differing,
+        f"files of the last checkpoint differ from the undisturbed run's: {differing}",
+    )
     tokens = 0
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
         if "loss" not in row:
             continue
         step, ratio = row["step"], row.get("sampler/log_ratio_abs")
-        require(ratio is None or ratio < MISMATCH, f"step {step}: mean |log ratio| {ratio} of tokens just sampled")
+        require(
+            ratio is None or ratio < MISMATCH,
+            f"step {step}: mean |log ratio| {ratio} of tokens just sampled",
+        )
         lines = (folder / f"completions/step-{step}.jsonl").read_text().splitlines()
         rollouts = [row for row in map(json.loads, lines) if row["trained"]]
         sampled = sum(rollout["completion_tokens"] for rollout in rollouts)
-        require(row["tokens/trained"] == sampled, f"step {step}: {row['tokens/trained']} tokens of {sampled} sampled")
+        require(
+            row["tokens/trained"] == sampled,
+            f"step {step}: {row['tokens/trained']} tokens of {sampled} sampled",
+        )
         oldest = min(rollout["policy_version"] for rollout in rollouts)
         require(oldest >= step - 1 - max_lag, f"step {step} trained rollouts of policy {oldest}")
         tokens += sampled
@@ -729,11 +885,16 @@ class TrainingRun:
         (self.folder / "soak_training.py").write_text(TRAINING)
         (self.folder / "train.toml").write_text(SETTINGS)
 
-    def run(self, losses: list[tuple[int, str]], saved: Mapping[str, str], num_disturbed: int = 3) -> None:
+    def run(
+        self, losses: list[tuple[int, str]], saved: Mapping[str, str], num_disturbed: int = 3
+    ) -> None:
         """Disturb, repeat, finish, compare with the undisturbed run."""
         self.prepare()
         for _ in range(num_disturbed):
-            points = [*(f"checkpoint.{name}" for name in CHECKPOINT_POINTS), "atomic_write.before_rename"]
+            points = [
+                *(f"checkpoint.{name}" for name in CHECKPOINT_POINTS),
+                "atomic_write.before_rename",
+            ]
             if self.attempt(draw(self.rng, points)) == 0:
                 break
             self._between(losses, saved)
@@ -752,21 +913,33 @@ class TrainingRun:
         command = self.commands.start("train", everything, self.folder, what.failpoint, max_bytes)
         before = len(losses_in(self.folder / output))
         code = disturb(
-            command, what, self.rng, lambda: len(losses_in(self.folder / output)) - before, max(1, STEPS - before)
+            command,
+            what,
+            self.rng,
+            lambda: len(losses_in(self.folder / output)) - before,
+            max(1, STEPS - before),
         )
         self.counts["trainings started"] += 1
         if what.name and what is not NOTHING:
             self.counts[f"training: {what.name}"] += 1
         self.peak_bytes = max(self.peak_bytes, command.peak_bytes)
-        require(command.peak_bytes < self.limit_bytes, f"vf-train took {command.peak_bytes / 2**20:.0f} MiB")
+        require(
+            command.peak_bytes < self.limit_bytes,
+            f"vf-train took {command.peak_bytes / 2**20:.0f} MiB",
+        )
         self.said = command.text
         return code
 
     def _between(self, losses: list[tuple[int, str]], saved: Mapping[str, str]) -> None:
         checkpoints = sorted(self.output.glob("checkpoint-*"))
-        if not checkpoints or (self.output / f"checkpoint-{STEPS}").exists():  # begun, and not at its end
+        if (
+            not checkpoints or (self.output / f"checkpoint-{STEPS}").exists()
+        ):  # begun, and not at its end
             return
-        chance, before = self.rng.random(), {path.name: (path / "MANIFEST.json").read_bytes() for path in checkpoints}
+        chance, before = (
+            self.rng.random(),
+            {path.name: (path / "MANIFEST.json").read_bytes() for path in checkpoints},
+        )
         refusal = Disturbance("", (2,))
         if chance < 0.15:
             code = self.attempt(refusal, ["--trainer.args.learning_rate", "0.5"])
@@ -779,21 +952,33 @@ class TrainingRun:
             self._require_refused(code, "other code")
         elif chance < 0.5:
             self._damaged_copy(checkpoints, losses, saved)
-        now = {path.name: (path / "MANIFEST.json").read_bytes() for path in sorted(self.output.glob("checkpoint-*"))}
+        now = {
+            path.name: (path / "MANIFEST.json").read_bytes()
+            for path in sorted(self.output.glob("checkpoint-*"))
+        }
         require(now == before, "a refused command has changed the checkpoints")
 
     def _require_refused(self, code: int, name: str) -> None:
         require(code == 2, f"{name}: the repeated command ended with {code}, not 2: {self.said}")
-        require(name in " ".join(self.said.split()), f"the refusal does not speak of {name}: {self.said}")
+        require(
+            name in " ".join(self.said.split()),
+            f"the refusal does not speak of {name}: {self.said}",
+        )
         self.counts[f"training: {name} refused"] += 1
 
     def _damaged_copy(
         self, checkpoints: Sequence[Path], losses: list[tuple[int, str]], saved: Mapping[str, str]
     ) -> None:
-        """A flipped bit in the newest checkpoint: the one before it is taken, or it is said that there is none."""
+        """A flipped bit in the newest checkpoint: the one before it is taken, or it is said that
+        there is none."""
         shutil.rmtree(self.folder / "copy", ignore_errors=True)
-        shutil.copytree(self.output, self.folder / "copy", ignore=shutil.ignore_patterns("run.lock"))
-        newest = max(self.folder.glob("copy/checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        shutil.copytree(
+            self.output, self.folder / "copy", ignore=shutil.ignore_patterns("run.lock")
+        )
+        newest = max(
+            self.folder.glob("copy/checkpoint-*"),
+            key=lambda path: int(path.name.rpartition("-")[2]),
+        )
         file = self.rng.choice(sorted(path for path in newest.iterdir() if path.stat().st_size))
         content = bytearray(file.read_bytes())
         if self.rng.random() < 0.5:
@@ -803,14 +988,23 @@ class TrainingRun:
         file.write_bytes(content)
         code = self.attempt(Disturbance("", (2,)), output="copy")
         if len(checkpoints) == 1:
-            require(code == 2, f"the only checkpoint is damaged in {file.name}, and it ended with {code}: {self.said}")
+            require(
+                code == 2,
+                f"the only checkpoint is damaged in {file.name}, and it ended with {code}:"
+                f" {self.said}",
+            )
         else:
-            require(code == 0, f"{newest.name}/{file.name} is damaged, and it ended with {code}: {self.said}")
-            check_training(self.folder / "copy", losses, saved, max_lag=int(VARIANTS[self.variant][1]))
+            require(
+                code == 0,
+                f"{newest.name}/{file.name} is damaged, and it ended with {code}: {self.said}",
+            )
+            check_training(
+                self.folder / "copy", losses, saved, max_lag=int(VARIANTS[self.variant][1])
+            )
         self.counts["training: damaged copy"] += 1
 
 
-# --- rounds -------------------------------------------------------------------------------------------------------
+# --- rounds ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -821,7 +1015,9 @@ class Soak:
     seed: int
     sabotage: str = ""
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
-    references: dict[str, tuple[list[tuple[int, str]], dict[str, str]]] = field(default_factory=dict)
+    references: dict[str, tuple[list[tuple[int, str]], dict[str, str]]] = field(
+        default_factory=dict
+    )
     peaks: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -832,12 +1028,22 @@ class Soak:
     def begin(self) -> None:
         """The undisturbed runs that the rounds are compared with."""
         for name in VARIANTS:
-            run = TrainingRun(self.commands, self.folder / f"reference {name}", random.Random(0), self.counts, name)
+            run = TrainingRun(
+                self.commands,
+                self.folder / f"reference {name}",
+                random.Random(0),
+                self.counts,
+                name,
+            )
             run.prepare()
-            require(run.attempt(NOTHING) == 0, f"the undisturbed training ({name}) failed: {run.said}")
+            require(
+                run.attempt(NOTHING) == 0, f"the undisturbed training ({name}) failed: {run.said}"
+            )
             self.references[name] = losses_in(run.output), saved_in(run.output)
             self.peaks["train"] = max(self.peaks.get("train", 0), run.peak_bytes)
-        undisturbed = EvaluationRun(self.commands, self.folder / "reference", random.Random(0), self.counts)
+        undisturbed = EvaluationRun(
+            self.commands, self.folder / "reference", random.Random(0), self.counts
+        )
         undisturbed.run(num_disturbed=0)
         self.peaks["eval"] = undisturbed.peak_bytes
         self.counts.clear()
@@ -847,7 +1053,9 @@ class Soak:
         return {
             "open files": len(os.listdir("/proc/self/fd")),
             "threads": threading.active_count(),
-            "resident bytes": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize(),
+            "resident bytes": (
+                int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+            ),
         }
 
     def round(self, number: int) -> dict[str, int]:
@@ -859,7 +1067,14 @@ class Soak:
         variant = rng.choice(list(VARIANTS))
         seeds = [random.Random(f"{self.seed}/{number}/{kind}") for kind in ("eval", "train")]
         evaluation = EvaluationRun(
-            *(self.commands, folder / "evaluation", seeds[0], counts, self.peaks["eval"] + MEMORY_BYTES, self.sabotage)
+            *(
+                self.commands,
+                folder / "evaluation",
+                seeds[0],
+                counts,
+                self.peaks["eval"] + MEMORY_BYTES,
+                self.sabotage,
+            )
         )
         training = TrainingRun(
             self.commands,
@@ -901,47 +1116,80 @@ class Soak:
         require(not files, f"temporary files are left: {files}")
         own = self._own()
         for name in ("open files", "threads"):
-            require(own[name] <= self.baseline[name], f"{name}: {own[name]}, at the start {self.baseline[name]}")
+            require(
+                own[name] <= self.baseline[name],
+                f"{name}: {own[name]}, at the start {self.baseline[name]}",
+            )
         if number < 3:  # caches fill
-            self.baseline["resident bytes"] = max(self.baseline["resident bytes"], own["resident bytes"])
+            self.baseline["resident bytes"] = max(
+                self.baseline["resident bytes"], own["resident bytes"]
+            )
         grown = own["resident bytes"] - self.baseline["resident bytes"]
         require(grown < GROWTH_BYTES, f"the soak grew by {grown / 2**20:.0f} MiB")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the soak; exit code 1 for a violation."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no round after this time (default 60)")
-    parser.add_argument("--rounds", type=int, default=0, help="at most so many rounds (default: any number)")
-    parser.add_argument("--seed", type=int, default=0, help="what may happen is drawn from it (default 0)")
-    parser.add_argument("--first-round", type=int, default=1, help="number of the first round (default 1)")
-    parser.add_argument("--folder", type=Path, help="where the rounds are; default: a temporary folder")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="start no round after this time (default 60)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="at most so many rounds (default: any number)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="what may happen is drawn from it (default 0)"
+    )
+    parser.add_argument(
+        "--first-round", type=int, default=1, help="number of the first round (default 1)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where the rounds are; default: a temporary folder"
+    )
     parser.add_argument("--report", type=Path, help="file for the JSON of counts; default: stdout")
-    parser.add_argument("--cpus", type=int, default=0, help="processors that everything shares; default: all")
-    parser.add_argument("--sabotage", choices=SABOTAGES, default="", help="break an invariant: a negative control")
+    parser.add_argument(
+        "--cpus", type=int, default=0, help="processors that everything shares; default: all"
+    )
+    parser.add_argument(
+        "--sabotage", choices=SABOTAGES, default="", help="break an invariant: a negative control"
+    )
     options = parser.parse_args(arguments)
     earlier: dict[str, Any] = {"seed": options.seed, "minutes": 0.0, "rounds": 0, "counts": {}}
     if options.report is not None and options.report.exists():
         earlier = json.loads(options.report.read_text())
         if earlier["seed"] != options.seed:
             parser.error(
-                f"{options.report} is of seed {earlier['seed']}; give --seed {earlier['seed']} or another file"
+                f"{options.report} is of seed {earlier['seed']}; give --seed {earlier['seed']} or"
+                " another file"
             )
         options.first_round = earlier["rounds"] + 1
     os.nice(10)
     if options.cpus:
         os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[-options.cpus :]))
-    folder = Path(tempfile.mkdtemp(prefix="soak-")) if options.folder is None else options.folder.absolute()
+    folder = (
+        Path(tempfile.mkdtemp(prefix="soak-"))
+        if options.folder is None
+        else options.folder.absolute()
+    )
     began, number, violation = time.monotonic(), options.first_round, None
     soak = Soak(folder, options.seed, options.sabotage)
     num_rounds = 0
     try:
         soak.begin()
-        print(f"undisturbed runs done after {time.monotonic() - began:.0f} s; rounds begin", flush=True)
-        while time.monotonic() - began < 60 * options.minutes and (not options.rounds or num_rounds < options.rounds):
+        print(
+            f"undisturbed runs done after {time.monotonic() - began:.0f} s; rounds begin",
+            flush=True,
+        )
+        while time.monotonic() - began < 60 * options.minutes and (
+            not options.rounds or num_rounds < options.rounds
+        ):
             at = time.monotonic()
             counted = soak.round(number)
-            happened = "; ".join(f"{name} {count}" for name, count in sorted(counted.items()) if count)
+            happened = "; ".join(
+                f"{name} {count}" for name, count in sorted(counted.items()) if count
+            )
             print(f"round {number}: ok in {time.monotonic() - at:.0f} s; {happened}", flush=True)
             number += 1
             num_rounds += 1

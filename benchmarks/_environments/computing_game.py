@@ -1,4 +1,5 @@
-"""A CPU-bound environment: each of its replies computes for ``work_ms`` milliseconds of CPU time."""
+"""A CPU-bound environment: each of its replies computes for ``work_ms`` milliseconds
+of CPU time."""
 
 import time
 
@@ -27,4 +28,6 @@ class ComputingGame(vf.MultiTurnEnv):
 def load_environment(num_examples: int = 100, work_ms: float = 20.0) -> vf.Environment:
     """``num_examples`` equal games."""
     rows = [{"question": f"Game {number}", "answer": ""} for number in range(num_examples)]
-    return ComputingGame(work_ms, dataset=rows, rubric=vf.Rubric([lambda completion: float(len(completion))]))
+    return ComputingGame(
+        work_ms, dataset=rows, rubric=vf.Rubric([lambda completion: float(len(completion))])
+    )

@@ -6,8 +6,12 @@ QUESTION = "What is {} times seven? " + "Think about it, then answer in one sent
 
 
 def load_environment(num_examples: int = 100) -> vf.Environment:
-    """``num_examples`` questions. The reward is the share of the answer's digits in the completion."""
-    rows = [{"question": QUESTION.format(number), "answer": str(7 * number)} for number in range(num_examples)]
+    """``num_examples`` questions. The reward is the share of the answer's digits in
+    the completion."""
+    rows = [
+        {"question": QUESTION.format(number), "answer": str(7 * number)}
+        for number in range(num_examples)
+    ]
     rubric = vf.Rubric([share_of_digits])
     return vf.SingleTurnEnv(dataset=rows, rubric=rubric, system_prompt="Answer in one sentence.")
 

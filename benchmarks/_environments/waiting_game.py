@@ -1,4 +1,5 @@
-"""An environment that waits: each rollout is scored by a function that blocks a thread for ``wait_s`` seconds."""
+"""An environment that waits: each rollout is scored by a function that blocks a thread for
+``wait_s`` seconds."""
 
 import socket
 import time
@@ -11,12 +12,16 @@ class WaitingGame(vf.SingleTurnEnv):
 
     async def setup_state(self, state):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("10.77.41.254", 9))  # sends nothing: asks which address a packet would come from
+            probe.connect(
+                ("10.77.41.254", 9)
+            )  # sends nothing: asks which address a packet would come from
             state["machine"] = probe.getsockname()[0]
         return state
 
 
-def load_environment(num_examples: int = 100, wait_s: float = 1.0, at_once: int = 8) -> vf.Environment:
+def load_environment(
+    num_examples: int = 100, wait_s: float = 1.0, at_once: int = 8
+) -> vf.Environment:
     """``num_examples`` equal games, ``at_once`` of which a worker scores at a time."""
 
     def waits(completion) -> float:

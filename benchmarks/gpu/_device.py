@@ -1,6 +1,7 @@
 """Shared by the scripts of this folder: the device, its peak, the model, and the format of numbers.
 
-``--cpu --tiny`` is for checking that a script works where there is no GPU; its numbers mean nothing.
+``--cpu --tiny`` is for checking that a script works where there is no GPU; its numbers mean
+nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +15,27 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # _measure
 
-PEAK_BF16_FLOPS = {"H100": 989e12, "H200": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+PEAK_BF16_FLOPS = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "4090": 165e12,
+}
 """Dense bf16 peak by the vendor's data sheets; the first name contained in the device's counts."""
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cpu", action="store_true", help="run on the CPU: checks that the script works")
-    parser.add_argument("--tiny", action="store_true", help="half a million parameters, a few short rollouts")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cpu", action="store_true", help="run on the CPU: checks that the script works"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="half a million parameters, a few short rollouts"
+    )
     return parser
 
 
@@ -36,8 +50,13 @@ def device(args: argparse.Namespace) -> torch.device:
 
 
 def policy(args: argparse.Namespace, where: torch.device) -> tuple[Any, Any]:
-    """(model, tokenizer): SmolLM2-135M in bf16, or with ``--tiny`` the builtin tiny model in float32."""
-    from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
+    """(model, tokenizer): SmolLM2-135M in bf16, or with ``--tiny`` the builtin tiny model in
+    float32."""
+    from verifiers_trainer.policy.builtin_models import (
+        build_tiny_model,
+        build_tiny_tokenizer,
+        load_smollm2,
+    )
 
     if args.tiny:
         return build_tiny_model().to(where), build_tiny_tokenizer()

@@ -1,8 +1,10 @@
-"""TRL's ``GRPOTrainer`` on the task of ``training.py``, run by the interpreter of TRL's environment.
+"""TRL's ``GRPOTrainer`` on the task of ``training.py``, run by the interpreter of TRL's
+environment.
 
     python _trl.py '{"model": FOLDER, "steps": 8, ...}'
 
-Prints one JSON line: seconds and tokens of every step, peak memory. It imports nothing of this project.
+Prints one JSON line: seconds and tokens of every step, peak memory. It imports nothing of this
+project.
 """
 
 from __future__ import annotations

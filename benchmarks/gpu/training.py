@@ -1,14 +1,15 @@
-"""A GRPO run of SmolLM2-135M on one GPU, engine and trainer in one process, beside TRL: time, tokens/s, MFU,
-memory.
+"""A GRPO run of SmolLM2-135M on one GPU, engine and trainer in one process, beside TRL: time,
+tokens/s, MFU, memory.
 
-    python benchmarks/gpu/training.py [--steps 8] [--lora] [--cache FOLDER | --trl-python PYTHON] [--no-trl]
-    python benchmarks/gpu/training.py --cpu --tiny          checks that it works
+    python benchmarks/gpu/training.py [--steps 8] [--lora] [--cache FOLDER | --trl-python PYTHON]
+    [--no-trl] python benchmarks/gpu/training.py --cpu --tiny          checks that it works
 
-Both train the same checkpoint on the same questions with the same numbers of rollouts and tokens, rewards for digits,
-and generate their rollouts: TRL 1.16.0 with transformers' ``generate``, in a separate environment created in
-``--cache``. The first two steps warm up and are not counted. One step is generation, scoring, backward and optimizer;
-ours is also shown without waiting for generation (``train``). MFU is 6 operations per parameter and trained token (the
-prompt's included) over the time of ``train`` and the device's dense bf16 peak.
+Both train the same checkpoint on the same questions with the same numbers of rollouts and tokens,
+rewards for digits, and generate their rollouts: TRL 1.16.0 with transformers' ``generate``, in a
+separate environment created in ``--cache``. The first two steps warm up and are not counted. One
+step is generation, scoring, backward and optimizer; ours is also shown without waiting for
+generation (``train``). MFU is 6 operations per parameter and trained token (the prompt's included)
+over the time of ``train`` and the device's dense bf16 peak.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ WARM_UP = 2
 
 
 def questions(count: int) -> list[str]:
-    return [f"Write down the first {10 + number % 40} numbers and say something about each." for number in range(count)]
+    return [
+        f"Write down the first {10 + number % 40} numbers and say something about each."
+        for number in range(count)
+    ]
 
 
 def plan(args: argparse.Namespace) -> dict[str, Any]:
@@ -63,7 +67,8 @@ def ours(args: argparse.Namespace, job: dict[str, Any], folder: Path) -> dict[st
     tokenizer.save_pretrained(folder / "model")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     env = vf.SingleTurnEnv(
-        dataset=[{"question": question} for question in job["questions"]], rubric=vf.Rubric(funcs=[digits])
+        dataset=[{"question": question} for question in job["questions"]],
+        rubric=vf.Rubric(funcs=[digits]),
     )
     config = RLConfig(
         output_dir=str(folder / "run"), batch_size=job["batch_size"], micro_batch_size=job["batch_size"],
@@ -77,13 +82,18 @@ def ours(args: argparse.Namespace, job: dict[str, Any], folder: Path) -> dict[st
     steps = read_metrics(folder / "run" / METRICS)
     measured_steps = [step for step in steps if "time/step" in step][WARM_UP:]
     computed = [step["tokens/prompt"] + step["tokens/completion"] for step in measured_steps]
-    rates = [6 * num_parameters * n / step["time/train"] for n, step in zip(computed, measured_steps, strict=True)]
+    rates = [
+        6 * num_parameters * n / step["time/train"]
+        for n, step in zip(computed, measured_steps, strict=True)
+    ]
     peak = peak_flops(where)
     return {
         "step_s": statistics.median(step["time/step"] for step in measured_steps),
         "train_s": statistics.median(step["time/train"] for step in measured_steps),
         "pause_s": statistics.median(step["time/pause"] for step in measured_steps),
-        "tokens_per_s": statistics.median(step["tokens/completion"] / step["time/step"] for step in measured_steps),
+        "tokens_per_s": statistics.median(
+            step["tokens/completion"] / step["time/step"] for step in measured_steps
+        ),
         "flops": statistics.median(rates),
         "mfu": None if peak is None else statistics.median(rates) / peak,
         "memory_gb": peak_memory_gb(where),
@@ -92,7 +102,11 @@ def ours(args: argparse.Namespace, job: dict[str, Any], folder: Path) -> dict[st
 
 def theirs(python: Path, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run TRL's steps by ``_trl.py``."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     process = subprocess.run(
         [str(python), str(Path(__file__).with_name("_trl.py")), json.dumps({**job, "model": str(folder / "model")})],
         capture_output=True, text=True, env=environment | {"HF_HUB_OFFLINE": "1"},
@@ -112,18 +126,27 @@ def trl_python(cache: Path) -> Path:
     """The interpreter of TRL's environment in ``cache``, created when it does not exist."""
     python = cache / "trl-1.16.0" / "bin" / "python"
     if not python.exists():
-        subprocess.run(["uv", "venv", "--quiet", "--python", "3.11", str(python.parents[1])], check=True)
+        subprocess.run(
+            ["uv", "venv", "--quiet", "--python", "3.11", str(python.parents[1])], check=True
+        )
         torch_version = f"torch=={torch.__version__.split('+')[0]}"
-        subprocess.run(["uv", "pip", "install", "--quiet", "--python", str(python), torch_version, *TRL], check=True)
+        subprocess.run(
+            ["uv", "pip", "install", "--quiet", "--python", str(python), torch_version, *TRL],
+            check=True,
+        )
     return python
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--lora", action="store_true", help="train an adapter; TRL always trains all weights")
+    parser.add_argument(
+        "--lora", action="store_true", help="train an adapter; TRL always trains all weights"
+    )
     parser.add_argument("--gradient-checkpointing", action="store_true")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "verifiers-benchmarks")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "verifiers-benchmarks"
+    )
     parser.add_argument("--trl-python", type=Path, help="an interpreter that has TRL installed")
     parser.add_argument("--no-trl", action="store_true")
     args = parser.parse_args()
@@ -139,10 +162,12 @@ def main() -> None:
     print(f"{shape}, {args.steps - WARM_UP} steps, {where}")
     for name, result in results.items():
         print(
-            f"  {name:5}  step {result['step_s']:.3f} s  train {formatted(result.get('train_s'), '.3f')} s  "
-            f"pause {formatted(result.get('pause_s'), '.4f')} s  {result['tokens_per_s']:.0f} tokens/s  "
-            f"{formatted(result.get('flops'), '.3g')} flop/s  MFU {formatted(result.get('mfu'), '.1%')}  "
-            f"memory {formatted(result['memory_gb'], '.2f')} GB"
+            f"  {name:5}  step {result['step_s']:.3f} s  train"
+            f" {formatted(result.get('train_s'), '.3f')} s  pause"
+            f" {formatted(result.get('pause_s'), '.4f')} s  {result['tokens_per_s']:.0f} tokens/s "
+            f" {formatted(result.get('flops'), '.3g')} flop/s  MFU"
+            f" {formatted(result.get('mfu'), '.1%')}  memory"
+            f" {formatted(result['memory_gb'], '.2f')} GB"
         )
     if "trl" in results:
         print(f"  step time over TRL's: {results['ours']['step_s'] / results['trl']['step_s']:.2f}")

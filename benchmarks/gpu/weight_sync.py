@@ -1,14 +1,16 @@
-"""Bandwidth of the weight sync on one GPU: embedded, files, and a push to a vLLM server, against copying the bytes.
+"""Bandwidth of the weight sync on one GPU: embedded, files, and a push to a vLLM server, against
+copying the bytes.
 
-    python benchmarks/gpu/weight_sync.py [--vllm http://127.0.0.1:8000 --sync ipc|reload|nccl] [--rounds 5]
-    python benchmarks/gpu/weight_sync.py --cpu --tiny         checks that it works
+    python benchmarks/gpu/weight_sync.py [--vllm http://127.0.0.1:8000 --sync ipc|reload|nccl]
+    [--rounds 5] python benchmarks/gpu/weight_sync.py --cpu --tiny         checks that it works
 
 * embedded: no bytes are copied; the wait of a pause for an update while requests are computed;
-* files: the files of ``reload``, against one ``write`` of as many bytes and an ``fsync`` in the same folder;
-* a server: ``VLLMEngine.set_version``, that is pause, transfer, resume, against a copy on the device (``ipc``,
-  ``nccl``) or against the write (``reload``). It must serve the checkpoint that ``--save FOLDER`` writes; start it in
-  a separate environment, with ``VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1`` and
-  ``--weight-transfer-config '{"backend": "ipc"}'``.
+* files: the files of ``reload``, against one ``write`` of as many bytes and an ``fsync`` in the
+  same folder;
+* a server: ``VLLMEngine.set_version``, that is pause, transfer, resume, against a copy on the
+  device (``ipc``, ``nccl``) or against the write (``reload``). It must serve the checkpoint that
+  ``--save FOLDER`` writes; start it in a separate environment, with ``VLLM_SERVER_DEV_MODE=1
+  VLLM_ALLOW_INSECURE_SERIALIZATION=1`` and ``--weight-transfer-config '{"backend": "ipc"}'``.
 
 Target: at least half the bandwidth of the copy.
 """
@@ -77,7 +79,10 @@ def files(model: Any, folder: Path) -> Callable[[], None]:
     from verifiers_trainer.engines.vllm.weights.export import apart, exported
 
     def run() -> None:
-        save_file({name: tensor.cpu() for name, tensor in apart(exported(model)).items()}, folder / "weights.st")
+        save_file(
+            {name: tensor.cpu() for name, tensor in apart(exported(model)).items()},
+            folder / "weights.st",
+        )
         with open(folder / "weights.st", "rb") as file:
             os.fsync(file.fileno())
 
@@ -90,10 +95,16 @@ def push(model: Any, tokenizer: Any, args: Any, where: torch.device) -> float:
     from verifiers_trainer.engines.inference import open_engine
     from verifiers_trainer.settings.config import RLConfig
 
-    env = vf.SingleTurnEnv(dataset=[{"question": "hi"}], rubric=vf.Rubric(funcs=[lambda completion: 0.0]))
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "hi"}], rubric=vf.Rubric(funcs=[lambda completion: 0.0])
+    )
     with tempfile.TemporaryDirectory() as folder:
         config = RLConfig(
-            output_dir=folder, inference=args.vllm, weight_sync=args.sync, use_lora=False, use_cpu=args.cpu
+            output_dir=folder,
+            inference=args.vllm,
+            weight_sync=args.sync,
+            use_lora=False,
+            use_cpu=args.cpu,
         )
         engine = open_engine(model, tokenizer, config, env)
         engine.start(300.0)
@@ -108,7 +119,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vllm", metavar="URL", help="a server of the same checkpoint")
     parser.add_argument("--sync", choices=("ipc", "nccl", "reload"), default="ipc")
-    parser.add_argument("--save", type=Path, help="write the checkpoint here, for the server, and exit")
+    parser.add_argument(
+        "--save", type=Path, help="write the checkpoint here, for the server, and exit"
+    )
     args = parser.parse_args()
     where = device(args)
     model, tokenizer = policy(args, where)

@@ -2,8 +2,8 @@
 
     python examples/verifiers_env/train.py +verifiers.env_id=owner/name +backend=tinker …
 
-The keys below ``verifiers`` are this project's; every other key is passed to rLLM. An error prints one line to stderr
-and exits with code 2.
+The keys below ``verifiers`` are this project's; every other key is passed to rLLM. An error prints
+one line to stderr and exits with code 2.
 """
 
 from __future__ import annotations

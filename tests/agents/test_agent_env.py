@@ -1,4 +1,5 @@
-"""``AgentEnv``: real processes in a real sandbox; whatever they do is one rollout, and nothing of them is left."""
+"""``AgentEnv``: real processes in a real sandbox; whatever they do is one rollout, and nothing of
+them is left."""
 
 import asyncio
 import functools
@@ -47,7 +48,9 @@ def env_of(script=WRITER, rows=1, row=ROW, **parameters):
 
 def run(script=WRITER, replies=(CALL, "done"), options=None, **parameters):
     client = replies if isinstance(replies, ScriptedClient) else ScriptedClient(list(replies))
-    return env_of(script, **parameters).evaluate(client, "m", **{"state_columns": ["trajectory"]} | (options or {}))
+    return env_of(script, **parameters).evaluate(
+        client, "m", **{"state_columns": ["trajectory"]} | (options or {})
+    )
 
 
 def only(results):
@@ -61,7 +64,7 @@ def failure(results):
     return f"{output.error.error}: {output.error.message}"
 
 
-# --- a rollout --------------------------------------------------------------------------------------------------
+# --- a rollout ------------------------------------------------------------------------------------
 
 
 def test_the_calls_of_a_program_are_the_turns_of_the_rollout():
@@ -69,18 +72,29 @@ def test_the_calls_of_a_program_are_the_turns_of_the_rollout():
     assert (output.reward, output.stop_condition, output.error) == (1.0, "agent_ended", None)
     assert [message["role"] for message in output.completion] == ["assistant", "tool", "assistant"]
     assert output["files"] == {"answer.txt": "42"}
-    assert output["agent"] == output["agent"] | {"log": "done\n", "exit_code": 0, "roles": ["main", "main"], "left": []}
+    assert output["agent"] == output["agent"] | {
+        "log": "done\n",
+        "exit_code": 0,
+        "roles": ["main", "main"],
+        "left": [],
+    }
     assert output.tool_defs[0]["function"]["name"] == "write"
 
 
 def test_arguments_written_again_do_not_change_the_history():
     steps = only(run())["trajectory"]
     assert steps[1]["prompt"][2]["tool_calls"][0]["function"]["arguments"] == '{"text":"42"}'
-    assert steps[1]["prompt"][: len(steps[0]["prompt"]) + 1] == [*steps[0]["prompt"], *steps[0]["completion"]]
+    assert steps[1]["prompt"][: len(steps[0]["prompt"]) + 1] == [
+        *steps[0]["prompt"],
+        *steps[0]["completion"],
+    ]
 
 
 def test_negative_control_the_agent_really_writes_them_again():
-    spied = 'open("calls.txt", "w").write(one["function"]["arguments"])\n        messages.append({"role": "tool"'
+    spied = (
+        'open("calls.txt", "w").write(one["function"]["arguments"])\n       '
+        ' messages.append({"role": "tool"'
+    )
     output = only(run(WRITER.replace('messages.append({"role": "tool"', spied)))
     assert output["files"]["calls.txt"] == '{\n "text": "42"\n}'
 
@@ -94,7 +108,10 @@ def test_the_model_sees_the_tools_that_are_named_alone():
 
 
 def test_a_row_brings_files_and_names_those_to_collect():
-    script = CLIENT + "import shutil\nos.makedirs('out')\nshutil.copy('in/a.txt', 'out/b.md')\nchat([user('x')])"
+    script = (
+        CLIENT + "import shutil\nos.makedirs('out')\nshutil.copy('in/a.txt',"
+        " 'out/b.md')\nchat([user('x')])"
+    )
     info = {"files": {"in/a.txt": "from the row"}, "collect": ["out/**/*.md"]}
     output = only(run(script, ["ok"], row=ROW | {"info": info}, collect=[]))
     assert output["files"] == {"out/b.md": "from the row"}
@@ -133,8 +150,13 @@ if os.fork() == 0:
 
 
 def test_what_the_agent_leaves_running_changes_no_file_that_is_read(tmp_path):
-    """It is named as left; the control is the answer, which the daemon does change while the agent runs."""
-    script = WRITER + DAEMON + "import time\nwhile open('answer.txt').read() != 'changed':\n    time.sleep(0.01)\n"
+    """It is named as left; the control is the answer, which the daemon does change while the agent
+    runs."""
+    script = (
+        WRITER
+        + DAEMON
+        + "import time\nwhile open('answer.txt').read() != 'changed':\n    time.sleep(0.01)\n"
+    )
     output = only(run(script, keep_workdirs=tmp_path))
     assert output["agent"]["left"] == ["python3"]
     assert output["agent"]["notes"] == []
@@ -157,19 +179,25 @@ def test_a_file_that_the_command_names_is_there(tmp_path, monkeypatch):
 
 
 def test_there_is_no_network_but_the_model():
-    script = CLIENT + (
-        "import socket\nfor port in (22, 80):\n"
-        "    for host in ('127.0.0.1', '1.1.1.1'):\n"
-        "        try:\n            socket.create_connection((host, port), 2); print('reached', host)\n"
-        "        except OSError as error:\n            print('not', host)\n"
-        "print(sorted(os.listdir('/run/verifiers')), os.path.exists('/root'), 'PATH' in os.environ)\nchat([user('x')])"
+    script = (
+        CLIENT
+        + "import socket\nfor port in (22, 80):\n    for host in ('127.0.0.1', '1.1.1.1'):\n       "
+        " try:\n            socket.create_connection((host, port), 2); print('reached', host)\n  "
+        "      except OSError as error:\n            print('not',"
+        " host)\nprint(sorted(os.listdir('/run/verifiers')), os.path.exists('/root'), 'PATH' in"
+        " os.environ)\nchat([user('x')])"
     )
     log = only(run(script, ["ok"]))["agent"]["log"]
-    assert log.splitlines() == [*["not 127.0.0.1", "not 1.1.1.1"] * 2, "['gateway.sock'] False True"]
+    assert log.splitlines() == [
+        *["not 127.0.0.1", "not 1.1.1.1"] * 2,
+        "['gateway.sock'] False True",
+    ]
 
 
 def test_without_isolation_the_same_program_runs_with_the_rights_of_the_user():
-    output = only(run(sandbox="unsafe_subprocess", command=[sys.executable, "agent.py", "{prompt}"]))
+    output = only(
+        run(sandbox="unsafe_subprocess", command=[sys.executable, "agent.py", "{prompt}"])
+    )
     assert (output.reward, output["agent"]["log"]) == (1.0, "done\n")
 
 
@@ -181,32 +209,59 @@ def test_a_backend_without_mounts_is_refused_before_the_first_call():
 
 
 def test_claude_code_is_called_as_recorded_and_served_in_its_dialect(tmp_path, monkeypatch):
-    """The program is proprietary, and so a script with its arguments, variables and wire stands in its place."""
-    program = tmp_path / "agents/claude-code/2.1.332/node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+    """The program is proprietary, and so a script with its arguments, variables and wire stands in
+    its place."""
+    program = (
+        tmp_path
+        / "agents/claude-code/2.1.332/node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+    )
     program.parent.mkdir(parents=True)
     program.write_text(CLAUDE)
     program.chmod(0o755)
     monkeypatch.setenv("VF_AGENTS", str(tmp_path / "agents"))
     call = vf.ToolCall("toolu_1", "Bash", '{"command":"printf 42 > answer.txt; cat answer.txt"}')
     output = only(
-        run(command=None, agent="claude-code", agent_args=["--tools", "Bash"], files={}, replies=[call, "ok"])
+        run(
+            command=None,
+            agent="claude-code",
+            agent_args=["--tools", "Bash"],
+            files={},
+            replies=[call, "ok"],
+        )
     )
-    assert (output.reward, output["agent"]["log"], output["agent"]["version"]) == (1.0, "end_turn ok\n", "2.1.332")
+    assert (output.reward, output["agent"]["log"], output["agent"]["version"]) == (
+        1.0,
+        "end_turn ok\n",
+        "2.1.332",
+    )
     assert (output["agent"]["roles"], output["agent"]["rewrites"]) == (["main", "main"], 0)
     first, second = output["trajectory"]
-    assert [message["role"] for message in second["prompt"]] == ["system", "user", "assistant", "tool", "system"]
-    assert second["prompt"][:3] == [*first["prompt"], *first["completion"]], "the arguments as sampled"
+    assert [message["role"] for message in second["prompt"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "system",
+    ]
+    assert second["prompt"][:3] == [
+        *first["prompt"],
+        *first["completion"],
+    ], "the arguments as sampled"
 
 
-# --- limits and failures: one sentence on that rollout ----------------------------------------------------------------
+# --- limits and failures: one sentence on that rollout --------------------------------------------
 
 
 def test_an_agent_that_dies_is_quoted_and_keeps_its_turns():
     script = CLIENT + "chat([user('x')])\nprint('about to fail')\nraise ValueError('no such luck')"
     results = run(script, ["hello"])
     message = failure(results)
-    assert message.startswith("AgentError: the agent 'python3 agent.py' ended with exit code 1; its log ends with: ")
-    assert message.endswith("raise ValueError('no such luck') | ValueError: no such luck"), "no line of marks alone"
+    assert message.startswith(
+        "AgentError: the agent 'python3 agent.py' ended with exit code 1; its log ends with: "
+    )
+    assert message.endswith("raise ValueError('no such luck') | ValueError: no such luck"), (
+        "no line of marks alone"
+    )
     assert len(only(results)["trajectory"]) == 1
     assert only(results).reward != only(results).reward  # unknown
 
@@ -215,45 +270,63 @@ def test_an_agent_that_fails_over_an_answer_that_was_cut_is_scored():
     script = CLIENT + "chat([user('x')])\nsys.exit('incomplete')"
     cut = vf.Response(vf.AssistantMessage("hel"), "length")
     output = only(run(script, [cut]))
-    assert (output.error, output.is_truncated, output.reward, output["agent"]["exit_code"]) == (None, True, 0.0, 1)
+    assert (output.error, output.is_truncated, output.reward, output["agent"]["exit_code"]) == (
+        None,
+        True,
+        0.0,
+        1,
+    )
     assert output["agent"]["log"] == "incomplete\n"
 
 
 def test_an_agent_that_is_killed():
     script = CLIENT + "import signal\nchat([user('x')])\nos.kill(os.getpid(), signal.SIGKILL)"
     message = failure(run(script, ["a"]))
-    assert message == "AgentError: the agent 'python3 agent.py' was ended by signal 9; it wrote nothing"
+    assert (
+        message
+        == "AgentError: the agent 'python3 agent.py' was ended by signal 9; it wrote nothing"
+    )
 
 
 def test_an_agent_that_does_not_start():
     message = failure(run(command=["no-such-program"]))
-    assert message.startswith("AgentError: the agent 'no-such-program' could not be started: FileNotFoundError")
+    assert message.startswith(
+        "AgentError: the agent 'no-such-program' could not be started: FileNotFoundError"
+    )
     assert message.endswith("after its first word: ['python3', 'agent.py', '{prompt}']")
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = failure(run(command=["python3", "agnt.py"]))
-    assert message.startswith("AgentError: the agent 'python3 agnt.py' ended with exit code 2; its log ends with: ")
-    assert message.endswith(f"; agnt.py is no file of the working directory {tmp_path}, so it was not copied")
+    assert message.startswith(
+        "AgentError: the agent 'python3 agnt.py' ended with exit code 2; its log ends with: "
+    )
+    assert message.endswith(
+        f"; agnt.py is no file of the working directory {tmp_path}, so it was not copied"
+    )
 
 
 def test_an_agent_that_never_calls_the_model():
     message = failure(run("print('I know it')"))
-    assert message == (
-        "AgentError: the agent 'python3 agent.py' ended without a model call (its address is in OPENAI_BASE_URL and "
-        "ANTHROPIC_BASE_URL); its log ends with: I know it"
+    assert (
+        message
+        == "AgentError: the agent 'python3 agent.py' ended without a model call (its address is in"
+        " OPENAI_BASE_URL and ANTHROPIC_BASE_URL); its log ends with: I know it"
     )
 
 
 def test_an_agent_that_hangs_is_ended():
     started = time.monotonic()
     results = run(
-        CLIENT + "chat([user('x')])\nprint('waiting', flush=True)\ntime.sleep(600)", ["a"], max_idle_seconds=1
+        CLIENT + "chat([user('x')])\nprint('waiting', flush=True)\ntime.sleep(600)",
+        ["a"],
+        max_idle_seconds=1,
     )
-    assert failure(results) == (
-        "SandboxLimit: the agent 'python3 agent.py' was ended: it neither called the model nor ended for 1 s "
-        "(max_idle_seconds)"
+    assert (
+        failure(results)
+        == "SandboxLimit: the agent 'python3 agent.py' was ended: it neither called the model nor"
+        " ended for 1 s (max_idle_seconds)"
     )
     assert only(results)["agent"]["log"] == "waiting\n"
     assert time.monotonic() - started < 15
@@ -264,7 +337,8 @@ def test_an_agent_that_floods_is_ended_and_its_log_is_bounded():
     results = run(script, ["a"], max_output_mb=0.5, max_log_kb=2)
     assert (
         failure(results)
-        == "SandboxLimit: the agent 'python3 agent.py' was ended: it wrote more than 524288 bytes (max_output_mb)"
+        == "SandboxLimit: the agent 'python3 agent.py' was ended: it wrote more than 524288 bytes"
+        " (max_output_mb)"
     )
     log = only(results)["agent"]["log"]
     assert log.startswith("first words")
@@ -273,21 +347,32 @@ def test_an_agent_that_floods_is_ended_and_its_log_is_bounded():
 
 
 def test_an_agent_that_uses_too_much_memory():
-    results = run(CLIENT + "chat([user('x')])\nb = b'x' * 2**30\ntime.sleep(20)", ["a"], memory_gb=0.25)
-    assert failure(results) == (
-        "SandboxLimit: the agent 'python3 agent.py' was ended: its sandbox reached the limit of memory (memory_gb)"
+    results = run(
+        CLIENT + "chat([user('x')])\nb = b'x' * 2**30\ntime.sleep(20)", ["a"], memory_gb=0.25
+    )
+    assert (
+        failure(results)
+        == "SandboxLimit: the agent 'python3 agent.py' was ended: its sandbox reached the limit of"
+        " memory (memory_gb)"
     )
 
 
 def test_a_dialect_that_is_not_offered_is_named():
     message = failure(run(dialect="responses"))
     assert "exit code 1" in message
-    assert "the dialect 'chat', which this environment does not offer (dialect='responses')" in message
+    assert (
+        "the dialect 'chat', which this environment does not offer (dialect='responses')" in message
+    )
 
 
 def test_a_path_that_is_not_offered_is_named():
     message = failure(run(CLIENT + "call('embeddings', {'input': 'x'})"))
-    assert message.count("POST /v1/embeddings, which is not offered; offered are chat/completions, responses") == 1
+    assert (
+        message.count(
+            "POST /v1/embeddings, which is not offered; offered are chat/completions, responses"
+        )
+        == 1
+    )
 
 
 def test_a_request_that_cannot_be_read_is_named():
@@ -298,7 +383,11 @@ def test_a_request_that_cannot_be_read_is_named():
 def test_more_turns_than_allowed_end_the_rollout_and_the_last_answer_is_used():
     results = run(replies=[CALL] * 5, max_turns=2)
     output = only(results)
-    assert (output.stop_condition, output.error, len(output["trajectory"])) == ("max_turns_reached", None, 2)
+    assert (output.stop_condition, output.error, len(output["trajectory"])) == (
+        "max_turns_reached",
+        None,
+        2,
+    )
     assert output.reward == 1.0  # the tool of the last turn has run
 
 
@@ -320,8 +409,8 @@ def test_a_failure_of_the_model_reaches_the_agent_and_is_the_rollouts_error():
 def test_a_daemon_is_named_and_ended():
     nap = f"86400.{time.time_ns() % 10**9}"
     script = (
-        CLIENT
-        + f"import subprocess\nchat([user('x')])\nsubprocess.Popen(['setsid', 'sleep', '{nap}'])\ntime.sleep(0.5)"
+        CLIENT + "import subprocess\nchat([user('x')])\nsubprocess.Popen(['setsid', 'sleep',"
+        f" '{nap}'])\ntime.sleep(0.5)"
     )
     output = only(run(script, ["a"]))
     assert output.error is None
@@ -334,14 +423,17 @@ def test_a_daemon_is_named_and_ended():
 
 def test_a_file_that_is_too_large_is_left_out_by_name():
     script = (
-        CLIENT + "open('big.txt', 'w').write('x' * 2_000_000)\nopen('b.txt', 'wb').write(b'\\xff')\nchat([user('x')])"
+        CLIENT + "open('big.txt', 'w').write('x' * 2_000_000)\nopen('b.txt',"
+        " 'wb').write(b'\\xff')\nchat([user('x')])"
     )
     output = only(run(script, ["a"]))
     assert output["files"].keys() == {"b.txt"}
-    assert output["agent"]["notes"] == ["big.txt was not collected: 2000000 bytes are more than max_file_mb"]
+    assert output["agent"]["notes"] == [
+        "big.txt was not collected: 2000000 bytes are more than max_file_mb"
+    ]
 
 
-# --- roles and sampling -----------------------------------------------------------------------------------------------
+# --- roles and sampling ---------------------------------------------------------------------------
 
 SIDE = WRITER.replace("while True:", "chat([user('Give this a title.')])\nwhile True:", 1)
 
@@ -370,9 +462,14 @@ def test_side_calls_do_not_count_as_turns():
 def test_the_runs_sampling_arguments_win_and_the_smaller_limit_of_tokens_counts():
     script = CLIENT + "chat([user('x')], temperature=0.9, max_tokens=100, top_p=0.5, logit_bias={})"
     client = ScriptedClient("ok")
-    run(script, client, options={"sampling_args": {"temperature": 0.1, "max_completion_tokens": 50}})
+    run(
+        script, client, options={"sampling_args": {"temperature": 0.1, "max_completion_tokens": 50}}
+    )
     sent = client.requests[0].sampling_args
-    assert {name: sent.get(name) for name in ("temperature", "top_p", "max_completion_tokens", "max_tokens")} == {
+    assert {
+        name: sent.get(name)
+        for name in ("temperature", "top_p", "max_completion_tokens", "max_tokens")
+    } == {
         "temperature": 0.1,
         "top_p": 0.5,
         "max_completion_tokens": 50,
@@ -380,7 +477,7 @@ def test_the_runs_sampling_arguments_win_and_the_smaller_limit_of_tokens_counts(
     }
 
 
-# --- frameworks in this process ---------------------------------------------------------------------------------------
+# --- frameworks in this process -------------------------------------------------------------------
 
 
 async def asks_twice(state):
@@ -388,7 +485,9 @@ async def asks_twice(state):
         vf.model_gateway(state) as url,
         openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client,
     ):
-        first = await client.chat.completions.create(model="any", messages=[{"role": "user", "content": "Hi."}])
+        first = await client.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": "Hi."}]
+        )
         said = {"role": "assistant", "content": first.choices[0].message.content}
         more = [{"role": "user", "content": "Hi."}, said, {"role": "user", "content": "And?"}]
         second = await client.chat.completions.create(model="any", messages=more)
@@ -396,7 +495,11 @@ async def asks_twice(state):
 
 
 def test_a_framework_in_this_process_is_served_over_loopback():
-    env = vf.AgentEnv(agent=asks_twice, dataset=[ROW], rubric=vf.Rubric(funcs=[lambda state: state["told"] == "two"]))
+    env = vf.AgentEnv(
+        agent=asks_twice,
+        dataset=[ROW],
+        rubric=vf.Rubric(funcs=[lambda state: state["told"] == "two"]),
+    )
     output = only(env.evaluate(ScriptedClient(["one", "two"]), "m", state_columns=["told"]))
     assert (output.reward, output.metrics["num_turns"], output["told"]) == (1.0, 2.0, "two")
 
@@ -406,7 +509,9 @@ def test_a_subclass_may_run_the_agent_itself():
         async def run_agent(self, state):
             await asks_twice(state)
 
-    output = only(Own(dataset=[ROW]).evaluate(ScriptedClient(["one", "two"]), "m", score_rollouts=False))
+    output = only(
+        Own(dataset=[ROW]).evaluate(ScriptedClient(["one", "two"]), "m", score_rollouts=False)
+    )
     assert output.stop_condition == "agent_ended"
 
 
@@ -415,7 +520,10 @@ def test_what_the_framework_raises_is_the_rollouts_error():
         raise KeyError("not there")
 
     env = vf.AgentEnv(agent=fails, dataset=[ROW])
-    assert failure(env.evaluate(ScriptedClient("x"), "m")) == "EnvironmentFault: the agent raised KeyError: 'not there'"
+    assert (
+        failure(env.evaluate(ScriptedClient("x"), "m"))
+        == "EnvironmentFault: the agent raised KeyError: 'not there'"
+    )
 
 
 def test_a_rollout_of_another_environment_has_no_gateway():
@@ -427,17 +535,23 @@ def test_a_rollout_of_another_environment_has_no_gateway():
         asyncio.run(use())
 
 
-# --- many --------------------------------------------------------------------------------------------------------
+# --- many -----------------------------------------------------------------------------------------
 
 
 def test_many_agents_at_once_leave_nothing_and_keep_apart():
     def reply(request):
         text = request.prompt[1]["content"]
-        return "done" if request.prompt[-1]["role"] == "tool" else vf.ToolCall("c", "write", {"text": f"{len(text)}"})
+        return (
+            "done"
+            if request.prompt[-1]["role"] == "tool"
+            else vf.ToolCall("c", "write", {"text": f"{len(text)}"})
+        )
 
     mark = f"{time.time_ns()}"  # in the arguments of each process
     options = {"max_concurrent": 16}
-    results = run(replies=ScriptedClient(reply), rows=16, row=ROW | {"question": mark}, options=options)
+    results = run(
+        replies=ScriptedClient(reply), rows=16, row=ROW | {"question": mark}, options=options
+    )
     files = [output["files"]["answer.txt"] for output in results.outputs]
     assert files == [str(len(mark) + i) for i in range(16)]
     assert mark not in _processes()
@@ -521,7 +635,9 @@ def test_a_run_that_is_killed_resumes_keeps_its_finished_rollouts_and_leaves_no_
         first.kill()
     with child("goes") as second:
         said = second.stdout.read().splitlines()
-    assert said.count("asked") == 6, "three rollouts of two calls; those that were stored are not played again"
+    assert said.count("asked") == 6, (
+        "three rollouts of two calls; those that were stored are not played again"
+    )
     assert said[-1] == f"done 6 {[1.0] * 6} 6"
     assert mark not in _processes()
 
@@ -530,7 +646,7 @@ def _processes():
     return subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True).stdout
 
 
-# --- parameters -------------------------------------------------------------------------------------------------------
+# --- parameters -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -556,5 +672,9 @@ def test_an_agent_is_its_identity():
 
     assert described() == described()
     assert described() == described(keep_workdirs="elsewhere")
-    for changed in ({"files": {"agent.py": "pass"}}, {"command": ["python3", "other.py"]}, {"tools": []}):
+    for changed in (
+        {"files": {"agent.py": "pass"}},
+        {"command": ["python3", "other.py"]},
+        {"tools": []},
+    ):
         assert described() != described(**changed)

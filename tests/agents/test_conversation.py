@@ -1,4 +1,5 @@
-"""Which calls of an agent belong together, on conversations as real agents were seen to write them."""
+"""Which calls of an agent belong together, on conversations as real agents were seen
+to write them."""
 
 import json
 
@@ -37,12 +38,16 @@ def roles_of(*calls):
 
 def test_a_message_that_means_the_same_is_the_known_one():
     conversation = Conversation()
-    sampled = vf.AssistantMessage("Let me look.\n", [call('{"command":"ls","n":1}')], reasoning_content="hm")
+    sampled = vf.AssistantMessage(
+        "Let me look.\n", [call('{"command":"ls","n":1}')], reasoning_content="hm"
+    )
     conversation.add([SYSTEM, user("go")], sampled)
     for again in (
         said("Let me look.\n", call('{"command": "ls", "n": 1}')),
         said("Let me look.", call('{\n  "n": 1,\n  "command": "ls"}')),
-        vf.AssistantMessage([{"type": "text", "text": "Let me look.\n"}], [call('{"command":"ls","n":1}')]),
+        vf.AssistantMessage(
+            [{"type": "text", "text": "Let me look.\n"}], [call('{"command":"ls","n":1}')]
+        ),
     ):
         restored = conversation.restored([SYSTEM, user("go"), again, told("a")])
         assert restored[2] is sampled
@@ -65,7 +70,9 @@ def test_marks_for_a_cache_are_no_change():
     conversation = Conversation()
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     conversation.add([vf.UserMessage([{"type": "text", "text": "go"}, image])], said("seen"))
-    marked = vf.UserMessage([{"type": "text", "text": "go"}, {**image, "cache_control": {"type": "ephemeral"}}])
+    marked = vf.UserMessage(
+        [{"type": "text", "text": "go"}, {**image, "cache_control": {"type": "ephemeral"}}]
+    )
     restored = conversation.restored([marked, said("seen")])
     assert "cache_control" not in json.dumps(restored)
 
@@ -77,7 +84,11 @@ def test_every_dialect_gives_back_what_it_was_given():
     requests = {
         "chat": {"model": "m", "messages": [{"role": "user", "content": "go"}]},
         "responses": {"model": "m", "input": "go"},
-        "messages": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "go"}]},
+        "messages": {
+            "model": "m",
+            "max_tokens": 9,
+            "messages": [{"role": "user", "content": "go"}],
+        },
     }
     for name, body in requests.items():
         dialect = DIALECTS[name]
@@ -86,7 +97,9 @@ def test_every_dialect_gives_back_what_it_was_given():
         if name == "chat":
             again = {"messages": [*body["messages"], answer["choices"][0]["message"]]}
         elif name == "messages":
-            again = {"messages": [*body["messages"], {"role": "assistant", "content": answer["content"]}]}
+            again = {
+                "messages": [*body["messages"], {"role": "assistant", "content": answer["content"]}]
+            }
         else:
             again = {"input": [{"role": "user", "content": "go"}, *answer["output"]]}
         echo = dialect.parse_request(body | again).messages[1]
@@ -107,7 +120,10 @@ def test_a_title_before_and_a_summary_after_are_side_calls():
 
 
 def test_a_program_without_tools_has_main_turns_alone():
-    assert roles_of(([user("one")], said("1"), []), ([user("two")], said("2"), [])) == ["main", "main"]
+    assert roles_of(([user("one")], said("1"), []), ([user("two")], said("2"), [])) == [
+        "main",
+        "main",
+    ]
 
 
 def test_a_conversation_inside_of_another_is_a_subagents():
@@ -117,7 +133,11 @@ def test_a_conversation_inside_of_another_is_a_subagents():
     assert roles_of(
         (work, first, TOOLS),
         (other, said(None, call('{"command":"grep"}', "c9")), TOOLS),
-        ([*other, said(None, call('{"command":"grep"}', "c9")), told("b", "c9")], said("found it in b"), TOOLS),
+        (
+            [*other, said(None, call('{"command":"grep"}', "c9")), told("b", "c9")],
+            said("found it in b"),
+            TOOLS,
+        ),
         ([*work, first, told("found it in b")], said("Fixed."), TOOLS),
     ) == ["main", "subagent", "subagent", "main"]
 

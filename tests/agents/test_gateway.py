@@ -58,7 +58,9 @@ async def test_every_dialect_is_answered_in_kind(path):
     (status, text), (call,) = await asyncio.gather(post(route, path, REQUESTS[path]), answer(route))
     assert status == 200
     assert "hello" in text
-    assert [dict(message) for message in call.request.messages] == [{"role": "user", "content": "hi"}]
+    assert [dict(message) for message in call.request.messages] == [
+        {"role": "user", "content": "hi"}
+    ]
     route.close("done")
 
 
@@ -82,7 +84,9 @@ async def test_the_openai_client_reads_the_stream_of_a_slow_answer(server):
     answering = asyncio.ensure_future(answer(route, delay_s=0.2, count=2))
     async with openai.AsyncOpenAI(base_url=route.url, api_key="x", max_retries=0) as client:
         stream = await client.chat.completions.create(**BODY, stream=True)
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        text = "".join(
+            [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+        )
         response = await client.responses.create(model="m", input="hi")
     await answering
     assert (text, response.output_text) == ("hello", "hello")
@@ -94,7 +98,9 @@ async def test_an_agent_reaches_it_over_a_unix_socket():
 
     async def ask():
         async with aiohttp.ClientSession(connector=connector) as session:
-            async with session.post(f"http://inside{route.path}/v1/chat/completions", json=BODY) as reply:
+            async with session.post(
+                f"http://inside{route.path}/v1/chat/completions", json=BODY
+            ) as reply:
                 return await reply.json()
 
     body, _ = await asyncio.gather(ask(), answer(route))
@@ -126,7 +132,9 @@ async def test_an_agent_that_hangs_up_and_asks_again_gets_the_answer():
     route = gateway().open()
     with pytest.raises(TimeoutError):
         await post(route, "chat/completions", BODY, timeout=aiohttp.ClientTimeout(total=0.1))
-    (_, text), (call,) = await asyncio.gather(post(route, "chat/completions", BODY), answer(route, delay_s=0.1))
+    (_, text), (call,) = await asyncio.gather(
+        post(route, "chat/completions", BODY), answer(route, delay_s=0.1)
+    )
     assert "hello" in text
     assert call.num_repeats == 1
 
@@ -147,7 +155,9 @@ async def test_a_failure_is_an_error_of_the_dialect_also_inside_a_stream(server)
         with pytest.raises(openai.APIStatusError, match="it is down"):
             await client.chat.completions.create(**BODY)
         with pytest.raises(openai.APIError, match="it is down"):
-            async for _ in await client.chat.completions.create(**BODY | {"messages": [], "stream": True}):
+            async for _ in await client.chat.completions.create(
+                **BODY | {"messages": [], "stream": True}
+            ):
                 pass
     await refusing
 
@@ -160,7 +170,10 @@ async def test_what_it_does_not_serve_is_one_sentence():
             (f"{unknown}/chat/completions", "there is no rollout with this id"),
             (f"{gateway().url}/v1/chat/completions", "is not a path of this gateway"),
             (f"{route.url}/embeddings", "offered are chat/completions and models"),
-            (f"{route.url}/responses", "the dialect 'responses', which this environment does not offer"),
+            (
+                f"{route.url}/responses",
+                "the dialect 'responses', which this environment does not offer",
+            ),
         ]:
             async with session.post(url, json=BODY) as reply:
                 assert reply.status == 404
@@ -179,7 +192,10 @@ async def test_a_route_that_is_over_says_why_and_refuses_those_that_wait():
     status, text = await asyncio.wait_for(waiting, 5)
     assert (status, json.loads(text)["error"]["message"]) == (403, "max_turns_reached")
     status, text = await post(route, "chat/completions", BODY)
-    assert (status, json.loads(text)["error"]["message"]) == (404, "the rollout is over: max_turns_reached")
+    assert (status, json.loads(text)["error"]["message"]) == (
+        404,
+        "the rollout is over: max_turns_reached",
+    )
 
 
 async def test_models_and_count_tokens():
@@ -187,7 +203,10 @@ async def test_models_and_count_tokens():
     async with openai.AsyncOpenAI(base_url=route.url, api_key="x") as client:
         assert [model.id async for model in client.models.list()] == ["policy"]
     status, text = await post(route, "messages/count_tokens", REQUESTS["messages"])
-    assert (status, json.loads(text)["input_tokens"]) == (200, 12)  # an estimate: a quarter of the bytes
+    assert (status, json.loads(text)["input_tokens"]) == (
+        200,
+        12,
+    )  # an estimate: a quarter of the bytes
     doubled = route.url + "/v1"  # Anthropic's clients add the version themselves
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{doubled}/models") as reply:
@@ -204,7 +223,9 @@ print(Gateway().folder, flush=True)
 def started_in(folder, more="os._exit(0)"):
     """The folder of a gateway in a process with this folder for temporary files."""
     env = {**os.environ, "TMPDIR": str(folder)}
-    return subprocess.run([sys.executable, "-c", START + more], env=env, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", START + more], env=env, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def test_the_folder_of_a_killed_process_is_removed_by_the_next():

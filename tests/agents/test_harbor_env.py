@@ -1,4 +1,5 @@
-"""``HarborEnv``: task folders are read, built, played and graded; the model cannot forge a verdict."""
+"""``HarborEnv``: task folders are read, built, played and graded; the model cannot
+forge a verdict."""
 
 import pytest
 
@@ -13,7 +14,9 @@ HOST = {IMAGE: "host"}
 
 
 def bash(*commands):
-    return [vf.ToolCall(f"c{n}", "bash", {"command": command}) for n, command in enumerate(commands)]
+    return [
+        vf.ToolCall(f"c{n}", "bash", {"command": command}) for n, command in enumerate(commands)
+    ]
 
 
 def play(folder, *commands, **parameters):
@@ -32,7 +35,7 @@ def task(tmp_path):
     return write_task(tmp_path / "one")
 
 
-# --- playing ------------------------------------------------------------------------------------------------------
+# --- playing --------------------------------------------------------------------------------------
 
 
 def test_the_model_works_in_the_work_folder_of_the_image_and_the_tests_grade_it(task):
@@ -72,37 +75,54 @@ def test_the_limits_of_a_task_hold(tmp_path):
     results = play(short, "echo right > /app/out.txt", "echo wrong > /app/out.txt")
     assert (reward(results), results["stop_conditions"]) == (0.0, ["task_turns_reached"])
     small = write_task(tmp_path / "small", "[environment]\nmemory_mb = 64\nstorage_mb = 8\n")
-    assert "No space left" in play(small, "head -c 20M /dev/zero > big")["completions"][0][1]["content"]
+    assert (
+        "No space left"
+        in play(small, "head -c 20M /dev/zero > big")["completions"][0][1]["content"]
+    )
 
 
 def test_variables_reach_the_agent_the_tests_and_the_solution(tmp_path, monkeypatch):
     monkeypatch.setenv("GIVEN", "right")
-    toml = '[environment.env]\nFROM_HOST = "${GIVEN}"\nDEFAULT = "${UNSET_HERE:-x}"\n[verifier.env]\nWANTED = "right"\n'
-    test = '#!/bin/sh\n[ "$(cat /app/out.txt)" = "$WANTED" ]; echo $((! $?)) > /logs/verifier/reward.txt\n'
+    toml = (
+        '[environment.env]\nFROM_HOST = "${GIVEN}"\nDEFAULT ='
+        ' "${UNSET_HERE:-x}"\n[verifier.env]\nWANTED = "right"\n'
+    )
+    test = (
+        '#!/bin/sh\n[ "$(cat /app/out.txt)" = "$WANTED" ]; echo $((! $?)) >'
+        " /logs/verifier/reward.txt\n"
+    )
     dockerfile = f"FROM {IMAGE}\nENV A=1 B='two words'\nENV C ${{B}}!\nWORKDIR /app\n"
     task = write_task(tmp_path / "env", toml, test=test, dockerfile=dockerfile)
     results = play(task, 'echo "$FROM_HOST" > out.txt; echo "$DEFAULT,$A,$B,$C,$WANTED"')
-    assert (reward(results), results["completions"][0][1]["content"]) == (1.0, "x,1,two words,two words!,")
+    assert (reward(results), results["completions"][0][1]["content"]) == (
+        1.0,
+        "x,1,two words,two words!,",
+    )
     solved = write_task(
-        tmp_path / "solved", '[solution.env]\nANSWER = "right"\n', solution='#!/bin/sh\necho "$ANSWER" > /app/out.txt\n'
+        tmp_path / "solved",
+        '[solution.env]\nANSWER = "right"\n',
+        solution='#!/bin/sh\necho "$ANSWER" > /app/out.txt\n',
     )
     assert reward(play(solved, agent="oracle")) == 1.0
     with pytest.raises(vf.ConfigError, match="needs the variable NOT_SET_HERE"):
         play(write_task(tmp_path / "unset", '[environment.env]\nX = "${NOT_SET_HERE}"\n'))
 
 
-# --- building -----------------------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 
 
 def test_a_dockerfile_is_built_once_and_every_sandbox_has_its_files(tmp_path):
     dockerfile = (
-        f"# a comment\nFROM {IMAGE} AS base\nENV WHO=me\nWORKDIR /app\nCOPY . /data/\nRUN mkdir -p deep/er && \\\n"
-        "    # inside\n    echo $WHO > deep/er/who && date +%s%N > stamp\nWORKDIR deep\n"
-        'RUN ["sh", "-c", "pwd > /app/where; chmod 600 /app/where; ln -s /usr/bin/env /app/link"]\nCMD ["sleep"]\n'
+        f"# a comment\nFROM {IMAGE} AS base\nENV WHO=me\nWORKDIR /app\nCOPY . /data/\nRUN mkdir -p"
+        " deep/er && \\\n    # inside\n    echo $WHO > deep/er/who && date +%s%N > stamp\nWORKDIR"
+        ' deep\nRUN ["sh", "-c", "pwd > /app/where; chmod 600 /app/where; ln -s /usr/bin/env'
+        ' /app/link"]\nCMD ["sleep"]\n'
     )
     task = write_task(tmp_path / "built", 'artifacts = ["/app"]', dockerfile=dockerfile)
     env = vf.HarborEnv(task, images=HOST, sandbox=bubblewrap_or_skip())
-    command = "pwd; cd /app; cat deep/er/who stamp where /data/start.txt; stat -c %a where; readlink link"
+    command = (
+        "pwd; cd /app; cat deep/er/who stamp where /data/start.txt; stat -c %a where; readlink link"
+    )
     client = ScriptedClient(lambda request: bash(command) if len(request.prompt) == 2 else "done")
     results = env.evaluate(client, "m", rollouts_per_example=2)
     first, second = [completion[1]["content"].split("\n") for completion in results["completions"]]
@@ -114,7 +134,9 @@ def test_a_dockerfile_is_built_once_and_every_sandbox_has_its_files(tmp_path):
 def test_a_command_that_fails_is_said_before_the_first_model_call(tmp_path):
     dockerfile = f"FROM {IMAGE}\nWORKDIR /app\nRUN apt-get install -y cowsay\n"
     task = write_task(tmp_path / "built", dockerfile=dockerfile)
-    with pytest.raises(vf.ConfigError, match=r"task built: the RUN in line 3 of its Dockerfile failed.*no network"):
+    with pytest.raises(
+        vf.ConfigError, match=r"task built: the RUN in line 3 of its Dockerfile failed.*no network"
+    ):
         play(task, "true")
 
 
@@ -138,7 +160,9 @@ def test_a_command_that_fails_is_said_before_the_first_model_call(tmp_path):
         (f"FROM {IMAGE}\nENV X\n", "ENV X has no value"),
     ],
 )
-def test_an_instruction_that_cannot_be_honoured_is_refused_with_its_line(tmp_path, dockerfile, said):
+def test_an_instruction_that_cannot_be_honoured_is_refused_with_its_line(
+    tmp_path, dockerfile, said
+):
     with pytest.raises(vf.ConfigError, match=said):
         vf.HarborEnv(write_task(tmp_path / "one", dockerfile=dockerfile), images=HOST)
 
@@ -164,7 +188,9 @@ def test_an_instruction_that_cannot_be_honoured_is_refused_with_its_line(tmp_pat
 )
 def test_what_cannot_be_honoured_is_refused_by_name_or_waived(tmp_path, toml, key):
     task = write_task(tmp_path / "one", toml)
-    with pytest.raises(vf.ConfigError, match=f"task one: {key} cannot be honoured: .*waive=") as refused:
+    with pytest.raises(
+        vf.ConfigError, match=f"task one: {key} cannot be honoured: .*waive="
+    ) as refused:
         vf.HarborEnv(task, images=HOST)
     assert refused.value.key == key
     assert vf.HarborEnv(task, images=HOST, waive=[key]).tasks()[0].name == "one"
@@ -176,13 +202,31 @@ def test_what_cannot_be_honoured_is_refused_by_name_or_waived(tmp_path, toml, ke
         (lambda folder: (folder / "tests" / "test.sh").unlink(), "test.sh is missing"),
         (lambda folder: (folder / "instruction.md").unlink(), "instruction.md is missing"),
         (lambda folder: (folder / "task.toml").write_text("["), "task.toml cannot be read"),
-        (lambda folder: (folder / "task.toml").write_text("[agent]\ntimeout_secs = 3\n"), "did you mean"),
-        (lambda folder: (folder / "task.toml").write_text("[agent]\ntimeout_sec = 'x'\n"), "must be a number above 0"),
-        (lambda folder: (folder / "task.toml").write_text("artifacts = ['app']"), "must be an absolute path"),
-        (lambda folder: (folder / "environment" / "docker-compose.yaml").write_text(""), "docker-compose.yaml"),
-        (lambda folder: (folder / "tests" / ".harborignore").write_text("data/"), "tests/.harborignore cannot be"),
+        (
+            lambda folder: (folder / "task.toml").write_text("[agent]\ntimeout_secs = 3\n"),
+            "did you mean",
+        ),
+        (
+            lambda folder: (folder / "task.toml").write_text("[agent]\ntimeout_sec = 'x'\n"),
+            "must be a number above 0",
+        ),
+        (
+            lambda folder: (folder / "task.toml").write_text("artifacts = ['app']"),
+            "must be an absolute path",
+        ),
+        (
+            lambda folder: (folder / "environment" / "docker-compose.yaml").write_text(""),
+            "docker-compose.yaml",
+        ),
+        (
+            lambda folder: (folder / "tests" / ".harborignore").write_text("data/"),
+            "tests/.harborignore cannot be",
+        ),
         (lambda folder: (folder / "tests" / "data").symlink_to("/etc"), "leaves the task folder"),
-        (lambda folder: (folder / "environment" / "Dockerfile").unlink(), "files without a Dockerfile"),
+        (
+            lambda folder: (folder / "environment" / "Dockerfile").unlink(),
+            "files without a Dockerfile",
+        ),
     ],
 )
 def test_a_task_folder_that_is_not_whole_is_refused(task, change, said):
@@ -210,28 +254,34 @@ def test_parameters_that_cannot_be_used_are_named(task, tmp_path):
         vf.HarborEnv(task, images=HOST, working_dir="/x")
 
 
-# --- forging ------------------------------------------------------------------------------------------------------
+# --- forging --------------------------------------------------------------------------------------
 
 WRONG = "echo wrong > /app/out.txt"
-REWARDED = "cd /logs; mkdir -p verifier; echo '{\"reward\": 1}' > verifier/r; mv verifier/r verifier/reward.json"
+REWARDED = (
+    "cd /logs; mkdir -p verifier; echo '{\"reward\": 1}' > verifier/r; mv verifier/r"
+    " verifier/reward.json"
+)
 FORGERIES = {
     "a reward file": f"{REWARDED}; echo 1 > /logs/verifier/reward.txt",
     "a daemon": f"(trap '' HUP; while true; do {REWARDED}; sleep 0.002; done) > /dev/null 2>&1 &",
     "edited tests": (
-        "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; chmod 555 /tests /tests/test.sh"
+        "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; chmod 555"
+        " /tests /tests/test.sh"
     ),
     "programs in PATH": (
-        "mkdir -p /usr/local/bin ~/bin; for p in cat bash python3; do printf '#!/bin/sh\\necho right\\n' > $p;"
-        " chmod 755 $p; cp $p /usr/local/bin/$p; cp $p ~/bin/$p; done"
+        "mkdir -p /usr/local/bin ~/bin; for p in cat bash python3; do printf '#!/bin/sh\\necho"
+        " right\\n' > $p; chmod 755 $p; cp $p /usr/local/bin/$p; cp $p ~/bin/$p; done"
     ),
     "start files": (
-        "for f in .bashrc .profile .bash_profile; do echo 'cat() { echo right; }' > ~/$f; cp ~/$f /app/$f; done"
+        "for f in .bashrc .profile .bash_profile; do echo 'cat() { echo right; }' > ~/$f; cp ~/$f"
+        " /app/$f; done"
     ),
     "links": "rm -rf /app; ln -s /logs/verifier /app",
     "a link to itself": "cd /; rm -rf /app; ln -s /app /app; chmod 0 ~",
     "a file for a folder": "cd /; rm -rf /app; echo right > /app",
     "a worker taken over": (
-        "for p in /proc/[0-9]*; do [ $p != /proc/$$ ] && kill -STOP ${p#/proc/} 2>/dev/null; done; true"
+        "for p in /proc/[0-9]*; do [ $p != /proc/$$ ] && kill -STOP ${p#/proc/} 2>/dev/null; done;"
+        " true"
     ),
 }
 
@@ -247,13 +297,17 @@ def test_a_right_result_earns_one_with_a_forger_beside_it(task):
 
 
 def test_negative_control_checks_beside_the_models_processes_are_forged(tmp_path):
-    waits = write_task(tmp_path / "waits", test=f"{TEST}sleep 0.5\n")  # the daemon has time to write after the test
+    waits = write_task(
+        tmp_path / "waits", test=f"{TEST}sleep 0.5\n"
+    )  # the daemon has time to write after the test
     assert reward(play(waits, WRONG, FORGERIES["a daemon"], grading="shared")) == 1.0
 
 
 def test_shared_grading_is_only_done_on_request(tmp_path):
     asks = write_task(tmp_path / "asks", '[verifier]\nenvironment_mode = "shared"\n')
-    with pytest.raises(vf.ConfigError, match="the model can forge the verdict; pass grading='shared'"):
+    with pytest.raises(
+        vf.ConfigError, match="the model can forge the verdict; pass grading='shared'"
+    ):
         play(asks)
     assert reward(play(asks, "echo right > /app/out.txt", grading="shared")) == 1.0
     nothing = write_task(tmp_path / "nothing", dockerfile=f"FROM {IMAGE}\n")
@@ -261,7 +315,9 @@ def test_shared_grading_is_only_done_on_request(tmp_path):
         play(nothing)
 
 
-COMPARES = "#!/bin/bash\ncd /tests\ncmp out.txt /app/out.txt; echo $((! $?)) > /logs/verifier/reward.txt\n"
+COMPARES = (
+    "#!/bin/bash\ncd /tests\ncmp out.txt /app/out.txt; echo $((! $?)) > /logs/verifier/reward.txt\n"
+)
 LINKS = {
     "absolute": "ln -s /tests/out.txt out.txt",
     "relative": "ln -s ../tests/out.txt out.txt",
@@ -289,15 +345,26 @@ def test_links_within_the_artifacts_and_to_programs_stay(tmp_path):
         " echo $((! $?)) > /logs/verifier/reward.txt\n"
     )
     task = write_task(tmp_path / "links", test=test)
-    assert reward(play(task, "echo right > out.txt; ln -s out.txt in; ln -s /bin/cat 'my cat'; ln -s /tests x")) == 1.0
+    assert (
+        reward(
+            play(
+                task,
+                "echo right > out.txt; ln -s out.txt in; ln -s /bin/cat 'my cat'; ln -s /tests x",
+            )
+        )
+        == 1.0
+    )
 
 
 DOUBLE = (
-    "#!/bin/bash\nexec python3 -I -c \"\nimport sys; sys.path.insert(0, '/app'); from solution import double\n"
-    "open('/logs/verifier/reward.txt', 'w').write(str(int(double(4) == 8)))\"\n"
+    "#!/bin/bash\nexec python3 -I -c \"\nimport sys; sys.path.insert(0, '/app'); from solution"
+    " import double\nopen('/logs/verifier/reward.txt', 'w').write(str(int(double(4) == 8)))\"\n"
 )
 """Imports the model's code beside the check."""
-EQUAL = "printf 'class Any:\\n    def __eq__(self, other): return True\\ndef double(n): return Any()\\n' > solution.py"
+EQUAL = (
+    "printf 'class Any:\\n    def __eq__(self, other): return True\\ndef double(n): return"
+    " Any()\\n' > solution.py"
+)
 
 
 def test_negative_control_tests_that_import_the_models_code_are_forged(tmp_path):
@@ -307,28 +374,40 @@ def test_negative_control_tests_that_import_the_models_code_are_forged(tmp_path)
 
 def test_tests_that_read_what_the_program_printed_are_not(tmp_path):
     toml = (
-        'artifacts = ["/logs/artifacts"]\n[[verifier.collect]]\n'
-        'command = "mkdir -p /logs/artifacts; python3 -I /app/solution.py 4 > /logs/artifacts/out.txt"\n'
-        "timeout_sec = 5\n"
+        'artifacts = ["/logs/artifacts"]\n[[verifier.collect]]\ncommand = "mkdir -p'
+        ' /logs/artifacts; python3 -I /app/solution.py 4 > /logs/artifacts/out.txt"\ntimeout_sec'
+        " = 5\n"
     )
-    test = '#!/bin/bash\n[ "$(cat /logs/artifacts/out.txt)" = 8 ]; echo $((! $?)) > /logs/verifier/reward.txt\n'
+    test = (
+        '#!/bin/bash\n[ "$(cat /logs/artifacts/out.txt)" = 8 ]; echo $((! $?)) >'
+        " /logs/verifier/reward.txt\n"
+    )
     task = write_task(tmp_path / "prints", toml, test=test)
     assert reward(play(task, EQUAL)) == 0.0
-    forger = 'echo \'import os; os.makedirs("/logs/verifier"); open("/logs/verifier/reward.txt", "w").write("1")\''
+    forger = (
+        'echo \'import os; os.makedirs("/logs/verifier"); open("/logs/verifier/reward.txt",'
+        ' "w").write("1")\''
+    )
     assert reward(play(task, f"{forger} > solution.py")) == 0.0
     assert reward(play(task, "echo 'import sys; print(2 * int(sys.argv[1]))' > solution.py")) == 1.0
 
 
-# --- agent programs -----------------------------------------------------------------------------------------------
+# --- agent programs -------------------------------------------------------------------------------
 
 PROGRAM = WRITER.replace("answer.txt", "out.txt")
 """Writes what the model tells it into out.txt of its working directory."""
-SAID = "#!/bin/sh\nls -d /run/verifiers /opt/agent /sandbox/home/agent.py\n" + TEST.partition("\n")[2]
+SAID = (
+    "#!/bin/sh\nls -d /run/verifiers /opt/agent /sandbox/home/agent.py\n" + TEST.partition("\n")[2]
+)
 """Also prints which of the agent's places the tests see."""
 
 
 def run_program(folder, script=PROGRAM, text="right", **parameters):
-    parameters = {"images": HOST, "sandbox": bubblewrap_or_skip(), "agent_files": {"~/agent.py": script}} | parameters
+    parameters = {
+        "images": HOST,
+        "sandbox": bubblewrap_or_skip(),
+        "agent_files": {"~/agent.py": script},
+    } | parameters
     env = vf.HarborEnv(folder, command=["python3", "{home}/agent.py", "{prompt}"], **parameters)
     client = ScriptedClient([vf.ToolCall("c1", "write", {"text": text}), "done"], tokens=True)
     return env.evaluate(client, "m", state_columns=["verdict", "trajectory"])
@@ -338,22 +417,39 @@ def test_an_agent_program_works_in_the_sandbox_of_the_task_and_is_graded_in_anot
     task = write_task(tmp_path / "one", test=SAID)
     results = run_program(task, PROGRAM + "print(open('start.txt').read(), os.getcwd())")
     (output,) = results.outputs
-    assert (reward(results), output.stop_condition, output["agent"]["roles"]) == (1.0, "agent_ended", ["main"] * 2)
+    assert (reward(results), output.stop_condition, output["agent"]["roles"]) == (
+        1.0,
+        "agent_ended",
+        ["main"] * 2,
+    )
     assert output["agent"]["log"] == "done\nstart\n /app\n"
-    assert output["verdict"]["output"].count("No such file") == 3, "the tests see nothing of the agent's but /app"
+    assert output["verdict"]["output"].count("No such file") == 3, (
+        "the tests see nothing of the agent's but /app"
+    )
     assert output["trajectory"][0]["prompt"][-1]["content"] == "Write right to /app/out.txt."
     assert output.metrics["num_turns"] == 2
 
 
 def test_an_agent_program_forges_no_verdict(task, tmp_path):
-    waits = write_task(tmp_path / "waits", test=f"{TEST}sleep 0.5\n")  # the daemon has time to write after the test
-    forger = PROGRAM + f"import subprocess\nsubprocess.Popen(['sh', '-c', {FORGERIES['a daemon']!r}])\ntime.sleep(0.2)"
+    waits = write_task(
+        tmp_path / "waits", test=f"{TEST}sleep 0.5\n"
+    )  # the daemon has time to write after the test
+    forger = (
+        PROGRAM + "import subprocess\nsubprocess.Popen(['sh', '-c',"
+        f" {FORGERIES['a daemon']!r}])\ntime.sleep(0.2)"
+    )
     assert reward(run_program(task, forger, "wrong")) == 0.0
-    assert reward(run_program(waits, forger, "wrong", grading="shared")) == 1.0, "the negative control"
+    assert reward(run_program(waits, forger, "wrong", grading="shared")) == 1.0, (
+        "the negative control"
+    )
 
 
-def test_an_agent_program_is_ended_when_the_time_of_the_task_is_over_and_what_it_did_is_graded(tmp_path):
-    slow = write_task(tmp_path / "slow", "[agent]\ntimeout_sec = 4.0\n")  # it writes its file before, on a busy machine
+def test_an_agent_program_is_ended_when_the_time_of_the_task_is_over_and_what_it_did_is_graded(
+    tmp_path,
+):
+    slow = write_task(
+        tmp_path / "slow", "[agent]\ntimeout_sec = 4.0\n"
+    )  # it writes its file before, on a busy machine
     results = run_program(slow, PROGRAM + "time.sleep(600)")
     assert (reward(results), results["stop_conditions"]) == (1.0, ["agent_time_over"])
     quiet = write_task(tmp_path / "quiet", "[agent]\ntimeout_sec = 60.0\n")
@@ -375,17 +471,23 @@ def test_a_timer_that_ends_before_the_time_of_the_task_makes_no_error(tmp_path, 
     assert (reward(results), results["stop_conditions"]) == (1.0, ["agent_time_over"])
 
 
-def test_a_program_of_the_working_directory_stays_out_of_the_work_folder(task, tmp_path, monkeypatch):
+def test_a_program_of_the_working_directory_stays_out_of_the_work_folder(
+    task, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PROGRAM + "print(os.listdir('.'), os.path.dirname(__file__))")
-    env = vf.HarborEnv(task, images=HOST, sandbox=bubblewrap_or_skip(), command=["python3", "mine.py", "{prompt}"])
+    env = vf.HarborEnv(
+        task, images=HOST, sandbox=bubblewrap_or_skip(), command=["python3", "mine.py", "{prompt}"]
+    )
     (output,) = env.evaluate(ScriptedClient("done"), "m").outputs
     assert output["agent"]["log"] == "done\n['start.txt'] /sandbox/home\n"
     assert output.reward == 0.0
-    assert "'~/mine.py': " in str(env.identity()["agent_files"]), "another program is another environment"
+    assert "'~/mine.py': " in str(env.identity()["agent_files"]), (
+        "another program is another environment"
+    )
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -395,7 +497,11 @@ def test_a_program_of_the_working_directory_stays_out_of_the_work_folder(task, t
         ("#!/bin/sh\necho x > /logs/verifier/reward.txt\n", "", "reward.txt that cannot be read"),
         ("#!/bin/sh\necho nan > /logs/verifier/reward.txt\n", "", "is not finite"),
         ('#!/bin/sh\necho \'{"reward": "1"}\' > /logs/verifier/reward.json\n', "", "not a number"),
-        ('#!/bin/sh\necho \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n', "", "none is named 'reward'"),
+        (
+            '#!/bin/sh\necho \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n',
+            "",
+            "none is named 'reward'",
+        ),
         ("#!/bin/sh\nsleep 30\n", "[verifier]\ntimeout_sec = 0.5\n", "did not end within 0.5 s"),
         ("#!/bin/sh\necho 1 > /logs/verifier/reward.txt; kill -9 $$\n", "", "were killed"),
     ],
@@ -407,10 +513,15 @@ def test_without_a_verdict_the_reward_is_unknown_and_the_reason_said(tmp_path, t
 
 
 def test_all_rewards_and_the_output_of_the_tests_are_kept(tmp_path):
-    test = '#!/bin/sh\necho said; echo \'{"reward": 0.25, "style": 1}\' > /logs/verifier/reward.json\n'
+    test = (
+        '#!/bin/sh\necho said; echo \'{"reward": 0.25, "style": 1}\' > /logs/verifier/reward.json\n'
+    )
     results = play(write_task(tmp_path / "one", test=test))
     assert reward(results) == 0.25
-    assert results.outputs[0]["verdict"] == {"rewards": {"reward": 0.25, "style": 1.0}, "output": "said\n"}
+    assert results.outputs[0]["verdict"] == {
+        "rewards": {"reward": 0.25, "style": 1.0},
+        "output": "said\n",
+    }
 
 
 def test_too_large_an_artifact_is_none(task):

@@ -1,4 +1,5 @@
-"""``HarborEnv(images=…)``: root file systems in every form that tools write them in, unpacked once and safely."""
+"""``HarborEnv(images=…)``: root file systems in every form that tools write them in, unpacked once
+and safely."""
 
 import gzip
 import hashlib
@@ -57,12 +58,16 @@ def link(name, target, kind=tarfile.SYMTYPE):
 
 
 CONFIG = {"config": {"Env": ["PATH=/opt/tools:/usr/bin", "FROM_IMAGE=yes"], "WorkingDir": "/srv"}}
-SECOND_LAYER = archive(("etc/.wh.mark", b""), ("etc/old/.wh..wh..opq", b""), ("etc/old/new", b"new\n"), ("srv", None))
+SECOND_LAYER = archive(
+    ("etc/.wh.mark", b""), ("etc/old/.wh..wh..opq", b""), ("etc/old/new", b"new\n"), ("srv", None)
+)
 
 
 def save(folder):
     """As ``docker save`` writes it."""
-    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["1/layer.tar", "2/layer.tar"]}]
+    manifest = [
+        {"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["1/layer.tar", "2/layer.tar"]}
+    ]
     return archive(
         ("1/layer.tar", archive(folder=folder)),
         ("2/layer.tar", SECOND_LAYER),
@@ -81,13 +86,21 @@ def layout(folder):
         return {"digest": f"sha256:{digest}", "size": len(content)}
 
     layers = [blob(gzip.compress(archive(folder=folder), 1)), blob(SECOND_LAYER)]
-    manifest = blob(json.dumps({"config": blob(json.dumps(CONFIG).encode()), "layers": layers}).encode())
+    manifest = blob(
+        json.dumps({"config": blob(json.dumps(CONFIG).encode()), "layers": layers}).encode()
+    )
     other = blob(json.dumps({"config": blob(b"{}"), "layers": []}).encode())
     name = "org.opencontainers.image.ref.name"
     index = {
-        "manifests": [other | {"annotations": {name: "other"}}, manifest | {"annotations": {name: "bookworm"}}],
+        "manifests": [
+            other | {"annotations": {name: "other"}},
+            manifest | {"annotations": {name: "bookworm"}},
+        ],
     }
-    return files | {"index.json": json.dumps(index).encode(), "oci-layout": b'{"imageLayoutVersion":"1.0.0"}'}
+    return files | {
+        "index.json": json.dumps(index).encode(),
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+    }
 
 
 def source(kind, root, folder):
@@ -126,7 +139,9 @@ def test_every_form_is_unpacked_once_into_the_same_files(kind, root, tmp_path, c
     assert (image.root / "usr/bin/bash").read_bytes() == (root / "usr/bin/bash").read_bytes()
     assert os.access(image.root / "usr/bin/bash", os.X_OK)
     assert os.readlink(image.root / "var/run") == "/run"
-    assert (image.env.get("FROM_IMAGE"), image.workdir) == (("yes", "/srv") if has_layers else (None, "/"))
+    assert (image.env.get("FROM_IMAGE"), image.workdir) == (
+        ("yes", "/srv") if has_layers else (None, "/")
+    )
     before = sorted((cache / "verifiers/images").glob("*")) if cache.exists() else []
     assert found(path) == image
     assert (sorted((cache / "verifiers/images").glob("*")) if cache.exists() else []) == before
@@ -142,7 +157,7 @@ def test_a_changed_source_is_unpacked_again(root, tmp_path):
     assert (second.root / "etc/added").read_text() == "x"
 
 
-# --- hostile archives ---------------------------------------------------------------------------------------------
+# --- hostile archives -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,12 +170,18 @@ def test_a_changed_source_is_unpacked_again(root, tmp_path):
         ([("usr", b"a file"), ("usr/file", b"x")], "lies in a file"),
     ],
 )
-def test_a_name_that_leads_out_is_refused_and_leaves_nothing(members, message, root, tmp_path, cache):
+def test_a_name_that_leads_out_is_refused_and_leaves_nothing(
+    members, message, root, tmp_path, cache
+):
     path = tmp_path / "hostile.tar"
     path.write_bytes(archive(("bin", None), *members))
-    with pytest.raises(vf.ConfigError, match=f"task one: its image '{IMAGE}' cannot be read from .*{message}"):
+    with pytest.raises(
+        vf.ConfigError, match=f"task one: its image '{IMAGE}' cannot be read from .*{message}"
+    ):
         found(path)
-    assert not list((cache / "verifiers/images").glob("*")), "nothing half unpacked stays, under any name"
+    assert not list((cache / "verifiers/images").glob("*")), (
+        "nothing half unpacked stays, under any name"
+    )
     assert not list(tmp_path.parent.rglob("out"))
 
 
@@ -168,21 +189,31 @@ def test_a_file_behind_a_link_stays_below_the_root(tmp_path):
     """The negative control follows the link as this machine would."""
     outside = tmp_path / "outside"
     outside.mkdir()
-    members = [("bin", None), link("in", str(outside)), ("in/file", b"x"), link("up", "../../.."), ("up/two", b"y")]
+    members = [
+        ("bin", None),
+        link("in", str(outside)),
+        ("in/file", b"x"),
+        link("up", "../../.."),
+        ("up/two", b"y"),
+    ]
     path = tmp_path / "linked.tar"
     path.write_bytes(archive(*members))
     image = found(path)
     assert (image.root / str(outside).lstrip("/") / "file").read_text() == "x"
     assert (image.root / "two").read_text() == "y"
     assert list(outside.iterdir()) == []
-    assert os.path.realpath(image.root / "in") == str(outside), "so an ordinary extraction would have written there"
+    assert os.path.realpath(image.root / "in") == str(outside), (
+        "so an ordinary extraction would have written there"
+    )
 
 
 def test_damage_is_named(root, tmp_path):
     folder = source("layout", root, tmp_path)
     largest = max((folder / "blobs/sha256").iterdir(), key=lambda file: file.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1] + b"?")
-    with pytest.raises(vf.ConfigError, match=f"{largest.name} is damaged: its content has another digest"):
+    with pytest.raises(
+        vf.ConfigError, match=f"{largest.name} is damaged: its content has another digest"
+    ):
         found(folder)
     for name, content, message in [
         ("cut.tar", archive(folder=root)[:100_000], "unexpected end of data"),
@@ -207,7 +238,11 @@ def test_an_archive_that_is_cut_anywhere_leaves_no_image(kind, tmp_path, cache):
     path = source(kind, folder, tmp_path)
     content = path.read_bytes()
     assert found(path).root is not None
-    for cut in range(0, len(content) - 10_240 if kind != "export.gz" else len(content), max(1, len(content) // 60)):
+    for cut in range(
+        0,
+        len(content) - 10_240 if kind != "export.gz" else len(content),
+        max(1, len(content) // 60),
+    ):
         (tmp_path / "cut.tar").write_bytes(content[:cut])
         with pytest.raises(vf.ConfigError, match="cannot be read from"):
             found(tmp_path / "cut.tar")
@@ -219,15 +254,29 @@ def test_a_layer_has_the_digest_that_its_configuration_names(root, tmp_path):
     layer = archive(("bin", None), ("bin/tool", b"right"))
 
     def image(layers, digests):
-        manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": [f"{n}.tar" for n in range(len(layers))]}]
-        config = {"rootfs": {"diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in digests]}}
+        manifest = [
+            {
+                "Config": "config.json",
+                "RepoTags": [IMAGE],
+                "Layers": [f"{n}.tar" for n in range(len(layers))],
+            }
+        ]
+        config = {
+            "rootfs": {
+                "diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in digests]
+            }
+        }
         path = tmp_path / "image.tar"
         members = [(f"{number}.tar", content) for number, content in enumerate(layers)]
         texts = {"manifest.json": json.dumps(manifest), "config.json": json.dumps(config)}
-        path.write_bytes(archive(*members, *((name, text.encode()) for name, text in texts.items())))
+        path.write_bytes(
+            archive(*members, *((name, text.encode()) for name, text in texts.items()))
+        )
         return path
 
-    assert found(image([gzip.compress(layer)], [layer])).root is not None, "the digest is that of the content"
+    assert found(image([gzip.compress(layer)], [layer])).root is not None, (
+        "the digest is that of the content"
+    )
     with pytest.raises(vf.ConfigError, match=r"0\.tar is damaged: its content has another digest"):
         found(image([layer.replace(b"right", b"wrong")], [layer]))
     with pytest.raises(vf.ConfigError, match=r"it has 1 layers, and its config\.json names 2"):
@@ -248,7 +297,9 @@ def test_a_layer_has_the_digest_that_its_configuration_names(root, tmp_path):
 def test_a_manifest_of_any_shape_is_one_sentence(text, message, tmp_path):
     path = tmp_path / "image.tar"
     path.write_bytes(archive(("manifest.json", text)))
-    with pytest.raises(vf.ConfigError, match=f"its image '{IMAGE}' cannot be read from .*({message})"):
+    with pytest.raises(
+        vf.ConfigError, match=f"its image '{IMAGE}' cannot be read from .*({message})"
+    ):
         found(path)
 
 
@@ -273,17 +324,24 @@ def test_a_small_source_does_not_fill_the_disk(tmp_path, cache):
     assert not list((cache / "verifiers/images").iterdir())
 
 
-# --- names --------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_an_image_that_is_not_there_is_one_sentence_that_says_how_to_get_it(tmp_path):
     task = write_task(tmp_path / "one")
-    command = "docker save debian:bookworm -o debian_bookworm.tar` .without Docker: `skopeo copy docker://debian"
-    with pytest.raises(vf.ConfigError, match=rf"its image 'debian:bookworm' is not here.*{command}"):
+    command = (
+        "docker save debian:bookworm -o debian_bookworm.tar` .without Docker: `skopeo copy"
+        " docker://debian"
+    )
+    with pytest.raises(
+        vf.ConfigError, match=rf"its image 'debian:bookworm' is not here.*{command}"
+    ):
         vf.HarborEnv(task)
     with pytest.raises(vf.ConfigError, match=r"with the file debian_bookworm\.tar in it"):
         vf.HarborEnv(task, images=tmp_path)
-    with pytest.raises(vf.ConfigError, match=r"of its image 'debian:bookworm', .*/gone is not there"):
+    with pytest.raises(
+        vf.ConfigError, match=r"of its image 'debian:bookworm', .*/gone is not there"
+    ):
         vf.HarborEnv(task, images={IMAGE: tmp_path / "gone"})
 
 
@@ -296,11 +354,13 @@ def test_a_folder_of_images_has_them_by_name(root, tmp_path):
         ImageStore(tmp_path / "images").find("../../etc/passwd", "one")
 
 
-# --- tasks in an image --------------------------------------------------------------------------------------------
+# --- tasks in an image ----------------------------------------------------------------------------
 
 
 def play(task, commands, images, **parameters):
-    calls = [vf.ToolCall(f"c{n}", "bash", {"command": command}) for n, command in enumerate(commands)]
+    calls = [
+        vf.ToolCall(f"c{n}", "bash", {"command": command}) for n, command in enumerate(commands)
+    ]
     env = vf.HarborEnv(task, images=images, sandbox=bubblewrap_or_skip(), **parameters)
     return env.evaluate(ScriptedClient([*calls, "done"]), "m")
 
@@ -316,7 +376,8 @@ RUN mkfifo pipe && ln -s /usr/built link && pwd > where
 
 @pytest.fixture(params=["overlay", "copy"])
 def is_copied(request, cache, tmp_path):
-    """Whether the cache of images is where the kernel mounts no overlay, so that each sandbox has a copy."""
+    """Whether the cache of images is where the kernel mounts no overlay, so that each sandbox has a
+    copy."""
     places = [cache] if request.param == "overlay" else without_overlay(tmp_path / "mounted")
     for place in places:
         if place != cache:
@@ -329,15 +390,35 @@ def test_a_task_is_built_played_and_graded_in_its_image(root, tmp_path, is_copie
     test = TEST.replace("if [", "[ -e /usr/built ] && [ ! -e /usr/bin/sleep ] || exit 1\nif [")
     task = write_task(tmp_path / "one", 'artifacts = ["/app"]', dockerfile=DOCKERFILE, test=test)
     commands = [
-        "pwd; ls /etc/old; cat /etc/old/who /data/start.txt link where; command -v sleep perl; echo $PATH,$FROM_IMAGE",
-        "ls -d /srv /etc/mark /opt/sandbox/image; [ -p pipe ] && echo a pipe; rm -r /data; echo right > out.txt",
+        (
+            "pwd; ls /etc/old; cat /etc/old/who /data/start.txt link where; command -v sleep perl;"
+            " echo $PATH,$FROM_IMAGE"
+        ),
+        (
+            "ls -d /srv /etc/mark /opt/sandbox/image; [ -p pipe ] && echo a pipe; rm -r /data; echo"
+            " right > out.txt"
+        ),
     ]
     results = play(task, commands, {IMAGE: path})
     assert results["errors"] == [None]
-    first, second = [message["content"] for message in results["completions"][0] if message["role"] == "tool"]
-    assert first.split() == ["/app", "who", "me", "start", "built", "/app", "/opt/own:/opt/tools:/usr/bin,yes"]
+    first, second = [
+        message["content"] for message in results["completions"][0] if message["role"] == "tool"
+    ]
+    assert first.split() == [
+        "/app",
+        "who",
+        "me",
+        "start",
+        "built",
+        "/app",
+        "/opt/own:/opt/tools:/usr/bin,yes",
+    ]
     assert "No such file" in second
-    assert ("/srv\n" in second, "a pipe" in second, "/opt/sandbox/image\n" in second) == (True, True, is_copied)
+    assert ("/srv\n" in second, "a pipe" in second, "/opt/sandbox/image\n" in second) == (
+        True,
+        True,
+        is_copied,
+    )
     assert results["rewards"] == [1.0]
     assert play(task, ["echo wrong > out.txt"], {IMAGE: path})["rewards"] == [0.0]
 
@@ -354,7 +435,9 @@ def test_oracle_and_nop_work_in_a_folder_as_it_is(agent, reward, root, tmp_path)
 def test_an_image_without_a_program_that_tasks_need_is_named(tmp_path):
     small = write_root(tmp_path / "small", without=("tar", "find"))
     task = write_task(tmp_path / "one")
-    with pytest.raises(vf.ConfigError, match=f"task one: its image '{IMAGE}' has no tar, find, which"):
+    with pytest.raises(
+        vf.ConfigError, match=f"task one: its image '{IMAGE}' has no tar, find, which"
+    ):
         play(task, ["true"], {IMAGE: small})
 
 
@@ -373,8 +456,15 @@ def test_an_agent_program_works_in_an_image_without_an_interpreter(root, tmp_pat
     Path("agent.sh").write_text(AGENT)
     task = write_task(tmp_path / "one", dockerfile=f"FROM {IMAGE}\nWORKDIR /app\n")
     env = vf.HarborEnv(
-        task, command=["bash", "agent.sh", "{prompt}"], images={IMAGE: root}, sandbox=bubblewrap_or_skip()
+        task,
+        command=["bash", "agent.sh", "{prompt}"],
+        images={IMAGE: root},
+        sandbox=bubblewrap_or_skip(),
     )
     (output,) = env.evaluate(ScriptedClient("write-it"), "m").outputs
     assert output.error is None
-    assert (output.reward, output.stop_condition, output["agent"]["roles"]) == (1.0, "agent_ended", ["main"])
+    assert (output.reward, output.stop_condition, output["agent"]["roles"]) == (
+        1.0,
+        "agent_ended",
+        ["main"],
+    )

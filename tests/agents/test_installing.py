@@ -44,7 +44,11 @@ def packed(version, own_version):
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, text in {
             "package.json": json.dumps(
-                {"name": "hello-agent", "version": own_version, "scripts": {"postinstall": "node script.js"}}
+                {
+                    "name": "hello-agent",
+                    "version": own_version,
+                    "scripts": {"postinstall": "node script.js"},
+                }
             ),
             "cli.js": PROGRAM,
             "script.js": script,
@@ -58,7 +62,8 @@ def packed(version, own_version):
 
 @pytest.fixture
 def registry():
-    """The address of a registry with three versions of one package; one calls itself otherwise in its files."""
+    """The address of a registry with three versions of one package; one calls itself otherwise in
+    its files."""
     tarballs = {version: packed(version, version) for version in ("1.4.0", "1.10.0")}
     tarballs["1.9.9"] = packed("1.9.9", "../../precious")
 
@@ -76,7 +81,10 @@ def registry():
                         "name": "hello-agent",
                         "version": version,
                         "hasInstallScript": True,
-                        "dist": {"tarball": f"{address}/hello-agent-{version}.tgz", "integrity": integrity},
+                        "dist": {
+                            "tarball": f"{address}/hello-agent-{version}.tgz",
+                            "integrity": integrity,
+                        },
                     }
                     for version, (_, integrity) in tarballs.items()
                 }
@@ -104,8 +112,12 @@ def known(tmp_path, monkeypatch):
     """The agent ``hello`` by an entry point of an installed distribution."""
     site = tmp_path / "site"
     (site / "hello-1.0.dist-info").mkdir(parents=True)
-    (site / "hello-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: hello\nVersion: 1.0\n")
-    (site / "hello-1.0.dist-info" / "entry_points.txt").write_text("[verifiers.agents]\nhello = hello_agent:AGENT\n")
+    (site / "hello-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: hello\nVersion: 1.0\n"
+    )
+    (site / "hello-1.0.dist-info" / "entry_points.txt").write_text(
+        "[verifiers.agents]\nhello = hello_agent:AGENT\n"
+    )
     (site / "hello_agent.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))
@@ -141,12 +153,18 @@ def test_an_agent_is_installed_by_name_and_then_used(known, registry, vf_install
     assert find_installed(agent).version == "1.10.0"  # not by the order of letters
     env = vf.AgentEnv(agent="hello", dataset=[{"question": "Well?"}], sandbox="unsafe_subprocess")
     (output,) = env.evaluate(ScriptedClient("Well."), "m", score_rollouts=False).outputs
-    assert (output["agent"]["version"], output["agent"]["log"], output.error) == ("1.10.0", "Well.\n", None)
+    assert (output["agent"]["version"], output["agent"]["log"], output.error) == (
+        "1.10.0",
+        "Well.\n",
+        None,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_a_package_runs_no_code_here_and_names_no_folder_of_its_own(known, registry, vf_install, tmp_path):
+def test_a_package_runs_no_code_here_and_names_no_folder_of_its_own(
+    known, registry, vf_install, tmp_path
+):
     (tmp_path / "precious").mkdir()
     code, _, err = vf_install(registry, "--agent", "hello@1.9.9")
     assert (code, (tmp_path / "precious").is_dir()) == (2, True)
@@ -157,7 +175,9 @@ def test_a_package_runs_no_code_here_and_names_no_folder_of_its_own(known, regis
     assert "none of its code runs while it is installed" in err
     command = ["npm", "install", "--prefix", str(tmp_path / "plain"), "hello-agent"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
-    assert (tmp_path / "agents-script").exists(), "the control: an ordinary installation runs its script"
+    assert (tmp_path / "agents-script").exists(), (
+        "the control: an ordinary installation runs its script"
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,7 +210,9 @@ def test_a_version_of_an_installed_python_package_too(version, tmp_path):
     (tmp_path / f"mini_swe_agent-{version}.dist-info").mkdir()
     with pytest.raises(vf.ConfigError, match="which is none"):
         version_in(agent, tmp_path)
-    (tmp_path / f"mini_swe_agent-{version}.dist-info").rename(tmp_path / "mini_swe_agent-2.4.6.dist-info")
+    (tmp_path / f"mini_swe_agent-{version}.dist-info").rename(
+        tmp_path / "mini_swe_agent-2.4.6.dist-info"
+    )
     assert version_in(agent, tmp_path) == "2.4.6"
 
 
@@ -201,14 +223,20 @@ def test_python_packages_of_an_agent_are_wheels(known, vf_install):
 
 def test_an_agent_that_is_missing_is_named_with_the_command(known, monkeypatch):
     env = vf.AgentEnv(agent="codex", dataset=[{"question": "?"}])
-    with pytest.raises(vf.ConfigError, match=r"'codex' is not installed; install it with: vf-install --agent codex$"):
+    with pytest.raises(
+        vf.ConfigError,
+        match=r"'codex' is not installed; install it with: vf-install --agent codex$",
+    ):
         env.evaluate(ScriptedClient("x"), "m")
     assert "agent_version" not in env.identity()
 
 
 def test_a_version_that_is_not_there_is_named(known, tmp_path):
     (tmp_path / "agents" / "codex" / "0.1.0").mkdir(parents=True)
-    with pytest.raises(vf.ConfigError, match=r"in version 0\.1\.0, not 9; install it with: vf-install --agent codex@9"):
+    with pytest.raises(
+        vf.ConfigError,
+        match=r"in version 0\.1\.0, not 9; install it with: vf-install --agent codex@9",
+    ):
         find_installed(find_agent("codex"), "9")
     with pytest.raises(vf.ConfigError, match=r"has no node_modules.*install it again with"):
         find_installed(find_agent("codex"))

@@ -1,4 +1,5 @@
-"""Every benchmark runs with `--quick` and prints its ratio, all but three with the long tests. No test of a time."""
+"""Every benchmark runs with `--quick` and prints its ratio, all but three with the long tests. No
+test of a time."""
 
 import os
 import re
@@ -14,7 +15,9 @@ NEEDS_TRAINER = {name for name in SCRIPTS if name.startswith("trainer_")} | {"sa
 
 
 def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("OPENAI")
+    }
     environment["OMP_NUM_THREADS"] = "1"
     return subprocess.run(
         [sys.executable, str(BENCHMARKS / script), *arguments],
@@ -50,7 +53,11 @@ SHORT = ("client.py", "journal.py", "rollouts.py")
 
 
 @pytest.mark.parametrize(
-    "script", [script if script in SHORT else pytest.param(script, marks=pytest.mark.slow) for script in SCRIPTS]
+    "script",
+    [
+        script if script in SHORT else pytest.param(script, marks=pytest.mark.slow)
+        for script in SCRIPTS
+    ],
 )
 def test_a_quick_run_prints_its_ratio_and_leaves_nothing_behind(script, tmp_path):
     if script in NEEDS_TRAINER:

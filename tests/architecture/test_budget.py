@@ -12,7 +12,9 @@ import pytest
 
 from support.import_graph import REPOSITORY
 
-BUDGET = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["verifiers"]["budget"]
+BUDGET = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "verifiers"
+]["budget"]
 TABLE = "[tool.verifiers.budget] of pyproject.toml"
 
 
@@ -26,17 +28,26 @@ def num_lines(paths: Iterable[Path]) -> int:
 
 
 def lines_by_folder(root: Path) -> dict[str, int]:
-    """Folder below ``packages`` -> lines of Python; environments count together, files at a top as that top."""
+    """Folder below ``packages`` -> lines of Python; environments count together, files at a top as
+    that top."""
     lines: dict[str, int] = {}
     for path in sources(root, "packages/**/src/**/*.py"):
-        distribution, *folders = [part for part in path.relative_to(root / "packages").parts if part != "src"]
-        folder = "/".join([distribution, *folders[:-1][:2]]) if distribution != "envs" else distribution
+        distribution, *folders = [
+            part for part in path.relative_to(root / "packages").parts if part != "src"
+        ]
+        folder = (
+            "/".join([distribution, *folders[:-1][:2]]) if distribution != "envs" else distribution
+        )
         lines[folder] = lines.get(folder, 0) + num_lines([path])
     return lines
 
 
 def sums(root: Path) -> dict[str, int]:
-    kernel = {path for pattern in BUDGET["kernel-files"] for path in sources(root, f"packages/core/src/{pattern}")}
+    kernel = {
+        path
+        for pattern in BUDGET["kernel-files"]
+        for path in sources(root, f"packages/core/src/{pattern}")
+    }
     guides = [path for path in root.glob("docs/**/*.md") if "reference" not in path.parts]
     return {
         "product": num_lines(sources(root, "packages/**/src/**/*.py")),
@@ -49,7 +60,9 @@ def sums(root: Path) -> dict[str, int]:
 def exceeded(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
     """A sentence for each folder that has more lines than its budget, or has none."""
     without = [
-        f"{name} has no number in {TABLE}; write {count}" for name, count in counts.items() if name not in budget
+        f"{name} has no number in {TABLE}; write {count}"
+        for name, count in counts.items()
+        if name not in budget
     ]
     return without + [
         f"{name} has {count} lines, of at most {budget[name]}: make it smaller, "
@@ -99,7 +112,9 @@ def test_lines_are_counted_per_folder(tree):
 
 def test_a_line_too_many_would_be_found(tree):
     """Negative control: the sentence names the folder, its lines and its number."""
-    (line,) = exceeded(lines_by_folder(tree), {"core/verifiers/rubrics": 4, "core/verifiers": 4, "envs": 5})
+    (line,) = exceeded(
+        lines_by_folder(tree), {"core/verifiers/rubrics": 4, "core/verifiers": 4, "envs": 5}
+    )
 
     assert re.match(r"core/verifiers/rubrics has 5 lines, of at most 4: make it smaller", line)
 

@@ -19,7 +19,10 @@ def graph():
 @pytest.fixture
 def chosen(graph):
     def tests(name):
-        return {str(path.relative_to(changed.ROOT)) for path in changed.tests_of([changed.ROOT / name], *graph)}
+        return {
+            str(path.relative_to(changed.ROOT))
+            for path in changed.tests_of([changed.ROOT / name], *graph)
+        }
 
     return tests
 
@@ -27,19 +30,52 @@ def chosen(graph):
 @pytest.mark.parametrize(
     ("changed_file", "test", "other"),
     [
-        # imported in the test; by the lazy name vf.HarborEnv; the server behind a table of lazy names
-        (CORE / "results/sequential.py", "tests/core/results/test_sequential.py", "tests/core/parsers/test_parsers.py"),
+        # imported in the test; by the lazy name vf.HarborEnv; the server behind a table of lazy
+        # names
+        (
+            CORE / "results/sequential.py",
+            "tests/core/results/test_sequential.py",
+            "tests/core/parsers/test_parsers.py",
+        ),
         (AGENTS / "harbor/env.py", "tests/agents/test_harbor_env.py", "tests/view/test_tui.py"),
-        (CORE / "testing/server.py", "tests/faults/test_retry_faults.py", "tests/core/results/test_sequential.py"),
+        (
+            CORE / "testing/server.py",
+            "tests/faults/test_retry_faults.py",
+            "tests/core/results/test_sequential.py",
+        ),
         # through another module; by a command that a test starts; by the folder of the same name
-        (TRAINER / "algorithm/losses.py", "tests/trainer/run/test_trainer.py", "tests/core/results/test_sequential.py"),
-        (CORE / "cli/compare.py", "tests/cli/test_vf_compare.py", "tests/core/results/test_sequential.py"),
-        (CORE / "sandbox/guest/zygote.py", "tests/core/sandbox/test_sandbox.py", "tests/view/test_tui.py"),
+        (
+            TRAINER / "algorithm/losses.py",
+            "tests/trainer/run/test_trainer.py",
+            "tests/core/results/test_sequential.py",
+        ),
+        (
+            CORE / "cli/compare.py",
+            "tests/cli/test_vf_compare.py",
+            "tests/core/results/test_sequential.py",
+        ),
+        (
+            CORE / "sandbox/guest/zygote.py",
+            "tests/core/sandbox/test_sandbox.py",
+            "tests/view/test_tui.py",
+        ),
         # no module of Python
-        (CORE / "view/static/expression.js", "tests/view/test_opening.py", "tests/core/results/test_sequential.py"),
-        (Path("docs/train/objective.md"), "tests/docs/test_blocks.py", "tests/core/results/test_sequential.py"),
+        (
+            CORE / "view/static/expression.js",
+            "tests/view/test_opening.py",
+            "tests/core/results/test_sequential.py",
+        ),
+        (
+            Path("docs/train/objective.md"),
+            "tests/docs/test_blocks.py",
+            "tests/core/results/test_sequential.py",
+        ),
         (Path("tests/view/test_tui.py"), "tests/view/test_tui.py", "tests/cli/test_vf_eval.py"),
-        (Path("tests/support/zoo.py"), "tests/core/checks/test_audit_zoo.py", "tests/cli/test_vf_eval.py"),
+        (
+            Path("tests/support/zoo.py"),
+            "tests/core/checks/test_audit_zoo.py",
+            "tests/cli/test_vf_eval.py",
+        ),
     ],
 )
 def test_a_change_touches_its_tests_and_not_all(chosen, changed_file, test, other):
@@ -58,7 +94,11 @@ def test_a_file_at_the_top_touches_everything(chosen):
 def test_every_module_has_tests(graph):
     """Also those that are started by a computed name: by the folder of the same name."""
     files, importers = graph
-    sources = [path for module, path in files.items() if module.startswith("verifiers") and "src" in path.parts]
+    sources = [
+        path
+        for module, path in files.items()
+        if module.startswith("verifiers") and "src" in path.parts
+    ]
     assert len(sources) > 300
     for path in sources:
         tests = changed.tests_of([path], files, importers)

@@ -1,4 +1,5 @@
-"""The public names are a promise: sorted, frozen, each one there. Errors that callers see are of one tree."""
+"""The public names are a promise: sorted, frozen, each one there. Errors that callers see are of
+one tree."""
 
 import ast
 import asyncio
@@ -21,8 +22,9 @@ def test_public_names_are_sorted_and_frozen():
     assert vf.__all__ == sorted(set(vf.__all__))
     names = FROZEN.read_text(encoding="utf-8").split()
     assert vf.__all__ == names, (
-        f"new: {sorted(set(vf.__all__) - set(names))}, gone: {sorted(set(names) - set(vf.__all__))}. A name that goes "
-        f"breaks somebody; a new one is a promise. When it is meant, write it into {FROZEN.name}"
+        f"new: {sorted(set(vf.__all__) - set(names))}, gone:"
+        f" {sorted(set(names) - set(vf.__all__))}. A name that goes breaks somebody; a new one is a"
+        f" promise. When it is meant, write it into {FROZEN.name}"
     )
 
 
@@ -42,7 +44,11 @@ def test_every_public_name_is_there_under_the_module_that_has_it():
 def test_every_error_of_the_tree_is_public():
     from verifiers import errors
 
-    tree = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, errors.VerifiersError)}
+    tree = {
+        n
+        for n, v in vars(errors).items()
+        if isinstance(v, type) and issubclass(v, errors.VerifiersError)
+    }
     assert tree <= set(vf.__all__)
 
 
@@ -50,7 +56,9 @@ def test_every_error_of_the_tree_is_public():
 
 FAULTS = [
     Behaviour(400, body=b'{"error": {"message": "no"}}'),
-    Behaviour(400, body=b'{"error": {"message": "maximum context length is 10 tokens, requested 20"}}'),
+    Behaviour(
+        400, body=b'{"error": {"message": "maximum context length is 10 tokens, requested 20"}}'
+    ),
     Behaviour(401),
     Behaviour(404, body=b'{"error": {"message": "The model `m` does not exist"}}'),
     Behaviour(404),
@@ -72,23 +80,31 @@ FAULTS = [
 
 
 def own_transport(url):
-    return OpenAIChatCompletionsClient(base_url=url, timeout=0.3, retry=RetryPolicy(max_retries=1, base_s=0.01))
+    return OpenAIChatCompletionsClient(
+        base_url=url, timeout=0.3, retry=RetryPolicy(max_retries=1, base_s=0.01)
+    )
 
 
 def sdk_with_a_http_client_of_its_own(url):
     import openai
 
     own = openai.DefaultAsyncHttpxClient(timeout=0.3)
-    given = openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0, timeout=0.3, http_client=own)
+    given = openai.AsyncOpenAI(
+        base_url=url, api_key="k", max_retries=0, timeout=0.3, http_client=own
+    )
     return OpenAILikeClient(given, RetryPolicy(max_retries=1, base_s=0.01))
 
 
-@pytest.mark.parametrize("client_of", [own_transport, sdk_with_a_http_client_of_its_own], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "client_of", [own_transport, sdk_with_a_http_client_of_its_own], ids=lambda f: f.__name__
+)
 def test_no_error_of_a_provider_or_a_transport_leaks(client_of):
     async def outcome(fault):
         with FakeServer("x", script=lambda hit: fault) as server:
             try:
-                state = await asyncio.wait_for(single_turn(1).rollout(row(), client_of(server.url), "m"), 30)
+                state = await asyncio.wait_for(
+                    single_turn(1).rollout(row(), client_of(server.url), "m"), 30
+                )
             except vf.RunError as error:
                 return error
             return state["error"] or state["stop_condition"]
@@ -104,13 +120,15 @@ def test_no_error_of_a_provider_or_a_transport_leaks(client_of):
 
 
 RAISED_AS_PROTOCOL = frozenset(
-    "AttributeError KeyError IndexError TypeError ValueError NotImplementedError AssertionError StopIteration "
-    "TimeoutError CancelledError RuntimeError LookupError SystemExit ImportError ModuleNotFoundError "
-    "OutputLimitExceededError".split()
+    "AttributeError KeyError IndexError TypeError ValueError NotImplementedError AssertionError"
+    " StopIteration TimeoutError CancelledError RuntimeError LookupError SystemExit ImportError"
+    " ModuleNotFoundError OutputLimitExceededError".split()
 )
-"""Builtin errors that say something to Python itself or to the caller of an internal function, and that of Inspect's
-protocol of sandboxes."""
-OPERATING_SYSTEM = {n for n, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, OSError)}
+"""Builtin errors that say something to Python itself or to the caller of an internal function, and
+that of Inspect's protocol of sandboxes."""
+OPERATING_SYSTEM = {
+    n for n, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, OSError)
+}
 
 
 def test_what_the_sources_raise_is_of_the_tree_or_of_python():
@@ -125,6 +143,9 @@ def test_what_the_sources_raise_is_of_the_tree_or_of_python():
             raised = node.exc if isinstance(node, ast.Raise) else None
             called = raised.func if isinstance(raised, ast.Call) else None
             spelt = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if spelt[:1].isupper() and spelt not in own | classes | RAISED_AS_PROTOCOL | OPERATING_SYSTEM:
+            if (
+                spelt[:1].isupper()
+                and spelt not in own | classes | RAISED_AS_PROTOCOL | OPERATING_SYSTEM
+            ):
                 foreign.append(f"{name}:{node.lineno} raises {spelt}")
     assert foreign == []

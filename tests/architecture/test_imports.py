@@ -1,4 +1,5 @@
-"""``import verifiers`` is quick and light; constructing anything starts nothing; modules stay small."""
+"""``import verifiers`` is quick and light; constructing anything starts nothing; modules stay
+small."""
 
 import json
 import statistics
@@ -10,7 +11,10 @@ import pytest
 
 from support.import_graph import AGENTS, CORE, INTEGRATIONS, SANDBOXES, TRAINER, modules
 
-HEAVY = "torch transformers openai datasets numpy aiohttp starlette uvicorn pydantic rich pandas pyarrow".split()
+HEAVY = (
+    "torch transformers openai datasets numpy aiohttp starlette uvicorn pydantic rich pandas"
+    " pyarrow".split()
+)
 MAX_IMPORT_S = 0.3
 """CPU seconds: what else the machine does takes none of them."""
 MAX_LINES = 400
@@ -39,7 +43,10 @@ def test_importing_is_quick_and_loads_nothing_heavy():
 
 def test_a_heavy_import_would_be_seen():
     """Negative control."""
-    assert "numpy" in run(MEASURE.replace("import verifiers\n", "import verifiers; verifiers.State\n"))[1]
+    assert (
+        "numpy"
+        in run(MEASURE.replace("import verifiers\n", "import verifiers; verifiers.State\n"))[1]
+    )
 
 
 SIDE_EFFECTS = """
@@ -81,10 +88,16 @@ def test_importing_and_constructing_have_no_side_effects():
     }
 
 
-@pytest.mark.parametrize("package", [CORE, AGENTS, INTEGRATIONS, SANDBOXES, TRAINER], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "package", [CORE, AGENTS, INTEGRATIONS, SANDBOXES, TRAINER], ids=lambda path: path.name
+)
 def test_modules_that_have_grown_are_reported(package):
-    """A report and no failure: split a module when it holds two ideas, not when it has a line too many."""
-    lines = {name: len(path.read_text(encoding="utf-8").split("\n")) for name, path in modules(package).items()}
+    """A report and no failure: split a module when it holds two ideas, not when it has a line too
+    many."""
+    lines = {
+        name: len(path.read_text(encoding="utf-8").split("\n"))
+        for name, path in modules(package).items()
+    }
     for name, count in sorted(lines.items()):
         if count > MAX_LINES:
             warnings.warn(f"{name} has {count} lines (the aim is under {MAX_LINES})", stacklevel=1)

@@ -1,4 +1,5 @@
-"""No message and no page installs a distribution of this project by its name: on the public index it is another's."""
+"""No message and no page installs a distribution of this project by its name: on the public index
+it is another's."""
 
 import re
 
@@ -27,8 +28,12 @@ FILES = sorted(
 
 def test_nothing_is_installed_by_a_name_of_the_public_index():
     assert len(FILES) > 300
-    texts = {path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
-    assert [f"{name}: {match[0]}" for name, text in texts.items() for match in BY_NAME.finditer(text)] == []
+    texts = {
+        path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8") for path in FILES
+    }
+    assert [
+        f"{name}: {match[0]}" for name, text in texts.items() for match in BY_NAME.finditer(text)
+    ] == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The layers are a contract of import-linter in ``pyproject.toml``; functions' and type-only imports count."""
+"""The layers are a contract of import-linter in ``pyproject.toml``; functions' and type-only
+imports count."""
 
 import subprocess
 import sys
@@ -14,7 +15,11 @@ MAX_FILES_AT_THE_TOP = 12
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(LINT), "--no-cache", "--no-logo"], cwd=folder, capture_output=True, text=True, timeout=300
+        [str(LINT), "--no-cache", "--no-logo"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -31,11 +36,13 @@ def test_an_import_that_goes_up_would_be_found(tmp_path):
         (package / name).mkdir(parents=True)
         (package / name / "__init__.py").touch()
     (package / "__init__.py").touch()
-    (package / "low/module.py").write_text("def call():\n    from house.high import module\n    return module\n")
+    (package / "low/module.py").write_text(
+        "def call():\n    from house.high import module\n    return module\n"
+    )
     (package / "high/module.py").touch()
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.importlinter]\nroot_packages = ["house"]\n[[tool.importlinter.contracts]]\nname = "layers"\n'
-        'type = "layers"\ncontainers = ["house"]\nlayers = ["high", "low"]\n'
+        '[tool.importlinter]\nroot_packages = ["house"]\n[[tool.importlinter.contracts]]\nname ='
+        ' "layers"\ntype = "layers"\ncontainers = ["house"]\nlayers = ["high", "low"]\n'
     )
 
     ran = subprocess.run(

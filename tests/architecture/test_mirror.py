@@ -1,4 +1,5 @@
-"""The tests stand in the folders of what they test: ``tests/core/rubrics`` tests ``verifiers/rubrics``."""
+"""The tests stand in the folders of what they test: ``tests/core/rubrics`` tests
+``verifiers/rubrics``."""
 
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import verifiers
 import verifiers_trainer
 
 TESTS = Path(__file__).parents[1]
-PACKAGES = {"core": Path(verifiers.__file__).parent, "trainer": Path(verifiers_trainer.__file__).parent}
+PACKAGES = {
+    "core": Path(verifiers.__file__).parent,
+    "trainer": Path(verifiers_trainer.__file__).parent,
+}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

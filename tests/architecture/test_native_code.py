@@ -1,4 +1,5 @@
-"""Native code imports what it uses by an import statement, and a file of the kernel holds one subject.
+"""Native code imports what it uses by an import statement, and a file of the kernel holds one
+subject.
 
 Both lists of exceptions shrink: an entry that is no longer needed fails until it is taken out.
 """
@@ -59,8 +60,17 @@ MAX_LINES = 450
 
 def native_files() -> list[Path]:
     packages = (CORE, AGENTS, INTEGRATIONS, SANDBOXES, TRAINER)
-    paths = [path for package in packages for path in package.rglob("*.py") if "templates" not in path.parts]
-    return [path for path in paths if "legacy" not in (*path.parts, path.stem) and path != CORE / "compat.py"]
+    paths = [
+        path
+        for package in packages
+        for path in package.rglob("*.py")
+        if "templates" not in path.parts
+    ]
+    return [
+        path
+        for path in paths
+        if "legacy" not in (*path.parts, path.stem) and path != CORE / "compat.py"
+    ]
 
 
 def name_of(path: Path) -> str:
@@ -68,7 +78,8 @@ def name_of(path: Path) -> str:
 
 
 def imports_by_string(source: str) -> list[int]:
-    """Lines that call one of ``LOADERS``, as ``importlib.…``, as ``compat.…`` or by an imported name."""
+    """Lines that call one of ``LOADERS``, as ``importlib.…``, as ``compat.…`` or by an imported
+    name."""
     tree = ast.parse(source)
     imported = {
         alias.asname or alias.name
@@ -80,7 +91,9 @@ def imports_by_string(source: str) -> list[int]:
     lines = []
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="importlib" | "compat"), attr=attribute)):
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="importlib" | "compat"), attr=attribute)
+            ):
                 lines += [node.lineno] * (attribute in LOADERS)
             case ast.Call(func=ast.Name(id=name)) if name in imported or name == "__import__":
                 lines.append(node.lineno)
@@ -88,11 +101,14 @@ def imports_by_string(source: str) -> list[int]:
 
 
 def test_native_code_imports_nothing_by_string():
-    found = {name_of(path): len(imports_by_string(path.read_text(encoding="utf-8"))) for path in native_files()}
+    found = {
+        name_of(path): len(imports_by_string(path.read_text(encoding="utf-8")))
+        for path in native_files()
+    }
     allowed = NAMED_BY_DATA | OFFENDERS
     wrong = [
-        f"{name} has {found.get(name, 0)} imports by string, and {allowed.get(name, 0)} in the list of "
-        f"{Path(__file__).name}: write an import statement, or lower the number"
+        f"{name} has {found.get(name, 0)} imports by string, and {allowed.get(name, 0)} in the list"
+        f" of {Path(__file__).name}: write an import statement, or lower the number"
         for name in found.keys() | allowed
         if found.get(name, 0) != allowed.get(name, 0)
     ]
@@ -102,7 +118,10 @@ def test_native_code_imports_nothing_by_string():
 @pytest.mark.parametrize(
     "source",
     [
-        "import importlib\ndef call():\n    return importlib.import_module('verifiers.legacy.scoring')",
+        (
+            "import importlib\ndef call():\n    return"
+            " importlib.import_module('verifiers.legacy.scoring')"
+        ),
         "from importlib import import_module as load_it\nload_it('verifiers.runs')",
         "from verifiers import compat\ncompat.load('verifiers.legacy.scoring:score_fields')",
         "from verifiers.compat import load\nload('verifiers.legacy.scoring:score_fields')",
@@ -120,11 +139,14 @@ def test_a_method_of_the_same_name_is_no_import():
 
 def test_no_file_of_the_kernel_is_large():
     kernel = {
-        path for pattern in BUDGET["kernel-files"] for path in sources(REPOSITORY, f"packages/core/src/{pattern}")
+        path
+        for pattern in BUDGET["kernel-files"]
+        for path in sources(REPOSITORY, f"packages/core/src/{pattern}")
     }
     large = {name_of(path): count for path in kernel if (count := num_lines([path])) > MAX_LINES}
     wrong = [
-        f"{name} has {count} lines, of at most {LARGE.get(name, MAX_LINES)}: give its second subject a file of its own"
+        f"{name} has {count} lines, of at most {LARGE.get(name, MAX_LINES)}: give its second"
+        " subject a file of its own"
         for name, count in large.items()
         if count > LARGE.get(name, MAX_LINES)
     ]

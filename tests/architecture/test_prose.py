@@ -7,7 +7,22 @@ import pytest
 from support.import_graph import REPOSITORY
 
 SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "outputs", "build", "dist"}
-TEXT = {".py", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".cfg", ".html", ".js", ".css", ".sh", ".lock", ""}
+TEXT = {
+    ".py",
+    ".md",
+    ".toml",
+    ".txt",
+    ".json",
+    ".yaml",
+    ".yml",
+    ".cfg",
+    ".html",
+    ".js",
+    ".css",
+    ".sh",
+    ".lock",
+    "",
+}
 ROOTS = "|".join(("work", "root", "home/[a-z]+", "Users/[A-Za-z]+", "mnt", "workspace"))
 MACHINE_PATH = re.compile(rf"(?<![\w.~)}}\]-])/(?:{ROOTS})/[\w.-]+")
 
@@ -15,7 +30,10 @@ MACHINE_PATH = re.compile(rf"(?<![\w.~)}}\]-])/(?:{ROOTS})/[\w.-]+")
 def texts():
     for path in sorted(REPOSITORY.rglob("*")):
         inside = path.relative_to(REPOSITORY).parts
-        hidden = any(part in SKIPPED or part.endswith("_cache") or part.endswith(".egg-info") for part in inside)
+        hidden = any(
+            part in SKIPPED or part.endswith("_cache") or part.endswith(".egg-info")
+            for part in inside
+        )
         if hidden or ".hypothesis" in inside or not path.is_file() or path.suffix not in TEXT:
             continue
         if path.stat().st_size < 2**20:

@@ -1,4 +1,5 @@
-"""What a reader must read to follow a served and saved evaluation, and a training step. The counts may only fall.
+"""What a reader must read to follow a served and saved evaluation, and a training step. The counts
+may only fall.
 
 A lower number is written here by whoever reaches it; nothing but a decision raises one.
 """
@@ -17,16 +18,20 @@ SCRIPT = Path(__file__).parents[1] / "support/reading_cost.py"
 
 EVALUATION = {"functions": 452, "function_lines": 4_760, "file_lines": 14_760, "returns": 712}
 TRAINING = {"functions": 805, "function_lines": 8_155, "file_lines": 25_100, "returns": 8_400}
-"""On commit 2889499: 460, 4,935, 14,672 and 629; 780, 8,155, 24,842 and 6,010. The returns rose with the files of
-the record and of the kernel, each of which holds one subject; the functions of a training step with credit as pure
-functions, the measured precision and the position within a batch."""
+"""On commit 2889499: 460, 4,935, 14,672 and 629; 780, 8,155, 24,842 and 6,010. The returns rose
+with the files of the record and of the kernel, each of which holds one subject; the functions of a
+training step with credit as pure functions, the measured precision and the position
+within a batch."""
 SLACK = 1.02
-"""A function that moves into a file of its own adds a return and a few lines; in a training step threads add some."""
+"""A function that moves into a file of its own adds a return and a few lines; in a training step
+threads add some."""
 
 
 def assert_below(counts, ceilings):
     for name, ceiling in ceilings.items():
-        assert counts[name] <= SLACK * ceiling, f"{name}: {counts[name]}, which were {ceiling}, in {counts['files']}"
+        assert counts[name] <= SLACK * ceiling, (
+            f"{name}: {counts[name]}, which were {ceiling}, in {counts['files']}"
+        )
 
 
 def test_an_evaluation_that_is_served_and_saved_is_read_in_few_lines(tmp_path):
@@ -35,7 +40,11 @@ def test_an_evaluation_that_is_served_and_saved_is_read_in_few_lines(tmp_path):
     assert ran.returncode == 0, ran.stderr
     counts = json.loads(ran.stdout.splitlines()[-1])
 
-    seen = {"verifiers/rollouts/loop.py", "verifiers/clients/http.py", "verifiers/storage/journal.py"}
+    seen = {
+        "verifiers/rollouts/loop.py",
+        "verifiers/clients/http.py",
+        "verifiers/storage/journal.py",
+    }
     assert seen <= set(counts["files"]), "the recorder misses the loop, the wire or the journal"
     assert_below(counts, EVALUATION)
 

@@ -1,4 +1,5 @@
-"""The words of the glossary: what its second table forbids stands in no docstring, comment, message or page."""
+"""The words of the glossary: what its second table forbids stands in no docstring, comment, message
+or page."""
 
 import re
 import tokenize
@@ -10,10 +11,18 @@ import pytest
 from support.import_graph import CORE, REPOSITORY, TRAINER
 
 GLOSSARY = REPOSITORY / "docs/reference/glossary.md"
-PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("packages/**/README.md")]
+PAGES = [
+    *REPOSITORY.glob("*.md"),
+    *REPOSITORY.glob("docs/**/*.md"),
+    *REPOSITORY.glob("packages/**/README.md"),
+]
 OLD_PATHS = CORE / "legacy/moved.py"
-SOURCES = [path for package in (CORE, TRAINER) for path in package.rglob("*.py") if path != OLD_PATHS]
-BANNED_NAMES = frozenset("twin keeper warden owed mu said told made asked wanted kept shown chosen".split())
+SOURCES = [
+    path for package in (CORE, TRAINER) for path in package.rglob("*.py") if path != OLD_PATHS
+]
+BANNED_NAMES = frozenset(
+    "twin keeper warden owed mu said told made asked wanted kept shown chosen".split()
+)
 """Identifiers that say how a value came, or nothing; the glossary has the word."""
 
 
@@ -24,20 +33,25 @@ def forbidden() -> dict[str, str]:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of what people read: every string and comment of a module, every line of a page."""
+    """(line, text) of what people read: every string and comment of a module, every
+    line of a page."""
     if path.suffix == ".md":
         yield from enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         return
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
-            if token.type in (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)):
+            if token.type in (
+                tokenize.STRING,
+                tokenize.COMMENT,
+                getattr(tokenize, "FSTRING_MIDDLE", -1),
+            ):
                 yield token.start[0], token.string
 
 
 def findings(path: Path, patterns: dict[str, str]) -> list[str]:
     return [
-        f"{path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path}:{line}: {match[0]!r}; "
-        f"write: {instead}"
+        f"{path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path}:{line}:"
+        f" {match[0]!r}; write: {instead}"
         for line, text in prose(path)
         for pattern, instead in patterns.items()
         if (match := re.search(pattern, text, re.IGNORECASE))
@@ -68,7 +82,9 @@ def test_banned_names_are_not_used():
     assert found == []
 
 
-@pytest.mark.parametrize("text", ['"""A twin of it."""', "x = 1  # the keeper knows", 'raise ValueError("3 are owed")'])
+@pytest.mark.parametrize(
+    "text", ['"""A twin of it."""', "x = 1  # the keeper knows", 'raise ValueError("3 are owed")']
+)
 def test_such_a_word_would_be_found(tmp_path, text):
     """Negative control."""
     path = tmp_path / "module.py"

@@ -1,4 +1,5 @@
-"""The workspace's own files: uv reads its settings, the lock is up to date and names one public index."""
+"""The workspace's own files: uv reads its settings, the lock is up to date and names one public
+index."""
 
 import os
 import re
@@ -36,7 +37,8 @@ def test_the_lock_is_up_to_date_under_the_settings_of_the_workspace():
 
 @needs_uv
 def test_the_settings_are_read(tmp_path):
-    """Negative control: a setting that does not exist is refused, so the file above is not ignored."""
+    """Negative control: a setting that does not exist is refused, so the file above
+    is not ignored."""
     wrong = tmp_path / "uv.toml"
     wrong.write_text((REPOSITORY / "uv.workspace.toml").read_text() + "\n[no-such-table]\n")
     assert check_lock(wrong).returncode != 0
@@ -50,6 +52,12 @@ def test_the_lock_names_one_public_index_and_nothing_of_a_machine():
 
 
 def test_every_package_is_a_member():
-    members = {package["name"] for package in tomllib.loads(LOCK)["package"] if "editable" in package["source"]}
-    projects = [tomllib.loads(path.read_text()) for path in REPOSITORY.glob("packages/**/pyproject.toml")]
+    members = {
+        package["name"]
+        for package in tomllib.loads(LOCK)["package"]
+        if "editable" in package["source"]
+    }
+    projects = [
+        tomllib.loads(path.read_text()) for path in REPOSITORY.glob("packages/**/pyproject.toml")
+    ]
     assert members == {project["project"]["name"] for project in projects}

@@ -38,7 +38,8 @@ def load_environment(**more):
 
     return Game(eval_dataset=rows, rubric=vf.Rubric(funcs=[exact]), **more)
 """
-"""Two things are wrong with it: its rows differ from one building to the next, and its clean-up hook raises."""
+"""Two things are wrong with it: its rows differ from one building to the next, and its clean-up
+hook raises."""
 WARNED = TOY.replace("num_rows: int = 6", "num_rows = 6")
 
 
@@ -77,8 +78,9 @@ def test_warnings_are_printed_and_the_run_goes_on(vf_eval, server, eval_folder):
 
 def test_every_environment_is_checked_once_per_set_of_arguments(vf_eval, server, eval_folder):
     (eval_folder / "e.toml").write_text(
-        f'api_base_url = "{server.url}"\nnum_examples = 1\nrollouts_per_example = 1\n'
-        '[[eval]]\nid = "toy"\n[[eval]]\nid = "toy"\nmax_tokens = 5\n[[eval]]\nid = "toy"\nargs = { num_rows = 2 }\n'
+        f'api_base_url = "{server.url}"\nnum_examples = 1\nrollouts_per_example = 1\n[[eval]]\nid ='
+        ' "toy"\n[[eval]]\nid = "toy"\nmax_tokens = 5\n[[eval]]\nid = "toy"\nargs = { num_rows ='
+        " 2 }\n"
     )
     ran = vf_eval("e.toml", "--check", "--dry-run")
     assert ran.code == 0
@@ -106,5 +108,9 @@ def test_ctrl_c_ends_a_check(eval_folder):
 def test_json_carries_the_report(vf_eval, server, eval_folder):
     (eval_folder / "toy.py").write_text(BROKEN)
     ran = vf_eval("toy", "-b", server.url, "--check", "--json")
-    assert (ran.json["exit_code"], ran.json["error"]["type"], ran.json["runs"]) == (2, "ConfigError", [])
+    assert (ran.json["exit_code"], ran.json["error"]["type"], ran.json["runs"]) == (
+        2,
+        "ConfigError",
+        [],
+    )
     assert "the board is gone" in ran.json["error"]["message"]

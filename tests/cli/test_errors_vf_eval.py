@@ -1,4 +1,5 @@
-"""``vf-eval`` told wrong things: one clear paragraph, its exit code, no request, nothing on disk."""
+"""``vf-eval`` told wrong things: one clear paragraph, its exit code, no request,
+nothing on disk."""
 
 from __future__ import annotations
 
@@ -53,16 +54,23 @@ def test_everything_wrong_on_the_command_line_is_named_at_once(refused):
 def test_everything_wrong_in_files_and_arguments_is_named_with_its_place(refused, eval_folder):
     (eval_folder / "toy.py").write_text("def load_environment(num_rows=1): ...")
     (eval_folder / "e.toml").write_text(
-        'model = "m"\nmax_tokns = 5\n[[eval]]\nenv_id = "toy"\nnum_example = 20\nargs = { num_row = 3 }\n'
-        '[[eval]]\nid = "toy"\ntimeout = "5"\nrollouts_per_example = true\n[[eval]]\nmodel = "m"\n'
+        'model = "m"\nmax_tokns = 5\n[[eval]]\nenv_id = "toy"\nnum_example = 20\nargs = { num_row ='
+        ' 3 }\n[[eval]]\nid = "toy"\ntimeout = "5"\nrollouts_per_example = true\n[[eval]]\nmodel ='
+        ' "m"\n'
     )
     paragraph = refused("@", "e.toml", "--temprature", "3")
     for said in (
         "--temprature: no such option, did you mean --temperature?",
         "e.toml:2: unknown key 'max_tokns' in the top level, did you mean \"max_tokens\"?",
         "e.toml:5: unknown key 'num_example' in [[eval]] number 1, did you mean \"num_examples\"?",
-        "e.toml:9: timeout in [[eval]] number 2 must be a number of seconds above 0, or none for no bound, not '5'",
-        "e.toml:10: rollouts_per_example in [[eval]] number 2 must be a whole number of at least 1, not True",
+        (
+            "e.toml:9: timeout in [[eval]] number 2 must be a number of seconds above 0, or none"
+            " for no bound, not '5'"
+        ),
+        (
+            "e.toml:10: rollouts_per_example in [[eval]] number 2 must be a whole number of at"
+            " least 1, not True"
+        ),
         "[[eval]] number 3 has no env_id",
         "environment 'toy' does not know 'num_row' (did you mean 'num_rows'?)",
     ):
@@ -72,10 +80,16 @@ def test_everything_wrong_in_files_and_arguments_is_named_with_its_place(refused
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('model = "m"\nnum_examples = x', "e.toml is not valid TOML: Invalid value (at line 2, column 16)"),
+        (
+            'model = "m"\nnum_examples = x',
+            "e.toml is not valid TOML: Invalid value (at line 2, column 16)",
+        ),
         ('[eval]\nenv_id = "toy"', "e.toml:1: write [[eval]], with two brackets"),
         ('model = "m"', "e.toml has neither [[eval]] nor [[ablation]]: add one"),
-        ('[ablation]\nid = "toy"', "e.toml:1: write [[ablation]], with two brackets, once per ablation"),
+        (
+            '[ablation]\nid = "toy"',
+            "e.toml:1: write [[ablation]], with two brackets, once per ablation",
+        ),
         ('[[eval]]\nid = "toy"\nenv_ids = ["toy"]', "has id and env_ids; give one of them"),
         ('[[eval]]\nid = "toy"\nargs = 3', "must be a JSON object"),
         ('[[eval]]\nid = "toy"\nargs = {}\nenv_args = {}', "repeats 'env_args'"),
@@ -108,7 +122,9 @@ def test_a_file_that_cannot_be_used(refused, eval_folder, text, said):
     ],
 )  # fmt: skip
 def test_an_ablation_that_cannot_be_run(refused, eval_folder, sweep, said):
-    (eval_folder / "toy.py").write_text("def load_environment(num_rows=1, broken_rewards=False): ...")
+    (eval_folder / "toy.py").write_text(
+        "def load_environment(num_rows=1, broken_rewards=False): ..."
+    )
     fixed = '[[ablation]]\nid = "toy"\nmax_tokens = 5\nargs = { broken_rewards = true }\n'
     (eval_folder / "e.toml").write_text(fixed + sweep)
     assert said in refused("e.toml", "-m", "m")
@@ -116,11 +132,19 @@ def test_an_ablation_that_cannot_be_run(refused, eval_folder, sweep, said):
 
 def test_everything_wrong_with_ablations_is_named_at_once(refused, eval_folder):
     (eval_folder / "e.toml").write_text(
-        'modle = "m"\n[[ablation]]\nmax_tokens = 0\n[ablation.sweep]\ntemperature = 1\nnum_example = [1]\n'
+        'modle = "m"\n[[ablation]]\nmax_tokens = 0\n[ablation.sweep]\ntemperature = 1\nnum_example'
+        " = [1]\n"
     )
     paragraph = refused("e.toml", "--temprature", "3")
     assert "6 things to correct" in paragraph
-    for said in ("--temprature", "'modle'", "has no env_id", "max_tokens", "must be a list", "'num_example'"):
+    for said in (
+        "--temprature",
+        "'modle'",
+        "has no env_id",
+        "max_tokens",
+        "must be a list",
+        "'num_example'",
+    ):
         assert said in paragraph
 
 
@@ -144,15 +168,27 @@ def test_a_file_that_is_not_there_and_an_id_beside_a_file(refused, eval_folder):
         (["--header", "A: b\nC: d"], "with characters that cannot be sent"),
         (["--header-from-state", "X-A"], "--header-from-state must be NAME=key, not 'X-A'"),
         (["--header-from-state", "X-A="], "names no key of the state for X-A; write X-A=key"),
-        (["--header-from-state", "X A=task"], "--header-from-state has a header name that cannot be sent: 'X A'"),
-        (["--max-concurrent-tools", "0"], "--max-concurrent-tools must be a whole number of at least 1, not 0"),
-        (["--progress", "loud"], "--progress must be one of auto, bar, plain, json, none, not 'loud'"),
+        (
+            ["--header-from-state", "X A=task"],
+            "--header-from-state has a header name that cannot be sent: 'X A'",
+        ),
+        (
+            ["--max-concurrent-tools", "0"],
+            "--max-concurrent-tools must be a whole number of at least 1, not 0",
+        ),
+        (
+            ["--progress", "loud"],
+            "--progress must be one of auto, bar, plain, json, none, not 'loud'",
+        ),
         (["--api-client-type", "soap"], "--client must be chat, completions, responses, messages"),
         (["--fresh", "-R"], "--fresh starts a new run and --resume continues an old one"),
         (["-H"], "--save-to-hf-hub needs a name"),
         (["-m"], "Option '-m' requires an argument"),
         (["other"], "'other': one more argument than expected"),
-        (["-x", '{"message_typ": "chat"}'], "--extra-env-kwargs: SingleTurnEnv has no parameter 'message_typ'"),
+        (
+            ["-x", '{"message_typ": "chat"}'],
+            "--extra-env-kwargs: SingleTurnEnv has no parameter 'message_typ'",
+        ),
     ],
 )
 def test_values_out_of_range_and_contradictions(refused, server, words, said):
@@ -169,7 +205,11 @@ def test_a_key_given_instead_of_its_variable_is_refused_and_not_repeated(refused
 def test_a_wrong_id_imports_nothing(refused, server, env_id):
     before = set(sys.modules)
     paragraph = refused(env_id, "-b", server.url)
-    assert {name for name in set(sys.modules) - before if not name.startswith(("verifiers", "importlib"))} <= {"rich"}
+    assert {
+        name
+        for name in set(sys.modules) - before
+        if not name.startswith(("verifiers", "importlib"))
+    } <= {"rich"}
     if env_id == "toyy":
         assert "did you mean 'toy'?" in paragraph
 
@@ -177,7 +217,10 @@ def test_a_wrong_id_imports_nothing(refused, server, env_id):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("import not_there_at_all\ndef load_environment(): ...", "No module named 'not_there_at_all'"),
+        (
+            "import not_there_at_all\ndef load_environment(): ...",
+            "No module named 'not_there_at_all'",
+        ),
         ("def load_environment(): raise ValueError('no data today')", "ValueError: no data today"),
         ("def load_environment(): return 3", "returned int, not a verifiers.Environment"),
         ("raise SystemExit('gone')\ndef load_environment(): ...", "gone"),
@@ -193,7 +236,7 @@ def test_nothing_to_evaluate_lists_what_is_installed(refused):
     assert "toy" in refused()
 
 
-# --- the endpoint -------------------------------------------------------------------------------------------------
+# --- the endpoint ---------------------------------------------------------------------------------
 
 
 def closed_port() -> int:
@@ -204,8 +247,9 @@ def closed_port() -> int:
 @pytest.mark.parametrize("model", [["-m", "m"], []])
 def test_nothing_listens(refused, model):
     url = f"http://127.0.0.1:{closed_port()}/v1"
-    assert f"no answer from {url} (connection refused): start the server or correct the base URL" in refused(
-        "toy", "-b", url, *model
+    assert (
+        f"no answer from {url} (connection refused): start the server or correct the base URL"
+        in refused("toy", "-b", url, *model)
     )
 
 
@@ -218,7 +262,9 @@ def test_a_wrong_url_a_web_page_and_a_missing_key(refused, monkeypatch):
 
 def test_a_refused_key_names_its_variable_and_never_its_value(refused, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-canary-1234567890")
-    with FakeServer(models=Behaviour(401, body='{"error": "bad key sk-canary-1234567890"}')) as locked:
+    with FakeServer(
+        models=Behaviour(401, body='{"error": "bad key sk-canary-1234567890"}')
+    ) as locked:
         paragraph = refused("toy", "-b", locked.url, "-m", "m", "-k", "MY_KEY")
         assert "refused the key in the variable MY_KEY" in paragraph
         assert "canary" not in paragraph
@@ -236,8 +282,23 @@ def test_an_unknown_model_stops_the_run_after_the_first_answer(vf_eval):
 
 
 def test_failure_after_failure_stops_the_run_with_3_and_says_how_to_go_on(vf_eval):
-    with FakeServer(script=lambda hit: Behaviour(400, body='{"error": "no"}'), models=["m"]) as broken:
-        ran = vf_eval("toy", "-b", broken.url, "-n", "-1", "-r", "10", "-c", "1", "--abort-after", "4", "--json")
+    with FakeServer(
+        script=lambda hit: Behaviour(400, body='{"error": "no"}'), models=["m"]
+    ) as broken:
+        ran = vf_eval(
+            "toy",
+            "-b",
+            broken.url,
+            "-n",
+            "-1",
+            "-r",
+            "10",
+            "-c",
+            "1",
+            "--abort-after",
+            "4",
+            "--json",
+        )
         assert (ran.code, broken.count) == (3, 4)
         assert ran.json["error"]["type"] == "TooManyFaults"
         assert "4 rollouts in a row failed with ModelRefused" in ran.json["error"]["message"]
@@ -247,17 +308,31 @@ def test_failure_after_failure_stops_the_run_with_3_and_says_how_to_go_on(vf_eva
 def test_errors_above_the_allowed_share_are_exit_3_and_below_it_0(vf_eval):
     for allowed, code in (("0.2", 3), ("0.3", 0)):
         with FakeServer("x", script=[400, None, None, None], models=["m"]) as server:
-            ran = vf_eval("toy", "-b", server.url, "-n", "4", "-r", "1", "-c", "1", "--max-error-rate", allowed)
+            ran = vf_eval(
+                "toy",
+                "-b",
+                server.url,
+                "-n",
+                "4",
+                "-r",
+                "1",
+                "-c",
+                "1",
+                "--max-error-rate",
+                allowed,
+            )
             assert ran.code == code
             assert "1 × ModelRefused" in ran.out
 
 
 def test_headers_from_the_state_need_an_endpoint_that_takes_headers(refused):
     words = ["--header-from-state", "X-Task=task"]
-    assert "-m local runs in this process; leave out --header-from-state" in refused("toy", "-m", "local", *words)
+    assert "-m local runs in this process; leave out --header-from-state" in refused(
+        "toy", "-m", "local", *words
+    )
 
 
-# --- the disk -----------------------------------------------------------------------------------------------------
+# --- the disk -------------------------------------------------------------------------------------
 
 
 def test_an_output_folder_that_cannot_be_written(refused, server, eval_folder):
@@ -270,7 +345,9 @@ def test_an_output_folder_that_cannot_be_written(refused, server, eval_folder):
 def test_a_run_of_another_configuration_is_not_touched(vf_eval, server):
     path = vf_eval("toy", "-b", server.url, "-n", "1", "--json").json["runs"][0]["path"]
     before = {file.name: file.read_bytes() for file in Path(path).iterdir()}
-    ran = vf_eval("toy", "-b", server.url, "-n", "1", "--resume", path, "-T", "0.5", "-a", '{"num_rows": 2}')
+    ran = vf_eval(
+        "toy", "-b", server.url, "-n", "1", "--resume", path, "-T", "0.5", "-a", '{"num_rows": 2}'
+    )
     assert ran.code == 2
     assert "env_args.num_rows was '<not set>', now 2" in ran.paragraph
     assert "sampling_args.temperature was '<not set>', now 0.5" in ran.paragraph
@@ -278,11 +355,15 @@ def test_a_run_of_another_configuration_is_not_touched(vf_eval, server):
 
 
 def test_resuming_what_is_not_there(refused, server):
-    assert "this folder is not a run directory" in refused("toy", "-b", server.url, "-m", "m", "--resume", "nowhere")
-    assert "there is no unfinished run of this configuration" in refused("toy", "-b", server.url, "-m", "m", "-R")
+    assert "this folder is not a run directory" in refused(
+        "toy", "-b", server.url, "-m", "m", "--resume", "nowhere"
+    )
+    assert "there is no unfinished run of this configuration" in refused(
+        "toy", "-b", server.url, "-m", "m", "-R"
+    )
 
 
-# --- how errors are said --------------------------------------------------------------------------------------------
+# --- how errors are said --------------------------------------------------------------------------
 
 
 def test_json_says_the_error_on_stdout_too(vf_eval):
@@ -302,7 +383,10 @@ def test_a_traceback_is_shown_only_on_request(vf_eval, eval_folder):
 def test_an_unreadable_log_level(vf_eval, monkeypatch):
     monkeypatch.setenv("VF_LOG_LEVEL", "loud")
     ran = vf_eval("toy", "-m", "m", "-b", "http://127.0.0.1:9/v1")
-    assert (ran.code, "VF_LOG_LEVEL is 'LOUD'; it must be one of DEBUG" in ran.paragraph) == (2, True)
+    assert (ran.code, "VF_LOG_LEVEL is 'LOUD'; it must be one of DEBUG" in ran.paragraph) == (
+        2,
+        True,
+    )
 
 
 def test_an_unexpected_error_names_the_line_of_the_authors_code(tmp_path, capsys):
@@ -311,6 +395,11 @@ def test_an_unexpected_error_names_the_line_of_the_authors_code(tmp_path, capsys
         runpy.run_path(str(tmp_path / "mymod.py"))["loss"](object())
     code, facts = fail(caught.value, command="vf-train", verbose=False)
     assert (code, facts["type"]) == (UNEXPECTED, "AttributeError")
-    assert "has no attribute 'logprobs' at mymod.py:2 (-v shows the traceback)" in capsys.readouterr().err
-    fail(AttributeError("never raised"), command="vf-train", verbose=False)  # negative control: it has no line
+    assert (
+        "has no attribute 'logprobs' at mymod.py:2 (-v shows the traceback)"
+        in capsys.readouterr().err
+    )
+    fail(
+        AttributeError("never raised"), command="vf-train", verbose=False
+    )  # negative control: it has no line
     assert " at " not in capsys.readouterr().err

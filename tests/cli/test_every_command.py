@@ -1,4 +1,5 @@
-"""What every command has in common: help with an example, a version, one JSON object, completion, no traceback."""
+"""What every command has in common: help with an example, a version, one JSON object, completion,
+no traceback."""
 
 from __future__ import annotations
 
@@ -22,8 +23,24 @@ SMALL = {
     "vf-compare": ("runs", "differences", "refused", "agreement"),
     "vf-rescore": ("run", "origin"),
     "vf-audit": (
-        *("environment", "errors", "warnings", "notes", "success_metric", "oracle", "non_solutions"),
-        *("best_non_solution", "profile", "num_rows", "num_rollouts", "seconds", "certificate", "kept"),
+        *(
+            "environment",
+            "errors",
+            "warnings",
+            "notes",
+            "success_metric",
+            "oracle",
+            "non_solutions",
+        ),
+        *(
+            "best_non_solution",
+            "profile",
+            "num_rows",
+            "num_rollouts",
+            "seconds",
+            "certificate",
+            "kept",
+        ),
     ),
     "vf-init": ("id", "path", "files"),
     "vf-install": ("command", "distribution", "version", "entry_point"),
@@ -39,7 +56,9 @@ HOSTILE = "no\x1b]0;owned\x07\x1b[2J\u202esuch"
 def start(command: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The command as a child, without keys."""
     module = f"verifiers.cli.{command.removeprefix('vf-').replace('-', '_')}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "VF_"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "VF_"))
+    }
     return subprocess.run(
         [sys.executable, "-m", module, *words],
         cwd=cwd,
@@ -53,8 +72,9 @@ def start(command: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[s
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """``run(command, *words, **variables)``: the command's entry point in this process, in an empty folder, without
-    keys. An exception is a failure of the test, where a child would print a traceback."""
+    """``run(command, *words, **variables)``: the command's entry point in this process, in an empty
+    folder, without keys. An exception is a failure of the test, where a child would print a
+    traceback."""
     for name in [name for name in os.environ if name.startswith(("OPENAI_", "VF_"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
@@ -76,7 +96,9 @@ def run(tmp_path, monkeypatch, capfd):
 
 @functools.cache
 def scripts() -> dict[str, str]:
-    return tomllib.loads((REPOSITORY / "packages/core/pyproject.toml").read_text())["project"]["scripts"]
+    return tomllib.loads((REPOSITORY / "packages/core/pyproject.toml").read_text())["project"][
+        "scripts"
+    ]
 
 
 def entry_point(command: str) -> Callable[[], None]:
@@ -103,7 +125,8 @@ def test_help_has_an_example_and_says_how_to_complete(command, run):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_version_names_command_and_library(command, tmp_path):
-    """As a program, which the tests beside it are not: a start takes longer than what it does here."""
+    """As a program, which the tests beside it are not: a start takes longer than what
+    it does here."""
     ran = start(command, "--version", cwd=tmp_path)
     assert (ran.returncode, ran.stdout.split(" ")[:2]) == (0, [f"{command},", "verifiers"])
 
@@ -127,14 +150,20 @@ def test_wrong_options_are_all_named_in_one_json_object_and_escaped_in_text(comm
 
 
 def test_what_a_terminal_does_with_a_raw_escape():
-    """Negative control: printed as it is, the same text holds the sequence that renames the window."""
+    """Negative control: printed as it is, the same text holds the sequence that
+    renames the window."""
     ran = subprocess.run(
-        [sys.executable, "-c", f"print({HOSTILE!r})"], capture_output=True, check=True, env={"PYTHONUTF8": "1"}
+        [sys.executable, "-c", f"print({HOSTILE!r})"],
+        capture_output=True,
+        check=True,
+        env={"PYTHONUTF8": "1"},
     )
     assert b"\x1b]0;owned\x07" in ran.stdout
 
 
-@pytest.mark.parametrize("command", ["vf-eval", "vf-init", "vf-install", "vf-view", "vf-compare", "vf-rescore"])
+@pytest.mark.parametrize(
+    "command", ["vf-eval", "vf-init", "vf-install", "vf-view", "vf-compare", "vf-rescore"]
+)
 def test_hostile_words_are_exit_2_escaped_and_write_nothing(command, run, tmp_path):
     ran = run(command, HOSTILE)
     assert (ran.code, ran.out) == (2, "")
@@ -144,10 +173,14 @@ def test_hostile_words_are_exit_2_escaped_and_write_nothing(command, run, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "command"), [("vf_train", "vf-train"), ("vf_vllm", "vf-vllm"), ("vf_serve", "vf-serve")]
+    ("name", "command"),
+    [("vf_train", "vf-train"), ("vf_vllm", "vf-vllm"), ("vf_serve", "vf-serve")],
 )
 def test_a_command_of_a_package_that_is_absent_says_what_to_install(name, command):
-    code = f"import sys; sys.modules['verifiers_trainer'] = None; from verifiers.cli import delegate as d; d.{name}()"
+    code = (
+        "import sys; sys.modules['verifiers_trainer'] = None; from verifiers.cli import delegate"
+        f" as d; d.{name}()"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
     line = install_line("verifiers-trainer")
@@ -168,21 +201,28 @@ print(compare.COMMAND.run(["a", "b"]), "numpy" in sys.modules)
 
 def test_a_notice_or_an_error_of_a_command_loads_no_numpy(tmp_path):
     """The last one is the negative control: a comparison of runs needs it."""
-    ran = subprocess.run([sys.executable, "-c", LINES], cwd=tmp_path, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", LINES], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert "[2, 0, 2, 0] False" in ran.stdout.splitlines(), ran.stderr
     assert ran.stdout.splitlines()[-1] == "2 True"
 
 
-# --- completion ---------------------------------------------------------------------------------------------------
+# --- completion -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def complete(run):
-    """``complete(command, words)``: what the shell is told for the last of ``words``, by click's protocol for bash."""
+    """``complete(command, words)``: what the shell is told for the last of ``words``, by click's
+    protocol for bash."""
 
     def ask(command: str, words: list[str]) -> list[str]:
         variable = f"_{command.replace('-', '_').upper()}_COMPLETE"
-        asked = {variable: "bash_complete", "COMP_WORDS": " ".join([command, *words]), "COMP_CWORD": str(len(words))}
+        asked = {
+            variable: "bash_complete",
+            "COMP_WORDS": " ".join([command, *words]),
+            "COMP_CWORD": str(len(words)),
+        }
         ran = run(command, **asked)
         assert ran.code == 0, ran.err
         return ran.out.splitlines()

@@ -1,4 +1,5 @@
-"""Promise: what a model, a dataset or a server names or writes stays data: no path leads out, no escape is obeyed."""
+"""Promise: what a model, a dataset or a server names or writes stays data: no path leads out, no
+escape is obeyed."""
 
 from __future__ import annotations
 
@@ -28,17 +29,25 @@ ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e"
 def hostile(request):
     """Calls tools whose names are paths and escapes, then answers with escapes."""
     if request.prompt[-1]["role"] == "user":
-        calls = [vf.ToolCall(f"id{n}", name, "{}") for n, name in enumerate(("../../../tool", ESCAPES))]
+        calls = [
+            vf.ToolCall(f"id{n}", name, "{}") for n, name in enumerate(("../../../tool", ESCAPES))
+        ]
         return vf.AssistantMessage(f"wait {ESCAPES}", tool_calls=calls)
     return f"done {ESCAPES}"
 
 
-@pytest.mark.parametrize("model", ["../../../model", "/etc/model", "a/../../b", "..", f"m{ESCAPES}"], ids=ascii)
-def test_names_of_models_rows_and_tools_make_no_path_and_no_escape_reaches_the_terminal(vf_eval, eval_folder, model):
+@pytest.mark.parametrize(
+    "model", ["../../../model", "/etc/model", "a/../../b", "..", f"m{ESCAPES}"], ids=ascii
+)
+def test_names_of_models_rows_and_tools_make_no_path_and_no_escape_reaches_the_terminal(
+    vf_eval, eval_folder, model
+):
     (eval_folder / "toy.py").write_text(ENVIRONMENT)
     outside = sorted(eval_folder.parent.iterdir())
     with FakeServer(hostile, models=[model]) as server:
-        ran = vf_eval("toy", "-b", server.url, "-m", model, "-n", "1", "-r", "1", "--export", "parquet")
+        ran = vf_eval(
+            "toy", "-b", server.url, "-m", model, "-n", "1", "-r", "1", "--export", "parquet"
+        )
     assert ran.code in (0, 3), ran.err  # nothing scores it: no reward function
     assert not {"\x1b", "\x07", "\u202e"} & {*ran.out, *ran.err}
     (row,) = rows_on_disk(eval_folder)

@@ -1,7 +1,9 @@
-"""``vf-install`` and a stranger's package: real uv and pip, a package index on loopback, a Python of the test's own.
+"""``vf-install`` and a stranger's package: real uv and pip, a package index on loopback, a Python
+of the test's own.
 
-A package of an index takes nothing from another package: no file, module, command or environment of it. Where only its
-name is like another's, the user is asked, which without a terminal is a refusal. Each refusal names both packages.
+A package of an index takes nothing from another package: no file, module, command or environment of
+it. Where only its name is like another's, the user is asked, which without a terminal is a refusal.
+Each refusal names both packages.
 """
 
 from __future__ import annotations
@@ -54,10 +56,17 @@ def install(python, index):
     """``vf-install`` with that index, by uv, or with ``uv=False`` by pip."""
 
     def run(*words: str, uv: bool = True):
-        online = {"UV_OFFLINE": "0", "UV_DEFAULT_INDEX": index[1], "PIP_INDEX_URL": index[1], "PIP_NO_CACHE_DIR": "1"}
+        online = {
+            "UV_OFFLINE": "0",
+            "UV_DEFAULT_INDEX": index[1],
+            "PIP_INDEX_URL": index[1],
+            "PIP_NO_CACHE_DIR": "1",
+        }
         if not uv:
             online["PATH"] = os.pathsep.join(
-                folder for folder in os.environ["PATH"].split(os.pathsep) if not Path(folder, "uv").exists()
+                folder
+                for folder in os.environ["PATH"].split(os.pathsep)
+                if not Path(folder, "uv").exists()
             )
         return python.command("install", *words, **online)
 
@@ -66,8 +75,19 @@ def install(python, index):
 
 def plainly(python: FreshPython, index: tuple[Path, str], requirement: str) -> None:
     """Negative control: the installer alone, which asks nothing."""
-    command = ["uv", "pip", "install", "--python", python.executable, "--default-index", index[1], requirement]
-    subprocess.run(command, env={**python.variables, "UV_OFFLINE": "0"}, check=True, capture_output=True)
+    command = [
+        "uv",
+        "pip",
+        "install",
+        "--python",
+        python.executable,
+        "--default-index",
+        index[1],
+        requirement,
+    ]
+    subprocess.run(
+        command, env={**python.variables, "UV_OFFLINE": "0"}, check=True, capture_output=True
+    )
 
 
 def words_of(ran) -> str:
@@ -76,7 +96,10 @@ def words_of(ran) -> str:
 
 def installed(python: FreshPython) -> dict[str, str]:
     """Name -> version, as a fresh interpreter sees them."""
-    code = "import json, importlib_metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    code = (
+        "import json, importlib_metadata as m; print(json.dumps({d.name: d.version for d in"
+        " m.distributions()}))"
+    )
     return json.loads(python.run("-c", code).out)
 
 
@@ -94,25 +117,40 @@ def test_an_honest_package_of_an_index_is_installed(python, index, install, uv):
 
 
 TAKES = {
-    "library-game": ({"verifiers/__init__.py": FOREIGN}, "", "the module 'verifiers', which hides or replaces that of"),
+    "library-game": (
+        {"verifiers/__init__.py": FOREIGN},
+        "",
+        "the module 'verifiers', which hides or replaces that of",
+    ),
     "module-game": (
         {"vf_reverse_text.py": FOREIGN},
         "",
         "the module 'vf_reverse_text', which hides or replaces that of",
     ),
-    "id-game": ({}, "Reverse_Text = vf_game:load_environment", "the environment 'reverse-text', which vf-reverse-text"),
-    "file-game": ({"dice/rolls.py": FOREIGN}, "", "the file 'dice/rolls.py', which belongs to dice 6.0"),
+    "id-game": (
+        {},
+        "Reverse_Text = vf_game:load_environment",
+        "the environment 'reverse-text', which vf-reverse-text",
+    ),
+    "file-game": (
+        {"dice/rolls.py": FOREIGN},
+        "",
+        "the file 'dice/rolls.py', which belongs to dice 6.0",
+    ),
     "command-game": (
         {},
         "[console_scripts]\ndice-roll = vf_game:x",
         "the command 'dice-roll', which belongs to dice 6.0",
     ),
 }
-"""Id of a stranger's environment -> files and entry points that it brings besides its own, what the refusal says."""
+"""Id of a stranger's environment -> files and entry points that it brings besides its own, what the
+refusal says."""
 
 
 @pytest.mark.parametrize("uv", [True, False], ids=["uv", "pip"])
-def test_a_package_that_takes_what_is_anothers_is_refused_before_it_is_installed(python, index, install, uv):
+def test_a_package_that_takes_what_is_anothers_is_refused_before_it_is_installed(
+    python, index, install, uv
+):
     dice = "[console_scripts]\ndice-roll = dice:x"
     add_wheel(index[0], "dice", "6.0", {"dice/rolls.py": ""}, dice)
     plainly(python, index, "dice")
@@ -136,14 +174,19 @@ def test_without_looking_the_library_and_the_environment_would_be_the_strangers(
     assert "a stranger ran" in python.run("-c", "import verifiers").err
 
 
-def test_a_higher_version_does_not_replace_a_package_that_came_from_a_folder_unasked(python, index, install, tmp_path):
+def test_a_higher_version_does_not_replace_a_package_that_came_from_a_folder_unasked(
+    python, index, install, tmp_path
+):
     folder = make_project(tmp_path / "mine")
     assert install(str(folder)).code == 0
     add_wheel(index[0], "vf-word-game", "9.0", GAME, OFFERS)
     for words in (["vf_Word.game", "--upgrade"], ["word-game@9.0"]):
         ran = install(*words)
         assert ran.code == 2, ran.err
-        said = "vf-word-game 9.0 of the package index would replace vf-word-game 0.3, which was installed from"
+        said = (
+            "vf-word-game 9.0 of the package index would replace vf-word-game 0.3, which was"
+            " installed from"
+        )
         assert f"{said} {folder.as_uri()}" in words_of(ran)
     assert installed(python)["vf-word-game"] == "0.3"
     ran = install("word-game@9.0", "--yes", "--json")
@@ -161,32 +204,44 @@ def test_a_higher_version_replaces_a_package_of_the_index(python, index, install
 
 def test_a_name_one_letter_from_a_known_one_is_asked_about(python, index, install):
     module = {"vf_revers_text.py": LOADER}
-    add_wheel(index[0], "vf-revers-text", "1.0", module, "revers-text = vf_revers_text:load_environment")
+    add_wheel(
+        index[0], "vf-revers-text", "1.0", module, "revers-text = vf_revers_text:load_environment"
+    )
     ran = install("revers-text")
     assert ran.code == 2, ran.err
     assert (
-        "vf-revers-text of the package index is not 'reverse-text', the known environment of almost its name"
-    ) in words_of(ran)
+        "vf-revers-text of the package index is not 'reverse-text', the known environment of almost"
+        " its name" in words_of(ran)
+    )
     assert "vf-revers-text" not in installed(python)
     assert install("revers-text", "--yes").code == 0
 
 
-def test_a_package_of_another_environment_is_not_installed_for_the_one_that_was_requested(python, index, install):
-    add_wheel(index[0], "vf-word-game", "1.0", {"other.py": LOADER}, "other-game = other:load_environment")
+def test_a_package_of_another_environment_is_not_installed_for_the_one_that_was_requested(
+    python, index, install
+):
+    add_wheel(
+        index[0], "vf-word-game", "1.0", {"other.py": LOADER}, "other-game = other:load_environment"
+    )
     ran = install("word-game")
     assert ran.code == 2, ran.err
-    assert "vf-word-game declares 'other-game' and not 'word-game', and was not installed" in words_of(ran)
+    assert (
+        "vf-word-game declares 'other-game' and not 'word-game', and was not installed"
+        in words_of(ran)
+    )
     assert "vf-word-game" not in installed(python)
 
 
 def test_what_a_dependency_takes_is_found_after_the_installation(python, index, install):
-    """Only the requested package is inspected before; the error names what it brought, and what to uninstall."""
+    """Only the requested package is inspected before; the error names what it brought, and what to
+    uninstall."""
     add_wheel(index[0], "vf-word-game", "1.0", GAME, OFFERS, "helpers")
     add_wheel(index[0], "helpers", "2.0", {"vf_reverse_text.py": ""})
     ran = install("word-game")
     assert ran.code == 3, ran.err
-    assert "helpers 2.0 brings the module 'vf_reverse_text', which hides or replaces that of vf-reverse-text" in (
-        words_of(ran)
+    assert (
+        "helpers 2.0 brings the module 'vf_reverse_text', which hides or replaces that of"
+        " vf-reverse-text" in (words_of(ran))
     )
     assert "uninstall helpers" in words_of(ran)
 
@@ -208,4 +263,7 @@ def test_what_a_dependency_takes_is_found_after_the_installation(python, index, 
     ],
 )
 def test_which_names_are_mistaken_for_which(name, known):
-    assert look_alike(name, ["reverse-text", "vf-word-game", "aime2024"]) in (known, known and f"vf-{known}")
+    assert look_alike(name, ["reverse-text", "vf-word-game", "aime2024"]) in (
+        known,
+        known and f"vf-{known}",
+    )

@@ -1,4 +1,5 @@
-"""``vf-audit``: the page, the JSON object, exit codes, certificates, and the rows that are useful to a model."""
+"""``vf-audit``: the page, the JSON object, exit codes, certificates, and the rows that are useful
+to a model."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ def test_what_cannot_be_meant_is_refused(vf_audit, words, said):
     assert said in ran.err
 
 
-# --- certificates -----------------------------------------------------------------------------------------------------
+# --- certificates ---------------------------------------------------------------------------------
 
 
 def test_a_certificate_is_fresh_until_the_package_changes(vf_audit):
@@ -147,29 +148,47 @@ def test_vf_install_lists_the_audits(vf_audit):
     assert all("audit" in one for one in environments)
 
 
-# --- rows that are useful to a model ----------------------------------------------------------------------------------
+# --- rows that are useful to a model --------------------------------------------------------------
 
 
 def test_the_useful_rows_are_those_that_the_model_solves_sometimes(vf_audit):
     seen: dict[str, int] = {}
 
-    def half(request) -> str:  # rows below 24 never, from 28 on always, the others every second time
+    def half(
+        request,
+    ) -> str:  # rows below 24 never, from 28 on always, the others every second time
         number = int(request.prompt[-1]["content"].split()[2])
         seen[str(number)] = seen.get(str(number), 0) + 1
         is_right = number >= 28 or (number >= 24 and seen[str(number)] % 2)
         return str(number + 1 if is_right else 0)
 
     with FakeServer(half, models=["m"]) as server:
-        words = ("honest", "-m", "m", "-b", server.url, "--rows", "12", "-r", "4", "--keep", "useful.jsonl")
+        words = (
+            "honest",
+            "-m",
+            "m",
+            "-b",
+            server.url,
+            "--rows",
+            "12",
+            "-r",
+            "4",
+            "--keep",
+            "useful.jsonl",
+        )
         ran = vf_audit(*words, "--search", "0", "--json")
     content = json.loads(ran.out)
-    assert [row["kind"] for row in content["profile"]] == ["dead"] * 4 + ["useful"] * 4 + ["solved"] * 4
+    assert [row["kind"] for row in content["profile"]] == ["dead"] * 4 + ["useful"] * 4 + [
+        "solved"
+    ] * 4
     assert content["kept"] == {"path": "useful.jsonl", "rows": 4}
     env = vf.load_environment("honest")
     assert len(env.train_table) == 24
     env.set_kwargs(keep_rows="useful.jsonl")
     assert [example.row["answer"] for example in env.train_table] == ["25", "26", "27", "28"]
-    assert {json.loads(line)["pass_rate"] for line in Path("useful.jsonl").read_text().splitlines()} == {0.5}
+    assert {
+        json.loads(line)["pass_rate"] for line in Path("useful.jsonl").read_text().splitlines()
+    } == {0.5}
 
 
 @pytest.fixture
@@ -183,13 +202,30 @@ def kept(vf_audit):
 
 def test_an_evaluation_runs_the_kept_rows_and_its_identity_says_which(vf_audit, kept):
     with FakeServer("21", models=["m"]) as server:
-        words = ("honest", "-m", "m", "-b", server.url, "-n", "-1", "-r", "1", "--json", "--progress", "none")
+        words = (
+            "honest",
+            "-m",
+            "m",
+            "-b",
+            server.url,
+            "-n",
+            "-1",
+            "-r",
+            "1",
+            "--json",
+            "--progress",
+            "none",
+        )
         some = json.loads(vf_audit(*words, "--keep-rows", kept, command=vf_eval).out)["runs"][0]
         shutil.move(kept, "moved.jsonl")
-        again = json.loads(vf_audit(*words, "--keep-rows", "moved.jsonl", command=vf_eval).out)["runs"][0]
+        again = json.loads(vf_audit(*words, "--keep-rows", "moved.jsonl", command=vf_eval).out)[
+            "runs"
+        ][0]
         whole = json.loads(vf_audit(*words, command=vf_eval).out)["runs"][0]
     assert (some["num_rollouts"], some["avg_reward"]) == (2, 0.5)
-    assert again["path"] == f"{some['path']}-2"  # what is kept is in the identity, not the name of the file
+    assert (
+        again["path"] == f"{some['path']}-2"
+    )  # what is kept is in the identity, not the name of the file
     assert whole["num_rollouts"] == 24
     assert not whole["path"].startswith(some["path"])
 
@@ -205,9 +241,22 @@ def test_an_evaluation_runs_the_kept_rows_and_its_identity_says_which(vf_audit, 
         ),
     ],
 )
-def test_the_profile_of_another_environment_or_other_arguments_is_refused(vf_audit, kept, env_id, arguments, sentence):
+def test_the_profile_of_another_environment_or_other_arguments_is_refused(
+    vf_audit, kept, env_id, arguments, sentence
+):
     shutil.copytree("environments/honest", "environments/other")
-    ran = vf_audit(env_id, "-m", "m", "-b", "http://127.0.0.1:9", "-a", arguments, "--keep-rows", kept, command=vf_eval)
+    ran = vf_audit(
+        env_id,
+        "-m",
+        "m",
+        "-b",
+        "http://127.0.0.1:9",
+        "-a",
+        arguments,
+        "--keep-rows",
+        kept,
+        command=vf_eval,
+    )
     assert ran.code == 2
     assert sentence in ran.err
 
@@ -216,7 +265,10 @@ def test_rows_that_the_data_no_longer_have_are_refused(vf_audit, kept):
     vf.load_environment("honest").set_kwargs(keep_rows=kept)  # negative control
     changed = vf.load_environment("honest").train_table
     env = vf.SingleTurnEnv(dataset=[example.row for example in changed][1:], env_id="honest")
-    with pytest.raises(vf.ConfigError, match="1 of its 2 rows are no training rows of honest, whose data have changed"):
+    with pytest.raises(
+        vf.ConfigError,
+        match="1 of its 2 rows are no training rows of honest, whose data have changed",
+    ):
         env.set_kwargs(keep_rows=kept)
 
 
@@ -227,7 +279,10 @@ def test_the_held_out_rows_stay_where_training_rows_are_kept(tmp_path):
     file = tmp_path / "useful.jsonl"
     write_useful(file, first, [RowProfile(first[0].example_id, first[0].hash, 1, 2)], env, "m")
     env.set_kwargs(keep_rows=file)
-    assert [len(env.train_table), [example.row["prompt"][0]["content"] for example in env.eval_table]] == [1, ["3"]]
+    assert [
+        len(env.train_table),
+        [example.row["prompt"][0]["content"] for example in env.eval_table],
+    ] == [1, ["3"]]
     before = env.identity()
     env.set_kwargs(keep_eval_rows=file)
     assert [example.row["prompt"][0]["content"] for example in env.eval_table] == ["0"]

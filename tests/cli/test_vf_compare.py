@@ -20,7 +20,9 @@ def saved(vf_eval):
 
     def run(model, replies, *more):
         with FakeServer(replies, models=[model]) as server:
-            ran = vf_eval("toy", "-b", server.url, "-m", model, "-n", "-1", "-r", "1", "--json", *more)
+            ran = vf_eval(
+                "toy", "-b", server.url, "-m", model, "-n", "-1", "-r", "1", "--json", *more
+            )
         return ran.json["runs"][0]["path"]
 
     return run
@@ -67,7 +69,9 @@ def test_json_of_a_refusal_has_the_reason(saved, vf_compare):
 
 def test_a_judge_is_compared_with_labels(vf_eval, vf_compare, eval_folder):
     source = (eval_folder / "toy.py").read_text()
-    labelled = source.replace('"answer": str(i)}', '"answer": str(i), "info": {"human": i % 3 > 0} if i < 40 else {}}')
+    labelled = source.replace(
+        '"answer": str(i)}', '"answer": str(i), "info": {"human": i % 3 > 0} if i < 40 else {}}'
+    )
     assert labelled != source
     (eval_folder / "toy.py").write_text(labelled)
     with FakeServer(odd_only, models=["m"]) as server:
@@ -76,7 +80,10 @@ def test_a_judge_is_compared_with_labels(vf_eval, vf_compare, eval_folder):
     ran = vf_compare(path, "--labels", "info.human")
     assert "reward against info.human: 40 of 60 rollouts are labelled" in ran.out
     assert "of the yes   0.500 called yes (13 of 26)" in ran.out
-    assert "corrected    unknown: the labels are of one kind only, or the judge is no better than chance" in ran.out
+    assert (
+        "corrected    unknown: the labels are of one kind only, or the judge is no better than"
+        " chance" in ran.out
+    )
     assert vf_compare(path, "--labels", "info.human", "--json").json["agreement"][0]["true_no"] == 7
     assert vf_compare(path, "--labels", "info.nothing").code == 2
     assert vf_compare(path, path, "--labels", "info.human").code == 2

@@ -24,7 +24,9 @@ def test_until_half_width_takes_as_many_rows_as_it_needs(vf_eval):
 
 def test_until_decided_compares_with_a_saved_run(vf_eval):
     with FakeServer(odd_only, models=["m"]) as bad, FakeServer(last_word, models=["m"]) as good:
-        base = vf_eval(*MANY, "-b", bad.url, "-n", "-1", "-r", "1", "--json").json["runs"][0]["path"]
+        base = vf_eval(*MANY, "-b", bad.url, "-n", "-1", "-r", "1", "--json").json["runs"][0][
+            "path"
+        ]
         ran = vf_eval(*MANY, "-b", good.url, "-r", "1", "-c", "4", "--until-decided", base)
         used = good.count
     assert ran.code == 0

@@ -14,7 +14,14 @@ import time
 import pytest
 
 from support.eval_command import TOY, last_word
-from verifiers.cli.evaluate.display import BarDisplay, LogHandler, PlainDisplay, TimeLeft, status_line, waiting_lines
+from verifiers.cli.evaluate.display import (
+    BarDisplay,
+    LogHandler,
+    PlainDisplay,
+    TimeLeft,
+    status_line,
+    waiting_lines,
+)
 from verifiers.cli.evaluate.summary import transcript
 from verifiers.results.rows import RolloutOutput
 from verifiers.rollouts.error_info import ErrorInfo
@@ -37,20 +44,27 @@ def progress():
 
 def test_the_status_line_counts_what_is_durable_and_guesses_the_rest_from_this_start(progress):
     progress.last_done = 120.0
-    assert status_line(progress, 120.0) == (
-        "10/40 done · 2 running · reward 0.500 · 1 error (1 × ModelUnavailable) · 100 tokens/s · 1 min 40 s left"
+    assert (
+        status_line(progress, 120.0)
+        == "10/40 done · 2 running · reward 0.500 · 1 error (1 × ModelUnavailable) · 100 tokens/s ·"
+        " 1 min 40 s left"
     )
 
 
 def test_the_time_left_falls_while_nothing_finishes_and_tokens_of_running_rollouts_count(progress):
     progress.last_done = 120.0
     progress.running[3][1]["usage"]["output_tokens"] = 1000
-    assert status_line(progress, 130.0).endswith("100 tokens/s · 1 min 30 s left")  # (2000 + 1000) / 30 s
+    assert status_line(progress, 130.0).endswith(
+        "100 tokens/s · 1 min 30 s left"
+    )  # (2000 + 1000) / 30 s
     assert status_line(progress, 500.0).endswith("0 s left")
 
 
-def test_tokens_per_second_are_those_of_the_last_half_minute_and_of_the_whole_run_at_its_end(progress, monkeypatch):
-    """Negative control: the mean of the whole run, which the line had before, hides that the server has stopped."""
+def test_tokens_per_second_are_those_of_the_last_half_minute_and_of_the_whole_run_at_its_end(
+    progress, monkeypatch
+):
+    """Negative control: the mean of the whole run, which the line had before, hides that the server
+    has stopped."""
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     stream = io.StringIO()
@@ -62,12 +76,18 @@ def test_tokens_per_second_are_those_of_the_last_half_minute_and_of_the_whole_ru
         if second <= 120:
             progress.output_tokens += 100  # 100 a second for 20 s, then nothing
         display.tick()
-    rates = [line.split(" tokens/s")[0].split(" · ")[-1] for line in stream.getvalue().splitlines() if " done" in line]
+    rates = [
+        line.split(" tokens/s")[0].split(" · ")[-1]
+        for line in stream.getvalue().splitlines()
+        if " done" in line
+    ]
     assert rates == ["110", "105", "70", "33", "0", "0", "0", "0"]
     assert "26 tokens/s" in status_line(progress, now)
 
 
-def test_the_time_left_does_not_grow_by_the_jitter_of_single_rollouts_and_does_when_a_server_slows_down(progress):
+def test_the_time_left_does_not_grow_by_the_jitter_of_single_rollouts_and_does_when_a_server_slows_down(
+    progress,
+):
     progress.total, progress.done, progress.resumed = 40, 0, 0
     shown, estimated, steady, now = [], [], TimeLeft(), 100.0
     for gap in (*(1.0, 1.4, 0.8, 1.3, 1.0) * 4, *(6.0,) * 10):
@@ -79,7 +99,9 @@ def test_the_time_left_does_not_grow_by_the_jitter_of_single_rollouts_and_does_w
         shown.append(steady.update(left, now))
     jitter = slice(1, 20)
     assert all(late <= early for early, late in itertools.pairwise(shown[jitter]))
-    assert any(late > early for early, late in itertools.pairwise(estimated[jitter]))  # negative control
+    assert any(
+        late > early for early, late in itertools.pairwise(estimated[jitter])
+    )  # negative control
     assert shown[-1] >= 0.8 * estimated[-1]
 
 
@@ -96,7 +118,9 @@ def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds(progress):
     assert waiting_lines(progress, 200.0) == []
 
 
-def test_a_pipe_gets_a_plain_line_every_ten_seconds_also_when_nothing_happens(progress, monkeypatch):
+def test_a_pipe_gets_a_plain_line_every_ten_seconds_also_when_nothing_happens(
+    progress, monkeypatch
+):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     stream = io.StringIO()
@@ -108,9 +132,10 @@ def test_a_pipe_gets_a_plain_line_every_ten_seconds_also_when_nothing_happens(pr
     lines = stream.getvalue().splitlines()
     assert sum(" done · " in line for line in lines) == 4
     assert sum("nothing finished" in line for line in lines) == 2
-    assert lines[-1] == (
-        "toy · m: nothing finished for 40 s; the oldest rollouts: example 7, turn 1: waits for the model, 45 s old; "
-        "not started: waits for its start, 30 s old"
+    assert (
+        lines[-1]
+        == "toy · m: nothing finished for 40 s; the oldest rollouts: example 7, turn 1: waits for"
+        " the model, 45 s old; not started: waits for its start, 30 s old"
     )
     assert "\x1b" not in stream.getvalue()
 
@@ -187,7 +212,9 @@ def test_of_several_runs_each_has_a_line_and_far_ones_are_counted(progress, monk
     display.finish(0)
     assert lines[0] == "… 2 more before"
     assert [line[:9] for line in lines[1:5]] == ["✓ env-2 ·", "✓ env-3 ·", "✗ env-4 ·", "✓ env-5 ·"]
-    assert lines[5].startswith("env-6 · m  ━━━━━━──────────────────  10/40 done · 2 running · reward 0.500")
+    assert lines[5].startswith(
+        "env-6 · m  ━━━━━━──────────────────  10/40 done · 2 running · reward 0.500"
+    )
     assert lines[-5:] == [*(f"· env-{number} · m" for number in (7, 8, 9, 10)), "… 1 more to come"]
 
 
@@ -207,7 +234,9 @@ def test_messages_and_notes_of_others_are_shown_with_their_control_characters_es
     stream = Terminal()
     display = kind(stream)
     display.note("the server said \x1b]0;owned\x07")
-    LogHandler(display).emit(logging.LogRecord("verifiers", logging.WARNING, "", 0, "a \x1b[2J name", (), None))
+    LogHandler(display).emit(
+        logging.LogRecord("verifiers", logging.WARNING, "", 0, "a \x1b[2J name", (), None)
+    )
     shown = stream.getvalue()
     assert "\\x1b]0;owned\\x07" in shown
     assert "\\x1b[2J" in shown
@@ -247,15 +276,17 @@ def test_long_and_hostile_texts_are_cut_and_spelled_out_in_a_transcript():
     assert not any(character in text for character in "\x1b\x07\u202e")
 
 
-# --- several environments -----------------------------------------------------------------------------------------
+# --- several environments -------------------------------------------------------------------------
 
 
-def test_a_failing_environment_does_not_keep_the_next_from_running_and_the_worst_code_wins(vf_eval, eval_folder):
+def test_a_failing_environment_does_not_keep_the_next_from_running_and_the_worst_code_wins(
+    vf_eval, eval_folder
+):
     for name in ("alpha", "beta"):
         (eval_folder / f"{name}.py").write_text(TOY)
     (eval_folder / "two.toml").write_text(
-        'num_examples = 2\nrollouts_per_example = 1\n[[eval]]\nid = "alpha"\nargs = { broken_rewards = true }\n'
-        '[[eval]]\nid = "beta"\n'
+        'num_examples = 2\nrollouts_per_example = 1\n[[eval]]\nid = "alpha"\nargs = {'
+        ' broken_rewards = true }\n[[eval]]\nid = "beta"\n'
     )
     with FakeServer(last_word, models=["m"]) as server:
         ran = vf_eval("two.toml", "-b", server.url, "--json")

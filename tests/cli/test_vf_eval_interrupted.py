@@ -1,4 +1,5 @@
-"""An interrupted ``vf-eval``: nothing that counted is lost, and the same command does only what is pending."""
+"""An interrupted ``vf-eval``: nothing that counted is lost, and the same command does only what is
+pending."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def server():
         yield server
 
 
-def test_after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what_is_pending(folder, server):
+def test_after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what_is_pending(
+    folder, server
+):
     words = ("toy", "-b", server.url, *PLAN, "--json")
     child = start(folder, *words)
     wait_for_rows(folder, 8)
@@ -67,10 +70,14 @@ def test_after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what
     (run,) = ran.json["runs"]
     assert (run["num_rollouts"], run["resumed"], run["avg_reward"]) == (24, durable, 0.5)
     assert run["pass_at_k"] == {"1": 0.5, "2": 0.5}
-    assert 0.14 < run["reward_stderr"] < 0.16  # clusters of two equal rewards: as if the run had never stopped
+    assert (
+        0.14 < run["reward_stderr"] < 0.16
+    )  # clusters of two equal rewards: as if the run had never stopped
 
 
-def test_a_run_resumed_in_the_middle_of_a_group_sums_up_as_if_it_had_never_stopped(vf_eval, eval_folder, server):
+def test_a_run_resumed_in_the_middle_of_a_group_sums_up_as_if_it_had_never_stopped(
+    vf_eval, eval_folder, server
+):
     words = ("toy", "-b", server.url, "-m", "m", "-n", "4", "-r", "2", "--json")
     (whole,) = vf_eval(*words).json["runs"]
     (journal,) = eval_folder.glob("outputs/evals/*/*/results.jsonl")
@@ -79,12 +86,22 @@ def test_a_run_resumed_in_the_middle_of_a_group_sums_up_as_if_it_had_never_stopp
     journal.with_name("metadata.json").unlink()
     (resumed,) = vf_eval(*words).json["runs"]
     assert resumed["resumed"] == 5
-    for key in ("path", "num_rollouts", "avg_reward", "reward_stderr", "pass_at_k", "pass_all_k", "stop_conditions"):
+    for key in (
+        "path",
+        "num_rollouts",
+        "avg_reward",
+        "reward_stderr",
+        "pass_at_k",
+        "pass_all_k",
+        "stop_conditions",
+    ):
         assert resumed[key] == whole[key], key
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_what_is_finished_and_prints_the_command_that_goes_on(folder, server, number, code):
+def test_a_signal_keeps_what_is_finished_and_prints_the_command_that_goes_on(
+    folder, server, number, code
+):
     child = start(folder, "toy", "-b", server.url, *PLAN)
     wait_for_rows(folder, 4)
     sent = time.monotonic()
@@ -97,7 +114,9 @@ def test_a_signal_keeps_what_is_finished_and_prints_the_command_that_goes_on(fol
     asked, durable = server.count, len(rows_on_disk(folder))
     assert 4 <= durable < 24
     (command,) = [
-        line.removeprefix("to resume: vf-eval ") for line in ran.err.splitlines() if line.startswith("to resume")
+        line.removeprefix("to resume: vf-eval ")
+        for line in ran.err.splitlines()
+        if line.startswith("to resume")
     ]
     assert server.count == asked  # nothing calls the model after the end
     assert run_vf_eval(folder, *shlex.split(command), "-A").code == 0
@@ -158,7 +177,9 @@ asyncio.run(main())
 
 
 def test_negative_control_a_handler_of_the_event_loop_would_never_have_run():
-    with subprocess.Popen([sys.executable, "-c", NEGATIVE_CONTROL], stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", NEGATIVE_CONTROL], stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "busy\n"
         for _ in range(2):
@@ -219,5 +240,7 @@ asyncio.run(main())
 
 
 def test_the_stack_of_what_holds_the_interpreter_is_printed():
-    ran = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True, timeout=20)
+    ran = subprocess.run(
+        [sys.executable, "-c", HELD], capture_output=True, text=True, check=True, timeout=20
+    )
     assert "in author_code_that_holds_the_loop" in ran.stderr

@@ -1,4 +1,5 @@
-"""``vf-eval``: what a run cost and how fast it was, the formats it is exported to, and what ``--dry-run`` shows."""
+"""``vf-eval``: what a run cost and how fast it was, the formats it is exported to, and what
+``--dry-run`` shows."""
 
 from __future__ import annotations
 
@@ -28,11 +29,13 @@ def counted(request):
 
 
 def registry(folder: Path, *urls: str, prices: str = PRICES) -> None:
-    entries = [f'[[endpoint]]\nendpoint_id = "mine"\nmodel = "m"\nurl = "{url}"\n{prices}' for url in urls]
+    entries = [
+        f'[[endpoint]]\nendpoint_id = "mine"\nmodel = "m"\nurl = "{url}"\n{prices}' for url in urls
+    ]
     (folder / "e.toml").write_text("".join(entries))
 
 
-# --- cost -----------------------------------------------------------------------------------------------------------
+# --- cost -----------------------------------------------------------------------------------------
 
 
 def test_the_cost_is_in_the_summary_the_json_and_the_metadata(vf_eval, eval_folder):
@@ -47,13 +50,18 @@ def test_the_cost_is_in_the_summary_the_json_and_the_metadata(vf_eval, eval_fold
     assert re.search(r"time .* rollouts/s, [\d,]+ tokens/s\)\n", text)
     stored = json.loads((Path(run["path"]) / "metadata.json").read_text())
     assert stored["cost_usd"] == run["cost_usd"]
-    assert stored["prices"] == {"usd_per_million_input_tokens": 2.0, "usd_per_million_output_tokens": 8.0}
+    assert stored["prices"] == {
+        "usd_per_million_input_tokens": 2.0,
+        "usd_per_million_output_tokens": 8.0,
+    }
     assert load_results(run["path"]).metadata["cost_usd"] == run["cost_usd"]
 
 
 def test_the_summary_is_computed_once(vf_eval, eval_folder, monkeypatch):
     computed, summary = [], vf.GenerateOutputs.summary
-    monkeypatch.setattr(vf.GenerateOutputs, "summary", lambda results: computed.append(1) or summary(results))
+    monkeypatch.setattr(
+        vf.GenerateOutputs, "summary", lambda results: computed.append(1) or summary(results)
+    )
     with FakeServer(counted, models=["m"]) as server:
         registry(eval_folder, server.url)
         assert "rollouts" in vf_eval("toy", "-e", "e.toml", "-m", "mine", "-n", "2").out
@@ -73,8 +81,9 @@ def test_without_prices_or_without_counts_the_cost_is_unknown_and_not_zero(vf_ev
 
 def test_variants_of_one_price_have_a_cost_and_of_several_have_none(eval_folder):
     def entry(price):
-        return f'[[endpoint]]\nendpoint_id = "a"\nmodel = "m"\nusd_per_million_input_tokens = {price}\n' + (
-            "usd_per_million_output_tokens = 1\n"
+        return (
+            '[[endpoint]]\nendpoint_id = "a"\nmodel = "m"\nusd_per_million_input_tokens ='
+            f" {price}\n" + "usd_per_million_output_tokens = 1\n"
         )
 
     for prices, known in (((1, 1), True), ((1, 2), False)):
@@ -86,10 +95,19 @@ def test_variants_of_one_price_have_a_cost_and_of_several_have_none(eval_folder)
 @pytest.mark.parametrize(
     ("prices", "said"),
     [
-        ("usd_per_million_input_tokens = -1\n", "must be a number of US dollars, 0 or more, not -1"),
-        ('usd_per_million_input_tokens = "1"\n', "must be a number of US dollars, 0 or more, not '1'"),
+        (
+            "usd_per_million_input_tokens = -1\n",
+            "must be a number of US dollars, 0 or more, not -1",
+        ),
+        (
+            'usd_per_million_input_tokens = "1"\n',
+            "must be a number of US dollars, 0 or more, not '1'",
+        ),
         ("usd_per_million_input_tokens = true\n", "must be a number of US dollars"),
-        ("usd_per_million_input_tokens = 1\n", "'usd_per_million_input_tokens' alone; a cost needs both prices"),
+        (
+            "usd_per_million_input_tokens = 1\n",
+            "'usd_per_million_input_tokens' alone; a cost needs both prices",
+        ),
         ("usd_per_million_imput_tokens = 1\n", 'did you mean "usd_per_million_input_tokens"?'),
     ],
 )
@@ -101,7 +119,7 @@ def test_a_wrong_price_is_refused_before_any_request(vf_eval, eval_folder, price
         assert said in ran.paragraph
 
 
-# --- speed ----------------------------------------------------------------------------------------------------------
+# --- speed ----------------------------------------------------------------------------------------
 
 
 def test_throughput_counts_what_this_call_played(vf_eval, eval_folder):
@@ -117,12 +135,14 @@ def test_throughput_counts_what_this_call_played(vf_eval, eval_folder):
     assert again["throughput"] == {"rollouts_per_s": None, "output_tokens_per_s": None}
 
 
-# --- export ---------------------------------------------------------------------------------------------------------
+# --- export ---------------------------------------------------------------------------------------
 
 
 def test_a_run_is_exported_beside_its_journal(vf_eval, eval_folder):
     with FakeServer(odd_only, models=["m"]) as server:
-        ran = vf_eval("toy", "-b", server.url, "-n", "4", "-r", "2", "--export", "parquet,hf", "--json")
+        ran = vf_eval(
+            "toy", "-b", server.url, "-n", "4", "-r", "2", "--export", "parquet,hf", "--json"
+        )
         text = vf_eval("toy", "-b", server.url, "-n", "4", "-r", "2", "--export", "parquet", "-A")
     assert (ran.code, ran.err) == (0, f"model: m, as {server.url} lists it\n")
     run = ran.json["runs"][0]
@@ -135,17 +155,24 @@ def test_a_run_is_exported_beside_its_journal(vf_eval, eval_folder):
     rewards = load_results(run["path"])["rewards"]
     assert sum(rewards) == 4
     assert datasets.load_from_disk(run["exported"]["hf"])["reward"][:] == rewards
-    (table,) = datasets.Dataset.from_parquet(run["exported"]["parquet"]).to_pandas().groupby(lambda _: 0)
+    (table,) = (
+        datasets.Dataset.from_parquet(run["exported"]["parquet"]).to_pandas().groupby(lambda _: 0)
+    )
     assert table[1]["reward"].tolist() == rewards
     assert "results.parquet (parquet)" in text.out
 
 
 def test_an_inspect_log_is_written_or_its_absence_said_before_any_request(vf_eval):
     with FakeServer(last_word, models=["m"]) as server:
-        ran = vf_eval("toy", "-b", server.url, "-n", "2", "-r", "1", "--export", "inspect", "--json")
+        ran = vf_eval(
+            "toy", "-b", server.url, "-n", "2", "-r", "1", "--export", "inspect", "--json"
+        )
         if importlib.util.find_spec("inspect_ai") is None:
             assert (ran.code, server.count) == (2, 0)
-            assert "needs inspect_ai, which is not installed: pip install inspect-ai" in ran.json["error"]["message"]
+            assert (
+                "needs inspect_ai, which is not installed: pip install inspect-ai"
+                in ran.json["error"]["message"]
+            )
         else:
             assert Path(ran.json["runs"][0]["exported"]["inspect"]).suffix == ".eval"
 
@@ -181,15 +208,35 @@ def test_the_formats_of_the_option_are_those_that_can_be_written():
     assert tuple(exporting.FORMATS) == EXPORT_FORMATS
 
 
-# --- dry run --------------------------------------------------------------------------------------------------------
+# --- dry run --------------------------------------------------------------------------------------
 
 
 def test_a_dry_run_shows_the_first_prompt_its_answer_and_the_scoring(vf_eval):
-    ran = vf_eval("toy", "-b", "http://127.0.0.1:9/v1", "-m", "m", "--dry-run", "-n", "2", "--export", "parquet")
+    ran = vf_eval(
+        "toy",
+        "-b",
+        "http://127.0.0.1:9/v1",
+        "-m",
+        "m",
+        "--dry-run",
+        "-n",
+        "2",
+        "--export",
+        "parquet",
+    )
     assert ran.code == 0
     for line in ("scored by   exact × 1", "exported as parquet", "user: say 0", "answer: 0"):
         assert line in ran.out
-    words = ["toy", "-b", "http://127.0.0.1:9/v1", "-m", "m", "--dry-run", "--shuffle", "--shuffle-seed"]
+    words = [
+        "toy",
+        "-b",
+        "http://127.0.0.1:9/v1",
+        "-m",
+        "m",
+        "--dry-run",
+        "--shuffle",
+        "--shuffle-seed",
+    ]
     firsts = set()
     for seed in range(4):
         shown = vf_eval(*words, str(seed)).out
@@ -212,7 +259,7 @@ def test_plan_and_configuration_are_in_the_one_json_object(vf_eval):
     assert (plan["runs"], config["runs"], plan["ok"], config["ok"]) == ([], [], True, True)
 
 
-# --- workers and scoring --------------------------------------------------------------------------------------------
+# --- workers and scoring --------------------------------------------------------------------------
 
 
 def test_the_flags_of_workers_and_of_scoring_after_playing_reach_the_run(vf_eval, eval_folder):
@@ -224,7 +271,11 @@ def test_the_flags_of_workers_and_of_scoring_after_playing_reach_the_run(vf_eval
         (["-w", "2", "--worker-backend", "ray", "--interleave-scoring"], (2, "ray", True)),
     ):
         (entry,) = tomllib.loads(vf_eval(*words, *given).out)["eval"]
-        assert (entry["num_workers"], entry["worker_backend"], entry["interleave_scoring"]) == expected
+        assert (
+            entry["num_workers"],
+            entry["worker_backend"],
+            entry["interleave_scoring"],
+        ) == expected
     for wrong in ("-1", "two", "1.5"):
         assert "a number of processes, 0 for this one" in vf_eval(*words, "-w", wrong).paragraph
     assert "must be one of process, ray" in vf_eval(*words, "--worker-backend", "slurm").paragraph

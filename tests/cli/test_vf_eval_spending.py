@@ -31,16 +31,33 @@ MANY = ("-n", "-1", "-a", '{"num_rows": 60}')
 def test_the_command_ends_at_the_limit_says_how_to_continue_and_does(vf_eval, server):
     stopped = vf_eval(*TOY, *MANY, "--max-cost", "0.02")
     assert stopped.code == 3
-    assert "(max_cost_usd, --max-cost). Finished rollouts are saved: raise the limit" in " ".join(stopped.err.split())
+    assert "(max_cost_usd, --max-cost). Finished rollouts are saved: raise the limit" in " ".join(
+        stopped.err.split()
+    )
     assert "to resume: vf-eval toy" in stopped.err
     assert 0.017 < server.count * COST <= 0.02
     resumed = vf_eval(*TOY, *MANY, "--max-cost", "0.1")
     assert (resumed.code, server.count) == (0, 60)
-    assert re.search(r"spent +\$0\.0360 and 9,000 tokens of at most \$0\.1, in 60 requests\n", resumed.out)
+    assert re.search(
+        r"spent +\$0\.0360 and 9,000 tokens of at most \$0\.1, in 60 requests\n", resumed.out
+    )
 
 
 def test_a_limit_of_tokens_needs_no_price(vf_eval, server):
-    ran = vf_eval("toy", "-b", server.url, "-m", "m", "-r", "1", "-t", "50", *MANY, "--max-total-tokens", "5000")
+    ran = vf_eval(
+        "toy",
+        "-b",
+        server.url,
+        "-m",
+        "m",
+        "-r",
+        "1",
+        "-t",
+        "50",
+        *MANY,
+        "--max-total-tokens",
+        "5000",
+    )
     assert ran.code == 3
     assert server.count * 150 <= 5000
     assert "of 5,000 tokens are spent" in " ".join(ran.err.split())
@@ -55,13 +72,15 @@ def test_a_limit_of_tokens_needs_no_price(vf_eval, server):
         ((*TOY, "-b", "http://127.0.0.1:1/v1", "--max-cost", "1"), "needs the prices of 'm'"),
     ],
 )
-def test_limits_that_cannot_hold_are_refused_before_the_first_request(vf_eval, server, words, because):
+def test_limits_that_cannot_hold_are_refused_before_the_first_request(
+    vf_eval, server, words, because
+):
     ran = vf_eval(*words)
     assert (ran.code, server.count) == (2, 0)
     assert because in ran.paragraph
 
 
-# --- several runs -----------------------------------------------------------------------------------------------------
+# --- several runs ---------------------------------------------------------------------------------
 
 
 def test_several_runs_end_with_a_table_of_what_varied(vf_eval, server, eval_folder):
@@ -71,7 +90,10 @@ def test_several_runs_end_with_a_table_of_what_varied(vf_eval, server, eval_fold
     )
     ran = vf_eval("@", "sweep.toml", "-A")
     heading, *rows, total = ran.out.rstrip().splitlines()[-4:]
-    assert heading.split() == "temperature reward ± standard error rollouts errors tokens cost time".split()
+    assert (
+        heading.split()
+        == "temperature reward ± standard error rollouts errors tokens cost time".split()
+    )
     assert [row.split()[:7] for row in rows] == [
         ["0.0", "1.000", "±", "0.000", "8", "0", "1,200"],
         ["0.5", "1.000", "±", "0.000", "8", "0", "1,200"],

@@ -1,4 +1,5 @@
-"""``vf-init``: what it writes works as it is, what is there stays, and a wrong word writes nothing."""
+"""``vf-init``: what it writes works as it is, what is there stays, and a wrong word
+writes nothing."""
 
 from __future__ import annotations
 
@@ -47,18 +48,24 @@ def vf_init(tmp_path, monkeypatch, capfd):
 
 
 def files_below(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
+    )
 
 
 def make_workspace(root: Path, *, with_verifiers: bool = True) -> None:
     (root / "packages/envs").mkdir(parents=True)
-    (root / "pyproject.toml").write_text('[tool.uv.workspace]\nmembers = ["packages/core", "packages/envs/*"]\n')
+    (root / "pyproject.toml").write_text(
+        '[tool.uv.workspace]\nmembers = ["packages/core", "packages/envs/*"]\n'
+    )
     if with_verifiers:
         (root / "packages/core").mkdir()
-        (root / "packages/core/pyproject.toml").write_text('[project]\nname = "verifiers"\nversion = "1"\n')
+        (root / "packages/core/pyproject.toml").write_text(
+            '[project]\nname = "verifiers"\nversion = "1"\n'
+        )
 
 
-# --- what is written --------------------------------------------------------------------------------------------
+# --- what is written ------------------------------------------------------------------------------
 
 
 def test_the_example_of_the_guide_names_folder_distribution_module_and_id(vf_init, tmp_path):
@@ -72,12 +79,20 @@ def test_the_example_of_the_guide_names_folder_distribution_module_and_id(vf_ini
         "0.1.0",
         ["verifiers"],
     )
-    entry_points = {"verifiers.environments": {"custom-environment": "vf_custom_environment:load_environment"}}
+    entry_points = {
+        "verifiers.environments": {"custom-environment": "vf_custom_environment:load_environment"}
+    }
     assert project["entry-points"] == entry_points
     assert document["tool"]["verifiers"]["eval"] == {"num_examples": 5, "rollouts_per_example": 3}
-    assert document["tool"]["uv"]["sources"]["verifiers"]["path"].endswith("packages/core")  # where ours came from
+    assert document["tool"]["uv"]["sources"]["verifiers"]["path"].endswith(
+        "packages/core"
+    )  # where ours came from
     assert (folder / "src/vf_custom_environment/__init__.py").is_file()
-    for step in ("vf-install custom-environment", "vf-eval custom-environment", "python -m pytest environments/custom"):
+    for step in (
+        "vf-install custom-environment",
+        "vf-eval custom-environment",
+        "python -m pytest environments/custom",
+    ):
         assert step in ran.out
 
 
@@ -85,7 +100,12 @@ def test_the_forms_of_a_package(vf_init, tmp_path):
     vf_init("word-game")
     assert files_below(tmp_path / "environments/word_game") == ONE_MODULE
     vf_init("word-game", "-p", "more", "--multi-file", "--no-tests")
-    several = [*ONE_MODULE[:4], "src/vf_word_game/data.py", "src/vf_word_game/py.typed", "src/vf_word_game/rewards.py"]
+    several = [
+        *ONE_MODULE[:4],
+        "src/vf_word_game/data.py",
+        "src/vf_word_game/py.typed",
+        "src/vf_word_game/rewards.py",
+    ]
     assert files_below(tmp_path / "more/word_game") == several
 
 
@@ -95,7 +115,16 @@ def test_what_is_generated_is_formatted_and_passes_the_linter(vf_init, form):
     config = REPOSITORY / "pyproject.toml"
     for check in (["check"], ["format", "--check"]):
         ran = subprocess.run(
-            [sys.executable, "-m", "ruff", *check, "--no-cache", "--config", config, "environments"],
+            [
+                sys.executable,
+                "-m",
+                "ruff",
+                *check,
+                "--no-cache",
+                "--config",
+                config,
+                "environments",
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -104,19 +133,27 @@ def test_what_is_generated_is_formatted_and_passes_the_linter(vf_init, form):
 
 
 @pytest.mark.parametrize("form", FORMS, ids="".join)
-def test_in_the_workspace_it_keeps_to_the_common_shape_of_environment_packages(vf_init, tmp_path, monkeypatch, form):
+def test_in_the_workspace_it_keeps_to_the_common_shape_of_environment_packages(
+    vf_init, tmp_path, monkeypatch, form
+):
     make_workspace(tmp_path)
     vf_init("word-game", "--template", *form)
     envs = tmp_path / "packages/envs"
     assert (envs / "word-game/src/vf_word_game/__init__.py").is_file()
-    spec = importlib.util.spec_from_file_location("common_shape", REPOSITORY / "tests/envs/test_packages.py")
+    spec = importlib.util.spec_from_file_location(
+        "common_shape", REPOSITORY / "tests/envs/test_packages.py"
+    )
     common = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(common)
     monkeypatch.syspath_prepend(envs / "word-game/src")
-    common.ENVS, common.load_function = envs, lambda _: importlib.import_module("vf_word_game").load_environment
+    common.ENVS, common.load_function = (
+        envs,
+        lambda _: importlib.import_module("vf_word_game").load_environment,
+    )
     not_of_a_template = {
         "test_the_installed_distribution_offers_its_id",
-        "test_the_readme_names_every_reward_and_metric_and_the_baselines",  # no model has played it yet
+        # no model has played it yet
+        "test_the_readme_names_every_reward_and_metric_and_the_baselines",
         "test_an_oracle_reaches_the_maximum",
     }
     if form[0] == "python" and shutil.which("bwrap") is None:
@@ -140,7 +177,9 @@ def test_only_a_member_of_the_workspace_takes_verifiers_from_it(vf_init, tmp_pat
     os.chdir(tmp_path / "other/packages")
     assert vf_init("word-game").code == 0
     for folder in (tmp_path / "elsewhere/word_game", tmp_path / "other/packages/envs/word-game"):
-        source = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["uv"]["sources"]["verifiers"]
+        source = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["uv"]["sources"][
+            "verifiers"
+        ]
         assert (folder / source.pop("path")).samefile(REPOSITORY / "packages/core")
         assert source == {"editable": True}
 
@@ -155,7 +194,10 @@ def test_the_place_that_the_library_came_from_is_uvs_source(tmp_path):
             "subdirectory": "packages/core",
         },
         "b": {"url": "file:///somewhere-that-is-gone", "dir_info": {"editable": True}},
-        "c": {"url": "https://me:canary@host/r.git", "vcs_info": {"vcs": "git", "commit_id": "f00"}},
+        "c": {
+            "url": "https://me:canary@host/r.git",
+            "vcs_info": {"vcs": "git", "commit_id": "f00"},
+        },
         "d": {"url": tmp_path.as_uri(), "dir_info": {}},
     }
     sources = {}
@@ -168,7 +210,12 @@ def test_the_place_that_the_library_came_from_is_uvs_source(tmp_path):
     git = {"git": "https://host/o/r.git", "rev": "f00", "subdirectory": "packages/core"}
     bare = {"git": "https://host/r.git", "rev": "f00"}
     path = {"path": os.path.relpath(tmp_path, python.folder / "environments/d")}
-    assert sources == {"a": {"verifiers": git}, "b": None, "c": {"verifiers": bare}, "d": {"verifiers": path}}
+    assert sources == {
+        "a": {"verifiers": git},
+        "b": None,
+        "c": {"verifiers": bare},
+        "d": {"verifiers": path},
+    }
 
 
 def test_json_is_one_object_with_the_documented_keys(vf_init, tmp_path):
@@ -182,7 +229,7 @@ def test_json_is_one_object_with_the_documented_keys(vf_init, tmp_path):
     assert wrong.json["error"]["type"] == "ConfigError"
 
 
-# --- what is there stays ----------------------------------------------------------------------------------------
+# --- what is there stays --------------------------------------------------------------------------
 
 
 def test_files_that_are_there_are_kept_and_named(vf_init, tmp_path):
@@ -208,19 +255,27 @@ def test_rewrite_readme_replaces_the_readme_alone(vf_init, tmp_path):
     (folder / "README.md").write_text("mine")
     (folder / "pyproject.toml").write_text("# mine")
     ran = vf_init("word-game", "--rewrite-readme", "--json")
-    assert (ran.json["files"]["README.md"], ran.json["files"]["pyproject.toml"]) == ("replaced", "kept")
+    assert (ran.json["files"]["README.md"], ran.json["files"]["pyproject.toml"]) == (
+        "replaced",
+        "kept",
+    )
     assert (folder / "README.md").read_text().startswith("# word-game")
     assert (folder / "pyproject.toml").read_text() == "# mine"
 
 
 def limited(folder: Path, *words: str) -> Ran:
-    """``vf-init words…`` in a child in which every write beyond 400 bytes of a file fails, as on a full disk."""
+    """``vf-init words…`` in a child in which every write beyond 400 bytes of a file fails, as on a
+    full disk."""
     program = (
         "import resource, sys; from verifiers.cli.init import COMMAND; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400)); sys.exit(COMMAND.run(sys.argv[1:]))"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return Ran(ran.returncode, ran.stdout, ran.stderr)
 
@@ -242,12 +297,18 @@ def test_a_disk_that_fills_up_leaves_an_existing_folder_as_it_was(tmp_path):
     assert list(folder.iterdir()) == [folder / "README.md"]
 
 
-# --- wrong words --------------------------------------------------------------------------------------------------
+# --- wrong words ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "env_id"),
-    [("a", "a"), ("1st.Game", "1st-game"), ("VF-x__y", "x-y"), ("vf_vf-x", "vf-x"), ("a" * 100, "a" * 100)],
+    [
+        ("a", "a"),
+        ("1st.Game", "1st-game"),
+        ("VF-x__y", "x-y"),
+        ("vf_vf-x", "vf-x"),
+        ("a" * 100, "a" * 100),
+    ],
 )
 def test_names_are_folded_to_ids(name, env_id):
     assert parse_name(name).id == env_id
@@ -255,7 +316,24 @@ def test_names_are_folded_to_ids(name, env_id):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "vf-", "-x", "x-", ".x", "a b", "a/b", "../x", "/etc/x", "x@1", "o/x@1", "é", "x\n", "a" * 101, "..", "x;rm"],
+    [
+        "",
+        "vf-",
+        "-x",
+        "x-",
+        ".x",
+        "a b",
+        "a/b",
+        "../x",
+        "/etc/x",
+        "x@1",
+        "o/x@1",
+        "é",
+        "x\n",
+        "a" * 101,
+        "..",
+        "x;rm",
+    ],
 )
 def test_an_invalid_name_is_refused_and_nothing_is_written(vf_init, tmp_path, name):
     ran = vf_init("--", name) if not name.startswith("-") else vf_init(name)
@@ -270,11 +348,20 @@ def test_an_invalid_name_is_refused_and_nothing_is_written(vf_init, tmp_path, na
     [
         ([], "give the name of the environment: vf-init NAME"),
         (["a", "b"], "not 2: a b"),
-        (["a", "--templte", "x", "--muti-file"], "--templte: no such option, did you mean --template?"),
-        (["a", "--templte", "x", "--muti-file"], "--muti-file: no such option, did you mean --multi-file?"),
+        (
+            ["a", "--templte", "x", "--muti-file"],
+            "--templte: no such option, did you mean --template?",
+        ),
+        (
+            ["a", "--templte", "x", "--muti-file"],
+            "--muti-file: no such option, did you mean --multi-file?",
+        ),
         (
             ["a", "--template", "singel"],
-            "must be one of single, multi, tool, stateful, python, not 'singel', did you mean \"single\"?",
+            (
+                "must be one of single, multi, tool, stateful, python, not 'singel', did you mean"
+                ' "single"?'
+            ),
         ),
         (["a", "--path"], "requires an argument"),
     ],
@@ -287,7 +374,8 @@ def test_wrong_words_are_named_and_nothing_is_written(vf_init, tmp_path, words, 
 
 
 @pytest.mark.parametrize(
-    "link", ["environments/word_game", "environments/word_game/src", "environments/word_game/README.md"]
+    "link",
+    ["environments/word_game", "environments/word_game/src", "environments/word_game/README.md"],
 )
 def test_links_that_lead_elsewhere_are_refused(vf_init, tmp_path, link):
     outside = tmp_path / "outside"
@@ -301,7 +389,9 @@ def test_links_that_lead_elsewhere_are_refused(vf_init, tmp_path, link):
     assert files_below(tmp_path) == ([link] if link.endswith(".md") else [])
 
 
-@pytest.mark.parametrize("place", ["environments", "environments/word_game", "environments/word_game/src"])
+@pytest.mark.parametrize(
+    "place", ["environments", "environments/word_game", "environments/word_game/src"]
+)
 def test_a_file_where_a_folder_belongs_is_refused(vf_init, tmp_path, place):
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).write_text("mine")
@@ -312,21 +402,32 @@ def test_a_file_where_a_folder_belongs_is_refused(vf_init, tmp_path, place):
 
 
 def test_the_options_are_these(vf_init):
-    flags = sorted(flag for option in COMMAND.click_command().params for flag in option.opts if flag.startswith("--"))
-    assert flags == (
-        "--json --multi-file --no-tests --path --quiet --rewrite-readme --template --verbose --version".split()
+    flags = sorted(
+        flag
+        for option in COMMAND.click_command().params
+        for flag in option.opts
+        if flag.startswith("--")
+    )
+    assert (
+        flags
+        == "--json --multi-file --no-tests --path --quiet --rewrite-readme --template --verbose"
+        " --version".split()
     )
     assert "vf-init [OPTIONS] NAME" in vf_init("--help").out
     assert vf_init("--version").out.startswith("vf-init, verifiers ")
 
 
-# --- end to end -----------------------------------------------------------------------------------------------------
+# --- end to end -----------------------------------------------------------------------------------
 
 
 def oracle(request):
     """Right answers for the rows of the single-turn template."""
     answers = {"France": "Paris", "7 times 6": "42", "planet": "Mercury"}
-    return next(f"<answer>{answer}</answer>" for word, answer in answers.items() if word in request.prompt[-1].content)
+    return next(
+        f"<answer>{answer}</answer>"
+        for word, answer in answers.items()
+        if word in request.prompt[-1].content
+    )
 
 
 def test_a_new_package_installs_evaluates_and_passes_its_test_unchanged(tmp_path):
@@ -370,15 +471,20 @@ def test_wheel_and_source_archive_of_verifiers_take_the_templates_along(tmp_path
     left_out = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
     shutil.copytree(REPOSITORY / "packages/core", core, ignore=left_out)
     program = (
-        "from setuptools import build_meta as b; import tarfile; t = tarfile.open('dist/' + b.build_sdist('dist')); "
-        "t.extraction_filter = getattr(tarfile, 'data_filter', None); t.extractall('unpacked')"
+        "from setuptools import build_meta as b; import tarfile; t = tarfile.open('dist/' +"
+        " b.build_sdist('dist')); t.extraction_filter = getattr(tarfile, 'data_filter', None);"
+        " t.extractall('unpacked')"
     )
     subprocess.run([sys.executable, "-c", program], cwd=core, check=True, capture_output=True)
     (unpacked,) = (core / "unpacked").iterdir()
     program = "from setuptools import build_meta as b; print(b.build_wheel('dist'))"
     subprocess.run([sys.executable, "-c", program], cwd=unpacked, check=True, capture_output=True)
     (wheel,) = unpacked.glob("dist/*.whl")
-    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("verifiers/templates/")}
+    shipped = {
+        name
+        for name in zipfile.ZipFile(wheel).namelist()
+        if name.startswith("verifiers/templates/")
+    }
     source = REPOSITORY / "packages/core/src"
     wanted = {
         path.relative_to(source).as_posix()

@@ -1,7 +1,8 @@
 """``vf-install``: where an environment comes from, what is run, and that a failure is one.
 
-Most tests run a recorder in the place of uv: a real program on the path that notes its arguments and ends as it is
-told. Those at the end install for real, into a Python of their own and without a network.
+Most tests run a recorder in the place of uv: a real program on the path that notes its arguments
+and ends as it is told. Those at the end install for real, into a Python of their own and without a
+network.
 """
 
 from __future__ import annotations
@@ -78,7 +79,12 @@ def recorded(tmp_path):
 
 
 def make_project(
-    folder: Path, env_id: str = "word-game", *, version: str = "0.3", source: str = LOADER, requires: str = "verifiers"
+    folder: Path,
+    env_id: str = "word-game",
+    *,
+    version: str = "0.3",
+    source: str = LOADER,
+    requires: str = "verifiers",
 ) -> Path:
     """A package with an entry point, as ``vf-init`` lays it out."""
     module = "vf_" + env_id.replace("-", "_")
@@ -96,7 +102,10 @@ def make_project(
 def requirement(ran: Ran) -> str:
     """What a dry run would install, apart from ``verifiers`` itself."""
     assert ran.code == 0, ran.err
-    first, python, *words = ran.out.splitlines()[0].split(" --python ")[0], *ran.out.splitlines()[0].split()[4:]
+    first, python, *words = (
+        ran.out.splitlines()[0].split(" --python ")[0],
+        *ran.out.splitlines()[0].split()[4:],
+    )
     assert first == "uv pip install"
     assert python == sys.executable
     *words, pin, flag, overrides = words
@@ -105,7 +114,7 @@ def requirement(ran: Ran) -> str:
     return " ".join(words)
 
 
-# --- where it comes from ------------------------------------------------------------------------------------------
+# --- where it comes from --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("folder", ["word-game", "word_game", "vf-word-game", "vf_word_game"])
@@ -116,7 +125,15 @@ def test_a_folder_of_environments_is_searched_in_each_spelling(vf_install, recor
 
 
 @pytest.mark.parametrize(
-    "env_id", ["vf-word-game", "word_game", "Word.Game", "acme/word-game", "acme/vf_word-game@0.3", "word-game@latest"]
+    "env_id",
+    [
+        "vf-word-game",
+        "word_game",
+        "Word.Game",
+        "acme/word-game",
+        "acme/vf_word-game@0.3",
+        "word-game@latest",
+    ],
 )
 def test_every_form_of_an_id_leads_to_the_same_folder(vf_install, env_id):
     make_project(Path("mine/word_game"))
@@ -133,7 +150,9 @@ def test_a_path_is_installed_as_it_is_named(vf_install, monkeypatch):
 
 def test_folder_before_workspace_before_installed_before_index(vf_install, tmp_path):
     work = Path.cwd()
-    (work / "pyproject.toml").write_text('[tool.uv.workspace]\nmembers = ["members/*"]\nexclude = ["members/old"]\n')
+    (work / "pyproject.toml").write_text(
+        '[tool.uv.workspace]\nmembers = ["members/*"]\nexclude = ["members/old"]\n'
+    )
     make_project(work / "members/anything", "reverse-text")
     make_project(work / "members/old", "alphabet-sort")
     make_project(work / "environments/reverse_text", "reverse-text")
@@ -143,7 +162,10 @@ def test_folder_before_workspace_before_installed_before_index(vf_install, tmp_p
     shutil.rmtree(work / "members/anything")
     assert "is installed already; nothing to do" in vf_install("reverse-text").out
     upgrade = requirement(vf_install("reverse-text", "--dry-run", "--upgrade"))
-    assert upgrade == "--upgrade-package vf-reverse-text --reinstall-package vf-reverse-text vf-reverse-text"
+    assert (
+        upgrade
+        == "--upgrade-package vf-reverse-text --reinstall-package vf-reverse-text vf-reverse-text"
+    )
     assert requirement(vf_install("alphabet-sort@9.9", "--dry-run")) == "vf-alphabet-sort==9.9"
     assert requirement(vf_install("no-such-thing@latest", "--dry-run")) == "vf-no-such-thing"
 
@@ -167,10 +189,15 @@ def test_what_is_installed_already_runs_no_installer_and_is_checked(vf_install, 
 def test_a_repository_becomes_a_requirement_with_branch_and_folder(vf_install, recorded):
     at = "git+https://host/o/r.git@"
     words = ("vf-math-python", "--repo", "https://host/o/r.git", "--dry-run")
-    assert requirement(vf_install(*words)) == f"'vf-math-python @ {at}main#subdirectory=packages/envs/math-python'"
+    assert (
+        requirement(vf_install(*words))
+        == f"'vf-math-python @ {at}main#subdirectory=packages/envs/math-python'"
+    )
     words += ("-b", "v1.2", "--subdirectory", "games/m")
     assert requirement(vf_install(*words)) == f"'vf-math-python @ {at}v1.2#subdirectory=games/m'"
-    assert "git+ssh://git@host/o/r@main" in vf_install("x", "--repo", "git@host:o/r", "--dry-run").out
+    assert (
+        "git+ssh://git@host/o/r@main" in vf_install("x", "--repo", "git@host:o/r", "--dry-run").out
+    )
     assert recorded() == []
 
 
@@ -180,7 +207,7 @@ def test_logins_are_not_printed(vf_install):
     assert "canary" not in ran.out + ran.err
 
 
-# --- wrong words: exit 2, nothing run ----------------------------------------------------------------------------
+# --- wrong words: exit 2, nothing run -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,12 +219,21 @@ def test_logins_are_not_printed(vf_install):
         (["a", "--form-repo", "--pth=x"], "--pth: no such option, did you mean --path?"),
         (["a", "-b", "main"], "add --from-repo or --repo URL"),
         (["a", "--subdirectory", "x"], "add --from-repo or --repo URL"),
-        (["a", "--repo", "ext::sh -c true"], "is neither a URL (https, ssh, git, file) nor an existing folder"),
+        (
+            ["a", "--repo", "ext::sh -c true"],
+            "is neither a URL (https, ssh, git, file) nor an existing folder",
+        ),
         (["a", "--repo", "--upload-pack=x"], "is neither a URL"),
         (["a", "--repo", "https://h/r", "-b", "--x"], "is not the name of a branch"),
         (["a", "--repo", "https://h/r", "-b", "a#subdirectory=b"], "is not the name of a branch"),
-        (["a", "--repo", "https://h/r", "--subdirectory", "../up"], "must be a folder inside the repository"),
-        (["a", "--repo", "https://h/r", "--subdirectory", "/etc"], "must be a folder inside the repository"),
+        (
+            ["a", "--repo", "https://h/r", "--subdirectory", "../up"],
+            "must be a folder inside the repository",
+        ),
+        (
+            ["a", "--repo", "https://h/r", "--subdirectory", "/etc"],
+            "must be a folder inside the repository",
+        ),
         (["../../etc", "--repo", "https://h/r"], "is no environment id"),
         (["../../no/such/place"], "there is no file or folder ../../no/such/place"),
         ([""], "is no environment id"),
@@ -242,7 +278,9 @@ def test_folders_that_cannot_be_installed_are_refused(vf_install, recorded):
         ("local_game.py", "local-game"),
     ],
 )
-def test_a_file_or_folder_without_a_project_needs_no_installation(vf_install, recorded, file, words):
+def test_a_file_or_folder_without_a_project_needs_no_installation(
+    vf_install, recorded, file, words
+):
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     Path(file).write_text(LOADER)
     ran = vf_install(words, "--upgrade", "--json")
@@ -255,10 +293,15 @@ def test_a_file_or_folder_without_a_project_needs_no_installation(vf_install, re
     ("source", "said"),
     [
         ("def load_environment(:\n", "environments/local_game.py:1: SyntaxError"),
-        (LOADER.replace("load_environment", "load_enviroment"), "environments/local_game.py:4 defines load_enviroment"),
+        (
+            LOADER.replace("load_environment", "load_enviroment"),
+            "environments/local_game.py:4 defines load_enviroment",
+        ),
     ],
 )
-def test_a_local_file_with_a_mistake_is_never_sought_in_the_index(vf_install, recorded, source, said):
+def test_a_local_file_with_a_mistake_is_never_sought_in_the_index(
+    vf_install, recorded, source, said
+):
     Path("environments").mkdir()
     Path("environments/local_game.py").write_text(source)
     ran = vf_install("local-game")
@@ -268,27 +311,35 @@ def test_a_local_file_with_a_mistake_is_never_sought_in_the_index(vf_install, re
 
 
 @pytest.mark.parametrize(("answer", "agrees"), [(b"y\n", "True"), (b"\n", "False")])
-def test_on_a_terminal_it_asks_before_it_takes_a_package_that_declares_no_environment(answer, agrees):
+def test_on_a_terminal_it_asks_before_it_takes_a_package_that_declares_no_environment(
+    answer, agrees
+):
     script = (
-        "from verifiers.cli.common.command import Call\nfrom verifiers.cli.install.command import _agrees\n"
-        "print(_agrees(Call([], {}), 'game 1.0 declares no entry point'))"
+        "from verifiers.cli.common.command import Call\nfrom verifiers.cli.install.command import"
+        " _agrees\nprint(_agrees(Call([], {}), 'game 1.0 declares no entry point'))"
     )
     ours, theirs = os.openpty()
     with os.fdopen(ours, "r+b", buffering=0) as terminal:
         child = subprocess.Popen(
-            [sys.executable, "-c", script], stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", script],
+            stdin=theirs,
+            stderr=theirs,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         os.close(theirs)
         terminal.write(answer)
         assert child.communicate(timeout=60)[0].strip() == agrees
 
 
-# --- what the installer does ----------------------------------------------------------------------------------------
+# --- what the installer does ----------------------------------------------------------------------
 
 
 def test_it_says_that_installing_runs_code_and_prints_the_exact_command(vf_install, recorded):
     make_project(Path("environments/reverse_text"), "reverse-text", version="0.1.0")
-    ran = vf_install("reverse-text")  # the recorder installs nothing; the one installed already is found afterwards
+    ran = vf_install(
+        "reverse-text"
+    )  # the recorder installs nothing; the one installed already is found afterwards
     assert ran.code == 0
     assert RUNS_CODE in ran.err
     (words,) = recorded()
@@ -301,7 +352,9 @@ def test_it_says_that_installing_runs_code_and_prints_the_exact_command(vf_insta
 def test_a_failing_installer_is_exit_3_with_its_last_lines(vf_install, monkeypatch):
     make_project(Path("environments/word_game"))
     lines = "\n".join(f"line {number}" for number in range(40))
-    monkeypatch.setenv("SAYS", json.dumps({"install": [7, lines + "\nerror: the compiler is on fire"]}))
+    monkeypatch.setenv(
+        "SAYS", json.dumps({"install": [7, lines + "\nerror: the compiler is on fire"]})
+    )
     ran = vf_install("word-game", "--json")
     assert (ran.code, ran.json["exit_code"], ran.json["ok"]) == (3, 3, False)
     message = ran.json["error"]["message"]
@@ -319,7 +372,9 @@ def test_an_installer_that_ends_well_without_the_environment_is_exit_3(vf_instal
 
 
 def test_another_version_than_the_one_asked_for_is_exit_3(vf_install):
-    Path("pyproject.toml").write_text('[tool.verifiers.install.indexes]\nacme = "https://acme.example/simple"\n')
+    Path("pyproject.toml").write_text(
+        '[tool.verifiers.install.indexes]\nacme = "https://acme.example/simple"\n'
+    )
     ran = vf_install("acme/reverse-text@7.7")  # the recorder installs nothing, so the old one stays
     assert ran.code == 3
     assert "version 7.7 was requested, and 0.1.0 was installed" in ran.err
@@ -342,8 +397,12 @@ def test_what_is_nowhere_is_exit_2_with_the_nearest_ids(vf_install, recorded, mo
     assert all("--target" in words for words in recorded())  # only looked into
 
 
-def test_an_index_that_fails_is_not_taken_for_an_index_that_has_nothing(vf_install, recorded, monkeypatch):
-    monkeypatch.setenv("SAYS", json.dumps({"install": [2, "error: Failed to fetch: connection refused"]}))
+def test_an_index_that_fails_is_not_taken_for_an_index_that_has_nothing(
+    vf_install, recorded, monkeypatch
+):
+    monkeypatch.setenv(
+        "SAYS", json.dumps({"install": [2, "error: Failed to fetch: connection refused"]})
+    )
     ran = vf_install("some-game")
     assert ran.code == 3
     assert "connection refused" in ran.err
@@ -357,7 +416,10 @@ def test_an_index_that_fails_is_not_taken_for_an_index_that_has_nothing(vf_insta
         ("Because there is no version of vf-x==9.9 and you require vf-x==9.9, ...", True),
         ("ERROR: No matching distribution found for vf-x==9.9", True),
         ("Because vf-x was not found in the cache and you require vf-x, ...", True),
-        ("Because vf-x depends on torch==99 and torch was not found in the package registry ...", False),
+        (
+            "Because vf-x depends on torch==99 and torch was not found in the package registry ...",
+            False,
+        ),
         ("ERROR: No matching distribution found for vf-x-more", False),
         ("ERROR: No matching distribution found for torch==99", False),
     ],
@@ -379,10 +441,14 @@ def test_pip_is_taken_where_there_is_no_uv(vf_install, recorded, tmp_path, monke
     monkeypatch.syspath_prepend(tmp_path / "modules")
     ran = vf_install("reverse-text", "--json")
     assert ran.code == 0, ran.err
-    assert ran.json["command"].startswith(f"{sys.executable} -m pip install -e ./environments/reverse_text verifiers==")
+    assert ran.json["command"].startswith(
+        f"{sys.executable} -m pip install -e ./environments/reverse_text verifiers=="
+    )
     (words,) = recorded()
     assert words[:3] == ["install", "-e", "./environments/reverse_text"]
-    monkeypatch.setenv("SAYS", json.dumps({"install -e": [1, "vf-reverse-text 0.1.0 depends on verifiers<0.2"]}))
+    monkeypatch.setenv(
+        "SAYS", json.dumps({"install -e": [1, "vf-reverse-text 0.1.0 depends on verifiers<0.2"]})
+    )
     ran = vf_install("reverse-text", "--json")
     assert ran.code == 0, ran.err
     pin = f"verifiers=={importlib_metadata.version('verifiers')}"
@@ -435,18 +501,23 @@ def test_the_list_names_id_version_and_distribution(vf_install):
 
 
 def test_the_options_are_these(vf_install):
-    flags = sorted(flag for option in COMMAND.click_command().params for flag in option.opts if flag.startswith("--"))
+    flags = sorted(
+        flag
+        for option in COMMAND.click_command().params
+        for flag in option.opts
+        if flag.startswith("--")
+    )
     assert (
         flags
         == (
-            "--agent --branch --dry-run --from-repo --json --list --no-editable --path --quiet --repo --subdirectory "
-            "--upgrade --verbose --version --yes"
+            "--agent --branch --dry-run --from-repo --json --list --no-editable --path --quiet"
+            " --repo --subdirectory --upgrade --verbose --version --yes"
         ).split()
     )
     assert "vf-install [OPTIONS] ENV" in vf_install("--help").out
 
 
-# --- for real: uv, git and indexes on this disk -------------------------------------------------------------------
+# --- for real: uv, git and indexes on this disk ---------------------------------------------------
 
 
 @pytest.fixture
@@ -455,13 +526,21 @@ def python(tmp_path):
 
 
 def git(folder: Path, *words: str) -> None:
-    who = ["-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    who = [
+        "-c",
+        "user.name=test",
+        "-c",
+        "user.email=test@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    ]
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
 def repository(tmp_path):
-    """A git repository with a member of a workspace, beside its own ``verifiers``, and a package of the old layout."""
+    """A git repository with a member of a workspace, beside its own ``verifiers``, and a package of
+    the old layout."""
     if shutil.which("git") is None:
         pytest.skip("needs git")
     root = tmp_path / "repository"
@@ -469,13 +548,16 @@ def repository(tmp_path):
     make_project(root / "packages/core", "core").joinpath("pyproject.toml").write_text(
         '[project]\nname = "verifiers"\nversion = "99"\n'
     )
-    (root / "pyproject.toml").write_text('[tool.uv.workspace]\nmembers = ["packages/core", "packages/envs/*"]\n')
+    (root / "pyproject.toml").write_text(
+        '[tool.uv.workspace]\nmembers = ["packages/core", "packages/envs/*"]\n'
+    )
     old = root / "environments/old_game"
     old.mkdir(parents=True)
     (old / "old_game.py").write_text(LOADER)
     (old / "pyproject.toml").write_text(
-        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-        '[project]\nname = "old-game"\nversion = "0.1"\n[tool.setuptools]\npy-modules = ["old_game"]\n'
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend ='
+        ' "setuptools.build_meta"\n[project]\nname = "old-game"\nversion ='
+        ' "0.1"\n[tool.setuptools]\npy-modules = ["old_game"]\n'
     )
     git(root, "init", "--quiet", "--initial-branch=main")
     git(root, "add", ".")
@@ -484,10 +566,18 @@ def repository(tmp_path):
 
 
 def test_an_environment_of_a_git_repository_is_installed_and_verifiers_stays(python, repository):
-    online = {"UV_OFFLINE": "0", "UV_NO_INDEX": "1"}  # uv counts a repository on this disk as a network
-    ran = python.command("install", "vf-word-game", "--repo", repository.as_uri(), "--json", **online)
+    online = {
+        "UV_OFFLINE": "0",
+        "UV_NO_INDEX": "1",
+    }  # uv counts a repository on this disk as a network
+    ran = python.command(
+        "install", "vf-word-game", "--repo", repository.as_uri(), "--json", **online
+    )
     assert ran.code == 0, ran.err
-    assert f"git+{repository.as_uri()}@main#subdirectory=packages/envs/word-game" in ran.json["command"]
+    assert (
+        f"git+{repository.as_uri()}@main#subdirectory=packages/envs/word-game"
+        in ran.json["command"]
+    )
     assert (ran.json["distribution"], ran.json["version"]) == ("vf-word-game", "0.3")
     assert list(python.site_packages.glob("verifiers-99*")) == []
     ran = python.command("install", "acme/old-game", "--repo", repository, "--json", **online)
@@ -507,10 +597,15 @@ def test_from_repo_takes_the_repository_that_verifiers_came_from(python, reposit
     (about / "direct_url.json").write_text(json.dumps(origin))
     ran = python.command("install", "vf-word-game", "--from-repo", "--json", **online)
     assert ran.code == 0, ran.err
-    assert f"git+{repository.as_uri()}@main#subdirectory=packages/envs/word-game" in ran.json["command"]
+    assert (
+        f"git+{repository.as_uri()}@main#subdirectory=packages/envs/word-game"
+        in ran.json["command"]
+    )
 
 
-def test_a_repository_without_the_environment_or_the_branch_installs_nothing(vf_install, recorded, repository):
+def test_a_repository_without_the_environment_or_the_branch_installs_nothing(
+    vf_install, recorded, repository
+):
     ran = vf_install("word-gaem", "--repo", str(repository))
     assert ran.code == 2
     assert "has no pyproject.toml in packages/envs/word-gaem or environments/word_gaem" in ran.err
@@ -527,7 +622,9 @@ def test_a_broken_environment_is_exit_3_with_the_real_error(python):
     make_project(python.folder / "environments/word_game", source="import no_such_dependency\n")
     ran = python.command("install", "word-game", "--json")
     assert ran.code == 3
-    assert "ModuleNotFoundError: No module named 'no_such_dependency'" in ran.json["error"]["message"]
+    assert (
+        "ModuleNotFoundError: No module named 'no_such_dependency'" in ran.json["error"]["message"]
+    )
     assert "Traceback" not in ran.err
 
 
@@ -540,28 +637,43 @@ def test_a_module_in_the_working_directory_does_not_stand_in_for_the_installed_o
 
 
 def add_wheel(
-    index: Path, name: str, version: str, files: dict[str, str], entry_points: str | None = None, *requires: str
+    index: Path,
+    name: str,
+    version: str,
+    files: dict[str, str],
+    entry_points: str | None = None,
+    *requires: str,
 ) -> None:
     """Put a wheel into ``index``, a folder laid out as a package index is."""
     folder = index / name
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{name.replace('-', '_')}-{version}"
-    about = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: A game.\n"}
+    about = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: A game.\n"
+    }
     about["METADATA"] += "".join(f"Requires-Dist: {one}\n" for one in requires)
-    about["WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    about["WHEEL"] = (
+        "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     if entry_points:
         about["entry_points.txt"] = f"[verifiers.environments]\n{entry_points}\n"
-    about["RECORD"] = "".join(f"{path},,\n" for path in (*files, *(f"{stem}.dist-info/{n}" for n in about)))
+    about["RECORD"] = "".join(
+        f"{path},,\n" for path in (*files, *(f"{stem}.dist-info/{n}" for n in about))
+    )
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
         for path, text in files.items():
             wheel.writestr(path, text)
         for path, text in about.items():
             wheel.writestr(f"{stem}.dist-info/{path}", text)
-    links = "".join(f'<a href="{path.name}">{path.name}</a>\n' for path in sorted(folder.glob("*.whl")))
+    links = "".join(
+        f'<a href="{path.name}">{path.name}</a>\n' for path in sorted(folder.glob("*.whl"))
+    )
     (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
 
 
-def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environment(python, tmp_path):
+def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environment(
+    python, tmp_path
+):
     index = tmp_path / "index"
     entry = "index-game = vf_index_game:load_environment"
     for version in ("0.3", "0.4.0"):
@@ -580,12 +692,20 @@ def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environ
     assert ran.code == 2, ran.err
     assert "plain is not an environment, and was not installed" in ran.err
     assert not (python.site_packages / "plain.py").exists()
-    ran = python.command("install", "old-game", **where)  # it has a loader, but does not say that it is an environment
+    ran = python.command(
+        "install", "old-game", **where
+    )  # it has a loader, but does not say that it is an environment
     assert ran.code == 2, ran.err
-    assert "old-game (A game.) of the package index declares no entry point in verifiers.environments" in ran.err
+    assert (
+        "old-game (A game.) of the package index declares no entry point in verifiers.environments"
+        in ran.err
+    )
     assert not (python.site_packages / "old_game.py").exists()
     ran = python.command("install", "old-game", "--yes", "--json", **where)
-    assert (ran.code, ran.json and ran.json["entry_point"]) == (0, "old_game:load_environment"), ran.err
+    assert (ran.code, ran.json and ran.json["entry_point"]) == (
+        0,
+        "old_game:load_environment",
+    ), ran.err
 
 
 @pytest.fixture
@@ -594,11 +714,18 @@ def foreign(tmp_path):
     from importlib.metadata import version
 
     for number in (version("verifiers"), "99.0"):
-        add_wheel(tmp_path / "public", "verifiers", number, {"verifiers/__init__.py": "raise SystemExit('foreign')\n"})
+        add_wheel(
+            tmp_path / "public",
+            "verifiers",
+            number,
+            {"verifiers/__init__.py": "raise SystemExit('foreign')\n"},
+        )
     return {"UV_DEFAULT_INDEX": (tmp_path / "public").as_uri()}
 
 
-@pytest.mark.parametrize("words", [["word-game"], ["word-game", "--upgrade"], ["word-game", "--no-editable"]], ids=str)
+@pytest.mark.parametrize(
+    "words", [["word-game"], ["word-game", "--upgrade"], ["word-game", "--no-editable"]], ids=str
+)
 def test_another_library_of_the_same_name_and_number_is_never_taken(python, foreign, words):
     make_project(python.folder / "environments/word_game")
     ran = python.command("install", *words, "--json", **foreign)
@@ -615,8 +742,11 @@ print(len(results), results.metadata.num_errors)
 """
 
 
-def test_a_package_of_the_index_that_requires_another_verifiers_by_name_runs_with_this_one(python, foreign, tmp_path):
-    """Historical packages declare it; one of them also depends on another that asks for extras of it."""
+def test_a_package_of_the_index_that_requires_another_verifiers_by_name_runs_with_this_one(
+    python, foreign, tmp_path
+):
+    """Historical packages declare it; one of them also depends on another that asks for extras of
+    it."""
     index, entry = tmp_path / "public", "old-game = vf_old_game:load_environment"
     needs = ("verifiers[dice]<0.2,>=0.1.3", "game-helpers")
     add_wheel(index, "vf-old-game", "0.1", {"vf_old_game.py": LOADER}, entry, *needs)
@@ -628,7 +758,10 @@ def test_a_package_of_the_index_that_requires_another_verifiers_by_name_runs_wit
     ran = python.command("install", "old-game", **foreign)
     assert ran.code == 0, ran.err
     version = importlib_metadata.version("verifiers")
-    assert f"vf-old-game requires verifiers[dice]<0.2,>=0.1.3; verifiers {version} takes its place" in ran.err
+    assert (
+        f"vf-old-game requires verifiers[dice]<0.2,>=0.1.3; verifiers {version} takes its place"
+        in ran.err
+    )
     assert python.run("-c", EVALUATE).out == "2 0\n"
     assert (python.site_packages / "game_helpers.py").exists()
     assert (python.site_packages / "dice.py").exists()
@@ -636,13 +769,18 @@ def test_a_package_of_the_index_that_requires_another_verifiers_by_name_runs_wit
 
 
 def test_installed_plainly_into_a_python_without_it_the_other_library_is_taken(python, foreign):
-    """Negative control: what the name alone leads to. Where the installer does not see ours, the exchange is found."""
+    """Negative control: what the name alone leads to. Where the installer does not see ours, the
+    exchange is found."""
     project = make_project(python.folder / "environments/word_game")
     (about,) = python.site_packages.glob("verifiers-*.dist-info")
     shutil.rmtree(about)
     plain = ["uv", "pip", "install", "--python", python.executable, "--no-sources", project]
     subprocess.run(plain, env={**python.variables, **foreign}, check=True, capture_output=True)
-    assert (python.site_packages / "verifiers/__init__.py").read_text().startswith("raise SystemExit('foreign')")
+    assert (
+        (python.site_packages / "verifiers/__init__.py")
+        .read_text()
+        .startswith("raise SystemExit('foreign')")
+    )
 
 
 def test_a_library_that_is_not_installed_installs_nothing(vf_install, recorded, monkeypatch):
@@ -672,14 +810,26 @@ def test_an_installer_that_replaces_the_library_is_exit_3(python, tmp_path):
 
 def test_an_owners_environment_comes_from_the_owners_index_alone(python, tmp_path):
     entry = "word-game = vf_word_game:load_environment"
-    add_wheel(tmp_path / "public", "vf-word-game", "9.0", {"vf_word_game.py": "raise SystemExit('foreign')"}, entry)
+    add_wheel(
+        tmp_path / "public",
+        "vf-word-game",
+        "9.0",
+        {"vf_word_game.py": "raise SystemExit('foreign')"},
+        entry,
+    )
     add_wheel(tmp_path / "acme", "vf-word-game", "0.1", {"vf_word_game.py": LOADER}, entry)
     (python.folder / "pyproject.toml").write_text(
         f'[tool.verifiers.install.indexes]\nacme = "{(tmp_path / "acme").as_uri()}"\n'
     )
-    everywhere = {"UV_DEFAULT_INDEX": (tmp_path / "public").as_uri(), "UV_INDEX": (tmp_path / "public").as_uri()}
+    everywhere = {
+        "UV_DEFAULT_INDEX": (tmp_path / "public").as_uri(),
+        "UV_INDEX": (tmp_path / "public").as_uri(),
+    }
     ran = python.command("install", "acme/word-game", "--json", **everywhere)
     assert (ran.code, ran.json["version"]) == (0, "0.1"), ran.err
-    assert f"--default-index {(tmp_path / 'acme').as_uri()} vf-word-game && uv pip install" in ran.json["command"]
+    assert (
+        f"--default-index {(tmp_path / 'acme').as_uri()} vf-word-game && uv pip install"
+        in ran.json["command"]
+    )
     ran = python.command("install", "acme/other-game", **everywhere)
     assert ran.code == 2, ran.err

@@ -18,7 +18,9 @@ def vf_rescore(eval_folder, capfd):
 @pytest.fixture
 def saved(vf_eval):
     with FakeServer(odd_only, models=["m"]) as server:
-        return vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "2", "--json").json["runs"][0]["path"]
+        return vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "2", "--json").json["runs"][0][
+            "path"
+        ]
 
 
 def test_a_changed_environment_scores_the_saved_rollouts(saved, vf_rescore, eval_folder):
@@ -28,7 +30,9 @@ def test_a_changed_environment_scores_the_saved_rollouts(saved, vf_rescore, eval
     about = eval_folder / "vf_lax-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vf-lax\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[verifiers.environments]\nlax = lax:load_environment\n")
+    (about / "entry_points.txt").write_text(
+        "[verifiers.environments]\nlax = lax:load_environment\n"
+    )
     ran = vf_rescore(saved, "--env", "lax")
     assert ran.code == 0
     assert "reward       1.000 ± 0.000 (standard error)" in ran.out
@@ -40,7 +44,11 @@ def test_a_changed_environment_scores_the_saved_rollouts(saved, vf_rescore, eval
 
 def test_without_arguments_it_takes_those_of_the_run(saved, vf_rescore):
     ran = vf_rescore(saved, "--json")
-    assert (ran.code, ran.json["run"]["avg_reward"], ran.json["run"]["num_rollouts"]) == (0, 0.5, 12)
+    assert (ran.code, ran.json["run"]["avg_reward"], ran.json["run"]["num_rollouts"]) == (
+        0,
+        0.5,
+        12,
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,6 +62,8 @@ def test_without_arguments_it_takes_those_of_the_run(saved, vf_rescore):
     ],
 )
 def test_what_cannot_be_scored_is_refused(saved, vf_rescore, words, because):
-    ran = vf_rescore(*(word.replace("{saved}", saved) if word == "{saved}" else word for word in words))
+    ran = vf_rescore(
+        *(word.replace("{saved}", saved) if word == "{saved}" else word for word in words)
+    )
     assert ran.code == 2
     assert because in ran.err

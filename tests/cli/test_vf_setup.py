@@ -1,4 +1,5 @@
-"""``vf-setup``: every file it writes is accepted by what it is for, what is there stays, failures are failures."""
+"""``vf-setup``: every file it writes is accepted by what it is for, what is there stays, failures
+are failures."""
 
 from __future__ import annotations
 
@@ -51,10 +52,12 @@ def vf_setup(tmp_path, monkeypatch, capfd):
 
 
 def files_below(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
+    )
 
 
-# --- what is written ----------------------------------------------------------------------------------------------
+# --- what is written ------------------------------------------------------------------------------
 
 
 def test_each_call_writes_the_files_that_the_guides_name(vf_setup, tmp_path):
@@ -101,7 +104,11 @@ def test_a_disk_that_fills_up_puts_every_file_back(tmp_path):
         place.write_text("mine")
     before = files_below(tmp_path)
     ran = subprocess.run(
-        [sys.executable, "-c", program, "--force"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, "--force"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 2
     assert "Nothing was changed" in ran.stderr
@@ -138,14 +145,21 @@ def test_wrong_words_write_nothing(vf_setup, tmp_path, words, said):
 
 
 def test_the_options_are_these(vf_setup):
-    flags = sorted(flag for option in COMMAND.click_command().params for flag in option.opts if flag.startswith("--"))
-    assert flags == (
-        "--force --json --local-model --path --prime-rl --quiet --skip-install --verbose --version --vf-rl".split()
+    flags = sorted(
+        flag
+        for option in COMMAND.click_command().params
+        for flag in option.opts
+        if flag.startswith("--")
+    )
+    assert (
+        flags
+        == "--force --json --local-model --path --prime-rl --quiet --skip-install --verbose"
+        " --version --vf-rl".split()
     )
     assert vf_setup("--version").out.startswith("vf-setup, verifiers ")
 
 
-# --- every file is valid ------------------------------------------------------------------------------------------
+# --- every file is valid --------------------------------------------------------------------------
 
 
 def test_every_shipped_file_is_written_by_some_call():
@@ -166,7 +180,9 @@ def test_the_environments_of_training_files_are_there_and_take_the_arguments(nam
     document = tomllib.loads(shipped([name])[name])
     (env,) = document["env"] if isinstance(document["env"], list) else [document["env"]]
     found = registry.find(env["id"])
-    registry.check_arguments(env["id"], registry.import_loader(env["id"], found), env.get("args", {}))
+    registry.check_arguments(
+        env["id"], registry.import_loader(env["id"], found), env.get("args", {})
+    )
     settings = {**document, **document.get("trainer", {}).get("args", {})}
     assert settings["batch_size"] % settings["rollouts_per_example"] == 0
 
@@ -181,7 +197,10 @@ def test_the_trainer_reads_every_training_file(train_command, name):
     from click.testing import CliRunner
 
     ran = CliRunner().invoke(train_command, ["@", str(TEMPLATES / name), "--dump-config"])
-    if name in PRIME_RL and "[orchestrator] is a table of prime-rl without a counterpart" in ran.stderr:
+    if (
+        name in PRIME_RL
+        and "[orchestrator] is a table of prime-rl without a counterpart" in ran.stderr
+    ):
         pytest.skip("this trainer does not read files of prime-rl")
     assert ran.exit_code == 0, ran.output + ran.stderr
     resolved = tomllib.loads(ran.stdout)
@@ -197,7 +216,10 @@ def test_accelerate_loads_its_files_and_the_repository_has_the_same(name):
     config = config_args.load_config_from_file(str(path))
     assert config.mixed_precision == "bf16"
     if name == "zero3.yaml":
-        assert (config.distributed_type.value, config.deepspeed_config["zero_stage"]) == ("DEEPSPEED", 3)
+        assert (config.distributed_type.value, config.deepspeed_config["zero_stage"]) == (
+            "DEEPSPEED",
+            3,
+        )
     else:
         assert (config.distributed_type.value, config.fsdp_config["fsdp_version"]) == ("FSDP", 2)
 
@@ -213,7 +235,11 @@ def test_accelerate_refuses_a_key_that_it_does_not_know(tmp_path):
 
 def test_the_keys_of_fsdp2_are_those_that_accelerate_launch_hands_on(monkeypatch):
     launch = pytest.importorskip("accelerate.commands.launch")
-    known = {option for action in launch.launch_command_parser()._actions for option in action.option_strings}
+    known = {
+        option
+        for action in launch.launch_command_parser()._actions
+        for option in action.option_strings
+    }
     import yaml
 
     for key in yaml.safe_load((TEMPLATES / "fsdp2.yaml").read_text())["fsdp_config"]:
@@ -222,20 +248,29 @@ def test_the_keys_of_fsdp2_are_those_that_accelerate_launch_hands_on(monkeypatch
         assert f"--{key}" in known
 
 
-# --- what is installed --------------------------------------------------------------------------------------------
+# --- what is installed ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def prime_rl(tmp_path, monkeypatch):
-    """A repository on this disk in the place of the public one: a project that ``uv sync`` can install offline."""
+    """A repository on this disk in the place of the public one: a project that ``uv sync`` can
+    install offline."""
     if shutil.which("git") is None or shutil.which("uv") is None:
         pytest.skip("needs git and uv")
     root = tmp_path / "public"
     root.mkdir()
     (root / "pyproject.toml").write_text(
-        '[project]\nname = "stand-in"\nversion = "0"\nrequires-python = ">=3.11"\n[tool.uv]\npackage = false\n'
+        '[project]\nname = "stand-in"\nversion = "0"\nrequires-python ='
+        ' ">=3.11"\n[tool.uv]\npackage = false\n'
     )
-    who = ["-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    who = [
+        "-c",
+        "user.name=test",
+        "-c",
+        "user.email=test@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    ]
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
         subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True)
     monkeypatch.setattr(setup_command, "PRIME_RL_URL", root.as_uri())
@@ -286,7 +321,8 @@ def test_the_local_model_that_is_there_is_checked_and_nothing_is_installed(vf_se
 
 
 def test_the_server_of_the_local_model_is_pinned_and_a_failing_installer_is_exit_3(tmp_path):
-    """In a Python that does not find it, offline: the command is printed, and its failure is one."""
+    """In a Python that does not find it, offline: the command is printed, and its
+    failure is one."""
     python = make_fresh_python(tmp_path)
     (python.site_packages / "without_server.py").write_text(
         "import importlib.util as u; find = u.find_spec\n"

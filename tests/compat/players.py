@@ -1,4 +1,5 @@
-"""One scripted model per package of ``packages``: a function of the request, right in some rows and wrong in others."""
+"""One scripted model per package of ``packages``: a function of the request, right in some rows and
+wrong in others."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import verifiers as vf
 
 def last(request: Any) -> str:
     """The text of the newest user message."""
-    return next(message["content"] for message in reversed(request.prompt) if message["role"] == "user")
+    return next(
+        message["content"] for message in reversed(request.prompt) if message["role"] == "user"
+    )
 
 
 def turns(request: Any) -> int:
@@ -20,7 +23,11 @@ def turns(request: Any) -> int:
 
 def call(name: str, call_id: str = "c1", **arguments: Any) -> dict[str, Any]:
     """A message that calls one tool."""
-    return {"role": "assistant", "content": "", "tool_calls": [vf.ToolCall(call_id, name, arguments)]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [vf.ToolCall(call_id, name, arguments)],
+    }
 
 
 def tagged(answer: str) -> str:
@@ -56,9 +63,14 @@ def shop_tools(request: Any) -> Any:
     """One tool after the other, both at once, and one that fails."""
     question = last(request)
     if "apples" in question:
-        return [call("price_of", item="apple"), call("multiply", a=3, b=4), "TOTAL 12"][turns(request)]
+        return [call("price_of", item="apple"), call("multiply", a=3, b=4), "TOTAL 12"][
+            turns(request)
+        ]
     if "cheeses" in question:
-        both = [vf.ToolCall("c1", "price_of", {"item": "cheese"}), vf.ToolCall("c2", "multiply", {"a": 11})]
+        both = [
+            vf.ToolCall("c1", "price_of", {"item": "cheese"}),
+            vf.ToolCall("c2", "multiply", {"a": 11}),
+        ]
         return [both, "it is TOTAL 22"][turns(request)]
     return [call("price_of", item="pear"), "TOTAL 5"][turns(request)]
 

@@ -1,6 +1,7 @@
 """Rollouts of every kind are to a file, an author and the trainer what commit 2889499 made of them.
 
-``support.golden`` has the kinds and what is dumped. A round trip through a file and through a worker changes nothing.
+``support.golden`` has the kinds and what is dumped. A round trip through a file and through a
+worker changes nothing.
 """
 
 import json
@@ -41,7 +42,9 @@ def test_a_saved_run_reads_as_it_was(kind, tmp_path):
     for number, (results, dumps) in enumerate(kind[1]):
         results.save(tmp_path / str(number))
         read = vf.load_results(tmp_path / str(number))
-        for item, before in zip(json.loads(json.dumps(list(golden.dump(read)))), dumps, strict=True):
+        for item, before in zip(
+            json.loads(json.dumps(list(golden.dump(read)))), dumps, strict=True
+        ):
             assert item["samples"] == before["samples"]
             assert item["exports"] == before["exports"]
             assert without_error(item["rollout"]) == without_error(before["rollout"])
@@ -65,7 +68,7 @@ def test_the_kinds_are_about_a_hundred_rollouts():
 def test_a_rollout_that_differs_would_be_found():
     """Negative control: a reward, a token and a key of the state each show."""
     (results, dumps), *_ = golden.dumps_of_now("turn_rewards")
-    (state, *_) = results["states"]
+    state, *_ = results["states"]
     for change in (
         lambda: state.update(reward=0.5),
         lambda: state.update(answer="another"),

@@ -1,7 +1,7 @@
 """Environment packages as they were written for older versions load, play and score unmodified.
 
-Each is run twice: by ``env.evaluate`` with a scripted client, and by ``vf-eval`` against a server. What they are worth
-was worked out by hand from what the packages say; it is not what a run gave.
+Each is run twice: by ``env.evaluate`` with a scripted client, and by ``vf-eval`` against a server.
+What they are worth was worked out by hand from what the packages say; it is not what a run gave.
 """
 
 import itertools
@@ -81,7 +81,11 @@ CASES = [
     Case(
         "note-keeper",
         [1.0, 1.0, 0.0],
-        {"all_noted": [1.0, 1.0, 0.0], "write_note_calls": [1.0] * 3, "count_notes_calls": [1.0] * 3},
+        {
+            "all_noted": [1.0, 1.0, 0.0],
+            "write_note_calls": [1.0] * 3,
+            "count_notes_calls": [1.0] * 3,
+        },
         ["no_tools_called"] * 3,
     ),
     Case(
@@ -93,7 +97,11 @@ CASES = [
     Case(
         "mixed-tasks",
         [2.0, 0.0, 1.0],
-        {"is_upper": [1.0, 0.0, NAN], "is_count": [NAN, NAN, 1.0], "format_reward_func": [NAN, NAN, 1.0]},
+        {
+            "is_upper": [1.0, 0.0, NAN],
+            "is_count": [NAN, NAN, 1.0],
+            "format_reward_func": [NAN, NAN, 1.0],
+        },
         ["max_turns_reached"] * 3,
         older_id="someone/mixed-tasks",
     ),
@@ -112,13 +120,22 @@ CASES = [
     Case(
         "few-shot-tags",
         [1.0 + 0.5 + 0.2, 1.0 + 0.2 * 0.6, 0.0],
-        {"right": [1.0, 1.0, 0.0], "names_a_factor": [1.0, 0.0, 0.0], "format_reward_func": [1.0, 0.6, 0.0]},
+        {
+            "right": [1.0, 1.0, 0.0],
+            "names_a_factor": [1.0, 0.0, 0.0],
+            "format_reward_func": [1.0, 0.6, 0.0],
+        },
         ["max_turns_reached"] * 3,
     ),
     Case(
         "self-review",
         [1.5, 0.5],
-        {"accepted": [1.0, 0.0], "shortest": [1.0, 1.0], "longest_draft": [7.0, 9.0], "num_turns": [2.0, 1.0]},
+        {
+            "accepted": [1.0, 0.0],
+            "shortest": [1.0, 1.0],
+            "longest_draft": [7.0, 9.0],
+            "num_turns": [2.0, 1.0],
+        },
         ["has_final_env_response", "gave_up"],
     ),
 ]
@@ -160,7 +177,19 @@ def test_a_package_is_evaluated(case, judge):
 def test_a_package_by_the_command(case, judge, vf_eval, eval_folder):  # noqa: F811
     settings = [f"--env.args.{name}={value}" for name, value in arguments(case, judge).items()]
     with FakeServer(case.player, models=["m"]) as server:
-        ran = vf_eval(case.older_id or case.id, "-b", server.url, "-m", "m", "-n", "-1", "-r", "1", "--json", *settings)
+        ran = vf_eval(
+            case.older_id or case.id,
+            "-b",
+            server.url,
+            "-m",
+            "m",
+            "-n",
+            "-1",
+            "-r",
+            "1",
+            "--json",
+            *settings,
+        )
     assert ran.code == 0, ran.err
     (run,) = ran.json["runs"]
     assert run["avg_reward"] == pytest.approx(sum(case.rewards) / len(case.rewards))
@@ -168,7 +197,9 @@ def test_a_package_by_the_command(case, judge, vf_eval, eval_folder):  # noqa: F
 
 
 def test_every_package_is_tried():
-    assert {case.id.replace("-", "_") for case in CASES} == {path.stem for path in PACKAGES.glob("*.py")}
+    assert {case.id.replace("-", "_") for case in CASES} == {
+        path.stem for path in PACKAGES.glob("*.py")
+    }
 
 
 # --- what single packages show
@@ -176,7 +207,9 @@ def test_every_package_is_tried():
 
 def played(env_id, player=None, **env_args):
     env = vf.load_environment(env_id, **env_args)
-    return env, env.evaluate(ScriptedClient(player or getattr(players, env_id.replace("-", "_"))), "m")
+    return env, env.evaluate(
+        ScriptedClient(player or getattr(players, env_id.replace("-", "_"))), "m"
+    )
 
 
 def test_tools_and_objects_of_the_oldest_form():
@@ -193,7 +226,9 @@ def test_tools_and_objects_of_the_oldest_form():
 
 
 def test_a_wrong_player_is_worth_its_format_alone():
-    _, results = played("capital_guess", lambda _: players.tagged("Rome"), num_train_examples=1, max_guesses=2)
+    _, results = played(
+        "capital_guess", lambda _: players.tagged("Rome"), num_train_examples=1, max_guesses=2
+    )
     assert results["metrics"]["correct"] == [0.0]
     assert results["rewards"] == pytest.approx([0.2])
     assert len(results["states"][0]["responses"]) == 2
@@ -208,7 +243,10 @@ def test_a_game_that_is_not_won_ends_by_the_bound_of_its_class():
 
 def test_what_tools_answer_stands_in_the_completion():
     env, results = played("shop-tools")
-    said = [[m["content"] for m in completion if m["role"] == "tool"] for completion in results["completions"]]
+    said = [
+        [m["content"] for m in completion if m["role"] == "tool"]
+        for completion in results["completions"]
+    ]
     assert said == [["3", "12"], ["11", "22"], ["'pear'"]]
     assert [tool["function"]["name"] for tool in env.oai_tools] == ["price_of", "multiply"]
     assert env.oai_tools[1]["function"]["parameters"]["required"] == ["a"]
@@ -216,7 +254,10 @@ def test_what_tools_answer_stands_in_the_completion():
 
 def test_hidden_arguments_are_filled_in_and_a_full_notebook_is_told_to_the_model():
     env, results = played("note-keeper")
-    said = [[m["content"] for m in completion if m["role"] == "tool"] for completion in results["completions"]]
+    said = [
+        [m["content"] for m in completion if m["role"] == "tool"]
+        for completion in results["completions"]
+    ]
     assert said == [["noted (1)", "1"], ["noted (2)", "2"], ["the notebook is full", "3"]]
     write_note = next(tool for tool in env.tool_defs if tool.name == "write_note")
     assert set(write_note.parameters["properties"]) == {"text"}
@@ -276,8 +317,16 @@ def test_text_prompts_go_to_the_completions_endpoint_and_come_back_as_text():
 def test_info_as_a_column_of_dicts_or_of_text_and_few_shot_examples(use_json_info):
     _, results = played("few-shot-tags", use_json_info=use_json_info)
     assert results["rewards"] == pytest.approx([1.7, 1.12, 0.0])
-    assert [message["role"] for message in results["prompts"][0]] == ["system", "user", "assistant", "user"]
-    assert results["prompts"][0][2]["content"] == ("<reasoning>\n3 * 3\n</reasoning>\n<verdict>\nno\n</verdict>")
+    assert [message["role"] for message in results["prompts"][0]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert (
+        results["prompts"][0][2]["content"]
+        == "<reasoning>\n3 * 3\n</reasoning>\n<verdict>\nno\n</verdict>"
+    )
     assert results["infos"][0] == {"kind": "small", "factor": 2}
 
 
@@ -285,7 +334,10 @@ def test_siblings_are_compared_and_extras_are_kept():
     drafts = itertools.count(1)
 
     def player(request):
-        if players.last(request).startswith("Review: ") or "fog" not in request.prompt[0]["content"]:
+        if (
+            players.last(request).startswith("Review: ")
+            or "fog" not in request.prompt[0]["content"]
+        ):
             return players.self_review(request)
         if players.turns(request):
             return "fog v2"
@@ -298,4 +350,7 @@ def test_siblings_are_compared_and_extras_are_kept():
     assert results["advantages"] == [0.0, 0.0, 0.25, -0.25]
     assert [state["num_reviews"] for state in results["states"]] == [2, 2, 1, 2]
     assert [state["num_messages"] for state in results["states"]] == [4, 4, 2, 4]
-    assert [step["extras"] for step in results["states"][3]["trajectory"]] == [{"length": 6}, {"length": 6}]
+    assert [step["extras"] for step in results["states"][3]["trajectory"]] == [
+        {"length": 6},
+        {"length": 6},
+    ]

@@ -30,7 +30,9 @@ def copy_of(tmp_path):
 
 
 def dumps(results):
-    parts = json.loads(json.dumps([{part: dump[part] for part in PARTS} for dump in golden.dump(results)]))
+    parts = json.loads(
+        json.dumps([{part: dump[part] for part in PARTS} for dump in golden.dump(results)])
+    )
     for part in parts:
         for name in OF_A_FILE:
             part["row"].pop(name, None)
@@ -74,7 +76,9 @@ def test_another_reward_function_would_be_refused(environments, copy_of, monkeyp
 
 
 def test_a_checkpoint_of_two_roles_resumes_to_the_same_losses(environments, copy_of):
-    saved = [float.fromhex(loss) for loss in json.loads((SAVED / "training-losses.json").read_text())]
+    saved = [
+        float.fromhex(loss) for loss in json.loads((SAVED / "training-losses.json").read_text())
+    ]
 
     losses = environments.train(copy_of("training"), resume_from_checkpoint=True)
 

@@ -54,10 +54,13 @@ def test_a_wrong_example_is_found(capsys):
 
 
 def public():
-    """The classes and functions that ``verifiers`` promises; errors say what they are by their name and sentence."""
+    """The classes and functions that ``verifiers`` promises; errors say what they are by their name
+    and sentence."""
     for name in vf.__all__:
         value = getattr(vf, name)
-        if inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, BaseException)):
+        if inspect.isfunction(value) or (
+            inspect.isclass(value) and not issubclass(value, BaseException)
+        ):
             yield name, value
 
 
@@ -65,10 +68,16 @@ def public():
 def test_every_public_class_and_function_is_described(name):
     value = getattr(vf, name)
     if inspect.isclass(value) or inspect.isfunction(value):
-        assert len((vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__) or "") > 10
+        assert (
+            len((vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__) or "")
+            > 10
+        )
 
 
 def test_every_public_class_and_function_has_an_example():
-    shows = {name: ">>> " in value.__doc__ or "::\n\n    " in inspect.getdoc(value) for name, value in public()}
+    shows = {
+        name: ">>> " in value.__doc__ or "::\n\n    " in inspect.getdoc(value)
+        for name, value in public()
+    }
     assert len(shows) > 60
     assert {name for name, has_one in shows.items() if not has_one} == WITHOUT_EXAMPLE

@@ -33,7 +33,9 @@ def test_exit_codes():
 
 
 def test_retryable_and_scorable_are_as_documented():
-    assert sorted(cls.__name__ for cls in ALL if cls.retryable) == sorted([*RETRYABLE, "SandboxUnavailable"])
+    assert sorted(cls.__name__ for cls in ALL if cls.retryable) == sorted(
+        [*RETRYABLE, "SandboxUnavailable"]
+    )
     assert sorted(cls.__name__ for cls in ALL if cls.scorable) == sorted(SCORABLE)
 
 

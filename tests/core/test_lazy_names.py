@@ -1,4 +1,5 @@
-"""Names of ``verifiers`` that are imported on first use; the logger; what is missing says what to install."""
+"""Names of ``verifiers`` that are imported on first use; the logger; what is missing says what to
+install."""
 
 import logging
 import subprocess
@@ -40,7 +41,9 @@ def test_from_verifiers_import_star():
     assert done.stdout.split() == ["SingleTurnEnv", "Rubric"], done.stderr
 
 
-@pytest.mark.parametrize("module", ["types", "errors", "clients", "testing", "parsers", "rubrics", "environments"])
+@pytest.mark.parametrize(
+    "module", ["types", "errors", "clients", "testing", "parsers", "rubrics", "environments"]
+)
 def test_submodules_are_there_without_importing_them(module):
     code = f"import verifiers as vf; print(vf.{module}.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -70,7 +73,9 @@ def test_a_name_of_the_trainer_says_what_to_install():
 
 
 def test_a_broken_installation_shows_its_own_error():
-    done = subprocess.run([sys.executable, "-c", WITHOUT.format(missing="torch")], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(missing="torch")], capture_output=True, text=True
+    )
     assert done.stdout.startswith("ModuleNotFoundError"), done.stderr
     assert "verifiers[rl]" not in done.stdout
 

@@ -1,4 +1,5 @@
-"""The snippets of the first guides, in their own words: evaluation, data, rewards (trainers: ``tests/trainer``)."""
+"""The snippets of the first guides, in their own words: evaluation, data, rewards (trainers:
+``tests/trainer``)."""
 
 import math
 import time
@@ -52,7 +53,11 @@ def correct_answer(completion, answer):
 @pytest.fixture
 def env():
     rows = [{**row, "difficulty": "hard" if n else "easy"} for n, row in enumerate(sums(3))]
-    return SingleTurnEnv(dataset=rows, parser=XMLParser(["reasoning", "answer"]), rubric=Rubric(funcs=[correct_answer]))
+    return SingleTurnEnv(
+        dataset=rows,
+        parser=XMLParser(["reasoning", "answer"]),
+        rubric=Rubric(funcs=[correct_answer]),
+    )
 
 
 # --- evaluation and training guide
@@ -60,7 +65,9 @@ def env():
 
 def test_evaluate_and_generate(server, vf_env, capsys):
     client = openai.OpenAI()
-    results = vf_env.evaluate(client=client, model="gpt-4.1-mini", num_examples=100, rollouts_per_example=3)
+    results = vf_env.evaluate(
+        client=client, model="gpt-4.1-mini", num_examples=100, rollouts_per_example=3
+    )
     print(f"Average reward: {sum(results['rewards']) / len(results['rewards'])}")
     print(f"Correct answers: {sum(1 for r in results['rewards'] if r > 0.8)}")
     assert capsys.readouterr().out == "Average reward: 1.0\nCorrect answers: 15\n"
@@ -156,14 +163,19 @@ def test_weights_of_several_rubrics_change_and_return(server):
 
 def test_rewards_from_several_judges(server):
     template = (
-        "Evaluate this response for helpfulness and accuracy.\n\nQuestion: {prompt}\nResponse: {completion}\n\n"
-        "Score from 0-10 and explain your reasoning.\n\n<reasoning>\n[Your evaluation here]\n</reasoning>\n"
-        "<score>\n[0-10]\n</score>"
+        "Evaluate this response for helpfulness and accuracy.\n\nQuestion: {prompt}\nResponse:"
+        " {completion}\n\nScore from 0-10 and explain your reasoning.\n\n<reasoning>\n[Your"
+        " evaluation here]\n</reasoning>\n<score>\n[0-10]\n</score>"
     )
-    with FakeServer(lambda request: f"<score>\n{4 if request.model == 'gpt-4' else 8}\n</score>") as judges:
+    with FakeServer(
+        lambda request: f"<score>\n{4 if request.model == 'gpt-4' else 8}\n</score>"
+    ) as judges:
         openai_client = openai.OpenAI(base_url=judges.url, api_key="k")
         rubric = JudgeRubric(
-            judge_models=["gpt-4", "claude-2"], aggregation="mean", client=openai_client, template=template
+            judge_models=["gpt-4", "claude-2"],
+            aggregation="mean",
+            client=openai_client,
+            template=template,
         )
         results = SingleTurnEnv(dataset=sums(1), rubric=rubric).evaluate(model="gpt-4.1-mini")
     assert results["rewards"] == pytest.approx([0.6])
@@ -189,7 +201,9 @@ def test_tracking_several_metrics(server, env):
     }
     for sample in env.dataset:
         start_time = time.time()
-        completion, _ = env.rollout(model="gpt-4.1-mini", prompt=sample["prompt"], answer=sample["answer"])
+        completion, _ = env.rollout(
+            model="gpt-4.1-mini", prompt=sample["prompt"], answer=sample["answer"]
+        )
         scores = env.rubric.score_rollout_sync(
             prompt=sample["prompt"], completion=completion, answer=sample["answer"], state={}
         )
@@ -199,5 +213,9 @@ def test_tracking_several_metrics(server, env):
         metrics["response_length"].append(len(completion))
         metrics["inference_time"].append(time.time() - start_time)
     means = {metric: np.mean(values) for metric, values in metrics.items()}
-    assert (means["reward"], means["answer_accuracy"], means["format_compliance"]) == (1.0, 1.0, 0.0)
+    assert (means["reward"], means["answer_accuracy"], means["format_compliance"]) == (
+        1.0,
+        1.0,
+        0.0,
+    )
     assert math.isfinite(means["inference_time"])

@@ -33,12 +33,20 @@ def test_messages_equal_their_dicts_and_store_no_none():
 def test_only_an_assistant_message_beside_tool_calls_has_no_content():
     called = vf.AssistantMessage(tool_calls=[vf.ToolCall("1", "f")])
     assert called["content"] is None
-    assert vf.AssistantMessage(tool_calls=[]) == {"role": "assistant", "content": ""} | {"tool_calls": []}
+    assert vf.AssistantMessage(tool_calls=[]) == {"role": "assistant", "content": ""} | {
+        "tool_calls": []
+    }
 
 
 def test_known_fields_read_as_attributes_and_absent_ones_as_none():
     m = vf.UserMessage("hi")
-    assert (m.role, m.content, m.tool_calls, m.name, m.tool_call_id) == ("user", "hi", None, None, None)
+    assert (m.role, m.content, m.tool_calls, m.name, m.tool_call_id) == (
+        "user",
+        "hi",
+        None,
+        None,
+        None,
+    )
     assert "tool_calls" not in m
     with pytest.raises(KeyError):
         m["tool_calls"]
@@ -60,13 +68,25 @@ def test_messages_survive_copy_pickle_and_json(message):
 
 def test_a_message_from_a_file(tmp_path):
     (tmp_path / "prompt.txt").write_text("Be brief.\n")
-    assert vf.SystemMessage.from_path(tmp_path / "prompt.txt") == {"role": "system", "content": "Be brief.\n"}
+    assert vf.SystemMessage.from_path(tmp_path / "prompt.txt") == {
+        "role": "system",
+        "content": "Be brief.\n",
+    }
 
 
 def test_a_tool_call_is_nested_and_answers_flat():
     call = vf.ToolCall("1", "add", {"a": 1})
-    assert call == {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    assert (call["name"], call.name, call.get("arguments"), call.function.name) == ("add", "add", '{"a": 1}', "add")
+    assert call == {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"a": 1}'},
+    }
+    assert (call["name"], call.name, call.get("arguments"), call.function.name) == (
+        "add",
+        "add",
+        '{"a": 1}',
+        "add",
+    )
     assert vf.ToolCall.from_wire({"id": "1", "name": "add", "arguments": '{"a": 1}'}) == call
     assert vf.ToolCall.from_wire(call) == call
     assert call.get("colour", 3) == 3
@@ -126,7 +146,7 @@ def test_attribute_dicts_read_and_write_both_ways_and_keep_their_class():
     assert type(copy.deepcopy(d)) is AttributeDict
 
 
-# --- immutable records ------------------------------------------------------------------------------------------
+# --- immutable records ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,7 +169,11 @@ def test_an_immutable_is_a_frozen_dataclass_to_its_users(cls):
     point = cls(3, {"a": 1})
     assert dataclasses.is_dataclass(point)
     assert [field.name for field in dataclasses.fields(cls)] == ["x", "notes", "y"]
-    assert [field.default for field in dataclasses.fields(cls)] == [dataclasses.MISSING, dataclasses.MISSING, 5]
+    assert [field.default for field in dataclasses.fields(cls)] == [
+        dataclasses.MISSING,
+        dataclasses.MISSING,
+        5,
+    ]
     assert dataclasses.fields(cls)[1].default_factory is dict
     assert dataclasses.asdict(point) == {"x": 3, "notes": {"a": 1}, "y": 5}
     assert dataclasses.replace(point, x=4) == cls(4, {"a": 1}) != point
@@ -167,7 +191,9 @@ def test_an_immutable_is_a_frozen_dataclass_to_its_users(cls):
 
 
 def test_a_request_compares_and_prints_without_the_state_of_its_rollout():
-    requests = [vf.ModelRequest([vf.UserMessage("hi")], "m", state=state) for state in (None, {"secret": 1})]
+    requests = [
+        vf.ModelRequest([vf.UserMessage("hi")], "m", state=state) for state in (None, {"secret": 1})
+    ]
     assert requests[0] == requests[1]
     assert "secret" not in repr(requests[1])
     assert requests[0] != vf.ModelRequest([vf.UserMessage("hi")], "another")

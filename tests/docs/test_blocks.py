@@ -1,4 +1,5 @@
-"""Every code block of the documentation is executed or parsed, page by page, from the top to the bottom.
+"""Every code block of the documentation is executed or parsed, page by page, from the top to the
+bottom.
 
 The convention is in ``support.doc_blocks``. Blocks that cannot run here say why, and are counted.
 """
@@ -24,7 +25,11 @@ def _marks(page):
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, id=name, marks=_marks(page)) for page, name in zip(PAGES, NAMES, strict=True)]
+    "page",
+    [
+        pytest.param(page, id=name, marks=_marks(page))
+        for page, name in zip(PAGES, NAMES, strict=True)
+    ],
 )
 def test_page_does_what_it_says(page, tmp_path, capsys):
     blocks = doc_blocks.blocks_of(page, page.relative_to(DOCS).as_posix())
@@ -50,12 +55,18 @@ def test_slow_blocks_are_tried_out_too():
     assert [
         page.name
         for page in PAGES
-        if not doc_blocks.is_slow(page) and any("slow" in block.marks for block in doc_blocks.blocks_of(page))
+        if not doc_blocks.is_slow(page)
+        and any("slow" in block.marks for block in doc_blocks.blocks_of(page))
     ] == ["guide.md"]
 
 
 def test_few_blocks_are_not_run():
-    blocks = [block for page in PAGES for block in doc_blocks.blocks_of(page) if block.language in ("python", "bash")]
+    blocks = [
+        block
+        for page in PAGES
+        for block in doc_blocks.blocks_of(page)
+        if block.language in ("python", "bash")
+    ]
     skipped = [block for block in blocks if "not run" in block.marks]
     print(f"{len(blocks)} blocks of code, {len(skipped)} not run")
     assert len(skipped) <= 0.2 * len(blocks), [block.place for block in skipped]
@@ -67,12 +78,16 @@ def test_every_link_leads_somewhere(page):
         found = (page.parent / target).resolve() if target else page
         assert found.exists(), f"{page.name} links to {target}, which does not exist"
         if anchor and found.suffix == ".md":
-            assert anchor in _anchors(found), f"{page.name} links to {target}#{anchor}, and there is no such heading"
+            assert anchor in _anchors(found), (
+                f"{page.name} links to {target}#{anchor}, and there is no such heading"
+            )
 
 
 def _anchors(page):
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 def test_every_page_is_reached_from_the_index():
@@ -82,12 +97,17 @@ def test_every_page_is_reached_from_the_index():
         reached.add(page)
         for target, _ in LINK.findall(page.read_text(encoding="utf-8")):
             found = (page.parent / target).resolve()
-            if found.suffix == ".md" and DOCS in found.parents and found.exists() and found not in reached:
+            if (
+                found.suffix == ".md"
+                and DOCS in found.parents
+                and found.exists()
+                and found not in reached
+            ):
                 left.append(found)
     assert {page.name for page in PAGES if page not in reached} == set()
 
 
-# --- negative controls: a wrong page is found -----------------------------------------------------------------------
+# --- negative controls: a wrong page is found -----------------------------------------------------
 
 
 def _try(tmp_path, text):
@@ -99,21 +119,36 @@ def _try(tmp_path, text):
 
 
 def test_blocks_share_names_and_folder(tmp_path):
-    text = "```python\nx = 2\n```\n\n<!-- file: note.txt -->\n```text\nhello\n```\n\n```bash\ncat note.txt\n```\n\n"
+    text = (
+        "```python\nx = 2\n```\n\n<!-- file: note.txt -->\n```text\nhello\n```\n\n```bash\ncat"
+        " note.txt\n```\n\n"
+    )
     text += (
-        "<!-- output -->\n```text\nhel…\n```\n\n```python\nassert x == 2\nawait __import__('asyncio').sleep(0)\n```\n"
+        "<!-- output -->\n```text\nhel…\n```\n\n```python\nassert x == 2\nawait"
+        " __import__('asyncio').sleep(0)\n```\n"
     )
     _try(tmp_path, text)
 
 
 @pytest.mark.parametrize(
-    "command", ["vf-init --help", "vf-compare no such | cat; exit 7", "echo x | vf-eval --", "cd ..; vf-view"]
+    "command",
+    ["vf-init --help", "vf-compare no such | cat; exit 7", "echo x | vf-eval --", "cd ..; vf-view"],
 )
 def test_a_command_of_a_page_does_what_the_installed_one_does(tmp_path, command):
-    installed = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    installed = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     of_pages = {**installed, "PATH": f"{warm_commands.folder()}{os.pathsep}{installed['PATH']}"}
     runs = [
-        subprocess.run(["bash", "-c", command], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+        subprocess.run(
+            ["bash", "-c", command],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         for env in (installed, of_pages)
     ]
     first, second = [(run.returncode, run.stdout, run.stderr) for run in runs]
@@ -127,7 +162,10 @@ def test_a_command_of_a_page_does_what_the_installed_one_does(tmp_path, command)
         ("```bash\nvf-eval --no-such-option\n```", "ended with 2, not 0"),
         ("<!-- exit: 2 -->\n```bash\ntrue\n```", "ended with 0, not 2"),
         ("```python\nprint('one')\n```\n\n<!-- output -->\n```text\ntwo\n```", "no such line"),
-        ("```python\nprint('a 1')\n```\n\n<!-- output: numbers differ -->\n```text\nb 1\n```", "no such line"),
+        (
+            "```python\nprint('a 1')\n```\n\n<!-- output: numbers differ -->\n```text\nb 1\n```",
+            "no such line",
+        ),
         ("```ruby\nputs 1\n```", "no language"),
         ("<!-- not run -->\n```bash\ntrue\n```", "say why"),
         ("```toml\n[[eval]]\nenv_idd = 'x'\n```", "env_id"),
@@ -145,7 +183,9 @@ def test_numbers_that_may_differ_and_blocks_that_are_slow(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- slow: hours -->\n" + text + "\n```python\nx = 1\n```\n")
     assert not doc_blocks.is_slow(page)
-    assert [block.code for block in doc_blocks.without_slow(doc_blocks.blocks_of(page))] == ["x = 1\n"]
+    assert [block.code for block in doc_blocks.without_slow(doc_blocks.blocks_of(page))] == [
+        "x = 1\n"
+    ]
     page.write_text("Text.\n\n<!-- slow: hours -->\n\nText.\n\n" + text)
     assert doc_blocks.is_slow(page)
 
@@ -157,7 +197,8 @@ def test_a_training_file_with_an_unknown_key_is_found(tmp_path):
     with pytest.raises(ConfigError, match="max_stepz"):
         _try(
             tmp_path,
-            "```toml\nmodel = 'builtin:tiny'\n[env]\nid = 'reverse-text'\n[trainer.args]\nmax_stepz = 2\n```\n",
+            "```toml\nmodel = 'builtin:tiny'\n[env]\nid = 'reverse-text'\n[trainer.args]\nmax_stepz"
+            " = 2\n```\n",
         )
 
 

@@ -20,12 +20,18 @@ def builder(monkeypatch, tmp_path):
     return module
 
 
-@pytest.mark.skipif(importlib.util.find_spec("verifiers_trainer") is None, reason="its tables are on the page too")
+@pytest.mark.skipif(
+    importlib.util.find_spec("verifiers_trainer") is None, reason="its tables are on the page too"
+)
 def test_the_page_is_up_to_date(builder, capsys):
-    assert builder.main(["--check"]) == 0, f"run python docs/compat_page.py\n{capsys.readouterr().out}"
+    assert builder.main(["--check"]) == 0, (
+        f"run python docs/compat_page.py\n{capsys.readouterr().out}"
+    )
 
 
-def test_a_page_that_says_something_else_is_found_and_made_anew(builder, monkeypatch, tmp_path, capsys):
+def test_a_page_that_says_something_else_is_found_and_made_anew(
+    builder, monkeypatch, tmp_path, capsys
+):
     page = tmp_path / "reference" / "compat.md"
     monkeypatch.setattr(builder, "PAGE", page)
     assert builder.main(["--check"]) == 1
@@ -45,7 +51,9 @@ def test_every_table_of_the_module_is_shown():
         if name in ("MODULES", "LATER_MODULES"):
             assert {f"verifiers.{module}" for module in table} <= rows
         elif name in ("MODULE_NAMES", "SUBSTITUTES"):
-            assert {f"verifiers.{module}.{old}" for module, names in table.items() for old in names} <= rows
+            assert {
+                f"verifiers.{module}.{old}" for module, names in table.items() for old in names
+            } <= rows
         else:
             assert id(table) in shown, name
 
@@ -53,7 +61,9 @@ def test_every_table_of_the_module_is_shown():
 def test_further_packages_add_their_tables(builder, monkeypatch):
     both = list(builder.tables(("verifiers", "no_such_package")))
     assert [title for title, _ in both] == [title for title, _ in compat.PAGE]
-    made = builder.page([*both, ("Settings of the trainer", {"old_a": "new_b", "x|y": "", "z": "pkg.a:B pkg.c"})])
+    made = builder.page(
+        [*both, ("Settings of the trainer", {"old_a": "new_b", "x|y": "", "z": "pkg.a:B pkg.c"})]
+    )
     assert "## Settings of the trainer\n\n| older | now |\n|---|---|\n| `old_a` | `new_b` |" in made
     assert "| `x\\|y` | the names below |" in made
     assert "| `z` | `pkg.a.B`, `pkg.c` |" in made

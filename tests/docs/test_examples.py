@@ -22,7 +22,11 @@ def main_of(name):
 
 def test_every_example_has_a_test_and_says_what_one_learns_and_what_it_costs():
     names = {path.stem for path in FOLDER.glob("*.py")}
-    tested = {name.removeprefix("test_the_example_") for name in globals() if name.startswith("test_the_example_")}
+    tested = {
+        name.removeprefix("test_the_example_")
+        for name in globals()
+        if name.startswith("test_the_example_")
+    }
     assert names - TESTED_ELSEWHERE == tested
     for name in sorted(tested):
         heading = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
@@ -37,7 +41,10 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 def shown_in(notebook):
     """(source, kinds of what is shown) of the code cells."""
     return [
-        ("".join(cell["source"]), [kind for output in cell["outputs"] for kind in output.get("data", {"stream": ""})])
+        (
+            "".join(cell["source"]),
+            [kind for output in cell["outputs"] for kind in output.get("data", {"stream": ""})],
+        )
         for cell in notebook["cells"]
         if cell["cell_type"] == "code"
     ]
@@ -65,11 +72,18 @@ def test_a_notebook_runs_and_shows_what_it_holds(path):
 
 def test_a_cell_that_fails_is_found(tmp_path):
     run = runpy.run_path(str(NOTEBOOK_RUNNER))["run"]
-    cells = [["x = 2\n", "print(x)\n", "await __import__('asyncio').sleep(0)"], ["x + 1"], ["x + 1;"]]
+    cells = [
+        ["x = 2\n", "print(x)\n", "await __import__('asyncio').sleep(0)"],
+        ["x + 1"],
+        ["x + 1;"],
+    ]
     page = {"cells": [{"cell_type": "code", "source": source, "outputs": []} for source in cells]}
     (tmp_path / "page.ipynb").write_text(json.dumps(page))
     made = [cell["outputs"] for cell in run(tmp_path / "page.ipynb")["cells"]]
-    assert [[output.get("text") or output["data"]["text/plain"] for output in outputs] for outputs in made] == [
+    assert [
+        [output.get("text") or output["data"]["text/plain"] for output in outputs]
+        for outputs in made
+    ] == [
         [["2\n"]],
         ["3"],
         [],
@@ -118,7 +132,9 @@ def test_the_example_game():
 def test_the_example_agent_digits():
     if not shutil.which("bwrap"):
         pytest.skip("an agent runs in bubblewrap, which is not installed")
-    env = runpy.run_path(str(FOLDER / "agent_digits.py"))["load_environment"](agent="script", num_train_examples=2)
+    env = runpy.run_path(str(FOLDER / "agent_digits.py"))["load_environment"](
+        agent="script", num_train_examples=2
+    )
     for reply, reward in (("1234", 1.0), ("12ab", 0.5), ("none", 0.0)):
         results = env.evaluate(ScriptedClient(reply), "scripted", num_examples=1)
         assert (results.errors, results.rewards) == ([None], [reward])

@@ -9,7 +9,9 @@ import pytest
 from support.import_graph import REPOSITORY, TRAINER
 
 PAGE = (REPOSITORY / "docs/reference/metrics.md").read_text(encoding="utf-8")
-FIRST_COLUMNS = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `"))
+FIRST_COLUMNS = "\n".join(
+    line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")
+)
 ON_THE_PAGE = set(re.findall(r"`([^`]+)`", FIRST_COLUMNS))
 SAVED = Path(__file__).parents[1] / "data/saved_0_3_dev"
 OF_FUNCTIONS = {"reward/left", "reward/right", "reward/num_turns"}
@@ -26,7 +28,10 @@ def names_in(source: str) -> set[str]:
 @pytest.fixture(scope="module")
 def written():
     folders = ("algorithm", "pipeline", "run", "policy", "distributed")
-    paths = [*TRAINER.glob("*.py"), *(path for folder in folders for path in (TRAINER / folder).rglob("*.py"))]
+    paths = [
+        *TRAINER.glob("*.py"),
+        *(path for folder in folders for path in (TRAINER / folder).rglob("*.py")),
+    ]
     return {name for path in paths for name in names_in(path.read_text(encoding="utf-8"))}
 
 
@@ -47,7 +52,11 @@ def test_every_name_of_a_saved_training_is_on_the_page():
 
 def test_every_number_of_an_evaluation_is_on_the_page():
     metadata = json.loads((SAVED / "talk/metadata.json").read_text())
-    numbers = {name for name in metadata if re.match("num_|avg_|pass_a|.*_stderr|cost|usage|stop_c|time", name)}
+    numbers = {
+        name
+        for name in metadata
+        if re.match("num_|avg_|pass_a|.*_stderr|cost|usage|stop_c|time", name)
+    }
     assert len(numbers) > 12
     assert without(numbers) == []
 

@@ -23,12 +23,23 @@ def rows_below(header):
 
 def test_each_row_of_the_page_is_a_row_of_the_code():
     def bounds(named):
-        listed = [f"`{name}` {named.bounds[name]:g}" if name in named.bounds else f"`{name}`" for name in named.reads]
+        listed = [
+            f"`{name}` {named.bounds[name]:g}" if name in named.bounds else f"`{name}`"
+            for name in named.reads
+        ]
         return ", ".join(listed) or "none"
 
-    shown = {name: [*columns] for name, _, *columns in rows_below("| `loss` | per token | aggregation |")}
+    shown = {
+        name: [*columns] for name, _, *columns in rows_below("| `loss` | per token | aggregation |")
+    }
     assert shown == {
-        f"`{name}`": [f"`{named.aggregation}`", f"`{named.advantage}`", bounds(named), named.kl, named.source]
+        f"`{name}`": [
+            f"`{named.aggregation}`",
+            f"`{named.advantage}`",
+            bounds(named),
+            named.kl,
+            named.source,
+        ]
         for name, named in OBJECTIVES.items()
     }
 

@@ -1,6 +1,8 @@
-"""Every block of the READMEs is executed or parsed, by the convention of the documentation (``support.doc_blocks``).
+"""Every block of the READMEs is executed or parsed, by the convention of the documentation
+(``support.doc_blocks``).
 
-What their shell blocks show is run on the pages of ``docs``; here the options of their commands are checked.
+What their shell blocks show is run on the pages of ``docs``; here the options of their commands are
+checked.
 """
 
 import re
@@ -45,16 +47,29 @@ def test_python_and_toml_blocks_do_what_they_say(page, tmp_path):
 def test_options_of_commands_exist(command, tmp_path):
     """``--help`` after them: a wrong option or a missing argument is found, and nothing runs."""
     words = [word for word in shlex.split(command) if "=" not in word or word.startswith("-")]
-    options = {word.partition("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word) and "." not in word}
-    tool = [Path(sys.executable).parent / words[0], *(["quickstart"] if "quickstart" in words else [])]
-    said = subprocess.run([*tool, "--help"], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    assert not [option for option in options if not re.search(rf"(^|[\s,]){option}\b", said, re.M)], said
+    options = {
+        word.partition("=")[0]
+        for word in words[1:]
+        if re.match(r"--?[a-z]", word) and "." not in word
+    }
+    tool = [
+        Path(sys.executable).parent / words[0],
+        *(["quickstart"] if "quickstart" in words else []),
+    ]
+    said = subprocess.run(
+        [*tool, "--help"], capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
+    assert not [
+        option for option in options if not re.search(rf"(^|[\s,]){option}\b", said, re.M)
+    ], said
 
 
 def test_it_is_short_and_shows_a_learning_curve_and_the_viewer():
     text = README.read_text(encoding="utf-8")
     assert len(text.split()) < 700
-    assert {"docs/pictures/quickstart.png", "docs/pictures/view.png"} <= set(re.findall(r"!\[[^]]+\]\((.+?)\)", text))
+    assert {"docs/pictures/quickstart.png", "docs/pictures/view.png"} <= set(
+        re.findall(r"!\[[^]]+\]\((.+?)\)", text)
+    )
 
 
 def test_every_linked_file_exists():

@@ -1,4 +1,5 @@
-"""The generated pages of the reference are what the code says, and a page that says something else is found."""
+"""The generated pages of the reference are what the code says, and a page that says something else
+is found."""
 
 import importlib.util
 from pathlib import Path
@@ -23,7 +24,9 @@ def pages():
 def test_page_is_up_to_date(pages, name):
     kept = (DOCS / "reference" / name).read_text(encoding="utf-8").splitlines()
     made = pages.PAGES[name]().splitlines()
-    differing = [line for line in made if line not in kept] + [line for line in kept if line not in made]
+    differing = [line for line in made if line not in kept] + [
+        line for line in kept if line not in made
+    ]
     assert kept == made, "run python docs/reference_pages.py\n" + "\n".join(differing[:10])
 
 
@@ -44,18 +47,31 @@ def test_every_setting_has_a_meaning(pages):
     from verifiers_trainer.settings import fields
 
     for module, name in ((fields, "Settings"), (options, "RunOptions")):
-        assert [setting for setting, meaning in pages._documented(module, name) if not meaning] == []
+        assert [
+            setting for setting, meaning in pages._documented(module, name) if not meaning
+        ] == []
 
 
 def test_every_parameter_of_what_users_call_has_a_meaning(pages):
     import verifiers as vf
 
-    names = [name for topic in pages.TOPICS.values() for name in topic.split() if name not in pages.SETTINGS]
+    names = [
+        name
+        for topic in pages.TOPICS.values()
+        for name in topic.split()
+        if name not in pages.SETTINGS
+    ]
     rows = [(name, *row) for name in names for row in pages.parameters(getattr(vf, name))]
     assert len(rows) > 200
     assert [f"{name}({parameter})" for name, parameter, *_, meaning in rows if not meaning] == []
-    documented = {(name, parameter) for name in names for parameter in pages._args(getattr(vf, name).__doc__ or "")}
-    assert documented <= {(name, parameter) for name, parameter, *_ in rows}, "a meaning of a parameter that is not"
+    documented = {
+        (name, parameter)
+        for name in names
+        for parameter in pages._args(getattr(vf, name).__doc__ or "")
+    }
+    assert documented <= {(name, parameter) for name, parameter, *_ in rows}, (
+        "a meaning of a parameter that is not"
+    )
 
 
 def test_a_parameter_without_a_meaning_is_found(pages):

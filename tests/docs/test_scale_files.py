@@ -1,4 +1,5 @@
-"""The files for clusters have the form that their programs read, and name options that exist. They are not run."""
+"""The files for clusters have the form that their programs read, and name options that exist. They
+are not run."""
 
 import re
 import shlex
@@ -20,7 +21,10 @@ TRAINS = re.compile(r"accelerate launch (.*?)-m verifiers_trainer\.cli\.train (.
 
 
 def documents() -> dict[tuple[str, str], dict]:
-    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(KUBERNETES.read_text())}
+    return {
+        (one["kind"], one["metadata"]["name"]): one
+        for one in yaml.safe_load_all(KUBERNETES.read_text())
+    }
 
 
 def launches() -> list[str]:
@@ -34,14 +38,18 @@ def test_bash_reads_the_slurm_script():
     head = SLURM.read_text().partition("set -euo")[0]
     options = re.findall(r"^#SBATCH --([a-z-]+)=?(\S*)$", head, re.M)
     assert {"nodes", "ntasks-per-node", "gpus-per-node", "time"} <= dict(options).keys()
-    assert head.count("#SBATCH") == len(options), "every directive is --name or --name=value, before the first command"
+    assert head.count("#SBATCH") == len(options), (
+        "every directive is --name or --name=value, before the first command"
+    )
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_options_of_accelerate_and_of_vf_train_exist(number):
     launcher, training = TRAINS.search(launches()[number]).groups()
     known = {
-        option for action in accelerate_launch.launch_command_parser()._actions for option in action.option_strings
+        option
+        for action in accelerate_launch.launch_command_parser()._actions
+        for option in action.option_strings
     }
     given = {word for word in shlex.split(launcher) if word.startswith("--")}
     assert given <= known
@@ -51,7 +59,9 @@ def test_the_options_of_accelerate_and_of_vf_train_exist(number):
     assert {word for word in words if not word.startswith(("--trainer.", "--model"))} <= own
 
 
-@pytest.mark.parametrize("file", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "file", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda path: path.name
+)
 def test_accelerate_reads_its_files(file):
     config = load_config_from_file(str(file))
     assert config.num_processes >= config.num_machines >= 1
@@ -59,17 +69,27 @@ def test_accelerate_reads_its_files(file):
 
 def test_the_kubernetes_objects_fit_each_other():
     objects = documents()
-    assert {kind for kind, _ in objects} == {"PersistentVolumeClaim", "Service", "Deployment", "Job"}
+    assert {kind for kind, _ in objects} == {
+        "PersistentVolumeClaim",
+        "Service",
+        "Deployment",
+        "Job",
+    }
     assert all(one["apiVersion"] for one in objects.values())
     for name, kind in (("vf-inference", "Deployment"), ("vf-trainer", "Job")):
         pod = objects[kind, name]["spec"]["template"]
         service = objects["Service", name]["spec"]
         assert service["selector"].items() <= pod["metadata"]["labels"].items()
         (container,) = pod["spec"]["containers"]
-        assert [one["containerPort"] for one in container["ports"]] == [one["port"] for one in service["ports"]]
+        assert [one["containerPort"] for one in container["ports"]] == [
+            one["port"] for one in service["ports"]
+        ]
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
-        assert ("PersistentVolumeClaim", volumes["run"]["persistentVolumeClaim"]["claimName"]) in objects
+        assert (
+            "PersistentVolumeClaim",
+            volumes["run"]["persistentVolumeClaim"]["claimName"],
+        ) in objects
         assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
     job = objects["Job", "vf-trainer"]["spec"]
     assert job["completionMode"] == "Indexed", "machine ranks are the indices of its pods"

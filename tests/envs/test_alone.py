@@ -1,8 +1,10 @@
-"""Each environment package works in a virtual environment of its own that holds core and nothing else it does not name.
+"""Each environment package works in a virtual environment of its own that holds core and nothing
+else it does not name.
 
-That is what shows a missing dependency: the workspace's own environment holds everything. Packages are built and
-installed as a user would (no editable installs, no workspace), then evaluated against a real loopback server. Needs uv
-and a package index or a filled cache; skipped, with the reason, where there are none.
+That is what shows a missing dependency: the workspace's own environment holds everything. Packages
+are built and installed as a user would (no editable installs, no workspace), then evaluated against
+a real loopback server. Needs uv and a package index or a filled cache; skipped, with the reason,
+where there are none.
 """
 
 import os
@@ -23,15 +25,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.real]
 
 
 def reply(request):
-    """An answer, and to a judge's prompt a verdict: a score in an answer is the answer's, which no judge may quote."""
+    """An answer, and to a judge's prompt a verdict: a score in an answer is the answer's, which no
+    judge may quote."""
     return "<score>5</score>" if "<score>" in request.prompt[-1]["content"] else "Fine."
 
 
 def run(*command, cwd, **variables):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "VIRTUAL_ENV"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OPENAI", "VIRTUAL_ENV"))
+    }
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
     words = [str(word) for word in command]
-    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +50,9 @@ def uv(tmp_path_factory):
     if found is None:
         pytest.skip("uv is not installed")
     folder = tmp_path_factory.mktemp("probe")
-    probe = run(found, "pip", "install", "--no-deps", "--target", folder / "probe", "click", cwd=folder)
+    probe = run(
+        found, "pip", "install", "--no-deps", "--target", folder / "probe", "click", cwd=folder
+    )
     if probe.returncode:
         pytest.skip(f"uv can install nothing here: {probe.stderr.strip().splitlines()[-1]}")
     return found
@@ -64,7 +75,10 @@ def test_it_installs_and_evaluates_alone(env_id, uv, wheels, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     assert run(uv, "venv", "--quiet", tmp_path / "venv", cwd=tmp_path).returncode == 0
     wanted = f"vf-{env_id}"
-    (core,), (own,) = wheels.glob("verifiers-*.whl"), wheels.glob(f"{wanted.replace('-', '_')}-*.whl")
+    (core,), (own,) = (
+        wheels.glob("verifiers-*.whl"),
+        wheels.glob(f"{wanted.replace('-', '_')}-*.whl"),
+    )
     installed = run(
         uv, "pip", "install", "--python", python, core, own, cwd=tmp_path
     )  # this core, no other of the name
@@ -72,7 +86,18 @@ def test_it_installs_and_evaluates_alone(env_id, uv, wheels, tmp_path):
     others = run(uv, "pip", "list", "--python", python, cwd=tmp_path).stdout
     assert [line.split()[0] for line in others.splitlines() if line.startswith("vf-")] == [wanted]
     with FakeServer(reply) as server:
-        command = [tmp_path / "venv" / "bin" / "vf-eval", env_id, "-n", "2", "-r", "1", "-b", server.url, "-m", "fake"]
+        command = [
+            tmp_path / "venv" / "bin" / "vf-eval",
+            env_id,
+            "-n",
+            "2",
+            "-r",
+            "1",
+            "-b",
+            server.url,
+            "-m",
+            "fake",
+        ]
         ended = run(*command, cwd=tmp_path)
         asked = len(server.hits)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,4 +1,5 @@
-"""Every shipped environment has a certificate of its present code, and it says that the audit passed."""
+"""Every shipped environment has a certificate of its present code, and it says that the audit
+passed."""
 
 import pytest
 

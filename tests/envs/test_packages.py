@@ -1,6 +1,8 @@
-"""Every environment package below packages/envs keeps to the common shape: metadata, entry point, README, defaults.
+"""Every environment package below packages/envs keeps to the common shape: metadata, entry point,
+README, defaults.
 
-And to the common promise: it plays offline, an oracle reaches the maximum, ``vf.check_environment`` is clean.
+And to the common promise: it plays offline, an oracle reaches the maximum, ``vf.check_environment``
+is clean.
 """
 
 import importlib
@@ -30,7 +32,10 @@ EVALUATION_ONLY = {"shell-tasks"}
 """Packages without training rows."""
 
 EXPECTED_WARNINGS = {
-    "kuhn-poker": {"reward-outside-range", "constant-reward"},  # chips; no script of the check writes a move
+    "kuhn-poker": {
+        "reward-outside-range",
+        "constant-reward",
+    },  # chips; no script of the check writes a move
     "wordle": {"reward-outside-range"},  # the game's customary weights add up to 2.2
     "shell-tasks": {"constant-reward"},  # no script of the check solves a task
 }
@@ -72,8 +77,12 @@ def test_metadata_names_the_package_after_its_folder(env_id):
     assert project["license"] == "Apache-2.0"
     assert project["requires-python"] == ">=3.11"
     assert project["description"]
-    assert any(re.match(r"verifiers\b(?!-)", requirement) for requirement in project["dependencies"])
-    assert project["entry-points"] == {"verifiers.environments": {env_id: f"{module_of(env_id)}:load_environment"}}
+    assert any(
+        re.match(r"verifiers\b(?!-)", requirement) for requirement in project["dependencies"]
+    )
+    assert project["entry-points"] == {
+        "verifiers.environments": {env_id: f"{module_of(env_id)}:load_environment"}
+    }
     assert pyproject_of(env_id)["tool"]["uv"]["sources"]["verifiers"] == {"workspace": True}
 
 
@@ -81,16 +90,26 @@ def test_the_installed_distribution_offers_its_id(env_id):
     needs_installed(env_id)
     distribution = importlib.metadata.distribution(f"vf-{env_id}")
     assert distribution.version == pyproject_of(env_id)["project"]["version"]
-    offered = [point for point in distribution.entry_points if point.group == "verifiers.environments"]
-    assert [(point.name, point.value) for point in offered] == [(env_id, f"{module_of(env_id)}:load_environment")]
+    offered = [
+        point for point in distribution.entry_points if point.group == "verifiers.environments"
+    ]
+    assert [(point.name, point.value) for point in offered] == [
+        (env_id, f"{module_of(env_id)}:load_environment")
+    ]
 
 
 def test_the_wheel_takes_along_types_data_and_eval_defaults(env_id):
     setuptools = pyproject_of(env_id)["tool"]["setuptools"]
     source = ENVS / env_id / "src" / module_of(env_id)
     assert (source / "py.typed").is_file()
-    packed = {path for pattern in setuptools["package-data"][module_of(env_id)] for path in source.glob(pattern)}
-    missing = {path for path in source.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")} - packed
+    packed = {
+        path
+        for pattern in setuptools["package-data"][module_of(env_id)]
+        for path in source.glob(pattern)
+    }
+    missing = {
+        path for path in source.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+    } - packed
     assert not missing
     assert setuptools["data-files"] == {f"share/verifiers/{env_id}": ["pyproject.toml"]}
 
@@ -102,9 +121,17 @@ def test_eval_defaults_are_known_keys(env_id):
 
 def test_shipped_data_comes_with_source_and_licence(env_id):
     folder = ENVS / env_id
-    shipped = [p for p in (folder / "src").rglob("*") if p.suffix in (".txt", ".json", ".jsonl", ".csv", ".parquet")]
-    shipped = [path for path in shipped if not any(part.endswith(".egg-info") for part in path.parts)]
-    shipped = [path for path in shipped if path.name != "audit.json"]  # a report of vf-audit, no data
+    shipped = [
+        p
+        for p in (folder / "src").rglob("*")
+        if p.suffix in (".txt", ".json", ".jsonl", ".csv", ".parquet")
+    ]
+    shipped = [
+        path for path in shipped if not any(part.endswith(".egg-info") for part in path.parts)
+    ]
+    shipped = [
+        path for path in shipped if path.name != "audit.json"
+    ]  # a report of vf-audit, no data
     if shipped:
         about = (folder / "DATA.md").read_text(encoding="utf-8")
         assert not [path.name for path in shipped if path.name not in about]
@@ -117,7 +144,11 @@ def test_the_readme_has_every_section_and_every_argument(env_id):
     readme = (ENVS / env_id / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", readme, re.MULTILINE) == README_SECTIONS
     arguments = readme[readme.index("## Arguments") : readme.index("## Try it")]
-    assert not [name for name in inspect.signature(load_function(env_id)).parameters if f"`{name}`" not in arguments]
+    assert not [
+        name
+        for name in inspect.signature(load_function(env_id)).parameters
+        if f"`{name}`" not in arguments
+    ]
     tried = readme[readme.index("## Try it") : readme.index("## Baseline")]
     assert len(re.findall(r"^vf-\S+ ", tried, re.MULTILINE)) == 3
 
@@ -140,7 +171,9 @@ def test_the_readme_names_every_reward_and_metric_and_the_baselines(env_id):
     readme = (ENVS / env_id / "README.md").read_text(encoding="utf-8")
     rewards = readme[readme.index("## Rewards and metrics") : readme.index("## Arguments")]
     with vf.load_environment(env_id) as env:
-        assert not [name for name in env.rubric.get_reward_func_names() if f"`{name}`" not in rewards]
+        assert not [
+            name for name in env.rubric.get_reward_func_names() if f"`{name}`" not in rewards
+        ]
     baseline = readme[readme.index("## Baseline") :]
     assert "script" in baseline
     assert "SmolLM2-135M-Instruct" in baseline
@@ -161,7 +194,9 @@ def test_an_oracle_reaches_the_maximum(env_id):
 def test_train_and_eval_rows_differ_and_are_the_same_when_loaded_again(env_id):
     needs_library(env_id)
     with vf.load_environment(env_id) as env, vf.load_environment(env_id) as again:
-        train, held_out = ({example.hash for example in table or ()} for table in (env.train_table, env.eval_table))
+        train, held_out = (
+            {example.hash for example in table or ()} for table in (env.train_table, env.eval_table)
+        )
         assert bool(train) is (env_id not in EVALUATION_ONLY)
         assert held_out
         assert not train & held_out
@@ -175,4 +210,6 @@ def test_the_check_of_environments_is_clean(env_id):
         pytest.skip("its check needs a model that can judge: see its own tests")
     report = vf.check_environment(env_id, n=1)
     assert report.ok, report
-    assert {warning.code for warning in report.warnings} <= EXPECTED_WARNINGS.get(env_id, set()), report
+    assert {warning.code for warning in report.warnings} <= EXPECTED_WARNINGS.get(env_id, set()), (
+        report
+    )

@@ -1,7 +1,8 @@
 """Every promise, the faults that test it, and the tests that cause them: one row per fault.
 
-Negative controls show the fault, the loss or the hang without the guard. ``python tests/faults/matrix.py`` writes the
-page ``docs/reference/promises.md``; ``test_matrix.py`` compares both with the tests that exist.
+Negative controls show the fault, the loss or the hang without the guard. ``python
+tests/faults/matrix.py`` writes the page ``docs/reference/promises.md``; ``test_matrix.py`` compares
+both with the tests that exist.
 """
 
 from __future__ import annotations
@@ -29,18 +30,31 @@ def _in(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{file}.py::test_{name}" for name in names)
 
 
-JOURNAL, RESUME, INTERRUPTS = "faults/test_journal_faults", "faults/test_resume", "faults/test_interrupts"
+JOURNAL, RESUME, INTERRUPTS = (
+    "faults/test_journal_faults",
+    "faults/test_resume",
+    "faults/test_interrupts",
+)
 RETRY, SERVER = "faults/test_retry_faults", "faults/test_server_faults"
-ROLLOUT, REWARD, TOOL = "faults/test_rollout_faults", "faults/test_reward_faults", "faults/test_tool_faults"
+ROLLOUT, REWARD, TOOL = (
+    "faults/test_rollout_faults",
+    "faults/test_reward_faults",
+    "faults/test_tool_faults",
+)
 WEIGHTS = "faults/test_weight_faults"
-SCALE, CONFIGURATION, COMMANDS = "faults/test_scale", "faults/test_configuration_faults", "faults/test_commands_faults"
+SCALE, CONFIGURATION, COMMANDS = (
+    "faults/test_scale",
+    "faults/test_configuration_faults",
+    "faults/test_commands_faults",
+)
 CHECKPOINT, TRAINER = "faults/test_checkpoint_faults", "faults/test_trainer_faults"
 
 ROWS: dict[int, Row] = {
     # --- storing and going on
     1: Row(
         "kill -9 at random times, 25 rounds, then the same command again",
-        "every acknowledged row is there; the file is the plan, no row twice; only pending rollouts are generated",
+        "every acknowledged row is there; the file is the plan, no row twice; only pending rollouts"
+        " are generated",
         (
             *_in(RESUME, "killed_at_random_times_25_rounds_a_run_ends_with_the_planned_rows_once"),
             *_in(
@@ -56,7 +70,8 @@ ROWS: dict[int, Row] = {
         _in(RESUME, "without_saving_a_killed_run_begins_again_from_nothing"),
     ),
     2: Row(
-        "kill -9 before the write, after it, after the fsync, before the acknowledgement, while resuming, at the end",
+        "kill -9 before the write, after it, after the fsync, before the acknowledgement, while"
+        " resuming, at the end",
         "as above; groups stay whole",
         (
             *_in(
@@ -75,7 +90,10 @@ ROWS: dict[int, Row] = {
         "the file cut at every byte, as power loss leaves it",
         "the exact prefix is recovered, the tail removed, the next row starts a line",
         (
-            *_in(JOURNAL, "cut_at_every_byte_the_exact_prefix_is_recovered_and_the_next_row_starts_a_line"),
+            *_in(
+                JOURNAL,
+                "cut_at_every_byte_the_exact_prefix_is_recovered_and_the_next_row_starts_a_line",
+            ),
             *_in(RESUME, "power_loss_in_the_middle_of_a_row_costs_that_row_only"),
         ),
         _in(
@@ -93,7 +111,10 @@ ROWS: dict[int, Row] = {
                 "every_flipped_byte_is_found_with_its_line_and_the_file_is_left_alone",
                 "a_row_missing_from_a_write_in_the_middle_is_damage",
             ),
-            *_in(RESUME, "a_flipped_byte_stops_vf_eval_with_3_by_file_and_line_and_the_file_is_untouched"),
+            *_in(
+                RESUME,
+                "a_flipped_byte_stops_vf_eval_with_3_by_file_and_line_and_the_file_is_untouched",
+            ),
         ),
         _in(JOURNAL, "without_the_checksum_a_flipped_digit_is_read_as_another_number"),
     ),
@@ -128,7 +149,11 @@ ROWS: dict[int, Row] = {
                 "vf_eval_on_a_failing_disk_ends_with_3",
             ),
         ),
-        _in(JOURNAL, "without_the_fault_the_same_rows_are_taken", "a_failed_fsync_is_never_asked_again"),
+        _in(
+            JOURNAL,
+            "without_the_fault_the_same_rows_are_taken",
+            "a_failed_fsync_is_never_asked_again",
+        ),
     ),
     7: Row(
         "a second process on the same run directory",
@@ -144,16 +169,22 @@ ROWS: dict[int, Row] = {
         _in(JOURNAL, "without_the_lock_two_writers_do_the_same_row_twice"),
     ),
     8: Row(
-        "resuming with another model, other arguments, sampling settings or code of the environment",
+        "resuming with another model, other arguments, sampling settings or code of the"
+        " environment",
         "RunMismatch listing what differs; nothing written",
         (
-            *_in("core/runs/test_generate", "another_configuration_is_refused_and_nothing_is_written"),
+            *_in(
+                "core/runs/test_generate", "another_configuration_is_refused_and_nothing_is_written"
+            ),
             *_in(
                 "core/runs/test_resume_identity",
                 "a_run_resumed_otherwise_is_refused_by_name",
                 "an_evaluation_saved_by_0_2_0_loads_and_resumes",
             ),
-            *_in("core/storage/test_identity", "a_parameter_changes_the_identity_unless_it_is_marked_free"),
+            *_in(
+                "core/storage/test_identity",
+                "a_parameter_changes_the_identity_unless_it_is_marked_free",
+            ),
             *_in(
                 "core/storage/test_source_code",
                 "a_changed_file_is_refused_by_name_unless_it_is_accepted",
@@ -167,7 +198,10 @@ ROWS: dict[int, Row] = {
         ),
         (
             *_in(RESUME, "without_the_fingerprint_rows_of_another_model_would_count_as_done"),
-            *_in("core/storage/test_source_code", "without_the_hashes_both_versions_would_be_one_mean"),
+            *_in(
+                "core/storage/test_source_code",
+                "without_the_hashes_both_versions_would_be_one_mean",
+            ),
         ),
     ),
     9: Row(
@@ -178,7 +212,8 @@ ROWS: dict[int, Row] = {
     ),
     10: Row(
         "Ctrl-C once, Ctrl-C twice, SIGTERM",
-        "nothing new is admitted; ended within the grace with 130 or 143; no child left; acknowledged rows kept",
+        "nothing new is admitted; ended within the grace with 130 or 143; no child left;"
+        " acknowledged rows kept",
         (
             *_in(
                 INTERRUPTS,
@@ -200,13 +235,17 @@ ROWS: dict[int, Row] = {
                 "a_child_that_nobody_ends_outlives_its_killed_parent",
                 "negative_control_an_interrupt_that_a_hook_may_swallow_stops_nothing",
             ),
-            *_in("cli/test_vf_eval_interrupted", "negative_control_a_handler_of_the_event_loop_would_never_have_run"),
+            *_in(
+                "cli/test_vf_eval_interrupted",
+                "negative_control_a_handler_of_the_event_loop_would_never_have_run",
+            ),
         ),
     ),
     # --- the model server
     11: Row(
         "429 with Retry-After of 1 s and of 600 s",
-        "never earlier than asked; 600 s fails at once as RateLimited, naming it; at most max_retries + 1 requests",
+        "never earlier than asked; 600 s fails at once as RateLimited, naming it; at most"
+        " max_retries + 1 requests",
         _in(
             RETRY,
             "a_retry_after_of_a_second_is_never_answered_earlier",
@@ -218,7 +257,8 @@ ROWS: dict[int, Row] = {
     ),
     12: Row(
         "five seconds of 429 against 64 workers",
-        "all succeed; no tenth of a second holds more than a quarter of the repeats; concurrency is cut and restored",
+        "all succeed; no tenth of a second holds more than a quarter of the repeats; concurrency is"
+        " cut and restored",
         _in(
             RETRY,
             "five_seconds_of_429_against_64_workers_are_survived_spread_out_and_with_fewer_in_flight",
@@ -235,7 +275,10 @@ ROWS: dict[int, Row] = {
         "500, 502, 503, a reset connection, then success",
         "success; the attempts are on the rollout; exactly one layer repeats",
         (
-            *_in(RETRY, "500_502_503_and_a_reset_are_repeated_by_one_layer_and_their_history_is_on_the_rollout"),
+            *_in(
+                RETRY,
+                "500_502_503_and_a_reset_are_repeated_by_one_layer_and_their_history_is_on_the_rollout",
+            ),
             *_in(SERVER, "a_server_that_fails_often_and_is_silent_sometimes_costs_nothing"),
         ),
         (
@@ -245,7 +288,8 @@ ROWS: dict[int, Row] = {
     ),
     14: Row(
         "401 or 403; 404 for the model",
-        "the run stops after the first with exit 2, naming the variable or the model; few requests sent",
+        "the run stops after the first with exit 2, naming the variable or the model; few requests"
+        " sent",
         (
             *_in(SERVER, "what_every_rollout_would_meet_stops_the_run_after_the_first"),
             *_in(
@@ -260,7 +304,10 @@ ROWS: dict[int, Row] = {
         "400 for the length of the context, in six wordings",
         "the stop condition prompt_too_long; scored; not repeated",
         (
-            *_in(SERVER, "a_prompt_that_does_not_fit_is_a_stop_condition_is_scored_and_is_not_repeated"),
+            *_in(
+                SERVER,
+                "a_prompt_that_does_not_fit_is_a_stop_condition_is_scored_and_is_not_repeated",
+            ),
             *_in("core/clients/test_retry", "every_wording_of_a_full_context_is_recognised"),
         ),
         _in(SERVER, "another_refusal_with_400_is_an_error_and_its_reward_unknown"),
@@ -270,14 +317,19 @@ ROWS: dict[int, Row] = {
         "one sentence with the URL and exit 2, before rollouts start",
         (
             *_in(SERVER, "nothing_listening_is_one_sentence_with_the_url_before_rollouts_start"),
-            *_in("cli/test_errors_vf_eval", "nothing_listens", "a_wrong_url_a_web_page_and_a_missing_key"),
+            *_in(
+                "cli/test_errors_vf_eval",
+                "nothing_listens",
+                "a_wrong_url_a_web_page_and_a_missing_key",
+            ),
             *_in("core/clients/test_http_client", "a_web_page_or_a_redirect_is_no_endpoint"),
         ),
         _in(SERVER, "without_asking_first_every_rollout_finds_out_for_itself"),
     ),
     17: Row(
         "a server that accepts and never answers, or sends a byte per second",
-        "the attempt ends and is repeated, the rollout ends, its place is free; all within the bound and a second",
+        "the attempt ends and is repeated, the rollout ends, its place is free; all within the"
+        " bound and a second",
         _in(
             SERVER,
             "a_server_that_accepts_and_never_answers_costs_one_rollout_and_the_place_goes_to_others",
@@ -288,7 +340,8 @@ ROWS: dict[int, Row] = {
     ),
     18: Row(
         "an empty body, choices: null, no logprobs, other lengths, a NaN logprob, cut JSON",
-        "MalformedResponse; never a KeyError or TypeError; an evaluation says which turns lack log-probabilities",
+        "MalformedResponse; never a KeyError or TypeError; an evaluation says which turns lack"
+        " log-probabilities",
         (
             *_in(
                 SERVER,
@@ -309,7 +362,8 @@ ROWS: dict[int, Row] = {
     ),
     # --- rollouts, environments, rewards
     20: Row(
-        "a hook that raises in 1 of 100 rollouts: each hook, also SystemExit, RecursionError, MemoryError",
+        "a hook that raises in 1 of 100 rollouts: each hook, also SystemExit, RecursionError,"
+        " MemoryError",
         "99 scored, one fault with its traceback; the server sees no request after the return",
         _in(
             ROLLOUT,
@@ -321,7 +375,8 @@ ROWS: dict[int, Row] = {
     ),
     21: Row(
         "a reward function that raises in a tenth of the rollouts",
-        "their rewards are unknown, the mean is of the others, the summary says how many and why; exit 0",
+        "their rewards are unknown, the mean is of the others, the summary says how many and why;"
+        " exit 0",
         _in(
             REWARD,
             "a_reward_that_raises_on_a_tenth_leaves_these_unknown",
@@ -362,7 +417,8 @@ ROWS: dict[int, Row] = {
     ),
     25: Row(
         "a reward that hangs (a pattern, 9**9**9, algebra), on the main thread or not",
-        "killed at its time, its process gone, the next reward unaffected; no alarm signal in the source",
+        "killed at its time, its process gone, the next reward unaffected; no alarm signal in the"
+        " source",
         (
             *_in(
                 REWARD,
@@ -377,13 +433,19 @@ ROWS: dict[int, Row] = {
         "an environment that never ends",
         "a default bound of turns and of time; the turns so far are kept with their stop condition",
         (
-            *_in(ROLLOUT, "an_environment_without_end_is_bounded_by_the_run_and_its_turns_are_kept"),
-            *_in("core/rollouts/test_rollout", "an_environment_without_end_is_stopped_after_a_thousand_turns"),
+            *_in(
+                ROLLOUT, "an_environment_without_end_is_bounded_by_the_run_and_its_turns_are_kept"
+            ),
+            *_in(
+                "core/rollouts/test_rollout",
+                "an_environment_without_end_is_stopped_after_a_thousand_turns",
+            ),
         ),
         _in(ROLLOUT, "without_the_bound_it_ends_when_the_caller_does"),
     ),
     27: Row(
-        "tool calls: bad JSON, unknown tool, wrong types, 5 MB arguments, 10,000 calls, deep nesting",
+        "tool calls: bad JSON, unknown tool, wrong types, 5 MB arguments, 10,000 calls, deep"
+        " nesting",
         "a text of bounded size for the model; the rollout continues",
         (
             *_in(
@@ -391,11 +453,16 @@ ROWS: dict[int, Row] = {
                 "a_bad_call_is_told_to_the_model_in_a_bounded_text_and_the_rollout_goes_on",
                 "ten_thousand_calls_in_one_message_are_each_answered_briefly",
             ),
-            *_in("core/data/test_tools", "whatever_a_model_writes_is_a_dict_or_a_short_parse_error"),
+            *_in(
+                "core/data/test_tools", "whatever_a_model_writes_is_a_dict_or_a_short_parse_error"
+            ),
         ),
         (
             *_in(TOOL, "called_naively_the_same_calls_raise_or_are_without_bound"),
-            *_in("core/environments/test_tool_env", "without_the_bound_every_call_of_a_message_is_run"),
+            *_in(
+                "core/environments/test_tool_env",
+                "without_the_bound_every_call_of_a_message_is_run",
+            ),
         ),
     ),
     28: Row(
@@ -442,7 +509,10 @@ ROWS: dict[int, Row] = {
     32: Row(
         "256 open files and a concurrency of 1,024",
         "clamped with a sentence; the files never run out in the middle of a run",
-        _in(SCALE, "with_256_open_files_a_concurrency_of_1024_is_clamped_with_a_sentence_and_nothing_fails"),
+        _in(
+            SCALE,
+            "with_256_open_files_a_concurrency_of_1024_is_clamped_with_a_sentence_and_nothing_fails",
+        ),
         _in(SCALE, "without_the_clamp_the_files_run_out_in_the_middle"),
     ),
     33: Row(
@@ -450,14 +520,18 @@ ROWS: dict[int, Row] = {
         "all workers end within a second; no warning of what was never awaited or destroyed",
         (
             *_in(ROLLOUT, "cancelling_half_way_ends_within_a_second_without_a_warning"),
-            *_in("core/runs/test_runner", "cancelling_a_run_takes_less_than_a_second_and_leaves_nothing"),
+            *_in(
+                "core/runs/test_runner",
+                "cancelling_a_run_takes_less_than_a_second_and_leaves_nothing",
+            ),
         ),
         _in(ROLLOUT, "coroutines_made_before_their_tasks_begin_are_what_warns"),
     ),
     # --- training
     34: Row(
         "kill -9 at each place of writing a checkpoint, of one process or of either of two",
-        "the newest whole one is continued, a torn one skipped with a warning; none is removed before a newer is whole",
+        "the newest whole one is continued, a torn one skipped with a warning; none is removed"
+        " before a newer is whole",
         (
             *_in(
                 CHECKPOINT,
@@ -476,10 +550,14 @@ ROWS: dict[int, Row] = {
                 "older_checkpoints_go_only_when_a_newer_one_is_whole",
             ),
         ),
-        _in(CHECKPOINT, "written_in_place_a_save_that_is_killed_leaves_a_folder_that_looks_like_the_newest"),
+        _in(
+            CHECKPOINT,
+            "written_in_place_a_save_that_is_killed_leaves_a_folder_that_looks_like_the_newest",
+        ),
     ),
     35: Row(
-        "six steps without a break against a kill in between, synchronous and one step off-policy, one process and two",
+        "six steps without a break against a kill in between, synchronous and one step off-policy,"
+        " one process and two",
         "the same weights, optimizer, random generators, losses and rollouts, bit for bit",
         (
             *_in(
@@ -511,16 +589,21 @@ ROWS: dict[int, Row] = {
     ),
     37: Row(
         "inference restarts with its first weights between two steps",
-        "seen in the first completion; the weights are sent again; no token of a wrong version in any batch",
+        "seen in the first completion; the weights are sent again; no token of a wrong version in"
+        " any batch",
         _in(
             WEIGHTS,
             "a_server_that_comes_back_with_its_first_weights_gets_the_present_ones_and_none_of_its_tokens_is_trained",
         ),
-        _in(WEIGHTS, "without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained"),
+        _in(
+            WEIGHTS,
+            "without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained",
+        ),
     ),
     38: Row(
         "inference dies during a push of weights; accepts the push and never answers",
-        "WeightSyncError within the bound, naming what was awaited; pushing again works; a push is repeated whole",
+        "WeightSyncError within the bound, naming what was awaited; pushing again works; a push is"
+        " repeated whole",
         _in(
             WEIGHTS,
             "a_push_that_is_never_answered_ends_within_its_bound_names_what_was_awaited_and_can_be_made_again",
@@ -544,8 +627,8 @@ ROWS: dict[int, Row] = {
     ),
     40: Row(
         "all groups have equal rewards",
-        "warnings with a histogram at growing intervals; an end only when there never was a signal, or the task is "
-        "solved (exit 0); the last whole step is saved, whatever ends the run",
+        "warnings with a histogram at growing intervals; an end only when there never was a signal,"
+        " or the task is solved (exit 0); the last whole step is saved, whatever ends the run",
         (
             *_in(
                 TRAINER,
@@ -574,7 +657,8 @@ ROWS: dict[int, Row] = {
         ),
     ),
     41: Row(
-        "NaN or infinity in a reward, a log-probability, the loss, the gradient; on one rank of several",
+        "NaN or infinity in a reward, a log-probability, the loss, the gradient; on one rank of"
+        " several",
         "no step is taken, the weights are as they were, the tokens are written down",
         (
             *_in(
@@ -591,7 +675,8 @@ ROWS: dict[int, Row] = {
     ),
     42: Row(
         "another tokenizer, another temperature, a chat template that rewrites what was said",
-        "refused before the step that would train on it, with the difference of log-probabilities or of tokens",
+        "refused before the step that would train on it, with the difference of log-probabilities"
+        " or of tokens",
         (
             *_in(
                 TRAINER,
@@ -611,7 +696,8 @@ ROWS: dict[int, Row] = {
         ),
     ),
     43: Row(
-        "a batch that processes cannot share evenly; fewer rollouts than processes; a missing sibling",
+        "a batch that processes cannot share evenly; fewer rollouts than processes; a missing"
+        " sibling",
         "refused at the start with every number; afterwards no sample is dropped, whatever fails",
         (
             *_in(
@@ -634,7 +720,8 @@ ROWS: dict[int, Row] = {
     ),
     44: Row(
         "the generator's task ends; a process of several fails, is killed or hangs",
-        "training raises that error at once, on every process; none is waited for longer than allowed",
+        "training raises that error at once, on every process; none is waited for longer than"
+        " allowed",
         (
             *_in(TRAINER, "the_end_of_the_generator_is_the_end_of_training_within_a_second"),
             *_in(
@@ -646,8 +733,14 @@ ROWS: dict[int, Row] = {
             ),
         ),
         (
-            *_in(TRAINER, "waited_for_through_a_queue_a_dead_generator_is_a_timeout_that_hides_its_cause"),
-            *_in("trainer/distributed/test_ranks", "outside_of_together_the_others_learn_only_that_it_is_gone"),
+            *_in(
+                TRAINER,
+                "waited_for_through_a_queue_a_dead_generator_is_a_timeout_that_hides_its_cause",
+            ),
+            *_in(
+                "trainer/distributed/test_ranks",
+                "outside_of_together_the_others_learn_only_that_it_is_gone",
+            ),
         ),
     ),
     45: Row(
@@ -659,14 +752,20 @@ ROWS: dict[int, Row] = {
             "a_tracker_that_is_too_slow_is_given_up_and_never_waited_for",
             "a_tracker_that_is_not_installed_is_named_before_the_model_is_loaded",
         ),
-        _in("faults/test_tracker_faults", "called_from_the_loop_itself_a_tracker_that_raises_ends_the_run"),
+        _in(
+            "faults/test_tracker_faults",
+            "called_from_the_loop_itself_a_tracker_that_raises_ends_the_run",
+        ),
     ),
     46: Row(
-        "one step cut otherwise: micro-batches, rows, processes, adapters merged or not, lag zero or synchronous",
+        "one step cut otherwise: micro-batches, rows, processes, adapters merged or not, lag zero"
+        " or synchronous",
         "the same losses and gradients within rounding",
         (
             *_in(TRAINER, "one_row_of_eight_and_eight_rows_of_one_train_the_same"),
-            *_in("trainer/run/test_learning", "packing_row_size_and_order_do_not_change_the_gradient"),
+            *_in(
+                "trainer/run/test_learning", "packing_row_size_and_order_do_not_change_the_gradient"
+            ),
             *_in(
                 "trainer/distributed/test_ranks",
                 "two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bit",
@@ -679,16 +778,23 @@ ROWS: dict[int, Row] = {
             ),
         ),
         (
-            *_in("trainer/algorithm/test_aggregation", "a_denominator_of_each_row_would_depend_on_layout"),
+            *_in(
+                "trainer/algorithm/test_aggregation",
+                "a_denominator_of_each_row_would_depend_on_layout",
+            ),
             *_in("trainer/policy/test_logprobs", "without_use_cache_false_samples_see_each_other"),
         ),
     ),
     # --- configuration and commands
     47: Row(
-        "misspelt settings in a file, on the command line, in environment arguments, in Python: all at once",
+        "misspelt settings in a file, on the command line, in environment arguments, in Python: all"
+        " at once",
         "exit 2 before any request: each of them, its place, and the right name",
         (
-            *_in(CONFIGURATION, "misspelt_keywords_in_python_are_named_all_at_once_before_any_request"),
+            *_in(
+                CONFIGURATION,
+                "misspelt_keywords_in_python_are_named_all_at_once_before_any_request",
+            ),
             *_in(
                 "cli/test_errors_vf_eval",
                 "everything_wrong_on_the_command_line_is_named_at_once",
@@ -706,27 +812,38 @@ ROWS: dict[int, Row] = {
                 "a_wrong_type_range_unit_or_contradiction_is_refused_with_value_and_range",
                 "unreadable_toml_wrong_types_and_contradictions_of_a_file_are_exit_2_by_line",
             ),
-            *_in("cli/test_errors_vf_eval", "values_out_of_range_and_contradictions", "a_file_that_cannot_be_used"),
+            *_in(
+                "cli/test_errors_vf_eval",
+                "values_out_of_range_and_contradictions",
+                "a_file_that_cannot_be_used",
+            ),
         ),
         _in(CONFIGURATION, "read_without_a_schema_the_same_files_are_fine"),
     ),
     49: Row(
-        "an environment id that is misspelt, a module, a path, a command, a look-alike, 300 characters long",
+        "an environment id that is misspelt, a module, a path, a command, a look-alike, 300"
+        " characters long",
         "refused by its grammar; the nearest id is named; nothing is imported",
         (
             *_in(CONFIGURATION, "a_hostile_or_misspelt_id_is_refused_and_nothing_is_imported"),
             *_in(
-                "core/environments/test_registry", "ids_outside_the_grammar_are_refused", "a_wrong_id_imports_nothing"
+                "core/environments/test_registry",
+                "ids_outside_the_grammar_are_refused",
+                "a_wrong_id_imports_nothing",
             ),
             *_in("cli/test_errors_vf_eval", "a_wrong_id_imports_nothing"),
         ),
         _in(CONFIGURATION, "imported_by_name_any_module_is_run"),
     ),
     50: Row(
-        "an installed environment that is broken: a missing dependency, an exception, no environment, two of one id",
+        "an installed environment that is broken: a missing dependency, an exception, no"
+        " environment, two of one id",
         "the real error, chained; both distributions named",
         (
-            *_in(CONFIGURATION, "a_broken_environment_shows_the_real_error_and_two_of_one_id_are_both_named"),
+            *_in(
+                CONFIGURATION,
+                "a_broken_environment_shows_the_real_error_and_two_of_one_id_are_both_named",
+            ),
             *_in(
                 "core/environments/test_registry",
                 "a_missing_dependency_inside_an_environment_is_shown",
@@ -736,10 +853,14 @@ ROWS: dict[int, Row] = {
             ),
             *_in("cli/test_errors_vf_eval", "a_broken_environment_shows_its_own_error"),
         ),
-        _in(CONFIGURATION, "asked_in_the_naive_way_a_broken_environment_is_not_installed_and_one_of_two_wins"),
+        _in(
+            CONFIGURATION,
+            "asked_in_the_naive_way_a_broken_environment_is_not_installed_and_one_of_two_wins",
+        ),
     ),
     51: Row(
-        "vf-install that fails, leads elsewhere or is shadowed; vf-init with a bad name or in an existing folder",
+        "vf-install that fails, leads elsewhere or is shadowed; vf-init with a bad name or in an"
+        " existing folder",
         "not 0; nothing written outside, nothing overwritten; it says that installing runs code",
         (
             *_in(
@@ -780,8 +901,10 @@ ROWS: dict[int, Row] = {
         ),
     ),
     54: Row(
-        "a judged response with verdicts, closing fences, false JSON, instructions; a judge that quotes it",
-        "the verdict is the judge's own last one, in a tag that the response cannot know; else the reward is unknown",
+        "a judged response with verdicts, closing fences, false JSON, instructions; a judge that"
+        " quotes it",
+        "the verdict is the judge's own last one, in a tag that the response cannot know; else the"
+        " reward is unknown",
         (
             *_in(
                 "core/rubrics/test_judge_rubric",
@@ -798,11 +921,15 @@ ROWS: dict[int, Row] = {
         ),
         (
             *_in("core/rubrics/test_judging", "a_plain_tag_that_may_be_a_quotation_is_no_verdict"),
-            *_in("core/rubrics/test_judge_rubric", "negative_control_a_fixed_fence_is_closed_by_the_answer"),
+            *_in(
+                "core/rubrics/test_judge_rubric",
+                "negative_control_a_fixed_fence_is_closed_by_the_answer",
+            ),
         ),
     ),
     56: Row(
-        "names of models, rows and tools that are paths; escape sequences in completions, names and messages",
+        "names of models, rows and tools that are paths; escape sequences in completions, names and"
+        " messages",
         "no file outside the run's directory; control characters are shown escaped",
         (
             *_in(
@@ -826,11 +953,16 @@ ROWS: dict[int, Row] = {
         "a megabyte of open tags, nested boxes, thoughts without an end",
         "parsed in time that grows with the length: under half a second",
         _in("faults/test_hostile_text", "parsers_are_linear_in_hostile_text"),
-        _in("faults/test_hostile_text", "a_pattern_that_tries_again_from_every_tag_takes_the_square_of_the_length"),
+        _in(
+            "faults/test_hostile_text",
+            "a_pattern_that_tries_again_from_every_tag_takes_the_square_of_the_length",
+        ),
     ),
     60: Row(
-        "the printed command, for every combination of flags that reaches it; files of a run changed by hand",
-        "it finishes that run; lost rows are told; a changed configuration and a foreign row are refused, by line",
+        "the printed command, for every combination of flags that reaches it; files of a run"
+        " changed by hand",
+        "it finishes that run; lost rows are told; a changed configuration and a foreign row are"
+        " refused, by line",
         (
             *_in(
                 "faults/test_resume_commands",
@@ -846,7 +978,8 @@ ROWS: dict[int, Row] = {
         ),
     ),
     58: Row(
-        "keys in arguments, headers, sampling arguments, variables, the state and error messages of a run",
+        "keys in arguments, headers, sampling arguments, variables, the state and error messages of"
+        " a run",
         "in no file and on no stream of an evaluation or a training; another key is refused",
         (
             *_in(
@@ -861,8 +994,10 @@ ROWS: dict[int, Row] = {
         _in("faults/test_secrets", "without_redaction_the_keys_are_in_the_files"),
     ),
     59: Row(
-        "a reply that unpacks to a thousand times its size, a reply or a child's output without end",
-        "left at the limit on decoded bytes, its connection closed; it costs its rollout; SIGTERM ends in time",
+        "a reply that unpacks to a thousand times its size, a reply or a child's output"
+        " without end",
+        "left at the limit on decoded bytes, its connection closed; it costs its rollout; SIGTERM"
+        " ends in time",
         (
             *_in(
                 "faults/test_reply_size",
@@ -893,8 +1028,10 @@ ROWS: dict[int, Row] = {
         ),
     ),
     52: Row(
-        "hostile code in a sandbox: network, others' files and processes, memory, forks, output; sixteen at once",
-        "each attempt is stopped, a session beside them is not disturbed; an ordinary user is protected too",
+        "hostile code in a sandbox: network, others' files and processes, memory, forks, output;"
+        " sixteen at once",
+        "each attempt is stopped, a session beside them is not disturbed; an ordinary user is"
+        " protected too",
         (
             *_in(
                 "security/test_attacks",
@@ -907,12 +1044,16 @@ ROWS: dict[int, Row] = {
         ),
         (
             *_in("security/test_attacks", "negative_control_without_a_sandbox_it_succeeds"),
-            *_in("security/test_ordinary_user", "negative_control_without_a_sandbox_the_same_user_reaches_them"),
+            *_in(
+                "security/test_ordinary_user",
+                "negative_control_without_a_sandbox_the_same_user_reaches_them",
+            ),
         ),
     ),
     53: Row(
         "a machine that forbids what a sandbox needs; a home that cannot be written",
-        "the next best sandbox or a refusal that names each, never none; an evaluation runs without a home",
+        "the next best sandbox or a refusal that names each, never none; an evaluation runs without"
+        " a home",
         (
             *_in(
                 "security/test_unavailable",
@@ -925,7 +1066,8 @@ ROWS: dict[int, Row] = {
     ),
     75: Row(
         "code that forges its own check, or changes links while its results are collected",
-        "a wrong result stays wrong: checked in a fresh sandbox, from declared files, after every process has ended",
+        "a wrong result stays wrong: checked in a fresh sandbox, from declared files, after every"
+        " process has ended",
         _in(
             "core/environments/test_fresh_checks",
             "a_wrong_result_stays_wrong_whatever_the_model_leaves_behind",
@@ -939,16 +1081,22 @@ ROWS: dict[int, Row] = {
     ),
     76: Row(
         "two trainings that took the same server at the same time",
-        "neither takes a token of the other's weights; a fight over them ends within a few repairs, saying why",
+        "neither takes a token of the other's weights; a fight over them ends within a few repairs,"
+        " saying why",
         _in(
             "trainer/engines/test_vllm_engine",
             "two_runs_that_took_one_server_at_the_same_time_never_take_the_others_tokens",
         ),
-        _in(WEIGHTS, "without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained"),
+        _in(
+            WEIGHTS,
+            "without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained",
+        ),
     ),
     78: Row(
-        "a process of a training is stopped or killed while the others are inside the all-reduce of a backward pass",
-        "the others end within rank_timeout and five seconds, naming it; the newest checkpoint gives the same weights",
+        "a process of a training is stopped or killed while the others are inside the all-reduce of"
+        " a backward pass",
+        "the others end within rank_timeout and five seconds, naming it; the newest checkpoint"
+        " gives the same weights",
         _in(
             "trainer/distributed/test_ranks",
             "a_rank_that_is_stopped_inside_backward_ends_the_others_within_the_bound",
@@ -969,11 +1117,16 @@ ROWS: dict[int, Row] = {
             "a_planted_link_and_the_rest_of_a_killed_process_are_replaced",
             "a_journal_or_a_lock_that_is_a_link_is_refused_by_name",
         ),
-        _in("core/storage/test_files", "opened_by_name_alone_a_planted_link_empties_the_file_it_leads_to"),
+        _in(
+            "core/storage/test_files",
+            "opened_by_name_alone_a_planted_link_empties_the_file_it_leads_to",
+        ),
     ),
     77: Row(
-        "a stranger's package of an index, under a known name, a look-alike, or with files, modules or ids of others",
-        "refused, or asked about where only the name deceives; one sentence names both packages; nothing is installed",
+        "a stranger's package of an index, under a known name, a look-alike, or with files, modules"
+        " or ids of others",
+        "refused, or asked about where only the name deceives; one sentence names both packages;"
+        " nothing is installed",
         _in(
             "cli/test_look_alikes",
             "a_package_that_takes_what_is_anothers_is_refused_before_it_is_installed",
@@ -992,7 +1145,8 @@ ROWS: dict[int, Row] = {
     ),
     71: Row(
         "random faults of all these kinds against an evaluation and a training at once, for hours",
-        "no acknowledged row lost, none twice, none of another run; losses and weights of the undisturbed training",
+        "no acknowledged row lost, none twice, none of another run; losses and weights of the"
+        " undisturbed training",
         _in("faults/test_soak", "the_soak_itself_ends_with_what_repeats_its_violation"),
         _in(
             "faults/test_soak",
@@ -1004,24 +1158,35 @@ ROWS: dict[int, Row] = {
     72: Row(
         "the machine's clock goes backwards during a run",
         "the same results, no duration below zero, nothing done twice",
-        _in("faults/test_machine_faults", "a_clock_that_goes_backwards_changes_no_result_and_no_duration"),
+        _in(
+            "faults/test_machine_faults",
+            "a_clock_that_goes_backwards_changes_no_result_and_no_duration",
+        ),
         _in("faults/test_machine_faults", "measured_with_that_clock_a_duration_is_negative"),
     ),
     73: Row(
         "the server changes its model during a run, or between two sessions of it",
         "a warning with the number of rollouts of each; every row names the model that answered",
-        _in("faults/test_machine_faults", "a_server_that_changes_its_model_is_told_and_every_row_names_its_own"),
+        _in(
+            "faults/test_machine_faults",
+            "a_server_that_changes_its_model_is_told_and_every_row_names_its_own",
+        ),
         _in("faults/test_machine_faults", "a_server_that_keeps_its_model_is_not_warned_about"),
     ),
     74: Row(
         "a closing tag of thought inside a code block, or several in one reply",
         "all the code of the answer runs, none of the thought",
         _in("core/environments/test_code_blocks", "the_blocks_of_a_reply"),
-        _in("core/environments/test_code_blocks", "cut_at_the_last_tag_of_all_the_code_before_it_would_be_lost"),
+        _in(
+            "core/environments/test_code_blocks",
+            "cut_at_the_last_tag_of_all_the_code_before_it_would_be_lost",
+        ),
     ),
     70: Row(
-        "a stream cut at any byte, silent, with an error inside, with events of another form, or longer than the limit",
-        "asked for again, never a shorter answer; what remains after every repeat costs its rollout alone",
+        "a stream cut at any byte, silent, with an error inside, with events of another form, or"
+        " longer than the limit",
+        "asked for again, never a shorter answer; what remains after every repeat costs its rollout"
+        " alone",
         _in(
             "faults/test_stream_faults",
             "a_stream_cut_anywhere_is_asked_for_again",
@@ -1046,8 +1211,17 @@ ROWS: dict[int, Row] = {
 
 PROMISES: dict[str, tuple[int, ...]] = {
     "A rollout acknowledged is on disk: it survives kill -9 and power loss.": (3, 4, 5, 6, 7),
-    "Interrupted at any instant, the same command finishes the run and does only what is pending. No row twice, none "
-    "missing, none from another configuration.": (1, 2, 8, 9, 10, 60, 71, 73),
+    "Interrupted at any instant, the same command finishes the run and does only what is pending. "
+    "No row twice, none missing, none from another configuration.": (
+        1,
+        2,
+        8,
+        9,
+        10,
+        60,
+        71,
+        73,
+    ),
     "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
         *(18, 19, 20, 27, 28, 29, 33),
     ),
@@ -1063,7 +1237,14 @@ PROMISES: dict[str, tuple[int, ...]] = {
     "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
     "Model output is data.": (52, 53, 54, 56, 57, 74, 75, 79),
     "A key that a run holds is in none of its files and on none of its streams.": (58,),
-    "A misspelt setting stops the run before the first request and names the right one.": (47, 48, 49, 50, 51, 77),
+    "A misspelt setting stops the run before the first request and names the right one.": (
+        47,
+        48,
+        49,
+        50,
+        51,
+        77,
+    ),
     "A constructor has no side effects.": (30,),
 }
 
@@ -1086,7 +1267,8 @@ def page() -> str:
         for number in numbers:
             row = ROWS[number]
             parts.append(
-                f"\n**{row.fault[0].upper()}{row.fault[1:]}.** {row.expected[0].upper()}{row.expected[1:]}.\n\n"
+                f"\n**{row.fault[0].upper()}{row.fault[1:]}.**"
+                f" {row.expected[0].upper()}{row.expected[1:]}.\n\n"
             )
             parts += _lines("", row.tests)
             parts += _lines("negative control: ", row.negative_controls)
@@ -1102,7 +1284,10 @@ def _lines(kind: str, tests: tuple[str, ...]) -> list[str]:
     for test in tests:
         file, _, name = test.partition("::")
         by_file.setdefault(file, []).append(name.removeprefix("test_"))
-    return [f"- {kind}`{file}`: {', '.join(f'`{name}`' for name in names)}\n" for file, names in by_file.items()]
+    return [
+        f"- {kind}`{file}`: {', '.join(f'`{name}`' for name in names)}\n"
+        for file, names in by_file.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A checkpoint is whole or absent, whoever dies when, in one process or two; a resumed run is the run itself."""
+"""A checkpoint is whole or absent, whoever dies when, in one process or two; a resumed run is the
+run itself."""
 
 import pickle
 import signal
@@ -12,7 +13,13 @@ from support.training import files_hash, losses_of, run, small_trainer
 from support.training_child import SAVED, child_context
 from verifiers_trainer.policy import checkpoint_files
 
-RUN = {"deterministic": True, "max_steps": 6, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 1}
+RUN = {
+    "deterministic": True,
+    "max_steps": 6,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "max_off_policy_steps": 1,
+}
 SAVED_BY_TWO = (*SAVED, "rng_1.safetensors", "pending.jsonl")
 
 
@@ -25,7 +32,9 @@ def children():
 def undisturbed(children, tmp_path_factory):
     """The folder of a run of two ranks that nobody killed."""
     folder = tmp_path_factory.mktemp("two")
-    assert [e.exit_code for e in on_ranks(children, folder, ranks_work.train, str(folder), **RUN)] == [0, 0]
+    assert [
+        e.exit_code for e in on_ranks(children, folder, ranks_work.train, str(folder), **RUN)
+    ] == [0, 0]
     return folder
 
 
@@ -43,12 +52,18 @@ def killed_and_resumed_ends_the_same(children, undisturbed, folder, failpoint, n
     assert [e.exit_code for e in again] == [0, 0]
     assert again[0].result["weights"] == again[1].result["weights"]
     assert losses_of(folder) == losses_of(undisturbed)
-    assert files_hash(folder / "checkpoint-6", *SAVED_BY_TWO) == files_hash(undisturbed / "checkpoint-6", *SAVED_BY_TWO)
+    assert files_hash(folder / "checkpoint-6", *SAVED_BY_TWO) == files_hash(
+        undisturbed / "checkpoint-6", *SAVED_BY_TWO
+    )
     assert not list(folder.glob(".tmp-*"))
 
 
-def test_two_ranks_killed_before_the_rename_resume_to_the_same_weights(children, undisturbed, tmp_path):
-    killed_and_resumed_ends_the_same(children, undisturbed, tmp_path, "checkpoint.before_rename:2", "checkpoint-2")
+def test_two_ranks_killed_before_the_rename_resume_to_the_same_weights(
+    children, undisturbed, tmp_path
+):
+    killed_and_resumed_ends_the_same(
+        children, undisturbed, tmp_path, "checkpoint.before_rename:2", "checkpoint-2"
+    )
 
 
 @pytest.mark.slow
@@ -86,17 +101,26 @@ def test_a_checkpoint_holds_the_random_generators_of_every_rank(undisturbed, tmp
 def test_two_ranks_go_on_where_one_process_was(children, tmp_path, caplog):
     """The number of processes changes no gradient, so it may change with a resume."""
     one = RUN | {"max_steps": 2}
-    assert on_ranks(children, tmp_path, ranks_work.train, str(tmp_path), world=1, **one)[0].exit_code == 0
-    ended = on_ranks(children, tmp_path, ranks_work.train, str(tmp_path), resume=True, **RUN | {"max_steps": 4})
+    assert (
+        on_ranks(children, tmp_path, ranks_work.train, str(tmp_path), world=1, **one)[0].exit_code
+        == 0
+    )
+    ended = on_ranks(
+        children, tmp_path, ranks_work.train, str(tmp_path), resume=True, **RUN | {"max_steps": 4}
+    )
     assert [e.result["step"] for e in ended] == [4, 4]
     checkpoint_files.load_rng(tmp_path / "checkpoint-2", 1)
-    assert "written by fewer processes, so rank 1 begins with fresh random generators" in caplog.text
+    assert (
+        "written by fewer processes, so rank 1 begins with fresh random generators" in caplog.text
+    )
 
 
-# --- negative controls --------------------------------------------------------------------------------------------
+# --- negative controls ----------------------------------------------------------------------------
 
 
-def test_written_in_place_a_save_that_is_killed_leaves_a_folder_that_looks_like_the_newest(tmp_path):
+def test_written_in_place_a_save_that_is_killed_leaves_a_folder_that_looks_like_the_newest(
+    tmp_path,
+):
     run(small_trainer(tmp_path, **RUN | {"max_steps": 2}))
     torn = tmp_path / "checkpoint-4"
     torn.mkdir()
@@ -113,7 +137,9 @@ def test_resumed_with_the_weights_alone_the_run_is_another(tmp_path):
     run(small_trainer(tmp_path / "whole", **RUN))
     first = small_trainer(tmp_path / "first", **RUN | {"max_steps": 2})
     run(first)
-    on_from_weights = run(small_trainer(tmp_path / "second", model=first.model, **RUN | {"max_steps": 4}))
+    on_from_weights = run(
+        small_trainer(tmp_path / "second", model=first.model, **RUN | {"max_steps": 4})
+    )
     assert on_from_weights.losses != [loss for _, loss in losses_of(tmp_path / "whole")][2:]
 
 

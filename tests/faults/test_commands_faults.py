@@ -1,6 +1,7 @@
 """Promise: a command that failed says so, writes nothing outside its folder and overwrites nothing.
 
-Every refusal of ``vf-init`` and ``vf-install`` by itself: ``cli/test_vf_init.py``, ``cli/test_vf_install.py``.
+Every refusal of ``vf-init`` and ``vf-install`` by itself: ``cli/test_vf_init.py``,
+``cli/test_vf_install.py``.
 """
 
 import pytest
@@ -23,7 +24,11 @@ def project(folder):
 
 
 def files_below(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_an_environment_whose_build_fails_is_exit_3_with_the_real_reason_and_leaves_nothing(python):
@@ -40,11 +45,16 @@ def test_an_environment_whose_build_fails_is_exit_3_with_the_real_reason_and_lea
 def test_an_installer_that_is_not_asked_how_it_ended_has_always_succeeded(python):
     """Negative control: the same failure, started and forgotten."""
     project(python.folder / "environments/word_game")
-    code = "import subprocess as s; s.run(['uv', 'pip', 'install', '-e', 'environments/word_game'], stderr=s.DEVNULL)"
+    code = (
+        "import subprocess as s; s.run(['uv', 'pip', 'install', '-e', 'environments/word_game'],"
+        " stderr=s.DEVNULL)"
+    )
     assert python.run("-c", code).code == 0
 
 
-@pytest.mark.parametrize("words", [["init", "../../outside"], ["install", "../../no/such/place"]], ids=lambda w: w[0])
+@pytest.mark.parametrize(
+    "words", [["init", "../../outside"], ["install", "../../no/such/place"]], ids=lambda w: w[0]
+)
 def test_a_name_that_leads_elsewhere_is_exit_2_and_nothing_is_written(python, words):
     before = files_below(python.folder.parent)
     ran = python.command(*words, PYTHONDONTWRITEBYTECODE="1")

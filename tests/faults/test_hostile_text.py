@@ -7,8 +7,18 @@ import verifiers as vf
 
 
 def test_parsers_are_linear_in_hostile_text():
-    bombs = ["<a>" * 300_000, "<a><b>" * 150_000, "\\boxed{" * 140_000, "<think>" * 140_000, "<a>" + "x" * 1_000_000]
-    parsers = [vf.XMLParser(["a", "b"]), vf.ThinkParser(vf.extract_boxed_answer), vf.MaybeThinkParser()]
+    bombs = [
+        "<a>" * 300_000,
+        "<a><b>" * 150_000,
+        "\\boxed{" * 140_000,
+        "<think>" * 140_000,
+        "<a>" + "x" * 1_000_000,
+    ]
+    parsers = [
+        vf.XMLParser(["a", "b"]),
+        vf.ThinkParser(vf.extract_boxed_answer),
+        vf.MaybeThinkParser(),
+    ]
     for text in bombs:
         for parser in parsers:
             started = time.thread_time()

@@ -1,4 +1,5 @@
-"""Promise: Ctrl-C and SIGTERM stop a run within a bound, leave no process behind, and keep what was acknowledged."""
+"""Promise: Ctrl-C and SIGTERM stop a run within a bound, leave no process behind, and keep what was
+acknowledged."""
 
 import json
 import os
@@ -15,7 +16,7 @@ from support.kill import start_child
 from verifiers.storage.journal import read_journal
 from verifiers.testing import FakeServer
 
-# --- the commands ---------------------------------------------------------------------------------------------------
+# --- the commands ---------------------------------------------------------------------------------
 
 WITH_CHILDREN = """
 import os, subprocess
@@ -73,7 +74,8 @@ def gone(pids, within_s=5.0):
 
 @pytest.fixture
 def hanging(tmp_path, request):
-    """A running ``vf-eval`` with four rows on disk whose next reward hangs in a process with a child of its own."""
+    """A running ``vf-eval`` with four rows on disk whose next reward hangs in a process with a
+    child of its own."""
     computes = getattr(request, "param", "waits") == "computes"
     install_toy(tmp_path)
     (tmp_path / "toy.py").write_text(WITH_CHILDREN)
@@ -81,7 +83,9 @@ def hanging(tmp_path, request):
     pids.mkdir()
     with FakeServer(last_word, models=["m"]) as server:
         words = ("toy", "-b", server.url, "-m", "m", "-n", "-1", "-r", "1", "-c", "2")
-        child = start(tmp_path, *words, "-a", json.dumps({"folder": str(pids), "computes": computes}))
+        child = start(
+            tmp_path, *words, "-a", json.dumps({"folder": str(pids), "computes": computes})
+        )
         wait_for(lambda: len(list(pids.iterdir())) >= 2 or child.poll() is not None)
         assert child.poll() is None, end(child).err
         yield child, [int(file.name) for file in pids.iterdir()], tmp_path, server
@@ -93,7 +97,9 @@ def hanging(tmp_path, request):
     [([signal.SIGINT], 130), ([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGTERM], 143)],
     ids=["Ctrl-C", "Ctrl-C twice", "SIGTERM"],
 )
-def test_an_interrupted_vf_eval_ends_within_the_grace_leaves_no_child_and_keeps_its_rows(hanging, signals, code):
+def test_an_interrupted_vf_eval_ends_within_the_grace_leaves_no_child_and_keeps_its_rows(
+    hanging, signals, code
+):
     child, pids, folder, server = hanging
     assert all(map(alive, pids))
     sent = time.monotonic()
@@ -126,7 +132,9 @@ child = subprocess.Popen(["sleep", "300"], start_new_session=True)
 print(child.pid, flush=True)
 child.wait()
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as parent:
         pid = int(parent.stdout.readline())
         parent.kill()
         parent.wait()
@@ -135,7 +143,7 @@ child.wait()
         os.kill(pid, signal.SIGKILL)
 
 
-# --- the library ----------------------------------------------------------------------------------------------------
+# --- the library ----------------------------------------------------------------------------------
 
 CLEANING = """
 import asyncio, signal, sys
@@ -206,7 +214,12 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_inside_a_hook_cleans_up_every_rollout_once():
-    done = subprocess.run([sys.executable, "-X", "dev", "-c", INTERRUPTING], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", INTERRUPTING],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     lines = done.stdout.split("\n")
     assert sorted(lines[:4]) == [f"cleaned {n}" for n in range(4)], done.stderr
     assert lines[4] == "interrupted True 0"
@@ -215,7 +228,8 @@ def test_an_interrupt_inside_a_hook_cleans_up_every_rollout_once():
 
 
 def test_negative_control_an_interrupt_that_a_hook_may_swallow_stops_nothing():
-    """Negative control: a hook that catches everything keeps Ctrl-C for itself where nothing else stops the run."""
+    """Negative control: a hook that catches everything keeps Ctrl-C for itself where nothing else
+    stops the run."""
     code = """
 import os, signal
 stopped = 0

@@ -1,4 +1,5 @@
-"""Promise: a row acknowledged is on disk. It survives kill -9, a torn tail, a full disk; damage is found, never read.
+"""Promise: a row acknowledged is on disk. It survives kill -9, a torn tail, a full disk; damage is
+found, never read.
 
 The journal alone, as every run uses it; whole runs are in ``test_resume.py``.
 """
@@ -36,7 +37,7 @@ def numbered(start, stop):
     return [{"key": key} for key in range(start, stop)]
 
 
-# --- hostile text -----------------------------------------------------------------------------------------------
+# --- hostile text ---------------------------------------------------------------------------------
 
 
 TORTURE = {
@@ -73,7 +74,9 @@ def test_a_metric_that_is_no_number_is_a_scoring_error_and_null_on_disk(tmp_path
         return float("nan")
 
     rubric = vf.Rubric(funcs=[broken, lambda answer: 1.0], weights=[0.0, 1.0])
-    results = single_turn(1, rubric=rubric).evaluate(ScriptedClient("x"), "m", results_path=tmp_path)
+    results = single_turn(1, rubric=rubric).evaluate(
+        ScriptedClient("x"), "m", results_path=tmp_path
+    )
     assert (results["errors"][0].error, results["errors"][0].where) == ("ScoringError", "broken")
     (row,) = read_journal(tmp_path / "results.jsonl")
     assert row["metrics"]["broken"] is None
@@ -95,14 +98,20 @@ def test_without_ascii_the_same_text_breaks_readers_or_is_lost():
         json.dumps(TORTURE["lone surrogate"], ensure_ascii=False).encode()
 
 
-# --- cuts and damage --------------------------------------------------------------------------------------------
+# --- cuts and damage ------------------------------------------------------------------------------
 
 
 def test_cut_at_every_byte_the_exact_prefix_is_recovered_and_the_next_row_starts_a_line(tmp_path):
     appends = [{"key": 0}, {"key": 1, "text": "\u2028"}, numbered(2, 5), {"key": 5}]
     data = written(tmp_path / "whole.jsonl", *appends)
     ends = [i + 1 for i, byte in enumerate(data) if byte == 0x0A]
-    whole_after = {0: 0, ends[0]: 1, ends[1]: 2, ends[4]: 5, ends[5]: 6}  # the three rows count together
+    whole_after = {
+        0: 0,
+        ends[0]: 1,
+        ends[1]: 2,
+        ends[4]: 5,
+        ends[5]: 6,
+    }  # the three rows count together
     path = tmp_path / "cut.jsonl"
     for size in range(len(data) + 1):
         path.write_bytes(data[:size])
@@ -173,17 +182,22 @@ def test_a_row_missing_from_a_write_in_the_middle_is_damage(tmp_path):
         Journal.open(path)
 
 
-# --- failing disks ----------------------------------------------------------------------------------------------
+# --- failing disks --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", FAILPOINTS)
 @pytest.mark.parametrize("fault", ["raise", "ENOSPC"])
-async def test_after_one_failed_write_or_fsync_nothing_more_is_taken_and_the_acknowledged_stay(tmp_path, place, fault):
+async def test_after_one_failed_write_or_fsync_nothing_more_is_taken_and_the_acknowledged_stay(
+    tmp_path, place, fault
+):
     path = tmp_path / "results.jsonl"
     with armed(f"{place}:3:{fault}"), Journal.open(path) as journal:
         await journal.append({"key": 0})
         await journal.append(numbered(1, 3))
-        for key in (3, 4):  # the fault happens once; a second fsync would succeed and promise what it cannot know
+        for key in (
+            3,
+            4,
+        ):  # the fault happens once; a second fsync would succeed and promise what it cannot know
             with pytest.raises(JournalError, match="acknowledged") as raised:
                 await journal.append({"key": key})
             assert isinstance(raised.value.__cause__, OSError)
@@ -204,7 +218,8 @@ async def test_without_the_fault_the_same_rows_are_taken(tmp_path):
 
 
 async def test_a_failed_fsync_is_never_asked_again(tmp_path, monkeypatch):
-    """After EIO the kernel forgets the dirty pages: a second fsync says yes, and the bytes are not there."""
+    """After EIO the kernel forgets the dirty pages: a second fsync says yes, and the bytes are not
+    there."""
     asked = []
 
     def third_fails(fd):
@@ -254,7 +269,7 @@ def test_on_a_full_disk_every_acknowledged_row_is_readable(warm, tmp_path):
     assert path.read_bytes().endswith(b"\n")
 
 
-# --- kills ------------------------------------------------------------------------------------------------------
+# --- kills ----------------------------------------------------------------------------------------
 
 WORKERS = """
 import asyncio, sys
@@ -279,7 +294,8 @@ asyncio.run(main())
 
 
 def run_with_kills(warm, path, kills, plan=200, num_workers=16):
-    """Run the plan to its end through ``kills``; every acknowledgement must be kept and given once."""
+    """Run the plan to its end through ``kills``; every acknowledgement must be kept
+    and given once."""
     acknowledged = Counter()
     for kill in [*kills, {}]:
         ended = warm.run(WORKERS, path, plan, num_workers, **kill)
@@ -302,7 +318,11 @@ def test_killed_at_a_failpoint_the_run_resumes_without_loss_or_repetition(warm, 
 
 def test_killed_at_random_times_the_run_resumes_without_loss_or_repetition(warm, tmp_path):
     draw = random.Random(7)
-    run_with_kills(warm, tmp_path / "results.jsonl", [{"kill_after_lines": draw.randint(1, 40)} for _ in range(4)])
+    run_with_kills(
+        warm,
+        tmp_path / "results.jsonl",
+        [{"kill_after_lines": draw.randint(1, 40)} for _ in range(4)],
+    )
 
 
 @pytest.mark.slow
@@ -312,7 +332,9 @@ def test_killed_at_random_times_many_rounds(warm, tmp_path):
     run_with_kills(warm, tmp_path / "results.jsonl", kills, plan=3000, num_workers=64)
 
 
-ACKNOWLEDGES_TOO_EARLY = WORKERS.replace("await journal.append(row)", "asyncio.ensure_future(journal.append(row))")
+ACKNOWLEDGES_TOO_EARLY = WORKERS.replace(
+    "await journal.append(row)", "asyncio.ensure_future(journal.append(row))"
+)
 
 
 def test_without_waiting_for_the_disk_a_kill_loses_acknowledged_rows(warm, tmp_path):

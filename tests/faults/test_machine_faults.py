@@ -1,4 +1,5 @@
-"""What a machine or a server changes in the middle of a run: its clock, its model, who may write where."""
+"""What a machine or a server changes in the middle of a run: its clock, its model, who may write
+where."""
 
 import json
 import time
@@ -10,7 +11,7 @@ from support.small_envs import add_one, single_turn
 from verifiers.storage.journal import read_journal
 from verifiers.testing import ScriptedClient
 
-# --- the clock --------------------------------------------------------------------------------------------------------
+# --- the clock ------------------------------------------------------------------------------------
 
 
 def going_backwards(monkeypatch, step_s=3600.0):
@@ -43,7 +44,7 @@ def test_measured_with_that_clock_a_duration_is_negative(monkeypatch):
     assert time.time() - started < 0
 
 
-# --- the model --------------------------------------------------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------
 
 
 class Renamed(ScriptedClient):
@@ -59,7 +60,9 @@ class Renamed(ScriptedClient):
 
 
 @pytest.mark.parametrize("sessions", [1, 2])
-def test_a_server_that_changes_its_model_is_told_and_every_row_names_its_own(tmp_path, caplog, sessions):
+def test_a_server_that_changes_its_model_is_told_and_every_row_names_its_own(
+    tmp_path, caplog, sessions
+):
     """Also when it does so between two sessions of the run."""
     client = Renamed(["m"] * 2 + ["m-small"])
     if sessions == 2:

@@ -1,4 +1,5 @@
-"""The table of faults is complete: every row has tests and negative controls that exist, and the page is up to date."""
+"""The table of faults is complete: every row has tests and negative controls that exist, and the
+page is up to date."""
 
 import ast
 import json
@@ -17,7 +18,9 @@ TESTS = Path(__file__).parents[1]
 def functions_of(file):
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
-    return {node.name for node in tree.body if isinstance(node, kinds) and node.name.startswith("test_")}
+    return {
+        node.name for node in tree.body if isinstance(node, kinds) and node.name.startswith("test_")
+    }
 
 
 def test_no_row_is_missing_and_each_stands_under_one_promise():
@@ -40,23 +43,39 @@ def test_a_row_has_tests_and_negative_controls_and_all_of_them_exist(number):
 
 def test_every_test_of_this_folder_is_in_the_table():
     named = {test for row in ROWS.values() for test in (*row.tests, *row.negative_controls)}
-    files = [file for file in sorted(Path(__file__).parent.glob("test_*.py")) if file.name != "test_matrix.py"]
-    found = {f"faults/{file.name}::{name}" for file in files for name in functions_of(f"faults/{file.name}")}
+    files = [
+        file
+        for file in sorted(Path(__file__).parent.glob("test_*.py"))
+        if file.name != "test_matrix.py"
+    ]
+    found = {
+        f"faults/{file.name}::{name}"
+        for file in files
+        for name in functions_of(f"faults/{file.name}")
+    }
     assert found - named == set()
 
 
 def test_the_page_of_promises_is_what_the_table_says():
-    assert PAGE.read_text(encoding="utf-8") == page(), "write it again: python tests/faults/matrix.py"
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "write it again: python tests/faults/matrix.py"
+    )
 
 
-# --- the certificate ----------------------------------------------------------------------------------------------
+# --- the certificate ------------------------------------------------------------------------------
 
 
 def test_the_page_of_the_certificate_is_the_recorded_one_of_these_promises():
     record = json.loads(certificate.RECORD.read_text())
     text = certificate.PAGE.read_text(encoding="utf-8")
-    assert text == certificate.with_section(text, record), "write it again: python tests/certificate.py --page FILES"
-    named = {test.partition("::")[0] for row in ROWS.values() for test in (*row.tests, *row.negative_controls)}
+    assert text == certificate.with_section(text, record), (
+        "write it again: python tests/certificate.py --page FILES"
+    )
+    named = {
+        test.partition("::")[0]
+        for row in ROWS.values()
+        for test in (*row.tests, *row.negative_controls)
+    }
     made = record["certificate"]
     assert [one["promise"] for one in made["promises"]] == list(PROMISES)
     assert {file for one in made["promises"] for file in one["families"]} <= named
@@ -66,7 +85,9 @@ def test_the_page_of_the_certificate_is_the_recorded_one_of_these_promises():
 
 
 def outcomes(*changes):
-    every = {test: "passed" for promise in PROMISES for test in certificate.named_tests(promise, ROWS)}
+    every = {
+        test: "passed" for promise in PROMISES for test in certificate.named_tests(promise, ROWS)
+    }
     return {name: outcome for name, outcome in (every | dict(changes)).items() if outcome}
 
 
@@ -76,7 +97,10 @@ def test_a_certificate_holds_for_what_ran_and_passed_alone():
     skipped = certificate.certificate(outcomes((first, "Skipped: no such device")), "all", 1.0)
     assert certificate.holds(skipped)
     assert "skipped 1: no such device" in "\n".join(certificate.lines_of(skipped))
-    for outcome, said in (("failed", f"failed: {first}"), ("", "1 tests left out")):  # negative controls
+    for outcome, said in (
+        ("failed", f"failed: {first}"),
+        ("", "1 tests left out"),
+    ):  # negative controls
         made = certificate.certificate(outcomes((first, outcome)), "all", 1.0)
         assert not certificate.holds(made)
         assert said in "\n".join(certificate.lines_of(made))
@@ -90,4 +114,6 @@ def test_of_several_runs_a_case_counts_as_it_ran_last():
     assert certificate.holds(made)
     assert made["passed"] == made["cases"] == 1 + len(others)
     assert [run["passed"] for run in made["runs"]] == [len(others), 1]
-    assert not certificate.holds(certificate.merged([again, whole]))  # negative control: the failure is the last word
+    assert not certificate.holds(
+        certificate.merged([again, whole])
+    )  # negative control: the failure is the last word

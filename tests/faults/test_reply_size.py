@@ -30,7 +30,8 @@ NO_REPEATS = RetryPolicy(max_retries=0)
 
 
 class EndlessServer:
-    """Answers every completion with a body that never ends; ``num_bytes`` were accepted by the client's side."""
+    """Answers every completion with a body that never ends; ``num_bytes`` were accepted by the
+    client's side."""
 
     def __init__(self, head: bytes = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"):
         self.head, self.num_bytes, self.num_closed = head, 0, 0
@@ -57,7 +58,9 @@ class EndlessServer:
         with connection:
             if connection.recv(2**16).startswith(b"GET"):
                 connection.sendall(
-                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(MODELS) + MODELS
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+                    % len(MODELS)
+                    + MODELS
                 )
                 return
             try:
@@ -128,13 +131,17 @@ def test_a_reply_without_end_is_left_at_the_limit_and_its_connection_closed(head
 
 
 def test_a_reply_within_the_limit_is_read_and_its_connection_used_again():
-    body = '{"choices": [{"message": {"content": "%s"}, "finish_reason": "stop"}]}' % ("1" * (MIB // 2))
+    body = '{"choices": [{"message": {"content": "%s"}, "finish_reason": "stop"}]}' % (
+        "1" * (MIB // 2)
+    )
     zipped = Behaviour(200, ZIPPED, gzip.compress(body.encode()))
     with FakeServer("1", script=lambda hit: zipped) as server:
         client = client_of(server, max_response_bytes=MIB)
         results = single_turn(3).evaluate(client, "m", max_concurrent=1)
         assert len(server.connections) <= 1
-    assert [len(completion[-1]["content"]) for completion in results["completions"]] == [MIB // 2] * 3
+    assert [len(completion[-1]["content"]) for completion in results["completions"]] == [
+        MIB // 2
+    ] * 3
 
 
 def test_a_judge_that_answers_without_end_leaves_the_reward_unknown():

@@ -1,7 +1,8 @@
-"""Promise: interrupted at any instant, the same command finishes the run and does only what is pending.
+"""Promise: interrupted at any instant, the same command finishes the run and does only what is
+pending.
 
-No row twice, none missing, none from another configuration. A child process evaluates against a server of this
-process and is killed; the server counts what was asked for.
+No row twice, none missing, none from another configuration. A child process evaluates against a
+server of this process and is killed; the server counts what was asked for.
 """
 
 import json
@@ -31,7 +32,9 @@ PLACES = [
     *(f"journal.{name}:3" for name in ("before_write", "after_write", "after_fsync")),
     "journal.open:1",  # while a run is resumed
     "journal.finish:1",
-    *(f"atomic_write.before_rename:{n}" for n in (1, 2, 3)),  # configuration, first and last metadata
+    *(
+        f"atomic_write.before_rename:{n}" for n in (1, 2, 3)
+    ),  # configuration, first and last metadata
 ]
 
 CHILD = """
@@ -56,10 +59,12 @@ results = env.evaluate(
 print("done", len(results), results.metadata.avg_reward, results.metadata.status, flush=True)
 """
 
-LARGE = CHILD.replace("import verifiers as vf", "import verifiers as vf, verifiers.runs.store as run_store").replace(
-    "env.evaluate(", "env.evaluate(keep_states=False, client="
+LARGE = CHILD.replace(
+    "import verifiers as vf", "import verifiers as vf, verifiers.runs.store as run_store"
+).replace("env.evaluate(", "env.evaluate(keep_states=False, client=")
+LARGE = LARGE.replace("url, path", "run_store.LARGE_PLAN = 0\nurl, path", 1).replace(
+    '"scripted"', 'model="scripted"'
 )
-LARGE = LARGE.replace("url, path", "run_store.LARGE_PLAN = 0\nurl, path", 1).replace('"scripted"', 'model="scripted"')
 """The same run, whose rollouts are not held."""
 
 
@@ -83,7 +88,8 @@ def rows_of(folder):
 
 
 def finish(warm, server, folder, grouped="alone", count=NUM_EXAMPLES, code=CHILD):
-    """Run to the end: exactly the pending rollouts are generated, and each planned one is saved once."""
+    """Run to the end: exactly the pending rollouts are generated, and each planned one is saved
+    once."""
     before, durable = server.count, len(rows_of(folder))
     ended = warm.run(code, server.url, folder, grouped, "save", count)
     reward = 1.0 if grouped == "alone" else 1.0 + SIBLINGS
@@ -94,14 +100,20 @@ def finish(warm, server, folder, grouped="alone", count=NUM_EXAMPLES, code=CHILD
     assert Counter(row["example_id"] for row in rows) == dict.fromkeys(range(count), SIBLINGS)
 
 
-# --- kill -9 ------------------------------------------------------------------------------------------------------
+# --- kill -9 --------------------------------------------------------------------------------------
 
 
-def test_killed_at_random_times_25_rounds_a_run_ends_with_the_planned_rows_once(warm, server, tmp_path):
+def test_killed_at_random_times_25_rounds_a_run_ends_with_the_planned_rows_once(
+    warm, server, tmp_path
+):
     chance = random.Random(5)
     acknowledged, killed = 0, 0
     for number in range(ROUNDS):
-        when = {"kill_after_s": chance.uniform(0, 0.05)} if number % 2 else {"kill_after_lines": chance.randint(1, 9)}
+        when = (
+            {"kill_after_s": chance.uniform(0, 0.05)}
+            if number % 2
+            else {"kill_after_lines": chance.randint(1, 9)}
+        )
         ended = warm.run(CHILD, server.url, tmp_path, "alone", "save", LONG, **when)
         assert ended.killed or "done" in ended.lines[-1], ended.stderr
         killed += ended.killed
@@ -116,7 +128,11 @@ def test_without_saving_a_killed_run_begins_again_from_nothing(warm, server, tmp
     """Negative control."""
     warm.run(CHILD, server.url, tmp_path, "alone", "forget", NUM_EXAMPLES, kill_after_lines=5)
     before = server.count
-    assert warm.run(CHILD, server.url, tmp_path, "alone", "forget", NUM_EXAMPLES).lines[-1].startswith("done 80")
+    assert (
+        warm.run(CHILD, server.url, tmp_path, "alone", "forget", NUM_EXAMPLES)
+        .lines[-1]
+        .startswith("done 80")
+    )
     assert server.count - before == PLANNED
 
 
@@ -126,7 +142,9 @@ def test_killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_w
     warm, server, tmp_path, place, grouped
 ):
     if place == "journal.open:1":
-        assert warm.run(CHILD, server.url, tmp_path, grouped, "save", NUM_EXAMPLES, kill_after_lines=9).killed
+        assert warm.run(
+            CHILD, server.url, tmp_path, grouped, "save", NUM_EXAMPLES, kill_after_lines=9
+        ).killed
     ended = warm.run(CHILD, server.url, tmp_path, grouped, "save", NUM_EXAMPLES, failpoint=place)
     assert ended.killed, ended.stderr
     rows = rows_of(tmp_path)
@@ -137,9 +155,13 @@ def test_killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_w
 
 
 @pytest.mark.parametrize("place", [*PLACES[2:4], "index.append:1", "atomic_write.before_rename:3"])
-def test_a_large_run_that_is_killed_at_a_failpoint_loses_no_row_and_does_none_twice(warm, server, tmp_path, place):
+def test_a_large_run_that_is_killed_at_a_failpoint_loses_no_row_and_does_none_twice(
+    warm, server, tmp_path, place
+):
     if place == "journal.open:1":
-        assert warm.run(LARGE, server.url, tmp_path, "grouped", "save", NUM_EXAMPLES, kill_after_lines=9).killed
+        assert warm.run(
+            LARGE, server.url, tmp_path, "grouped", "save", NUM_EXAMPLES, kill_after_lines=9
+        ).killed
     ended = warm.run(LARGE, server.url, tmp_path, "grouped", "save", NUM_EXAMPLES, failpoint=place)
     assert ended.killed, ended.stderr
     assert len(rows_of(tmp_path)) >= sum(line.startswith("stored") for line in ended.lines)
@@ -150,8 +172,14 @@ def test_a_large_run_that_is_killed_at_a_failpoint_loses_no_row_and_does_none_tw
 
 def test_rows_of_a_group_written_one_by_one_are_torn_apart_by_a_kill(warm, tmp_path):
     """Negative control of whole groups: the same rows, appended one at a time."""
-    code = "import sys\nfrom verifiers.storage.journal import Journal\nwith Journal.open(sys.argv[1]) as j:\n"
-    for append, durable in (("[j.append_sync({'key': n}) for n in range(4)]", 2), ("j.append_sync(rows)", 0)):
+    code = (
+        "import sys\nfrom verifiers.storage.journal import Journal\nwith Journal.open(sys.argv[1])"
+        " as j:\n"
+    )
+    for append, durable in (
+        ("[j.append_sync({'key': n}) for n in range(4)]", 2),
+        ("j.append_sync(rows)", 0),
+    ):
         file = tmp_path / f"{durable}.jsonl"
         rows = "    rows = [{'key': n} for n in range(4)]\n"
         warm.run(f"{code}{rows}    {append}", file, failpoint=f"journal.before_write:{durable + 1}")
@@ -168,7 +196,7 @@ def test_power_loss_in_the_middle_of_a_row_costs_that_row_only(warm, server, tmp
     assert server.count - before == 1
 
 
-# --- the disk -----------------------------------------------------------------------------------------------------
+# --- the disk -------------------------------------------------------------------------------------
 
 SMALL_DISK = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
 
@@ -182,8 +210,12 @@ SMALL_DISK = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (40_000
     ],
     ids=["full at the third write", "EIO at the third fsync", "full for real"],
 )
-def test_a_failing_disk_stops_the_run_and_keeps_what_was_acknowledged(warm, server, tmp_path, limit, failpoint, said):
-    ended = warm.run(limit + CHILD, server.url, tmp_path, "alone", "save", NUM_EXAMPLES, failpoint=failpoint)
+def test_a_failing_disk_stops_the_run_and_keeps_what_was_acknowledged(
+    warm, server, tmp_path, limit, failpoint, said
+):
+    ended = warm.run(
+        limit + CHILD, server.url, tmp_path, "alone", "save", NUM_EXAMPLES, failpoint=failpoint
+    )
     assert "JournalError" in ended.stderr
     assert said in ended.stderr
     stored = sum(line.startswith("stored") for line in ended.lines)
@@ -207,7 +239,9 @@ def test_vf_eval_on_a_failing_disk_ends_with_3(tmp_path):
         assert server.count - before == 24 - kept
 
 
-def test_a_flipped_byte_stops_vf_eval_with_3_by_file_and_line_and_the_file_is_untouched(vf_eval, eval_folder):
+def test_a_flipped_byte_stops_vf_eval_with_3_by_file_and_line_and_the_file_is_untouched(
+    vf_eval, eval_folder
+):
     with FakeServer(last_word, models=["m"]) as server:
         (run,) = vf_eval("toy", "-b", server.url, "-n", "3", "-r", "1", "--json").json["runs"]
         file = Path(run["path"], "results.jsonl")
@@ -221,7 +255,7 @@ def test_a_flipped_byte_stops_vf_eval_with_3_by_file_and_line_and_the_file_is_un
         assert file.read_bytes() == damaged
 
 
-# --- one writer ---------------------------------------------------------------------------------------------------
+# --- one writer -----------------------------------------------------------------------------------
 
 
 def test_a_second_process_on_the_same_directory_is_refused(server, tmp_path):
@@ -231,7 +265,10 @@ def test_a_second_process_on_the_same_directory_is_refused(server, tmp_path):
         try:
             with pytest.raises(vf.RunBusy) as caught:
                 single_turn(NUM_EXAMPLES, rubric=vf.Rubric(funcs=[right])).evaluate(
-                    vf.ClientConfig(api_base_url=server.url), "scripted", rollouts_per_example=2, results_path=tmp_path
+                    vf.ClientConfig(api_base_url=server.url),
+                    "scripted",
+                    rollouts_per_example=2,
+                    results_path=tmp_path,
                 )
             assert caught.value.pid == first.pid
         finally:
@@ -240,7 +277,9 @@ def test_a_second_process_on_the_same_directory_is_refused(server, tmp_path):
         assert f"done {PLANNED} 1.0 complete" in rest
 
 
-def test_a_second_vf_eval_on_the_same_directory_is_exit_2_with_pid_and_host_and_the_first_goes_on(vf_eval, eval_folder):
+def test_a_second_vf_eval_on_the_same_directory_is_exit_2_with_pid_and_host_and_the_first_goes_on(
+    vf_eval, eval_folder
+):
     with FakeServer(last_word, models=["m"], delay_s=0.05) as server:
         words = ("toy", "-b", server.url, "-m", "m", "-n", "-1", "-r", "2", "-c", "1")
         first = start(eval_folder, *words)
@@ -257,18 +296,22 @@ def test_a_second_vf_eval_on_the_same_directory_is_exit_2_with_pid_and_host_and_
         assert len(rows_on_disk(eval_folder)) == server.count == 12
 
 
-# --- another configuration, other rows -----------------------------------------------------------------------------
+# --- another configuration, other rows ------------------------------------------------------------
 
 
 def test_without_the_fingerprint_rows_of_another_model_would_count_as_done(tmp_path):
-    """Negative control of refusing another configuration: what names a row on disk is its example and its sibling."""
+    """Negative control of refusing another configuration: what names a row on disk is its example
+    and its sibling."""
     env = single_turn(3)
     env.evaluate(ScriptedClient("wrong"), "weak", results_path=tmp_path)
     plan, logger = Plan(list(env.eval_table), [1] * 3), logging.getLogger()
     store = RunStore(plan, None, logger)
     store.saved = {row["rollout_key"]: (1, row) for row in rows_of(tmp_path)}
     store.num_saved = len(store.saved)
-    assert list(pending(plan, store, lambda *taken: None, whole_groups=False, retry_errors=False)) == []
+    assert (
+        list(pending(plan, store, lambda *taken: None, whole_groups=False, retry_errors=False))
+        == []
+    )
     with pytest.raises(vf.RunMismatch, match="model was 'weak', now 'strong'"):
         env.evaluate(ScriptedClient(add_one), "strong", results_path=tmp_path)
 

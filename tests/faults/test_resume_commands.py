@@ -1,4 +1,5 @@
-"""Promise: the printed command finishes the run; what was done to its files by hand is told and never mixed in."""
+"""Promise: the printed command finishes the run; what was done to its files by hand is told and
+never mixed in."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ NUM_ROWS, FAILS_AT = 6, 3
 
 
 def refuses_from(number):
-    """A script: the key is refused from this completion on, which stops the run with its rows saved."""
+    """A script: the key is refused from this completion on, which stops the run with its rows
+    saved."""
     return lambda hit: 401 if hit.index >= number else None
 
 
@@ -40,7 +42,9 @@ def test_the_printed_command_finishes_the_run_that_it_is_printed_for(words, vf_e
     target = ["more.toml"] if setting else ["toy"]
     common = ["-m", "m", "-n", str(NUM_ROWS), "-r", "1", "-c", "1", "-A", *flags]
     if before:
-        with FakeServer(last_word, refuses_from(2) if "unfinished" in before else None, models=["m"]) as server:
+        with FakeServer(
+            last_word, refuses_from(2) if "unfinished" in before else None, models=["m"]
+        ) as server:
             vf_eval(*target, "-b", server.url, *common)
     with FakeServer(last_word, refuses_from(FAILS_AT), models=["m"]) as server:
         url = server.url
@@ -74,7 +78,7 @@ def test_a_folder_that_does_not_hold_the_named_run_is_refused(vf_eval, eval_fold
     assert "which is not in elsewhere; leave out --output-dir" in ran.paragraph
 
 
-# --- files changed by hand ------------------------------------------------------------------------------------------
+# --- files changed by hand ------------------------------------------------------------------------
 
 
 def play(path, num_rows=NUM_ROWS, **more):
@@ -85,7 +89,9 @@ def play(path, num_rows=NUM_ROWS, **more):
 
 
 @pytest.mark.parametrize("left", [None, 0, 2], ids=["deleted", "emptied", "cut"])
-def test_a_finished_run_that_has_lost_rows_says_so_before_it_generates_them_again(left, tmp_path, caplog):
+def test_a_finished_run_that_has_lost_rows_says_so_before_it_generates_them_again(
+    left, tmp_path, caplog
+):
     play(tmp_path / "run")
     rows = tmp_path / "run" / "results.jsonl"
     if left is None:
@@ -94,7 +100,10 @@ def test_a_finished_run_that_has_lost_rows_says_so_before_it_generates_them_agai
         rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:left]))
     told = []
     results, asked = play(tmp_path / "run", on_log=told.append)
-    said = f"has lost rows: metadata.json counted {NUM_ROWS} rollouts, the file has {left or 0}; the missing ones are"
+    said = (
+        f"has lost rows: metadata.json counted {NUM_ROWS} rollouts, the file has {left or 0}; the"
+        " missing ones are"
+    )
     assert said in caplog.text
     assert said in told[0]
     assert asked == NUM_ROWS - (left or 0)
@@ -128,7 +137,9 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_row_of_another_shape_with_a_right_checksum_is_named_by_file_and_line(kind, tmp_path, monkeypatch):
+def test_a_row_of_another_shape_with_a_right_checksum_is_named_by_file_and_line(
+    kind, tmp_path, monkeypatch
+):
     play(tmp_path / "run")
     file = tmp_path / "run" / "results.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
@@ -139,11 +150,15 @@ def test_a_row_of_another_shape_with_a_right_checksum_is_named_by_file_and_line(
     lines[2] = b'%b,"crc32":%d}\n' % (body, zlib.crc32(body))
     file.write_bytes(b"".join(lines))
     before = file.read_bytes()
-    with pytest.raises(vf.JournalError, match=r"results\.jsonl:3: this line is not a saved rollout"):
+    with pytest.raises(
+        vf.JournalError, match=r"results\.jsonl:3: this line is not a saved rollout"
+    ):
         play(tmp_path / "run", num_rows=NUM_ROWS + 1)
     assert file.read_bytes() == before
     if "key" not in kind or kind.startswith("nothing"):
         for large in (loading.LARGE_BYTES, 1):
             monkeypatch.setattr(loading, "LARGE_BYTES", large)
-            with pytest.raises(vf.JournalError, match=r"results\.jsonl:3: this line is not a saved rollout"):
+            with pytest.raises(
+                vf.JournalError, match=r"results\.jsonl:3: this line is not a saved rollout"
+            ):
                 vf.load_results(tmp_path / "run")

@@ -1,4 +1,5 @@
-"""Promise: the number of requests is bounded by one retry layer, which obeys the server and spreads out.
+"""Promise: the number of requests is bounded by one retry layer, which obeys the server and spreads
+out.
 
 Everything is counted at the server.
 """
@@ -29,7 +30,7 @@ def question(hit):
     return hit.json()["messages"][-1]["content"]
 
 
-# --- how long -------------------------------------------------------------------------------------------------------
+# --- how long -------------------------------------------------------------------------------------
 
 
 class Deaf(RetryPolicy):
@@ -40,7 +41,8 @@ class Deaf(RetryPolicy):
 
 
 def gaps_after_a_429(policy):
-    """Seconds between the refusal and the repetition, of 20 rollouts that are told to wait one second."""
+    """Seconds between the refusal and the repetition, of 20 rollouts that are told to wait one
+    second."""
     seen = Counter()
 
     def busy(hit):
@@ -77,13 +79,15 @@ def test_a_retry_after_of_ten_minutes_fails_at_once_and_names_it():
 def test_a_retry_after_beyond_the_rollouts_own_bound_is_not_waited_for():
     with FakeServer("x", script=lambda hit: Behaviour(429, {"Retry-After": "60"})) as server:
         started = time.monotonic()
-        results = single_turn(3).evaluate(client_of(server, RetryPolicy()), "scripted", rollout_timeout_s=0.5)
+        results = single_turn(3).evaluate(
+            client_of(server, RetryPolicy()), "scripted", rollout_timeout_s=0.5
+        )
         assert time.monotonic() - started < 3
         assert server.count == 3
     assert {e.error for e in results["errors"]} <= {"RateLimited", "RolloutTimeout"}
 
 
-# --- how often ------------------------------------------------------------------------------------------------------
+# --- how often ------------------------------------------------------------------------------------
 
 
 def test_a_rollout_sends_at_most_one_request_more_than_its_repeats():
@@ -98,7 +102,9 @@ FAULTS = [500, 502, 503, Behaviour(reset=True)]
 
 
 @pytest.mark.parametrize("kind", ["ours", "OpenAI", "AsyncOpenAI"])
-def test_500_502_503_and_a_reset_are_repeated_by_one_layer_and_their_history_is_on_the_rollout(kind):
+def test_500_502_503_and_a_reset_are_repeated_by_one_layer_and_their_history_is_on_the_rollout(
+    kind,
+):
     """The SDK's own repeats (two, unless told otherwise) take no part."""
     with FakeServer(add_one, script=FAULTS) as server:
         given = {
@@ -122,17 +128,21 @@ async def test_two_layers_of_repeats_multiply():
 
         async def send():
             try:
-                return await sdk.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+                return await sdk.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "hi"}]
+                )
             except openai.InternalServerError as error:
                 raise vf.ModelUnavailable("down", status=500) from error
 
         with pytest.raises(vf.ModelUnavailable, match="after 4 attempts"):
-            await call_with_retries(send, RetryPolicy(max_retries=3, base_s=0.001), AdaptiveLimiter(4))
+            await call_with_retries(
+                send, RetryPolicy(max_retries=3, base_s=0.001), AdaptiveLimiter(4)
+            )
         assert server.count == 3 * 4
         await sdk.close()
 
 
-# --- a storm --------------------------------------------------------------------------------------------------------
+# --- a storm --------------------------------------------------------------------------------------
 
 
 class Storm:
@@ -143,7 +153,9 @@ class Storm:
         self.hits = []  # (seconds since the first, in flight, question)
         with FakeServer(add_one, script=self.answer, delay_s=0.02) as self.server:
             client = client_of(self.server, policy)
-            self.results = single_turn(num_rollouts).evaluate(client, "scripted", max_concurrent=WORKERS)
+            self.results = single_turn(num_rollouts).evaluate(
+                client, "scripted", max_concurrent=WORKERS
+            )
 
     def answer(self, hit):
         self.hits.append((hit.time_s, self.server.in_flight, question(hit)))
@@ -204,7 +216,8 @@ class VirtualTime(asyncio.SelectorEventLoop):
 
 
 def repeats_in_virtual_time(policy, retry_after_s, storm_s=2.1):
-    """When 64 workers, whose requests take 20 ms and meet nothing but 429 for ``storm_s`` seconds, repeat in these."""
+    """When 64 workers, whose requests take 20 ms and meet nothing but 429 for ``storm_s`` seconds,
+    repeat in these."""
     limiter, repeats = AdaptiveLimiter(WORKERS), []
 
     async def work():

@@ -1,4 +1,5 @@
-"""Promise: an unknown reward is unknown. Never 0, never in a mean; and scoring neither holds the loop nor hangs."""
+"""Promise: an unknown reward is unknown. Never 0, never in a mean; and scoring neither holds the
+loop nor hangs."""
 
 import asyncio
 import json
@@ -30,7 +31,9 @@ def test_a_reward_that_raises_on_a_tenth_leaves_these_unknown():
     assert results.metadata.avg_reward == 1.0
     assert (results.metadata.num_unscored, results.metadata.num_errors) == (10, 0)
     line = flaky.__code__.co_firstlineno + 2
-    assert results.summary()["unscored"] == {f"ConnectionError in flaky (test_reward_faults.py:{line})": 10}
+    assert results.summary()["unscored"] == {
+        f"ConnectionError in flaky (test_reward_faults.py:{line})": 10
+    }
 
 
 def test_counted_as_zero_the_same_failures_lower_the_mean():
@@ -58,24 +61,32 @@ def test_vf_eval_says_how_many_are_unscored_and_why_and_ends_with_0(vf_eval, eva
     with FakeServer("x", models=["m"]) as server:
         ran = vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "1")
         assert ran.code == 0
-        assert "unscored 10 × ConnectionError in flaky (toy.py:6); not in the mean" in " ".join(ran.out.split())
+        assert "unscored 10 × ConnectionError in flaky (toy.py:6); not in the mean" in " ".join(
+            ran.out.split()
+        )
         run = vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "1", "--json").json["runs"][0]
     assert (run["avg_reward"], run["num_unscored"], run["num_errors"]) == (1.0, 10, 0)
 
 
 def test_vf_eval_of_rewards_that_all_fail_ends_with_their_counts_and_places(vf_eval, eval_folder):
-    source = FLAKY.replace("% 10 == 0", "% 4 == 0").replace("return 1.0", "return 1 / (len(completion) - 1)")
+    source = FLAKY.replace("% 10 == 0", "% 4 == 0").replace(
+        "return 1.0", "return 1 / (len(completion) - 1)"
+    )
     (eval_folder / "toy.py").write_text(source)
     with FakeServer("x", models=["m"]) as server:
         ran = vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "1", "--abort-after", "0")
         stopped = vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "1", "--fresh")
-    assert "in a row failed with ScoringError, the last with: reward function 'flaky': raised" in stopped.err
+    assert (
+        "in a row failed with ScoringError, the last with: reward function 'flaky': raised"
+        in stopped.err
+    )
     assert re.search(r"raised \w+: .* \(toy.py:[67]\)\. Finished rollouts are kept", stopped.err)
     assert ran.code == 3
     assert (
-        "none of 100 rollouts could be scored: 75 x ZeroDivisionError in flaky (toy.py:7), 25 x ConnectionError in "
-        "flaky (toy.py:6); the first: ScoringError: reward function 'flaky': raised ConnectionError: the judge is away"
-    ) in ran.paragraph
+        "none of 100 rollouts could be scored: 75 x ZeroDivisionError in flaky (toy.py:7), 25 x"
+        " ConnectionError in flaky (toy.py:6); the first: ScoringError: reward function 'flaky':"
+        " raised ConnectionError: the judge is away" in ran.paragraph
+    )
 
 
 def nested(completion):
@@ -88,10 +99,14 @@ async def awaited(completion):
 
 
 @pytest.mark.parametrize(
-    ("function", "line", "cause"), [(nested, 1, "JSONDecodeError"), (awaited, 2, "ValueError")], ids=["sync", "async"]
+    ("function", "line", "cause"),
+    [(nested, 1, "JSONDecodeError"), (awaited, 2, "ValueError")],
+    ids=["sync", "async"],
 )
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
-def test_the_place_of_a_failure_is_the_line_of_the_authors_function(function, line, cause, timeout_s):
+def test_the_place_of_a_failure_is_the_line_of_the_authors_function(
+    function, line, cause, timeout_s
+):
     env = single_turn(1, rubric=vf.Rubric(funcs=[function], timeout_s=timeout_s))
     results = env.evaluate(ScriptedClient("x"), "m")
     place = f"{function.__name__} (test_reward_faults.py:{function.__code__.co_firstlineno + line})"
@@ -119,7 +134,9 @@ def test_a_group_reward_of_the_wrong_length_or_kind_is_unknown(values):
         return values
 
     rubric = vf.Rubric(funcs=[together])
-    results = single_turn(1, rubric=rubric).evaluate(ScriptedClient("x"), "m", rollouts_per_example=2)
+    results = single_turn(1, rubric=rubric).evaluate(
+        ScriptedClient("x"), "m", rollouts_per_example=2
+    )
     assert {e and e.where for e in results["errors"]} - {None} == {"together"}
     assert math.isnan(results["rewards"][1])
 
@@ -141,12 +158,13 @@ def test_two_rewards_of_one_name_and_other_weights_are_refused_at_construction()
 
 
 def test_kept_by_name_alone_two_rewards_of_one_name_are_one():
-    """Negative control: a plain table of functions loses one without a word, and zip the longer list's rest."""
+    """Negative control: a plain table of functions loses one without a word, and zip the longer
+    list's rest."""
     assert len({function.__name__: function for function in (exact, exact)}) == 1
     assert list(zip([exact], [1.0, 0.5], strict=False)) == [(exact, 1.0)]
 
 
-# --- rewards that compute -----------------------------------------------------------------------------------------
+# --- rewards that compute -------------------------------------------------------------------------
 
 SLEEPER = """
 import sys, threading, time
@@ -171,7 +189,8 @@ def busy(completion):
 
 
 async def late_during(work):
-    """(99th percentile of how late a sleep of 5 ms wakes, the same of a process beside this one, the result)."""
+    """(99th percentile of how late a sleep of 5 ms wakes, the same of a process beside this one,
+    the result)."""
     late = []
 
     async def watch():
@@ -192,7 +211,8 @@ async def late_during(work):
 
 @pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
 async def test_a_computing_reward_does_not_hold_the_loop_and_other_rollouts_go_on(count):
-    """Half a second of CPU in each of so many synchronous rewards: the loop is at most 100 ms late, 99 times of 100.
+    """Half a second of CPU in each of so many synchronous rewards: the loop is at most 100 ms late,
+    99 times of 100.
 
     On a busy machine a sleeping process is late too; that much is allowed for.
     """
@@ -225,7 +245,7 @@ async def test_the_same_reward_on_the_loop_holds_it():
     assert late > 0.4 + usual
 
 
-# --- rewards that hang --------------------------------------------------------------------------------------------
+# --- rewards that hang ----------------------------------------------------------------------------
 
 HANGING = """
     import os, re, sys
@@ -245,7 +265,9 @@ def hanging(tmp_path, monkeypatch, request):
     (tmp_path / "hanging_rewards.py").write_text(imports + textwrap.dedent(HANGING))
     (tmp_path / "plain_rewards.py").write_text("def right(completion): return 1.0")
     monkeypatch.syspath_prepend(str(tmp_path))
-    hanging_rewards = pytest.importorskip("hanging_rewards", reason="sympy is not installed", exc_type=ImportError)
+    hanging_rewards = pytest.importorskip(
+        "hanging_rewards", reason="sympy is not installed", exc_type=ImportError
+    )
     yield hanging_rewards
     del sys.modules["hanging_rewards"], sys.modules["plain_rewards"]
 
@@ -273,12 +295,16 @@ def test_a_reward_that_hangs_is_killed_at_its_time_its_process_is_gone_and_the_n
         rubric.add_reward_func(function, isolated=True)
     pids = tmp_path / "pids"
     pids.mkdir()
-    env = vf.SingleTurnEnv(dataset=[{"question": "?", "info": {"folder": str(pids)}}], rubric=rubric)
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "?", "info": {"folder": str(pids)}}], rubric=rubric
+    )
     outcome = []
     if where == "main thread":
         outcome.append(env.evaluate(ScriptedClient("x"), "m"))
     else:
-        thread = threading.Thread(target=lambda: outcome.append(env.evaluate(ScriptedClient("x"), "m")))
+        thread = threading.Thread(
+            target=lambda: outcome.append(env.evaluate(ScriptedClient("x"), "m"))
+        )
         thread.start()
         thread.join()
     ended = time.time()
@@ -288,7 +314,9 @@ def test_a_reward_that_hangs_is_killed_at_its_time_its_process_is_gone_and_the_n
     assert results["metrics"]["right"] == [1.0]
     (file,) = pids.iterdir()
     assert not is_alive(int(file.name))
-    assert 1.0 <= ended - file.stat().st_mtime < 1.0 + 5  # the next one's process needs its time too
+    assert (
+        1.0 <= ended - file.stat().st_mtime < 1.0 + 5
+    )  # the next one's process needs its time too
 
 
 def test_a_thread_that_hangs_cannot_be_ended():
@@ -298,7 +326,9 @@ def test_a_thread_that_hangs_cannot_be_ended():
     def waits(completion):
         return float(release.wait(20))
 
-    results = single_turn(1, rubric=vf.Rubric(funcs=[waits], timeout_s=0.2)).evaluate(ScriptedClient("x"), "m")
+    results = single_turn(1, rubric=vf.Rubric(funcs=[waits], timeout_s=0.2)).evaluate(
+        ScriptedClient("x"), "m"
+    )
     assert math.isnan(results["rewards"][0])
     assert any(thread.name == "verifiers-worker" for thread in threading.enumerate())
     release.set()
@@ -308,4 +338,6 @@ def test_no_source_uses_an_alarm_signal():
     """It works on the main thread alone, and belongs to the program we are used in."""
     sources = [file.read_text() for file in Path(vf.__file__).parent.rglob("*.py")]
     assert len(sources) > 100
-    assert not [text[:60] for text in sources if re.search(r"SIGALRM|setitimer|signal\.alarm", text)]
+    assert not [
+        text[:60] for text in sources if re.search(r"SIGALRM|setitimer|signal\.alarm", text)
+    ]

@@ -1,4 +1,5 @@
-"""Promise: one rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run."""
+"""Promise: one rollout's failure is that rollout's failure. It never costs a neighbour, a request,
+or the run."""
 
 import asyncio
 import gc
@@ -17,7 +18,13 @@ from support.threads import no_new_thread
 from verifiers.testing import FakeServer, ScriptedClient
 
 COUNT, BAD = 100, 37
-HOOKS = ("setup_state", "env_response", "get_prompt_messages", "add_model_response", "render_completion")
+HOOKS = (
+    "setup_state",
+    "env_response",
+    "get_prompt_messages",
+    "add_model_response",
+    "render_completion",
+)
 
 
 def one(completion):
@@ -45,7 +52,9 @@ def spoilt(hook, error):
 
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize(
-    "error", [KeyError("x"), SystemExit(1), RecursionError(), MemoryError()], ids=lambda e: type(e).__name__
+    "error",
+    [KeyError("x"), SystemExit(1), RecursionError(), MemoryError()],
+    ids=lambda e: type(e).__name__,
 )
 def test_a_hook_that_raises_in_one_of_a_hundred_costs_one(hook, error):
     client = ScriptedClient("x")
@@ -65,7 +74,9 @@ def test_a_marked_method_that_raises_in_one_of_a_hundred_costs_one(mark, error):
         if state["example_id"] == BAD:
             raise error
 
-    env = type("Marked", (Talk,), {"broken": mark(broken)})(COUNT, max_turns=2, rubric=vf.Rubric(funcs=[one]))
+    env = type("Marked", (Talk,), {"broken": mark(broken)})(
+        COUNT, max_turns=2, rubric=vf.Rubric(funcs=[one])
+    )
     results = env.evaluate(ScriptedClient("x"), "m", max_concurrent=16)
     assert [(n, e.where) for n, e in enumerate(results["errors"]) if e] == [(BAD, "broken")]
     assert results["rewards"].count(1.0) == COUNT - 1
@@ -124,7 +135,10 @@ def test_a_hundred_rollouts_that_change_what_they_are_given_leave_siblings_and_e
         assert results["errors"] == [None] * 50
         assert results["rewards"] == [1.0] * 50
         assert {len(request.prompt) for request in client.requests} == {1, 3}
-    assert all(example.row["info"] == {"board": []} and example.row["extra"] == [1, 2] for example in env.train_table)
+    assert all(
+        example.row["info"] == {"board": []} and example.row["extra"] == [1, 2]
+        for example in env.train_table
+    )
 
 
 class Endless(Talk):
@@ -134,7 +148,9 @@ class Endless(Talk):
 
 
 async def test_an_environment_without_end_is_bounded_by_the_run_and_its_turns_are_kept():
-    results = await Endless(1, max_turns=-1).evaluate(ScriptedClient("x"), "m", rollout_timeout_s=0.2)
+    results = await Endless(1, max_turns=-1).evaluate(
+        ScriptedClient("x"), "m", rollout_timeout_s=0.2
+    )
     assert results["errors"][0].error == "RolloutTimeout"
     assert len(results["completions"][0]) > 3
     assert results["is_truncated"] == [True]
@@ -145,7 +161,10 @@ async def test_without_the_bound_it_ends_when_the_caller_does():
     """Negative control."""
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(
-            Endless(1, max_turns=-1).evaluate(ScriptedClient("x", delay_s=0.01), "m", rollout_timeout_s=None), 0.5
+            Endless(1, max_turns=-1).evaluate(
+                ScriptedClient("x", delay_s=0.01), "m", rollout_timeout_s=None
+            ),
+            0.5,
         )
 
 
@@ -169,7 +188,9 @@ def test_construction_and_evaluation_in_a_thread_inside_a_loop_and_twice():
 
     async def inside():
         both_here = [single_turn(3), single_turn(3)]
-        results = await asyncio.gather(*(env.evaluate(ScriptedClient(add_one), "m") for env in both_here))
+        results = await asyncio.gather(
+            *(env.evaluate(ScriptedClient(add_one), "m") for env in both_here)
+        )
         rewards.extend(r["rewards"] for r in results)
         rewards.append(single_turn(3).evaluate_sync(ScriptedClient(add_one), "m")["rewards"])
 
@@ -244,14 +265,17 @@ async def main():
 asyncio.run(main())
 gc.collect()
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-X", "dev", "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", code], capture_output=True, text=True
+    )
     assert done.stdout.split() == ["True", "0", "True", "True", "1"], done.stderr
     assert "never" not in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_coroutines_made_before_their_tasks_begin_are_what_warns():
-    """Negative control: nested coroutines are never awaited when the tasks are cancelled before they start."""
+    """Negative control: nested coroutines are never awaited when the tasks are cancelled before
+    they start."""
 
     async def inner():
         return 1

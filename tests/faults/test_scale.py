@@ -1,4 +1,5 @@
-"""Promise: memory is bounded by concurrency, not by the number of rollouts; open files by what the process may open.
+"""Promise: memory is bounded by concurrency, not by the number of rollouts; open files by what the
+process may open.
 
 Every measurement is of a process of its own.
 """
@@ -103,7 +104,9 @@ def measure(warm, folder, count, code):
         pytest.param(5_000, 20_000, 60.0, marks=pytest.mark.slow, id="full size"),
     ],
 )
-def test_many_rollouts_at_concurrency_1024_need_no_more_memory_than_few(warm, tmp_path, few, many, limit_s):
+def test_many_rollouts_at_concurrency_1024_need_no_more_memory_than_few(
+    warm, tmp_path, few, many, limit_s
+):
     first, _ = measure(warm, tmp_path, few, TO_DISK_ALONE)
     second, took_s = measure(warm, tmp_path, many, TO_DISK_ALONE)
     assert second < 100
@@ -111,7 +114,9 @@ def test_many_rollouts_at_concurrency_1024_need_no_more_memory_than_few(warm, tm
     assert took_s < limit_s
 
 
-@pytest.mark.parametrize("count", [4_000, pytest.param(20_000, marks=pytest.mark.slow, id="full size")])
+@pytest.mark.parametrize(
+    "count", [4_000, pytest.param(20_000, marks=pytest.mark.slow, id="full size")]
+)
 def test_a_saved_evaluation_keeps_its_rows_and_nothing_of_its_conversations(warm, tmp_path, count):
     """What is returned is there: about 4 KB for a short row, and less than 100 MB for 20,000."""
     grown, took_s = measure(warm, tmp_path, count, EVALUATE)
@@ -126,7 +131,7 @@ def test_with_a_task_each_memory_grows_with_the_plan(warm, tmp_path):
     assert many - few > 10
 
 
-# --- open files -----------------------------------------------------------------------------------------------------
+# --- open files -----------------------------------------------------------------------------------
 
 FEW_FILES = """
 import os, resource, sys
@@ -148,11 +153,16 @@ print(results["rewards"].count(1.0))
 
 
 @pytest.mark.parametrize("num_held", [0, 100], ids=["nothing else open", "100 files open"])
-def test_with_256_open_files_a_concurrency_of_1024_is_clamped_with_a_sentence_and_nothing_fails(warm, num_held):
+def test_with_256_open_files_a_concurrency_of_1024_is_clamped_with_a_sentence_and_nothing_fails(
+    warm, num_held
+):
     with FakeServer("x", process=True, delay_s=0.02) as server:
         ended = warm.run(FEW_FILES, server.url, num_held, "guarded")
         assert ended.lines[-1] == "1500", ended.stderr
-        assert "rollouts run at a time instead of 1024: this process may open 256 files" in ended.lines[0]
+        assert (
+            "rollouts run at a time instead of 1024: this process may open 256 files"
+            in ended.lines[0]
+        )
         assert "ulimit -n" in ended.lines[0]
         assert 8 <= int(ended.lines[0].split()[0]) <= 256 - 64 - num_held
 

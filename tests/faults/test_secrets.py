@@ -1,4 +1,5 @@
-"""Promise: a key that a run was given is in no file and on no stream of it, and resuming still compares it.
+"""Promise: a key that a run was given is in no file and on no stream of it, and resuming still
+compares it.
 
 What counts as a secret is in ``core/runtime/test_redaction.py``.
 """
@@ -58,7 +59,10 @@ def load_environment(judge_api_key: str, judge: dict, wrong: bool = False, num_r
     return Env(dataset=rows, eval_dataset=rows, rubric=Keyed(judge_api_key, judge, funcs=[exact]))
 '''
 ARGUMENTS = json.dumps(
-    {"judge_api_key": CANARIES["argument"], "judge": {"headers": {"X-Judge": CANARIES["nested"]}, "model": "j"}}
+    {
+        "judge_api_key": CANARIES["argument"],
+        "judge": {"headers": {"X-Judge": CANARIES["nested"]}, "model": "j"},
+    }
 )
 
 
@@ -77,13 +81,43 @@ def folder(tmp_path):
 
 
 def evaluate(
-    folder: Path, server: FakeServer, *words: str, arguments: str = ARGUMENTS, run: Callable[..., Any] = run_vf_eval
+    folder: Path,
+    server: FakeServer,
+    *words: str,
+    arguments: str = ARGUMENTS,
+    run: Callable[..., Any] = run_vf_eval,
 ) -> Any:
     return run(
         folder,
-        *("keyed", "-b", server.url, "-m", "m", "-n", "8", "-r", "1", "-c", "1", "-a", arguments, "-k", "JUDGE_KEY"),
-        *("-S", json.dumps({"extra_headers": {"X-Api-Key": CANARIES["sampling"]}}), "-C", "connection"),
-        *("--header", f"X-Api-Key: {CANARIES['header']}", "--header", f"X-Gate: {CANARIES['custom']}"),
+        *(
+            "keyed",
+            "-b",
+            server.url,
+            "-m",
+            "m",
+            "-n",
+            "8",
+            "-r",
+            "1",
+            "-c",
+            "1",
+            "-a",
+            arguments,
+            "-k",
+            "JUDGE_KEY",
+        ),
+        *(
+            "-S",
+            json.dumps({"extra_headers": {"X-Api-Key": CANARIES["sampling"]}}),
+            "-C",
+            "connection",
+        ),
+        *(
+            "--header",
+            f"X-Api-Key: {CANARIES['header']}",
+            "--header",
+            f"X-Gate: {CANARIES['custom']}",
+        ),
         *words,
         JUDGE_KEY=CANARIES["variable"],
     )
@@ -107,15 +141,23 @@ def test_an_evaluation_that_holds_keys_writes_and_prints_none(folder, words):
     with FakeServer(last_word, models=["m"]) as server:
         ran = evaluate(folder, server, *words)
         sent = json.dumps([dict(hit.headers) for hit in server.hits])
-    out = ran.out.replace(CANARIES["custom"], "") if "--dump-config" in words else ran.out  # X-Gate may be no secret
+    out = (
+        ran.out.replace(CANARIES["custom"], "") if "--dump-config" in words else ran.out
+    )  # X-Gate may be no secret
     assert found(folder / "outputs", out, ran.err) == []
     if "--dry-run" in words or "--dump-config" in words:
         assert ran.code == 0, ran.err
     if words[0] in ("-v", "--json", "--export"):
-        assert (CANARIES["header"] in sent, CANARIES["custom"] in sent, CANARIES["variable"] in sent) == (True,) * 3
+        assert (
+            CANARIES["header"] in sent,
+            CANARIES["custom"] in sent,
+            CANARIES["variable"] in sent,
+        ) == (True,) * 3
         assert len(rows_on_disk(folder)) == 8, ran.err
         (config,) = folder.glob("outputs/evals/*/*/config.json")
-        assert json.loads(config.read_text())["config"]["env_args"]["judge_api_key"].startswith("*** ")
+        assert json.loads(config.read_text())["config"]["env_args"]["judge_api_key"].startswith(
+            "*** "
+        )
 
 
 def test_the_printed_command_of_an_interrupted_evaluation_holds_no_key_and_names_the_gaps(folder):
@@ -152,17 +194,24 @@ def test_resuming_with_another_key_is_refused_without_naming_either(folder):
 
 
 def test_without_redaction_the_keys_are_in_the_files(folder, monkeypatch, tmp_path):
-    """Negative control: the same environment and client, with names and values of secrets unknown."""
+    """Negative control: the same environment and client, with names and values of
+    secrets unknown."""
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(redaction, "_walk", lambda value, *_: value)
     monkeypatch.setattr(redaction, "_remembered", set())
     with FakeServer(last_word, models=["m"]) as server:
         env = vf.load_environment("keyed", **json.loads(ARGUMENTS))
-        client = vf.OpenAIChatCompletionsClient(base_url=server.url, headers={"X-Gate": CANARIES["custom"]})
+        client = vf.OpenAIChatCompletionsClient(
+            base_url=server.url, headers={"X-Gate": CANARIES["custom"]}
+        )
         env.evaluate(client, "m", results_path=tmp_path / "run", state_columns=["connection"])
     hits = found(tmp_path / "run")
     assert {hit.rpartition(": ")[2] for hit in hits} == {"argument", "nested", "custom"}
-    assert {Path(hit.rpartition(": ")[0]).name for hit in hits} == {"config.json", "metadata.json", "results.jsonl"}
+    assert {Path(hit.rpartition(": ")[0]).name for hit in hits} == {
+        "config.json",
+        "metadata.json",
+        "results.jsonl",
+    }
     sys.modules.pop("keyed", None)
 
 
@@ -194,7 +243,9 @@ deterministic = true
 """
 
 
-def test_a_training_that_holds_keys_writes_and_prints_none_checkpoints_included(folder, monkeypatch):
+def test_a_training_that_holds_keys_writes_and_prints_none_checkpoints_included(
+    folder, monkeypatch
+):
     from verifiers_trainer.cli.train import train_command
 
     text = TRAINING

@@ -1,4 +1,5 @@
-"""Promise: a failing model server costs at most the rollouts it failed, and every wait for it has a bound.
+"""Promise: a failing model server costs at most the rollouts it failed, and every wait for it has a
+bound.
 
 What is repeated, and how often, is in ``test_retry_faults.py``.
 """
@@ -39,14 +40,19 @@ def unreliable(hit):
 def test_a_server_that_fails_often_and_is_silent_sometimes_costs_nothing():
     with FakeServer(add_one, script=unreliable) as server:
         started = time.monotonic()
-        results = single_turn(300).evaluate(client_of(server, timeout=0.5), "scripted", max_concurrent=32)
+        results = single_turn(300).evaluate(
+            client_of(server, timeout=0.5), "scripted", max_concurrent=32
+        )
         assert results["rewards"] == [1.0] * 300
         assert results["errors"] == [None] * 300
         assert 300 < server.count < 400
         assert time.monotonic() - started < 20
         repeated = [s for s in results["states"] if s["trajectory"][0]["response"].attempts]
         assert 25 <= len(repeated) <= server.count - 300
-        assert {a.status for s in repeated for a in s["trajectory"][0]["response"].attempts} >= {429, 500}
+        assert {a.status for s in repeated for a in s["trajectory"][0]["response"].attempts} >= {
+            429,
+            500,
+        }
 
 
 def test_without_repeats_the_same_server_costs_rollouts_and_only_those_it_failed():
@@ -68,7 +74,9 @@ def test_a_server_that_accepts_and_never_answers_costs_one_rollout_and_the_place
     def run(script):
         with FakeServer(add_one, script=script) as server:
             started = time.monotonic()
-            results = single_turn(20).evaluate(client_of(server), "scripted", max_concurrent=2, rollout_timeout_s=0.5)
+            results = single_turn(20).evaluate(
+                client_of(server), "scripted", max_concurrent=2, rollout_timeout_s=0.5
+            )
             return results, time.monotonic() - started
 
     _, usual_s = run(None)
@@ -80,7 +88,9 @@ def test_a_server_that_accepts_and_never_answers_costs_one_rollout_and_the_place
     assert results["rewards"].count(1.0) == 19
 
 
-@pytest.mark.parametrize("fault", [Behaviour(never=True), Behaviour(drip_s=1.0)], ids=["silent", "a byte per second"])
+@pytest.mark.parametrize(
+    "fault", [Behaviour(never=True), Behaviour(drip_s=1.0)], ids=["silent", "a byte per second"]
+)
 def test_an_attempt_that_does_not_end_is_given_up_and_repeated(fault):
     with FakeServer("1", script=[fault]) as server:
         started = time.monotonic()
@@ -96,7 +106,9 @@ def test_without_a_bound_on_the_attempt_the_rollout_waits_for_ever():
 
         async def run():
             client = client_of(server, timeout=3600.0)
-            await asyncio.wait_for(single_turn(1).evaluate(client, "scripted", rollout_timeout_s=None), 1.0)
+            await asyncio.wait_for(
+                single_turn(1).evaluate(client, "scripted", rollout_timeout_s=None), 1.0
+            )
 
         with pytest.raises(TimeoutError):
             asyncio.run(run())
@@ -104,7 +116,9 @@ def test_without_a_bound_on_the_attempt_the_rollout_waits_for_ever():
 
 def test_partial_turns_are_kept_when_the_server_falls_silent():
     with FakeServer(["a", "b"], script=lambda hit: Behaviour(never=hit.index >= 2)) as server:
-        results = Talk(1, max_turns=9).evaluate(client_of(server), "scripted", rollout_timeout_s=0.4)
+        results = Talk(1, max_turns=9).evaluate(
+            client_of(server), "scripted", rollout_timeout_s=0.4
+        )
     assert [m["content"] for m in results["completions"][0]] == ["a", "more", "b"]
     assert results["errors"][0].error == "RolloutTimeout"
     assert results["is_truncated"] == [True]
@@ -138,7 +152,10 @@ def test_whatever_the_server_says_is_one_of_our_errors_on_one_rollout(bad, error
         (401, b'{"error": {"message": "bad key"}}', vf.AuthenticationFailed),
         (
             404,
-            b'{"error": {"message": "The model `scripted` does not exist", "code": "model_not_found"}}',
+            (
+                b'{"error": {"message": "The model `scripted` does not exist", "code":'
+                b' "model_not_found"}}'
+            ),
             vf.ModelNotFound,
         ),
     ],
@@ -155,15 +172,22 @@ def test_what_every_rollout_would_meet_stops_the_run_after_the_first(status, bod
 def test_a_refusal_that_not_every_rollout_would_meet_stops_nothing():
     """Negative control: without an error that ends the run, all 50 are asked for."""
     with FakeServer("1", script=lambda hit: Behaviour(422, body=b"{}")) as server:
-        results = single_turn(50).evaluate(client_of(server), "scripted", max_concurrent=4, abort_after=0)
+        results = single_turn(50).evaluate(
+            client_of(server), "scripted", max_concurrent=4, abort_after=0
+        )
         assert server.count == 50
     assert results.metadata.num_errors == 50
 
 
 WORDINGS = {
-    "openai": "This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 tokens.",
+    "openai": (
+        "This model's maximum context length is 4096 tokens. However, your messages resulted in"
+        " 5000 tokens."
+    ),
     "code": '{"error": {"code": "context_length_exceeded", "message": "no"}}',
-    "llama.cpp": "request (5031 tokens) exceeds the available context size (4096 tokens), try increasing it",
+    "llama.cpp": (
+        "request (5031 tokens) exceeds the available context size (4096 tokens), try increasing it"
+    ),
     "vllm": "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
     "anthropic": "prompt is too long: 210000 tokens > 200000 maximum",
     "gemini": "The input token count (40000) exceeds the maximum number of tokens allowed (32768).",
@@ -182,14 +206,16 @@ def test_a_prompt_that_does_not_fit_is_a_stop_condition_is_scored_and_is_not_rep
 
 def test_another_refusal_with_400_is_an_error_and_its_reward_unknown():
     """Negative control: a reader of the status alone could not tell them apart."""
-    with FakeServer("1", script=lambda hit: Behaviour(400, body="temperature must be at least 0")) as server:
+    with FakeServer(
+        "1", script=lambda hit: Behaviour(400, body="temperature must be at least 0")
+    ) as server:
         results = single_turn(3).evaluate(client_of(server), "scripted")
         assert server.count == 3
     assert [e.error for e in results["errors"]] == ["ModelRefused"] * 3
     assert all(map(math.isnan, results["rewards"]))
 
 
-# --- nothing there ------------------------------------------------------------------------------------------------
+# --- nothing there --------------------------------------------------------------------------------
 
 
 def absent():
@@ -207,7 +233,10 @@ def test_nothing_listening_is_one_sentence_with_the_url_before_rollouts_start():
     url = absent()
     with pytest.raises(vf.EndpointUnreachable) as caught:
         Watched(5).evaluate(vf.ClientConfig(api_base_url=url), "m")
-    assert str(caught.value) == f"no answer from {url} (connection refused): start the server or correct the base URL"
+    assert (
+        str(caught.value)
+        == f"no answer from {url} (connection refused): start the server or correct the base URL"
+    )
     assert caught.value.exit_code == 2
     assert played == []
 
@@ -219,7 +248,7 @@ def test_without_asking_first_every_rollout_finds_out_for_itself():
     assert [e.error for e in results["errors"]] == ["ModelUnavailable"] * 5
 
 
-# --- answers that are none ------------------------------------------------------------------------------------------
+# --- answers that are none ------------------------------------------------------------------------
 
 MESSAGE = {"message": {"role": "assistant", "content": "1"}, "finish_reason": "stop"}
 TOKENS = {**MESSAGE, "token_ids": [1, 2], "prompt_token_ids": [1]}
@@ -229,7 +258,9 @@ NO_COMPLETIONS = {
     "cut JSON": b'{"choices": [{"message": {"content": "x"',
     "no logprobs": [TOKENS],
     "lengths differ": [{**TOKENS, "logprobs": {"content": [{"logprob": -1.0}]}}],
-    "NaN logprob": [{**TOKENS, "logprobs": {"content": [{"logprob": float("nan")}, {"logprob": -1.0}]}}],
+    "NaN logprob": [
+        {**TOKENS, "logprobs": {"content": [{"logprob": float("nan")}, {"logprob": -1.0}]}}
+    ],
 }
 
 
@@ -296,23 +327,40 @@ def test_an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_
         return Behaviour(body=bodies[hit.index % 2])
 
     with FakeServer("1", script=script) as server:
-        env = single_turn(4) if not num_workers else vf.load_environment("reverse-text", num_eval_examples=4)
+        env = (
+            single_turn(4)
+            if not num_workers
+            else vf.load_environment("reverse-text", num_eval_examples=4)
+        )
         asked = {"logprobs": True}
-        env.evaluate(client_of(server), "m", sampling_args=asked, num_workers=num_workers, max_concurrent=1)
-        said = f"2 of 4 model turns are saved without the log-probabilities that sampling_args ask for: 2 x {reason}"
+        env.evaluate(
+            client_of(server), "m", sampling_args=asked, num_workers=num_workers, max_concurrent=1
+        )
+        said = (
+            "2 of 4 model turns are saved without the log-probabilities that sampling_args ask"
+            f" for: 2 x {reason}"
+        )
         assert said in caplog.text
         caplog.clear()
         env.evaluate(client_of(server), "m", num_workers=num_workers)
     assert "log-probabilities" not in caplog.text
 
 
-def test_log_probabilities_by_text_are_not_missed_and_are_warned_of_where_the_turns_are_not_saved(tmp_path, caplog):
+def test_log_probabilities_by_text_are_not_missed_and_are_warned_of_where_the_turns_are_not_saved(
+    tmp_path, caplog
+):
     by_text = {"content": [{"token": "4", "logprob": -0.5}]}
     body = json.dumps({"id": "1", "choices": [{**MESSAGE, "logprobs": by_text}]})
     with FakeServer("1", script=lambda hit: Behaviour(body=body)) as server:
-        saved = {"sampling_args": {"logprobs": True}, "results_path": tmp_path / "a", "state_columns": ["trajectory"]}
+        saved = {
+            "sampling_args": {"logprobs": True},
+            "results_path": tmp_path / "a",
+            "state_columns": ["trajectory"],
+        }
         results = single_turn(2).evaluate(client_of(server), "m", **saved)
-        extras = [each["trajectory"][0]["extras"] for each in (results["states"][0], results.outputs[0])]
+        extras = [
+            each["trajectory"][0]["extras"] for each in (results["states"][0], results.outputs[0])
+        ]
         lists = {"logprobs": {"texts": ["4"], "logprobs": [-0.5]}}
         assert [json.loads(json.dumps(each)) for each in extras] == extras == [lists, lists]
         assert all(type(values) is list for each in extras for values in each["logprobs"].values())
@@ -322,7 +370,7 @@ def test_log_probabilities_by_text_are_not_missed_and_are_warned_of_where_the_tu
     assert 'are not saved: save the turns as well, with state_columns=["trajectory"]' in caplog.text
 
 
-# --- a server that goes away ----------------------------------------------------------------------------------------
+# --- a server that goes away ----------------------------------------------------------------------
 
 
 def with_an_outage(client, server, num_rollouts, outage_s):
@@ -331,7 +379,9 @@ def with_an_outage(client, server, num_rollouts, outage_s):
 
     async def run():
         env = single_turn(num_rollouts)
-        task = asyncio.ensure_future(env.evaluate(client, "scripted", max_concurrent=8, abort_after=0))
+        task = asyncio.ensure_future(
+            env.evaluate(client, "scripted", max_concurrent=8, abort_after=0)
+        )
         while server.count < 12:  # noqa: ASYNC110 - the server counts in another thread
             await asyncio.sleep(0.01)
         await asyncio.to_thread(server.stop)
@@ -375,6 +425,8 @@ def test_a_server_that_is_down_stops_the_run_with_its_cause(monkeypatch):
         assert caught.value.cause == "ModelUnavailable"
         assert server.count <= 2 * (16 + 8)
         time.sleep(0.8)
-        assert len(sent) == num_sent  # nothing is sent after the return; what was on its way may still arrive
+        assert (
+            len(sent) == num_sent
+        )  # nothing is sent after the return; what was on its way may still arrive
         assert max(sent) <= returned
         assert server.count <= num_sent

@@ -1,4 +1,5 @@
-"""The soak notices what it looks for: its invariants hold for real runs, and break when one of them is spoiled."""
+"""The soak notices what it looks for: its invariants hold for real runs, and break when one of them
+is spoiled."""
 
 import copy
 import json
@@ -30,7 +31,9 @@ def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluation")
     questions = [{"question": f"{n} + 1", "answer": str(n + 1)} for n in range(soak.NUM_ROWS)]
     env = vf.SingleTurnEnv(eval_dataset=questions, rubric=vf.Rubric(funcs=[right]))
-    env.evaluate(ScriptedClient(soak.solve), "m", rollouts_per_example=soak.SIBLINGS, results_path=folder)
+    env.evaluate(
+        ScriptedClient(soak.solve), "m", rollouts_per_example=soak.SIBLINGS, results_path=folder
+    )
     return list(read_journal(folder / "results.jsonl"))
 
 
@@ -74,7 +77,11 @@ def trained(tmp_path_factory):
     """The folder of a real training of as many steps as the soak's."""
     folder = tmp_path_factory.mktemp("training")
     settings = {"deterministic": True, "max_off_policy_steps": 0, "log_completions": True}
-    run(small_trainer(folder, max_steps=soak.STEPS, save_strategy="steps", save_steps=soak.STEPS, **settings))
+    run(
+        small_trainer(
+            folder, max_steps=soak.STEPS, save_strategy="steps", save_steps=soak.STEPS, **settings
+        )
+    )
     return folder
 
 
@@ -91,12 +98,24 @@ def change(file, key, value):
         ("", "", None, None),
         ("metrics.jsonl", "loss", lambda loss: loss + 1e-9, "the losses of the resumed run differ"),
         ("metrics.jsonl", "sampler/log_ratio_abs", lambda _: 0.1, r"mean \|log ratio\| 0.1"),
-        (f"completions/step-{soak.STEPS}.jsonl", "completion_tokens", lambda count: count + 1, "tokens of"),
-        (f"completions/step-{soak.STEPS}.jsonl", "policy_version", lambda version: version - 1, "rollouts of policy 4"),
+        (
+            f"completions/step-{soak.STEPS}.jsonl",
+            "completion_tokens",
+            lambda count: count + 1,
+            "tokens of",
+        ),
+        (
+            f"completions/step-{soak.STEPS}.jsonl",
+            "policy_version",
+            lambda version: version - 1,
+            "rollouts of policy 4",
+        ),
     ],
     ids=["nothing", "loss", "ratio", "tokens", "version"],
 )
-def test_a_training_that_is_not_the_undisturbed_one_is_reported(trained, tmp_path, file, key, value, said):
+def test_a_training_that_is_not_the_undisturbed_one_is_reported(
+    trained, tmp_path, file, key, value, said
+):
     losses, saved = soak.losses_in(trained), soak.saved_in(trained)
     folder = shutil.copytree(trained, tmp_path / "run")
     if said is None:
@@ -110,16 +129,33 @@ def test_a_training_that_is_not_the_undisturbed_one_is_reported(trained, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("sabotage", ["row", "process", "file"])
 def test_the_soak_itself_ends_with_what_repeats_its_violation(tmp_path, sabotage):
-    words = ["--seed", "3", "--rounds", "1", "--folder", str(tmp_path / "soak"), "--sabotage", sabotage]
-    ended = subprocess.run([sys.executable, str(SOAK), *words], capture_output=True, text=True, timeout=900)
+    words = [
+        "--seed",
+        "3",
+        "--rounds",
+        "1",
+        "--folder",
+        str(tmp_path / "soak"),
+        "--sabotage",
+        sabotage,
+    ]
+    ended = subprocess.run(
+        [sys.executable, str(SOAK), *words], capture_output=True, text=True, timeout=900
+    )
     report = json.loads(ended.stdout[ended.stdout.index("{\n") :])
     assert (ended.returncode, report["rounds"]) == (1, 0), ended.stderr
-    named = {"row": "acknowledged rows are lost", "process": "processes are left", "file": "temporary files are left"}
+    named = {
+        "row": "acknowledged rows are lost",
+        "process": "processes are left",
+        "file": "temporary files are left",
+    }
     assert named[sabotage] in report["violation"]
     assert "python3 run.py soak --seed 3 --first-round 1 --rounds 1" in ended.stderr
 
 
-def test_a_command_that_hangs_is_a_violation_though_waiting_for_a_processor_is_not_counted(tmp_path, monkeypatch):
+def test_a_command_that_hangs_is_a_violation_though_waiting_for_a_processor_is_not_counted(
+    tmp_path, monkeypatch
+):
     def started():
         process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
         process.start()

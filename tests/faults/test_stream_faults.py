@@ -1,6 +1,8 @@
-"""Promise: an answer that arrives as a stream is whole, or it is a failure that is repeated; it is never cut short.
+"""Promise: an answer that arrives as a stream is whole, or it is a failure that is repeated; it is
+never cut short.
 
-Both clients that stream are tested; what is repeated, and how often, is in ``test_retry_faults.py``.
+Both clients that stream are tested; what is repeated, and how often, is in
+``test_retry_faults.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from verifiers.testing import Behaviour, FakeServer
 CLIENTS = [vf.OpenAIResponsesClient, vf.AnthropicMessagesClient]
 REQUEST = vf.ModelRequest([vf.UserMessage("1 + 1")], "m")
 CALLS = [vf.ToolCall("c1", "add", {"a": 1, "b": [2, 3]}), vf.ToolCall("c2", "add", {})]
-ANSWER = vf.Response(vf.AssistantMessage("Let me see.", CALLS, reasoning_content="hm"), "tool_calls")
+ANSWER = vf.Response(
+    vf.AssistantMessage("Let me see.", CALLS, reasoning_content="hm"), "tool_calls"
+)
 
 streaming = pytest.mark.parametrize("kind", CLIENTS, ids=["responses", "messages"])
 
@@ -28,12 +32,18 @@ streaming = pytest.mark.parametrize("kind", CLIENTS, ids=["responses", "messages
 def client_of(kind, server, **fields):
     """A client that repeats soon, so that the tests do."""
     max_retries = fields.pop("max_retries", 4)
-    return kind(base_url=server.url, retry=RetryPolicy(max_retries=max_retries, base_s=0.001, max_s=0.01), **fields)
+    return kind(
+        base_url=server.url,
+        retry=RetryPolicy(max_retries=max_retries, base_s=0.001, max_s=0.01),
+        **fields,
+    )
 
 
 def stream_of(kind, response=ANSWER):
     """The events of a whole stream."""
-    return list(kind.dialect.stream_events(response, DialectRequest([], "m", id="fixed", created=1)))
+    return list(
+        kind.dialect.stream_events(response, DialectRequest([], "m", id="fixed", created=1))
+    )
 
 
 async def complete(client):
@@ -62,7 +72,9 @@ async def test_a_stream_that_ends_before_its_last_event_is_asked_for_again(kind)
         response = await complete(client_of(kind, server, max_retries=len(bodies)))
         assert server.count == len(bodies) + 1
     assert response.message == ANSWER.message
-    assert {"ended its stream before the answer was whole" in one.reason for one in response.attempts} == {True}
+    assert {
+        "ended its stream before the answer was whole" in one.reason for one in response.attempts
+    } == {True}
 
 
 @streaming
@@ -100,7 +112,9 @@ async def test_without_an_idle_timeout_a_silent_stream_holds_its_rollout_to_the_
 @streaming
 async def test_a_slow_stream_is_not_a_silent_one(kind):
     alive = kind.dialect.keep_alive(DialectRequest([], "m"))
-    events = stream_of(kind) if kind is vf.AnthropicMessagesClient else stream_of(kind)[-1:]  # which holds it all
+    events = (
+        stream_of(kind) if kind is vf.AnthropicMessagesClient else stream_of(kind)[-1:]
+    )  # which holds it all
     body = alive * 2 + b"".join(events)
     with FakeServer(script=[Behaviour(body=body, drip_s=0.6 / len(body))]) as server:
         started = time.monotonic()
@@ -109,12 +123,19 @@ async def test_a_slow_stream_is_not_a_silent_one(kind):
     assert response.message == ANSWER.message
 
 
-ERRORS = {529: vf.ModelUnavailable, 500: vf.ModelUnavailable, 429: vf.RateLimited, 401: vf.AuthenticationFailed}
+ERRORS = {
+    529: vf.ModelUnavailable,
+    500: vf.ModelUnavailable,
+    429: vf.RateLimited,
+    401: vf.AuthenticationFailed,
+}
 
 
 def error_stream(kind, status, text):
     request = DialectRequest([], "m")
-    return b"".join(kind.dialect.stream_opening(request)) + kind.dialect.error_event(status, text, request)
+    return b"".join(kind.dialect.stream_opening(request)) + kind.dialect.error_event(
+        status, text, request
+    )
 
 
 @streaming
@@ -135,7 +156,11 @@ async def test_an_error_inside_a_stream_is_repeated_as_one_outside(kind, status)
 @pytest.mark.parametrize("is_inside", [True, False])
 def test_a_prompt_that_does_not_fit_is_a_stop_condition_in_either_place(kind, is_inside):
     text = "prompt is too long: 210000 tokens > 200000 maximum"
-    body = error_stream(kind, 400, text) if is_inside else json.dumps(kind.dialect.error_body(400, text))
+    body = (
+        error_stream(kind, 400, text)
+        if is_inside
+        else json.dumps(kind.dialect.error_body(400, text))
+    )
     behaviour = Behaviour(200 if is_inside else 400, body=body)
     with FakeServer("1", script=lambda hit: behaviour) as server:
         results = single_turn(2).evaluate(client_of(kind, server), "m")
@@ -157,10 +182,16 @@ NO_STREAMS = {
 @streaming
 @pytest.mark.parametrize("body", NO_STREAMS.values(), ids=NO_STREAMS)
 def test_what_is_no_answer_costs_its_rollout_and_is_named(kind, body):
-    with FakeServer(add_one, script=lambda hit: Behaviour(body=body) if b"0 + 1" in hit.body else None) as server:
+    with FakeServer(
+        add_one, script=lambda hit: Behaviour(body=body) if b"0 + 1" in hit.body else None
+    ) as server:
         results = single_turn(3).evaluate(client_of(kind, server, max_retries=1), "m")
         assert server.count == 4
-    assert [one.error if one else None for one in results["errors"]] == ["MalformedResponse", None, None]
+    assert [one.error if one else None for one in results["errors"]] == [
+        "MalformedResponse",
+        None,
+        None,
+    ]
     assert math.isnan(results["rewards"][0])
     assert results["rewards"][1:] == [1.0, 1.0]
     assert server.url in results["errors"][0].message
@@ -188,7 +219,9 @@ def test_a_server_that_fails_in_every_way_costs_nothing(kind):
     ]
     script = [fault for fault in faults for _ in range(4)]
     with FakeServer(add_one, script=script) as server:
-        results = single_turn(20).evaluate(client_of(kind, server, idle_timeout=0.3, max_retries=len(script)), "m")
+        results = single_turn(20).evaluate(
+            client_of(kind, server, idle_timeout=0.3, max_retries=len(script)), "m"
+        )
         assert server.count == 20 + len(script)
     assert results["rewards"] == [1.0] * 20
 
@@ -197,7 +230,9 @@ def test_a_server_that_fails_in_every_way_costs_nothing(kind):
 def test_without_repeats_the_same_server_costs_the_rollouts_it_failed(kind):
     """Negative control."""
     with FakeServer(add_one, script=[Behaviour(cut_bytes=150)] * 4) as server:
-        results = single_turn(20).evaluate(client_of(kind, server, max_retries=0), "m", abort_after=0)
+        results = single_turn(20).evaluate(
+            client_of(kind, server, max_retries=0), "m", abort_after=0
+        )
     assert [one.error for one in results["errors"] if one is not None] == ["ModelUnavailable"] * 4
 
 

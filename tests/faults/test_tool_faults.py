@@ -62,7 +62,9 @@ def play(*replies):
 
 
 @pytest.mark.parametrize(("name", "arguments", "said"), BAD_CALLS.values(), ids=BAD_CALLS)
-def test_a_bad_call_is_told_to_the_model_in_a_bounded_text_and_the_rollout_goes_on(name, arguments, said):
+def test_a_bad_call_is_told_to_the_model_in_a_bounded_text_and_the_rollout_goes_on(
+    name, arguments, said
+):
     good = [ToolCall("c2", "square", '{"n": 12}')]
     results, requests = play([ToolCall("c1", name, arguments)], good)
     told = [message["content"] for message in requests[-1] if message["role"] == "tool"]

@@ -1,4 +1,5 @@
-"""A tracker that raises, hangs or is absent costs one warning; without the thread between, it costs the run."""
+"""A tracker that raises, hangs or is absent costs one warning; without the thread between, it costs
+the run."""
 
 import pytest
 from transformers import TrainerCallback

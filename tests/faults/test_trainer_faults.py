@@ -1,4 +1,5 @@
-"""What stops a training run, and what must not: signals, numbers, distributions, batches, pipelines."""
+"""What stops a training run, and what must not: signals, numbers, distributions, batches,
+pipelines."""
 
 import queue
 import re
@@ -16,15 +17,19 @@ from verifiers_trainer.run import sanity_checks
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
-# --- nothing to learn from ------------------------------------------------------------------------------------------
+# --- nothing to learn from ------------------------------------------------------------------------
 
 
 def test_equal_rewards_are_a_warning_with_a_histogram_and_then_the_end(tmp_path, caplog):
     same = toy_env(lambda completion, **_: 1.0)
-    with pytest.raises(NoLearningSignal, match=r"in 3 batches \(\d+ rollouts\) since the start of") as raised:
+    with pytest.raises(
+        NoLearningSignal, match=r"in 3 batches \(\d+ rollouts\) since the start of"
+    ) as raised:
         small_trainer(tmp_path, same, no_signal_steps=3, oversample=1.0).train()
     assert set(raised.value.histogram) == {1.0}
-    assert caplog.text.count("no group had two different rewards (") == 2  # after one batch and after two
+    assert (
+        caplog.text.count("no group had two different rewards (") == 2
+    )  # after one batch and after two
 
 
 def test_when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where(tmp_path, caplog):
@@ -41,13 +46,17 @@ def test_when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where(
         small_trainer(tmp_path, toy_env(right), **settings).train()
     place = f"right (test_trainer_faults.py:{right.__code__.co_firstlineno + 3})"
     said = re.search(
-        rf"(\d+) of (\d+) rollouts unscored: ValueError in {re.escape(place)}; no group", str(raised.value)
+        rf"(\d+) of (\d+) rollouts unscored: ValueError in {re.escape(place)}; no group",
+        str(raised.value),
     )
     unscored, total = map(int, said.groups())
     assert 0.4 < unscored / total < 0.6
     assert "Correct what leaves rewards unknown" in str(raised.value)
     assert "temperature" not in str(raised.value)
-    assert f"rollouts unscored: ValueError in {place}; no group had two different rewards" in caplog.text
+    assert (
+        f"rollouts unscored: ValueError in {place}; no group had two different rewards"
+        in caplog.text
+    )
 
 
 def test_when_most_rewards_raise_the_error_counts_them_by_cause(tmp_path):
@@ -55,12 +64,13 @@ def test_when_most_rewards_raise_the_error_counts_them_by_cause(tmp_path):
         raise ValueError("no number")
 
     with pytest.raises(
-        TooManyFaults, match=r"rollouts failed: ValueError in right \(test_trainer_faults.py:\d+\); the"
+        TooManyFaults,
+        match=r"rollouts failed: ValueError in right \(test_trainer_faults.py:\d+\); the",
     ):
         small_trainer(tmp_path, toy_env(right)).train()
 
 
-# --- numbers that are none ------------------------------------------------------------------------------------------
+# --- numbers that are none ------------------------------------------------------------------------
 
 
 def steep(row):
@@ -72,25 +82,31 @@ def test_without_the_check_a_gradient_that_is_no_number_ruins_every_weight(tmp_p
     trainer = small_trainer(tmp_path, loss=steep, max_steps=1, generation_timeout=10.0)
     monkeypatch.setattr(RLTrainer, "scale_is_too_large", lambda self: True)
     run(trainer)
-    ruined = [name for name, parameter in trainer.model.named_parameters() if parameter.isnan().all()]
+    ruined = [
+        name for name, parameter in trainer.model.named_parameters() if parameter.isnan().all()
+    ]
     assert len(ruined) > 3
 
 
-# --- another distribution than the one that was sampled -------------------------------------------------------------
+# --- another distribution than the one that was sampled -------------------------------------------
 
 
 class Cold(type(toy_env())):
     """Samples at another temperature than is trained."""
 
     async def get_model_response(self, state, prompt, **options):
-        return await super().get_model_response(state, prompt, **options, sampling_args={"temperature": 0.7})
+        return await super().get_model_response(
+            state, prompt, **options, sampling_args={"temperature": 0.7}
+        )
 
 
 def test_log_probabilities_of_another_distribution_stop_the_run_before_its_first_step(tmp_path):
     env = Cold(dataset=[{"question": "a"}, {"question": "b"}], rubric=toy_env().rubric)
     trainer = small_trainer(tmp_path, env, max_steps=2)
     before = [parameter.clone() for parameter in trainer.model.parameters()]
-    with pytest.raises(ConfigError, match=r"disagree by .* nats per token .* tokenizer, chat\s+template"):
+    with pytest.raises(
+        ConfigError, match=r"disagree by .* nats per token .* tokenizer, chat\s+template"
+    ):
         trainer.train()
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
@@ -113,16 +129,26 @@ def cold_later(calls):
                 options["sampling_args"] = {"temperature": 0.7}
             return await super().get_model_response(state, prompt, **options)
 
-    return ColdLater(dataset=[{"question": letter} for letter in "abcdefgh"], rubric=toy_env().rubric)
+    return ColdLater(
+        dataset=[{"question": letter} for letter in "abcdefgh"], rubric=toy_env().rubric
+    )
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_an_environment_that_changes_its_sampling_later_stops_the_run_at_that_step(tmp_path, lag):
     """Also where the batches hold no token of the present weights: on a rollout of the next one."""
-    settings = {"max_steps": 6, "max_off_policy_steps": lag, "zero_variance": "keep", "deterministic": True}
+    settings = {
+        "max_steps": 6,
+        "max_off_policy_steps": lag,
+        "zero_variance": "keep",
+        "deterministic": True,
+    }
     trainer = small_trainer(tmp_path, cold_later([]), **settings)
     log = StepLog()
-    with pytest.raises(ConfigError, match=rf"identical weights \(version {2 - lag}\), sampler and trainer disagree by"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"identical weights \(version {2 - lag}\), sampler and trainer disagree by",
+    ):
         log.watch(trainer).train()
     assert [step["sampler/log_ratio_abs"] < 1e-4 for step in log.steps] == [True] * (2 - lag)
 
@@ -136,7 +162,7 @@ def test_without_the_check_in_every_step_it_is_trained(tmp_path):
     assert [step["sampler/log_ratio_abs"] > 1e-2 for step in log.steps] == [False, False, True]
 
 
-# --- batches that do not come out even ------------------------------------------------------------------------------
+# --- batches that do not come out even ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("batch_size", "micro", "processes"), [(64, 8, 3), (30, 8, 1), (2, 1, 3)])
@@ -144,8 +170,9 @@ def test_a_batch_that_cannot_be_shared_is_refused_with_its_numbers(batch_size, m
     config = RLConfig(batch_size=batch_size, rollouts_per_example=2, micro_batch_size=micro)
     with pytest.raises(ConfigError) as raised:
         config.resolve(processes)
-    assert f"batch_size {batch_size} is not divisible by micro_batch_size x processes = {micro * processes}" in str(
-        raised.value
+    assert (
+        f"batch_size {batch_size} is not divisible by micro_batch_size x processes ="
+        f" {micro * processes}" in str(raised.value)
     )
 
 
@@ -172,7 +199,9 @@ def test_a_group_that_lost_a_sibling_is_trained_without_it_and_one_that_lost_hal
     assert indices(batch) == [0, 2]  # 0 with three of four, 1 replaced by 2
     assert np.isnan(batch.groups[0].rewards).sum() == 1
     assert np.isnan(batch.advantages_G[0]).sum() == 1
-    assert batch.num_tokens == sum(r.num_sampled for g in batch.groups for r in g.rollouts if not np.isnan(r.reward))
+    assert batch.num_tokens == sum(
+        r.num_sampled for g in batch.groups for r in g.rollouts if not np.isnan(r.reward)
+    )
 
 
 def test_counted_as_zero_a_lost_sibling_lowers_the_baseline_of_the_others():
@@ -180,7 +209,7 @@ def test_counted_as_zero_a_lost_sibling_lowers_the_baseline_of_the_others():
     assert np.append(known, 0.0).mean() < known.mean()
 
 
-# --- a pipeline that ends -------------------------------------------------------------------------------------------
+# --- a pipeline that ends -------------------------------------------------------------------------
 
 
 def test_the_end_of_the_generator_is_the_end_of_training_within_a_second(monkeypatch):
@@ -215,7 +244,7 @@ def test_waited_for_through_a_queue_a_dead_generator_is_a_timeout_that_hides_its
     assert "generator" not in str(raised.value)
 
 
-# --- the same step, cut otherwise -----------------------------------------------------------------------------------
+# --- the same step, cut otherwise -----------------------------------------------------------------
 
 
 def test_one_row_of_eight_and_eight_rows_of_one_train_the_same(tmp_path):

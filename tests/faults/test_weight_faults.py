@@ -1,7 +1,8 @@
-"""The promise: no gradient from tokens of a policy other than the one recorded, nor older than the lag allows.
+"""The promise: no gradient from tokens of a policy other than the one recorded, nor older than the
+lag allows.
 
-A real trainer against a scripted vLLM server that really samples: restarted with its first weights, dying in the middle
-of an update, accepting and never answering.
+A real trainer against a scripted vLLM server that really samples: restarted with its first weights,
+dying in the middle of an update, accepting and never answering.
 """
 
 import contextlib
@@ -43,7 +44,8 @@ def served(base, **options):
 
 
 class Restarts(TrainerCallback):
-    """Restarts the server after a step, and keeps the weights of every policy version and all that was trained."""
+    """Restarts the server after a step, and keeps the weights of every policy version and all that
+    was trained."""
 
     def __init__(self, server, after_step):
         self.server, self.after_step, self.trainer = server, after_step, None
@@ -64,7 +66,8 @@ class Restarts(TrainerCallback):
             self.server.restart()
 
     def errors(self, base):
-        """How far every trained token's log-probability is from that of the version it is recorded under."""
+        """How far every trained token's log-probability is from that of the version it is recorded
+        under."""
         found = []
         for _, turns in self.trained:
             for turn in turns:
@@ -74,8 +77,12 @@ class Restarts(TrainerCallback):
                 with torch.no_grad():
                     logits = model(ids, use_cache=False).logits[0].float()
                 at = slice(len(turn.prompt_ids) - 1, -1)
-                logprobs = torch.log_softmax(logits[at], -1).gather(1, ids[0, len(turn.prompt_ids) :, None])[:, 0]
-                found.append(float((logprobs - torch.from_numpy(turn.sampler_logprobs)).abs().max()))
+                logprobs = torch.log_softmax(logits[at], -1).gather(
+                    1, ids[0, len(turn.prompt_ids) :, None]
+                )[:, 0]
+                found.append(
+                    float((logprobs - torch.from_numpy(turn.sampler_logprobs)).abs().max())
+                )
         return found
 
 
@@ -83,9 +90,19 @@ def train_over_a_restart(tmp_path, lora, version, lag=0, checks_sampler=True):
     base = small_model()
     with served(base, version=version) as server:
         log = Restarts(server, after_step=2)
-        settings = {"use_lora": lora, "learning_rate": 0.05, "max_off_policy_steps": lag, "max_grad_norm": 0.0}
+        settings = {
+            "use_lora": lora,
+            "learning_rate": 0.05,
+            "max_off_policy_steps": lag,
+            "max_grad_norm": 0.0,
+        }
         trainer = small_trainer(
-            tmp_path, model=copy.deepcopy(base), inference=server.url, max_steps=STEPS, zero_variance="keep", **settings
+            tmp_path,
+            model=copy.deepcopy(base),
+            inference=server.url,
+            max_steps=STEPS,
+            zero_variance="keep",
+            **settings,
         )
         trainer.checks_sampler = checks_sampler
         log.watch(trainer).train()
@@ -93,7 +110,7 @@ def train_over_a_restart(tmp_path, lora, version, lag=0, checks_sampler=True):
         return base, server, log
 
 
-# --- 37: inference restarts with base weights between steps ------------------------------------------------------
+# --- 37: inference restarts with base weights between steps ---------------------------------------
 
 
 @pytest.mark.parametrize(("lora", "version"), WAYS)
@@ -107,19 +124,23 @@ def test_a_server_that_comes_back_with_its_first_weights_gets_the_present_ones_a
     assert "had lost the weights of this run" in caplog.text
 
 
-def test_without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained(tmp_path, monkeypatch):
+def test_without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained(
+    tmp_path, monkeypatch
+):
     """Negative control: an answer is taken for one of the version that was pushed last."""
 
     async def believed(engine, server, serving, response):
         return serving.version
 
     monkeypatch.setattr(VLLMEngine, "sampled_by", believed)
-    base, server, log = train_over_a_restart(tmp_path, lora=False, version="0.32.0", checks_sampler=False)
+    base, server, log = train_over_a_restart(
+        tmp_path, lora=False, version="0.32.0", checks_sampler=False
+    )
     assert any(NO_LABEL in answer["labels"] for answer in server.answers)
     assert max(log.errors(base)) > 0.05
 
 
-# --- 38: inference dies during a push; accepts and never answers -------------------------------------------------
+# --- 38: inference dies during a push; accepts and never answers ----------------------------------
 
 
 def open_engine(server, tmp_path, **settings):
@@ -136,14 +157,18 @@ def change(trainer):
                 parameter.add_(0.05)
 
 
-def test_a_push_that_is_never_answered_ends_within_its_bound_names_what_was_awaited_and_can_be_made_again(tmp_path):
+def test_a_push_that_is_never_answered_ends_within_its_bound_names_what_was_awaited_and_can_be_made_again(
+    tmp_path,
+):
     with served(small_model()) as server:
         trainer, engine = open_engine(server, tmp_path, sync_timeout=1.5)
         with trainer:
             change(trainer)
             server.hang, server.calls[:] = {"/collective_rpc"}, []
             started = time.monotonic()
-            with pytest.raises(WeightSyncError, match="reloading the weights of version 1") as caught:
+            with pytest.raises(
+                WeightSyncError, match="reloading the weights of version 1"
+            ) as caught:
                 engine.set_version(1)
             assert time.monotonic() - started < 1.5 + 5
             assert caught.value.stage == "reloading the weights of version 1"
@@ -160,7 +185,9 @@ def test_a_push_that_is_never_answered_ends_within_its_bound_names_what_was_awai
 
 def test_training_ends_with_that_error_and_not_with_silence(tmp_path):
     with served(small_model()) as server:
-        trainer = small_trainer(tmp_path, model=small_model(), inference=server.url, sync_timeout=1.5)
+        trainer = small_trainer(
+            tmp_path, model=small_model(), inference=server.url, sync_timeout=1.5
+        )
 
         def hang(path, body):
             if path == "/collective_rpc" and server.paths().count(path) == 2:
@@ -169,8 +196,14 @@ def test_training_ends_with_that_error_and_not_with_silence(tmp_path):
         server.on_call = hang
         with pytest.raises(WeightSyncError, match="reloading the weights of version 1"):
             trainer.train()
-    saved = load_file(tmp_path / "checkpoint-1" / "model.safetensors")  # the step was taken, and is not lost
-    assert all(torch.equal(saved[name], value) for name, value in trainer.model.state_dict().items() if name in saved)
+    saved = load_file(
+        tmp_path / "checkpoint-1" / "model.safetensors"
+    )  # the step was taken, and is not lost
+    assert all(
+        torch.equal(saved[name], value)
+        for name, value in trainer.model.state_dict().items()
+        if name in saved
+    )
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["adapters", "files"])
@@ -192,9 +225,14 @@ def test_a_server_that_dies_during_a_push_and_comes_back_gets_the_whole_of_it_ag
             assert server.starts == 2
             assert server.paths().count(at) >= before + 2
             assert engine.version == 1
-            expected, loaded = exported(trainer.model), server.adapters.get(engine.served_model, server.model)
+            expected, loaded = (
+                exported(trainer.model),
+                server.adapters.get(engine.served_model, server.model),
+            )
             state = loaded.state_dict()
-            assert all(torch.allclose(state[name], tensor, atol=1e-6) for name, tensor in expected.items())
+            assert all(
+                torch.allclose(state[name], tensor, atol=1e-6) for name, tensor in expected.items()
+            )
             trainer.generate(["hello"])
             assert NO_LABEL not in server.answers[-1]["labels"] or lora
 
@@ -204,7 +242,9 @@ def test_a_server_that_dies_during_a_push_and_stays_away_is_an_error_within_the_
         trainer, engine = open_engine(server, tmp_path, sync_timeout=2.0)
         with trainer:
             change(trainer)
-            server.on_call = lambda path, body: threading.Thread(target=server.kill).start() or time.sleep(0.3)
+            server.on_call = lambda path, body: (
+                threading.Thread(target=server.kill).start() or time.sleep(0.3)
+            )
             started = time.monotonic()
             with pytest.raises(WeightSyncError, match="waiting for the server to come back after"):
                 engine.set_version(1)
@@ -219,7 +259,9 @@ def test_a_plain_call_to_such_a_server_is_still_waiting():
 
         def call():
             with contextlib.suppress(OSError, urllib.error.URLError):
-                urllib.request.urlopen(urllib.request.Request(f"{server.url}/pause?mode=keep", method="POST"))
+                urllib.request.urlopen(
+                    urllib.request.Request(f"{server.url}/pause?mode=keep", method="POST")
+                )
             ended.set()
 
         threading.Thread(target=call, daemon=True).start()
@@ -227,11 +269,12 @@ def test_a_plain_call_to_such_a_server_is_still_waiting():
     assert ended.wait(10)
 
 
-# --- 39: rollouts older than the lag -----------------------------------------------------------------------------
+# --- 39: rollouts older than the lag --------------------------------------------------------------
 
 
 def overtaken(lag):
-    """(ages of what the next batch trains, groups dropped) when everything finished is too old all of a sudden."""
+    """(ages of what the next batch trains, groups dropped) when everything finished is too old all
+    of a sudden."""
     policy = Policy()
     with pipeline(policy, max_off_policy_steps=lag) as source:
         source.next_batch()
@@ -239,8 +282,12 @@ def overtaken(lag):
         for _ in range(lag + 1):
             advance(source, policy)
         batch = source.next_batch()
-        turns = [turn for group in batch.groups for record in group.rollouts for turn in record.turns]
-        return [source.pipeline.version - int(turn.version) for turn in turns], batch.stats["groups/dropped_stale"]
+        turns = [
+            turn for group in batch.groups for record in group.rollouts for turn in record.turns
+        ]
+        return [source.pipeline.version - int(turn.version) for turn in turns], batch.stats[
+            "groups/dropped_stale"
+        ]
 
 
 @pytest.mark.parametrize("lag", [1, 2])

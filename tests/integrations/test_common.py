@@ -1,4 +1,5 @@
-"""What every adapter stands on: token samples, unknown rewards, rows, offline groups, missing peers."""
+"""What every adapter stands on: token samples, unknown rewards, rows, offline groups, missing
+peers."""
 
 import json
 import logging
@@ -40,17 +41,23 @@ def engine():
 async def play(engine, env=None, count=2, **options):
     env = env or tool_env()
     client = TokenClient(engine, engine.tokenizer, **options)
-    return await generate_group(env, [peer_task(env.get_dataset()[0])] * count, client, "m", {"max_tokens": 64})
+    return await generate_group(
+        env, [peer_task(env.get_dataset()[0])] * count, client, "m", {"max_tokens": 64}
+    )
 
 
 async def test_the_samples_are_the_ids_that_were_sampled(engine):
     (rollout,) = await play(engine, count=1)
     (sample,) = export_samples(rollout)
     first, second = engine.made
-    sampled = [token for token, mine in zip(sample.response_ids, sample.response_mask, strict=True) if mine]
+    sampled = [
+        token for token, mine in zip(sample.response_ids, sample.response_mask, strict=True) if mine
+    ]
     assert sampled == first + second
     assert sample.prompt_ids + sample.response_ids == engine.calls[1][0] + second
-    assert {value for value, mine in zip(sample.logprobs, sample.response_mask, strict=True) if not mine} == {0.0}
+    assert {
+        value for value, mine in zip(sample.logprobs, sample.response_mask, strict=True) if not mine
+    } == {0.0}
     assert (rollout["reward"], sample.is_last, sample.temperature) == (1.0, True, 1.0)
     assert 0 in sample.response_mask
 
@@ -59,12 +66,18 @@ async def test_a_history_that_changes_forks_and_the_last_row_is_marked(engine):
     class Forgets(vf.MultiTurnEnv):
         async def get_prompt_messages(self, state):
             asked = await super().get_prompt_messages(state)
-            return asked if not state["trajectory"] else [asked[0], {"role": "user", "content": "7 again"}]
+            return (
+                asked
+                if not state["trajectory"]
+                else [asked[0], {"role": "user", "content": "7 again"}]
+            )
 
         async def env_response(self, messages, state):
             return "and now?"
 
-    env = Forgets(dataset=[{"question": "3 + 1"}], max_turns=2, rubric=vf.Rubric(funcs=[lambda: 1.0]))
+    env = Forgets(
+        dataset=[{"question": "3 + 1"}], max_turns=2, rubric=vf.Rubric(funcs=[lambda: 1.0])
+    )
     (rollout,) = await play(engine, env, 1)
     samples = export_samples(rollout, temperature=0.7)
     assert [sample.is_last for sample in samples] == [False, True]
@@ -137,7 +150,9 @@ def test_limit_takes_the_head_of_both_sets():
 async def test_trajectories_go_through_a_file_to_groups_unchanged(engine, tmp_path):
     env = tool_env(2)
     client = TokenClient(engine, engine.tokenizer)
-    results = await env.evaluate(client, "m", num_examples=2, rollouts_per_example=2, state_columns=["trajectory"])
+    results = await env.evaluate(
+        client, "m", num_examples=2, rollouts_per_example=2, state_columns=["trajectory"]
+    )
     path = tmp_path / "t.jsonl"
     assert write_trajectories(results, path) == 4
     groups = offline_groups(path)
@@ -157,7 +172,10 @@ def _merged(turns):
 
 def test_a_run_directory_is_exported_too(tmp_path):
     tool_env(1).evaluate(
-        ScriptedClient("3", tokens=True), "m", results_path=tmp_path / "run", state_columns=["trajectory"]
+        ScriptedClient("3", tokens=True),
+        "m",
+        results_path=tmp_path / "run",
+        state_columns=["trajectory"],
     )
     assert write_trajectories(tmp_path / "run", tmp_path / "t.jsonl") == 1
     assert read_trajectories(tmp_path / "t.jsonl")[0].reward == 0.0
@@ -167,7 +185,9 @@ def test_an_unknown_reward_stays_unknown_through_the_file(tmp_path):
     def broken(completion):
         raise KeyError("x")
 
-    results = tool_env(1, funcs=[broken]).evaluate(ScriptedClient("3", tokens=True), "m", state_columns=["trajectory"])
+    results = tool_env(1, funcs=[broken]).evaluate(
+        ScriptedClient("3", tokens=True), "m", state_columns=["trajectory"]
+    )
     write_trajectories(results, tmp_path / "t.jsonl")
     assert '"reward":null' in (tmp_path / "t.jsonl").read_text().replace(" ", "")
     assert math.isnan(read_trajectories(tmp_path / "t.jsonl")[0].reward)
@@ -218,7 +238,9 @@ def test_rows_without_logprobs_are_no_offline_groups(tmp_path):
 
 
 def test_a_missing_peer_says_what_to_install():
-    with pytest.raises(ImportError, match=r"no_such_peer is not installed: pip install no-such-peer$"):
+    with pytest.raises(
+        ImportError, match=r"no_such_peer is not installed: pip install no-such-peer$"
+    ):
         Peer("no_such_peer", "no-such-peer", (), lambda: "pip install no-such-peer").load()
 
 
@@ -235,13 +257,20 @@ def test_another_version_is_warned_of_once(caplog):
     with caplog.at_level(logging.WARNING):
         assert peer.load("types").__name__ == "openai.types"
         peer.load()
-    assert [record.message.split(";")[1] for record in caplog.records] == [" this adapter was tested with 0.0.1"]
+    assert [record.message.split(";")[1] for record in caplog.records] == [
+        " this adapter was tested with 0.0.1"
+    ]
 
 
 def test_importing_an_adapter_imports_no_peer_and_no_torch():
     modules = [f"verifiers_integrations.{name}" for name in ADAPTERS]
     modules += [f"verifiers_integrations.{name}" for name in CORE_ADAPTERS]
-    code = f"import importlib, sys\nfor name in {modules}: importlib.import_module(name)\nprint(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = (
+        f"import importlib, sys\nfor name in {modules}:"
+        " importlib.import_module(name)\nprint(*sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert "verifiers_integrations.common" in loaded
     assert not {"torch", "transformers", "trl", "rllm", "inspect_ai", "prime_rl"} & set(loaded)

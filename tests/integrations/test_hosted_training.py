@@ -1,4 +1,5 @@
-"""The files of hosted training through ``vf-train``: every key its client knows means something, or says why not."""
+"""The files of hosted training through ``vf-train``: every key its client knows means something, or
+says why not."""
 
 import tomllib
 
@@ -67,7 +68,10 @@ def settings_of(tmp_path):
 def test_every_key_is_a_setting_or_is_named_with_the_reason(settings_of):
     settings, problems = settings_of(EVERY_KEY)
     assert problems == []
-    assert (settings.model, settings.env_id) == ("Qwen/Qwen3-4B-Instruct-2507", "primeintellect/reverse-text")
+    assert (settings.model, settings.env_id) == (
+        "Qwen/Qwen3-4B-Instruct-2507",
+        "primeintellect/reverse-text",
+    )
     assert settings.env_args == {"unit": "word"}
     expected = {
         "run_name": "my-run", "max_steps": 100, "batch_size": 128, "rollouts_per_example": 8, "learning_rate": 1e-4,
@@ -93,6 +97,7 @@ def test_what_would_change_the_run_is_refused(settings_of, key):
 
 def test_outside_the_hosted_format_its_own_keys_are_no_settings(settings_of):
     _, problems = settings_of(
-        'model = "m"\nval = 1\n[env]\nid = "x"\n[trainer.args]\nmax_steps = 1\n[wandb]\nentity = "e"\n'
+        'model = "m"\nval = 1\n[env]\nid = "x"\n[trainer.args]\nmax_steps = 1\n[wandb]\nentity ='
+        ' "e"\n'
     )
     assert len(problems) == 2

@@ -1,4 +1,5 @@
-"""Inspect: what is written for it, against its recorded shapes. The real package: ``tests/real``."""
+"""Inspect: what is written for it, against its recorded shapes. The real package:
+``tests/real``."""
 
 import re
 
@@ -29,7 +30,9 @@ def plays(request):
 def finished(**options):
     env = tool_env(3)
     env.env_id = "sums"
-    return env.evaluate(ScriptedClient(plays), "m", num_examples=3, rollouts_per_example=2, **options)
+    return env.evaluate(
+        ScriptedClient(plays), "m", num_examples=3, rollouts_per_example=2, **options
+    )
 
 
 @pytest.fixture
@@ -40,9 +43,14 @@ def double(monkeypatch):
 def test_a_run_becomes_a_log(double, tmp_path):
     results = finished(results_path=tmp_path / "run")
     path = to_inspect(tmp_path / "run", tmp_path / "logs" / "x.eval")
-    ((log, location), _) = double["write_eval_log"][0]
+    (log, location), _ = double["write_eval_log"][0]
     assert (location, path.parent.is_dir()) == (str(path), True)
-    assert (log.status, log.eval.model, log.eval.task, log.eval.config.epochs) == ("success", "m", "sums", 2)
+    assert (log.status, log.eval.model, log.eval.task, log.eval.config.epochs) == (
+        "success",
+        "m",
+        "sums",
+        2,
+    )
     assert (log.eval.dataset.samples, log.eval.dataset.sample_ids) == (2, [0, 1])
     assert [(sample.id, sample.epoch) for sample in log.samples] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     reward = log.results.scores[0]
@@ -61,7 +69,11 @@ def test_tools_reasoning_scores_and_errors_stand_in_the_samples(double):
     assert (call.function, call.arguments, call.parse_error) == ("add", {"a": 0, "b": 1}, None)
     assert good.messages[1].content[0].reasoning == "add them"
     assert (good.messages[2].function, good.messages[2].tool_call_id) == ("add", "c1")
-    assert (good.scores["reward"].value, good.scores["right"].answer, good.error) == (1.0, "1", None)
+    assert (good.scores["reward"].value, good.scores["right"].answer, good.error) == (
+        1.0,
+        "1",
+        None,
+    )
     assert good.output.choices[0].message.content == "1"
     assert "reward" not in failed.scores, "an unknown reward is no score"
     assert (failed.metadata["vf_unscored"], failed.output.choices) == (True, [])
@@ -73,7 +85,9 @@ def test_an_unknown_reward_is_not_a_zero_in_the_mean(double):
     def sometimes(completion, answer):
         return right(completion, answer) if answer == "1" else 1 / 0
 
-    log = eval_log(tool_env(2, funcs=[sometimes]).evaluate(ScriptedClient("1"), "m", num_examples=2))
+    log = eval_log(
+        tool_env(2, funcs=[sometimes]).evaluate(ScriptedClient("1"), "m", num_examples=2)
+    )
     assert log.results.scores[0].metrics["mean"].value == 1.0
     assert [sorted(sample.scores)[:1] for sample in log.samples] == [["add_calls"], ["add_calls"]]
     assert ["reward" in sample.scores for sample in log.samples] == [True, False]
@@ -88,7 +102,11 @@ def test_arguments_that_are_no_object_are_a_parse_error(double):
 
 def test_tools_are_described(double):
     (tool,) = to_tools(tool_env(1).tool_defs)
-    assert (tool.name, tool.description, tool.parameters.required) == ("add", "Adds two numbers.", ["a", "b"])
+    assert (tool.name, tool.description, tool.parameters.required) == (
+        "add",
+        "Adds two numbers.",
+        ["a", "b"],
+    )
 
 
 def test_only_inspects_formats_are_written(double, tmp_path):
@@ -124,8 +142,16 @@ async def test_the_client_asks_an_inspect_model(double):
     import inspect_ai.model
 
     model = Model(inspect_ai.model)
-    asked = {"max_completion_tokens": 9, "temperature": 0.5, "stop": "END", "logprobs": True, "top_p": None}
-    request = ModelRequest([vf.UserMessage("2 + 2")], "m", tools=tool_env(1).tool_defs, sampling_args=asked, seed=3)
+    asked = {
+        "max_completion_tokens": 9,
+        "temperature": 0.5,
+        "stop": "END",
+        "logprobs": True,
+        "top_p": None,
+    }
+    request = ModelRequest(
+        [vf.UserMessage("2 + 2")], "m", tools=tool_env(1).tool_defs, sampling_args=asked, seed=3
+    )
     response = await InspectClient(model).complete(request)
     messages, tools, config = model.asked[0]
     assert (response.text, response.finish_reason, messages[0].content, tools[0].name) == (
@@ -134,7 +160,12 @@ async def test_the_client_asks_an_inspect_model(double):
         "2 + 2",
         "add",
     )
-    assert (config.max_tokens, config.temperature, config.stop_seqs, config.seed) == (9, 0.5, ["END"], 3)
+    assert (config.max_tokens, config.temperature, config.stop_seqs, config.seed) == (
+        9,
+        0.5,
+        ["END"],
+        3,
+    )
 
 
 async def test_what_its_model_raises_belongs_to_the_rollout(double):
@@ -155,4 +186,8 @@ def test_a_tool_call_comes_back_whole(double):
     )
     said.text = ""
     message = from_assistant(said)
-    assert (message.tool_calls[0].name, message.tool_calls[0].arguments, message.content) == ("add", '{"a": 1}', None)
+    assert (message.tool_calls[0].name, message.tool_calls[0].arguments, message.content) == (
+        "add",
+        '{"a": 1}',
+        None,
+    )

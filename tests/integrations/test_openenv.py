@@ -30,19 +30,25 @@ def remote(url, **parameters):
 
 
 def rows(*indices, split="eval"):
-    return [{"question": "", "example_id": i, "info": {"reset": {"split": split, "index": i}}} for i in indices]
+    return [
+        {"question": "", "example_id": i, "info": {"reset": {"split": split, "index": i}}}
+        for i in indices
+    ]
 
 
 def plain(results):
     """The conversation and the reward of each rollout."""
     return [
-        ([dict(m) for m in (*output["prompt"], *output["completion"])], output["reward"]) for output in results.outputs
+        ([dict(m) for m in (*output["prompt"], *output["completion"])], output["reward"])
+        for output in results.outputs
     ]
 
 
 def test_a_served_environment_plays_as_it_does_here():
     with served(tool_env()) as (url, _):
-        there = remote(url, eval_dataset=rows(0, 1)).evaluate(ScriptedClient(adding), "m", rollouts_per_example=2)
+        there = remote(url, eval_dataset=rows(0, 1)).evaluate(
+            ScriptedClient(adding), "m", rollouts_per_example=2
+        )
     here = tool_env().evaluate(ScriptedClient(adding), "m", rollouts_per_example=2)
     assert there["rewards"] == here["rewards"] == [1.0] * 4
     assert plain(there) == plain(here)
@@ -53,7 +59,10 @@ def test_the_tools_of_the_served_environment_reach_the_model():
     with served(tool_env()) as (url, _):
         remote(url, eval_dataset=rows(0)).evaluate(client, "m")
     (tool,) = client.requests[0].tools
-    assert (tool["function"]["name"], sorted(tool["function"]["parameters"]["properties"])) == ("add", ["a", "b"])
+    assert (tool["function"]["name"], sorted(tool["function"]["parameters"]["properties"])) == (
+        "add",
+        ["a", "b"],
+    )
 
 
 def test_sessions_run_at_the_same_time_and_end():
@@ -67,7 +76,9 @@ def test_sessions_run_at_the_same_time_and_end():
             busy[0] -= 1
             return [{"role": "user", "content": f"more, {state['prompt'][-1]['content']}"}]
 
-    env = Slow(8, max_turns=3, rubric=vf.Rubric(funcs=[lambda state: float(len(state["trajectory"]))]))
+    env = Slow(
+        8, max_turns=3, rubric=vf.Rubric(funcs=[lambda state: float(len(state["trajectory"]))])
+    )
     with served(env) as (url, server):
         results = remote(url, eval_dataset=rows(*range(8), split="train"), max_turns=5).evaluate(
             ScriptedClient(lambda request: request.prompt[0]["content"]), "m", max_concurrent=8
@@ -91,7 +102,9 @@ def test_a_reward_that_is_unknown_there_is_unknown_here():
         raise RuntimeError("the judge is away")
 
     with served(single_turn(1, rubric=vf.Rubric(funcs=[broken]))) as (url, _):
-        results = remote(url, eval_dataset=rows(0, split="train")).evaluate(ScriptedClient(["x"]), "m")
+        results = remote(url, eval_dataset=rows(0, split="train")).evaluate(
+            ScriptedClient(["x"]), "m"
+        )
     assert math.isnan(results["rewards"][0])
     assert "the judge is away" in results["errors"][0]["error_chain_repr"]
 
@@ -169,9 +182,13 @@ async def test_a_client_that_leaves_ends_its_rollout():
 
 def test_a_client_waits_while_every_session_is_in_use_and_says_so_in_the_end():
     with served(tool_env(4), max_sessions=1) as (url, _):
-        four = remote(url, eval_dataset=rows(0, 1)).evaluate(ScriptedClient(adding), "m", rollouts_per_example=2)
+        four = remote(url, eval_dataset=rows(0, 1)).evaluate(
+            ScriptedClient(adding), "m", rollouts_per_example=2
+        )
     assert four["rewards"] == [1.0] * 4
-    late = remote("http://127.0.0.1:9", connect_timeout_s=1).evaluate(ScriptedClient(["x"]), "m", num_examples=1)
+    late = remote("http://127.0.0.1:9", connect_timeout_s=1).evaluate(
+        ScriptedClient(["x"]), "m", num_examples=1
+    )
     assert math.isnan(late["rewards"][0])
     assert "gave no session" in late["errors"][0]["error_chain_repr"]
 
@@ -189,7 +206,11 @@ async def test_tasks_are_listed_without_their_answers():
             assert [one["name"] for one in splits] == ["train", "eval"]
             assert await post("num_tasks", split="train") == (200, {"num_tasks": 3})
             status, told = await post("task", split="train", index=1)
-            assert (status, told["task"]["prompt"][-1]["content"], "answer" in told["task"]) == (200, "1 + 1", False)
+            assert (status, told["task"]["prompt"][-1]["content"], "answer" in told["task"]) == (
+                200,
+                "1 + 1",
+                False,
+            )
             status, told = await post("task_range", split="eval", start=1)
             assert [task["index"] for task in told["tasks"]] == [1]
             assert (await post("task", split="train", index=7))[0] == 400

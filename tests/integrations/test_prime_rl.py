@@ -1,4 +1,5 @@
-"""prime-rl: its files of both ages, and the calls it makes on an environment, with a real engine behind them."""
+"""prime-rl: its files of both ages, and the calls it makes on an environment, with a real engine
+behind them."""
 
 import asyncio
 import re
@@ -64,7 +65,8 @@ lr = 1e-6
 dp = 6
 """
 THREE = {
-    "orch.toml": """
+    "orch.toml": (
+        """
 max_steps = 20
 batch_size = 128
 micro_batch_size = 16
@@ -77,7 +79,8 @@ name = "m"
 id = "reverse-text"
 [sampling]
 max_tokens = 128
-""",
+"""
+    ),
     "train.toml": '[model]\nname = "m"\n[optim]\nlr = 3e-6\n',
     "infer.toml": '[model]\nname = "m"\n[parallel]\ntp = 2\n',
 }
@@ -132,9 +135,10 @@ modules_to_save = ["lm_head"]
 [optim]
 lr = 1e-5
 """
-PARTS = {"trainer": "[optim]\nlr = 3e-6\n", "orchestrator": ORCHESTRATOR + '[model]\nname = "m"\n'} | {
-    "inference": "[parallel]\ntp = 2\n"
-}
+PARTS = {
+    "trainer": "[optim]\nlr = 3e-6\n",
+    "orchestrator": ORCHESTRATOR + '[model]\nname = "m"\n',
+} | {"inference": "[parallel]\ntp = 2\n"}
 OURS = sorted(ROOT.glob("packages/core/src/verifiers/templates/configs/vf-rl/*.toml"))
 TEMPLATES = sorted(ROOT.glob("packages/core/src/verifiers/templates/configs/prime-rl/*.toml"))
 
@@ -151,7 +155,9 @@ def file(folder, text, name="x.toml"):
 def test_the_orchestrator_block_of_2025_is_read(tmp_path):
     assert read(file(tmp_path, ORCHESTRATOR)) == {
         "env": {"id": "vf-math-python", "args": {"split": "train"}},
-        "trainer": {"args": {"rollouts_per_example": 8, "max_concurrent": 512}},  # of the run, not of the environment
+        "trainer": {
+            "args": {"rollouts_per_example": 8, "max_concurrent": 512}
+        },  # of the run, not of the environment
     }
 
 
@@ -164,7 +170,11 @@ def test_where_the_run_has_its_own_the_environment_keeps_what_is_written_for_it(
 def test_one_file_is_read(tmp_path):
     run = read(file(tmp_path, ONE_FILE))
     assert run["model"] == "Qwen/Qwen3-4B-Instruct-2507"
-    assert run["env"] == {"id": "primeintellect/wiki-search", "args": {"max_turns": 10}, "name": "wiki"}
+    assert run["env"] == {
+        "id": "primeintellect/wiki-search",
+        "args": {"max_turns": 10},
+        "name": "wiki",
+    }
     assert run["trainer"] == {
         "gpus": 2,
         "args": {
@@ -185,7 +195,10 @@ def test_one_file_is_read(tmp_path):
 
 def test_the_file_of_a_workspace_is_read(tmp_path):
     run = read(file(tmp_path, SETUP))
-    assert run["inference"]["args"] == {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    assert run["inference"]["args"] == {
+        "enable_auto_tool_choice": True,
+        "tool_call_parser": "hermes",
+    }
     assert run["trainer"]["args"] == {
         "max_steps": 500, "batch_size": 512, "rollouts_per_example": 16, "max_seq_len": 4096, "max_tokens": 512,
         "mask_truncated_completions": False, "zero_truncated_completions": True, "oversample": 2.0,
@@ -197,7 +210,11 @@ def test_the_file_of_a_workspace_is_read(tmp_path):
 def test_a_trainers_file_of_2025_is_read(tmp_path):
     run = read(file(tmp_path, THREE["orch.toml"]), file(tmp_path, TRAINER_2025, "train.toml"))
     args = run["trainer"]["args"]
-    assert (args["use_liger"], args["gradient_checkpointing"], args["max_steps"]) == (True, True, 20)
+    assert (args["use_liger"], args["gradient_checkpointing"], args["max_steps"]) == (
+        True,
+        True,
+        20,
+    )
     assert (args["use_lora"], args["lora_rank"], args["lora_alpha"]) == (True, 32, 64)
     assert args["lora_modules_to_save"] == ["lm_head"]
     again = read(*emit(run, "2025", tmp_path / "out").paths)
@@ -232,8 +249,14 @@ def test_three_files_are_one_run(tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[weight_broadcast]\ntype = 'nccl'", "weight_broadcast: a key of prime-rl without a counterpart here"),
-        ("[environment]\nid = 'x'\nname = 'y'\nweight = 2", "environment.weight: a key of prime-rl"),
+        (
+            "[weight_broadcast]\ntype = 'nccl'",
+            "weight_broadcast: a key of prime-rl without a counterpart here",
+        ),
+        (
+            "[environment]\nid = 'x'\nname = 'y'\nweight = 2",
+            "environment.weight: a key of prime-rl",
+        ),
         ("[orchestrator.buffer]\nsize = 1", "orchestrator.buffer"),
         ("[trainer.optim]\nlr = 1.0\nbetas1 = 0.9", "trainer.optim.betas1"),
         ("[trainer.model.lora]\nrank = 8\nbias = true", "trainer.model.lora.bias"),
@@ -241,7 +264,10 @@ def test_three_files_are_one_run(tmp_path):
         ("[model]\nimpl = 'custom'", "model.impl"),
         ("[orchestrator.train]\nnum_workers = 2", "orchestrator.train.num_workers"),
         ("[environment.args]\na = 1", "environment has no id"),
-        ("max_steps = 3\n[orchestrator]\nmax_steps = 4", "orchestrator.max_steps is 4, but 3 earlier"),
+        (
+            "max_steps = 3\n[orchestrator]\nmax_steps = 4",
+            "orchestrator.max_steps is 4, but 3 earlier",
+        ),
         ("max_steps = ", "is not valid TOML"),
         ("sampling = 3\n[environment]\nid = 'x'", "sampling must be a table"),
     ],
@@ -265,7 +291,9 @@ def test_formats_are_told_apart():
 
 
 @pytest.mark.parametrize("era", ["v0.4", "2025"])
-@pytest.mark.parametrize("text", [ORCHESTRATOR, ONE_FILE.replace('name = "wiki"\n', "")], ids=["2025", "v0.4"])
+@pytest.mark.parametrize(
+    "text", [ORCHESTRATOR, ONE_FILE.replace('name = "wiki"\n', "")], ids=["2025", "v0.4"]
+)
 def test_what_is_emitted_reads_back_equal(tmp_path, text, era, capsys):
     run = read(file(tmp_path, text))
     emitted = emit(run, era, tmp_path / "out")
@@ -285,8 +313,9 @@ def test_the_command_names_the_files(tmp_path):
     run = read(file(tmp_path, ONE_FILE))
     assert emit(run, "v0.4", tmp_path).command == f"uv run rl @ {tmp_path}/rl.toml"
     three = emit(run, "2025", tmp_path).command
-    assert three == (
-        f"uv run rl --trainer @ {tmp_path}/train.toml --orchestrator @ {tmp_path}/orch.toml "
+    assert (
+        three
+        == f"uv run rl --trainer @ {tmp_path}/train.toml --orchestrator @ {tmp_path}/orch.toml "
         f"--inference @ {tmp_path}/infer.toml --trainer-gpus 2 --inference-gpus 6"
     )
 
@@ -300,7 +329,11 @@ def test_the_command_names_the_files(tmp_path):
             "v0.4",
             "trainer.args.zero_truncated_completions",
         ),
-        ({"trainer": {"args": {"oversample": 1.5}}}, "2025", "2025 has no key for trainer.args.oversample"),
+        (
+            {"trainer": {"args": {"oversample": 1.5}}},
+            "2025",
+            "2025 has no key for trainer.args.oversample",
+        ),
         ({"inference": {"args": {"swap_space": 4}}}, "v0.4", "inference.args.swap_space"),
         ({"env": [{"id": "a"}, {"id": "b"}]}, "2025", "have one environment"),
         ({}, "v9", "era is 'v9'"),
@@ -314,10 +347,15 @@ def test_what_prime_rl_has_no_key_for_is_refused(tmp_path, run, era, problem):
 
 
 def test_a_file_of_ours_is_emitted_by_the_command(tmp_path):
-    ours = 'model = "m"\n[env]\nid = "x"\n[trainer]\ngpus = 1\n[trainer.args]\nrun_name = "r"\nbatch_size = 8\n'
+    ours = (
+        'model = "m"\n[env]\nid = "x"\n[trainer]\ngpus = 1\n[trainer.args]\nrun_name ='
+        ' "r"\nbatch_size = 8\n'
+    )
     path = file(tmp_path, ours)
     command = [sys.executable, "-X", "importtime", "-m", "verifiers_integrations.prime_rl"]
-    ran = subprocess.run([*command, path, "--out", tmp_path / "out"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [*command, path, "--out", tmp_path / "out"], capture_output=True, text=True, check=True
+    )
     loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
     assert "verifiers_integrations.prime_rl.writing" in loaded
     assert not {"torch", "transformers"} & loaded, "they take seconds"
@@ -334,7 +372,9 @@ def test_a_file_of_ours_is_emitted_by_the_command(tmp_path):
 def test_a_run_of_all_weights_is_emitted_without_an_adapter(tmp_path):
     run = {"model": "m", "trainer": {"args": {"use_lora": False}}}
     for era in ("v0.4", "2025"):
-        assert "lora" not in "".join(path.read_text() for path in emit(run, era, tmp_path / era).paths)
+        assert "lora" not in "".join(
+            path.read_text() for path in emit(run, era, tmp_path / era).paths
+        )
 
 
 @pytest.mark.parametrize("era", ["v0.4", "2025"])
@@ -347,9 +387,16 @@ def test_every_training_file_that_is_shipped_becomes_prime_rls(path, era, tmp_pa
     name = asked.pop("run_name")
     if era == "v0.4":
         del asked["micro_batch_size"]
-        assert "left out: trainer.args.micro_batch_size (it fills micro batches" in capsys.readouterr().err
+        assert (
+            "left out: trainer.args.micro_batch_size (it fills micro batches"
+            in capsys.readouterr().err
+        )
     assert run["trainer"]["args"] == asked
-    assert (run["model"], run["env"], run["wandb"]["name"]) == (ours["model"], {"args": {}, **ours["env"]}, name)
+    assert (run["model"], run["env"], run["wandb"]["name"]) == (
+        ours["model"],
+        {"args": {}, **ours["env"]},
+        name,
+    )
     assert run.get("inference", {}).get("args", {}) == ours["inference"].get("args", {})
 
 
@@ -376,7 +423,10 @@ def test_the_newer_files_of_2026_are_read(tmp_path):
         gpu_memory_utilization = 0.5
     """
     run = read(file(tmp_path, text))
-    assert (run["trainer"]["gpus"], run["inference"]) == (1, {"gpus": 2, "args": {"gpu_memory_utilization": 0.5}})
+    assert (run["trainer"]["gpus"], run["inference"]) == (
+        1,
+        {"gpus": 2, "args": {"gpu_memory_utilization": 0.5}},
+    )
     assert run["env"] == {"id": "alphabet-sort", "args": {}}
     assert run["trainer"]["args"] == {
         "batch_size": 8, "rollouts_per_example": 4, "max_off_policy_steps": 2, "max_tokens": 512, "use_lora": False,
@@ -404,8 +454,20 @@ def client(engine):
     return openai.AsyncOpenAI(base_url=engine.base_url, api_key=engine.api_key, max_retries=0)
 
 
-EXTRA = {"return_tokens_as_token_ids": True, "top_k": -1, "min_p": 0.0, "min_tokens": 0, "repetition_penalty": 1.0}
-SAMPLING = {"max_tokens": 6, "temperature": 1.0, "top_p": 1.0, "logprobs": True, "extra_body": EXTRA}
+EXTRA = {
+    "return_tokens_as_token_ids": True,
+    "top_k": -1,
+    "min_p": 0.0,
+    "min_tokens": 0,
+    "repetition_penalty": 1.0,
+}
+SAMPLING = {
+    "max_tokens": 6,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "logprobs": True,
+    "extra_body": EXTRA,
+}
 
 
 def talk(count, broken=False):
@@ -435,8 +497,13 @@ def checked_turns(rollout, merged=False):
 async def test_calls_of_2025(engine, client):
     env = vf.load_environment("reverse-text")
     rows = env.get_dataset(seed=1).select(range(2)).to_list()
-    inputs = {name: [row[name] for row in rows for _ in range(2)] for name in ("prompt", "answer", "task", "info")}
-    out = await env.a_generate(inputs=inputs, client=client, model=engine.served_model, sampling_args=SAMPLING)
+    inputs = {
+        name: [row[name] for row in rows for _ in range(2)]
+        for name in ("prompt", "answer", "task", "info")
+    }
+    out = await env.a_generate(
+        inputs=inputs, client=client, model=engine.served_model, sampling_args=SAMPLING
+    )
     assert len(out.prompt) == len(out.completion) == len(out.state) == len(out.reward) == 4
     assert all(len(values) == 4 for values in out.metrics.values())
     processed = env.process_env_results_vllm(
@@ -471,10 +538,16 @@ async def test_calls_of_v03_and_v04(engine, client, age):
     example = dataset.to_list()[0]
     siblings = [RolloutInput(**example) for _ in range(3)]
     if age == "v0.3":
-        keywords = {"gen_sampling_args": SAMPLING, "gen_sem": asyncio.Semaphore(4), "score_sem": asyncio.Semaphore(4)}
+        keywords = {
+            "gen_sampling_args": SAMPLING,
+            "gen_sem": asyncio.Semaphore(4),
+            "score_sem": asyncio.Semaphore(4),
+        }
     else:
         keywords = {"sampling_args": SAMPLING, "max_retries": 0, "state_columns": ["trajectory"]}
-    rollouts = await env.run_group(group_inputs=siblings, client=client, model=engine.served_model, **keywords)
+    rollouts = await env.run_group(
+        group_inputs=siblings, client=client, model=engine.served_model, **keywords
+    )
     if age == "v0.3":
         one = await env.run_rollout(
             asyncio.Semaphore(1), RolloutInput(**example), client, engine.served_model, SAMPLING
@@ -522,16 +595,23 @@ def test_vf_train_understands_both_ages(tmp_path):
 
 
 def test_vf_train_takes_a_file_per_part_as_prime_rl_does(tmp_path):
-    """The launch of 2025, word by word: ``--trainer @ F --orchestrator @ F --inference @ F --trainer-gpus 2 …``."""
+    """The launch of 2025, word by word: ``--trainer @ F --orchestrator @ F --inference @ F
+    --trainer-gpus 2 …``."""
     from verifiers_trainer.cli.settings import read_settings
     from verifiers_trainer.cli.sources import read_words
 
     paths = {name: file(tmp_path, text, f"{name}.toml") for name, text in PARTS.items()}
     words = [word for name, path in paths.items() for word in (f"--{name}", "@", str(path))]
-    assignments, problems = read_words([*words, "--trainer-gpus", "2", "--inference-gpus", "6", "--wandb.name", "r"])
+    assignments, problems = read_words(
+        [*words, "--trainer-gpus", "2", "--inference-gpus", "6", "--wandb.name", "r"]
+    )
     settings, more = read_settings(assignments, num_gpus=8)
     assert [*problems, *more] == []
-    assert (settings.model, settings.env_id, settings.gpus) == ("m", "vf-math-python", {"trainer": 2, "inference": 6})
+    assert (settings.model, settings.env_id, settings.gpus) == (
+        "m",
+        "vf-math-python",
+        {"trainer": 2, "inference": 6},
+    )
     assert dict(settings.env_args) == {"split": "train"}
     assert (settings.config["rollouts_per_example"], settings.config["max_concurrent"]) == (8, 512)
     assert (settings.config["learning_rate"], settings.config["run_name"]) == (3e-6, "r")
@@ -542,6 +622,12 @@ def test_vf_train_reads_the_three_files_as_one_run(tmp_path):
     from verifiers_trainer.cli.settings import read_settings
     from verifiers_trainer.cli.sources import read_words
 
-    words = [word for name, text in THREE.items() for word in ("@", str(file(tmp_path, text, name)))]
+    words = [
+        word for name, text in THREE.items() for word in ("@", str(file(tmp_path, text, name)))
+    ]
     settings, _ = read_settings(read_words(words)[0])
-    assert (settings.model, settings.env_id, settings.config["learning_rate"]) == ("m", "reverse-text", 3e-6)
+    assert (settings.model, settings.env_id, settings.config["learning_rate"]) == (
+        "m",
+        "reverse-text",
+        3e-6,
+    )

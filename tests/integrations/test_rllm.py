@@ -47,7 +47,9 @@ class TokenEngine:
         from rllm.engine.rollout.rollout_engine import ModelOutput
 
         ids, logprobs, finish = token_output
-        return ModelOutput(prompt_ids=token_input, completion_ids=ids, logprobs=logprobs, finish_reason=finish)
+        return ModelOutput(
+            prompt_ids=token_input, completion_ids=ids, logprobs=logprobs, finish_reason=finish
+        )
 
 
 class MessageEngine:
@@ -78,13 +80,20 @@ async def episode_of(env, engine, index=0, **given):
 async def test_a_rollout_becomes_an_episode_with_the_sampled_ids(double):
     scripted = ScriptedTokens()
     engine = TokenEngine(scripted)
-    episode = await episode_of(tool_env(2), engine, 1, sampling_args={"temperature": 1.0}, timeout=60)
+    episode = await episode_of(
+        tool_env(2), engine, 1, sampling_args={"temperature": 1.0}, timeout=60
+    )
     (trajectory,) = episode.trajectories
     assert [step.response_ids for step in trajectory.steps] == scripted.made
     assert [step.prompt_ids for step in trajectory.steps] == [call[0] for call in scripted.calls]
     assert [len(step.logprobs) for step in trajectory.steps] == [len(ids) for ids in scripted.made]
     assert [step.weight_version for step in trajectory.steps] == [7, 7]
-    assert [m["role"] for m in trajectory.steps[1].chat_completions] == ["user", "assistant", "tool", "assistant"]
+    assert [m["role"] for m in trajectory.steps[1].chat_completions] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert (trajectory.reward, episode.is_correct, episode.id) == (1.0, True, "1:0")
     assert (episode.termination_reason.name, episode.metrics["right"]) == ("ENV_DONE", 1.0)
     assert episode.metrics["vf_unscored"] == 0.0
@@ -93,11 +102,19 @@ async def test_a_rollout_becomes_an_episode_with_the_sampled_ids(double):
 
 
 CALLS = {
-    "a dict": {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 0, "b": 1}'}},
+    "a dict": {
+        "id": "x",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"a": 0, "b": 1}'},
+    },
     "a flat dict": {"name": "add", "arguments": {"a": 0, "b": 1}},
     "an object of the peer": SimpleNamespace(name="add", arguments={"a": 0, "b": 1}),
     "an object of OpenAI": openai.types.chat.ChatCompletionMessageToolCall.model_validate(
-        {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 0, "b": 1}'}}
+        {
+            "id": "x",
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"a": 0, "b": 1}'},
+        }
     ),
 }
 
@@ -129,7 +146,8 @@ class PromptTooLong(Exception):
 
 
 @pytest.mark.parametrize(
-    ("raised", "reason"), [(PromptTooLong(), "MAX_PROMPT_LENGTH_EXCEEDED"), (OSError("gone"), "ERROR")]
+    ("raised", "reason"),
+    [(PromptTooLong(), "MAX_PROMPT_LENGTH_EXCEEDED"), (OSError("gone"), "ERROR")],
 )
 async def test_what_the_engine_raises_is_the_rollouts_reason(double, raised, reason):
     def fails(prompt):
@@ -163,13 +181,19 @@ async def test_an_engine_without_ids_is_refused(double):
 
 
 async def test_the_agent_flow_plays_through_the_gateway(double):
-    env = vf.SingleTurnEnv(dataset=[{"question": "q", "answer": "4"}], rubric=vf.Rubric(funcs=[right]))
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "q", "answer": "4"}], rubric=vf.Rubric(funcs=[right])
+    )
     with FakeServer("4") as gateway:
         config = SimpleNamespace(base_url=gateway.url, model="m", session_uid="0:1")
         task = SimpleNamespace(metadata=peer_task(env.get_dataset()[0]))
         episode = await rllm.VerifiersAgentFlow(env, {"temperature": 0.5}).arun(task, config)
         assert gateway.hits[0].json()["temperature"] == 0.5
-    assert (episode.id, episode.trajectories[0].reward, episode.trajectories[0].steps) == ("0:1", 1.0, [])
+    assert (episode.id, episode.trajectories[0].reward, episode.trajectories[0].steps) == (
+        "0:1",
+        1.0,
+        [],
+    )
 
 
 async def test_on_the_embedded_engine_the_ids_are_those_of_its_own_record(double):
@@ -192,9 +216,13 @@ async def test_on_the_embedded_engine_the_ids_are_those_of_its_own_record(double
     env = Talk(dataset=[{"question": "q"}], max_turns=2, rubric=vf.Rubric(funcs=[lambda: 1.0]))
     with serving() as engine:
         recording = Recording(engine)
-        episode = await episode_of(env, TokenEngine(recording), sampling_args={"max_tokens": 6, "temperature": 1.0})
+        episode = await episode_of(
+            env, TokenEngine(recording), sampling_args={"max_tokens": 6, "temperature": 1.0}
+        )
     steps = episode.trajectories[0].steps
-    assert [(s.prompt_ids, s.response_ids) for s in steps] == [(made[0], made[1]) for made in recording.made]
+    assert [(s.prompt_ids, s.response_ids) for s in steps] == [
+        (made[0], made[1]) for made in recording.made
+    ]
     for step, made in zip(steps, recording.made, strict=True):
         assert step.logprobs == pytest.approx(made[2])
 
@@ -203,13 +231,24 @@ async def test_on_the_embedded_engine_the_ids_are_those_of_its_own_record(double
 
 
 def config(**keys):
-    ours = {"env_id": "tool-test", "env_args": {"num_train_examples": 5, "num_eval_examples": 4}, **keys}
+    ours = {
+        "env_id": "tool-test",
+        "env_args": {"num_train_examples": 5, "num_eval_examples": 4},
+        **keys,
+    }
     return {"verifiers": ours, "backend": "verl"}
 
 
 def test_the_keys_of_the_configuration():
-    env, sampling, train, held_out = rllm.from_config(config(sampling_args={"temperature": 1.0}, max_samples=3))
-    assert (len(train), len(held_out), sampling, env.env_id) == (3, 3, {"temperature": 1.0}, "tool-test")
+    env, sampling, train, held_out = rllm.from_config(
+        config(sampling_args={"temperature": 1.0}, max_samples=3)
+    )
+    assert (len(train), len(held_out), sampling, env.env_id) == (
+        3,
+        3,
+        {"temperature": 1.0},
+        "tool-test",
+    )
     assert len(rllm.from_config(config())[2]) == 5
 
 

@@ -1,4 +1,5 @@
-"""``examples/verifiers_env``: its scripts and its keys, against rLLM's recorded shapes of both ages.
+"""``examples/verifiers_env``: its scripts and its keys, against rLLM's recorded shapes of both
+ages.
 
 The scripts through hydra itself: ``python3 tests/real/peers.py rllm``.
 """
@@ -50,7 +51,12 @@ def installed(monkeypatch, tmp_path):
 
 def test_the_older_words_are_moved_to_the_unified_trainers_names():
     words = ["+backend=tinker", "+verifiers.env_id=x", "model.name=m", "trainer.total_epochs=1"]
-    words += ["trainer.logger=[console,wandb]", "sampling.temperature=1.0", "data.train_batch_size=4", "+trainer.x=1"]
+    words += [
+        "trainer.logger=[console,wandb]",
+        "sampling.temperature=1.0",
+        "data.train_batch_size=4",
+        "+trainer.x=1",
+    ]
     start = start_of(words, is_unified=True)
     assert (start.config_name, start.backend, start.is_unified) == ("unified", "tinker", True)
     assert start.words == (
@@ -70,7 +76,11 @@ def test_the_older_words_are_moved_to_the_unified_trainers_names():
 )
 def test_the_older_trainer_has_a_configuration_per_backend(words, config, first):
     start = start_of(words, is_unified=False)
-    assert (start.config_name, start.words[0], start.module) == (config, first, "trainer.agent_trainer")
+    assert (start.config_name, start.words[0], start.module) == (
+        config,
+        first,
+        "trainer.agent_trainer",
+    )
 
 
 def test_verls_own_names_stay():
@@ -80,7 +90,10 @@ def test_verls_own_names_stay():
 
 @pytest.mark.parametrize(
     ("words", "unified", "problem"),
-    [(["backend=vllm"], True, "backend is 'vllm'"), (["backend=fireworks"], False, "install a newer one")],
+    [
+        (["backend=vllm"], True, "backend is 'vllm'"),
+        (["backend=fireworks"], False, "install a newer one"),
+    ],
 )
 def test_a_backend_that_is_not_there_is_refused(words, unified, problem):
     with pytest.raises(vf.ConfigError, match=problem):
@@ -112,11 +125,14 @@ def test_every_key_below_verifiers_does_what_it_says(train, installed, capsys, a
     assert len(told["steps"]) == 4
     assert all(steps > 1 for steps in told["steps"]), "a sorting game has several turns"
     assert set(told["reasons"]) <= {"ENV_DONE", "MAX_TURNS_EXCEEDED"}
-    assert told["registered"] == (["verifiers", "train"] if (age, backend) == ("older", "verl") else None)
+    assert told["registered"] == (
+        ["verifiers", "train"] if (age, backend) == ("older", "verl") else None
+    )
 
 
 @pytest.mark.parametrize(
-    "place", [{"sampling": {"temperature": 0.6}}, {"rllm": {"rollout": {"train": {"temperature": 0.6}}}}]
+    "place",
+    [{"sampling": {"temperature": 0.6}}, {"rllm": {"rollout": {"train": {"temperature": 0.6}}}}],
 )
 def test_tinker_at_another_temperature_is_refused_wherever_it_stands(place):
     with pytest.raises(vf.ConfigError, match=r"samples of temperature 1\.0"):
@@ -125,7 +141,12 @@ def test_tinker_at_another_temperature_is_refused_wherever_it_stands(place):
 
 def test_the_backend_of_the_unified_configuration_is_known():
     with pytest.raises(vf.ConfigError, match=r"samples of temperature 1\.0"):
-        from_config({"verifiers": {**ENV, "sampling_args": {"temperature": 0.5}}, "rllm": {"backend": "tinker"}})
+        from_config(
+            {
+                "verifiers": {**ENV, "sampling_args": {"temperature": 0.5}},
+                "rllm": {"backend": "tinker"},
+            }
+        )
 
 
 def test_an_unknown_argument_of_the_environment_is_named():
@@ -144,7 +165,8 @@ def test_a_script_parses(path):
 
 def test_there_are_the_files_that_the_guide_lists():
     names = (
-        "README.md train.py workflow.py openai_wrapper.py train_verifiers.sh train_verifiers_tinker.sh test_train.sh"
+        "README.md train.py workflow.py openai_wrapper.py train_verifiers.sh"
+        " train_verifiers_tinker.sh test_train.sh"
     )
     assert set(names.split()) <= {path.name for path in EXAMPLE.iterdir()}
 
@@ -154,7 +176,12 @@ def test_a_script_without_rllm_says_so_in_one_sentence():
         pytest.skip("rllm is installed")
     variables = {**os.environ, "PYTHON": sys.executable}
     ran = subprocess.run(
-        ["bash", EXAMPLE / "test_train.sh"], env=variables, capture_output=True, text=True, check=False, timeout=300
+        ["bash", EXAMPLE / "test_train.sh"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     said = "rllm is not installed: pip install git+https://github.com/rllm-org/rllm\n"
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)

@@ -1,4 +1,5 @@
-"""SkyRL: what the generator gives for a batch, over a real server. The peer's own validator: ``tests/real``."""
+"""SkyRL: what the generator gives for a batch, over a real server. The peer's own validator:
+``tests/real``."""
 
 import json
 from types import SimpleNamespace
@@ -48,7 +49,9 @@ def plays(request):
     number = int(str(last["content"]).split()[0])
     if number == 3:
         raise RuntimeError("this example breaks the server")
-    return vf.AssistantMessage("", tool_calls=[vf.ToolCall("c", "add", json.dumps({"a": number, "b": 1}))])
+    return vf.AssistantMessage(
+        "", tool_calls=[vf.ToolCall("c", "add", json.dumps({"a": number, "b": 1}))]
+    )
 
 
 @pytest.fixture
@@ -65,17 +68,30 @@ def generate(monkeypatch, server):
         monkeypatch.setattr(skyrl, "environment", lambda env_id, env_args: env)
         rows = [skyrl_data._row(task, "e", "{}") for task in limit(env, None)[0]]
         batch = {name: [] for name in ("prompts", "env_extras", "env_classes", "trajectory_ids")}
-        for sibling in range(siblings):  # siblings far apart: they belong together by their ids alone
+        for sibling in range(
+            siblings
+        ):  # siblings far apart: they belong together by their ids alone
             for example in examples:
                 row = dict(rows[example])
                 batch["prompts"].append(row.pop("prompt"))
                 batch["env_classes"].append(row.pop("env_class"))
                 batch["env_extras"].append(row)
-                batch["trajectory_ids"].append(SimpleNamespace(instance_id=str(example), repetition_id=sibling))
-        batch |= {"sampling_params": sampling, "batch_metadata": SimpleNamespace(training_phase=phase)}
-        given = {"step_wise_trajectories": False, "zero_reward_on_non_stop": False, "apply_overlong_filtering": False}
+                batch["trajectory_ids"].append(
+                    SimpleNamespace(instance_id=str(example), repetition_id=sibling)
+                )
+        batch |= {
+            "sampling_params": sampling,
+            "batch_metadata": SimpleNamespace(training_phase=phase),
+        }
+        given = {
+            "step_wise_trajectories": False,
+            "zero_reward_on_non_stop": False,
+            "apply_overlong_filtering": False,
+        }
         engines = SimpleNamespace(get_endpoint_url=lambda: server.url.removesuffix("/v1"))
-        generator = skyrl.VerifiersGenerator(SimpleNamespace(**{**given, **config}), TOKENS, engines, "policy")
+        generator = skyrl.VerifiersGenerator(
+            SimpleNamespace(**{**given, **config}), TOKENS, engines, "policy"
+        )
         return await generator.generate(batch), batch
 
     return generated
@@ -101,7 +117,11 @@ async def test_rows_come_in_the_order_of_the_prompts_with_the_servers_ids(genera
     assert output["rollout_metrics"]["vf/right"] == 1.0
     assert output["is_last_step"] is None
     asked = server.requests[0]
-    assert (asked["temperature"], asked["max_completion_tokens"], asked["model"]) == (0.9, 64, "policy")
+    assert (asked["temperature"], asked["max_completion_tokens"], asked["model"]) == (
+        0.9,
+        64,
+        "policy",
+    )
     assert not {"top_k", "min_p", "skip_special_tokens"} & asked.keys()
 
 
@@ -115,7 +135,11 @@ async def test_an_unknown_reward_has_the_mean_of_its_siblings_and_no_loss(genera
         return float(len(seen))
 
     output, _ = await generate(tool_env(funcs=[right]), [0], siblings=3)
-    known = sorted(reward for reward, mask in zip(output["rewards"], output["loss_masks"], strict=True) if any(mask))
+    known = sorted(
+        reward
+        for reward, mask in zip(output["rewards"], output["loss_masks"], strict=True)
+        if any(mask)
+    )
     (unknown,) = [n for n, mask in enumerate(output["loss_masks"]) if not any(mask)]
     assert output["rewards"][unknown] == pytest.approx(sum(known) / 2)
     assert output["rollout_metrics"]["vf/unscored"] == pytest.approx(1 / 3)
@@ -141,7 +165,10 @@ async def test_training_without_log_probabilities_is_refused(generate):
     without = {**SAMPLING, "logprobs": None}
     with pytest.raises(vf.ConfigError, match="logprobs=0"):
         await generate(tool_env(), [0], sampling=without)
-    assert (await generate(tool_env(), [0], sampling=without, phase="eval"))[0]["rewards"] == [1.0, 1.0]
+    assert (await generate(tool_env(), [0], sampling=without, phase="eval"))[0]["rewards"] == [
+        1.0,
+        1.0,
+    ]
 
 
 class Forgets(vf.MultiTurnEnv):
@@ -170,7 +197,9 @@ async def test_the_generators_settings_keep_their_meaning(generate):
     plain, _ = await generate(env, [0], sampling=short)
     assert set(plain["stop_reasons"]) == {"length"}
     assert plain["rewards"] == [1.0, 1.0]
-    zeroed, _ = await generate(env, [0], sampling=short, zero_reward_on_non_stop=True, apply_overlong_filtering=True)
+    zeroed, _ = await generate(
+        env, [0], sampling=short, zero_reward_on_non_stop=True, apply_overlong_filtering=True
+    )
     assert zeroed["rewards"] == [0.0, 0.0]
     assert not any(any(mask) for mask in zeroed["loss_masks"])
 
@@ -183,14 +212,19 @@ def test_rubrics_may_compare_siblings_and_rows_of_others_are_refused():
 
 def test_the_rows_of_an_environment(tmp_path, capsys):
     skyrl_entrypoint.main(["export", "tool-test", str(tmp_path), "--max-samples", "3"])
-    assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in ("eval.parquet", "train.parquet")]
+    assert capsys.readouterr().out.split() == [
+        str(tmp_path / name) for name in ("eval.parquet", "train.parquet")
+    ]
     rows = pq.read_table(tmp_path / "train.parquet").to_pylist()
     assert {"answer", "task", "environment", "info"} <= rows[0]["verifiers"].keys()
     env = vf.load_environment("tool-test")
     given = limit(env, 3)[0]
     assert [skyrl.task_of(row["prompt"], row) for row in rows] == given
     assert (
-        skyrl.environment(rows[0]["verifiers"]["environment"], rows[0]["verifiers"]["env_args"]).env_id == "tool-test"
+        skyrl.environment(
+            rows[0]["verifiers"]["environment"], rows[0]["verifiers"]["env_args"]
+        ).env_id
+        == "tool-test"
     )
 
 
@@ -211,5 +245,9 @@ def test_the_entrypoint_gives_skyrl_our_generator(monkeypatch):
     skyrl._generator_class.cache_clear()
     skyrl_entrypoint.run(SimpleNamespace(generator="its settings"))
     generator = made["generator"]
-    assert (generator.generator_cfg, generator.model, generator.engines) == ("its settings", "policy", "engines")
+    assert (generator.generator_cfg, generator.model, generator.engines) == (
+        "its settings",
+        "policy",
+        "engines",
+    )
     assert isinstance(generator, Interface)

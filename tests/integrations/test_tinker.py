@@ -1,4 +1,5 @@
-"""Tinker: client, data, trainer, resume and command against a small service that learns. Real one: ``tests/real``."""
+"""Tinker: client, data, trainer, resume and command against a small service that learns. Real one:
+``tests/real``."""
 
 import json
 import pickle
@@ -43,8 +44,16 @@ def letters_env(**parameters):
 
 
 def config(folder, **settings):
-    given = {"model": "m", "output_dir": str(folder), "rollouts_per_example": 8, "batch_size": 32, "max_steps": 8}
-    return TinkerConfig(**{**given, "max_seq_len": 64, "max_tokens": 8, "save_steps": 100, **settings})
+    given = {
+        "model": "m",
+        "output_dir": str(folder),
+        "rollouts_per_example": 8,
+        "batch_size": 32,
+        "max_steps": 8,
+    }
+    return TinkerConfig(
+        **{**given, "max_seq_len": 64, "max_tokens": 8, "save_steps": 100, **settings}
+    )
 
 
 def trained(folder, service, resume=False, env=None, **settings):
@@ -71,7 +80,9 @@ def test_a_datum_has_the_layout_of_the_service():
     assert made.model_input.to_ints() == [1, 15, 7, 2, 9]
     assert fields["target_tokens"].tolist() == [15, 7, 2, 9, 8]
     assert fields["logprobs"] == pytest.approx([0, -0.1, -0.7, 0, -0.2])
-    assert fields["advantages"] == pytest.approx([0, 0.1, 0.1, 0, 0.1]), "advantage times weight; zero is the mask"
+    assert fields["advantages"] == pytest.approx([0, 0.1, 0.1, 0, 0.1]), (
+        "advantage times weight; zero is the mask"
+    )
 
 
 # --- the trainer
@@ -92,14 +103,18 @@ def test_it_learns(tmp_path, service):
     trained(tmp_path, service, max_off_policy_steps=0)
     rewards = [row["reward/mean"] for row in metrics(tmp_path)]
     assert rewards[-1] > rewards[0] + 0.2
-    assert metrics(tmp_path)[3]["sampler/log_ratio_abs"] < 1e-6, "sampler and trainer are one policy"
+    assert metrics(tmp_path)[3]["sampler/log_ratio_abs"] < 1e-6, (
+        "sampler and trainer are one policy"
+    )
     assert max(row["staleness/max"] for row in metrics(tmp_path)) == 0
 
 
 def test_tokens_are_at_most_as_old_as_allowed(tmp_path, service):
     trained(tmp_path, service, max_off_policy_steps=1, max_steps=5)
     assert [row["staleness/max"] for row in metrics(tmp_path)] == [0, 1, 1, 1, 1]
-    assert metrics(tmp_path)[2]["ratio/max"] > 1.001, "negative control: an older policy has another ratio"
+    assert metrics(tmp_path)[2]["ratio/max"] > 1.001, (
+        "negative control: an older policy has another ratio"
+    )
 
 
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path, service):
@@ -115,7 +130,9 @@ def test_without_the_place_in_the_data_it_goes_on_otherwise(tmp_path, service, m
     whole, _ = trained(tmp_path / "whole", service, max_off_policy_steps=0)
     trained(tmp_path / "cut", service, max_off_policy_steps=0, max_steps=4)
     load = TinkerTrainer._load
-    monkeypatch.setattr(TinkerTrainer, "_load", lambda self, folder: load(self, folder) and PipelineState())
+    monkeypatch.setattr(
+        TinkerTrainer, "_load", lambda self, folder: load(self, folder) and PipelineState()
+    )
     cut, _ = trained(tmp_path / "cut", service, resume=True, max_off_policy_steps=0)
     assert not np.allclose(cut.training.logits, whole.training.logits, atol=1e-3)
 
@@ -157,7 +174,9 @@ def test_a_run_of_an_earlier_time_is_moved_aside(tmp_path, service):
 
 def test_a_tool_environment_is_trained_on_what_the_model_said(tmp_path, service):
     env = tool_env(2, funcs=[lambda completion: len(completion[-1]["content"] or "") / 9])
-    trainer, _ = trained(tmp_path, service, env=env, max_steps=1, max_seq_len=2048, batch_size=16, max_tokens=4)
+    trainer, _ = trained(
+        tmp_path, service, env=env, max_steps=1, max_seq_len=2048, batch_size=16, max_tokens=4
+    )
     for one in trainer.training.data:
         fields = {name: tensor.to_numpy() for name, tensor in one.loss_fn_inputs.items()}
         assert 0 < np.count_nonzero(fields["logprobs"]) <= 4
@@ -210,7 +229,9 @@ class Engine(ScriptedTokens):
 async def test_tools_work_through_the_client():
     engine, env = Engine(), tool_env(2)
     rows = [peer_task(env.get_dataset()[n]) for n in range(2)]
-    made = await generate_group(env, rows, TinkerClient(engine, version=3), "m", {"temperature": 1.0, "max_tokens": 50})
+    made = await generate_group(
+        env, rows, TinkerClient(engine, version=3), "m", {"temperature": 1.0, "max_tokens": 50}
+    )
     assert [one["reward"] for one in made] == [1.0, 1.0]
     asked = engine.calls[0][1]
     assert (asked["max_tokens"], asked["temperature"]) == (50, 1.0)
@@ -312,7 +333,10 @@ def test_the_command_trains_and_goes_on(tmp_path, service, capsys, monkeypatch):
             ["--model", "m", "--env.id", "reverse-text", "--wandb.project", "x"],
             "wandb.project is not a setting of a Tinker run",
         ),
-        (["--model", "m", "--env.id", "reverse-text", "--trainer.args.temperature", "0.5"], "temperature is 0.5"),
+        (
+            ["--model", "m", "--env.id", "reverse-text", "--trainer.args.temperature", "0.5"],
+            "temperature is 0.5",
+        ),
     ],
 )
 def test_the_command_says_what_is_wrong(words, said, capsys):
@@ -344,12 +368,18 @@ async def test_a_group_for_the_cookbook(monkeypatch):
 
     env = tool_env(1, funcs=[lambda completion: 1.0])
     engine = Engine()
-    rollouts = await generate_group(env, [peer_task(env.get_dataset()[0])] * 3, TinkerClient(engine), "m", {})
+    rollouts = await generate_group(
+        env, [peer_task(env.get_dataset()[0])] * 3, TinkerClient(engine), "m", {}
+    )
     rewards = [1.0, float("nan"), 0.0]
     for rollout, reward in zip(rollouts, rewards, strict=True):
         rollout["reward"] = reward
     group = to_trajectory_group(rollouts)
-    assert group.final_rewards_G == [1.0, 0.5, 0.0], "the unknown one has the mean, so its advantage is zero"
+    assert group.final_rewards_G == [
+        1.0,
+        0.5,
+        0.0,
+    ], "the unknown one has the mean, so its advantage is zero"
     assert [one["vf_unscored"] for one in group.metrics_G] == [0.0, 1.0, 0.0]
     first, second = group.trajectories_G[0].transitions
     assert (first.episode_done, second.episode_done) == (False, True)
@@ -382,8 +412,14 @@ def test_every_setting_that_the_shared_pipeline_reads_is_there():
 
     folder = Path(verifiers_trainer.__file__).parent
     read = {
-        name for module in SHARED for name in SETTING.findall((folder / f"{module}.py").read_text(encoding="utf-8"))
+        name
+        for module in SHARED
+        for name in SETTING.findall((folder / f"{module}.py").read_text(encoding="utf-8"))
     }
-    read -= {"micro_batch_size", "use_cpu", "config"}  # of the rows of a device, which the service has no part in
+    read -= {
+        "micro_batch_size",
+        "use_cpu",
+        "config",
+    }  # of the rows of a device, which the service has no part in
     assert len(read) > 20, "the modules were found and read"
     assert sorted(name for name in read if not hasattr(TinkerConfig(model="m"), name)) == []

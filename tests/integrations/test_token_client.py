@@ -1,4 +1,5 @@
-"""The client over token-in/token-out engines: what the engine is asked, what the environment is told."""
+"""The client over token-in/token-out engines: what the engine is asked, what the environment is
+told."""
 
 import asyncio
 import logging
@@ -29,7 +30,9 @@ def client_of(engine, **options):
 
 async def test_it_answers_as_an_openai_client(engine):
     client = client_of(engine)
-    answer = await client.chat.completions.create(model="m", messages=ASK, tools=TOOLS, max_completion_tokens=9)
+    answer = await client.chat.completions.create(
+        model="m", messages=ASK, tools=TOOLS, max_completion_tokens=9
+    )
     choice = answer.choices[0]
     assert choice.message.tool_calls[0].function.name == "add"
     assert choice.finish_reason == "tool_calls"
@@ -41,7 +44,9 @@ async def test_it_answers_as_an_openai_client(engine):
     assert answer.usage.completion_tokens == len(engine.made[0])
     assert engine.calls[0][1] == {"max_tokens": 9}
     assert (client.base_url, client.api_key) == ("http://token-client.invalid/v1", "none")
-    text = await client_of(ScriptedTokens(lambda prompt: "yes")).completions.create(model="m", prompt="Is it?")
+    text = await client_of(ScriptedTokens(lambda prompt: "yes")).completions.create(
+        model="m", prompt="Is it?"
+    )
     assert text.choices[0].text == "yes"
 
 
@@ -58,7 +63,9 @@ async def test_both_ways_of_asking_give_an_environment_the_same(engine):
     assert direct["reward"] == wrapped["reward"] == 1.0
 
 
-async def test_sampling_reaches_the_engine_under_its_names_and_the_rest_is_left_out_once(engine, caplog, monkeypatch):
+async def test_sampling_reaches_the_engine_under_its_names_and_the_rest_is_left_out_once(
+    engine, caplog, monkeypatch
+):
     monkeypatch.setattr(token_client, "_warned", set())
     client = client_of(engine)
     asked = {
@@ -113,7 +120,9 @@ async def test_what_the_peer_raises_belongs_to_its_rollout(engine):
 
 async def test_a_prompt_that_is_too_long_ends_the_rollout_as_truncated(engine):
     env = tool_env(1)
-    (rollout,) = await generate_group(env, [peer_task(env.get_dataset()[0])], client_of(engine, max_seq_len=5), "m", {})
+    (rollout,) = await generate_group(
+        env, [peer_task(env.get_dataset()[0])], client_of(engine, max_seq_len=5), "m", {}
+    )
     assert (rollout["is_truncated"], rollout["error"]) == (True, None)
 
 
@@ -149,10 +158,14 @@ def two_turns():
         async def env_response(self, messages, state):
             return "again"
 
-    return Again(dataset=[{"question": "4 + 1"}], max_turns=3, rubric=vf.Rubric(funcs=[lambda: 1.0]))
+    return Again(
+        dataset=[{"question": "4 + 1"}], max_turns=3, rubric=vf.Rubric(funcs=[lambda: 1.0])
+    )
 
 
-async def samples_with(history, template=FORGETFUL, say=lambda prompt: "<think>hm</think>5", **options):
+async def samples_with(
+    history, template=FORGETFUL, say=lambda prompt: "<think>hm</think>5", **options
+):
     engine = ScriptedTokens(say)
     engine.tokenizer.chat_template = template
     env = two_turns()
@@ -167,8 +180,13 @@ async def test_exact_history_does_not_fork_where_the_template_forgets():
     engine, (exact,) = await samples_with("exact")
     assert engine.calls[2][0][: len(engine.calls[1][0])] == engine.calls[1][0]
     text = engine.tokenizer.decode(exact.prompt_ids + exact.response_ids)
-    turn = "<think>hm</think>5<|im_end|>\n<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n"
-    assert text == f"<|im_start|>user\n4 + 1<|im_end|>\n<|im_start|>assistant\n{turn * 2}<think>hm</think>5<|im_end|>"
+    turn = (
+        "<think>hm</think>5<|im_end|>\n<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (
+        text == "<|im_start|>user\n4 +"
+        f" 1<|im_end|>\n<|im_start|>assistant\n{turn * 2}<think>hm</think>5<|im_end|>"
+    )
 
 
 async def test_exact_history_renders_what_an_increasing_template_renders():
@@ -183,7 +201,11 @@ async def test_exact_history_closes_a_turn_that_was_cut_without_training_its_end
     end = engine.tokenizer.eos_token_id
 
     async def cut(prompt_ids, sampling):
-        return (await engine(prompt_ids, sampling))[0][:-1], [-0.5] * (len(engine.made[-1]) - 1), "length"
+        return (
+            (await engine(prompt_ids, sampling))[0][:-1],
+            [-0.5] * (len(engine.made[-1]) - 1),
+            "length",
+        )
 
     engine.say = lambda prompt: "5"
     client = TokenClient(cut, engine.tokenizer, history="exact")
@@ -219,7 +241,9 @@ async def test_exact_history_needs_a_template_that_ends_its_turns():
     with pytest.raises(vf.ConfigError, match="history is 'newest'"):
         client_of(ScriptedTokens(), history="newest")
     engine = ScriptedTokens(lambda prompt: "5")
-    engine.tokenizer.chat_template = "{%- for m in messages %}{{ m.role }}: {{ m.content }}\n{%- endfor %}"
+    engine.tokenizer.chat_template = (
+        "{%- for m in messages %}{{ m.role }}: {{ m.content }}\n{%- endfor %}"
+    )
     client = client_of(engine, history="exact")
     said = (await client.complete(ModelRequest(ASK, "m"))).message
     with pytest.raises(vf.ConfigError, match="ends each turn"):

@@ -1,4 +1,5 @@
-"""TRL: what ``rollout_func`` gives for the prompts it is handed. The real trainer: ``tests/real``."""
+"""TRL: what ``rollout_func`` gives for the prompts it is handed. The real trainer:
+``tests/real``."""
 
 from types import SimpleNamespace
 
@@ -28,7 +29,13 @@ def engine():
 
 
 def trainer(engine, **settings):
-    args = {"max_completion_length": 32, "temperature": 0.8, "top_p": 1.0, "top_k": 0, "min_p": None}
+    args = {
+        "max_completion_length": 32,
+        "temperature": 0.8,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": None,
+    }
     args |= {"repetition_penalty": 1.0, "generation_kwargs": {"seed": 5}, **settings}
     return SimpleNamespace(args=SimpleNamespace(**args), processing_class=engine.tokenizer)
 
@@ -53,7 +60,12 @@ def test_one_completion_per_element_with_the_sampled_ids(engine):
         assert len(ids) == len(mask) == len(logprobs)
         assert 0 < sum(mask) < len(mask)
         assert engine.tokenizer.decode(prompt).startswith("<|im_start|>system\nTools:")
-    assert ["1 + 1" in engine.tokenizer.decode(ids) for ids in made["prompt_ids"]] == [True, True, False, False]
+    assert ["1 + 1" in engine.tokenizer.decode(ids) for ids in made["prompt_ids"]] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_an_unknown_reward_is_none_and_masked(engine):
@@ -94,7 +106,10 @@ def test_sampling_is_the_trainers_and_nothing_else(engine):
     env = tool_env(1)
     rollouts(env, engine)(prompts(env, 0), trainer(engine, top_k=7))
     assert engine.calls[0][1] == {"max_tokens": 32, "temperature": 0.8, "top_k": 7, "seed": 5}
-    assert sampling_of(SimpleNamespace(max_completion_length=4, top_p=0.9)) == {"max_tokens": 4, "top_p": 0.9}
+    assert sampling_of(SimpleNamespace(max_completion_length=4, top_p=0.9)) == {
+        "max_tokens": 4,
+        "top_p": 0.9,
+    }
 
 
 def test_a_step_without_a_token_is_an_error_that_says_why(engine):
@@ -102,8 +117,12 @@ def test_a_step_without_a_token_is_an_error_that_says_why(engine):
         raise OSError("connection refused")
 
     env = tool_env(1)
-    with pytest.raises(vf.RunError, match=r"every token of this step is masked.*connection refused"):
-        make_rollout_func(env, TokenClient(dead, engine.tokenizer))(prompts(env, 0, 0), trainer(engine))
+    with pytest.raises(
+        vf.RunError, match=r"every token of this step is masked.*connection refused"
+    ):
+        make_rollout_func(env, TokenClient(dead, engine.tokenizer))(
+            prompts(env, 0, 0), trainer(engine)
+        )
 
 
 def test_why_nothing_can_be_trained_is_one_short_line(engine):
@@ -128,7 +147,9 @@ def test_one_failed_rollout_costs_only_itself(engine):
         return await engine(prompt_ids, sampling)
 
     env = tool_env(1)
-    made = make_rollout_func(env, TokenClient(sometimes, engine.tokenizer))(prompts(env, 0, 0, 0), trainer(engine))
+    made = make_rollout_func(env, TokenClient(sometimes, engine.tokenizer))(
+        prompts(env, 0, 0, 0), trainer(engine)
+    )
     assert sorted(made["vf_reward"], key=str) == [1.0, 1.0, None]
     failed = made["vf_reward"].index(None)
     assert (made["env_mask"][failed], len(made["prompt_ids"][failed])) == ([0], 1)
@@ -138,7 +159,11 @@ def test_earlier_branches_are_dropped_and_counted(engine):
     class Forgets(vf.MultiTurnEnv):
         async def get_prompt_messages(self, state):
             asked = await super().get_prompt_messages(state)
-            return asked if not state["trajectory"] else [*asked[:-2], {"role": "user", "content": "again"}]
+            return (
+                asked
+                if not state["trajectory"]
+                else [*asked[:-2], {"role": "user", "content": "again"}]
+            )
 
         async def env_response(self, messages, state):
             return "more"
@@ -166,7 +191,9 @@ def test_completions_of_a_single_turn_environment_are_scored():
     score = as_reward_func(env)
     asked = [[{"role": "user", "content": "q"}]] * 3
     said = [[{"role": "assistant", "content": "1"}], "1", "3"]
-    assert score(asked, said, answer=["1", "2", "3"], info=["{}"] * 3, completion_ids=[[1]] * 3) == [1.0, 0.0, None]
+    assert score(
+        asked, said, answer=["1", "2", "3"], info=["{}"] * 3, completion_ids=[[1]] * 3
+    ) == [1.0, 0.0, None]
     with pytest.raises(vf.ConfigError, match="scores single turns"):
         as_reward_func(tool_env(1))
 

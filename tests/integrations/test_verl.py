@@ -1,4 +1,5 @@
-"""verl: what the agent loop gives for a row, against the recorded shapes. The real worker: ``tests/real``."""
+"""verl: what the agent loop gives for a row, against the recorded shapes. The real worker:
+``tests/real``."""
 
 import asyncio
 import json
@@ -13,20 +14,33 @@ from support.peer_double import install
 from verifiers_integrations import verl
 from verifiers_integrations.common import peer_task
 
-SAMPLING = {"temperature": 0.9, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+SAMPLING = {
+    "temperature": 0.9,
+    "top_p": 1.0,
+    "top_k": -1,
+    "repetition_penalty": 1.0,
+    "logprobs": True,
+}
 
 
 class Base:
-    """verl's base class, as far as it is used: the servers, the tokenizer, the lengths, how it renders a prompt."""
+    """verl's base class, as far as it is used: the servers, the tokenizer, the lengths, how it
+    renders a prompt."""
 
     def __init__(self, server_manager, tokenizer, rollout_config, renders=None):
-        self.server_manager, self.tokenizer, self.rollout_config = server_manager, tokenizer, rollout_config
+        self.server_manager, self.tokenizer, self.rollout_config = (
+            server_manager,
+            tokenizer,
+            rollout_config,
+        )
         self._renders = renders
 
     async def ct_build_initial_tokens(self, messages, tools=None):
         if self._renders is not None:
             return self._renders
-        text = self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+        text = self.tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, tokenize=False
+        )
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -41,8 +55,13 @@ class Servers:
 
         self.asked.append((request_id, sampling_params))
         ids, logprobs, _ = await self.engine(prompt_ids, {})
-        ids, logprobs = ids[: sampling_params["max_tokens"]], logprobs[: sampling_params["max_tokens"]]
-        return TokenOutput(token_ids=ids, log_probs=logprobs, extra_fields={"global_steps": 6 + len(self.asked)})
+        ids, logprobs = (
+            ids[: sampling_params["max_tokens"]],
+            logprobs[: sampling_params["max_tokens"]],
+        )
+        return TokenOutput(
+            token_ids=ids, log_probs=logprobs, extra_fields={"global_steps": 6 + len(self.asked)}
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -61,10 +80,15 @@ def play(monkeypatch):
         engine = engine or ScriptedTokens()
         servers = Servers(engine)
         config = SimpleNamespace(prompt_length=lengths[0], response_length=lengths[1])
-        loop = verl.VerifiersAgentLoop(servers, engine.tokenizer, config, renders, metrics=["right"], **options)
+        loop = verl.VerifiersAgentLoop(
+            servers, engine.tokenizer, config, renders, metrics=["right"], **options
+        )
         task = peer_task(env.get_dataset()[2])
         extra = {"env_id": "e", "env_args": "{}", "task": json.dumps(task), "index": 2}
-        return asyncio.run(loop.run(dict(sampling), raw_prompt=task["prompt"], extra_info=extra)), servers
+        return (
+            asyncio.run(loop.run(dict(sampling), raw_prompt=task["prompt"], extra_info=extra)),
+            servers,
+        )
 
     return played
 
@@ -72,19 +96,31 @@ def play(monkeypatch):
 def test_the_output_has_the_sampled_ids_and_the_environments_reward(play):
     engine = ScriptedTokens()
     output, servers = play(tool_env(), engine)
-    sampled = [one for one, mask in zip(output.response_ids, output.response_mask, strict=True) if mask]
+    sampled = [
+        one for one, mask in zip(output.response_ids, output.response_mask, strict=True) if mask
+    ]
     assert sampled == [*engine.made[0], *engine.made[1]]
     assert output.prompt_ids == engine.calls[0][0]
-    between = [one for one, mask in zip(output.response_ids, output.response_mask, strict=True) if not mask]
+    between = [
+        one for one, mask in zip(output.response_ids, output.response_mask, strict=True) if not mask
+    ]
     assert "<tool_response>" in engine.tokenizer.decode(between)
     assert output.response_logprobs[0] == pytest.approx(-0.5)
-    assert {value for value, mask in zip(output.response_logprobs, output.response_mask, strict=True) if not mask} == {
-        0
-    }
+    assert {
+        value
+        for value, mask in zip(output.response_logprobs, output.response_mask, strict=True)
+        if not mask
+    } == {0}
     assert (output.reward_score, output.num_turns) == (1.0, 4)
     extra = output.extra_fields
     assert (extra["min_global_steps"], extra["max_global_steps"]) == (7, 8)
-    info = {"right": 1.0, "vf_unscored": 0.0, "vf_error": 0.0, "vf_truncated": 0.0, "vf_overlong": 0.0}
+    info = {
+        "right": 1.0,
+        "vf_unscored": 0.0,
+        "vf_error": 0.0,
+        "vf_truncated": 0.0,
+        "vf_overlong": 0.0,
+    }
     assert extra["reward_extra_info"] == info
     (first, asked), (second, later) = servers.asked
     assert first == second, "one session, so that the prefix is cached"
@@ -153,7 +189,9 @@ class Forgets(vf.MultiTurnEnv):
 
 
 def test_a_fork_is_refused_where_the_worker_takes_one_row(play):
-    env = Forgets(max_turns=2, dataset=[{"question": "a"}] * 3, rubric=vf.Rubric(funcs=[lambda: 1.0]))
+    env = Forgets(
+        max_turns=2, dataset=[{"question": "a"}] * 3, rubric=vf.Rubric(funcs=[lambda: 1.0])
+    )
     with pytest.raises(vf.ConfigError, match=r"has 2 token samples.*history: exact"):
         play(env, ScriptedTokens(lambda prompt: "so it is"))
     rows, _ = play(env, ScriptedTokens(lambda prompt: "so it is"), forks="list")
@@ -171,7 +209,10 @@ def test_the_data_and_the_loop_file(tmp_path, capsys):
     assert [row["extra_info"]["index"] for row in rows] == [0, 1, 2]
     assert rows[0]["data_source"] == rows[0]["extra_info"]["env_id"] == "tool-test"
     assert json.loads(rows[0]["extra_info"]["task"])["prompt"] == rows[0]["prompt"]
-    assert verl.environment(rows[0]["extra_info"]["env_id"], rows[0]["extra_info"]["env_args"]).env_id == "tool-test"
+    assert (
+        verl.environment(rows[0]["extra_info"]["env_id"], rows[0]["extra_info"]["env_args"]).env_id
+        == "tool-test"
+    )
     loop = (tmp_path / "agent_loop.yaml").read_text(encoding="utf-8")
     assert "_target_: verifiers_integrations.verl.VerifiersAgentLoop" in loop
     assert '"calls_right"' in loop

@@ -1,7 +1,8 @@
-"""An environment served over ZeroMQ to the client of verifiers 0.4, with the requests that this client sent.
+"""An environment served over ZeroMQ to the client of verifiers 0.4, with the requests that this
+client sent.
 
-The frames in ``contracts/env_client.json`` were recorded from that client and its own server; the client itself plays
-in ``tests/real/test_peer_env_client.py``.
+The frames in ``contracts/env_client.json`` were recorded from that client and its own server; the
+client itself plays in ``tests/real/test_peer_env_client.py``.
 """
 
 import asyncio
@@ -21,10 +22,19 @@ from support.integration_envs import load_contract, tool_env
 from support.small_envs import Talk
 from verifiers.environments.integrations import extras
 from verifiers.testing import FakeServer
-from verifiers_integrations.zmq_server import Endpoint, RunRequest, ZmqServer, graph_of, message_of, row_of
+from verifiers_integrations.zmq_server import (
+    Endpoint,
+    RunRequest,
+    ZmqServer,
+    graph_of,
+    message_of,
+    row_of,
+)
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: the extra env-server")
-zmq_asyncio = pytest.importorskip("zmq.asyncio", reason="pyzmq is not installed: the extra env-server")
+zmq_asyncio = pytest.importorskip(
+    "zmq.asyncio", reason="pyzmq is not installed: the extra env-server"
+)
 
 RECORDED = load_contract(Path(__file__).parent, "env_client")
 
@@ -58,7 +68,9 @@ class Client:
         """The last answer to a request; its deltas are in ``seen``."""
         while not any(route == "reply" for route, _ in self.seen.get(request, ())):
             got, route, body = await asyncio.wait_for(self._socket.recv_multipart(), 30)
-            self.seen.setdefault(got.decode(), []).append((route.decode(), msgspec.msgpack.decode(body)))
+            self.seen.setdefault(got.decode(), []).append(
+                (route.decode(), msgspec.msgpack.decode(body))
+            )
         return self.seen[request][-1][1]
 
     async def ask(self, request, method, body):
@@ -95,7 +107,12 @@ async def serving(env, **options):
 
 
 def run_request(url, task, **fields):
-    return {"task_data": task, "client": {"base_url": url, "type": fields.pop("type", "eval")}, "model": "m", **fields}
+    return {
+        "task_data": task,
+        "client": {"base_url": url, "type": fields.pop("type", "eval")},
+        "model": "m",
+        **fields,
+    }
 
 
 def recorded(name, url):
@@ -122,7 +139,12 @@ async def test_recorded_requests_are_answered_with_the_recorded_fields():
     assert (answer["success"], answer["head"]["ok"]) == (True, True)
     assert summary == {"id": trace["id"], "nodes": 4, "calls": 2}
     assert trace["rewards"] == {"reward": {"score": 1.0, "weight": 1.0}}
-    assert [node["message"]["role"] for node in trace["nodes"]] == ["user", "assistant", "tool", "assistant"]
+    assert [node["message"]["role"] for node in trace["nodes"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert [node["parent"] for node in trace["nodes"]] == [None, 0, 1, 2]
     assert [node["sampled"] for node in trace["nodes"]] == [False, True, False, True]
     (call,) = trace["nodes"][1]["message"]["tool_calls"]
@@ -143,7 +165,10 @@ async def test_recorded_requests_are_answered_with_the_recorded_fields():
     for node in trace["nodes"]:
         assert set(node) <= known["node"]
         assert set(node["message"]) == known[f"message {node['message']['role']}"]
-    assert all(set(call) <= known["call"] and set(call["usage"]) <= known["usage"] for call in trace["calls"])
+    assert all(
+        set(call) <= known["call"] and set(call["usage"]) <= known["usage"]
+        for call in trace["calls"]
+    )
     assert trace["timing"]["agent"]["end"] >= trace["timing"]["agent"]["start"] > 0
 
 
@@ -152,14 +177,22 @@ async def test_sampling_arguments_key_and_headers_reach_the_endpoint(monkeypatch
     with FakeServer("4", tokens=True) as model:
         async with serving(tool_env()) as client:
             body = recorded("run train", model.url)
-            body["client"] |= {"headers": {"x-run": "7"}, "headers_from_env": {"x-token": "ENV_CLIENT_TOKEN"}}
+            body["client"] |= {
+                "headers": {"x-run": "7"},
+                "headers_from_env": {"x-token": "ENV_CLIENT_TOKEN"},
+            }
             assert (await client.ask("r", "run", body))["success"]
             body["client"]["headers_from_env"] = {"x-token": "ENV_CLIENT_MISSING"}
             refused = await client.ask("r2", "run", body)
     hit = model.hits[0]
     sent = hit.json()
     assert (hit.headers["x-run"], hit.headers["x-token"]) == ("7", "t0k")
-    assert (sent["temperature"], sent["top_k"], sent["return_token_ids"], sent["logprobs"]) == (1.0, 5, True, True)
+    assert (sent["temperature"], sent["top_k"], sent["return_token_ids"], sent["logprobs"]) == (
+        1.0,
+        5,
+        True,
+        True,
+    )
     assert "max_tokens" not in sent
     assert (model.count, refused["success"]) == (1, False)
     assert "ENV_CLIENT_MISSING is not set" in refused["error"]
@@ -169,12 +202,16 @@ async def test_token_ids_are_the_sampled_ones_and_a_training_client_is_refused_w
     with FakeServer("more?", tokens=True) as model, FakeServer("more?") as blind:
         async with serving(Talk(1)) as client:
             await client.ask("r", "run", run_request(model.url, {"idx": 0}, type="train"))
-            refused = await client.ask("r2", "run", run_request(blind.url, {"idx": 0}, type="train"))
+            refused = await client.ask(
+                "r2", "run", run_request(blind.url, {"idx": 0}, type="train")
+            )
             assert (await client.ask("r3", "run", run_request(blind.url, {"idx": 0})))["success"]
             trace, without = client.trace("r"), client.trace("r3")
         config = vf.ClientConfig(api_base_url=model.url)
         sampling = {"logprobs": True, "extra_body": {"return_token_ids": True}}
-        results = await Talk(1).evaluate(config, "m", sampling_args=sampling, state_columns=["trajectory"])
+        results = await Talk(1).evaluate(
+            config, "m", sampling_args=sampling, state_columns=["trajectory"]
+        )
     tokens = results["outputs"][0]["trajectory"][-1]["tokens"]
     ids = [token for node in trace["nodes"] for token in node["token_ids"]]
     mask = [flag for node in trace["nodes"] for flag in node["mask"]]
@@ -222,11 +259,31 @@ async def test_a_failed_rollout_fails_alone():
     [
         ("run", b"\xc1", "DecodeError"),
         ("run", {"task_data": {}}, "missing required field `client`"),
-        ("run", run_request("http://127.0.0.1:9/v1", {"idx": 99}), "its idx 99 is none of the 4 rows of train"),
-        ("run", run_request("http://127.0.0.1:9/v1", {}), "its idx None is none of the 4 rows of train"),
-        ("run", run_request("http://127.0.0.1:9/v1", {"idx": 0, "split": "dev"}), "the split 'dev' is not one of"),
-        ("run", run_request("http://127.0.0.1:9/v1", {"idx": 0, "image": "x"}), "the task sets image"),
-        ("run", run_request("http://127.0.0.1:9/v1", {"idx": 0, "timeout": {"agent": 5.0}}), "the task sets timeout"),
+        (
+            "run",
+            run_request("http://127.0.0.1:9/v1", {"idx": 99}),
+            "its idx 99 is none of the 4 rows of train",
+        ),
+        (
+            "run",
+            run_request("http://127.0.0.1:9/v1", {}),
+            "its idx None is none of the 4 rows of train",
+        ),
+        (
+            "run",
+            run_request("http://127.0.0.1:9/v1", {"idx": 0, "split": "dev"}),
+            "the split 'dev' is not one of",
+        ),
+        (
+            "run",
+            run_request("http://127.0.0.1:9/v1", {"idx": 0, "image": "x"}),
+            "the task sets image",
+        ),
+        (
+            "run",
+            run_request("http://127.0.0.1:9/v1", {"idx": 0, "timeout": {"agent": 5.0}}),
+            "the task sets timeout",
+        ),
         ("strange", b"\x80", "unknown method 'strange'"),
     ],
 )
@@ -288,7 +345,10 @@ async def test_cancel_ends_one_rollout_of_the_same_client_and_cleans_up():
             assert env.cleaned == []
             answer = await client.ask("c1", "cancel", {"request_id": "r"})
             assert (answer["success"], answer["cancelled"]) == (True, True)
-            assert await client.reply("r") == {"success": False, "error": "Cancelled: rollout aborted"}
+            assert await client.reply("r") == {
+                "success": False,
+                "error": "Cancelled: rollout aborted",
+            }
             assert (len(env.begun), len(env.cleaned)) == (1, 1)
             assert (await client.ask("c2", "cancel", {"request_id": "r"}))["cancelled"] is False
 
@@ -305,9 +365,21 @@ async def test_the_end_of_the_server_cancels_what_runs():
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM")
 @pytest.mark.parametrize("wire", ["zmq", "openenv"])
 def test_the_command_serves_and_ends_on_sigterm(wire):
-    command = [sys.executable, "-m", "verifiers.cli.serve_env", "reverse-text", "--wire", wire, "--port", "0", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "verifiers.cli.serve_env",
+        "reverse-text",
+        "--wire",
+        wire,
+        "--port",
+        "0",
+        "--json",
+    ]
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
     try:
         url = json.loads(process.stdout.readline())["url"]
         assert url.startswith("tcp://127.0.0.1:" if wire == "zmq" else "http://127.0.0.1:")
@@ -334,7 +406,9 @@ async def test_a_port_in_use_and_a_missing_package_are_one_sentence(monkeypatch)
         with pytest.raises(vf.ConfigError, match=f"{taken} cannot be listened at: .*give --port"):
             await ZmqServer(tool_env(), taken).serve(lambda _: None, asyncio.Event())
     monkeypatch.setattr(extras, "ZMQ", extras.Extra("env-server", "no_such_package", "pyzmq"))
-    with pytest.raises(vf.ConfigError, match=r"--wire zmq needs pyzmq, which is not installed: .*env-server"):
+    with pytest.raises(
+        vf.ConfigError, match=r"--wire zmq needs pyzmq, which is not installed: .*env-server"
+    ):
         ZmqServer(tool_env(), "tcp://127.0.0.1:*")
 
 
@@ -354,19 +428,34 @@ def test_a_task_is_a_row():
     env = vf.SingleTurnEnv(dataset=[{"question": "a", "answer": "b"}], system_prompt="Be brief.")
     own = row_of(env, {"idx": 0})
     assert (own["prompt"][0]["content"], own["answer"], own["example_id"]) == ("Be brief.", "b", 0)
-    request = row_of(env, {"idx": 7, "prompt": "2 + 2", "answer": "4", "network_allow": ["*"], "skills": []})
+    request = row_of(
+        env, {"idx": 7, "prompt": "2 + 2", "answer": "4", "network_allow": ["*"], "skills": []}
+    )
     assert request == {"question": "2 + 2", "answer": "4", "example_id": 7}
     shouting = row_of(env, {"prompt": "2 + 2", "system_prompt": "Shout."})
     assert [message["role"] for message in shouting["prompt"]] == ["system", "user"]
     messages = [{"role": "user", "content": "hi"}]
-    assert row_of(env, {"prompt": messages, "info": {"level": 2}}) == {"prompt": messages, "info": {"level": 2}}
+    assert row_of(env, {"prompt": messages, "info": {"level": 2}}) == {
+        "prompt": messages,
+        "info": {"level": 2},
+    }
 
 
 def test_a_turn_that_does_not_continue_begins_a_branch():
     def step(prompt, reply, prompt_ids, ids):
-        tokens = {"prompt_ids": prompt_ids, "completion_ids": ids, "completion_logprobs": [-0.5] * len(ids)}
+        tokens = {
+            "prompt_ids": prompt_ids,
+            "completion_ids": ids,
+            "completion_logprobs": [-0.5] * len(ids),
+        }
         completion = [vf.AssistantMessage(reply)]
-        return {"prompt": prompt, "completion": completion, "tokens": tokens, "response": None, "is_truncated": False}
+        return {
+            "prompt": prompt,
+            "completion": completion,
+            "tokens": tokens,
+            "response": None,
+            "is_truncated": False,
+        }
 
     request = RunRequest({}, Endpoint("http://127.0.0.1:9/v1"), "m")
     question, more = vf.UserMessage("q"), vf.UserMessage("more")
@@ -386,7 +475,10 @@ def test_a_turn_that_does_not_continue_begins_a_branch():
 
 
 def test_messages_are_those_of_the_wire():
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}
+    image = {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"},
+    }
     audio = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
     parts = message_of(vf.UserMessage([{"type": "text", "text": "see"}, image, audio]))["content"]
     assert parts[1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

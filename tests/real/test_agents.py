@@ -22,11 +22,13 @@ from vf_shell_tasks import TASKS
 pytestmark = pytest.mark.real
 AGENTS = list(SHELLS)
 EXPECTED_REWRITES = {("pi", "broken JSON"): 1}
-"""(agent, case) -> how often it really rewrites its history; elsewhere never. ``fork_table.py`` prints the table."""
+"""(agent, case) -> how often it really rewrites its history; elsewhere never. ``fork_table.py``
+prints the table."""
 
 
 def model_of(name):
-    """A model that writes 42 into answer.txt with the agent's shell, in compact JSON, and then ends."""
+    """A model that writes 42 into answer.txt with the agent's shell, in compact JSON, and then
+    ends."""
     tool, parameter, more = SHELLS[name]
 
     def reply(request):
@@ -49,7 +51,11 @@ def env_of(name, rows=1, question="Write 42 into answer.txt."):
         agent=name,
         collect=["*.txt"],
         dataset=[{"question": question, "answer": "42"}] * rows,
-        rubric=vf.Rubric(funcs=[lambda state, answer: float(state["files"].get("answer.txt", "").strip() == answer)]),
+        rubric=vf.Rubric(
+            funcs=[
+                lambda state, answer: float(state["files"].get("answer.txt", "").strip() == answer)
+            ]
+        ),
         timeout_seconds=300,
     )
 
@@ -63,7 +69,10 @@ def test_an_agent_does_its_work_and_its_history_is_the_sampled_one(name):
     assert [role for role in output["agent"]["roles"] if role != "side"] == ["main", "main"]
     assert output["agent"]["rewrites"] == 0
     main = [step for step in state["trajectory"] if step["extras"]["role"] == "main"]
-    assert main[1]["prompt"][: len(main[0]["prompt"]) + 1] == [*main[0]["prompt"], *main[0]["completion"]]
+    assert main[1]["prompt"][: len(main[0]["prompt"]) + 1] == [
+        *main[0]["prompt"],
+        *main[0]["completion"],
+    ]
     assert len(state.rollout().turns) == 2
 
 
@@ -84,13 +93,18 @@ def test_codex_that_replaces_its_history_begins_another_sample_and_its_summary_i
             return "All is done."
         num_tokens = 90_000 if request.prompt[-1]["role"] == "tool" else 100
         call = vf.ToolCall(f"c{num_tokens}", "exec_command", '{"cmd":"echo 42 > answer.txt"}')
-        return Response(vf.AssistantMessage(None, [call]), "tool_calls", usage=vf.Usage(num_tokens, 10))
+        return Response(
+            vf.AssistantMessage(None, [call]), "tool_calls", usage=vf.Usage(num_tokens, 10)
+        )
 
     env = env_of("codex")
     env.agent_args = ["-c", "model_auto_compact_token_limit=50000"]
     (output,) = env.evaluate(ScriptedClient(reply), "m").outputs
     assert (output.error, output.reward) == (None, 1.0)
-    assert (output["agent"]["roles"], output["agent"]["rewrites"]) == (["main", "main", "summary", "main"], 1)
+    assert (output["agent"]["roles"], output["agent"]["rewrites"]) == (
+        ["main", "main", "summary", "main"],
+        1,
+    )
 
 
 @pytest.mark.parametrize("solved", [True, False])
@@ -104,15 +118,20 @@ def test_codex_works_on_a_task_in_its_sandbox(solved):
             return "Done."
         return vf.ToolCall("c1", "exec_command", {"cmd": script})
 
-    (output,) = env.evaluate(ScriptedClient(reply, tokens=True), "m", state_columns=["verdict"]).outputs
+    (output,) = env.evaluate(
+        ScriptedClient(reply, tokens=True), "m", state_columns=["verdict"]
+    ).outputs
     assert output.error is None
     assert (output.reward, output.stop_condition) == (float(solved), "agent_ended")
     assert (output["agent"]["roles"], output["agent"]["rewrites"]) == (["main", "main"], 0)
 
 
 def there_is(mark, folder):
-    """What exists of agents: processes with the mark in their arguments, sockets of this process, files in a folder."""
-    arguments = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
+    """What exists of agents: processes with the mark in their arguments, sockets of this process,
+    files in a folder."""
+    arguments = subprocess.run(
+        ["ps", "-ewwo", "args"], capture_output=True, text=True, check=True
+    ).stdout
     own = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
     return {
         "processes": sum(mark in line for line in arguments.splitlines()),
@@ -122,8 +141,11 @@ def there_is(mark, folder):
 
 
 def test_many_at_once_leave_nothing(tmp_path, monkeypatch):
-    """Codex, 32 times at once. While all of them wait for the model, the same look sees them: the negative control."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other processes of this machine write to the usual one
+    """Codex, 32 times at once. While all of them wait for the model, the same look sees them: the
+    negative control."""
+    monkeypatch.setattr(
+        tempfile, "tempdir", str(tmp_path)
+    )  # other processes of this machine write to the usual one
     mark = f"run {time.time_ns()}"
     env_of("codex").evaluate(model_of("codex"), "m")  # starts the gateway and the zygote
     before, seen, all_wait = there_is(mark, tmp_path), {}, asyncio.Event()
@@ -138,7 +160,9 @@ def test_many_at_once_leave_nothing(tmp_path, monkeypatch):
             await asyncio.wait_for(all_wait.wait(), 240)
             return await answer.complete(request)
 
-    results = env_of("codex", 32, f"Write 42 ({mark}).").evaluate(Waiting("x"), "m", max_concurrent=32)
+    results = env_of("codex", 32, f"Write 42 ({mark}).").evaluate(
+        Waiting("x"), "m", max_concurrent=32
+    )
     assert results["rewards"] == [1.0] * 32
     assert before["processes"] == 0
     assert min(seen["processes"], seen["sockets"] - before["sockets"]) >= 32, seen

@@ -1,4 +1,5 @@
-"""The environment client of verifiers 0.4.0, in an environment of its own, plays on ``vf-serve-env --wire zmq``.
+"""The environment client of verifiers 0.4.0, in an environment of its own, plays on ``vf-serve-env
+--wire zmq``.
 
 Run by ``python3 tests/real/peers.py env-client``.
 """
@@ -16,7 +17,10 @@ import pytest
 
 pytest.importorskip("zmq.asyncio", reason="pyzmq is not installed: the extra env-server")
 if "VF_PEER_PYTHON" not in os.environ:
-    pytest.skip("verifiers 0.4.0 is not installed: python3 tests/real/peers.py env-client", allow_module_level=True)
+    pytest.skip(
+        "verifiers 0.4.0 is not installed: python3 tests/real/peers.py env-client",
+        allow_module_level=True,
+    )
 
 import verifiers as vf
 from verifiers.testing import FakeServer
@@ -107,7 +111,9 @@ def test_its_client_gets_our_rollouts_with_their_rewards_and_messages(got):
         assert row["metrics"] == output["metrics"]
         messages = [*output["prompt"], *output["completion"]]
         assert row["roles"] == [message["role"] for message in messages]
-        assert [text or "" for text in row["texts"]] == [message["content"] or "" for message in messages]
+        assert [text or "" for text in row["texts"]] == [
+            message["content"] or "" for message in messages
+        ]
         assert (row["turns"], row["tools"], row["is_truncated"]) == (2, ["add"], False)
     assert [row["reward"] for row in got["rows"]] == [1.0] * 4
 
@@ -117,15 +123,23 @@ def test_its_branches_have_the_sampled_token_ids_and_log_probabilities(got):
         turns = [step["tokens"] for step in output["trajectory"]]
         last = row["branches"][-1]
         assert last["token_ids"] == [*turns[-1]["prompt_ids"], *turns[-1]["completion_ids"]]
-        sampled = [logprob for logprob, flag in zip(last["logprobs"], last["sampled"], strict=True) if flag]
-        assert sampled[-len(turns[-1]["completion_ids"]) :] == pytest.approx(turns[-1]["completion_logprobs"])
+        sampled = [
+            logprob for logprob, flag in zip(last["logprobs"], last["sampled"], strict=True) if flag
+        ]
+        assert sampled[-len(turns[-1]["completion_ids"]) :] == pytest.approx(
+            turns[-1]["completion_logprobs"]
+        )
         num_sampled = sum(sum(branch["sampled"]) for branch in row["branches"])
         assert num_sampled == sum(len(turn["completion_ids"]) for turn in turns) > 0
 
 
 def test_an_unknown_reward_has_no_value_and_its_error(got):
     unscored = got["unscored"]
-    assert (unscored["ok"], unscored["rewards"], unscored["errors"]) == (False, {"reward": None}, ["ScoringError"])
+    assert (unscored["ok"], unscored["rewards"], unscored["errors"]) == (
+        False,
+        {"reward": None},
+        ["ScoringError"],
+    )
     assert unscored["reward"] == 0  # its own sum leaves the unknown one out
     assert unscored["metrics"]["right"] is None
     assert (got["own"]["reward"], got["own"]["ok"]) == (1.0, True)

@@ -1,4 +1,5 @@
-"""The real ``harbor run`` over our twenty tasks, in our sandbox: its verdicts are those of ``HarborEnv``.
+"""The real ``harbor run`` over our twenty tasks, in our sandbox: its verdicts are those of
+``HarborEnv``.
 
 Run by ``python3 tests/real/peers.py harbor``, on Python 3.12.
 """
@@ -27,8 +28,19 @@ SANDBOX = "verifiers_agents.harbor_sandbox:Sandbox"
 def harbor_run(path, agent, out, *words):
     """The rewards by task, the exceptions by task, and what it printed, on one line."""
     bubblewrap_or_skip()
-    command = [Path(sys.executable).with_name("harbor"), "run", "--path", path, "--agent", agent, "--env", SANDBOX]
-    local = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # it would look for prices on the network first
+    command = [
+        Path(sys.executable).with_name("harbor"),
+        "run",
+        "--path",
+        path,
+        "--agent",
+        agent,
+        "--env",
+        SANDBOX,
+    ]
+    local = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True"
+    }  # it would look for prices on the network first
     ran = subprocess.run(
         [*command, "-o", out, "-n", "4", *words],
         capture_output=True, text=True, check=False, timeout=540, env={**os.environ, **local},
@@ -36,8 +48,12 @@ def harbor_run(path, agent, out, *words):
     trials = [json.loads(file.read_text()) for file in Path(out).glob("*/*/result.json")]
     printed = " ".join((ran.stdout + ran.stderr).replace("│", " ").split())
     names = {trial["task_name"].rpartition("/")[2]: trial for trial in trials}
-    failed = {name: trial["exception_info"] for name, trial in names.items() if trial["exception_info"]}
-    rewards = {name: (trial["verifier_result"] or {}).get("rewards") for name, trial in names.items()}
+    failed = {
+        name: trial["exception_info"] for name, trial in names.items() if trial["exception_info"]
+    }
+    rewards = {
+        name: (trial["verifier_result"] or {}).get("rewards") for name, trial in names.items()
+    }
     return {name: reward["reward"] for name, reward in rewards.items() if reward}, failed, printed
 
 
@@ -61,7 +77,9 @@ def test_what_the_sandbox_cannot_give_is_refused_in_one_sentence(tmp_path):
     assert "asks: the sandbox has no network; set [environment] network_mode" in printed
     *_, printed = harbor_run(asks, "oracle", tmp_path / "b", "--ek", "without_network=true")
     assert "asks: its image 'debian:bookworm' is not here" in printed
-    rewards, failed, _ = harbor_run(asks, "oracle", tmp_path / "c", "--ek", image, "--ek", "without_network=true")
+    rewards, failed, _ = harbor_run(
+        asks, "oracle", tmp_path / "c", "--ek", image, "--ek", "without_network=true"
+    )
     assert (rewards, failed) == ({"asks": 1.0}, {})
 
 
@@ -69,16 +87,24 @@ def test_a_dockerfile_with_commands_is_built_for_it(tmp_path):
     dockerfile = "FROM debian:bookworm\nENV A=right\nWORKDIR /app\nRUN echo $A > made.txt\n"
     solution = "#!/bin/sh\ncp made.txt out.txt\n"
     task = write_task(
-        tmp_path / "built", '[environment]\nnetwork_mode = "no-network"\n', dockerfile=dockerfile, solution=solution
+        tmp_path / "built",
+        '[environment]\nnetwork_mode = "no-network"\n',
+        dockerfile=dockerfile,
+        solution=solution,
     )
-    rewards, failed, _ = harbor_run(task, "oracle", tmp_path / "out", "--ek", "host_images=debian:bookworm")
+    rewards, failed, _ = harbor_run(
+        task, "oracle", tmp_path / "out", "--ek", "host_images=debian:bookworm"
+    )
     assert (rewards, failed) == ({"built": 1.0}, {})
 
 
 def test_an_image_of_a_folder_is_its_root_file_system(tmp_path):
-    """Its programs and files are the image's: the host has no such mark, and the image no ``awk``."""
+    """Its programs and files are the image's: the host has no such mark, and the
+    image no ``awk``."""
     write_root(tmp_path / "images" / "debian_bookworm")
-    dockerfile = "FROM debian:bookworm\nWORKDIR /app\nRUN rm -r /etc/old && cat /etc/mark > made.txt\n"
+    dockerfile = (
+        "FROM debian:bookworm\nWORKDIR /app\nRUN rm -r /etc/old && cat /etc/mark > made.txt\n"
+    )
     solution = "#!/bin/sh\ncommand -v awk || [ -e /etc/old ] || cp made.txt out.txt\n"
     test = f"""#!/bin/bash
 if [ "$(cat /app/out.txt)" = "{MARK}" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt

@@ -1,4 +1,5 @@
-"""The real inspect-ai: it reads what we write, lists it, and plays an environment through its own provider.
+"""The real inspect-ai: it reads what we write, lists it, and plays an environment through its own
+provider.
 
 Run by ``python3 tests/real/peers.py inspect``.
 """
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("inspect_ai", reason="inspect-ai is not installed: python3 tests/real/peers.py inspect")
+pytest.importorskip(
+    "inspect_ai", reason="inspect-ai is not installed: python3 tests/real/peers.py inspect"
+)
 
 from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
@@ -61,7 +64,11 @@ def test_a_finished_run_is_read_back_with_our_means(env, server, tmp_path):
     assert (reward.scored_samples, reward.unscored_samples, len(log.samples)) == (9, 3, 12)
     assert sorted({sample.epoch for sample in log.samples}) == [1, 2, 3]
     told = [sample for sample in log.samples if sample.error is None]
-    assert {message.role for sample in told for message in sample.messages} == {"user", "assistant", "tool"}
+    assert {message.role for sample in told for message in sample.messages} == {
+        "user",
+        "assistant",
+        "tool",
+    }
     assert all(sample.messages[1].tool_calls for sample in told)
     failed = [sample for sample in log.samples if sample.error is not None]
     assert {sample.id for sample in failed} == {2}
@@ -69,7 +76,9 @@ def test_a_finished_run_is_read_back_with_our_means(env, server, tmp_path):
 
 
 def test_its_command_lists_and_dumps_the_log(env, server, tmp_path):
-    results = env.evaluate(vf.ClientConfig(api_base_url=server.url, max_retries=0), "m", num_examples=2)
+    results = env.evaluate(
+        vf.ClientConfig(api_base_url=server.url, max_retries=0), "m", num_examples=2
+    )
     path = to_inspect(results, tmp_path / "logs" / "run.eval")
     listed = _inspect("log", "list", "--log-dir", str(path.parent), cwd=tmp_path)
     assert "run.eval" in listed
@@ -79,21 +88,45 @@ def test_its_command_lists_and_dumps_the_log(env, server, tmp_path):
 def test_an_environment_is_played_inside_inspect(env, server, tmp_path):
     model = get_model("openai-api/local/m", base_url=server.url, api_key="none", max_retries=0)
     (log,) = inspect_eval(
-        to_task(env, num_examples=4), model=model, display="none", log_dir=str(tmp_path), max_retries=0
+        to_task(env, num_examples=4),
+        model=model,
+        display="none",
+        log_dir=str(tmp_path),
+        max_retries=0,
     )
     assert log.status == "success"
     rewards = {sample.id: sample.scores["reward"].value for sample in log.samples if sample.scores}
     assert rewards == {0: 1.0, 1: 0.0, 3: 1.0}
     (failed,) = [sample for sample in log.samples if sample.error]
     assert (failed.id, "ModelError" in failed.error.message) == (2, True)
-    assert log.results.scores[0].metrics["mean"].value == pytest.approx(2 / 3), "the failed one is no zero"
-    assert [message.role for message in log.samples[0].messages][:3] == ["user", "assistant", "tool"]
+    assert log.results.scores[0].metrics["mean"].value == pytest.approx(2 / 3), (
+        "the failed one is no zero"
+    )
+    assert [message.role for message in log.samples[0].messages][:3] == [
+        "user",
+        "assistant",
+        "tool",
+    ]
 
 
 def test_vf_eval_exports_a_log_that_inspect_reads(env, server, tmp_path):
     """The command itself, in a process of its own: ``vf-eval … --export inspect``."""
     arguments = '{"num_train_examples": 2, "num_eval_examples": 4}'
-    words = ["tool-test", "-a", arguments, "-m", "m", "-b", server.url, "-n", "4", "-r", "2", "--max-retries", "0"]
+    words = [
+        "tool-test",
+        "-a",
+        arguments,
+        "-m",
+        "m",
+        "-b",
+        server.url,
+        "-n",
+        "4",
+        "-r",
+        "2",
+        "--max-retries",
+        "0",
+    ]
     command = Path(sys.executable).with_name("vf-eval")
     ran = subprocess.run(
         [command, *words, "--max-error-rate", "1", "--export", "inspect", "--json"],
@@ -108,11 +141,16 @@ def test_vf_eval_exports_a_log_that_inspect_reads(env, server, tmp_path):
 
 
 def _agent_log(tmp_path, *commands, check, kind="verifiers"):
-    """Inspect's own basic agent with its own bash tool; the model calls the commands one by one, then submits."""
-    calls = [vf.ToolCall(f"c{n}", "bash", {"command": command}) for n, command in enumerate(commands)]
+    """Inspect's own basic agent with its own bash tool; the model calls the commands one by one,
+    then submits."""
+    calls = [
+        vf.ToolCall(f"c{n}", "bash", {"command": command}) for n, command in enumerate(commands)
+    ]
     submit = vf.ToolCall("s", "submit", {"answer": "done"})
     task = Task(
-        dataset=[Sample(input="Write right to out.txt.", target="right", files={"start.txt": "start"})],
+        dataset=[
+            Sample(input="Write right to out.txt.", target="right", files={"start.txt": "start"})
+        ],
         solver=basic_agent(tools=[bash(timeout=5)], max_attempts=1),
         scorer=check,
         sandbox=kind,
@@ -163,4 +201,6 @@ def test_what_our_sandbox_does_not_take_is_said(tmp_path):
 
 def _inspect(*words, cwd):
     command = Path(sys.executable).with_name("inspect")
-    return subprocess.run([command, *words], cwd=cwd, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(
+        [command, *words], cwd=cwd, capture_output=True, text=True, check=True, timeout=120
+    ).stdout

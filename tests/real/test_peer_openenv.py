@@ -1,4 +1,5 @@
-"""The real OpenEnv: its client plays our server, ours plays its servers, and its importer takes a package of ours.
+"""The real OpenEnv: its client plays our server, ours plays its servers, and its importer takes a
+package of ours.
 
 Run by ``python3 tests/real/peers.py openenv``.
 """
@@ -16,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("openenv", reason="OpenEnv is not installed: python3 tests/real/peers.py openenv")
+pytest.importorskip(
+    "openenv", reason="OpenEnv is not installed: python3 tests/real/peers.py openenv"
+)
 
 import uvicorn
 from openenv.core.env_server.http_server import create_app
@@ -45,7 +48,9 @@ def right(completion, answer):
 @contextmanager
 def running(command, env=None):
     """The first line that a server's command prints, while it runs."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env or QUIET)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env or QUIET
+    )
     try:
         yield process
     finally:
@@ -98,7 +103,15 @@ def test_its_client_plays_several_turns_in_sessions_at_the_same_time():
 
 
 def test_the_command_serves_a_package():
-    command = [sys.executable, "-m", "verifiers.cli.serve_env", "reverse-text", "--port", "0", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "verifiers.cli.serve_env",
+        "reverse-text",
+        "--port",
+        "0",
+        "--json",
+    ]
     with running(command) as process:
         url = json.loads(process.stdout.readline())["url"]
 
@@ -160,7 +173,9 @@ def upwards(request):
 
 @pytest.fixture(scope="module")
 def guessing():
-    with openenv_server(create_app(Guessing, Guess, Hint, env_name="guessing", max_concurrent_envs=8)) as url:
+    with openenv_server(
+        create_app(Guessing, Guess, Hint, env_name="guessing", max_concurrent_envs=8)
+    ) as url:
         yield url
 
 
@@ -170,10 +185,19 @@ def test_our_client_plays_its_server(guessing):
     assert (results["rewards"], results["errors"]) == ([1.0] * 8, [None] * 8)
     assert [len(state["trajectory"]) for state in results["states"]][::2] == [3, 4, 5, 6]
     said = [message["content"] for message in results["completions"][0]]
-    assert said == ["0", "Higher.", "1", "Higher.", "2"] or said == ["0", "Higher.", "1", "Higher.", "2", "Right."]
+    assert said == ["0", "Higher.", "1", "Higher.", "2"] or said == [
+        "0",
+        "Higher.",
+        "1",
+        "Higher.",
+        "2",
+        "Right.",
+    ]
 
 
-def test_an_answer_that_is_no_action_ends_the_episode_and_a_failure_of_the_server_is_unknown(guessing):
+def test_an_answer_that_is_no_action_ends_the_episode_and_a_failure_of_the_server_is_unknown(
+    guessing,
+):
     env = vf.OpenEnvEnv(guessing, num_train_episodes=0, num_eval_episodes=1)
     unread = env.evaluate(ScriptedClient(["I think seven"]), "m")
     assert (unread["rewards"], unread["errors"]) == ([0.0], [None])
@@ -183,7 +207,9 @@ def test_an_answer_that_is_no_action_ends_the_episode_and_a_failure_of_the_serve
 
 
 def test_a_server_with_one_session_serves_one_rollout_after_the_other():
-    with openenv_server(create_app(Guessing, Guess, Hint, env_name="guessing", max_concurrent_envs=1)) as url:
+    with openenv_server(
+        create_app(Guessing, Guess, Hint, env_name="guessing", max_concurrent_envs=1)
+    ) as url:
         env = vf.OpenEnvEnv(url, num_train_episodes=0, num_eval_episodes=3, max_turns=10)
         results = env.evaluate(ScriptedClient(upwards), "m", max_concurrent=3)
     assert (results["rewards"], results["errors"]) == ([1.0] * 3, [None] * 3)
@@ -198,15 +224,27 @@ PACKAGE = Path(__file__).parents[2] / "packages" / "envs" / "reverse-text"
 def imported(tmp_path_factory):
     """The address of the server that ``openenv import`` wrote of reverse-text."""
     folder = tmp_path_factory.mktemp("imported")
-    command = [Path(sys.executable).with_name("openenv"), "import", PACKAGE, "--name", "reversing", "-o", "servers"]
-    ran = subprocess.run(command, cwd=folder, env=QUIET, capture_output=True, text=True, timeout=300, check=False)
+    command = [
+        Path(sys.executable).with_name("openenv"),
+        "import",
+        PACKAGE,
+        "--name",
+        "reversing",
+        "-o",
+        "servers",
+    ]
+    ran = subprocess.run(
+        command, cwd=folder, env=QUIET, capture_output=True, text=True, timeout=300, check=False
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = [sys.executable, "-m", "reversing.server.app", "--port", str(port)]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(server, cwd=folder / "servers", env=QUIET, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            server, cwd=folder / "servers", env=QUIET, stdout=log, stderr=log
+        )
         try:
             ends = time.monotonic() + 120
             while not _listens(port) and process.poll() is None and time.monotonic() < ends:
@@ -233,7 +271,11 @@ def test_an_imported_package_gives_the_rewards_that_it_gives_here(imported):
         async with GenericEnvClient(base_url=imported) as client:
             first = await client.reset(split="eval", index=index)
             listed = await client.step({"type": "list_tools"})
-            submit = {"type": "call_tool", "tool_name": "submit", "arguments": {"completion": answers[index]}}
+            submit = {
+                "type": "call_tool",
+                "tool_name": "submit",
+                "arguments": {"completion": answers[index]},
+            }
             ended = await client.step(submit)
             return first, listed, ended, await client.state()
 

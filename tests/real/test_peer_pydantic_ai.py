@@ -9,7 +9,9 @@ import verifiers as vf
 from verifiers.testing import ScriptedClient
 
 pytestmark = pytest.mark.real
-pydantic_ai = pytest.importorskip("pydantic_ai", reason="run: python3 tests/real/peers.py pydantic-ai")
+pydantic_ai = pytest.importorskip(
+    "pydantic_ai", reason="run: python3 tests/real/peers.py pydantic-ai"
+)
 
 from pydantic_ai.models.anthropic import AnthropicModel  # noqa: E402
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel  # noqa: E402
@@ -18,8 +20,12 @@ from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
 
 ROW = {"question": "What is 6 times 7?", "answer": "42"}
 MODELS = {
-    "chat": lambda url: OpenAIChatModel("policy", provider=OpenAIProvider(base_url=url, api_key="unused")),
-    "responses": lambda url: OpenAIResponsesModel("policy", provider=OpenAIProvider(base_url=url, api_key="unused")),
+    "chat": lambda url: OpenAIChatModel(
+        "policy", provider=OpenAIProvider(base_url=url, api_key="unused")
+    ),
+    "responses": lambda url: OpenAIResponsesModel(
+        "policy", provider=OpenAIProvider(base_url=url, api_key="unused")
+    ),
     "messages": lambda url: AnthropicModel(
         "policy", provider=AnthropicProvider(base_url=url.removesuffix("/v1"), api_key="unused")
     ),
@@ -51,7 +57,11 @@ def test_an_agent_with_a_tool_is_a_rollout_of_two_turns(dialect, is_streamed):
 
     def reply(request):
         last = request.prompt[-1]
-        return last["content"] if last["role"] == "tool" else vf.ToolCall("c1", "times", '{"a":6,"b":7}')
+        return (
+            last["content"]
+            if last["role"] == "tool"
+            else vf.ToolCall("c1", "times", '{"a":6,"b":7}')
+        )
 
     env = vf.AgentEnv(agent=agent, dialect=dialect, dataset=[ROW], rubric=vf.Rubric(funcs=[right]))
     results = env.evaluate(ScriptedClient(reply, tokens=True), "m", keep_states=True)

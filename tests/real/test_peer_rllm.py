@@ -1,7 +1,9 @@
-"""The scripts of ``examples/verifiers_env`` through the real hydra, on rLLM's recorded shapes of both ages.
+"""The scripts of ``examples/verifiers_env`` through the real hydra, on rLLM's recorded shapes of
+both ages.
 
-Run by ``python3 tests/real/peers.py rllm``. rLLM itself is on no package index: its trainer here plays one batch and
-says what it was given. hydra refuses a key that a recorded configuration does not have.
+Run by ``python3 tests/real/peers.py rllm``. rLLM itself is on no package index: its trainer here
+plays one batch and says what it was given. hydra refuses a key that a recorded configuration does
+not have.
 """
 
 import json
@@ -29,7 +31,9 @@ def run(path, script, *words, cwd):
     variables = {**os.environ, "PYTHON": sys.executable, "ENV_ID": "alphabet-sort", "MODEL": "m"}
     variables["PYTHONPATH"] = os.pathsep.join([path, str(EXAMPLE.parents[1] / "tests")])
     command = ["bash", EXAMPLE / script, f"hydra.run.dir={cwd}", *words]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        command, env=variables, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 def told_by(ran):
@@ -44,7 +48,10 @@ def test_the_quick_test(path, tmp_path):
     ours = config["rllm"] if age == "unified" else config
     assert (told["backend"], told["train"], len(told["steps"])) == ("tinker", 20, 4)
     assert (ours["trainer"]["total_epochs"], ours["trainer"]["logger"]) == (1, ["console", "wandb"])
-    assert (config["model"], config["training"]["group_size"]) == ({"name": "m", "lora_rank": 32}, 16)
+    assert (config["model"], config["training"]["group_size"]) == (
+        {"name": "m", "lora_rank": 32},
+        16,
+    )
     assert config["data"]["train_batch_size"] == 4
     sampling = ours["rollout"]["train"] if age == "unified" else config["sampling"]
     assert sampling["temperature"] == 1.0
@@ -52,7 +59,11 @@ def test_the_quick_test(path, tmp_path):
 
 def test_the_verl_script_and_the_guides_arguments(path, tmp_path):
     age, folder = path
-    words = ["+verifiers.env_args.max_turns=5", '+verifiers.env_args.difficulty="hard"', "+verifiers.max_samples=3"]
+    words = [
+        "+verifiers.env_args.max_turns=5",
+        '+verifiers.env_args.difficulty="hard"',
+        "+verifiers.max_samples=3",
+    ]
     told = told_by(run(folder, "train_verifiers.sh", *words, cwd=tmp_path))
     config = told["config"]
     assert (told["backend"], told["train"], told["turns"]) == ("verl", 3, 5)

@@ -1,7 +1,8 @@
-"""The real gateway of rLLM between our agent flow and a real model: what it records is what the model sampled.
+"""The real gateway of rLLM between our agent flow and a real model: what it records is what the
+model sampled.
 
-Run by ``python3 tests/real/peers.py rllm-gateway``. The types of rLLM itself, which is on no package index, are
-recorded ones.
+Run by ``python3 tests/real/peers.py rllm-gateway``. The types of rLLM itself, which is on no
+package index, are recorded ones.
 """
 
 import asyncio
@@ -12,7 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("rllm_model_gateway", reason="it is not installed: python3 tests/real/peers.py rllm-gateway")
+pytest.importorskip(
+    "rllm_model_gateway", reason="it is not installed: python3 tests/real/peers.py rllm-gateway"
+)
 
 import uvicorn
 from rllm_model_gateway import GatewayClient, GatewayConfig, create_app
@@ -46,7 +49,9 @@ def gateway(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = create_app(GatewayConfig(host="127.0.0.1", port=port, db_path=str(tmp_path / "traces.db")))
+    app = create_app(
+        GatewayConfig(host="127.0.0.1", port=port, db_path=str(tmp_path / "traces.db"))
+    )
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -60,14 +65,19 @@ def gateway(tmp_path):
 
 
 def play(env, gateway, uids, model, calls=2, **sampling):
-    """An episode of each uid at once, each through a session of the gateway, which stores ``calls`` calls of each."""
+    """An episode of each uid at once, each through a session of the gateway, which stores ``calls``
+    calls of each."""
     flow = rllm.VerifiersAgentFlow(env, sampling)
     rows = env.get_dataset()
 
     async def one(number, uid):
         session = gateway.create_session(uid)
-        config = SimpleNamespace(base_url=gateway.get_session_url(session), model=model, session_uid=uid)
-        return await flow.arun(SimpleNamespace(metadata=peer_task(rows[number % len(rows)])), config)
+        config = SimpleNamespace(
+            base_url=gateway.get_session_url(session), model=model, session_uid=uid
+        )
+        return await flow.arun(
+            SimpleNamespace(metadata=peer_task(rows[number % len(rows)])), config
+        )
 
     async def all_():
         return await asyncio.gather(*(one(number, uid) for number, uid in enumerate(uids)))
@@ -75,7 +85,10 @@ def play(env, gateway, uids, model, calls=2, **sampling):
     episodes = asyncio.run(all_())
     ends = time.monotonic() + 20
     while True:  # a call is stored after it is answered, and two of a session in any order
-        traces = {uid: sorted(gateway.get_session_traces(uid), key=lambda trace: trace.timestamp) for uid in uids}
+        traces = {
+            uid: sorted(gateway.get_session_traces(uid), key=lambda trace: trace.timestamp)
+            for uid in uids
+        }
         if time.monotonic() > ends or all(len(stored) >= calls for stored in traces.values()):
             return episodes, traces
         time.sleep(0.05)
@@ -90,7 +103,9 @@ def test_the_gateway_holds_what_the_model_sampled_apart_for_each_session(gateway
     uids = [f"{task}:{sibling}" for task in range(3) for sibling in range(2)]
     with serving(address=Address(api_key="none")) as engine:
         gateway.add_worker(engine.base_url.removesuffix("/v1"))
-        episodes, traces = play(env, gateway, uids, engine.served_model, max_tokens=6, temperature=1.0)
+        episodes, traces = play(
+            env, gateway, uids, engine.served_model, max_tokens=6, temperature=1.0
+        )
     assert [episode.id for episode in episodes] == uids
     for episode in episodes:
         first, second = traces[episode.id]

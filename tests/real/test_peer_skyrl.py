@@ -1,6 +1,8 @@
-"""The real SkyRL: our generator in its types, over a real endpoint, judged by its own validator and metrics.
+"""The real SkyRL: our generator in its types, over a real endpoint, judged by its own validator and
+metrics.
 
-Run by ``python3 tests/real/peers.py skyrl``. On Python 3.11 SkyRL's types need ``typing_extensions``' TypedDict.
+Run by ``python3 tests/real/peers.py skyrl``. On Python 3.11 SkyRL's types need
+``typing_extensions``' TypedDict.
 """
 
 import json
@@ -16,7 +18,9 @@ pytest.importorskip("skyrl", reason="skyrl is not installed: python3 tests/real/
 if sys.version_info < (3, 12):
     typing.TypedDict = typing_extensions.TypedDict
 
-from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+from skyrl.backends.skyrl_train.inference_servers.engine_utils import (
+    get_sampling_params_for_backend,
+)
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.dataset import PromptDataset
 from skyrl.train.generators.base import GeneratorInterface
@@ -57,8 +61,12 @@ def server(env):
             return "I call nothing"
         info = json.loads(row["info"]) if isinstance(row["info"], str) else row["info"]
         calls = [(one["name"], one["arguments"]) for one in info["calls"]]
-        texts = [(name, said if isinstance(said, str) else json.dumps(said)) for name, said in calls]
-        return vf.AssistantMessage("", tool_calls=[vf.ToolCall(f"c{n}", *call) for n, call in enumerate(texts)])
+        texts = [
+            (name, said if isinstance(said, str) else json.dumps(said)) for name, said in calls
+        ]
+        return vf.AssistantMessage(
+            "", tool_calls=[vf.ToolCall(f"c{n}", *call) for n, call in enumerate(texts)]
+        )
 
     with FakeServer(answer, tokens=True) as server:
         yield server
@@ -102,16 +110,27 @@ class Talks(vf.MultiTurnEnv):
 
 async def test_on_the_embedded_engine_its_rows_are_what_a_real_model_sampled(tmp_path, monkeypatch):
     """Also: the engine runs on the older transformers that SkyRL brings (5.8)."""
-    talks = Talks(max_turns=2, dataset=[{"question": "a"}, {"question": "b"}], rubric=vf.Rubric(funcs=[lambda: 1.0]))
+    talks = Talks(
+        max_turns=2,
+        dataset=[{"question": "a"}, {"question": "b"}],
+        rubric=vf.Rubric(funcs=[lambda: 1.0]),
+    )
     export_dataset(talks, tmp_path, env_id="talks")
     monkeypatch.setattr("verifiers_integrations.skyrl.environment", lambda env_id, env_args: talks)
-    words = ["generator.sampling_params.logprobs=0", "generator.sampling_params.max_generate_length=6"]
-    words += ["generator.step_wise_trajectories=true"]  # a random model's text is not always the tokens it sampled
+    words = [
+        "generator.sampling_params.logprobs=0",
+        "generator.sampling_params.max_generate_length=6",
+    ]
+    words += [
+        "generator.step_wise_trajectories=true"
+    ]  # a random model's text is not always the tokens it sampled
     config = SkyRLTrainConfig.from_cli_overrides(words)
     batch = batch_of(tmp_path, config, [0, 1])
     with serving(address=Address(api_key="none")) as engine:  # SkyRL's own endpoint asks for no key
         engines = SimpleNamespace(get_endpoint_url=lambda: engine.base_url.removesuffix("/v1"))
-        generator = VerifiersGenerator(config.generator, build_tiny_tokenizer(), engines, engine.served_model)
+        generator = VerifiersGenerator(
+            config.generator, build_tiny_tokenizer(), engines, engine.served_model
+        )
         output = await generator.generate(batch)
     validate_generator_output(len(batch["prompts"]), output, step_wise=True)
     assert sum(output["is_last_step"]) == len(batch["prompts"])
@@ -122,13 +141,17 @@ async def test_on_the_embedded_engine_its_rows_are_what_a_real_model_sampled(tmp
         assert len(ids) == len(mask) == len(logprobs)
         assert all(value < 0 for value, on in zip(logprobs, mask, strict=True) if on)
         sampled += sum(mask)
-    assert 2 * len(batch["prompts"]) <= sampled <= 12 * len(batch["prompts"]), "two turns of at most six tokens"
+    assert 2 * len(batch["prompts"]) <= sampled <= 12 * len(batch["prompts"]), (
+        "two turns of at most six tokens"
+    )
 
 
 class Forgets(vf.MultiTurnEnv):
     async def get_prompt_messages(self, state):
         messages = await super().get_prompt_messages(state)
-        return [{"role": "user", "content": f"{len(state['trajectory'])} {messages[-1]['content']}"}]
+        return [
+            {"role": "user", "content": f"{len(state['trajectory'])} {messages[-1]['content']}"}
+        ]
 
     async def env_response(self, messages, state):
         return [{"role": "user", "content": "more"}]
@@ -136,15 +159,21 @@ class Forgets(vf.MultiTurnEnv):
 
 async def test_its_validator_accepts_forks_as_steps(tmp_path, monkeypatch):
     forgets = Forgets(
-        max_turns=2, dataset=[{"question": "a"}, {"question": "b"}], rubric=vf.Rubric(funcs=[lambda: 0.5])
+        max_turns=2,
+        dataset=[{"question": "a"}, {"question": "b"}],
+        rubric=vf.Rubric(funcs=[lambda: 0.5]),
     )
     export_dataset(forgets, tmp_path, env_id="forgets")
-    monkeypatch.setattr("verifiers_integrations.skyrl.environment", lambda env_id, env_args: forgets)
+    monkeypatch.setattr(
+        "verifiers_integrations.skyrl.environment", lambda env_id, env_args: forgets
+    )
     words = ["generator.sampling_params.logprobs=0", "generator.step_wise_trajectories=true"]
     config = SkyRLTrainConfig.from_cli_overrides(words)
     batch = batch_of(tmp_path, config, [0, 1])
     with FakeServer("so it is", tokens=True) as server:
         engines = SimpleNamespace(get_endpoint_url=lambda: server.url.removesuffix("/v1"))
-        output = await VerifiersGenerator(config.generator, TOKENS, engines, "policy").generate(batch)
+        output = await VerifiersGenerator(config.generator, TOKENS, engines, "policy").generate(
+            batch
+        )
     validate_generator_output(len(batch["prompts"]), output, step_wise=True)
     assert len(output["response_ids"]) == 2 * len(batch["prompts"])

@@ -1,4 +1,5 @@
-"""The real Tinker SDK against a real server on this machine: training, the direction of an update, resuming.
+"""The real Tinker SDK against a real server on this machine: training, the direction of an update,
+resuming.
 
 Run by ``python3 tests/real/peers.py tinker``; the server's first compilation takes a minute.
 """
@@ -84,7 +85,9 @@ def test_a_run_learns_and_goes_on_from_its_checkpoint(tmp_path, url, model, env)
     first.train()
     rows = metrics(folder)
     assert rows[-1]["reward/mean"] > rows[0]["reward/mean"]
-    assert max(row["sampler/log_ratio_abs"] for row in rows) < 1e-3, "the sampler and the trainer are one policy"
+    assert max(row["sampler/log_ratio_abs"] for row in rows) < 1e-3, (
+        "the sampler and the trainer are one policy"
+    )
     text = list(range(10, 26))
     before = logprobs_of(first.training, text)
     second = TinkerTrainer(env, TinkerConfig(max_steps=4, **settings))
@@ -92,10 +95,16 @@ def test_a_run_learns_and_goes_on_from_its_checkpoint(tmp_path, url, model, env)
     third = TinkerTrainer(env, TinkerConfig(max_steps=5, **settings))
     restored = []
     train_on = third._train_on
-    third._train_on = lambda batch: restored.append(logprobs_of(third.training, text)) or train_on(batch)
+    third._train_on = lambda batch: (
+        restored.append(logprobs_of(third.training, text)) or train_on(batch)
+    )
     third.train(resume_from_checkpoint=True)
-    assert restored[0] == pytest.approx(before, abs=1e-4), "the service gave the trained weights back"
-    assert not np.allclose(before, logprobs_of(third.training, text), atol=1e-3), "and they were trained further"
+    assert restored[0] == pytest.approx(before, abs=1e-4), (
+        "the service gave the trained weights back"
+    )
+    assert not np.allclose(before, logprobs_of(third.training, text), atol=1e-3), (
+        "and they were trained further"
+    )
     assert [row["step"] for row in metrics(folder)] == [1, 2, 3, 4, 5]
 
 
@@ -103,13 +112,20 @@ def test_log_probabilities_move_in_the_direction_of_the_advantage(url, model):
     service = tinker.ServiceClient(base_url=url)
     training = service.create_lora_training_client(base_model=str(model), rank=8)
     prompt, good, bad = [5, 6, 7, 8], [20, 21, 22], [40, 41, 42]
-    before = {name: logprobs_of(training, prompt + ids)[3:] for name, ids in (("good", good), ("bad", bad))}
+    before = {
+        name: logprobs_of(training, prompt + ids)[3:]
+        for name, ids in (("good", good), ("bad", bad))
+    }
     samples = [
         *rollout_samples([Turn(prompt, good, before["good"], 0)], 1.0).samples,
         *rollout_samples([Turn(prompt, bad, before["bad"], 0)], -1.0).samples,
     ]
-    (rows,) = pack(samples, [sample.loss_mask / 6 for sample in samples], max_tokens=7, packing=False)
-    computed = training.forward_backward([datum(tinker, row) for row in rows], "importance_sampling")
+    (rows,) = pack(
+        samples, [sample.loss_mask / 6 for sample in samples], max_tokens=7, packing=False
+    )
+    computed = training.forward_backward(
+        [datum(tinker, row) for row in rows], "importance_sampling"
+    )
     stepped = training.optim_step(tinker.AdamParams(learning_rate=1e-3))
     assert computed.result().loss_fn_outputs[0]["logprobs"].to_numpy()[3:] == pytest.approx(
         before["good"] if rows[0].token_ids[-1] == 22 else before["bad"], abs=1e-4
@@ -120,7 +136,9 @@ def test_log_probabilities_move_in_the_direction_of_the_advantage(url, model):
 
 
 async def test_the_client_samples_what_the_service_says(url, model):
-    sampler = await tinker.ServiceClient(base_url=url).create_sampling_client_async(base_model=str(model))
+    sampler = await tinker.ServiceClient(base_url=url).create_sampling_client_async(
+        base_model=str(model)
+    )
     client = TinkerClient(sampler, max_seq_len=2000)
     env = tool_env(1)
     (rollout,) = await env.run_group(
@@ -134,10 +152,13 @@ async def test_the_client_samples_what_the_service_says(url, model):
 
 
 def test_the_command(tmp_path, url, model, env):
-    arguments = "\n".join(f"{name} = {json.dumps(value)}" for name, value in {**SETTINGS, "max_steps": 1}.items())
+    arguments = "\n".join(
+        f"{name} = {json.dumps(value)}" for name, value in {**SETTINGS, "max_steps": 1}.items()
+    )
     file = tmp_path / "tinker.toml"
     file.write_text(
-        f'model = "{model}"\n[env]\nid = "tinker-letters"\n[trainer.args]\nbase_url = "{url}"\n{arguments}\n',
+        f'model = "{model}"\n[env]\nid = "tinker-letters"\n[trainer.args]\nbase_url ='
+        f' "{url}"\n{arguments}\n',
         encoding="utf-8",
     )
     words = ["@", str(file), "--trainer.args.output_dir", str(tmp_path / "run")]

@@ -1,4 +1,5 @@
-"""The real tinker-cookbook: its advantages and its data assembly of groups that environments played.
+"""The real tinker-cookbook: its advantages and its data assembly of groups that environments
+played.
 
 Run by ``python3 tests/real/peers.py tinker-cookbook``.
 """
@@ -8,7 +9,9 @@ import pickle
 
 import pytest
 
-pytest.importorskip("tinker_cookbook", reason="not installed: python3 tests/real/peers.py tinker-cookbook")
+pytest.importorskip(
+    "tinker_cookbook", reason="not installed: python3 tests/real/peers.py tinker-cookbook"
+)
 
 from types import SimpleNamespace
 
@@ -30,7 +33,9 @@ class Engine(ScriptedTokens):
 
     async def sample_async(self, prompt, num_samples, sampling_params):
         ids, logprobs, reason = await self(prompt.to_ints(), {})
-        return SimpleNamespace(sequences=[SimpleNamespace(tokens=ids, logprobs=logprobs, stop_reason=reason)])
+        return SimpleNamespace(
+            sequences=[SimpleNamespace(tokens=ids, logprobs=logprobs, stop_reason=reason)]
+        )
 
 
 async def group_of(*rewards):
@@ -51,11 +56,15 @@ async def test_a_two_turn_rollout_becomes_one_datum_of_the_sampled_ids():
     (advantages,) = compute_advantages([group])
     assert advantages.tolist() == pytest.approx([0.5, 0.0, -0.5]), "the unknown one is not trained"
     data, _ = assemble_training_data([group], [advantages])
-    rollouts = [[one.ac.tokens for one in trajectory.transitions] for trajectory in group.trajectories_G]
+    rollouts = [
+        [one.ac.tokens for one in trajectory.transitions] for trajectory in group.trajectories_G
+    ]
     for one in data:
         targets = one.loss_fn_inputs["target_tokens"].to_numpy().tolist()
         advantages = one.loss_fn_inputs["advantages"].to_numpy()
-        trained = [target for target, advantage in zip(targets, advantages, strict=True) if advantage != 0]
+        trained = [
+            target for target, advantage in zip(targets, advantages, strict=True) if advantage != 0
+        ]
         assert trained in [[*first, *second] for first, second in rollouts] or not trained
     assert sorted({len(rollout) for rollout in rollouts}) == [2]
     assert any((one.loss_fn_inputs["advantages"].to_numpy() > 0).any() for one in data)

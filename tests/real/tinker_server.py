@@ -1,7 +1,8 @@
-"""A Tinker server on this machine's CPU: SkyRL's, over JAX, with a tiny model. It has a virtual environment of its own.
+"""A Tinker server on this machine's CPU: SkyRL's, over JAX, with a tiny model. It has a virtual
+environment of its own.
 
-On Python 3.11 its types need ``typing_extensions``' TypedDict, and it starts its engine by the words of a parent
-``uv run``; both are arranged here.
+On Python 3.11 its types need ``typing_extensions``' TypedDict, and it starts its engine by the
+words of a parent ``uv run``; both are arranged here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny
 SERVERS = {
     "0.24.1": Tier(("skyrl[tinker,jax]==0.3.0", "tinker==0.24.1", TORCH), (), editable=()),
     "0.25.0": Tier(
-        ("skyrl[tinker,jax]==0.4.0", "tinker==0.25.0", "aiohttp", "orjson", "pybase64", "loguru", TORCH),
+        (
+            "skyrl[tinker,jax]==0.4.0",
+            "tinker==0.25.0",
+            "aiohttp",
+            "orjson",
+            "pybase64",
+            "loguru",
+            TORCH,
+        ),
         (),
         editable=(),
         python="3.12",
@@ -33,7 +42,9 @@ SERVERS = {
 }
 """Version of the SDK -> the server that speaks its protocol."""
 START_S = 180.0
-PATCH = "import typing\n\nimport typing_extensions\n\ntyping.TypedDict = typing_extensions.TypedDict\n"
+PATCH = (
+    "import typing\n\nimport typing_extensions\n\ntyping.TypedDict = typing_extensions.TypedDict\n"
+)
 BACKEND = {"max_lora_adapters": 16, "max_lora_rank": 8, "sample_max_num_sequences": 16}
 
 
@@ -58,20 +69,35 @@ def serving(folder: Path, model: Path) -> Iterator[str]:
     command = [
         *("uv", "run", "--no-project", "--active", "--", "python", "-m", "skyrl.tinker.api"),
         *("--base-model", str(model), "--backend", "jax", "--backend-config", json.dumps(BACKEND)),
-        *("--checkpoints-base", str(folder / "checkpoints"), "--database-url", f"sqlite:///{folder / 'tinker.db'}"),
+        *(
+            "--checkpoints-base",
+            str(folder / "checkpoints"),
+            "--database-url",
+            f"sqlite:///{folder / 'tinker.db'}",
+        ),
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
-    variables = {"VIRTUAL_ENV": str(python.parents[1]), "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    variables = {
+        "VIRTUAL_ENV": str(python.parents[1]),
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+    }
     variables |= {"PYTHONPATH": str(patch), "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env={**os.environ, **variables}, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         _wait(process, f"http://127.0.0.1:{port}", folder / "log")
         yield f"http://127.0.0.1:{port}"
     finally:
-        with suppress(ProcessLookupError):  # it ended by itself; the error that says why is on its way
+        with suppress(
+            ProcessLookupError
+        ):  # it ended by itself; the error that says why is on its way
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

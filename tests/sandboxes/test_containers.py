@@ -1,7 +1,8 @@
-"""The container backends: nothing of a container outlives its owner, and the engine is asked for every confinement.
+"""The container backends: nothing of a container outlives its owner, and the engine is asked for
+every confinement.
 
-Backends that do not work here are skipped with the probe's reason; docker's command line is also checked against a
-stand-in for the program.
+Backends that do not work here are skipped with the probe's reason; docker's command line is also
+checked against a stand-in for the program.
 """
 
 import asyncio
@@ -49,7 +50,8 @@ def refusal(name):
 
 
 def traces(mark, folders=()):
-    """``(processes, bundles)`` of the host that belong to the sandbox whose variables hold ``mark``."""
+    """``(processes, bundles)`` of the host that belong to the sandbox whose variables hold
+    ``mark``."""
     bundles = {*folders}
     for path in pathlib.Path(tempfile.gettempdir()).glob("gvisor-*/config.json"):
         with contextlib.suppress(OSError):
@@ -61,7 +63,9 @@ def traces(mark, folders=()):
             process = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
             if mark.encode() in process or any(bytes(bundle) in process for bundle in bundles):
                 found.append(int(path.name))
-    return [pid for pid in found if pid != os.getpid()], {bundle for bundle in bundles if bundle.exists()}
+    return [pid for pid in found if pid != os.getpid()], {
+        bundle for bundle in bundles if bundle.exists()
+    }
 
 
 def gone(mark, bundles, seconds=30):
@@ -73,7 +77,9 @@ def gone(mark, bundles, seconds=30):
 
 def containers_of(engine, pid):
     listed = subprocess.run(
-        [engine, "ps", "--all", "--quiet", "--filter", f"label={LABEL}={pid}"], capture_output=True, text=True
+        [engine, "ps", "--all", "--quiet", "--filter", f"label={LABEL}={pid}"],
+        capture_output=True,
+        text=True,
     )
     assert listed.returncode == 0, listed.stderr
     return listed.stdout.split()
@@ -92,7 +98,9 @@ def owned(name):
     if refusal(name):
         pytest.skip(refusal(name))
     mark = f"mark-{secrets.token_hex(8)}"
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, name, mark], stdout=subprocess.PIPE, start_new_session=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, name, mark], stdout=subprocess.PIPE, start_new_session=True
+    )
     assert owner.stdout.readline() == b"ready\n"
     owner.stdout.close()
     return owner, mark
@@ -142,7 +150,12 @@ def _starts_with(pid, text):
 
 
 def _is_program(pid, name):
-    return os.path.basename(_words(pid)[0]).decode() in {"docker", "podman", "nsjail", "runsc"} and b"run" in [
+    return os.path.basename(_words(pid)[0]).decode() in {
+        "docker",
+        "podman",
+        "nsjail",
+        "runsc",
+    } and b"run" in [
         *_words(pid),
         b"run" if name == "nsjail" else b"",
     ]
@@ -156,11 +169,15 @@ def test_negative_control_a_container_that_does_not_follow_its_input_outlives_it
 
     async def command():
         backend = Docker() if name == "docker" else (await backend_for(name))
-        return (await backend.launch(shutil.which(name), SandboxSpec(), ["/usr/bin/sleep", "600"])).argv
+        return (
+            await backend.launch(shutil.which(name), SandboxSpec(), ["/usr/bin/sleep", "600"])
+        ).argv
 
     argv = asyncio.run(command())
     container = argv[argv.index("--name") + 1]
-    owner = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    owner = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         ended = time.monotonic() + 30
         while not containers_of(name, os.getpid()) and time.monotonic() < ended:
@@ -246,10 +263,16 @@ def stand_in(tmp_path, monkeypatch, known=0):
     return log
 
 
-def test_a_stand_in_engine_gets_the_options_that_confine_and_to_remove_the_container(tmp_path, monkeypatch):
+def test_a_stand_in_engine_gets_the_options_that_confine_and_to_remove_the_container(
+    tmp_path, monkeypatch
+):
     log = stand_in(tmp_path, monkeypatch)
-    with pytest.raises(vf.SandboxUnavailable, match="docker could not start a sandbox: no such runtime"):
-        asyncio.run(Docker(options=("--runtime=other",)).open(SandboxSpec(memory_mb=100, num_processes=7)))
+    with pytest.raises(
+        vf.SandboxUnavailable, match="docker could not start a sandbox: no such runtime"
+    ):
+        asyncio.run(
+            Docker(options=("--runtime=other",)).open(SandboxSpec(memory_mb=100, num_processes=7))
+        )
     inspected, run, removed = log.read_text().splitlines()
     assert inspected.startswith("image inspect verifiers-sandbox:")
     for option in (
@@ -270,7 +293,9 @@ def test_a_stand_in_engine_gets_the_options_that_confine_and_to_remove_the_conta
     assert "readonly" in run.split("target=/usr/bin")[1].split()[0]
 
 
-def test_a_stand_in_engine_without_the_image_is_given_one_and_a_network_only_on_request(tmp_path, monkeypatch):
+def test_a_stand_in_engine_without_the_image_is_given_one_and_a_network_only_on_request(
+    tmp_path, monkeypatch
+):
     log = stand_in(tmp_path, monkeypatch, known=1)
     with pytest.raises(vf.SandboxUnavailable):
         asyncio.run(Docker().open(SandboxSpec(network=True)))
@@ -285,12 +310,18 @@ def test_each_sandbox_has_a_user_of_its_own(tmp_path, monkeypatch):
     for _ in range(2):
         with pytest.raises(vf.SandboxUnavailable):
             asyncio.run(Docker().open(SandboxSpec()))
-    users = [line.split("--user ")[1].split()[0] for line in log.read_text().splitlines() if line.startswith("run")]
+    users = [
+        line.split("--user ")[1].split()[0]
+        for line in log.read_text().splitlines()
+        if line.startswith("run")
+    ]
     assert len({*users}) == 2
     assert "0:0" not in users
 
 
-@pytest.mark.parametrize(("backend", "missing"), [(Nsjail, "nsjail"), (Docker, "docker"), (GVisor, "runsc")])
+@pytest.mark.parametrize(
+    ("backend", "missing"), [(Nsjail, "nsjail"), (Docker, "docker"), (GVisor, "runsc")]
+)
 def test_a_program_that_is_not_there_is_named(backend, missing, monkeypatch):
     monkeypatch.setattr(backend, "find", lambda self: None)
     with pytest.raises(vf.SandboxUnavailable, match=f"{missing!r} is not installed"):
@@ -302,7 +333,9 @@ def test_a_root_holds_names_and_no_file_of_the_host():
     assert sum(path.stat().st_size for path in root.folder.rglob("*") if path.is_file()) < 1000
     assert root.visible["/opt/sandbox/guest"].endswith("/sandbox/guest")
     assert not any(
-        "site-packages" in path for inside, path in root.visible.items() if inside.startswith("/opt/packages")
+        "site-packages" in path
+        for inside, path in root.visible.items()
+        if inside.startswith("/opt/packages")
     )
     paths = [*root.visible]
     assert paths == sorted(paths), "a path is mounted after its parents"

@@ -1,4 +1,5 @@
-"""Backends of other distributions are found by entry point; one that is not installed says what to install."""
+"""Backends of other distributions are found by entry point; one that is not installed says what to
+install."""
 
 import importlib
 from importlib.metadata import entry_points
@@ -52,28 +53,39 @@ def test_every_backend_of_the_distribution_is_found_by_its_name():
 @pytest.mark.parametrize("name", choice.DISTRIBUTIONS)
 def test_without_the_distribution_it_says_what_to_install(name, core_only):
     install = install_line("verifiers-sandboxes", choice.DISTRIBUTIONS[name])
-    assert core_only(ASK, name) == (
-        f"SandboxUnavailable The sandbox {name!r} is in a package that is not installed; install with: {install}"
+    assert (
+        core_only(ASK, name)
+        == f"SandboxUnavailable The sandbox {name!r} is in a package that is not installed; install"
+        f" with: {install}"
     )
 
 
 def test_without_the_distribution_an_unknown_name_still_lists_all_backends(core_only):
     answer = core_only(ASK, "dokcer")
-    assert answer.startswith("ConfigError Unknown sandbox backend 'dokcer'; available: auto, bubblewrap, daytona")
+    assert answer.startswith(
+        "ConfigError Unknown sandbox backend 'dokcer'; available: auto, bubblewrap, daytona"
+    )
     assert 'did you mean "docker"' in answer
 
 
-def test_a_third_party_backend_is_found_by_its_entry_point_and_two_of_one_name_are_refused(core_only, tmp_path):
+def test_a_third_party_backend_is_found_by_its_entry_point_and_two_of_one_name_are_refused(
+    core_only, tmp_path
+):
     for folder in ("one", "two"):
         info = tmp_path / folder / f"{folder}-1.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {folder}\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(f"[verifiers.sandboxes]\nfirecracker = module_{folder}:Firecracker\n")
+        (info / "entry_points.txt").write_text(
+            f"[verifiers.sandboxes]\nfirecracker = module_{folder}:Firecracker\n"
+        )
         (info.parent / f"module_{folder}.py").write_text(THIRD_PARTY)
-    ask = ASK.replace("asyncio.run(backend_for(sys.argv[1]))", "print(asyncio.run(backend_for(sys.argv[1])).name)")
+    ask = ASK.replace(
+        "asyncio.run(backend_for(sys.argv[1]))", "print(asyncio.run(backend_for(sys.argv[1])).name)"
+    )
     assert core_only(ask, "firecracker", folder=tmp_path / "one") == "firecracker"
-    assert core_only(ask, "firecracker", folder=f"{tmp_path}/one:{tmp_path}/two") == (
-        "ConfigError Two packages have a sandbox backend 'firecracker': "
+    assert (
+        core_only(ask, "firecracker", folder=f"{tmp_path}/one:{tmp_path}/two")
+        == "ConfigError Two packages have a sandbox backend 'firecracker': "
         "module_one:Firecracker and module_two:Firecracker; uninstall one"
     )
 
@@ -92,7 +104,9 @@ def test_an_old_module_path_is_the_module_of_the_distribution(old):
 
 
 def test_without_the_distribution_an_old_module_path_says_what_to_install(core_only):
-    assert core_only(IMPORT, "verifiers.sandbox.engines") == (
-        "verifiers.sandbox.engines verifiers.sandbox.engines is now verifiers_sandboxes.engines, in a package that is "
-        f"not installed; install with: {install_line('verifiers-sandboxes')}"
+    assert (
+        core_only(IMPORT, "verifiers.sandbox.engines")
+        == "verifiers.sandbox.engines verifiers.sandbox.engines is now"
+        " verifiers_sandboxes.engines, in a package that is not installed; install with:"
+        f" {install_line('verifiers-sandboxes')}"
     )

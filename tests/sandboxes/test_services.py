@@ -1,7 +1,9 @@
-"""The remote backends against the types of their packages, with this machine in the place of the service.
+"""The remote backends against the types of their packages, with this machine in the place of the
+service.
 
-No service is asked. What each backend calls is bound to the signature of the real package, so a call that the package
-would not take fails here; what the service would do is done on this machine. Skipped for a package that is not there.
+No service is asked. What each backend calls is bound to the signature of the real package, so a
+call that the package would not take fails here; what the service would do is done on this machine.
+Skipped for a package that is not there.
 """
 
 import asyncio
@@ -22,7 +24,8 @@ SPEC = SandboxSpec(wall_s=90)
 
 
 def bound(real, call_machine, *, method=True):
-    """``call_machine`` behind the signature of ``real``: *raises* TypeError for a call that it does not take."""
+    """``call_machine`` behind the signature of ``real``: *raises* TypeError for a call that it does
+    not take."""
     signature = inspect.signature(real)
 
     async def call(*args, **named):
@@ -66,13 +69,17 @@ def test_e2b(monkeypatch):
         seen.update(given)
         commands = types.SimpleNamespace(run=bound(Commands.run, run))
         files = types.SimpleNamespace(
-            write=bound(Filesystem.write, lambda given: machine.upload(given["path"], given["data"])),
+            write=bound(
+                Filesystem.write, lambda given: machine.upload(given["path"], given["data"])
+            ),
             read=bound(Filesystem.read, lambda given: machine.download(given["path"])),
         )
         kill = bound(e2b.AsyncSandbox.kill, lambda given: machine.end())
         return types.SimpleNamespace(commands=commands, files=files, kill=kill)
 
-    monkeypatch.setattr(e2b.AsyncSandbox, "create", bound(e2b.AsyncSandbox.create, create, method=False))
+    monkeypatch.setattr(
+        e2b.AsyncSandbox, "create", bound(e2b.AsyncSandbox.create, create, method=False)
+    )
     works(services.E2B(), machine)
     assert (seen["timeout"], seen["allow_internet_access"]) == (90, False)
 
@@ -101,17 +108,25 @@ def test_modal(monkeypatch):
     async def create(given):
         seen.update(given)
         filesystem = types.SimpleNamespace(
-            write_bytes=aio(bound(files.write_bytes, lambda g: machine.upload(g["remote_path"], g["data"]))),
+            write_bytes=aio(
+                bound(files.write_bytes, lambda g: machine.upload(g["remote_path"], g["data"]))
+            ),
             read_bytes=aio(bound(files.read_bytes, lambda g: machine.download(g["remote_path"]))),
         )
         terminate = aio(bound(real.terminate, lambda given: machine.end()))
-        return types.SimpleNamespace(exec=aio(bound(real.exec, execute)), filesystem=filesystem, terminate=terminate)
+        return types.SimpleNamespace(
+            exec=aio(bound(real.exec, execute)), filesystem=filesystem, terminate=terminate
+        )
 
     async def lookup(given):
         return "the app"
 
     fake = types.SimpleNamespace(create=aio(bound(real.create, create, method=False)))
-    monkeypatch.setattr(modal, "App", types.SimpleNamespace(lookup=aio(bound(modal.App.lookup, lookup, method=False))))
+    monkeypatch.setattr(
+        modal,
+        "App",
+        types.SimpleNamespace(lookup=aio(bound(modal.App.lookup, lookup, method=False))),
+    )
     monkeypatch.setattr(modal, "Sandbox", fake)
     works(services.Modal(), machine)
     assert (seen["timeout"], seen["block_network"], seen["app"]) == (90, True, "the app")
@@ -135,7 +150,9 @@ def test_daytona(monkeypatch):
             upload_file=bound(files.upload_file, lambda g: machine.upload(g["dst"], g["src"])),
             download_file=bound(files.download_file, lambda g: machine.download(g["args"][0])),
         )
-        return types.SimpleNamespace(process=types.SimpleNamespace(exec=bound(processes.exec, execute)), fs=fs)
+        return types.SimpleNamespace(
+            process=types.SimpleNamespace(exec=bound(processes.exec, execute)), fs=fs
+        )
 
     async def close(given):
         seen.append("closed")
@@ -153,7 +170,9 @@ def test_daytona(monkeypatch):
 
 @pytest.mark.real
 def test_prime_sandboxes(monkeypatch):
-    prime = pytest.importorskip("prime_sandboxes", reason="run: python3 tests/real/peers.py prime-sandboxes")
+    prime = pytest.importorskip(
+        "prime_sandboxes", reason="run: python3 tests/real/peers.py prime-sandboxes"
+    )
     machine, seen = Here(), []
     real = prime.AsyncSandboxClient
 
@@ -172,7 +191,9 @@ def test_prime_sandboxes(monkeypatch):
         create=bound(real.create, create),
         wait_for_creation=bound(real.wait_for_creation, noted),
         execute_command=bound(real.execute_command, execute),
-        upload_bytes=bound(real.upload_bytes, lambda g: machine.upload(g["file_path"], g["file_bytes"])),
+        upload_bytes=bound(
+            real.upload_bytes, lambda g: machine.upload(g["file_path"], g["file_bytes"])
+        ),
         delete=bound(real.delete, lambda given: machine.end()),
         aclose=bound(real.aclose, noted),
     )
@@ -184,7 +205,13 @@ def test_prime_sandboxes(monkeypatch):
 
 @pytest.mark.parametrize("name", ["e2b", "modal", "daytona", "prime-sandboxes", "prime"])
 def test_without_package_or_key_it_is_refused_with_the_reason(name, monkeypatch):
-    for variable in ("E2B_API_KEY", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "DAYTONA_API_KEY", "PRIME_API_KEY"):
+    for variable in (
+        "E2B_API_KEY",
+        "MODAL_TOKEN_ID",
+        "MODAL_TOKEN_SECRET",
+        "DAYTONA_API_KEY",
+        "PRIME_API_KEY",
+    ):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
     monkeypatch.setenv("MODAL_CONFIG_PATH", "/nonexistent/modal.toml")
@@ -218,7 +245,11 @@ def test_a_service_that_fails_on_the_way_is_said_and_the_machine_is_ended(at, mo
         return machine
 
     monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
-    backend = type("Down", (services.RemoteBackend,), {"name": "down", "distribution": "down", "create": create})()
+    backend = type(
+        "Down",
+        (services.RemoteBackend,),
+        {"name": "down", "distribution": "down", "create": create},
+    )()
     with pytest.raises(vf.SandboxError, match="the service is down"):
         asyncio.run(backend.open(SPEC))
     assert machine.ended
@@ -232,7 +263,10 @@ class Lying(Here):
 
     async def run(self, command, timeout_s):
         if self.reply is not None:
-            return 0, base64.b64encode(frames.LENGTHS.pack(len(self.reply), 0) + self.reply).decode()
+            return (
+                0,
+                base64.b64encode(frames.LENGTHS.pack(len(self.reply), 0) + self.reply).decode(),
+            )
         return await super().run(command, timeout_s)
 
     async def end(self):
@@ -240,15 +274,23 @@ class Lying(Here):
         await super().end()
 
 
-@pytest.mark.parametrize("reply", [b"[" * 60_000, b'{"sizes": [Infinity, 1]}', b"[]", b"null", b'{"sizes": [9]}'])
-def test_a_malformed_reply_of_the_guest_init_ends_its_own_sandbox_and_nothing_else(reply, monkeypatch):
+@pytest.mark.parametrize(
+    "reply", [b"[" * 60_000, b'{"sizes": [Infinity, 1]}', b"[]", b"null", b'{"sizes": [9]}']
+)
+def test_a_malformed_reply_of_the_guest_init_ends_its_own_sandbox_and_nothing_else(
+    reply, monkeypatch
+):
     machine = Lying()
 
     async def create(self, spec):
         return machine
 
     monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
-    backend = type("Lies", (services.RemoteBackend,), {"name": "lies", "distribution": "lies", "create": create})()
+    backend = type(
+        "Lies",
+        (services.RemoteBackend,),
+        {"name": "lies", "distribution": "lies", "create": create},
+    )()
 
     async def use():
         sandbox = await backend.open(SPEC)
@@ -273,7 +315,11 @@ def test_a_close_that_is_cancelled_still_ends_the_machine(monkeypatch):
         return machine
 
     monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
-    backend = type("Slow", (services.RemoteBackend,), {"name": "slow", "distribution": "slow", "create": create})()
+    backend = type(
+        "Slow",
+        (services.RemoteBackend,),
+        {"name": "slow", "distribution": "slow", "create": create},
+    )()
 
     async def use():
         sandbox = await backend.open(SPEC)
@@ -294,7 +340,11 @@ def test_a_service_that_fails_later_is_the_sandboxes_error_and_no_doing_of_the_c
         return machine
 
     monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
-    backend = type("Down", (services.RemoteBackend,), {"name": "down", "distribution": "down", "create": create})()
+    backend = type(
+        "Down",
+        (services.RemoteBackend,),
+        {"name": "down", "distribution": "down", "create": create},
+    )()
 
     async def use():
         sandbox = await backend.open(SPEC)
@@ -302,7 +352,10 @@ def test_a_service_that_fails_later_is_the_sandboxes_error_and_no_doing_of_the_c
             machine.at = 1
             with pytest.raises(vf.SandboxError, match="the service is down"):
                 await sandbox.exec("1", timeout_s=30)
-            killed = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nimport time\ntime.sleep(9)"
+            killed = (
+                "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nimport"
+                " time\ntime.sleep(9)"
+            )
             return await sandbox.exec(killed, timeout_s=30)
         finally:
             await sandbox.close()

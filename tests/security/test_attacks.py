@@ -1,8 +1,8 @@
 """What hostile code tries is stopped, and each try is a real one: without a sandbox it succeeds.
 
-What a model writes as *text* (to a judge, a parser, a template, a terminal, a file name) is tested where that text is
-read: ``core/rubrics/test_judging.py``, ``core/rubrics/test_judge_rubric.py``, ``core/parsers``,
-``core/storage/test_run_directory.py``, ``view``.
+What a model writes as *text* (to a judge, a parser, a template, a terminal, a file name) is tested
+where that text is read: ``core/rubrics/test_judging.py``, ``core/rubrics/test_judge_rubric.py``,
+``core/parsers``, ``core/storage/test_run_directory.py``, ``view``.
 """
 
 import asyncio
@@ -23,10 +23,12 @@ SLOW = ["sandlock", "nsjail", "docker", "podman", "gvisor"]  # up to a second an
 ISOLATING = ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 LONG = {"memory together", "cpu", "deaf to signals", "output flood"}
 SELDOM = [
-    pytest.param(attack, id=attack.name, marks=[pytest.mark.slow] if attack.name in LONG else []) for attack in ATTACKS
+    pytest.param(attack, id=attack.name, marks=[pytest.mark.slow] if attack.name in LONG else [])
+    for attack in ATTACKS
 ]
 HELD_WITHOUT = {"output flood", "deaf to signals"}
-"""Time-outs and output bounds hold for ``unsafe_subprocess`` too: they have negative controls of their own below."""
+"""Time-outs and output bounds hold for ``unsafe_subprocess`` too: they have negative controls of
+their own below."""
 NEEDS_ROOT = {"write the system"}
 
 
@@ -100,11 +102,14 @@ def test_sixteen_hostile_sandboxes_at_once_are_stopped_and_disturb_no_session_be
 
 
 def test_an_attack_that_succeeds_leaves_what_waits_in_pipes():
-    """A byte in a pipe may be the lock of an event loop: once it is read elsewhere, the next process start hangs."""
+    """A byte in a pipe may be the lock of an event loop: once it is read elsewhere, the next
+    process start hangs."""
     reading, writing = os.pipe()
     try:
         os.write(writing, b"1")
-        assert tried("unsafe_subprocess", next(attack for attack in ATTACKS if attack.name == "open files")).reached
+        assert tried(
+            "unsafe_subprocess", next(attack for attack in ATTACKS if attack.name == "open files")
+        ).reached
         os.set_blocking(reading, False)
         assert os.read(reading, 9) == b"1"
     finally:
@@ -114,11 +119,16 @@ def test_an_attack_that_succeeds_leaves_what_waits_in_pipes():
 
 def test_negative_control_without_a_bound_all_the_output_arrives():
     code = "import sys\nfor _ in range(20): sys.stdout.write('x' * 2**20)"
-    assert len(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout) == 20 * 2**20
+    assert (
+        len(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout) == 20 * 2**20
+    )
 
 
 def test_negative_control_a_polite_signal_does_not_end_it():
-    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(60)"
+    code = (
+        "import signal, time\nsignal.signal(signal.SIGTERM,"
+        " signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(60)"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as deaf:
         deaf.stdout.readline()
         deaf.terminate()
@@ -131,15 +141,23 @@ def test_negative_control_a_polite_signal_does_not_end_it():
 
 SHARED = SandboxSpec(env={"OWN": "secret-of-one"})
 PEEKS = {
-    "files": "import glob\n[p for pattern in ('/sandbox/**', '/tmp/**', '/dev/shm/**') "
-    "for p in glob.glob(pattern, recursive=True) if 'left-here' in p]",
-    "processes": "import os\n[n for n in os.listdir('/proc') if n.isdigit() and "
-    "b'31419' in open(f'/proc/{n}/cmdline', 'rb').read()]",
-    "ports": "import socket\ntry: socket.create_connection(('127.0.0.1', 8099), 1); found = ['port']\n"
-    "except OSError: found = []\nfound",
-    "abstract sockets": "import socket\ns = socket.socket(socket.AF_UNIX)\n"
-    "try: s.connect('\\0left-here'); found = [1]\n"
-    "except OSError: found = []\nfound",
+    "files": (
+        "import glob\n[p for pattern in ('/sandbox/**', '/tmp/**', '/dev/shm/**') "
+        "for p in glob.glob(pattern, recursive=True) if 'left-here' in p]"
+    ),
+    "processes": (
+        "import os\n[n for n in os.listdir('/proc') if n.isdigit() and "
+        "b'31419' in open(f'/proc/{n}/cmdline', 'rb').read()]"
+    ),
+    "ports": (
+        "import socket\ntry: socket.create_connection(('127.0.0.1', 8099), 1); found = ['port']\n"
+        "except OSError: found = []\nfound"
+    ),
+    "abstract sockets": (
+        "import socket\ns = socket.socket(socket.AF_UNIX)\n"
+        "try: s.connect('\\0left-here'); found = [1]\n"
+        "except OSError: found = []\nfound"
+    ),
     "terminals": "import os\n[n for n in os.listdir('/dev/pts') if n.isdigit()]",
 }
 LEAVE = """
@@ -198,7 +216,9 @@ def test_nothing_of_the_session_itself_can_be_loosened(name, code):
     async def use():
         sandbox = await (await backend_for(name)).open(LIMITS)
         try:
-            return await sandbox.exec(code, timeout_s=20), await sandbox.exec("'well'", timeout_s=20)
+            return await sandbox.exec(code, timeout_s=20), await sandbox.exec(
+                "'well'", timeout_s=20
+            )
         finally:
             await sandbox.close()
 
@@ -209,7 +229,8 @@ def test_nothing_of_the_session_itself_can_be_loosened(name, code):
 
 
 def test_a_worker_that_hides_from_its_owner_is_ended():
-    """It closes the connection and keeps running: the session must neither wait for it nor leave it alive."""
+    """It closes the connection and keeps running: the session must neither wait for it nor leave it
+    alive."""
     if refusal("bubblewrap"):
         pytest.skip(refusal("bubblewrap"))
 
@@ -234,7 +255,10 @@ def test_a_worker_that_hides_from_its_owner_is_ended():
 @pytest.mark.slow
 def test_the_probe_command_prints_what_stopped_what():
     ended = subprocess.run(
-        [sys.executable, "-m", "verifiers.sandbox.probe"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "verifiers.sandbox.probe"],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     if "No sandbox is available" in ended.stderr:
         pytest.skip(ended.stderr)

@@ -1,7 +1,8 @@
-"""The attacks once more by an ordinary user: when these tests run as root, what root may do must not be what holds.
+"""The attacks once more by an ordinary user: when these tests run as root, what root may do must
+not be what holds.
 
-A child enters a mount namespace of its own where the interpreter can be reached by everybody, gives up every privilege,
-and runs the probe. Run by an ordinary user, test_attacks.py is this already.
+A child enters a mount namespace of its own where the interpreter can be reached by everybody, gives
+up every privilege, and runs the probe. Run by an ordinary user, test_attacks.py is this already.
 """
 
 import os
@@ -17,8 +18,12 @@ from verifiers.sandbox.probe.attacks import ATTACKS
 from verifiers.testing import FakeServer
 
 pytestmark = [
-    pytest.mark.skipif(os.getuid() != 0, reason="this user is an ordinary one: test_attacks.py has shown it"),
-    pytest.mark.skipif(not (shutil.which("setpriv") and shutil.which("unshare")), reason="needs util-linux"),
+    pytest.mark.skipif(
+        os.getuid() != 0, reason="this user is an ordinary one: test_attacks.py has shown it"
+    ),
+    pytest.mark.skipif(
+        not (shutil.which("setpriv") and shutil.which("unshare")), reason="needs util-linux"
+    ),
 ]
 NOBODY = 65534
 ENTER = """
@@ -33,7 +38,8 @@ if [ -n "$closed" ]; then
 fi
 exec setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs -- "$@"
 """
-"""``closed``, a folder above the interpreter that only root may enter, is replaced there by one with only ``kept``."""
+"""``closed``, a folder above the interpreter that only root may enter, is replaced there by one
+with only ``kept``."""
 WHO = """
 import os
 with open("/proc/self/status") as file:
@@ -59,7 +65,18 @@ def as_nobody(place, *argv, temporary=None):
     closed = [path for path in reversed(interpreter.parents) if not path.stat().st_mode & 0o001]
     home = str(place / "home")
     ended = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", ENTER, "sh", interpreter, *(closed[:1] or [""]), place / "aside", *argv],
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            ENTER,
+            "sh",
+            interpreter,
+            *(closed[:1] or [""]),
+            place / "aside",
+            *argv,
+        ],
         env={
             "PATH": os.environ["PATH"],
             "HOME": home,
@@ -111,5 +128,7 @@ def test_vf_eval_needs_no_home_that_can_be_written(place):
         ended = as_nobody(place, *command, temporary=work)
     assert ended.returncode == 0, ended.stderr
     assert len(list(work.glob("evals/*/*/results.jsonl"))) == 1
-    control = as_nobody(place, sys.executable, "-c", "import pathlib; (pathlib.Path.home() / 'x').touch()")
+    control = as_nobody(
+        place, sys.executable, "-c", "import pathlib; (pathlib.Path.home() / 'x').touch()"
+    )
     assert "PermissionError" in control.stderr  # negative control: it is read-only for this user

@@ -1,6 +1,8 @@
-"""A kernel that offers neither namespaces nor Landlock: a refusal with both reasons, never something weaker.
+"""A kernel that offers neither namespaces nor Landlock: a refusal with both reasons, never
+something weaker.
 
-The kernel is a real one that says no: a system-call filter in a child process refuses what each backend needs.
+The kernel is a real one that says no: a system-call filter in a child process refuses what each
+backend needs.
 """
 
 import subprocess
@@ -50,7 +52,10 @@ except Exception as error:
 
 def backend_in_child(*without):
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CHILD), *without], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(CHILD), *without],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()

@@ -1,4 +1,5 @@
-"""Scripts as the guides of the ``GRPOTrainer`` write them, on a tiny local model: they run, and settings count."""
+"""Scripts as the guides of the ``GRPOTrainer`` write them, on a tiny local model: they run, and
+settings count."""
 
 from __future__ import annotations
 
@@ -21,16 +22,27 @@ def share_of_letters(completion, **_):
 
 @pytest.fixture
 def vf_env():
-    env = vf.load_environment("reverse-text", unit="word", num_train_examples=24, num_eval_examples=4)
-    env.add_rubric(vf.Rubric(funcs=[share_of_letters]))  # something that an untrained model gets now and then
+    env = vf.load_environment(
+        "reverse-text", unit="word", num_train_examples=24, num_eval_examples=4
+    )
+    env.add_rubric(
+        vf.Rubric(funcs=[share_of_letters])
+    )  # something that an untrained model gets now and then
     return env
 
 
 def a_few_short_steps(args, steps=1):
     """What makes a documented configuration fit a test: its shape stays, its size shrinks."""
     args.max_steps, args.max_completion_length, args.zero_variance = steps, 6, "keep"
-    args.per_device_train_batch_size, args.num_generations, args.gradient_accumulation_steps = 4, 4, 2
-    args.num_completions_to_print, args.mask_truncated_completions = 0, False  # this model seldom ends by itself
+    args.per_device_train_batch_size, args.num_generations, args.gradient_accumulation_steps = (
+        4,
+        4,
+        2,
+    )
+    args.num_completions_to_print, args.mask_truncated_completions = (
+        0,
+        False,
+    )  # this model seldom ends by itself
     return args
 
 
@@ -76,12 +88,20 @@ def test_the_key_parameters_say_what_a_step_is():
     args.top_p = 1.0
     args.resolve(world_size=2)
     assert args.batch_size == 64
-    assert (args.max_prompt_len, args.prompt_overflow, args.max_turn_tokens) == (1024, "truncate_left", 2048)
+    assert (args.max_prompt_len, args.prompt_overflow, args.max_turn_tokens) == (
+        1024,
+        "truncate_left",
+        2048,
+    )
     assert args.sampling()["truncate_prompt_tokens"] == 1024
 
 
 GROUPS = {
-    "batch": {"per_device_train_batch_size": 8, "num_generations": 16, "gradient_accumulation_steps": 4},
+    "batch": {
+        "per_device_train_batch_size": 8,
+        "num_generations": 16,
+        "gradient_accumulation_steps": 4,
+    },
     "generation": {
         "max_tokens": 1024,
         "temperature": 1.0,
@@ -108,7 +128,11 @@ GROUPS = {
         "epsilon": 0.2,
         "delta": None,
     },
-    "asynchrony": {"num_batches_ahead": 1, "async_generation_timeout": 300.0, "max_concurrent": 1024},
+    "asynchrony": {
+        "num_batches_ahead": 1,
+        "async_generation_timeout": 300.0,
+        "max_concurrent": 1024,
+    },
     "evaluation": {"eval_strategy": "steps", "eval_steps": 100, "per_device_eval_batch_size": 16},
     "custom sampling": {"repetition_penalty": 1.1, "top_k": 50, "min_p": 0.05},
     "resources": {
@@ -116,7 +140,12 @@ GROUPS = {
         "ds3_gather_for_generation": False,
         "generation_batch_size": 16,
     },
-    "logging": {"logging_steps": 1, "log_completions": True, "report_to": "wandb", "num_completions_to_print": 5},
+    "logging": {
+        "logging_steps": 1,
+        "log_completions": True,
+        "report_to": "wandb",
+        "num_completions_to_print": 5,
+    },
     "saving": {"save_strategy": "steps", "save_steps": 500},
     "second age": {
         "learning_rate": 1e-5,
@@ -180,7 +209,9 @@ def test_an_adapter_from_the_defaults(vf_env):
         peft_config=vf.lora_defaults(r=8, alpha=16),
     )
     trainer.train()
-    trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    trained = [
+        name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
+    ]
     assert trained
     assert all("lora_" in name for name in trained)
     trainer.save_model("adapter")
@@ -222,7 +253,9 @@ class Calculator(vf.ToolEnv):
             return float("5" in (completion[-1].get("content") or ""))
 
         rows = [{"question": f"{n} + 1", "answer": str(n + 1)} for n in range(8)]
-        super().__init__(tools=[add], dataset=rows, rubric=vf.Rubric(funcs=[has_a_five]), max_turns=2)
+        super().__init__(
+            tools=[add], dataset=rows, rubric=vf.Rubric(funcs=[has_a_five]), max_turns=2
+        )
 
 
 def test_training_with_tools():
@@ -236,6 +269,12 @@ def test_training_with_tools():
 
 def test_a_wrong_batch_is_explained_in_the_words_of_the_script(vf_env):
     args = vf.grpo_defaults(run_name="wrong")
-    args.per_device_train_batch_size, args.num_generations, args.gradient_accumulation_steps = 8, 12, 1
-    with pytest.raises(vf.ConfigError, match=r"per_device_train_batch_size 8 x processes 1 x gradient_accumulation"):
+    args.per_device_train_batch_size, args.num_generations, args.gradient_accumulation_steps = (
+        8,
+        12,
+        1,
+    )
+    with pytest.raises(
+        vf.ConfigError, match=r"per_device_train_batch_size 8 x processes 1 x gradient_accumulation"
+    ):
         vf.GRPOTrainer(model=MODEL, env=vf_env, args=args)

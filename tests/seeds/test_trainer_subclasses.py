@@ -1,4 +1,5 @@
-"""The trainers that the second guide derives, as it writes them, with a tiny model and local data in their place."""
+"""The trainers that the second guide derives, as it writes them, with a tiny model and local data
+in their place."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def data(count=12):
 
 @pytest.fixture
 def env():
-    return SingleTurnEnv(dataset=data(), eval_dataset=data(6), rubric=Rubric(funcs=[share_of_digits]))
+    return SingleTurnEnv(
+        dataset=data(), eval_dataset=data(6), rubric=Rubric(funcs=[share_of_digits])
+    )
 
 
 @pytest.fixture
@@ -57,7 +60,9 @@ def tokenizer():
 
 
 def config(**settings):
-    return GRPOConfig(**{"learning_rate": 1e-4, "batch_size": 8, "group_size": 4, **SIZE, **settings})
+    return GRPOConfig(
+        **{"learning_rate": 1e-4, "batch_size": 8, "group_size": 4, **SIZE, **settings}
+    )
 
 
 def test_the_basic_setup(model, tokenizer):
@@ -101,7 +106,10 @@ class OnlineGRPOTrainer(GRPOTrainer):
             rewards = []
             for completion in completions:
                 score = self.env.rubric.score_rollout_sync(
-                    prompt=prompt["prompt"], completion=completion, answer=prompt["answer"], state={}
+                    prompt=prompt["prompt"],
+                    completion=completion,
+                    answer=prompt["answer"],
+                    state={},
                 )
                 rewards.append(score["reward"])
             all_completions.extend(completions)
@@ -111,7 +119,10 @@ class OnlineGRPOTrainer(GRPOTrainer):
 
 def test_a_trainer_that_generates_its_batches_itself(model, env, tokenizer):
     trainer = OnlineGRPOTrainer(
-        model=model, tokenizer=tokenizer, env=env, config=config(batch_size=4, group_size=2, temperature=0.7)
+        model=model,
+        tokenizer=tokenizer,
+        env=env,
+        config=config(batch_size=4, group_size=2, temperature=0.7),
     )
     trainer.train()
     first, second = metrics_of(Path(trainer.config.output_dir))
@@ -176,7 +187,9 @@ class AdaptiveGRPOTrainer(GRPOTrainer):
 
 
 def test_weights_that_change_by_subclass(model, tokenizer):
-    rubric = RubricGroup([Rubric(funcs=[share_of_digits], weights=[1.0]), Rubric(funcs=[shortness], weights=[0.5])])
+    rubric = RubricGroup(
+        [Rubric(funcs=[share_of_digits], weights=[1.0]), Rubric(funcs=[shortness], weights=[0.5])]
+    )
     env = SingleTurnEnv(dataset=data(4), rubric=rubric)
     trainer = AdaptiveGRPOTrainer(
         model=model,
@@ -219,7 +232,10 @@ class EvaluatingGRPOTrainer(GRPOTrainer):
 
 def test_an_evaluation_by_subclass(model, env, tokenizer):
     trainer = EvaluatingGRPOTrainer(
-        model=model, tokenizer=tokenizer, env=env, config=config(eval_strategy="steps", eval_steps=1)
+        model=model,
+        tokenizer=tokenizer,
+        env=env,
+        config=config(eval_strategy="steps", eval_steps=1),
     )
     trainer.train()
     lines = [line for line in metrics_of(Path(trainer.config.output_dir)) if "eval_reward" in line]
@@ -233,7 +249,10 @@ def test_several_measures_of_a_trained_model(model, env, tokenizer):
         for sample in env.eval_dataset:
             start_time = time.time()
             completion, _ = env.rollout(
-                client=trainer.client, model=trainer.model, prompt=sample["prompt"], answer=sample["answer"]
+                client=trainer.client,
+                model=trainer.model,
+                prompt=sample["prompt"],
+                answer=sample["answer"],
             )
             scores = env.rubric.score_rollout_sync(
                 prompt=sample["prompt"], completion=completion, answer=sample["answer"], state={}
@@ -249,7 +268,9 @@ def test_several_measures_of_a_trained_model(model, env, tokenizer):
 def test_the_complete_script(model, tokenizer, caplog):
     parser = XMLParser(["reasoning", "answer"])
     rubric = Rubric(funcs=[share_of_digits, parser.get_format_reward_func()], weights=[1.0, 0.2])
-    env = SingleTurnEnv(dataset=data(), parser=parser, rubric=rubric, system_prompt="Answer in tags.")
+    env = SingleTurnEnv(
+        dataset=data(), parser=parser, rubric=rubric, system_prompt="Answer in tags."
+    )
     settings = GRPOConfig(
         output_dir="./checkpoints",
         learning_rate=1e-5,
@@ -263,7 +284,9 @@ def test_the_complete_script(model, tokenizer, caplog):
         gradient_checkpointing=True,
         **SIZE | {"report_to": "wandb"},
     )
-    trainer = GRPOTrainer(model=model, tokenizer=tokenizer, env=env, config=settings, eval_dataset=data(3))
+    trainer = GRPOTrainer(
+        model=model, tokenizer=tokenizer, env=env, config=settings, eval_dataset=data(3)
+    )
     trainer.train()
     trainer.save_model("./final_model")
     eval_results = trainer.evaluate()
@@ -272,14 +295,20 @@ def test_the_complete_script(model, tokenizer, caplog):
     assert Path("final_model/tokenizer_config.json").is_file()
     assert Path("checkpoints/checkpoint-2").is_dir()
     assert 0 <= eval_results["eval_reward"] <= 1.2
-    rows = [line for line in Path("checkpoints/eval/step-2/results.jsonl").read_text().split("\n") if line]
+    rows = [
+        line
+        for line in Path("checkpoints/eval/step-2/results.jsonl").read_text().split("\n")
+        if line
+    ]
     assert len(rows) == 3
 
 
 def test_memory_saving_as_written(model, env, tokenizer):
     from peft import LoraConfig, get_peft_model
 
-    lora_config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+    lora_config = LoraConfig(
+        r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]
+    )
     model = get_peft_model(model, lora_config)
     model.gradient_checkpointing_enable()
     trainer = GRPOTrainer(model=model, tokenizer=tokenizer, env=env, config=config())

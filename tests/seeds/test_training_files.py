@@ -1,4 +1,5 @@
-"""The files of the last guide, as they are: read by the real command, and run with a small model in place of theirs."""
+"""The files of the last guide, as they are: read by the real command, and run with a small model in
+place of theirs."""
 
 from __future__ import annotations
 
@@ -59,7 +60,12 @@ def wiki_search(tmp_path, monkeypatch):
 def test_the_file_of_vf_rl_says_what_it_asks_for_and_what_is_ignored(wiki_search):
     result = command("@", file(wiki_search), "--dump-config")
     assert result.exit_code == 0, result.output
-    for line in ('model = "Qwen/Qwen3-4B-Instruct-2507"', "max_turns = 10", "batch_size = 1024", "max_tokens = 512"):
+    for line in (
+        'model = "Qwen/Qwen3-4B-Instruct-2507"',
+        "max_turns = 10",
+        "batch_size = 1024",
+        "max_tokens = 512",
+    ):
         assert line in result.stdout
 
 
@@ -74,8 +80,11 @@ def test_the_file_of_vf_rl_trains(wiki_search):
 
 
 def test_the_file_of_hosted_training_trains_here():
-    # this model sorts nothing, so every reward is 0: without a baseline the step is made all the same
-    result = command("@", file(HOSTED), *SMALL, "--trainer.args.advantage", "none", "--no-wandb", "--json")
+    # this model sorts nothing, so every reward is 0: without a baseline the step is made all the
+    # same
+    result = command(
+        "@", file(HOSTED), *SMALL, "--trainer.args.advantage", "none", "--no-wandb", "--json"
+    )
     assert result.exit_code == 0, result.output
     outcome = json.loads(result.stdout)
     assert (outcome["run_dir"], outcome["step"]) == ("outputs/qwen3-30b-i-alphabet-sort", 1)
@@ -134,8 +143,14 @@ def test_a_file_in_the_words_of_grpo_is_explained_and_tried_out():
 def test_the_algorithm_can_be_said():
     settings = '\n[trainer]\nalgorithm = "{}"\n[trainer.args]\nrun_name = "x"\n'
     start = 'model = "builtin:tiny"\n[env]\nid = "reverse-text"\n'
-    assert 'loss = "dr_grpo"' in command("@", file(start + settings.format("grpo")), "--dump-config").stdout
-    assert 'loss = "cispo"' in command("@", file(start + settings.format("rl")), "--dump-config").stdout
+    assert (
+        'loss = "dr_grpo"'
+        in command("@", file(start + settings.format("grpo")), "--dump-config").stdout
+    )
+    assert (
+        'loss = "cispo"'
+        in command("@", file(start + settings.format("rl")), "--dump-config").stdout
+    )
     said = command("@", file(start + settings.format("grop")), "--dump-config")
     assert said.exit_code == 2
     assert "trainer.algorithm must be one of rl, grpo, not 'grop'" in said.stderr
@@ -161,6 +176,8 @@ def test_a_file_that_is_not_there_is_said_without_loading_torch(tmp_path):
         "try: main(['@', 'nothing.toml'])\n"
         "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
     assert done.stdout.split() == ["2", "False"]
     assert "nothing.toml cannot be read: No such file or directory" in done.stderr

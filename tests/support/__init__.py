@@ -1,1 +1,2 @@
-"""Pieces the tests share: real servers on loopback, real child processes, small models. No mocks."""
+"""Pieces the tests share: real servers on loopback, real child processes, small
+models. No mocks."""

@@ -1,4 +1,5 @@
-"""Small agent programs for tests: real processes that call a model over HTTP, with the standard library alone."""
+"""Small agent programs for tests: real processes that call a model over HTTP, with the standard
+library alone."""
 
 CLIENT = r"""
 import json, os, sys, time, urllib.error, urllib.request
@@ -24,7 +25,11 @@ WRITE = {
     "function": {
         "name": "write",
         "description": "Write a file.",
-        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string"}},
+            "required": ["text"],
+        },
     },
 }
 WRITER = (
@@ -47,7 +52,8 @@ while True:
         messages.append({"role": "tool", "tool_call_id": one["id"], "content": "written"})
 """
 )
-"""Offers the tool ``write``, writes what it is told into answer.txt, and ends with the first answer without a call."""
+"""Offers the tool ``write``, writes what it is told into answer.txt, and ends with the first answer
+without a call."""
 CLAUDE = r"""#!/usr/bin/env python3
 import json, os, subprocess, sys, urllib.request
 assert sys.argv[1:-1] == ["--bare", "-p", "--dangerously-skip-permissions", "--tools", "Bash"], sys.argv
@@ -106,4 +112,5 @@ while True:
             results.append(result)
     messages += [("assistant", blocks), ("user", results), ("system", [{"type": "text", "text": "Go on."}])]
 """
-"""Speaks as Claude Code 2.1 does: streamed messages, marks for the cache that move, a system message in the middle."""
+"""Speaks as Claude Code 2.1 does: streamed messages, marks for the cache that move, a system
+message in the middle."""

@@ -13,16 +13,20 @@ from typing import Any
 import pytest
 
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
+    " --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1400,900 "
-    "--force-prefers-reduced-motion --in-process-gpu --disable-gpu-compositing --renderer-process-limit=1 "
+    "--force-prefers-reduced-motion --in-process-gpu --disable-gpu-compositing"
+    " --renderer-process-limit=1 "
     "--disable-features=BackForwardCache,ProactivelySwapBrowsingInstance,SpareRendererForSitePerProcess"
 ).split()
-"""The last two lines: one process draws all pages, instead of a new one for each, and nothing that no test looks at."""
+"""The last two lines: one process draws all pages, instead of a new one for each, and nothing that
+no test looks at."""
 PHONE_WIDTH = 390
 """Pixels, as CSS counts them."""
 SHELL = Path("/usr/lib/chromium/chromium-headless-shell")
-"""The same browser without its window: a third less CPU time. Not Debian's script for it, which a signal ends alone."""
+"""The same browser without its window: a third less CPU time. Not Debian's script for it, which a
+signal ends alone."""
 PAUSE_S = 20.0
 """How long a test waits for the page at most."""
 
@@ -70,7 +74,11 @@ class Page:
 
     def texts(self, where: str) -> list[str]:
         """What a reader sees of every element of a CSS selector."""
-        return list(self.js("return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)", where))
+        return list(
+            self.js(
+                "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)", where
+            )
+        )
 
     def find(self, where: str) -> Any:
         """The first element of a CSS selector, once it is there."""
@@ -91,14 +99,20 @@ class Page:
             ActionChains(self.driver).send_keys(getattr(Keys, key, key)).perform()
 
     def picture(self, name: str) -> None:
-        """Keep a picture of the window in the folder that ``VF_SCREENSHOTS`` names; without one, take none."""
+        """Keep a picture of the window in the folder that ``VF_SCREENSHOTS`` names; without one,
+        take none."""
         if folder := os.environ.get("VF_SCREENSHOTS"):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.driver.save_screenshot(f"{folder}/{re.sub(r'[^a-z0-9-]', '-', name)}.png")
 
     def complaints(self) -> list[str]:
-        """What the browser's console holds since the last look: errors and refusals of the policy."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        """What the browser's console holds since the last look: errors and refusals
+        of the policy."""
+        return [
+            entry["message"]
+            for entry in self.driver.get_log("browser")
+            if entry["level"] == "SEVERE"
+        ]
 
 
 def start() -> Any:
@@ -107,22 +121,31 @@ def start() -> Any:
     del selenium
     from selenium import webdriver
 
-    binary, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    binary, driver = (
+        shutil.which("chromium") or shutil.which("google-chrome"),
+        shutil.which("chromedriver"),
+    )
     if binary is None or driver is None:
         pytest.skip("needs chromium and chromedriver on the path")
-    if SHELL.is_file() and _version(str(SHELL)) == _version(driver):  # a driver refuses the browser of another version
+    if SHELL.is_file() and _version(str(SHELL)) == _version(
+        driver
+    ):  # a driver refuses the browser of another version
         binary = str(SHELL)
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     for flag in FLAGS:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
+    return webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(executable_path=driver)
+    )
 
 
 def _version(program: str) -> str | None:
     """The major version that a program prints."""
-    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    printed = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=False
+    ).stdout
     found = re.search(r"\d+", printed)
     return found and found[0]
 

@@ -1,20 +1,22 @@
-"""Runs the code of a documentation page as its reader would: from the top, in one folder, with one set of names.
+"""Runs the code of a documentation page as its reader would: from the top, in one folder, with one
+set of names.
 
-What a reader brings is given: a folder, and an endpoint with a model (a ``FakeServer`` in the usual environment
-variables). Python blocks share their names, shell blocks their folder. A comment directly
-above a block, which no renderer shows, says what is particular about it:
+What a reader brings is given: a folder, and an endpoint with a model (a ``FakeServer`` in the usual
+environment variables). Python blocks share their names, shell blocks their folder. A comment
+directly above a block, which no renderer shows, says what is particular about it:
 
-    <!-- not run: reason -->    left out, counted, and listed by the test
-    <!-- file: path -->         the reader saves it; a Python file is also tried out by being imported
-    <!-- output -->             what the block before it printed: these lines, in this order; … stands for anything
-    <!-- output: numbers differ --> the same, and any number stands for any other: the output is sampled
-    <!-- exit: 2 -->            the code that a shell block ends with
-    <!-- model: text -->        what the model says from here on; ``reversed``: the last user message, backwards
-    <!-- slow: reason -->       above a block: it and its output are left out of the fast run of the page;
+    <!-- not run: reason -->    left out, counted, and listed by the test <!-- file: path -->
+    the reader saves it; a Python file is also tried out by being imported <!-- output -->
+    what the block before it printed: these lines, in this order; … stands for anything <!-- output:
+    numbers differ --> the same, and any number stands for any other: the output is sampled <!--
+    exit: 2 -->            the code that a shell block ends with <!-- model: text -->        what
+    the model says from here on; ``reversed``: the last user message, backwards <!-- slow: reason
+    -->       above a block: it and its output are left out of the fast run of the page;
                                 elsewhere: the page takes longer than ten seconds
 
-The languages are python, bash, toml (given to the reader that the product itself would use), and text, none (shown) and
-pycon (shown: examples of docstrings, which ``tests/core/test_docstrings.py`` runs).
+The languages are python, bash, toml (given to the reader that the product itself would use), and
+text, none (shown) and pycon (shown: examples of docstrings, which ``tests/core/test_docstrings.py``
+runs).
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ SHOWN_URL = "http://127.0.0.1:8000/v1"
 MODELS = ("my-model", "gpt-4.1-mini", "gpt-4.1-nano", "scripted")
 LANGUAGES = ("python", "bash", "toml", "text", "pycon", "")
 LIMIT_S = 300
-_BLOCK = re.compile(r"^(?P<marks>(?:<!--(?:(?!-->).)*-->\n+)*)```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"^(?P<marks>(?:<!--(?:(?!-->).)*-->\n+)*)```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S
+)
 _MARK = re.compile(r"<!--\s*(not run|file|output|exit|model|slow)(?::\s*(.*?))?\s*-->", re.S)
 
 
@@ -101,9 +105,12 @@ class Reader:
     skipped: list[str] = field(default_factory=list)
 
     def try_out(self, blocks: list[Block]) -> None:
-        """Every block in order. Raises ``AssertionError`` that names the block for what is not as the page says."""
+        """Every block in order. Raises ``AssertionError`` that names the block for what is not as
+        the page says."""
         for block in blocks:
-            assert block.language in LANGUAGES, f"{block.place}: no language {block.language!r} is known here"
+            assert block.language in LANGUAGES, (
+                f"{block.place}: no language {block.language!r} is known here"
+            )
             if "model" in block.marks:
                 self.says[0] = block.marks["model"]
             if "not run" in block.marks:
@@ -153,7 +160,9 @@ class Reader:
         )
         printed = done.stdout.decode("utf-8", "replace")
         expected = int(block.marks.get("exit", "0"))
-        assert done.returncode == expected, f"{block.place} ended with {done.returncode}, not {expected}:\n{printed}"
+        assert done.returncode == expected, (
+            f"{block.place} ended with {done.returncode}, not {expected}:\n{printed}"
+        )
         return printed
 
     def _compare(self, block: Block) -> None:
@@ -162,10 +171,15 @@ class Reader:
             for part in filter(None, map(_squeezed, line.split("…"))):
                 pattern = re.escape(part)
                 if block.marks["output"]:
-                    assert block.marks["output"] == "numbers differ", f"{block.place}: {block.marks['output']!r}"
+                    assert block.marks["output"] == "numbers differ", (
+                        f"{block.place}: {block.marks['output']!r}"
+                    )
                     pattern = _NUMBER.pattern.join(map(re.escape, _NUMBER.split(part)))
                 found = re.compile(pattern).search(printed, position)
-                assert found, f"{block.place} shows {line!r}, and what was printed has no such line:\n{self.printed}"
+                assert found, (
+                    f"{block.place} shows {line!r}, and what was printed has no such"
+                    f" line:\n{self.printed}"
+                )
                 position = found.end()
 
 
@@ -177,7 +191,8 @@ def _squeezed(text: str) -> str:
 
 
 def read_toml(block: Block, code: str) -> None:
-    """Read a file by its own reader: an evaluation, a registry, an environment's defaults, or a training."""
+    """Read a file by its own reader: an evaluation, a registry, an environment's defaults, or a
+    training."""
     content = tomllib.loads(code)
     if {"eval", "ablation"} & content.keys() and "trainer" not in content:
         from verifiers.cli.evaluate.toml_args import read_files

@@ -25,7 +25,8 @@ def small_model(seed: int = 0) -> Any:
 
 
 def fine_tuned(model: Any, examples: Sequence[tuple[list[int], list[int]]]) -> Any:
-    """``model`` after it has learnt, from (ids of the prompt, ids of all), to go on from each prompt; in place."""
+    """``model`` after it has learnt, from (ids of the prompt, ids of all), to go on from each
+    prompt; in place."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(400):
         losses = []
@@ -46,7 +47,9 @@ def fine_tuned(model: Any, examples: Sequence[tuple[list[int], list[int]]]) -> A
 def serving(model: Any = None, **options: Any) -> Iterator[EmbeddedEngine]:
     """A started engine over ``model`` (default ``small_model()``)."""
     options = {"mode": "padded", "max_seq_len": 256, "concurrency": 16, **options}
-    engine = EmbeddedEngine(model if model is not None else small_model(), build_tiny_tokenizer(), **options)
+    engine = EmbeddedEngine(
+        model if model is not None else small_model(), build_tiny_tokenizer(), **options
+    )
     engine.start(30)
     try:
         yield engine
@@ -54,7 +57,9 @@ def serving(model: Any = None, **options: Any) -> Iterator[EmbeddedEngine]:
         engine.stop()
 
 
-async def post(engine: EmbeddedEngine, bodies: Sequence[dict], route: str = "chat/completions", **session: Any) -> list:
+async def post(
+    engine: EmbeddedEngine, bodies: Sequence[dict], route: str = "chat/completions", **session: Any
+) -> list:
     """Send all ``bodies`` at once; (status, parsed JSON) of each, in order."""
     headers = session.pop("headers", {"Authorization": f"Bearer {engine.api_key}"})
     connector = aiohttp.TCPConnector(limit=0)
@@ -87,7 +92,9 @@ async def complete(engine: EmbeddedEngine, *bodies: dict) -> list[dict]:
 
 
 def sampled_logprobs(response: dict) -> torch.Tensor:
-    return torch.tensor([entry["logprob"] for entry in response["choices"][0]["logprobs"]["content"]])
+    return torch.tensor(
+        [entry["logprob"] for entry in response["choices"][0]["logprobs"]["content"]]
+    )
 
 
 def forward_logprobs(model: Any, response: dict, temperature: float = 1.0) -> torch.Tensor:

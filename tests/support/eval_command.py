@@ -1,4 +1,5 @@
-"""Run the real ``vf-eval``: in this process where that is enough, as a child where signals and kills matter."""
+"""Run the real ``vf-eval``: in this process where that is enough, as a child where signals and
+kills matter."""
 
 from __future__ import annotations
 
@@ -40,8 +41,12 @@ def install_toy(folder: Path) -> None:
     (folder / "toy.py").write_text(TOY)
     about = folder / "vf_toy-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vf-toy\nVersion: 1.0\nSummary: Say it.\n")
-    (about / "entry_points.txt").write_text("[verifiers.environments]\ntoy = toy:load_environment\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vf-toy\nVersion: 1.0\nSummary: Say it.\n"
+    )
+    (about / "entry_points.txt").write_text(
+        "[verifiers.environments]\ntoy = toy:load_environment\n"
+    )
     importlib.invalidate_caches()  # a finder that looked here a moment ago sees no newer folder
 
 
@@ -102,7 +107,9 @@ def vf_eval(eval_folder, capfd):
     return run
 
 
-def start(folder: Path, *words: str, command: Sequence[str] = COMMAND, **variables: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *words: str, command: Sequence[str] = COMMAND, **variables: str
+) -> subprocess.Popen[str]:
     """``vf-eval words…`` in ``folder`` as a child with its streams piped."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "VF_"))}
     environment |= {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", **variables}

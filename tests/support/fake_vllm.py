@@ -1,8 +1,10 @@
-"""A vLLM server that a test scripts: a real HTTP server on loopback that samples with a real, tiny model.
+"""A vLLM server that a test scripts: a real HTTP server on loopback that samples with a real, tiny
+model.
 
-It has the routes of a given vLLM version and no others; it loads adapters by name, reloads files, takes weights from a
-collective or from shared memory, pauses, and starts again with the weights it had at first. ``hang`` and ``fail`` make
-routes misbehave. As a program, ``fake_vllm.py serve MODEL --port N`` stands in for the ``vllm`` executable.
+It has the routes of a given vLLM version and no others; it loads adapters by name, reloads files,
+takes weights from a collective or from shared memory, pauses, and starts again with the weights it
+had at first. ``hang`` and ``fail`` make routes misbehave. As a program, ``fake_vllm.py serve MODEL
+--port N`` stands in for the ``vllm`` executable.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ ROUTES = {  # path -> feature that has it; None: every version
 
 
 class FakeVLLM:
-    """``with FakeVLLM(model, tokenizer) as server``; ``calls`` has (path, body) of every control call."""
+    """``with FakeVLLM(model, tokenizer) as server``; ``calls`` has (path, body) of every control
+    call."""
 
     def __init__(
         self,
@@ -71,9 +74,19 @@ class FakeVLLM:
         port: int = 0,
         host: str = "127.0.0.1",
     ):
-        self.first_weights, self.tokenizer, self.version, self.name = model, tokenizer, version, name
+        self.first_weights, self.tokenizer, self.version, self.name = (
+            model,
+            tokenizer,
+            version,
+            name,
+        )
         self.features = features_of(parse_version(version))
-        self.lora, self.dev_mode, self.raw_logprobs, self.token_ids = lora, dev_mode, raw_logprobs, token_ids
+        self.lora, self.dev_mode, self.raw_logprobs, self.token_ids = (
+            lora,
+            dev_mode,
+            raw_logprobs,
+            token_ids,
+        )
         self.max_lora_rank, self.workers, self.host, self.port = max_lora_rank, workers, host, port
         self.calls: list[tuple[str, Any]] = []
         self.hang: set[str] = set()
@@ -90,7 +103,7 @@ class FakeVLLM:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    # --- a server's life ----------------------------------------------------------------------------------------
+    # --- a server's life --------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -116,7 +129,8 @@ class FakeVLLM:
             self._thread.join(20)
 
     def restart(self) -> None:
-        """As a process that died and was started again: what was loaded since the first start is lost."""
+        """As a process that died and was started again: what was loaded since the first start is
+        lost."""
         self.kill()
         self.start()
 
@@ -158,14 +172,20 @@ class FakeVLLM:
                 server.transport.abort()
         await runner.cleanup()
 
-    # --- routes -------------------------------------------------------------------------------------------------
+    # --- routes -----------------------------------------------------------------------------------
 
     async def _answer(self, request: web.Request) -> web.Response:
         path = request.path
         body = await request.json() if request.can_read_body else None
         if request.method == "GET" and path.endswith("_lora_adapter"):
             return web.json_response({"detail": "no GET"}, status=405 if self.lora else 404)
-        is_control = path not in ("/health", "/version", "/v1/models", "/v1/chat/completions", "/v1/completions")
+        is_control = path not in (
+            "/health",
+            "/version",
+            "/v1/models",
+            "/v1/chat/completions",
+            "/v1/completions",
+        )
         if is_control:
             self.calls.append((path, body if body is not None else dict(request.query)))
             if self.on_call is not None:
@@ -174,7 +194,9 @@ class FakeVLLM:
             await asyncio.Event().wait()
         if self.fail.get(path):
             return web.json_response({"error": "scripted"}, status=self.fail[path].popleft())
-        if path in ROUTES and (not self.dev_mode or (ROUTES[path] and ROUTES[path] not in self.features)):
+        if path in ROUTES and (
+            not self.dev_mode or (ROUTES[path] and ROUTES[path] not in self.features)
+        ):
             return web.json_response({"detail": "Not Found"}, status=404)
         handler = getattr(self, "_" + path.strip("/").replace("/", "_"), None)
         if handler is None or (path.endswith("_lora_adapter") and not self.lora):
@@ -182,7 +204,9 @@ class FakeVLLM:
         try:
             return web.json_response(await handler(body, request))
         except Refused as error:
-            return web.json_response({"error": {"message": str(error), "code": error.status}}, status=error.status)
+            return web.json_response(
+                {"error": {"message": str(error), "code": error.status}}, status=error.status
+            )
 
     async def _health(self, body: Any, request: web.Request) -> Any:
         return {}
@@ -192,7 +216,12 @@ class FakeVLLM:
 
     async def _v1_models(self, body: Any, request: web.Request) -> Any:
         base = [{"id": self.name, "object": "model", "parent": None}]
-        return {"data": base + [{"id": name, "object": "model", "parent": self.name} for name in self.adapters]}
+        return {
+            "data": (
+                base
+                + [{"id": name, "object": "model", "parent": self.name} for name in self.adapters]
+            )
+        }
 
     async def _v1_load_lora_adapter(self, body: Any, request: web.Request) -> Any:
         from peft import PeftModel
@@ -202,8 +231,12 @@ class FakeVLLM:
             raise Refused(400, f"The lora adapter '{name}' has already been loaded.")
         rank = json.loads((path / "adapter_config.json").read_text())["r"]
         if rank > self.max_lora_rank:
-            raise Refused(400, f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}.")
-        self.adapters[name] = PeftModel.from_pretrained(copy.deepcopy(self.model), path).merge_and_unload().eval()
+            raise Refused(
+                400, f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}."
+            )
+        self.adapters[name] = (
+            PeftModel.from_pretrained(copy.deepcopy(self.model), path).merge_and_unload().eval()
+        )
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def _v1_unload_lora_adapter(self, body: Any, request: web.Request) -> Any:
@@ -284,24 +317,39 @@ class FakeVLLM:
         return {"message": "Weight update finished"}
 
     def _load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """As the real one: a head that is not named keeps what it had, also when it is tied to the embeddings."""
+        """As the real one: a head that is not named keeps what it had, also when it is tied to the
+        embeddings."""
         head = self.model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         _, unexpected = self.model.load_state_dict(tensors, strict=False)
         assert not unexpected, unexpected
 
-    # --- completions --------------------------------------------------------------------------------------------
+    # --- completions ------------------------------------------------------------------------------
 
     async def _v1_chat_completions(self, body: Any, request: web.Request) -> Any:
-        text = self.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, tokenize=False)
+        text = self.tokenizer.apply_chat_template(
+            body["messages"], add_generation_prompt=True, tokenize=False
+        )
         prompt = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         made = await self._complete(prompt, body, request, body.get("top_logprobs") or 0)
         content = [
-            {"token": "", "logprob": p, "top_logprobs": [{"token": "", "logprob": q} for q in likely]}
+            {
+                "token": "",
+                "logprob": p,
+                "top_logprobs": [{"token": "", "logprob": q} for q in likely],
+            }
             for p, likely in zip(made["logprobs"], made["likely"], strict=True)
         ]
-        said = {"role": "assistant", "content": self.tokenizer.decode(made["ids"], skip_special_tokens=True)}
-        choice = {"index": 0, "message": said, "logprobs": {"content": content}, "finish_reason": made["finish"]}
+        said = {
+            "role": "assistant",
+            "content": self.tokenizer.decode(made["ids"], skip_special_tokens=True),
+        }
+        choice = {
+            "index": 0,
+            "message": said,
+            "logprobs": {"content": content},
+            "finish_reason": made["finish"],
+        }
         return self._reply(prompt, made, choice, body)
 
     async def _v1_completions(self, body: Any, request: web.Request) -> Any:
@@ -311,24 +359,36 @@ class FakeVLLM:
         logprobs = {
             "tokens": [""] * len(made["ids"]),
             "token_logprobs": made["logprobs"],
-            "top_logprobs": [{str(n): q for n, q in enumerate(likely)} for likely in made["likely"]],
+            "top_logprobs": [
+                {str(n): q for n, q in enumerate(likely)} for likely in made["likely"]
+            ],
         }
         text = self.tokenizer.decode(made["ids"], skip_special_tokens=True)
         choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": made["finish"]}
         return self._reply(prompt, made, choice, body)
 
-    def _reply(self, prompt: list[int], made: dict[str, Any], choice: dict[str, Any], body: Any) -> Any:
+    def _reply(
+        self, prompt: list[int], made: dict[str, Any], choice: dict[str, Any], body: Any
+    ) -> Any:
         if self.token_ids and body.get("return_token_ids"):
             choice["token_ids"] = made["ids"]
         if WEIGHT_SPANS in self.features and body.get("return_weight_versions"):
             choice["weight_versions"] = _spans(made["labels"])
-        reply = {"id": "cmpl", "object": "completion", "created": 0, "model": body["model"], "choices": [choice]}
+        reply = {
+            "id": "cmpl",
+            "object": "completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": [choice],
+        }
         reply["usage"] = {"prompt_tokens": len(prompt), "completion_tokens": len(made["ids"])}
         if self.token_ids and body.get("return_token_ids"):
             reply["prompt_token_ids"] = prompt
         return reply
 
-    async def _complete(self, prompt: list[int], body: Any, request: web.Request, num_likely: int) -> dict[str, Any]:
+    async def _complete(
+        self, prompt: list[int], body: Any, request: web.Request, num_likely: int
+    ) -> dict[str, Any]:
         asked = body["model"]
         if asked != self.name and asked not in self.adapters:
             raise Refused(404, f"The model `{asked}` does not exist.")
@@ -358,7 +418,13 @@ class FakeVLLM:
             await asyncio.sleep(0)
         self.answers.append({"model": asked, "labels": labels})
         finish = "stop" if ids[-1] == self.tokenizer.eos_token_id else "length"
-        return {"ids": ids[len(prompt) :], "logprobs": logprobs, "likely": likely, "labels": labels, "finish": finish}
+        return {
+            "ids": ids[len(prompt) :],
+            "logprobs": logprobs,
+            "likely": likely,
+            "labels": labels,
+            "finish": finish,
+        }
 
 
 class Refused(Exception):
@@ -376,11 +442,12 @@ def _spans(labels: list[str]) -> list[dict[str, Any]]:
     return spans
 
 
-# --- a group of ranks in one process, in place of NCCL ----------------------------------------------------------
+# --- a group of ranks in one process, in place of NCCL --------------------------------------------
 
 
 class Workers:
-    """Where the trainer (``Collectives``) and a fake server's worker meet; bytes go through a queue."""
+    """Where the trainer (``Collectives``) and a fake server's worker meet; bytes go through a
+    queue."""
 
     def __init__(self) -> None:
         self.groups: dict[bytes, WorkerGroup] = {}
@@ -398,7 +465,9 @@ class Workers:
         """As rank 0: returns once the worker has entered."""
         assert world_size == 2
         with self._changed:
-            while not self._changed.wait_for(lambda: unique_id in self.groups and not self.absent, timeout=30):
+            while not self._changed.wait_for(
+                lambda: unique_id in self.groups and not self.absent, timeout=30
+            ):
                 pass
         self.counts["joined"] += 1
         return self.groups[unique_id]
@@ -440,8 +509,11 @@ class WorkerGroup:
         self._sent.release()
 
     def receive(self, shapes: list[Any], dtypes: list[torch.dtype]) -> list[bytes]:
-        """The bytes of each tensor: a chunk ends with the tensor that makes it exceed the buffer."""
-        sizes = [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+        """The bytes of each tensor: a chunk ends with the tensor that makes it exceed
+        the buffer."""
+        sizes = [
+            shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
         parts: list[bytes] = []
         place = 0
         while place < len(sizes):
@@ -461,7 +533,7 @@ class WorkerGroup:
         return parts
 
 
-# --- as a program -----------------------------------------------------------------------------------------------
+# --- as a program ---------------------------------------------------------------------------------
 
 
 def main(argv: list[str]) -> None:
@@ -490,7 +562,8 @@ def main(argv: list[str]) -> None:
         get_model(options.model),
         get_tokenizer(options.model),
         name=options.served_model_name or options.model,
-        lora="--enable-lora" in others and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1",
+        lora="--enable-lora" in others
+        and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1",
         dev_mode=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
         max_lora_rank=options.max_lora_rank,
         host=options.host,

@@ -1,8 +1,8 @@
 """Run the tests in forks of the process that collected them, which is what ``-n`` does on Linux.
 
-Collecting imports torch, transformers and every test file: eight to fourteen CPU seconds, which each process of
-pytest-xdist would spend. A file stays with one process, so that what it shares (a server, a browser, a process to fork
-from) is made once; the longest are begun first.
+Collecting imports torch, transformers and every test file: eight to fourteen CPU seconds, which
+each process of pytest-xdist would spend. A file stays with one process, so that what it shares (a
+server, a browser, a process to fork from) is made once; the longest are begun first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ONE_BROWSER = "tests/view"
 FORKED = "child_context"
-"""Files with this word fork trainings from a process that has imported torch, which takes six CPU seconds."""
+"""Files with this word fork trainings from a process that has imported torch, which takes six CPU
+seconds."""
 
 LONGEST_FIRST = (
     FORKED,
@@ -59,7 +60,8 @@ def rank(test: str) -> int:
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Make the processes of ``-n`` forks of this one, where a fork is safe; elsewhere they are pytest-xdist's."""
+    """Make the processes of ``-n`` forks of this one, where a fork is safe; elsewhere they are
+    pytest-xdist's."""
     option = config.option
     if not config.getoption("numprocesses", None) or option.dist != "no" or option.usepdb:
         return  # without pytest-xdist there is no such option
@@ -73,18 +75,24 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 class Forks:
-    """A pytest plugin: shares out units of tests between so many processes, and reports what they report."""
+    """A pytest plugin: shares out units of tests between so many processes, and reports what they
+    report."""
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Run all tests. A process that dies loses the test it died of, which fails; another takes up the rest."""
+        """Run all tests. A process that dies loses the test it died of, which fails; another takes
+        up the rest."""
         if session.testsfailed or session.config.option.collectonly:
             return None  # pytest's own loop says so
-        if others := [one.name for one in threading.enumerate() if one is not threading.main_thread()]:
-            raise pytest.UsageError(f"a test file starts threads when it is imported, which no fork has: {others}")
+        if others := [
+            one.name for one in threading.enumerate() if one is not threading.main_thread()
+        ]:
+            raise pytest.UsageError(
+                f"a test file starts threads when it is imported, which no fork has: {others}"
+            )
         session.items.sort(key=lambda item: rank(item.nodeid))
         units: dict[str, list[int]] = {}
         for number, item in enumerate(session.items):
@@ -112,7 +120,8 @@ class Forks:
 
 
 class Fork:
-    """A process that runs units of tests; everything but `run` happens in the one that started it."""
+    """A process that runs units of tests; everything but `run` happens in the one
+    that started it."""
 
     def __init__(self, session: pytest.Session, waiting: deque[list[int]]) -> None:
         self._session, self._waiting = session, waiting
@@ -128,7 +137,9 @@ class Fork:
         """Take one message; *returns* False when it was the last."""
         is_alive = self.process.is_alive()
         try:
-            if not is_alive and not self.line.poll():  # its end may still be open in a process that it has forked
+            if (
+                not is_alive and not self.line.poll()
+            ):  # its end may still be open in a process that it has forked
                 raise EOFError
             match self.line.recv():
                 case None:
@@ -156,7 +167,9 @@ class Fork:
             )
         return False
 
-    def _report(self, reports: list[dict[str, Any]], warned: list[tuple[str, str, str, int, str, str]]) -> None:
+    def _report(
+        self, reports: list[dict[str, Any]], warned: list[tuple[str, str, str, int, str, str]]
+    ) -> None:
         config = self._session.config
         for data in reports:
             report = config.hook.pytest_report_from_serializable(config=config, data=data)
@@ -164,7 +177,12 @@ class Fork:
         for text, category, file, at, when, nodeid in warned:
             message = warnings.WarningMessage(text, type(category, (Warning,), {}), file, at)
             config.hook.pytest_warning_recorded.call_historic(
-                kwargs={"warning_message": message, "when": when, "nodeid": nodeid, "location": None}
+                kwargs={
+                    "warning_message": message,
+                    "when": when,
+                    "nodeid": nodeid,
+                    "location": None,
+                }
             )
 
     def run(self) -> None:
@@ -181,9 +199,15 @@ class Fork:
         record = Record(config)
         config.pluginmanager.register(record)
         record.warned.clear()  # those of the collection, which are known
-        with contextlib.suppress(KeyboardInterrupt, EOFError, ConnectionError):  # the one that started it ends too
-            for number, following in itertools.pairwise(itertools.chain(self._handed_out(), [None])):
-                after = None if following is None else items[following]  # whether what tests share is still needed
+        with contextlib.suppress(
+            KeyboardInterrupt, EOFError, ConnectionError
+        ):  # the one that started it ends too
+            for number, following in itertools.pairwise(
+                itertools.chain(self._handed_out(), [None])
+            ):
+                after = (
+                    None if following is None else items[following]
+                )  # whether what tests share is still needed
                 config.hook.pytest_runtest_protocol(item=items[number], nextitem=after)
                 self._theirs.send((record.reports, record.warned))
                 record.reports.clear()
@@ -206,9 +230,15 @@ class Record:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a report."""
-        self.reports.append(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+        self.reports.append(
+            self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        )
 
-    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str, nodeid: str) -> None:
+    def pytest_warning_recorded(
+        self, warning_message: warnings.WarningMessage, when: str, nodeid: str
+    ) -> None:
         """Keep what of a warning is shown."""
         told = warning_message
-        self.warned.append((str(told.message), told.category.__name__, told.filename, told.lineno, when, nodeid))
+        self.warned.append(
+            (str(told.message), told.category.__name__, told.filename, told.lineno, when, nodeid)
+        )

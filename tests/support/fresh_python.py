@@ -1,7 +1,9 @@
-"""A Python environment of a test's own, with this checkout's ``verifiers`` in it, for installers to install into.
+"""A Python environment of a test's own, with this checkout's ``verifiers`` in it, for installers to
+install into.
 
-Made by uv in a quarter of a second and without a network: ``verifiers`` and what it needs are on its path, and of the
-distributions an installer sees only ``verifiers``, without requirements. Builds use this interpreter's setuptools.
+Made by uv in a quarter of a second and without a network: ``verifiers`` and what it needs are on
+its path, and of the distributions an installer sees only ``verifiers``, without requirements.
+Builds use this interpreter's setuptools.
 """
 
 from __future__ import annotations
@@ -66,13 +68,16 @@ class FreshPython:
         )
         return Ran(ran.returncode, ran.stdout, ran.stderr)
 
-    def command(self, name: str, *words: str | Path, cwd: Path | None = None, **variables: str) -> Ran:
+    def command(
+        self, name: str, *words: str | Path, cwd: Path | None = None, **variables: str
+    ) -> Ran:
         """``vf-NAME words…``"""
         return self.run("-m", f"verifiers.cli.{name}", *words, cwd=cwd, **variables)
 
 
 def needs_setuptools() -> None:
-    """Skip the test where builds cannot work; asks the metadata, since importing setuptools changes the process."""
+    """Skip the test where builds cannot work; asks the metadata, since importing setuptools changes
+    the process."""
     try:
         version = importlib.metadata.version("setuptools")
     except importlib.metadata.PackageNotFoundError:
@@ -82,22 +87,41 @@ def needs_setuptools() -> None:
 
 
 def make_fresh_python(parent: Path) -> FreshPython:
-    """A fresh environment and an empty working folder below ``parent``; skips the test where uv is missing."""
+    """A fresh environment and an empty working folder below ``parent``; skips the test where uv is
+    missing."""
     if shutil.which("uv") is None:
         pytest.skip("needs uv")
     needs_setuptools()
     venv, folder = parent / "venv", parent / "work"
     folder.mkdir()
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, venv], check=True)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "VF_", "UV_", "PIP_", "PYTHON"))}
-    offline = {"UV_OFFLINE": "1", "UV_NO_BUILD_ISOLATION": "1", "UV_CACHE_DIR": str(parent / "cache")}
-    made = FreshPython(venv, folder, {**kept, **offline, "UV_LINK_MODE": "copy", "HF_HUB_OFFLINE": "1"})
-    paths = [Path(verifiers.__file__).parents[1], sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    (made.site_packages / "paths.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys(map(str, paths))))
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("OPENAI_", "VF_", "UV_", "PIP_", "PYTHON"))
+    }
+    offline = {
+        "UV_OFFLINE": "1",
+        "UV_NO_BUILD_ISOLATION": "1",
+        "UV_CACHE_DIR": str(parent / "cache"),
+    }
+    made = FreshPython(
+        venv, folder, {**kept, **offline, "UV_LINK_MODE": "copy", "HF_HUB_OFFLINE": "1"}
+    )
+    paths = [
+        Path(verifiers.__file__).parents[1],
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+    ]
+    (made.site_packages / "paths.pth").write_text(
+        "".join(f"{path}\n" for path in dict.fromkeys(map(str, paths)))
+    )
     version = importlib.metadata.version("verifiers")
     about = made.site_packages / f"verifiers-{version}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verifiers\nVersion: {version}\n")
     (about / "INSTALLER").write_text("test\n")
-    (about / "RECORD").write_text(f"{about.name}/METADATA,,\n{about.name}/INSTALLER,,\n{about.name}/RECORD,,\n")
+    (about / "RECORD").write_text(
+        f"{about.name}/METADATA,,\n{about.name}/INSTALLER,,\n{about.name}/RECORD,,\n"
+    )
     return made

@@ -1,9 +1,9 @@
 """Rollouts of every kind, and what a user, a file and the trainer see of each, as plain data.
 
-``PYTHONPATH=tests python tests/support/golden.py [KIND …]`` writes ``tests/data/golden``, a file per kind, a rollout
-per line, which ``tests/compat/test_golden_rollouts.py`` compares. Commit 2889499 wrote the first; a file that is
-written again says in its commit what changed for whom. The scripts are functions of the request; the clock and the ids
-of a run are left out.
+``PYTHONPATH=tests python tests/support/golden.py [KIND …]`` writes ``tests/data/golden``, a file
+per kind, a rollout per line, which ``tests/compat/test_golden_rollouts.py`` compares. Commit
+2889499 wrote the first; a file that is written again says in its commit what changed for whom. The
+scripts are functions of the request; the clock and the ids of a run are left out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LONG = 6
 Run = Callable[[], vf.GenerateOutputs]
 
 
-# --- what is dumped ---------------------------------------------------------------------------------------------------
+# --- what is dumped -------------------------------------------------------------------------------
 
 
 def plain(value: Any) -> Any:
@@ -60,13 +60,17 @@ def plain(value: Any) -> Any:
         case np.integer():
             return int(value)
         case str():
-            return re.sub(r"(\.py[:\"', a-z]*)\d+", r"\1N", re.sub(r"(/[\w.-]+)+/(\w+\.py)", r"\2", value))
+            return re.sub(
+                r"(\.py[:\"', a-z]*)\d+", r"\1N", re.sub(r"(/[\w.-]+)+/(\w+\.py)", r"\2", value)
+            )
         case np.ndarray():
             return array(value)
         case BaseException():
             return f"{type(value).__name__}: {plain(str(value))}"
         case vf.Response():
-            return plain({name: value[name] for name in ("message", "finish_reason", "usage", "model")})
+            return plain(
+                {name: value[name] for name in ("message", "finish_reason", "usage", "model")}
+            )
         case vf.Usage() | vf.ResponseTokens():
             return plain({name: value[name] for name in value})
         case Mapping():
@@ -97,7 +101,9 @@ def dump(results: vf.GenerateOutputs) -> Iterator[dict[str, Any]]:
             "state": state_view(state),
             "rollout": rollout_view(rollout),
             "samples": samples_view(rollout),
-            "exports": [line for line in exported if isinstance(line, dict) and line["rollout"] == index],
+            "exports": [
+                line for line in exported if isinstance(line, dict) and line["rollout"] == index
+            ],
         }
 
 
@@ -132,19 +138,30 @@ def rollout_view(rollout: Any) -> dict[str, Any]:
 
 
 def samples_view(rollout: Any) -> Any:
-    """The samples that the trainer makes of it: one advantage, one per turn, the environment's tokens trained too."""
+    """The samples that the trainer makes of it: one advantage, one per turn, the environment's
+    tokens trained too."""
     from verifiers_trainer.algorithm.samples import joined, rollout_samples
 
     per_turn = [(number + 1) / 4 for number in range(len(rollout.turns))]
     samples = {
         "all": rollout_samples(rollout.turns, 0.5),
-        "turns": rollout_samples(rollout.turns, per_turn, mask_env_responses=False, temperature=0.5),
+        "turns": rollout_samples(
+            rollout.turns, per_turn, mask_env_responses=False, temperature=0.5
+        ),
         "short": rollout_samples(rollout.turns, 1.0, max_seq_len=60, mask_truncated=True),
-        "roles": joined([rollout_samples(rollout.of_role(role).turns, 1.0) for role in rollout.role_rewards or [""]]),
+        "roles": joined(
+            [
+                rollout_samples(rollout.of_role(role).turns, 1.0)
+                for role in rollout.role_rewards or [""]
+            ]
+        ),
     }
     names = "token_ids loss_mask sampler_logprobs versions advantages inv_temperature num_trained".split()
     return {
-        name: [value.excluded, [[plain(getattr(sample, field)) for field in names] for sample in value.samples]]
+        name: [
+            value.excluded,
+            [[plain(getattr(sample, field)) for field in names] for sample in value.samples],
+        ]
         for name, value in samples.items()
     }
 
@@ -160,11 +177,14 @@ def exports(results: vf.GenerateOutputs) -> list[Any]:
         return [plain(json.loads(line)) for line in path.read_text().splitlines()]
 
 
-# --- the environments -------------------------------------------------------------------------------------------------
+# --- the environments -----------------------------------------------------------------------------
 
 
 def sums(count: int, **columns: Any) -> list[dict[str, Any]]:
-    return [{"question": f"{n} + 1", "answer": str(n + 1), "info": {"number": n}, **columns} for n in range(count)]
+    return [
+        {"question": f"{n} + 1", "answer": str(n + 1), "info": {"number": n}, **columns}
+        for n in range(count)
+    ]
 
 
 def exact(completion: Any, answer: str) -> float:
@@ -200,7 +220,11 @@ class Forgets(Talk):
         messages = await super().get_prompt_messages(state)
         if len(state["trajectory"]) < 2:
             return messages
-        return [messages[0], vf.UserMessage(f"You said {len(state['trajectory'])} things."), *messages[-2:]]
+        return [
+            messages[0],
+            vf.UserMessage(f"You said {len(state['trajectory'])} things."),
+            *messages[-2:],
+        ]
 
 
 class Interleaves(Talk):
@@ -217,7 +241,10 @@ class Paid(Talk):
     """Rewards turns, and keeps extras."""
 
     def add_trajectory_step(self, state: vf.State, step: Any) -> None:
-        step["reward"], step["extras"]["number"] = len(state["trajectory"]) / 2, len(state["trajectory"])
+        step["reward"], step["extras"]["number"] = (
+            len(state["trajectory"]) / 2,
+            len(state["trajectory"]),
+        )
         state["trajectory"].append(step)
 
 
@@ -236,7 +263,10 @@ class Author(Talk):
 
     @vf.stop
     def said_done(self, state: vf.State) -> bool:
-        return bool(state["trajectory"]) and state["trajectory"][-1]["completion"][-1]["content"] == "done"
+        return (
+            bool(state["trajectory"])
+            and state["trajectory"][-1]["completion"][-1]["content"] == "done"
+        )
 
 
 class Breaks(Talk):
@@ -256,7 +286,11 @@ class Breaks(Talk):
 
     def _break(self, hook: str, state: vf.State) -> None:
         if state["info"]["hook"] == hook:
-            raise vf.ToolError("the tool is gone") if hook == "stop" else ValueError(f"broken in {hook}")
+            raise (
+                vf.ToolError("the tool is gone")
+                if hook == "stop"
+                else ValueError(f"broken in {hook}")
+            )
 
 
 class Keeps(vf.StatefulToolEnv):
@@ -269,7 +303,9 @@ class Keeps(vf.StatefulToolEnv):
     def setup_state(self, state: vf.State) -> None:
         state["counter"] = {"value": 0}
 
-    def update_tool_args(self, tool_name: str, tool_args: dict, messages: Any, state: vf.State, **_: Any) -> dict:
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict, messages: Any, state: vf.State, **_: Any
+    ) -> dict:
         return {**tool_args, "counter": state["counter"]}
 
     def count(self, by: int, counter: dict) -> int:
@@ -306,14 +342,20 @@ async def lookup(name: str) -> dict:
     return {"name": name, "age": len(name)}
 
 
-# --- the kinds --------------------------------------------------------------------------------------------------------
+# --- the kinds ------------------------------------------------------------------------------------
 
 
-def scripted(env: vf.Environment, replies: Any, tokens: bool = True, client: Any = None, **options: Any) -> Run:
-    return lambda: env.evaluate(ScriptedClient(replies, tokens=tokens, **client or {}), "m", **OPTIONS | options)
+def scripted(
+    env: vf.Environment, replies: Any, tokens: bool = True, client: Any = None, **options: Any
+) -> Run:
+    return lambda: env.evaluate(
+        ScriptedClient(replies, tokens=tokens, **client or {}), "m", **OPTIONS | options
+    )
 
 
-def served(env: vf.Environment, replies: Any, kind: str = "openai_chat_completions", **options: Any) -> Run:
+def served(
+    env: vf.Environment, replies: Any, kind: str = "openai_chat_completions", **options: Any
+) -> Run:
     def run() -> vf.GenerateOutputs:
         with FakeServer(replies, tokens=True) as server:
             config = vf.ClientConfig(api_base_url=server.url, client_type=kind)
@@ -333,10 +375,17 @@ def single_turn() -> Iterator[Run]:
         add_one,
         rollouts_per_example=2,
     )
-    yield scripted(vf.SingleTurnEnv(dataset=sums(2), rubric=rubric(), system_prompt="Add.", few_shot=few_shot), add_one)
+    yield scripted(
+        vf.SingleTurnEnv(dataset=sums(2), rubric=rubric(), system_prompt="Add.", few_shot=few_shot),
+        add_one,
+    )
     yield scripted(vf.SingleTurnEnv(dataset=sums(2), rubric=rubric()), add_one, tokens=False)
     yield scripted(
-        vf.SingleTurnEnv(dataset=[{"prompt": "2 + 1 =", "answer": "3"}], rubric=vf.Rubric(), message_type="completion"),
+        vf.SingleTurnEnv(
+            dataset=[{"prompt": "2 + 1 =", "answer": "3"}],
+            rubric=vf.Rubric(),
+            message_type="completion",
+        ),
         add_one,
     )
     yield scripted(
@@ -345,18 +394,28 @@ def single_turn() -> Iterator[Run]:
     )
     image = [vf.TextContentPart("0 + 1"), vf.ImageUrlContentPart("http://host/a.png")]
     prompt = [{"role": "user", "content": image}]
-    yield scripted(vf.SingleTurnEnv(dataset=[{"prompt": prompt, "answer": "1"}], rubric=rubric()), "1")
+    yield scripted(
+        vf.SingleTurnEnv(dataset=[{"prompt": prompt, "answer": "1"}], rubric=rubric()), "1"
+    )
     think = vf.ThinkParser()
     yield scripted(
-        vf.SingleTurnEnv(dataset=sums(1), parser=think, rubric=rubric(think.get_format_reward_func(), parser=think)),
+        vf.SingleTurnEnv(
+            dataset=sums(1),
+            parser=think,
+            rubric=rubric(think.get_format_reward_func(), parser=think),
+        ),
         "<think>hm</think>1",
     )
-    yield scripted(vf.SingleTurnEnv(dataset=sums(2), rubric=rubric()), add_one, score_rollouts=False)
+    yield scripted(
+        vf.SingleTurnEnv(dataset=sums(2), rubric=rubric()), add_one, score_rollouts=False
+    )
 
 
 def multi_turn() -> Iterator[Run]:
     yield scripted(Talk(dataset=sums(2), rubric=rubric(), max_turns=3), by_turn("1", "2", "1"))
-    yield scripted(Talk(dataset=sums(1), rubric=rubric(), max_turns=4), by_turn("a", "b"), tokens=False)
+    yield scripted(
+        Talk(dataset=sums(1), rubric=rubric(), max_turns=4), by_turn("a", "b"), tokens=False
+    )
     replies = by_turn("hm", "done")
     yield scripted(Author(dataset=sums(2), rubric=rubric(), max_turns=4), replies)
     yield scripted(Author(dataset=sums(1), rubric=rubric(), max_turns=4), by_turn("hm", "give up"))
@@ -366,14 +425,19 @@ def multi_turn() -> Iterator[Run]:
         def env_response(self, messages: Any, state: vf.State) -> str:
             return " and"
 
-    yield scripted(Continues(dataset=text, rubric=vf.Rubric(), message_type="completion", max_turns=3), ", three")
+    yield scripted(
+        Continues(dataset=text, rubric=vf.Rubric(), message_type="completion", max_turns=3),
+        ", three",
+    )
 
 
 def tools() -> Iterator[Run]:
     call = vf.ToolCall
 
     def env(count: int = 1) -> vf.Environment:
-        return vf.ToolEnv(tools=[add, divide, lookup], dataset=sums(count), rubric=vf.ToolRubric(), max_turns=5)
+        return vf.ToolEnv(
+            tools=[add, divide, lookup], dataset=sums(count), rubric=vf.ToolRubric(), max_turns=5
+        )
 
     yield scripted(env(2), by_turn(call("c1", "add", {"a": 1, "b": 2}), "3"))
     yield scripted(env(), by_turn(call("c1", "divide", {"a": 1, "b": 0}), "it failed"))
@@ -385,13 +449,19 @@ def tools() -> Iterator[Run]:
 
 
 def stateful_tools() -> Iterator[Run]:
-    replies = by_turn(vf.ToolCall("c1", "count", {"by": 2}), vf.ToolCall("c2", "count", {"by": 3}), "5")
+    replies = by_turn(
+        vf.ToolCall("c1", "count", {"by": 2}), vf.ToolCall("c2", "count", {"by": 3}), "5"
+    )
     yield scripted(Keeps(dataset=sums(3), rubric=rubric(length), max_turns=5), replies)
 
 
 def forks() -> Iterator[Run]:
-    yield scripted(Forgets(dataset=sums(2), rubric=rubric(length), max_turns=5), by_turn("a", "b", "c"))
-    yield scripted(Interleaves(dataset=sums(2), rubric=rubric(length), max_turns=5), by_turn("a", "b", "c"))
+    yield scripted(
+        Forgets(dataset=sums(2), rubric=rubric(length), max_turns=5), by_turn("a", "b", "c")
+    )
+    yield scripted(
+        Interleaves(dataset=sums(2), rubric=rubric(length), max_turns=5), by_turn("a", "b", "c")
+    )
     drops = ByteTokenizer(keep_reasoning=False)
     yield scripted(
         Talk(dataset=sums(2), rubric=rubric(length), max_turns=3),
@@ -401,8 +471,12 @@ def forks() -> Iterator[Run]:
 
 
 def agents() -> Iterator[Run]:
-    """A program in a process of its own, whose calls over HTTP are the turns; the second one asks anew each time."""
-    asks_anew = CLIENT + "for text in ('a', 'b'):\n    print(chat([user(sys.argv[1]), user(text)])['content'])"
+    """A program in a process of its own, whose calls over HTTP are the turns; the second one asks
+    anew each time."""
+    asks_anew = (
+        CLIENT
+        + "for text in ('a', 'b'):\n    print(chat([user(sys.argv[1]), user(text)])['content'])"
+    )
     call = vf.ToolCall("c1", "write", '{"text":"42"}')
     for script, replies in ((WRITER, by_turn(call, "done")), (asks_anew, "yes")):
         env = vf.AgentEnv(
@@ -423,16 +497,23 @@ def errors() -> Iterator[Run]:
     rows = [{"question": "?", "info": {"hook": hook}} for hook in ("setup", "response", "stop")]
     yield scripted(Breaks(dataset=rows, rubric=rubric(length), max_turns=3), "yes")
     yield scripted(vf.SingleTurnEnv(dataset=sums(2), rubric=rubric(exact, raises)), add_one)
-    failing = {"errors": {1: vf.ModelError("the server is gone"), 3: vf.EmptyModelResponseError("nothing")}}
+    failing = {
+        "errors": {1: vf.ModelError("the server is gone"), 3: vf.EmptyModelResponseError("nothing")}
+    }
     yield scripted(Talk(dataset=sums(2), rubric=rubric(length), max_turns=2), "a", client=failing)
 
 
 def limits() -> Iterator[Run]:
     cut = {"content": "half", "finish_reason": "length"}
     yield scripted(Talk(dataset=sums(2), rubric=rubric(length), max_turns=2), by_turn(cut, "rest"))
-    yield scripted(Talk(dataset=sums(1), rubric=rubric(length), max_turns=50, max_seq_len=60), "ten chars.")
+    yield scripted(
+        Talk(dataset=sums(1), rubric=rubric(length), max_turns=50, max_seq_len=60), "ten chars."
+    )
     yield scripted(Talk(dataset=sums(1), rubric=rubric(length), max_turns=50, max_seq_len=5), "x")
-    yield scripted(Talk(dataset=sums(1), rubric=rubric(length), max_turns=50, max_total_completion_tokens=10), "abc")
+    yield scripted(
+        Talk(dataset=sums(1), rubric=rubric(length), max_turns=50, max_total_completion_tokens=10),
+        "abc",
+    )
     too_long = {"errors": {1: vf.OverlongPromptError("4097 tokens")}}
     yield scripted(Talk(dataset=sums(1), rubric=rubric(length), max_turns=3), "a", client=too_long)
 
@@ -460,8 +541,14 @@ def groups() -> Iterator[Run]:
 
     words = ["a", "bbb", "cc", "dddd"]
     rows = [{"question": "Say.", "answer": "bbb"}, {"question": "Speak.", "answer": "dddd"}]
-    yield scripted(vf.SingleTurnEnv(dataset=rows, rubric=rubric(exact, best)), words, rollouts_per_example=4)
-    yield scripted(vf.SingleTurnEnv(dataset=rows, rubric=Judged(funcs=[exact, best])), words, rollouts_per_example=4)
+    yield scripted(
+        vf.SingleTurnEnv(dataset=rows, rubric=rubric(exact, best)), words, rollouts_per_example=4
+    )
+    yield scripted(
+        vf.SingleTurnEnv(dataset=rows, rubric=Judged(funcs=[exact, best])),
+        words,
+        rollouts_per_example=4,
+    )
     both = vf.RubricGroup([rubric(exact), rubric(best, weights=[0.5])])
     yield scripted(vf.SingleTurnEnv(dataset=rows, rubric=both), words, rollouts_per_example=4)
     members = [
@@ -480,15 +567,24 @@ def roles() -> Iterator[Run]:
             raise ValueError("no verdict")
         return -1.0
 
-    rows = [{"question": "Begin.", "info": {"ann": "a", "bob": "b", "fails": fails}} for fails in (False, True)]
-    env = Secrets(("ann", "bob"), dataset=rows, rubric=vf.Rubric([ann, bob], weights=[1.0, 0.0]), max_turns=5)
+    rows = [
+        {"question": "Begin.", "info": {"ann": "a", "bob": "b", "fails": fails}}
+        for fails in (False, True)
+    ]
+    env = Secrets(
+        ("ann", "bob"), dataset=rows, rubric=vf.Rubric([ann, bob], weights=[1.0, 0.0]), max_turns=5
+    )
     yield scripted(env, [f"said {number}" for number in range(5)])
     coached = (vf.Role("ann", system_prompt="You are Ann."), "bob")
-    yield scripted(Secrets(coached, dataset=rows[:1], rubric=vf.Rubric([ann]), max_turns=3), ["x", "y", "z"])
+    yield scripted(
+        Secrets(coached, dataset=rows[:1], rubric=vf.Rubric([ann]), max_turns=3), ["x", "y", "z"]
+    )
 
 
 def turn_rewards() -> Iterator[Run]:
-    yield scripted(Paid(dataset=sums(2), rubric=rubric(length), max_turns=3), by_turn("a", "b", "c"))
+    yield scripted(
+        Paid(dataset=sums(2), rubric=rubric(length), max_turns=3), by_turn("a", "b", "c")
+    )
 
 
 def versions() -> Iterator[Run]:
@@ -506,10 +602,16 @@ def versions() -> Iterator[Run]:
 
 def over_http() -> Iterator[Run]:
     yield served(Talk(dataset=sums(2), rubric=rubric(), max_turns=3), by_turn("1", "2", "1"))
-    yield served(vf.SingleTurnEnv(dataset=sums(2), rubric=rubric()), add_one, kind="openai_responses")
-    yield served(vf.SingleTurnEnv(dataset=sums(2), rubric=rubric()), add_one, kind="anthropic_messages")
+    yield served(
+        vf.SingleTurnEnv(dataset=sums(2), rubric=rubric()), add_one, kind="openai_responses"
+    )
+    yield served(
+        vf.SingleTurnEnv(dataset=sums(2), rubric=rubric()), add_one, kind="anthropic_messages"
+    )
     calls = by_turn(vf.ToolCall("c1", "add", {"a": 1, "b": 2}), "3")
-    yield served(vf.ToolEnv(tools=[add], dataset=sums(1), rubric=rubric(length), max_turns=3), calls)
+    yield served(
+        vf.ToolEnv(tools=[add], dataset=sums(1), rubric=rubric(length), max_turns=3), calls
+    )
 
 
 def packages() -> Iterator[Run]:
@@ -521,7 +623,9 @@ def packages() -> Iterator[Run]:
 def package(name: str) -> vf.GenerateOutputs:
     """The evaluation set of a package as it was written for an older version."""
     with FakeServer(players.strict_judge) as judge:
-        env = vf.load_environment(name, **({"judge_base_url": judge.url} if name == "answer_judge" else {}))
+        env = vf.load_environment(
+            name, **({"judge_base_url": judge.url} if name == "answer_judge" else {})
+        )
         client = ScriptedClient(getattr(players, name), tokens=name != "text_continuation")
         return env.evaluate(client, "m", num_examples=4, **OPTIONS)
 
@@ -550,7 +654,10 @@ KINDS: dict[str, Callable[[], Iterator[Run]]] = {
 
 def dumps_on_disk(kind: str) -> list[dict[str, Any]]:
     """The dumps of a kind, as they were written."""
-    return [json.loads(line) for line in (FOLDER / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (FOLDER / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def dumps_of_now(kind: str) -> list[tuple[vf.GenerateOutputs, list[dict[str, Any]]]]:
@@ -562,7 +669,11 @@ def dumps_of_now(kind: str) -> list[tuple[vf.GenerateOutputs, list[dict[str, Any
 def write(kinds: Sequence[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     for kind in kinds:
-        lines = [json.dumps(item, ensure_ascii=False) for _, dumps in dumps_of_now(kind) for item in dumps]
+        lines = [
+            json.dumps(item, ensure_ascii=False)
+            for _, dumps in dumps_of_now(kind)
+            for item in dumps
+        ]
         (FOLDER / f"{kind}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{kind}: {len(lines)} rollouts")
 

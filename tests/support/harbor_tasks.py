@@ -9,7 +9,8 @@ if [ "$(cat /app/out.txt 2>/dev/null)" = right ]; then echo 1; else echo 0; fi >
 
 
 def write_task(folder: Path, toml: str = "", **files: str) -> Path:
-    """A task that wants the text "right" in ``/app/out.txt``; ``files`` (``a__b`` for ``a/b``) replace its files."""
+    """A task that wants the text "right" in ``/app/out.txt``; ``files`` (``a__b`` for ``a/b``)
+    replace its files."""
     content = {
         "task.toml": toml,
         "instruction.md": "Write right to /app/out.txt.\n",
@@ -18,8 +19,15 @@ def write_task(folder: Path, toml: str = "", **files: str) -> Path:
         "tests/test.sh": TEST,
         "solution/solve.sh": "#!/bin/bash\necho right > /app/out.txt\n",
     }
-    named = {"test": "tests/test.sh", "solution": "solution/solve.sh", "dockerfile": "environment/Dockerfile"}
-    content |= {named.get(name, name.replace("__", "/").replace("_txt", ".txt")): text for name, text in files.items()}
+    named = {
+        "test": "tests/test.sh",
+        "solution": "solution/solve.sh",
+        "dockerfile": "environment/Dockerfile",
+    }
+    content |= {
+        named.get(name, name.replace("__", "/").replace("_txt", ".txt")): text
+        for name, text in files.items()
+    }
     for name, text in content.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""What the modules of a package import when they are imported: read from their sources, nothing is executed."""
+"""What the modules of a package import when they are imported: read from their sources, nothing is
+executed."""
 
 from __future__ import annotations
 
@@ -26,13 +27,19 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """Module -> what it imports at module level; ``from package import module`` counts as that module.
+    """Module -> what it imports at module level; ``from package import module`` counts as that
+    module.
 
-    Imports inside functions and under ``TYPE_CHECKING`` are left out: they do not run when the module is imported.
+    Imports inside functions and under ``TYPE_CHECKING`` are left out: they do not run when the
+    module is imported.
     """
     known = modules(package)
     return {
-        name: {target for target in _targets(ast.parse(path.read_text(encoding="utf-8")).body, known) if target != name}
+        name: {
+            target
+            for target in _targets(ast.parse(path.read_text(encoding="utf-8")).body, known)
+            if target != name
+        }
         for name, path in known.items()
     }
 

@@ -1,4 +1,5 @@
-"""What the tests of the adapters share: a tool environment, a scripted token engine, rows worth telling apart."""
+"""What the tests of the adapters share: a tool environment, a scripted token engine, rows worth
+telling apart."""
 
 from __future__ import annotations
 
@@ -22,10 +23,13 @@ def right(completion: Any, answer: str) -> float:
 
 
 def tool_env(count: int = 4, funcs: Any = (right,), **parameters: Any) -> vf.ToolEnv:
-    """Add one to a number with a tool, then say the sum: two turns and a tool's message between them."""
+    """Add one to a number with a tool, then say the sum: two turns and a tool's message between
+    them."""
     rows = [{"question": f"{n} + 1", "answer": str(n + 1), "info": {"n": n}} for n in range(count)]
     rubric = vf.Rubric(funcs=list(funcs))
-    return vf.ToolEnv(tools=[add], max_turns=3, dataset=rows, eval_dataset=rows[:2], rubric=rubric, **parameters)
+    return vf.ToolEnv(
+        tools=[add], max_turns=3, dataset=rows, eval_dataset=rows[:2], rubric=rubric, **parameters
+    )
 
 
 class ScriptedTokens:
@@ -40,7 +44,9 @@ class ScriptedTokens:
         self.made: list[list[int]] = []
         self.say = say or self.play
 
-    async def __call__(self, prompt_ids: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], str]:
+    async def __call__(
+        self, prompt_ids: list[int], sampling: dict[str, Any]
+    ) -> tuple[list[int], list[float], str]:
         self.calls.append((prompt_ids, sampling))
         text = self.say(self.tokenizer.decode(prompt_ids))
         ids = [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id]

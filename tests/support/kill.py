@@ -1,8 +1,10 @@
-"""Run a child Python process and end it with SIGKILL: at a failpoint, or after so many lines of its output.
+"""Run a child Python process and end it with SIGKILL: at a failpoint, or after so many lines of its
+output.
 
-The child prints one line per acknowledgement. A line that reached the pipe was printed after the acknowledgement, so
-everything in ``Ended.lines`` was promised to somebody. This does not simulate power loss: what a killed process wrote
-is still in the page cache (truncate the file at every byte for that).
+The child prints one line per acknowledgement. A line that reached the pipe was printed after the
+acknowledgement, so everything in ``Ended.lines`` was promised to somebody. This does not simulate
+power loss: what a killed process wrote is still in the page cache (truncate the file at every byte
+for that).
 """
 
 from __future__ import annotations
@@ -48,8 +50,11 @@ def start_child(code: str, *args: object, failpoint: str | None = None) -> subpr
     )
 
 
-def run_child(code: str, *args: object, failpoint: str | None = None, kill_after_lines: int | None = None) -> Ended:
-    """Run a child to its end, which is SIGKILL right after line number ``kill_after_lines`` when that is given."""
+def run_child(
+    code: str, *args: object, failpoint: str | None = None, kill_after_lines: int | None = None
+) -> Ended:
+    """Run a child to its end, which is SIGKILL right after line number ``kill_after_lines`` when
+    that is given."""
     with start_child(code, *args, failpoint=failpoint) as child:
         watchdog = threading.Timer(HELD_UP_AFTER_S, child.kill)
         watchdog.start()

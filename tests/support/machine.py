@@ -1,4 +1,5 @@
-"""A machine of no service: this one, for the tests of the remote sandbox backends. It isolates nothing."""
+"""A machine of no service: this one, for the tests of the remote sandbox backends. It isolates
+nothing."""
 
 import asyncio
 import contextlib
@@ -21,7 +22,10 @@ class Here:
     async def run(self, command, timeout_s):
         path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
         process = await asyncio.create_subprocess_shell(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "PATH": path}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PATH": path},
         )
         try:
             printed, _ = await process.communicate()

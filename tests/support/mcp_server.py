@@ -1,4 +1,5 @@
-"""A real MCP server on stdio, made with the protocol's own library; run as a script by the tests of ``MCPEnv``."""
+"""A real MCP server on stdio, made with the protocol's own library; run as a script by the tests of
+``MCPEnv``."""
 
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError

@@ -1,7 +1,9 @@
-"""Several machines on one: network namespaces, each with an address and a loopback of its own, and one disk.
+"""Several machines on one: network namespaces, each with an address and a loopback of its own, and
+one disk.
 
-``with Machines(folder, 3) as machines``: the first has the address ``machines.addresses[0]`` and the switch, the others
-a cable to it. ``start`` runs a command on one of them. Needs Linux, root and ``ip`` (iproute2).
+``with Machines(folder, 3) as machines``: the first has the address ``machines.addresses[0]`` and
+the switch, the others a cable to it. ``start`` runs a command on one of them. Needs Linux, root and
+``ip`` (iproute2).
 """
 
 from __future__ import annotations
@@ -49,8 +51,12 @@ class Machines:
     def __init__(self, folder: Path, count: int = 2, **variables: str):
         self.folder, self.processes, self.variables = folder, [], variables
         self.addresses = [f"{NETWORK}.{number}" for number in range(1, count + 1)]
-        self.names = {address: f"vf-{address.rpartition('.')[2]}-{os.getpid()}" for address in self.addresses}
-        self.ray_folder = Path("/tmp") / f"vf-ray-{os.getpid()}"  # the path of a socket has at most 107 characters
+        self.names = {
+            address: f"vf-{address.rpartition('.')[2]}-{os.getpid()}" for address in self.addresses
+        }
+        self.ray_folder = (
+            Path("/tmp") / f"vf-ray-{os.getpid()}"
+        )  # the path of a socket has at most 107 characters
 
     def __enter__(self) -> Machines:
         hub = self.names[self.addresses[0]]
@@ -61,7 +67,20 @@ class Machines:
             device = "switch"
             if name != hub:
                 device = "cable"
-                ip("-n", name, "link", "add", device, "type", "veth", "peer", "name", f"cable{number}", "netns", hub)
+                ip(
+                    "-n",
+                    name,
+                    "link",
+                    "add",
+                    device,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    f"cable{number}",
+                    "netns",
+                    hub,
+                )
                 ip("-n", hub, "link", "set", f"cable{number}", "master", "switch", "up")
             ip("-n", name, "address", "add", f"{address}/24", "dev", device)
             for each in ("lo", device):
@@ -104,11 +123,20 @@ class Machines:
         }
         command = ["ip", "netns", "exec", self.names[machine], *words]
         with (self.folder / f"{log}.log").open("wb") as file:
-            process = Popen(command, cwd=self.folder, env=environ, stdout=file, stderr=file, start_new_session=True)
+            process = Popen(
+                command,
+                cwd=self.folder,
+                env=environ,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
         self.processes.append(process)
         return process
 
-    def finish(self, machine: str, *words: str, log: str, timeout_s: float = 400, **variables: str) -> tuple[int, str]:
+    def finish(
+        self, machine: str, *words: str, log: str, timeout_s: float = 400, **variables: str
+    ) -> tuple[int, str]:
         """Exit status and output."""
         status = self.start(machine, *words, log=log, **variables).wait(timeout_s)
         return status, self.output(log)
@@ -128,9 +156,11 @@ class Machines:
             time.sleep(0.5)
 
     def _announce_ports(self) -> None:
-        """Write the file with the port of a node's agent: Ray reads it there, waits 15 s for it and then ends the node.
+        """Write the file with the port of a node's agent: Ray reads it there, waits 15 s for it and
+        then ends the node.
 
-        The port was given, but the agent itself writes the file, after imports that take longer on a busy machine.
+        The port was given, but the agent itself writes the file, after imports that take longer on
+        a busy machine.
         """
         for machine in self.addresses:
             for pid in self._pids(machine):
@@ -144,13 +174,20 @@ class Machines:
 
     def _pids(self, machine: str) -> list[int]:
         words = ["ip", "netns", "pids", self.names[machine]]
-        return [int(pid) for pid in subprocess.run(words, capture_output=True, text=True, check=False).stdout.split()]
+        return [
+            int(pid)
+            for pid in subprocess.run(
+                words, capture_output=True, text=True, check=False
+            ).stdout.split()
+        ]
 
     def start_ray(self, *num_cpus: int, **variables: str) -> str:
         """Start a Ray cluster with a node on each machine, of so many cores; return its address."""
         address = f"{self.addresses[0]}:{RAY_PORT}"
         for number, (machine, cores) in enumerate(zip(self.addresses, num_cpus, strict=True)):
-            log = f"node{number}"  # one after the other: nodes that start at once take the same name for a socket
+            log = (  # one after the other: nodes that start at once take the same name for a socket
+                f"node{number}"
+            )
             for attempt in range(ATTEMPTS):
                 node = self._start_node(address, machine, cores, log, variables)
                 try:
@@ -167,14 +204,25 @@ class Machines:
     ) -> Popen[bytes]:
         ray = str(Path(sys.executable).with_name("ray"))
         words = ["--num-cpus", str(cores), "--block", "--object-store-memory", str(100 * 2**20)]
-        for port, agent in enumerate(RAY_AGENTS, RAY_PORT + 1):  # not given, Ray waits 15 s for each, and fails
+        for port, agent in enumerate(
+            RAY_AGENTS, RAY_PORT + 1
+        ):  # not given, Ray waits 15 s for each, and fails
             words += [f"--{agent}", str(port)]
         if machine == self.addresses[0]:
-            words += ["--head", "--port", str(RAY_PORT), "--include-dashboard", "false", "--no-monitor"]
+            words += [
+                "--head",
+                "--port",
+                str(RAY_PORT),
+                "--include-dashboard",
+                "false",
+                "--no-monitor",
+            ]
             words += ["--temp-dir", str(self.ray_folder)]
         else:
             words += ["--address", address]
-        return self.start(machine, ray, "start", "--node-ip-address", machine, *words, log=log, **variables)
+        return self.start(
+            machine, ray, "start", "--node-ip-address", machine, *words, log=log, **variables
+        )
 
 
 def ip(*words: str) -> None:

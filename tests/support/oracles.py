@@ -1,7 +1,7 @@
 """A perfect player for each shipped environment: what shows that its reward can reach its maximum.
 
-``oracle(env_id, env, row)`` is a scripted model for one evaluation row. Where nothing else is said it gives the row's
-answer in the format the environment asks for.
+``oracle(env_id, env, row)`` is a scripted model for one evaluation row. Where nothing else is said
+it gives the row's answer in the format the environment asks for.
 """
 
 import json
@@ -41,7 +41,10 @@ def _makes_the_calls(env, example, request):
     if request.prompt[-1]["role"] == "tool":
         return "Done."
     calls = json.loads(example.row["answer"])
-    return [vf.ToolCall(f"call_{i}", call["name"], json.dumps(call["arguments"])) for i, call in enumerate(calls)]
+    return [
+        vf.ToolCall(f"call_{i}", call["name"], json.dumps(call["arguments"]))
+        for i, call in enumerate(calls)
+    ]
 
 
 def _types_the_solution(env, example, request):

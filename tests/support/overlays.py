@@ -1,4 +1,5 @@
-"""A folder on which the kernel mounts no overlay: it lies on two of them already, which is as many as Linux stacks."""
+"""A folder on which the kernel mounts no overlay: it lies on two of them already, which is as many
+as Linux stacks."""
 
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,12 @@ def without_overlay(folder: Path) -> Iterator[Path]:
 
     def mount(kind: str, place: Path, *options: str) -> None:
         place.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(["mount", "-t", kind, kind, *options, place], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["mount", "-t", kind, kind, *options, place],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             pytest.skip(f"this user may not mount: {done.stderr.strip()}")
         mounted.append(place)

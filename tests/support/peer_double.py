@@ -1,8 +1,10 @@
-"""A peer as its recorded shapes: modules built of a contract file, and the comparison of that file with the real one.
+"""A peer as its recorded shapes: modules built of a contract file, and the comparison of that file
+with the real one.
 
-A contract names modules, and in them classes with the ``fields`` that an adapter uses (``bases`` where it subclasses
-them), enumerations with their ``members``, and functions with their ``parameters``. The double refuses every field
-that is not in the file, so an adapter cannot use what was never seen at the peer.
+A contract names modules, and in them classes with the ``fields`` that an adapter uses (``bases``
+where it subclasses them), enumerations with their ``members``, and functions with their
+``parameters``. The double refuses every field that is not in the file, so an adapter cannot use
+what was never seen at the peer.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Recorded:
 
 
 def install(monkeypatch: Any, peer: str, **more: Any) -> dict[str, list[Any]]:
-    """Put a double of the peer in ``sys.modules``; calls of its functions by name. ``more`` replaces objects."""
+    """Put a double of the peer in ``sys.modules``; calls of its functions by name. ``more``
+    replaces objects."""
     calls: dict[str, list[Any]] = {}
     for name in [name for name in sys.modules if name.partition(".")[0] == peer]:
         monkeypatch.delitem(sys.modules, name)
@@ -60,7 +63,8 @@ def install(monkeypatch: Any, peer: str, **more: Any) -> dict[str, list[Any]]:
 
 
 def shapes_of(peer: str, module: str) -> dict[str, Any]:
-    """The objects of one module of a peer, made of its contract; for a double that is files on a path."""
+    """The objects of one module of a peer, made of its contract; for a double that is files on a
+    path."""
     shapes = contract_of(peer)["modules"][module]
     return {name: _made(name, shape, {}) for name, shape in shapes.items()}
 
@@ -82,7 +86,9 @@ def _made(name: str, shape: dict[str, Any], calls: dict[str, list[Any]]) -> Any:
         return enum.Enum(name, {member: member.lower() for member in shape["members"]})
     if "fields" in shape:
         fields = tuple(shape["fields"])
-        return type(name, (Recorded,), {"FIELDS": fields, "REQUIRED": tuple(shape.get("required", ()))})
+        return type(
+            name, (Recorded,), {"FIELDS": fields, "REQUIRED": tuple(shape.get("required", ()))}
+        )
 
     def function(*args: Any, **keywords: Any) -> Any:
         if unknown := keywords.keys() - set(shape["parameters"]):
@@ -106,7 +112,11 @@ def differences(peer: str) -> list[str]:
             if real is None:
                 found.append(f"{name} of {path} moved")
                 continue
-            found += [f"field {field} of {name} moved" for field in _wanted(shape) if field not in _offered(real)]
+            found += [
+                f"field {field} of {name} moved"
+                for field in _wanted(shape)
+                if field not in _offered(real)
+            ]
     return found
 
 
@@ -120,7 +130,11 @@ def _wanted(shape: dict[str, Any]) -> list[str]:
 
 
 def _offered(real: Any) -> set[str]:
-    names = set(dir(real)) | set(getattr(real, "model_fields", ())) | set(getattr(real, "__annotations__", ()))
+    names = (
+        set(dir(real))
+        | set(getattr(real, "model_fields", ()))
+        | set(getattr(real, "__annotations__", ()))
+    )
     if dataclasses.is_dataclass(real):
         names |= {field.name for field in dataclasses.fields(real)}
     with contextlib.suppress(TypeError, ValueError):  # of a builtin

@@ -1,4 +1,5 @@
-"""A pipeline without an engine: a client whose answers, delays and policy version a test decides."""
+"""A pipeline without an engine: a client whose answers, delays and policy version a
+test decides."""
 
 from __future__ import annotations
 
@@ -29,13 +30,20 @@ def question(request: ModelRequest) -> str:
 
 
 class Policy(ScriptedClient):
-    """Answers 0, 1, 0, 1, ... to each question (so that every group has a signal), or what ``answer`` says.
+    """Answers 0, 1, 0, 1, ... to each question (so that every group has a signal), or what
+    ``answer`` says.
 
-    ``delay(request)`` gives seconds; ``held`` keeps every answer back while it is set. What is answered, and the
-    ``version`` of its tokens, is decided when a request arrives, in whatever order the answers leave.
+    ``delay(request)`` gives seconds; ``held`` keeps every answer back while it is set. What is
+    answered, and the ``version`` of its tokens, is decided when a request arrives, in whatever
+    order the answers leave.
     """
 
-    def __init__(self, answer: Any = None, delay: Callable[[ModelRequest], float] | None = None, errors: Any = None):
+    def __init__(
+        self,
+        answer: Any = None,
+        delay: Callable[[ModelRequest], float] | None = None,
+        errors: Any = None,
+    ):
         turns: dict[str, Iterator[str]] = defaultdict(lambda: itertools.cycle("01"))
         super().__init__(answer or (lambda request: next(turns[question(request)])), tokens=True)
         self.version = 0
@@ -64,7 +72,8 @@ class Policy(ScriptedClient):
 
 
 def turn_of_each(answers: Callable[[str, int], str]) -> Callable[[ModelRequest], str]:
-    """An answer from a question and how often it was asked before: ``answers("q7", 2)`` for its third sibling."""
+    """An answer from a question and how often it was asked before: ``answers("q7", 2)`` for its
+    third sibling."""
     asked: dict[str, int] = defaultdict(int)
 
     def answer(request: ModelRequest) -> str:
@@ -76,7 +85,8 @@ def turn_of_each(answers: Callable[[str, int], str]) -> Callable[[ModelRequest],
 
 
 def dead_if(condition: Callable[[int], bool]) -> Callable[[ModelRequest], str]:
-    """Answers 1 to every sibling of the questions for whose number ``condition`` holds, 0 and 1 in turn to others."""
+    """Answers 1 to every sibling of the questions for whose number ``condition`` holds, 0 and 1 in
+    turn to others."""
     return turn_of_each(lambda name, turn: "1" if condition(int(name[1:])) else str(turn % 2))
 
 
@@ -85,9 +95,15 @@ def number(completion: Any, **_: Any) -> float:
     return float(completion[-1]["content"])
 
 
-def counting_env(count: int = 60, reward: Any = number, cls: type = vf.SingleTurnEnv, **options: Any) -> Any:
+def counting_env(
+    count: int = 60, reward: Any = number, cls: type = vf.SingleTurnEnv, **options: Any
+) -> Any:
     """Questions q0, q1, ...; the answer is the reward."""
-    return cls(dataset=[{"question": f"q{i}"} for i in range(count)], rubric=vf.Rubric(funcs=[reward]), **options)
+    return cls(
+        dataset=[{"question": f"q{i}"} for i in range(count)],
+        rubric=vf.Rubric(funcs=[reward]),
+        **options,
+    )
 
 
 def pipeline_config(**settings: Any) -> RLConfig:
@@ -107,12 +123,18 @@ def pipeline_config(**settings: Any) -> RLConfig:
 
 @contextmanager
 def pipeline(
-    policy: Policy, env: Any = None, version: int = 0, state: PipelineState | None = None, **settings: Any
+    policy: Policy,
+    env: Any = None,
+    version: int = 0,
+    state: PipelineState | None = None,
+    **settings: Any,
 ) -> Iterator[PipelineThread]:
     """A started pipeline, closed at the end of the block."""
     env = env if env is not None else counting_env()
     config = pipeline_config(**settings)
-    context = RunContext(client=policy, model="policy", require_tokens=True, seed=config.seed, rollout_timeout_s=30.0)
+    context = RunContext(
+        client=policy, model="policy", require_tokens=True, seed=config.seed, rollout_timeout_s=30.0
+    )
     batches = PipelineThread(Pipeline(env, list(env.train_table), context, config))
     policy.version = version
     batches.start(version, state)

@@ -1,8 +1,9 @@
-"""An MCP server on stdio written by hand, which starts in a few milliseconds: for tests of servers' lives.
+"""An MCP server on stdio written by hand, which starts in a few milliseconds: for tests of servers'
+lives.
 
-``python plain_mcp_server.py [--starts FILE] [--also TOOL] [--mute]``: notes every start in FILE, offers one more tool
-of the name TOOL, or never answers. It imports no library of the protocol, so it also tests that another author's
-server is understood.
+``python plain_mcp_server.py [--starts FILE] [--also TOOL] [--mute]``: notes every start in FILE,
+offers one more tool of the name TOOL, or never answers. It imports no library of the protocol, so
+it also tests that another author's server is understood.
 """
 
 import argparse
@@ -12,7 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+NUMBERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+}
 
 
 def add(a, b):
@@ -42,15 +47,26 @@ def flood():
         sys.stdout.write("x" * 2**20)
 
 
-TOOLS = {function.__name__: function for function in (add, process_id, environment, crash, slow, flood)}
+TOOLS = {
+    function.__name__: function for function in (add, process_id, environment, crash, slow, flood)
+}
 
 
 def result_of(method, params):
     if method == "initialize":
         about = {"name": "plain", "version": "1"}
-        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": about}
+        return {
+            "protocolVersion": params["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": about,
+        }
     if method == "tools/list":
-        return {"tools": [{"name": n, "inputSchema": NUMBERS if n == "add" else {"type": "object"}} for n in TOOLS]}
+        return {
+            "tools": [
+                {"name": n, "inputSchema": NUMBERS if n == "add" else {"type": "object"}}
+                for n in TOOLS
+            ]
+        }
     if method == "tools/call":
         text = TOOLS[params["name"]](**(params.get("arguments") or {}))
         return {"content": [{"type": "text", "text": text}]}

@@ -1,4 +1,5 @@
-"""Training runs of several processes, as a launcher starts them; the imports are paid once, by a fork server."""
+"""Training runs of several processes, as a launcher starts them; the imports are paid once, by a
+fork server."""
 
 from __future__ import annotations
 
@@ -33,16 +34,25 @@ def free_port() -> int:
 
 
 def on_ranks(
-    context: Any, folder: Path, work: Callable[..., Any], *given: Any, world: int = 2, failpoint: str = "", **named: Any
+    context: Any,
+    folder: Path,
+    work: Callable[..., Any],
+    *given: Any,
+    world: int = 2,
+    failpoint: str = "",
+    **named: Any,
 ) -> list[Ended]:
     """Call ``work(*given, **named)`` in ``world`` processes; how each ended.
 
-    ``failpoint`` is armed in rank 0, or as ``"1/name:n"`` in rank 1. Fails when a process still runs after two minutes.
+    ``failpoint`` is armed in rank 0, or as ``"1/name:n"`` in rank 1. Fails when a process still
+    runs after two minutes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     processes = [
-        context.Process(target=_rank, args=(rank, world, port, str(folder), failpoint, work, given, named))
+        context.Process(
+            target=_rank, args=(rank, world, port, str(folder), failpoint, work, given, named)
+        )
         for rank in range(world)
     ]
     for process in processes:
@@ -54,7 +64,10 @@ def on_ranks(
     finally:
         for process in processes:
             process.kill()
-    return [Ended(rank, process.exitcode, _result(folder, rank)) for rank, process in enumerate(processes)]
+    return [
+        Ended(rank, process.exitcode, _result(folder, rank))
+        for rank, process in enumerate(processes)
+    ]
 
 
 def _result(folder: Path, rank: int) -> Any:
@@ -65,10 +78,21 @@ def _result(folder: Path, rank: int) -> Any:
 
 
 def _rank(
-    rank: int, world: int, port: int, folder: str, failpoint: str, work: Any, given: Any, named: dict[str, Any]
+    rank: int,
+    world: int,
+    port: int,
+    folder: str,
+    failpoint: str,
+    work: Any,
+    given: Any,
+    named: dict[str, Any],
 ) -> None:
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
     )
     import torch
 

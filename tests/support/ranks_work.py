@@ -23,7 +23,8 @@ from verifiers_trainer.policy.logprobs import install_logprob_forward
 
 
 def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -> dict[str, Any]:
-    """Train; the hash of the weights, and on rank 0 the losses. ``spoil`` is what goes wrong, and where."""
+    """Train; the hash of the weights, and on rank 0 the losses. ``spoil`` is what goes wrong, and
+    where."""
     resume = resume and checkpoint_files.newest_valid(Path(folder)) is not None
     trainer = small_trainer(Path(folder), ENVIRONMENTS.get(spoil, toy_env)(), **settings)
     trainer.args.ddp_timeout = settings.get("ddp_timeout", 60)
@@ -31,23 +32,31 @@ def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -
     before = weights_hash(trainer.model)
     try:
         run(trainer, resume_from_checkpoint=resume)
-    except BaseException:  # an interrupt too: records whether the weights moved, and raises it again
-        Path(folder, f"unchanged-{trainer.ranks.rank}").write_text(str(weights_hash(trainer.model) == before))
+    except (
+        BaseException
+    ):  # an interrupt too: records whether the weights moved, and raises it again
+        Path(folder, f"unchanged-{trainer.ranks.rank}").write_text(
+            str(weights_hash(trainer.model) == before)
+        )
         raise
     lines = metrics_of(Path(folder)) if trainer.ranks.is_main else []
     return {
         "weights": weights_hash(trainer.model),
-        "values": torch.cat([p.detach().flatten() for p in trainer.model.parameters()])[::50].tolist(),
+        "values": (
+            torch.cat([p.detach().flatten() for p in trainer.model.parameters()])[::50].tolist()
+        ),
         "losses": [row["loss"] for row in lines if "loss" in row],
         "step": trainer.state.global_step,
         "epoch": trainer.state.epoch,
-        "evaluations": [row["eval_reward"] for row in trainer.state.log_history if "eval_reward" in row],
+        "evaluations": [
+            row["eval_reward"] for row in trainer.state.log_history if "eval_reward" in row
+        ],
     }
 
 
 KILLED_AFTER_S = 25
 
-# --- what may go wrong ------------------------------------------------------------------------------------------
+# --- what may go wrong ----------------------------------------------------------------------------
 
 
 def no_judge(completion: Any, **_: Any) -> float:
@@ -93,14 +102,16 @@ def fail(rows: Any) -> None:
 
 
 def die_in_backward(trainer: Any) -> None:
-    """Rank 1 is killed in the middle of a backward pass, while rank 0 is inside the all-reduce of its gradients."""
+    """Rank 1 is killed in the middle of a backward pass, while rank 0 is inside the all-reduce of
+    its gradients."""
     first = next(parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
     die = lambda gradient: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     at_step(trainer, 1, 2, lambda rows: first.register_hook(die))
 
 
 def stop_in_backward(trainer: Any, rank: int) -> None:
-    """Rank ``rank`` is stopped in a backward pass, and killed ``KILLED_AFTER_S`` later: its connections stay open."""
+    """Rank ``rank`` is stopped in a backward pass, and killed ``KILLED_AFTER_S`` later: its
+    connections stay open."""
     folder = Path(trainer.args.output_dir)
     os.dup2(os.open(folder / f"stderr-{trainer.ranks.rank}", os.O_CREAT | os.O_WRONLY), 2)
     first = next(parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
@@ -153,7 +164,9 @@ def break_evaluation(trainer: Any) -> None:
 SPOILERS: dict[str, Any] = {
     "nan": lambda trainer: at_step(trainer, 1, 2, poison),
     "bug": lambda trainer: at_step(trainer, 1, 2, fail),
-    "kill": lambda trainer: at_step(trainer, 1, 2, lambda rows: os.kill(os.getpid(), signal.SIGKILL)),
+    "kill": lambda trainer: at_step(
+        trainer, 1, 2, lambda rows: os.kill(os.getpid(), signal.SIGKILL)
+    ),
     "kill in backward": die_in_backward,
     "stop 0 in backward": lambda trainer: stop_in_backward(trainer, 0),
     "stop 1 in backward": lambda trainer: stop_in_backward(trainer, 1),
@@ -165,17 +178,21 @@ SPOILERS: dict[str, Any] = {
 }
 
 
-# --- one batch of known rollouts ----------------------------------------------------------------------------------
+# --- one batch of known rollouts ------------------------------------------------------------------
 
 
 def gradient(folder: str, lengths: list[list[int]], **settings: Any) -> dict[str, Any]:
-    """Loss and gradient of a batch with a group for each list of lengths, rewarded 0, 1, 0, 1, ..."""
+    """Loss and gradient of a batch with a group for each list of lengths, rewarded 0,
+    1, 0, 1, ..."""
     trainer = small_trainer(Path(folder), **settings)
     trainer.checks_sampler = False
     install_logprob_forward(trainer.model)
     model = trainer.accelerator.prepare(trainer.model)
     batch = build(
-        [group(index, sizes) for index, sizes in enumerate(lengths)], [], trainer.args, trainer.args.world_size
+        [group(index, sizes) for index, sizes in enumerate(lengths)],
+        [],
+        trainer.args,
+        trainer.args.world_size,
     )
     trainer.training_step(model, batch)
     gradients = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
@@ -200,7 +217,7 @@ def group(index: int, lengths: list[int]) -> Group:
     return Group(index, index, tuple(records))
 
 
-# --- the exchanges alone ------------------------------------------------------------------------------------------
+# --- the exchanges alone --------------------------------------------------------------------------
 
 
 def exchange(timeout_s: float = 30.0) -> Any:
@@ -208,10 +225,18 @@ def exchange(timeout_s: float = 30.0) -> Any:
     ranks = connected(timeout_s)
     with ranks.together():
         shared = ranks.share(lambda: {"nan": float("nan"), "n": 3}, "a value")
-        own = ranks.scatter([bytes([r]) * (r + 1) for r in range(ranks.world)] if ranks.is_main else None, "parts")
+        own = ranks.scatter(
+            [bytes([r]) * (r + 1) for r in range(ranks.world)] if ranks.is_main else None, "parts"
+        )
         collected = ranks.collect(bytes([ranks.rank]) * 3 * ranks.rank, "pieces")
         flags = ranks.any([ranks.rank == 1, False], "flags")
-        return [shared["n"], shared["nan"] != shared["nan"], list(own), [list(p) for p in collected], flags]
+        return [
+            shared["n"],
+            shared["nan"] != shared["nan"],
+            list(own),
+            [list(p) for p in collected],
+            flags,
+        ]
 
 
 def connected(timeout_s: float) -> Ranks:

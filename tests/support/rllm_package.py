@@ -1,6 +1,8 @@
-"""rLLM's recorded shapes as a package on disk, with a trainer that plays the first batch and says what it was given.
+"""rLLM's recorded shapes as a package on disk, with a trainer that plays the first batch and says
+what it was given.
 
-For the scripts of ``examples/verifiers_env``, which start a process of their own. ``write`` makes either age of it.
+For the scripts of ``examples/verifiers_env``, which start a process of their own. ``write`` makes
+either age of it.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ def write(folder: Path, age: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     shutil.copytree(CONTRACTS / "rllm_configs" / age, folder / "rllm/trainer/config")
-    for package in sorted({path.parent for path in (folder / "rllm").rglob("*.py")} | {folder / "rllm"}):
+    for package in sorted(
+        {path.parent for path in (folder / "rllm").rglob("*.py")} | {folder / "rllm"}
+    ):
         (package / "__init__.py").touch()
     (folder / "rllm/trainer/config/__init__.py").touch()
     for parent in ("rllm/engine", "rllm/trainer"):

@@ -1,4 +1,5 @@
-"""A small root file system: the host's shell and a few programs with their libraries, and files that the host lacks."""
+"""A small root file system: the host's shell and a few programs with their libraries, and files
+that the host lacks."""
 
 import re
 import shutil
@@ -6,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 PROGRAMS = (
-    "bash sh env cat ls mkdir rm rmdir mv cp touch chmod find tar tail readlink grep id ln echo sleep mkfifo stat "
-    "dirname basename"
+    "bash sh env cat ls mkdir rm rmdir mv cp touch chmod find tar tail readlink grep id ln echo"
+    " sleep mkfifo stat dirname basename"
 )
 MARK = "small root 1.0"
 """Text of ``/etc/mark``, which no host has."""
@@ -15,7 +16,11 @@ MARK = "small root 1.0"
 
 def write_root(folder: Path, without=()) -> Path:
     """Write it, without some programs."""
-    files = [Path(found) for name in PROGRAMS.split() if name not in without and (found := shutil.which(name))]
+    files = [
+        Path(found)
+        for name in PROGRAMS.split()
+        if name not in without and (found := shutil.which(name))
+    ]
     linked = subprocess.run(["ldd", *files], capture_output=True, text=True, check=True).stdout
     for name in ("usr/bin", "usr/lib", "usr/lib64", "etc", "tmp", "var"):
         (folder / name).mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""Small environments for tests: rows of sums, an exact-match reward, a game of several turns that is easy to bend."""
+"""Small environments for tests: rows of sums, an exact-match reward, a game of several turns that
+is easy to bend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the ranks of a test do with a model that is split over them, as ``configs/fsdp2.yaml`` has it split."""
+"""What the ranks of a test do with a model that is split over them, as ``configs/fsdp2.yaml`` has
+it split."""
 
 from __future__ import annotations
 
@@ -25,21 +26,30 @@ ROOT = Path(__file__).parents[2]
 
 def as_launched(name: str = "fsdp2", **changed: Any) -> None:
     """Set what ``accelerate launch --config_file configs/NAME.yaml`` sets for each process."""
-    described = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())["fsdp_config"] | changed
+    described = (
+        yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())["fsdp_config"] | changed
+    )
     values = {
-        key.upper(): str(value).lower() if isinstance(value, bool) else str(value) for key, value in described.items()
+        key.upper(): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in described.items()
     }
     os.environ.update({"ACCELERATE_USE_FSDP": "true", **values})
 
 
 def share_of(model: Any) -> float:
     """The part of all parameters that this process holds."""
-    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
+    held = sum(
+        p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters()
+    )
     return held / sum(p.numel() for p in model.parameters())
 
 
 def train(
-    folder: str, resume: bool = False, spoil: str = "", split: dict[str, Any] | None = None, **settings: Any
+    folder: str,
+    resume: bool = False,
+    spoil: str = "",
+    split: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train; the whole weights as every rank gathers them, and on rank 0 what was logged."""
     if int(os.environ["WORLD_SIZE"]) > 1:
@@ -53,8 +63,12 @@ def train(
     if spoil == "norm of the own part":
         trainer._clip_grad_norm = lambda model: _clip_own(model, trainer.args.max_grad_norm)
     run(trainer, resume_from_checkpoint=resume)
-    weights = {name: tensor for name, tensor in fsdp.whole_tensors(trainer.model, trained_only=True)}
-    lines = [row for row in metrics_of(Path(folder)) if "loss" in row] if trainer.ranks.is_main else []
+    weights = {
+        name: tensor for name, tensor in fsdp.whole_tensors(trainer.model, trained_only=True)
+    }
+    lines = (
+        [row for row in metrics_of(Path(folder)) if "loss" in row] if trainer.ranks.is_main else []
+    )
     evaluated = trainer.evaluate(num_examples=2)["eval_reward"]
     trainer.save_model(f"{folder}/saved")
     trainer.close()
@@ -62,8 +76,11 @@ def train(
     return {**told(weights, lines, evaluated), "share": share_of(trainer.model)}
 
 
-def told(weights: dict[str, torch.Tensor], lines: list[dict[str, Any]], evaluated: float) -> dict[str, Any]:
-    """What a rank tells of a run: its whole weights, the lines of its steps (rank 0 alone has them), its evaluation."""
+def told(
+    weights: dict[str, torch.Tensor], lines: list[dict[str, Any]], evaluated: float
+) -> dict[str, Any]:
+    """What a rank tells of a run: its whole weights, the lines of its steps (rank 0 alone has
+    them), its evaluation."""
     return {
         "weights": digest(weights),
         "values": torch.cat([tensor.flatten() for tensor in weights.values()])[::50].tolist(),
@@ -75,7 +92,9 @@ def told(weights: dict[str, torch.Tensor], lines: list[dict[str, Any]], evaluate
     }
 
 
-def require_as_one(first: dict[str, Any], second: dict[str, Any], one: dict[str, Any], *, has_penalty: bool) -> None:
+def require_as_one(
+    first: dict[str, Any], second: dict[str, Any], one: dict[str, Any], *, has_penalty: bool
+) -> None:
     """What two ranks ``told`` is what one process told, within rounding."""
     assert first["weights"] == second["weights"], "the ranks gathered different weights"
     np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4, atol=1e-6)
@@ -96,7 +115,12 @@ def gradient(folder: str, lengths: list[list[int]], chunk_tokens: int) -> dict[s
     install_logprob_forward(trainer.model, chunk_tokens=chunk_tokens)
     trainer.create_optimizer()
     trainer.model, _ = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
-    batch = build([group(n, sizes) for n, sizes in enumerate(lengths)], [], trainer.args, trainer.args.world_size)
+    batch = build(
+        [group(n, sizes) for n, sizes in enumerate(lengths)],
+        [],
+        trainer.args,
+        trainer.args.world_size,
+    )
     trainer.training_step(trainer.model, batch)
     found = torch.cat([fsdp.whole(p.grad).flatten() for p in trainer.model.parameters()])
     tokens = [int(row.loss_mask.sum()) for row in batch.rows_R[trainer.ranks.rank]]

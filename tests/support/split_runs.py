@@ -1,4 +1,5 @@
-"""Whole uses of a trainer whose model is split over the ranks of a test: more than one training from its beginning."""
+"""Whole uses of a trainer whose model is split over the ranks of a test: more than one training
+from its beginning."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ def numbers(weights: dict[str, torch.Tensor]) -> list[float]:
 def ended(trainer: Any, **found: Any) -> dict[str, Any]:
     """What a rank tells of a finished training; every rank calls it."""
     weights = whole_weights(trainer)
-    lines = [row for row in metrics_of(trainer.args.folder) if "loss" in row] if trainer.ranks.is_main else []
+    lines = (
+        [row for row in metrics_of(trainer.args.folder) if "loss" in row]
+        if trainer.ranks.is_main
+        else []
+    )
     trainer.ranks.gather([0.0], "the end")  # the store ends with rank 0's process
     return {
         "weights": digest(weights),
@@ -54,7 +59,7 @@ def ended(trainer: Any, **found: Any) -> dict[str, Any]:
     }
 
 
-# --- text that nobody sampled, on one rank alone -------------------------------------------------------------------
+# --- text that nobody sampled, on one rank alone --------------------------------------------------
 
 OF_ANOTHER_RUN = -1
 
@@ -68,15 +73,20 @@ def of_version(given: Group, version: int) -> Group:
 
 
 def one_written_one_sampled() -> list[Group]:
-    """Two groups that two ranks train one each: of one nobody sampled the text, the other was sampled by another run.
+    """Two groups that two ranks train one each: of one nobody sampled the text, the other was
+    sampled by another run.
 
     Samples are dealt largest first into the emptiest row: 20 and 17 tokens, 19 and 18.
     """
-    return [of_version(group(0, [17, 14]), NOT_SAMPLED), of_version(group(1, [16, 15]), OF_ANOTHER_RUN)]
+    return [
+        of_version(group(0, [17, 14]), NOT_SAMPLED),
+        of_version(group(1, [16, 15]), OF_ANOTHER_RUN),
+    ]
 
 
 class GivenRollouts(RLTrainer):
-    """Trains on rollouts that are at hand, and notes which ranks' rows need the policy of the batch."""
+    """Trains on rollouts that are at hand, and notes which ranks' rows need the policy of the
+    batch."""
 
     needed: list[bool]
 
@@ -85,7 +95,9 @@ class GivenRollouts(RLTrainer):
 
     def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
         rows = inputs.rows_R[self.ranks.rank]
-        self.needed.append(old_logprobs.needs_old(rows, self.args.steps_per_batch, self.args.anchor))
+        self.needed.append(
+            old_logprobs.needs_old(rows, self.args.steps_per_batch, self.args.anchor)
+        )
         return super().training_step(model, inputs, *rest)
 
 
@@ -95,33 +107,45 @@ PAIRS = {"deterministic": True, "batch_size": 4, "rollouts_per_example": 2, "mic
 def train_given(folder: str, each_rank_decides: bool = False, **settings: Any) -> dict[str, Any]:
     """Two passes over each of two batches, as every rank decides alone or as they agree."""
     launched()
-    config = small_config(Path(folder), **PAIRS, num_iterations=2, max_steps=4, learning_rate=1e-2, **settings)
+    config = small_config(
+        Path(folder), **PAIRS, num_iterations=2, max_steps=4, learning_rate=1e-2, **settings
+    )
     trainer = GivenRollouts(small_policy(), toy_env(), config, build_tiny_tokenizer())
     trainer.needed = []
     if each_rank_decides:
         agree = trainer.ranks.any
-        trainer.ranks.any = lambda flags, what: list(flags) if "old log-probabilities" in what else agree(flags, what)
+        trainer.ranks.any = lambda flags, what: (
+            list(flags) if "old log-probabilities" in what else agree(flags, what)
+        )
     trainer.train()
     return ended(trainer, needed=trainer.needed)
 
 
 def train_offline(folder: str, **settings: Any) -> dict[str, Any]:
-    """Train on finished rollouts: of each prompt an answer of digits, worth 1, and one of letters, worth 0."""
+    """Train on finished rollouts: of each prompt an answer of digits, worth 1, and one of letters,
+    worth 0."""
     launched()
     prompts = [[{"role": "user", "content": row["question"]}] for row in rows(6) for _ in range(2)]
-    answers = [[{"role": "assistant", "content": "ab" if n % 2 else "12"}] for n in range(len(prompts))]
-    dataset = {"prompts": prompts, "completions": answers, "rewards": [float(n % 2 == 0) for n in range(len(prompts))]}
+    answers = [
+        [{"role": "assistant", "content": "ab" if n % 2 else "12"}] for n in range(len(prompts))
+    ]
+    dataset = {
+        "prompts": prompts,
+        "completions": answers,
+        "rewards": [float(n % 2 == 0) for n in range(len(prompts))],
+    }
     config = small_config(Path(folder), **PAIRS, max_steps=3, learning_rate=1e-2, **settings)
     trainer = RLTrainer(small_policy(), None, config, build_tiny_tokenizer(), dataset=dataset)
     trainer.train()
     return ended(trainer)
 
 
-# --- before, between and after trainings ---------------------------------------------------------------------------
+# --- before, between and after trainings ----------------------------------------------------------
 
 
 def teach(trainer: Any) -> list[float]:
-    """A supervised warm-up on every rank, until half of what it answers is digits; what it measured on its way."""
+    """A supervised warm-up on every rank, until half of what it answers is digits; what it measured
+    on its way."""
     rewards: list[float] = []
 
     def reward() -> float:
@@ -143,9 +167,14 @@ def teach(trainer: Any) -> list[float]:
 
 
 def seen(trainer: Any, name: str) -> dict[str, Any]:
-    """What a user sees of the present policy: its evaluation, an answer, its files; every rank calls it."""
+    """What a user sees of the present policy: its evaluation, an answer, its files; every rank
+    calls it."""
     evaluated = trainer.evaluate(num_examples=8)["eval_reward"]
-    answers = [a[-1]["content"] for a in trainer.generate(["ab", "cd"])] if trainer.ranks.is_main else None
+    answers = (
+        [a[-1]["content"] for a in trainer.generate(["ab", "cd"])]
+        if trainer.ranks.is_main
+        else None
+    )
     folder = trainer.args.folder / name
     trainer.save_model(str(folder))
     saved = load_file(folder / "model.safetensors") if trainer.ranks.is_main else None
@@ -154,12 +183,17 @@ def seen(trainer: Any, name: str) -> dict[str, Any]:
     return {"evaluated": evaluated, "answers": answers, "is_own": is_own}
 
 
-def taught_and_trained(folder: str, stale: bool = False, until: str = "", **settings: Any) -> dict[str, Any]:
-    """Look, warm up, look, train, look, train anew, look. ``stale``: rank 0's copy is as old as its last step."""
+def taught_and_trained(
+    folder: str, stale: bool = False, until: str = "", **settings: Any
+) -> dict[str, Any]:
+    """Look, warm up, look, train, look, train anew, look. ``stale``: rank 0's copy is as old as its
+    last step."""
     launched()
     trainer = small_trainer(Path(folder), deterministic=True, max_steps=2, **settings)
     if stale:
-        type(trainer.training_run).whole_model = property(lambda self: self.whole.model if self.whole else self.model)
+        type(trainer.training_run).whole_model = property(
+            lambda self: self.whole.model if self.whole else self.model
+        )
     first = seen(trainer, "first")
     rewards = teach(trainer)
     taught = seen(trainer, "taught")
@@ -182,15 +216,26 @@ class BestAtFirst(RLTrainer):
 
 
 def best_at_first(folder: str, stale: bool = False, **settings: Any) -> dict[str, Any]:
-    """Train three steps and come back to the weights of the first. ``stale``: rank 0's copy does not come along."""
+    """Train three steps and come back to the weights of the first. ``stale``: rank 0's copy does
+    not come along."""
     launched()
-    each_step = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    each_step = {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "max_steps": 3}
-    config = small_config(Path(folder), deterministic=True, learning_rate=1e-2, **each_step, **best, **settings)
+    config = small_config(
+        Path(folder), deterministic=True, learning_rate=1e-2, **each_step, **best, **settings
+    )
     trainer = BestAtFirst(small_policy(), toy_env(), config, build_tiny_tokenizer())
     if stale:
         load = trainer._load_best_model
-        trainer._load_best_model = lambda: (load(), setattr(trainer.training_run, "renew", lambda **_: None))
+        trainer._load_best_model = lambda: (
+            load(),
+            setattr(trainer.training_run, "renew", lambda **_: None),
+        )
     trainer.train()
     found = whole_weights(trainer)
     copied = dict(trainer.whole_model.named_parameters()) if trainer.ranks.is_main else found
@@ -198,13 +243,16 @@ def best_at_first(folder: str, stale: bool = False, **settings: Any) -> dict[str
     return ended(
         trainer,
         best=trainer.state.best_global_step,
-        as_saved=all(torch.equal(tensor, saved[saved_name(name)]) for name, tensor in found.items()),
+        as_saved=all(
+            torch.equal(tensor, saved[saved_name(name)]) for name, tensor in found.items()
+        ),
         as_sampled=all(torch.equal(tensor, copied[name]) for name, tensor in found.items()),
     )
 
 
 def spoilt(folder: str, spoil: str, **settings: Any) -> dict[str, Any]:
-    """Train where the whole weights that a forward pass left are never dropped, or taken for all that there is."""
+    """Train where the whole weights that a forward pass left are never dropped, or taken for all
+    that there is."""
     if spoil == "left":
         fsdp.forget_whole = lambda model: None
     else:
@@ -220,7 +268,9 @@ def resumed_by_the_same_trainer(folder: str, **settings: Any) -> dict[str, Any]:
     """Train two steps, and two more of the same trainer from its checkpoint."""
     launched()
     saving = {"save_strategy": "steps", "save_steps": 2}
-    trainer = small_trainer(Path(folder), deterministic=True, learning_rate=1e-2, **saving, **settings)
+    trainer = small_trainer(
+        Path(folder), deterministic=True, learning_rate=1e-2, **saving, **settings
+    )
     trainer.train()
     trainer.args.max_steps = 4
     trainer.train(resume_from_checkpoint=True)

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_new_thread(limit_s: float = 0.0) -> Iterator[None]:
-    """*Raises* ``AssertionError`` when a thread that the block started is alive ``limit_s`` after its end.
+    """*Raises* ``AssertionError`` when a thread that the block started is alive ``limit_s`` after
+    its end.
 
-    A library's thread that has done its work (asyncio's for a child's end) may still be returning when the block ends.
+    A library's thread that has done its work (asyncio's for a child's end) may still be returning
+    when the block ends.
     """
     before = set(threading.enumerate())
     yield

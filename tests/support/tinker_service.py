@@ -1,8 +1,9 @@
-"""A Tinker service in a few lines: the SDK's calls in the SDK's order, and a policy that really learns.
+"""A Tinker service in a few lines: the SDK's calls in the SDK's order, and a policy that really
+learns.
 
-The policy is one row of logits over the vocabulary, whatever came before. ``forward_backward`` computes the loss of
-what it is given, ``optim_step`` goes down its gradient: data whose fields are shifted, unmasked or of the wrong sign
-make it learn something else.
+The policy is one row of logits over the vocabulary, whatever came before. ``forward_backward``
+computes the loss of what it is given, ``optim_step`` goes down its gradient: data whose fields are
+shifted, unmasked or of the wrong sign make it learn something else.
 """
 
 from __future__ import annotations
@@ -71,10 +72,14 @@ class Sampler:
         logprobs = log_softmax(self.logits)
         rng = np.random.default_rng([sampling_params.seed or 0, len(prompt.to_ints())])
         tokens: list[int] = []
-        while len(tokens) < sampling_params.max_tokens and (not tokens or tokens[-1] not in sampling_params.stop):
+        while len(tokens) < sampling_params.max_tokens and (
+            not tokens or tokens[-1] not in sampling_params.stop
+        ):
             tokens.append(int(rng.choice(len(logprobs), p=np.exp(logprobs))))
         reason = "stop" if tokens[-1] in sampling_params.stop else "length"
-        sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs[tokens].tolist(), stop_reason=reason)
+        sequence = SimpleNamespace(
+            tokens=tokens, logprobs=logprobs[tokens].tolist(), stop_reason=reason
+        )
         return SimpleNamespace(sequences=[sequence] * num_samples)
 
 
@@ -97,7 +102,11 @@ class Training:
             fields = {name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()}
             assert {len(array) for array in fields.values()} == {len(datum.model_input.to_ints())}
             now = logprobs[fields["target_tokens"]]
-            weights = fields["advantages"] * np.exp(now - fields["logprobs"]) * (fields["advantages"] != 0)
+            weights = (
+                fields["advantages"]
+                * np.exp(now - fields["logprobs"])
+                * (fields["advantages"] != 0)
+            )
             np.add.at(self.gradient, fields["target_tokens"], weights)
             self.gradient -= weights.sum() * np.exp(logprobs)
             outputs.append({"logprobs": TensorData(now.astype(np.float32))})
@@ -106,7 +115,10 @@ class Training:
     def optim_step(self, adam_params):
         self.service.log.append("optim_step")
         self.service.adam = adam_params
-        self.logits, self.gradient = self.logits + RATE * self.gradient, np.zeros_like(self.gradient)
+        self.logits, self.gradient = (
+            self.logits + RATE * self.gradient,
+            np.zeros_like(self.gradient),
+        )
         return Future(SimpleNamespace(metrics=None))
 
     def save_weights_and_get_sampling_client(self):
@@ -121,7 +133,8 @@ class Training:
 
 
 class Service:
-    """Give it as ``service=``, or as the double's ``ServiceClient``: called, it is its own client."""
+    """Give it as ``service=``, or as the double's ``ServiceClient``: called, it is
+    its own client."""
 
     def __init__(self):
         self.log: list[str] = []

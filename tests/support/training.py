@@ -1,4 +1,5 @@
-"""Small real training runs: a one-layer model, a toy environment, and an ``RLTrainer`` over both."""
+"""Small real training runs: a one-layer model, a toy environment, and an
+``RLTrainer`` over both."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def rows(count: int = 40, seed: int = 0) -> list[dict[str, Any]]:
     """Questions of two to four letters."""
     order = random.Random(seed)
-    return [{"question": "".join(order.choices(LETTERS, k=order.randint(2, 4)))} for _ in range(count)]
+    return [
+        {"question": "".join(order.choices(LETTERS, k=order.randint(2, 4)))} for _ in range(count)
+    ]
 
 
 def digits(completion: Any, **_: Any) -> float:
@@ -36,7 +39,10 @@ def digits(completion: Any, **_: Any) -> float:
 def toy_env(reward: Any = digits, count: int = 40, **options: Any) -> vf.SingleTurnEnv:
     """Answers of digits are worth most."""
     return vf.SingleTurnEnv(
-        dataset=rows(count), eval_dataset=rows(8, seed=1), rubric=vf.Rubric(funcs=[reward]), **options
+        dataset=rows(count),
+        eval_dataset=rows(8, seed=1),
+        rubric=vf.Rubric(funcs=[reward]),
+        **options,
     )
 
 
@@ -67,7 +73,8 @@ def pair(**options: Any) -> vf.MultiAgentEnv:
 
 
 class LetterTasks(vf.ProposerSolverEnv):
-    """A proposal with a small letter asks for a reply with a digit or a capital; one with a digit asks for nothing."""
+    """A proposal with a small letter asks for a reply with a digit or a capital; one with a digit
+    asks for nothing."""
 
     def task_of(self, row: Any, text: str) -> str | None:
         if any(c.isdigit() for c in text):
@@ -111,7 +118,9 @@ def small_config(folder: Path, **settings: Any) -> RLConfig:
 def small_trainer(folder: Path, env: Any = None, model: Any = None, **settings: Any) -> RLTrainer:
     """A trainer ready to train, with nothing started."""
     options = {
-        name: settings.pop(name) for name in ("callbacks", "optimizers", "peft_config", "eval_env") if name in settings
+        name: settings.pop(name)
+        for name in ("callbacks", "optimizers", "peft_config", "eval_env")
+        if name in settings
     }
     return RLTrainer(
         model if model is not None else small_policy(),

@@ -1,4 +1,5 @@
-"""Training runs in processes of their own, to be killed. The imports are paid once, by a fork server."""
+"""Training runs in processes of their own, to be killed. The imports are paid once, by a fork
+server."""
 
 from __future__ import annotations
 
@@ -28,16 +29,20 @@ def child_context() -> Any:
     """A fork server that has imported torch and the trainer, and has used neither."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.training_zygote"])
-    with pytest.MonkeyPatch.context() as patch:  # it is told the test's sys.path after it has preloaded
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # it is told the test's sys.path after it has preloaded
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         forkserver.ensure_running()
     return context
 
 
 def train_in_child(context: Any, folder: Path, failpoint: str = "", **settings: Any) -> int:
-    """Train (or resume, when the folder holds a checkpoint); the exit code, -9 after SIGKILL at the failpoint.
+    """Train (or resume, when the folder holds a checkpoint); the exit code, -9 after SIGKILL at the
+    failpoint.
 
-    ``settings`` may have ``environment``, the name of a function of ``support.training`` that makes it.
+    ``settings`` may have ``environment``, the name of a function of ``support.training`` that makes
+    it.
     """
     process = context.Process(target=_train, args=(str(folder), failpoint, settings))
     process.start()

@@ -1,4 +1,5 @@
-"""Runs to look at: played by real environments with scripted models, or written by the journal in large numbers."""
+"""Runs to look at: played by real environments with scripted models, or written by the journal in
+large numbers."""
 
 from __future__ import annotations
 
@@ -20,12 +21,17 @@ ATTACK = (
     '<script>window.owned = 1</script><img src=x onerror="window.owned = 2">'
     '<svg onload="window.owned=3"></svg>[x](javascript:window.owned=4) &lt;b&gt; '
 )
-ESCAPES = "\x1b[2J\x1b[31mred\x1b[0m \x1b]8;;https://evil.example\x07link\x1b]8;;\x07 \u202eevil\u202c \U000e0041 \x00"
+ESCAPES = (
+    "\x1b[2J\x1b[31mred\x1b[0m \x1b]8;;https://evil.example\x07link\x1b]8;;\x07 \u202eevil\u202c"
+    " \U000e0041 \x00"
+)
 
 
 def png(width: int = 48, height: int = 32) -> str:
     """A small picture as a ``data:`` URL."""
-    lines = b"".join(b"\0" + bytes(v for x in range(width) for v in (5 * x, 6 * y, 160)) for y in range(height))
+    lines = b"".join(
+        b"\0" + bytes(v for x in range(width) for v in (5 * x, 6 * y, 160)) for y in range(height)
+    )
     chunks = [
         (b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)),
         (b"IDAT", zlib.compress(lines)),
@@ -33,7 +39,9 @@ def png(width: int = 48, height: int = 32) -> str:
     ]
     content = b"\x89PNG\r\n\x1a\n"
     for name, body in chunks:
-        content += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        content += (
+            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        )
     return "data:image/png;base64," + base64.b64encode(content).decode()
 
 
@@ -50,9 +58,14 @@ def multiply(a: int, b: int) -> str:
 
 
 def tool_run(
-    folder: Path, model: str = "careful-7b", skill: float = 0.8, seed: int = 0, num_examples: int = 12
+    folder: Path,
+    model: str = "careful-7b",
+    skill: float = 0.8,
+    seed: int = 0,
+    num_examples: int = 12,
 ) -> Path:
-    """An evaluation with tools, reasoning, an attack in a completion, terminal escapes, and tokens."""
+    """An evaluation with tools, reasoning, an attack in a completion, terminal
+    escapes, and tokens."""
     chance = random.Random(seed)
     rows = [
         {"question": f"What is {n + 3} times {2 * n + 1}?", "answer": str((n + 3) * (2 * n + 1))}
@@ -70,7 +83,10 @@ def tool_run(
         if last["role"] == "tool":
             wrong = chance.random() > skill
             said = last["content"] if not wrong else "about a hundred"
-            thought = "<think>The tool gave me a number.\nI should repeat it, and check it once.</think>\n"
+            thought = (
+                "<think>The tool gave me a number.\nI should repeat it, and check it"
+                " once.</think>\n"
+            )
             return f"{thought}The result is **{said}**."
         words = last["content"].rstrip("?").split()
         if words[2] == "4":
@@ -79,11 +95,16 @@ def tool_run(
             return ESCAPES + "and nothing else"
         call = ToolCall("call_1", "multiply", json.dumps({"a": int(words[2]), "b": int(words[4])}))
         return AssistantMessage(
-            "", tool_calls=[call], reasoning_content=f"I need {words[2]} x {words[4]}; the tool does it."
+            "",
+            tool_calls=[call],
+            reasoning_content=f"I need {words[2]} x {words[4]}; the tool does it.",
         )
 
     env = vf.ToolEnv(
-        tools=[multiply], dataset=rows, rubric=vf.Rubric(funcs=[exact, brief], weights=[1.0, 0.2]), max_turns=4
+        tools=[multiply],
+        dataset=rows,
+        rubric=vf.Rubric(funcs=[exact, brief], weights=[1.0, 0.2]),
+        max_turns=4,
     )
     env.env_id = "times-table"
     path = folder / "evals" / f"times-table--{model}" / "3fa9c1d2"
@@ -104,19 +125,26 @@ def image_run(folder: Path) -> Path:
         {"type": "text", "text": "What is on the picture?"},
         {"type": "image_url", "image_url": {"url": png()}},
         {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/secret.png"}},
-        {"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,PHN2ZyBvbmxvYWQ9ImFsZXJ0KDEpIi8+"}},
+        {
+            "type": "image_url",
+            "image_url": {"url": "data:image/svg+xml;base64,PHN2ZyBvbmxvYWQ9ImFsZXJ0KDEpIi8+"},
+        },
     ]
 
     def seen(completion: Any, answer: str) -> float:
         return float(answer in completion[-1]["content"].lower())
 
     env = vf.SingleTurnEnv(
-        dataset=[{"prompt": [{"role": "user", "content": parts}], "answer": "colours"}], rubric=vf.Rubric(funcs=[seen])
+        dataset=[{"prompt": [{"role": "user", "content": parts}], "answer": "colours"}],
+        rubric=vf.Rubric(funcs=[seen]),
     )
     env.env_id = "pictures"
     path = folder / "evals" / "pictures--sees" / "00aa11bb"
     env.evaluate_sync(
-        ScriptedClient(["Colours that fade into each other."]), model="sees", results_path=path, save_results=True
+        ScriptedClient(["Colours that fade into each other."]),
+        model="sees",
+        results_path=path,
+        save_results=True,
     )
     return path
 
@@ -129,20 +157,38 @@ def plain_row(number: int, chance: random.Random, sibling: int = 0) -> dict[str,
     return {
         "example_id": number,
         "prompt": [
-            {"role": "user", "content": f"Question {number}: how many steps lead to the tower of {number * 7 % 1000}?"}
+            {
+                "role": "user",
+                "content": (
+                    f"Question {number}: how many steps lead to the tower of {number * 7 % 1000}?"
+                ),
+            }
         ],
-        "completion": []
-        if failed
-        else [{"role": "assistant", "content": f"Counting them one by one, I get {number % 90} steps. " * 3}],
+        "completion": (
+            []
+            if failed
+            else [
+                {
+                    "role": "assistant",
+                    "content": f"Counting them one by one, I get {number % 90} steps. " * 3,
+                }
+            ]
+        ),
         "answer": str(number % 90),
         "task": "tower",
         "info": {},
         "reward": None if failed else reward,
         "advantage": None,
         "metrics": {} if failed else {"exact": reward, "format": chance.random()},
-        "error": {"error": "ModelUnavailable", "message": "503", "error_chain_str": "ModelUnavailable"}
-        if failed
-        else None,
+        "error": (
+            {
+                "error": "ModelUnavailable",
+                "message": "503",
+                "error_chain_str": "ModelUnavailable",
+            }
+            if failed
+            else None
+        ),
         "is_completed": True,
         "is_truncated": False,
         "stop_condition": "has_error" if failed else "max_turns_reached",
@@ -166,11 +212,19 @@ def large_run(folder: Path, num_rows: int, status: str = "complete", start: int 
     path = folder / "evals" / "tower--big" / "50000000"
     chance = random.Random(1)
     with RunDirectory.create_or_resume(
-        path, {"env_id": "tower", "model": "big", "reward_functions": ["exact", "format"], "reward_weights": [1.0, 0.0]}
+        path,
+        {
+            "env_id": "tower",
+            "model": "big",
+            "reward_functions": ["exact", "format"],
+            "reward_weights": [1.0, 0.0],
+        },
     ) as run:
         with run.open_journal() as journal:
             for first in range(start, num_rows, 1000):
-                journal.append_sync([plain_row(n, chance) for n in range(first, min(first + 1000, num_rows))])
+                journal.append_sync(
+                    [plain_row(n, chance) for n in range(first, min(first + 1000, num_rows))]
+                )
         run.write_metadata(
             {
                 "env_id": "tower",
@@ -187,7 +241,8 @@ def large_run(folder: Path, num_rows: int, status: str = "complete", start: int 
 
 
 def training(folder: Path, num_steps: int, first: int = 1) -> Path:
-    """A training's files, by the trainer's formats: ``metrics.jsonl`` and ``completions/step-<n>.jsonl``."""
+    """A training's files, by the trainer's formats: ``metrics.jsonl`` and
+    ``completions/step-<n>.jsonl``."""
     chance = random.Random(first)
     (folder / "completions").mkdir(parents=True, exist_ok=True)
     for step in range(first, first + num_steps):
@@ -197,7 +252,10 @@ def training(folder: Path, num_steps: int, first: int = 1) -> Path:
                 "example_id": step * 2 + n // 2,
                 "prompt": [{"role": "user", "content": f"Reverse word{step}{n // 2}"}],
                 "completion": [
-                    {"role": "assistant", "content": f"{n // 2}{step}drow" if chance.random() < reward else "no"}
+                    {
+                        "role": "assistant",
+                        "content": f"{n // 2}{step}drow" if chance.random() < reward else "no",
+                    }
                 ],
                 "answer": f"{n // 2}{step}drow",
                 "reward": float(chance.random() < reward),
@@ -210,7 +268,9 @@ def training(folder: Path, num_steps: int, first: int = 1) -> Path:
             }
             for n in range(4)
         ]
-        (folder / "completions" / f"step-{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "completions" / f"step-{step}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
         line = {
             "step": step,
             "policy_version": step,
@@ -266,7 +326,11 @@ def prose_run(folder: Path) -> Path:
             state["trajectory"][-1]["reward"] = 0.25
             return [{"role": "user", "content": "Go on."}]
 
-    env = Twice(dataset=[{"question": "How large is it?"}], rubric=vf.Rubric(funcs=[lambda: 1.0]), max_turns=2)
+    env = Twice(
+        dataset=[{"question": "How large is it?"}],
+        rubric=vf.Rubric(funcs=[lambda: 1.0]),
+        max_turns=2,
+    )
     env.env_id = "areas"
     path = folder / "evals" / "areas--writer" / "11bb22cc"
     env.evaluate_sync(

@@ -1,7 +1,9 @@
-"""Children with the project imported already: a fork of one warm process, a tenth of a second each instead of a second.
+"""Children with the project imported already: a fork of one warm process, a tenth of a second each
+instead of a second.
 
-For tests that kill many. ``Warm.run`` is ``kill.run_child`` in another way: the same arguments, the same ``Ended``. A
-child is a process of its own, killed by its id; the warm one has no threads, no event loop and no open run.
+For tests that kill many. ``Warm.run`` is ``kill.run_child`` in another way: the same arguments, the
+same ``Ended``. A child is a process of its own, killed by its id; the warm one has no threads, no
+event loop and no open run.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Warm:
 
     def __enter__(self) -> Warm:
         self._line, theirs = socket.socketpair()
-        variables = {name: value for name, value in os.environ.items() if name != FAILPOINT_VARIABLE}
+        variables = {
+            name: value for name, value in os.environ.items() if name != FAILPOINT_VARIABLE
+        }
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", WARM, str(theirs.fileno())],
@@ -85,9 +89,14 @@ class Warm:
         kill_after_lines: int | None = None,
         kill_after_s: float | None = None,
     ) -> Ended:
-        """Run ``code`` to its end, which is SIGKILL after so many lines, or so many seconds after the first one."""
+        """Run ``code`` to its end, which is SIGKILL after so many lines, or so many seconds after
+        the first one."""
         environment = {FAILPOINT_VARIABLE: failpoint} if failpoint else {}
-        order: dict[str, Any] = {"code": code, "args": [str(arg) for arg in args], "environment": environment}
+        order: dict[str, Any] = {
+            "code": code,
+            "args": [str(arg) for arg in args],
+            "environment": environment,
+        }
         out, out_write = os.pipe()
         err, err_write = os.pipe()
         socket.send_fds(self._line, [json.dumps(order).encode()], [out_write, err_write])

@@ -1,8 +1,11 @@
-"""The commands of this project as programs on a path, each a fork of one process that has imported them.
+"""The commands of this project as programs on a path, each a fork of one process that has imported
+them.
 
-For tests that start many and ask what they do: a start takes a tenth of a second instead of half. A command is a
-process of its own, with its caller's arguments, folder, variables and streams; it ends as any Python ends, and its
-exit code is passed on. Signals are not: tests of signals, and of the start itself, run the installed scripts.
+For tests that start many and ask what they do: a start takes a tenth of a second instead of half. A
+command is a process of its own, with its caller's arguments, folder, variables and streams; it ends
+as any Python ends, and its
+exit code is passed on. Signals are not: tests of signals, and of the start itself, run the
+installed scripts.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ if TYPE_CHECKING:
     from support.eval_command import Ran
 
 PRELOADED = (
-    "verifiers.checks.audit.report verifiers.cli.evaluate.checking verifiers.cli.evaluate.command "
-    "verifiers.cli.evaluate.display verifiers.cli.evaluate.summary verifiers.cli.install.command "
-    "verifiers.cli.init verifiers.environments verifiers.results.comparison verifiers.runs.rescoring "
-    "verifiers.runs.runner verifiers.view.export verifiers.view.library"
+    "verifiers.checks.audit.report verifiers.cli.evaluate.checking verifiers.cli.evaluate.command"
+    " verifiers.cli.evaluate.display verifiers.cli.evaluate.summary verifiers.cli.install.command"
+    " verifiers.cli.init verifiers.environments verifiers.results.comparison"
+    " verifiers.runs.rescoring verifiers.runs.runner verifiers.view.export verifiers.view.library"
 ).split()
 PROGRAM = f"""#!{sys.executable} -IS
 import json, os, socket, sys
@@ -46,8 +49,12 @@ with socket.socket(socket.AF_UNIX) as line:
 @functools.cache
 def folder() -> str:
     """A folder with a program for each command; they run as long as this process does."""
-    found = Path(tempfile.mkdtemp(prefix="vf-"))  # short: the path of a socket has at most a hundred characters
-    scripts = {one.name: one.value for one in importlib.metadata.entry_points(group="console_scripts")}
+    found = Path(
+        tempfile.mkdtemp(prefix="vf-")
+    )  # short: the path of a socket has at most a hundred characters
+    scripts = {
+        one.name: one.value for one in importlib.metadata.entry_points(group="console_scripts")
+    }
     for name in filter(lambda name: name.startswith("vf-"), scripts):
         (found / name).write_text(PROGRAM)
         (found / name).chmod(0o755)
@@ -55,7 +62,9 @@ def folder() -> str:
         server.bind(str(found / "socket"))
         server.listen()
         command = [sys.executable, "-P", __file__, str(server.fileno()), json.dumps(scripts)]
-        _processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[server.fileno()]))
+        _processes.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[server.fileno()])
+        )
     return str(found)
 
 
@@ -71,7 +80,8 @@ _processes: list[subprocess.Popen[bytes]] = []
 
 
 def _next_command(server: socket.socket) -> str | None:
-    """Fork for each caller until standard input ends; returns in the fork, which has become the caller's command."""
+    """Fork for each caller until standard input ends; returns in the fork, which has become the
+    caller's command."""
     while server in select.select([server, sys.stdin], [], [])[0]:
         caller, _ = server.accept()
         if os.fork() == 0:
@@ -93,11 +103,15 @@ def _next_command(server: socket.socket) -> str | None:
     for standard, stream in enumerate(streams):
         os.dup2(stream, standard)
         os.close(stream)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", 1, errors="backslashreplace")  # noqa: SIM115
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, errors="backslashreplace")  # noqa: SIM115
     os.chdir(here)
     os.environ.clear()
     os.environ.update(variables)
-    sys.path[:0] = [os.path.dirname(sys.executable), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:0] = [
+        os.path.dirname(sys.executable),
+        *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     return str(name)
 
 

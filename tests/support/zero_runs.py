@@ -1,4 +1,5 @@
-"""What the ranks of a test do with a model that DeepSpeed splits over them, as ``configs/zero3.yaml`` has it split."""
+"""What the ranks of a test do with a model that DeepSpeed splits over them, as
+``configs/zero3.yaml`` has it split."""
 
 from __future__ import annotations
 
@@ -32,13 +33,18 @@ NAMES = {
 
 def as_launched(**changed: Any) -> None:
     """Set what ``accelerate launch --config_file configs/zero3.yaml`` sets for each process."""
-    described = yaml.safe_load((ROOT / "configs/zero3.yaml").read_text())["deepspeed_config"] | changed
-    os.environ.update({NAMES[name]: str(value) for name, value in described.items() if name in NAMES})
+    described = (
+        yaml.safe_load((ROOT / "configs/zero3.yaml").read_text())["deepspeed_config"] | changed
+    )
+    os.environ.update(
+        {NAMES[name]: str(value) for name, value in described.items() if name in NAMES}
+    )
     os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_MIXED_PRECISION="bf16")
 
 
 def nothing_persists(folder: Path, stage: int) -> str:
-    """A DeepSpeed file under which stage 3 keeps no small parameter whole: of a small model it splits nothing else."""
+    """A DeepSpeed file under which stage 3 keeps no small parameter whole: of a small model it
+    splits nothing else."""
     path = folder / "deepspeed.json"
     path.write_text(
         json.dumps(
@@ -56,7 +62,10 @@ def nothing_persists(folder: Path, stage: int) -> str:
 def share_of(model: Any) -> float:
     """The part of all parameters that this process holds between two passes."""
     fsdp.forget_whole(model)
-    held = sum(p.ds_tensor.numel() + p.numel() if hasattr(p, "ds_id") else p.numel() for p in model.parameters())
+    held = sum(
+        p.ds_tensor.numel() + p.numel() if hasattr(p, "ds_id") else p.numel()
+        for p in model.parameters()
+    )
     return held / sum(deepspeed.size(p).numel() for p in model.parameters())
 
 
@@ -74,7 +83,9 @@ def train(
     """Train; the whole weights as every rank gathers them, and on rank 0 what was logged."""
     if int(os.environ["WORLD_SIZE"]) > 1:
         file = {} if persist else {"deepspeed_config_file": nothing_persists(Path(folder), stage)}
-        as_launched(zero_stage=stage, offload_optimizer_device=offload, offload_param_device=offload, **file)
+        as_launched(
+            zero_stage=stage, offload_optimizer_device=offload, offload_param_device=offload, **file
+        )
     if settings.pop("evaluating", False):
         settings |= {
             "eval_strategy": "steps",
@@ -91,7 +102,9 @@ def train(
     trainer.args.ddp_timeout, trainer.args.bf16 = 60, half
     SPOILERS.get(spoil, lambda trainer: None)(trainer)
     run(trainer, resume_from_checkpoint=resume)
-    lines = [row for row in metrics_of(Path(folder)) if "loss" in row] if trainer.ranks.is_main else []
+    lines = (
+        [row for row in metrics_of(Path(folder)) if "loss" in row] if trainer.ranks.is_main else []
+    )
     if again:
         trainer.args.max_steps = again
         run(trainer)
@@ -110,7 +123,8 @@ def train(
 
 
 def stopped_by_a_gradient(folder: str, stage: int) -> dict[str, Any]:
-    """Let rank 1's gradient be no number in the second step; what was raised, and whether the weights moved by it."""
+    """Let rank 1's gradient be no number in the second step; what was raised, and whether the
+    weights moved by it."""
     as_launched(zero_stage=stage)
     trainer = small_trainer(Path(folder), deterministic=True, max_steps=3, max_off_policy_steps=0)
     trainer.args.ddp_timeout = 60
@@ -120,7 +134,9 @@ def stopped_by_a_gradient(folder: str, stage: int) -> dict[str, Any]:
         seen["before"] = digest(dict(fsdp.whole_tensors(trainer.model)))
         if trainer.state.global_step == 1 and trainer.ranks.rank == 1:
             trainer.model.get_input_embeddings().register_forward_hook(
-                lambda module, inputs, output: output.register_hook(lambda gradient: gradient * float("nan")) and None
+                lambda module, inputs, output: (
+                    output.register_hook(lambda gradient: gradient * float("nan")) and None
+                )
             )
         return plain(model, batch, *rest)
 
@@ -130,11 +146,15 @@ def stopped_by_a_gradient(folder: str, stage: int) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - the test looks at what it is
         raised = [type(error).__name__, str(error)]
     trainer.ranks.gather([0.0], "the end")
-    return {"raised": raised, "moved": digest(dict(fsdp.whole_tensors(trainer.model))) != seen["before"]}
+    return {
+        "raised": raised,
+        "moved": digest(dict(fsdp.whole_tensors(trainer.model))) != seen["before"],
+    }
 
 
 def loaded_under_a_config(folder: str) -> dict[str, Any]:
-    """A model that is read from files after the settings were made, which transformers would split while it reads."""
+    """A model that is read from files after the settings were made, which transformers would split
+    while it reads."""
     from transformers import AutoModelForCausalLM
     from transformers.integrations import is_deepspeed_zero3_enabled
 

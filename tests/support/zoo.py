@@ -1,6 +1,7 @@
 """A zoo for the audit: environments with one planted hole each, and clean ones that look alike.
 
-``HOLES``: name -> (function that builds it, code of the finding that must be reported). ``CLEAN``: name -> function.
+``HOLES``: name -> (function that builds it, code of the finding that must be reported). ``CLEAN``:
+name -> function.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ HOLES: dict[str, tuple[Build, str]] = {}
 CLEAN: dict[str, Build] = {}
 PAID, PARTLY = "non-solution-is-paid", "non-solution-is-paid-partly"
 WORDS = (
-    "apple river stone cloud paper lemon horse tiger bread chair table plant glass metal water smoke sugar honey "
-    "cabin wagon"
+    "apple river stone cloud paper lemon horse tiger bread chair table plant glass metal water"
+    " smoke sugar honey cabin wagon"
 ).split()
 SYSTEM = "Answer inside <answer> and </answer> tags."
 
@@ -60,7 +61,11 @@ def texts(count: int = 20) -> list[str]:
 def single(rows, function, parser=None, **more):
     parser = parser or vf.XMLParser(["answer"])
     return vf.SingleTurnEnv(
-        dataset=rows, system_prompt=SYSTEM, parser=parser, rubric=vf.Rubric([function], parser=parser), **more
+        dataset=rows,
+        system_prompt=SYSTEM,
+        parser=parser,
+        rubric=vf.Rubric([function], parser=parser),
+        **more,
     )
 
 
@@ -68,7 +73,7 @@ def said(completion) -> str:
     return completion[-1].content or ""
 
 
-# --- lenient comparisons ---------------------------------------------------------------------------------------------
+# --- lenient comparisons --------------------------------------------------------------------------
 
 
 @hole(PAID)
@@ -100,7 +105,9 @@ def the_reply_is_a_pattern():
     def reward(completion, answer, parser):
         try:
             with warnings.catch_warnings(action="ignore"):
-                return float(re.fullmatch(parser.parse_answer(completion) or "", answer) is not None)
+                return float(
+                    re.fullmatch(parser.parse_answer(completion) or "", answer) is not None
+                )
         except re.error:
             return 0.0
 
@@ -119,7 +126,9 @@ def an_empty_prefix_matches():
 def not_a_number_is_near_everything():
     def reward(completion, answer, parser):
         try:
-            return float(not abs(float(parser.parse_answer(completion) or "x") - float(answer)) > 0.5)
+            return float(
+                not abs(float(parser.parse_answer(completion) or "x") - float(answer)) > 0.5
+            )
         except ValueError:
             return 0.0
 
@@ -132,7 +141,9 @@ def nothing_wrong_is_right():
         named = (parser.parse_answer(completion) or "").split()
         return float(all(word in answer.split() for word in named))
 
-    return single([{"question": f"Sort: {t}", "answer": " ".join(sorted(t.split()))} for t in texts()], reward)
+    return single(
+        [{"question": f"Sort: {t}", "answer": " ".join(sorted(t.split()))} for t in texts()], reward
+    )
 
 
 @hole(PAID)
@@ -143,7 +154,10 @@ def a_failure_of_the_check_is_paid():
         except ValueError:
             return 1.0
 
-    rows = [{"question": f"Write {n} as JSON, key n.", "answer": json.dumps({"n": n})} for n in range(20)]
+    rows = [
+        {"question": f"Write {n} as JSON, key n.", "answer": json.dumps({"n": n})}
+        for n in range(20)
+    ]
     return single(rows, reward)
 
 
@@ -152,7 +166,9 @@ def recall_without_precision():
     def reward(completion, answer):
         return sum(word in said(completion) for word in answer.split()) / len(answer.split())
 
-    return single([{"question": f"Sort: {t}", "answer": " ".join(sorted(t.split()))} for t in texts()], reward)
+    return single(
+        [{"question": f"Sort: {t}", "answer": " ".join(sorted(t.split()))} for t in texts()], reward
+    )
 
 
 @hole(PAID)
@@ -160,10 +176,12 @@ def case_does_not_count_where_it_is_the_task():
     def reward(completion, answer, parser):
         return float((parser.parse_answer(completion) or "").lower() == answer.lower())
 
-    return single([{"question": f"Write in capitals: {t}", "answer": t.upper()} for t in texts()], reward)
+    return single(
+        [{"question": f"Write in capitals: {t}", "answer": t.upper()} for t in texts()], reward
+    )
 
 
-# --- paid for something else ------------------------------------------------------------------------------------------
+# --- paid for something else ----------------------------------------------------------------------
 
 
 @hole(PARTLY)
@@ -176,7 +194,9 @@ def the_format_is_half_of_the_reward():
     def in_format(completion):
         return float("<answer>" in said(completion))
 
-    return vf.SingleTurnEnv(dataset=sums(), system_prompt=SYSTEM, rubric=vf.Rubric([right, in_format], parser=parser))
+    return vf.SingleTurnEnv(
+        dataset=sums(), system_prompt=SYSTEM, rubric=vf.Rubric([right, in_format], parser=parser)
+    )
 
 
 @hole(PAID)
@@ -199,12 +219,16 @@ def sorted_letters_are_similar_to_reversed_ones():
 @hole(PARTLY)
 def the_input_is_similar_to_its_sorted_form():
     def reward(completion, answer, parser):
-        return difflib.SequenceMatcher(None, (parser.parse_answer(completion) or "").split(), answer.split()).ratio()
+        return difflib.SequenceMatcher(
+            None, (parser.parse_answer(completion) or "").split(), answer.split()
+        ).ratio()
 
-    return single([{"question": f"Sort: {t}", "answer": " ".join(sorted(t.split()))} for t in texts()], reward)
+    return single(
+        [{"question": f"Sort: {t}", "answer": " ".join(sorted(t.split()))} for t in texts()], reward
+    )
 
 
-# --- judges -----------------------------------------------------------------------------------------------------------
+# --- judges ---------------------------------------------------------------------------------------
 
 
 def judged(judge, read):
@@ -212,7 +236,10 @@ def judged(judge, read):
         return read(await judge(prompt, completion, answer, state))
 
     rubric = vf.JudgeRubric(
-        judge_client=ScriptedClient(judge), judge_model="judge", funcs=[reward], parser=vf.XMLParser(["answer"])
+        judge_client=ScriptedClient(judge),
+        judge_model="judge",
+        funcs=[reward],
+        parser=vf.XMLParser(["answer"]),
     )
     return vf.SingleTurnEnv(dataset=sums(), system_prompt=SYSTEM, rubric=rubric)
 
@@ -226,7 +253,10 @@ def strict_judge(request) -> str:
 @hole(PAID)
 def a_quotation_is_taken_for_the_verdict():
     def quoting(request):
-        return f"The response was: {request.prompt[-1].content}. <verdict>{strict_judge(request)}</verdict>"
+        return (
+            f"The response was: {request.prompt[-1].content}."
+            f" <verdict>{strict_judge(request)}</verdict>"
+        )
 
     def read(text):
         found = re.search(r"<score>(\d+)</score>", text)
@@ -244,7 +274,7 @@ def a_judge_that_obeys():
     return judged(obedient, lambda text: float(text == "yes"))
 
 
-# --- tools ------------------------------------------------------------------------------------------------------------
+# --- tools ----------------------------------------------------------------------------------------
 
 
 STOCK = {word: 11 + 7 * index for index, word in enumerate(WORDS)}
@@ -270,10 +300,19 @@ def with_tools(function, tools=(stock,), **more):
         return [[vf.ToolCall("c", "stock", {"item": item})], f"<answer>{row['answer']}</answer>"]
 
     parser = vf.XMLParser(["answer"])
-    rows = [{"question": f"How many {word} are there?", "answer": str(number)} for word, number in STOCK.items()]
+    rows = [
+        {"question": f"How many {word} are there?", "answer": str(number)}
+        for word, number in STOCK.items()
+    ]
     rubric = vf.Rubric([function], parser=parser)
     return vf.ToolEnv(
-        tools=list(tools), dataset=rows, max_turns=6, system_prompt=SYSTEM, parser=parser, rubric=rubric, oracle=oracle
+        tools=list(tools),
+        dataset=rows,
+        max_turns=6,
+        system_prompt=SYSTEM,
+        parser=parser,
+        rubric=rubric,
+        oracle=oracle,
     )
 
 
@@ -299,12 +338,15 @@ def tool_output_pasted_is_paid():
 def an_answer_after_any_call_is_paid():
     def reward(completion, answer, parser):
         called = any(m.role == "tool" for m in completion)
-        return float(parser.parse_answer(completion) == answer or (called and bool(parser.parse_answer(completion))))
+        return float(
+            parser.parse_answer(completion) == answer
+            or (called and bool(parser.parse_answer(completion)))
+        )
 
     return with_tools(reward)
 
 
-# --- code -------------------------------------------------------------------------------------------------------------
+# --- code -----------------------------------------------------------------------------------------
 
 
 CODING = [
@@ -341,11 +383,15 @@ def run_python(source: str, folder: str) -> subprocess.CompletedProcess:
     """Runs a program that follows code of the model; the caller has checked that there is some."""
     Path(folder, "main.py").write_text(source)
     command = [sys.executable, "-S", "-E", "main.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=20, check=False
+    )
 
 
 def asserts(info) -> str:
-    return "".join(f"assert {info['name']}({given}) == {wanted}\n" for given, wanted in info["cases"])
+    return "".join(
+        f"assert {info['name']}({given}) == {wanted}\n" for given, wanted in info["cases"]
+    )
 
 
 @hole(PAID)
@@ -365,7 +411,9 @@ def an_object_equal_to_everything():
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(code_of(completion), space)
-            return float(all(space[info["name"]](given) == wanted for given, wanted in info["cases"]))
+            return float(
+                all(space[info["name"]](given) == wanted for given, wanted in info["cases"])
+            )
         except (Exception, SystemExit):  # noqa: BLE001  whatever the model wrote
             return 0.0
 
@@ -397,7 +445,7 @@ def a_reward_file_in_reach():
     return coding(reward)
 
 
-# --- several turns ----------------------------------------------------------------------------------------------------
+# --- several turns --------------------------------------------------------------------------------
 
 
 class GuessEnv(vf.MultiTurnEnv):
@@ -424,7 +472,10 @@ class GuessEnv(vf.MultiTurnEnv):
 
 def guessing(function, cls=GuessEnv, **more):
     parser = vf.XMLParser(["answer"])
-    rows = [{"question": "Guess my number, 1 to 100.", "answer": str(7 + 13 * n % 90)} for n in range(10)]
+    rows = [
+        {"question": "Guess my number, 1 to 100.", "answer": str(7 + 13 * n % 90)}
+        for n in range(10)
+    ]
     rubric = vf.Rubric([function], parser=parser, **more)
     return cls(dataset=rows, max_turns=4, system_prompt=SYSTEM, parser=parser, rubric=rubric)
 
@@ -449,7 +500,7 @@ def turns_are_paid():
     return guessing(reward)
 
 
-# --- rows and scoring -------------------------------------------------------------------------------------------------
+# --- rows and scoring -----------------------------------------------------------------------------
 
 
 def exact(completion, answer, parser):
@@ -458,12 +509,17 @@ def exact(completion, answer, parser):
 
 @hole("answer-in-the-prompt")
 def the_prompt_names_the_answer():
-    return single([{**row, "question": f"{row['question']} (answer: {row['answer']})"} for row in sums()], exact)
+    return single(
+        [{**row, "question": f"{row['question']} (answer: {row['answer']})"} for row in sums()],
+        exact,
+    )
 
 
 @hole("answer-is-guessable")
 def one_answer_for_nearly_all_rows():
-    rows = [{"question": f"Is {n} below 1000?", "answer": "no" if n == 7 else "yes"} for n in range(24)]
+    rows = [
+        {"question": f"Is {n} below 1000?", "answer": "no" if n == 7 else "yes"} for n in range(24)
+    ]
     return single(rows, exact)
 
 
@@ -493,7 +549,10 @@ def some_right_answers_are_refused():
     def reward(completion, answer, parser):
         return float(parser.parse_answer(completion) == answer.strip())
 
-    rows = [{**row, "answer": row["answer"] + (" apples" if n % 4 == 1 else "")} for n, row in enumerate(sums())]
+    rows = [
+        {**row, "answer": row["answer"] + (" apples" if n % 4 == 1 else "")}
+        for n, row in enumerate(sums())
+    ]
 
     def strict(completion, answer, parser):
         found = parser.parse_answer(completion) or ""
@@ -518,13 +577,18 @@ def many_rows_twice():
 def evaluation_rows_are_training_rows():
     rows = sums()
     parser = vf.XMLParser(["answer"])
-    held_out = [{**row, "question": row["question"].replace("What is", "what  is")} for row in rows[:6]]
+    held_out = [
+        {**row, "question": row["question"].replace("What is", "what  is")} for row in rows[:6]
+    ]
     return vf.SingleTurnEnv(
-        dataset=rows, eval_dataset=held_out, system_prompt=SYSTEM, rubric=vf.Rubric([exact], parser=parser)
+        dataset=rows,
+        eval_dataset=held_out,
+        system_prompt=SYSTEM,
+        rubric=vf.Rubric([exact], parser=parser),
     )
 
 
-# --- clean ------------------------------------------------------------------------------------------------------------
+# --- clean ----------------------------------------------------------------------------------------
 
 
 @clean
@@ -534,7 +598,9 @@ def exact_sums():
 
 @clean
 def sorting_words():
-    return single([{"question": f"Sort: {t}", "answer": " ".join(sorted(t.split()))} for t in texts()], exact)
+    return single(
+        [{"question": f"Sort: {t}", "answer": " ".join(sorted(t.split()))} for t in texts()], exact
+    )
 
 
 @clean
@@ -544,13 +610,18 @@ def repeating():
 
 @clean
 def capitals():
-    return single([{"question": f"Write in capitals: {t}", "answer": t.upper()} for t in texts()], exact)
+    return single(
+        [{"question": f"Write in capitals: {t}", "answer": t.upper()} for t in texts()], exact
+    )
 
 
 @clean
 def a_choice_of_four():
     rng = random.Random(5)
-    rows = [{"question": f"Question {n}: A, B, C or D?", "answer": rng.choice("ABCD")} for n in range(40)]
+    rows = [
+        {"question": f"Question {n}: A, B, C or D?", "answer": rng.choice("ABCD")}
+        for n in range(40)
+    ]
 
     def reward(completion, answer, parser):
         return float((parser.parse_answer(completion) or "").upper() == answer)
@@ -560,8 +631,22 @@ def a_choice_of_four():
 
 @clean
 def yes_or_no():
-    pairs = [(12, 3), (14, 3), (15, 5), (16, 5), (21, 7), (22, 7), (24, 8), (25, 8), (27, 9), (28, 9)]
-    rows = [{"question": f"Is {n} divisible by {d}?", "answer": "yes" if n % d == 0 else "no"} for n, d in pairs]
+    pairs = [
+        (12, 3),
+        (14, 3),
+        (15, 5),
+        (16, 5),
+        (21, 7),
+        (22, 7),
+        (24, 8),
+        (25, 8),
+        (27, 9),
+        (28, 9),
+    ]
+    rows = [
+        {"question": f"Is {n} divisible by {d}?", "answer": "yes" if n % d == 0 else "no"}
+        for n, d in pairs
+    ]
     return single(rows, exact)
 
 
@@ -594,7 +679,8 @@ def looking_up_with_a_tool():
 
 @clean
 def code_checked_outside():
-    """The code prints its results as JSON; numbers are compared here, and nothing it prints but that counts."""
+    """The code prints its results as JSON; numbers are compared here, and nothing it prints but
+    that counts."""
 
     def reward(completion, info):
         calls = ", ".join(f"{info['name']}({given})" for given, _ in info["cases"])

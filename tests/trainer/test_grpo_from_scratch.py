@@ -1,4 +1,5 @@
-"""The example that writes the loop out: it runs, and on the full run the reward rises. Source: examples/."""
+"""The example that writes the loop out: it runs, and on the full run the reward rises. Source:
+examples/."""
 
 import math
 import runpy
@@ -34,7 +35,9 @@ def test_two_steps_train_every_sampled_token(example, capsys):
     for groups, rows in made:
         live = [group for group in groups if len({rollout.reward for rollout in group}) > 1]
         assert live
-        assert sum(row.loss_mask.sum() for row in rows) == sum(r.num_sampled for group in live for r in group)
+        assert sum(row.loss_mask.sum() for row in rows) == sum(
+            r.num_sampled for group in live for r in group
+        )
         assert sum(row.weight.sum() for row in rows) == pytest.approx(1, abs=1e-5)
     assert "held-out words: mean reward" in capsys.readouterr().out
 

@@ -1,4 +1,5 @@
-"""The shipped configuration with which a real model learns a task: `docs/train/learning.md` shows the whole runs."""
+"""The shipped configuration with which a real model learns a task: `docs/train/learning.md` shows
+the whole runs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ CONFIG = Path(__file__).parents[2] / "configs" / "vf-train" / "smollm2-stories.t
 @pytest.mark.slow  # two minutes of one core
 def test_the_model_writes_the_calls_of_stories_after_eight_updates(tmp_path):
     pytest.importorskip("gguf", reason="needs the extra verifiers-trainer[smollm2]")
-    words = ["--trainer.args.max_steps", "8", "--eval.steps", "8", "--trainer.args.output_dir", tmp_path / "run"]
+    words = [
+        "--trainer.args.max_steps",
+        "8",
+        "--eval.steps",
+        "8",
+        "--trainer.args.output_dir",
+        tmp_path / "run",
+    ]
     command = [Path(sys.executable).with_name("vf-train"), "@", CONFIG, *words]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert ran.returncode == 0, ran.stderr

@@ -13,7 +13,9 @@ from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 
 README = Path(__file__).parents[2] / "packages" / "trainer" / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
 SCRIPTS = [code for code in BLOCKS if "trainer.train()" in code]
 SUBCLASSES = [code for code in BLOCKS if "(vf.RLTrainer):" in code]
 
@@ -38,9 +40,15 @@ def length(completion, **_):
 def test_subclasses_train(code, tmp_path):
     names = {}
     exec(compile(code, README.name, "exec"), names)
-    (kind,) = [value for value in names.values() if isinstance(value, type) and issubclass(value, RLTrainer)]
+    (kind,) = [
+        value
+        for value in names.values()
+        if isinstance(value, type) and issubclass(value, RLTrainer)
+    ]
     rubric = vf.RubricGroup([vf.Rubric(funcs=[digits]), vf.Rubric(funcs=[length])])
     env = vf.SingleTurnEnv(dataset=[{"question": "ab", "answer": "ab"}] * 8, rubric=rubric)
-    trainer = kind(small_policy(), env, small_config(tmp_path, zero_variance="keep"), build_tiny_tokenizer())
+    trainer = kind(
+        small_policy(), env, small_config(tmp_path, zero_variance="keep"), build_tiny_tokenizer()
+    )
     trainer.train()
     assert trainer.policy_version == 2

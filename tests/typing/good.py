@@ -29,7 +29,9 @@ class Guess(vf.MultiTurnEnv):
     async def setup_state(self, state: vf.State) -> None:
         state["guesses"] = 0
 
-    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> vf.Messages:
+    async def env_response(
+        self, messages: vf.Messages, state: vf.State, **kwargs: Any
+    ) -> vf.Messages:
         assert_type(state["guesses"], Any)
         return [vf.UserMessage("higher")]
 
@@ -69,7 +71,11 @@ class OwnLoop(vf.SingleTurnEnv):
     """A rollout of the author's own."""
 
     async def rollout(
-        self, input: Mapping[str, Any], client: vf.Client, model: str, sampling_args: Mapping[str, Any] | None = None
+        self,
+        input: Mapping[str, Any],
+        client: vf.Client,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
     ) -> vf.State:
         return await self.init_state(input, client, model, sampling_args)
 
@@ -96,11 +102,16 @@ async def of_everything(
     parser: vf.Parser,
     **kwargs: Any,
 ) -> float:
-    return float(completion[-1].content == answer and info["level"] == 1 and bool(state["trajectory"]))
+    return float(
+        completion[-1].content == answer and info["level"] == 1 and bool(state["trajectory"])
+    )
 
 
 def best_of(completions: list[vf.Messages], answers: list[str]) -> list[float]:
-    return [float(text[-1]["content"] == answer) for text, answer in zip(completions, answers, strict=True)]
+    return [
+        float(text[-1]["content"] == answer)
+        for text, answer in zip(completions, answers, strict=True)
+    ]
 
 
 def square(n: int) -> int:
@@ -109,8 +120,12 @@ def square(n: int) -> int:
 
 def load_environment(num_examples: int = 100) -> vf.Environment:
     parser = vf.XMLParser(["think", ("answer", "result")], answer_field="answer")
-    rubric = vf.Rubric(funcs=[correct, parser.get_format_reward_func()], weights=[1.0, 0.2], parser=parser)
-    return vf.SingleTurnEnv(dataset=ROWS * num_examples, system_prompt="Add.", parser=parser, rubric=rubric)
+    rubric = vf.Rubric(
+        funcs=[correct, parser.get_format_reward_func()], weights=[1.0, 0.2], parser=parser
+    )
+    return vf.SingleTurnEnv(
+        dataset=ROWS * num_examples, system_prompt="Add.", parser=parser, rubric=rubric
+    )
 
 
 # --- making them
@@ -136,28 +151,41 @@ single = vf.SingleTurnEnv(
 assert_type(single, vf.SingleTurnEnv)
 assert_type(vf.load_environment("reverse-text", unit="word"), vf.Environment)
 assert_type([found.id for found in vf.list_environments()], list[str])
-tools = vf.ToolEnv(tools=[square], max_turns=4, stop_errors=[KeyError], parallel_tool_calls=True, dataset=ROWS)
+tools = vf.ToolEnv(
+    tools=[square], max_turns=4, stop_errors=[KeyError], parallel_tool_calls=True, dataset=ROWS
+)
 assert_type(tools, vf.ToolEnv)
 assert_type(vf.StatefulToolEnv(tools=[square], dataset=ROWS), vf.StatefulToolEnv)
 assert_type(vf.SandboxEnv(memory_gb=1, docker_image="python:3.11", dataset=ROWS), vf.SandboxEnv)
-python = vf.PythonEnv("numpy", 60, code_from="auto", system_prompt="Compute.", timeout_minutes=5, dataset=ROWS)
+python = vf.PythonEnv(
+    "numpy", 60, code_from="auto", system_prompt="Compute.", timeout_minutes=5, dataset=ROWS
+)
 assert_type(python, vf.PythonEnv)
 group = vf.EnvGroup([guess, single], env_names=["guess", "single"], score_rollouts=True)
 assert_type(group.get_env_for_task("guess"), vf.Environment)
 assert_type(vf.GymEnv("FrozenLake-v1", max_turns=9, rubric=vf.Rubric()), vf.GymEnv)
 assert_type(vf.TextArenaEnv("Wordle-v0", parser=vf.XMLParser(["guess"])), vf.TextArenaEnv)
 assert_type(vf.ReasoningGymEnv("chain_sum", num_eval_examples=5), vf.ReasoningGymEnv)
-assert_type(vf.MCPEnv([{"name": "time", "command": "time-server"}], tools=[square], dataset=ROWS), vf.MCPEnv)
+assert_type(
+    vf.MCPEnv([{"name": "time", "command": "time-server"}], tools=[square], dataset=ROWS), vf.MCPEnv
+)
 
 # --- running them
 
-client = vf.OpenAIChatCompletionsClient(base_url="http://127.0.0.1:8000/v1", max_retries=4, timeout=60)
+client = vf.OpenAIChatCompletionsClient(
+    base_url="http://127.0.0.1:8000/v1", max_retries=4, timeout=60
+)
 assert_type(client, vf.OpenAIChatCompletionsClient)
 assert_type(vf.as_client(vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1")), vf.Client)
 assert_type(vf.as_client(OpenAI()), vf.Client)
-assert_type(vf.as_client([vf.EndpointConfig("small", "qwen3-4b"), vf.EndpointConfig("large", "qwen3-32b")]), vf.Client)
+assert_type(
+    vf.as_client([vf.EndpointConfig("small", "qwen3-4b"), vf.EndpointConfig("large", "qwen3-32b")]),
+    vf.Client,
+)
 
-results = guess.evaluate(OpenAI(), model="my-model", num_examples=20, rollouts_per_example=4, temperature=0.8)
+results = guess.evaluate(
+    OpenAI(), model="my-model", num_examples=20, rollouts_per_example=4, temperature=0.8
+)
 kept: vf.GenerateOutputs = results
 assert_type(results.metadata, vf.GenerateMetadata)
 assert_type(results.metadata.avg_reward, float)
@@ -174,14 +202,18 @@ for prompt, completion, reward in zip(*results, strict=True):
     print(prompt, completion[-1].content, reward)
 
 assert_type(guess.evaluate_sync(AsyncOpenAI(), "my-model"), vf.GenerateOutputs)
-assert_type(guess.generate_sync(ROWS, ScriptedClient("4"), "m", rollouts_per_example=2), vf.GenerateOutputs)
+assert_type(
+    guess.generate_sync(ROWS, ScriptedClient("4"), "m", rollouts_per_example=2), vf.GenerateOutputs
+)
 
 
 async def in_a_loop() -> None:
     assert_type(await guess.evaluate("local"), vf.GenerateOutputs)
     assert_type(await vf.load_environment("reverse-text").evaluate(client, "m"), vf.GenerateOutputs)
     assert_type(await plain.evaluate(vf.ClientConfig(), "m"), vf.GenerateOutputs)
-    assert_type(await guess.a_evaluate(client, "my-model", {"temperature": 0.0}, 20), vf.GenerateOutputs)
+    assert_type(
+        await guess.a_evaluate(client, "my-model", {"temperature": 0.0}, 20), vf.GenerateOutputs
+    )
     assert_type(await guess.generate(ROWS, client, "my-model"), vf.GenerateOutputs)
     assert_type(await guess.a_generate(None, client, "my-model", n_samples=8), vf.GenerateOutputs)
     both = await asyncio.gather(guess.evaluate(client, "a"), guess.evaluate(client, "b"))
@@ -249,8 +281,13 @@ class Polite(vf.Rubric):
 
 
 assert_type(Polite(timeout_s=10).get_reward_weights(), list[float])
-assert_type(vf.RubricGroup([Polite(), vf.Rubric([correct])], weights=[1, 0.5], names=["a", "b"]), vf.RubricGroup)
-judge = vf.JudgeRubric(judge_client=OpenAI(), judge_model="gpt-4.1-nano", score_range=(0, 10), parallelize_scoring=True)
+assert_type(
+    vf.RubricGroup([Polite(), vf.Rubric([correct])], weights=[1, 0.5], names=["a", "b"]),
+    vf.RubricGroup,
+)
+judge = vf.JudgeRubric(
+    judge_client=OpenAI(), judge_model="gpt-4.1-nano", score_range=(0, 10), parallelize_scoring=True
+)
 assert_type(judge, vf.JudgeRubric)
 assert_type(vf.MathRubric(max_workers=2, timeout_s=None), vf.MathRubric)
 assert_type(vf.ToolRubric([square], parser=vf.Parser()), vf.ToolRubric)
@@ -266,11 +303,15 @@ assert_type(vf.SandboxLimit, type[vf.SandboxLimit])
 
 # --- training
 
-config = vf.RLConfig(batch_size=64, rollouts_per_example=8, learning_rate=1e-5, weight_decay=0.1, loss="cispo")
+config = vf.RLConfig(
+    batch_size=64, rollouts_per_example=8, learning_rate=1e-5, weight_decay=0.1, loss="cispo"
+)
 assert_type(config, vf.RLConfig)
 assert_type(config.temperature, float)
 trainer = vf.RLTrainer("builtin:tiny", "reverse-text", config)
 assert_type(trainer, vf.RLTrainer)
-assert_type(vf.RLTrainer(model="builtin:tiny", env=[guess, "reverse-text"], args=config), vf.RLTrainer)
+assert_type(
+    vf.RLTrainer(model="builtin:tiny", env=[guess, "reverse-text"], args=config), vf.RLTrainer
+)
 assert_type(vf.GRPOConfig(num_generations=16, per_device_train_batch_size=8), vf.GRPOConfig)
 assert_type(vf.grpo_defaults("my-run", max_steps=10), vf.GRPOConfig)

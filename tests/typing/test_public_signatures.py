@@ -1,5 +1,6 @@
-"""One source of truth for names and parameters: the stubs list what the packages import lazily, the TypedDicts what the
-functions take, and ``help()`` and editors that ask ``inspect`` or ``dir`` see all of it."""
+"""One source of truth for names and parameters: the stubs list what the packages import lazily, the
+TypedDicts what the functions take, and ``help()`` and editors that ask ``inspect`` or ``dir`` see
+all of it."""
 
 import ast
 import inspect
@@ -14,7 +15,13 @@ import verifiers_trainer
 from verifiers.clients.protocol import ClientConfig, ClientOptions
 from verifiers.environments.base import EnvironmentOptions
 from verifiers.rubrics.rubric import RubricOptions
-from verifiers.runs.options import COUNTS, EvaluateOptions, GenerateOptions, RunOptions, SamplingOptions
+from verifiers.runs.options import (
+    COUNTS,
+    EvaluateOptions,
+    GenerateOptions,
+    RunOptions,
+    SamplingOptions,
+)
 from verifiers.runs.rollout import Progress
 
 
@@ -66,15 +73,22 @@ def keys(typed_dict):
 def test_the_keywords_of_evaluate_are_the_run_options_and_the_sampling_arguments():
     options = [field.name for field in fields(RunOptions)]
     assert keys(EvaluateOptions) == keys(SamplingOptions) + options
-    assert set(keys(GenerateOptions)) - set(keys(EvaluateOptions)) == {"rollouts_per_example"} < set(COUNTS)
+    assert (
+        set(keys(GenerateOptions)) - set(keys(EvaluateOptions))
+        == {"rollouts_per_example"}
+        < set(COUNTS)
+    )
     types, keywords = (
-        typing.get_type_hints(kind, localns={"Progress": Progress}) for kind in (RunOptions, EvaluateOptions)
+        typing.get_type_hints(kind, localns={"Progress": Progress})
+        for kind in (RunOptions, EvaluateOptions)
     )
     for name in options:
         assert keywords[name] in (types[name], types[name] | None), name
 
 
-@pytest.mark.parametrize("name", ["evaluate", "evaluate_sync", "a_evaluate", "generate", "generate_sync", "a_generate"])
+@pytest.mark.parametrize(
+    "name", ["evaluate", "evaluate_sync", "a_evaluate", "generate", "generate_sync", "a_generate"]
+)
 def test_help_shows_every_option_of_a_run(name):
     parameters = inspect.signature(getattr(vf.Environment, name)).parameters
     assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
@@ -105,7 +119,9 @@ def test_an_environment_takes_every_parameter_of_its_base(name):
 
 
 def test_the_options_of_subclasses_are_the_parameters_of_the_base():
-    assert set(keys(EnvironmentOptions)) == named_parameters(vf.Environment).keys() - {"timeout_seconds"}
+    assert set(keys(EnvironmentOptions)) == named_parameters(vf.Environment).keys() - {
+        "timeout_seconds"
+    }
     assert set(keys(RubricOptions)) == named_parameters(vf.Rubric).keys()
     assert keys(ClientOptions) == [field.name for field in fields(ClientConfig)]
 
@@ -118,7 +134,11 @@ def test_a_rubric_takes_the_scoring_parameters_of_its_base(name):
 
 
 def test_other_constructors_show_their_parameters():
-    assert {"base_url", "max_retries", "timeout"} <= named_parameters(vf.OpenAIChatCompletionsClient).keys()
-    assert {"batch_size", "learning_rate", "weight_decay"} <= inspect.signature(vf.RLConfig).parameters.keys()
+    assert {"base_url", "max_retries", "timeout"} <= named_parameters(
+        vf.OpenAIChatCompletionsClient
+    ).keys()
+    assert {"batch_size", "learning_rate", "weight_decay"} <= inspect.signature(
+        vf.RLConfig
+    ).parameters.keys()
     assert {"envs", "env_names", "score_rollouts"} <= named_parameters(vf.EnvGroup).keys()
     assert list(inspect.signature(vf.load_environment).parameters) == ["env_id", "env_args"]

@@ -1,4 +1,5 @@
-"""The public API as mypy and pyright see it: ``good.py`` has no error, ``wrong.py`` has one on every marked line."""
+"""The public API as mypy and pyright see it: ``good.py`` has no error, ``wrong.py`` has one on
+every marked line."""
 
 import json
 import os
@@ -12,13 +13,25 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 GOOD, WRONG = HERE / "good.py", HERE / "wrong.py"
-MARKED = {number for number, line in enumerate(WRONG.read_text().splitlines(), 1) if "  # flagged" in line}
+MARKED = {
+    number for number, line in enumerate(WRONG.read_text().splitlines(), 1) if "  # flagged" in line
+}
 
 
 def mypy() -> dict[str, dict[int, str]]:
     """File name -> line -> message."""
-    command = ["mypy", "--config-file", HERE / "mypy.ini", "--cache-dir", ROOT / ".mypy_cache/typing", GOOD, WRONG]
-    done = subprocess.run([sys.executable, "-m", *map(str, command)], cwd=ROOT, capture_output=True, text=True)
+    command = [
+        "mypy",
+        "--config-file",
+        HERE / "mypy.ini",
+        "--cache-dir",
+        ROOT / ".mypy_cache/typing",
+        GOOD,
+        WRONG,
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode in (0, 1), done.stderr
     found: dict[str, dict[int, str]] = {}
     for path, line, text in re.findall(r"^(.+?):(\d+): error: (.+)$", done.stdout, re.MULTILINE):
@@ -29,9 +42,16 @@ def mypy() -> dict[str, dict[int, str]]:
 def pyright() -> dict[str, dict[int, str]]:
     """File name -> line -> message."""
     command = ["pyright", "--outputjson", "--pythonpath", sys.executable, GOOD, WRONG]
-    environment = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}  # it asks the network for a newer version
+    environment = {
+        **os.environ,
+        "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
+    }  # it asks the network for a newer version
     done = subprocess.run(
-        [sys.executable, "-m", *map(str, command)], cwd=ROOT, capture_output=True, text=True, env=environment
+        [sys.executable, "-m", *map(str, command)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     assert done.returncode in (0, 1), done.stderr
     found: dict[str, dict[int, str]] = {}

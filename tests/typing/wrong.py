@@ -1,4 +1,5 @@
-"""Mistakes that mypy --strict and pyright must flag, one on every line with the comment "flagged"; nothing is run."""
+"""Mistakes that mypy --strict and pyright must flag, one on every line with the comment "flagged";
+nothing is run."""
 
 from __future__ import annotations
 

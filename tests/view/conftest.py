@@ -26,8 +26,11 @@ class Served:
         self.server = server
         self.url = server.url
 
-    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        """(status, headers, body); ``Host`` is right unless given; ``_`` in a header's name is ``-``."""
+    def get(
+        self, path: str, method: str = "GET", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """(status, headers, body); ``Host`` is right unless given; ``_`` in a header's name is
+        ``-``."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
         with contextlib.closing(connection):
             connection.putrequest(method, path, skip_host=True)
@@ -92,7 +95,8 @@ def browser_window() -> Iterator[browser.Page]:
 
 @pytest.fixture
 def page(browser_window, serve) -> Iterator[browser.Page]:
-    """The browser; a test fails when the page complained in its console. It leaves the page before servers end."""
+    """The browser; a test fails when the page complained in its console. It leaves the page before
+    servers end."""
     browser_window.complaints()
     yield browser_window
     complaints = browser_window.complaints()

@@ -11,15 +11,23 @@ from verifiers.testing import ScriptedClient
 from verifiers.view.rollout import page
 
 ROW = dict.fromkeys(
-    "example_id prompt completion answer task info reward advantage error is_truncated stop_condition timing "
-    "token_usage tool_defs".split()
+    "example_id prompt completion answer task info reward advantage error is_truncated"
+    " stop_condition timing token_usage tool_defs".split()
 ) | {"metrics": {}, "prompt": [], "completion": []}
-AGENT = {"name": "codex", "version": "1.2", "ended": "agent_ended", "log": "working\n", "roles": ["side", "main"]}
+AGENT = {
+    "name": "codex",
+    "version": "1.2",
+    "ended": "agent_ended",
+    "log": "working\n",
+    "roles": ["side", "main"],
+}
 
 
 def test_log_files_roles_and_end_are_shown_apart():
     steps = [{"completion": [], "extras": {"role": role}} for role in AGENT["roles"]]
-    row = RolloutOutput(ROW | {"agent": AGENT, "files": {"a.txt": "1"}, "trajectory": steps, "mine": 3})
+    row = RolloutOutput(
+        ROW | {"agent": AGENT, "files": {"a.txt": "1"}, "trajectory": steps, "mine": 3}
+    )
     content = page(row, {})
     assert content["agent"] == AGENT | {"files": {"a.txt": "1"}}
     assert [step["role"] for step in content["steps"]] == ["side", "main"]
@@ -31,25 +39,41 @@ def test_columns_of_that_name_in_another_environment_stay_columns():
     assert (content["agent"], content["more"]) == (None, {"agent": "a player", "files": 7})
 
 
-TOOL = {"type": "function", "function": {"name": "task", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "task", "parameters": {"type": "object", "properties": {}}},
+}
 SYSTEM = {"role": "system", "content": "You work."}
 LONG = "x" * 200
 
 
 def reply(request):
     last = str(request.prompt[-1]["content"])
-    answers = {"Name it.": "A title", "Help.": "Helped", "Sum up.": "The summary of it all", "Go on.": "All is done"}
+    answers = {
+        "Name it.": "A title",
+        "Help.": "Helped",
+        "Sum up.": "The summary of it all",
+        "Go on.": "All is done",
+    }
     by_end = [answer for question, answer in answers.items() if last.endswith(question)]
-    return by_end[0] if by_end else vf.ToolCall("c1", "task", {}) if last == "Work." else "First done"
+    return (
+        by_end[0] if by_end else vf.ToolCall("c1", "task", {}) if last == "Work." else "First done"
+    )
 
 
 async def branching(state):
-    """A title, a turn that asks a helper, a turn, a summary, and a turn after the history was replaced by it."""
-    async with vf.model_gateway(state) as url, openai.AsyncOpenAI(base_url=url, api_key="unused") as client:
+    """A title, a turn that asks a helper, a turn, a summary, and a turn after the history was
+    replaced by it."""
+    async with (
+        vf.model_gateway(state) as url,
+        openai.AsyncOpenAI(base_url=url, api_key="unused") as client,
+    ):
 
         async def ask(*messages, tools=(TOOL,)):
             more = {"tools": list(tools)} if tools else {}
-            answer = await client.chat.completions.create(model="policy", messages=list(messages), **more)
+            answer = await client.chat.completions.create(
+                model="policy", messages=list(messages), **more
+            )
             return answer.choices[0].message.model_dump(exclude_none=True)
 
         def user(text):
@@ -72,13 +96,20 @@ async def fails(state):
 
 class LeavesALog(vf.AgentEnv):
     def post_rollout(self, state):
-        state["agent"] |= {"log": f"\x1b[31m/bin/bash -lc 'grep -rn\x1b[0m {LONG}'\n" * 20, "notes": [LONG]}
+        state["agent"] |= {
+            "log": f"\x1b[31m/bin/bash -lc 'grep -rn\x1b[0m {LONG}'\n" * 20,
+            "notes": [LONG],
+        }
         state["files"] = {f"a/very/long/path/{LONG}.txt": LONG}
 
 
 def recorded(folder, agent, columns=("trajectory",)):
     """Evaluate an agent on one row into a run below ``folder``."""
-    env = LeavesALog(agent=agent, dataset=[{"question": "Work.", "answer": ""}], rubric=vf.Rubric([lambda state: 1.0]))
+    env = LeavesALog(
+        agent=agent,
+        dataset=[{"question": "Work.", "answer": ""}],
+        rubric=vf.Rubric([lambda state: 1.0]),
+    )
     path = folder / f"evals/{agent.__name__}--m/{len(columns)}"
     (output,) = env.evaluate_sync(
         ScriptedClient(reply, tokens=True), "m", results_path=path, state_columns=list(columns)
@@ -92,7 +123,10 @@ def test_calls_beside_the_conversation_are_shown_where_they_were_made(tmp_path):
     content = page(output, {})
     turns = [message for message in content["messages"] if message["role"] == "assistant"]
     assert [content["steps"][message["step"]]["role"] for message in turns] == ["main"] * 3
-    shown = [(one["role"], one["at"], [message["role"] for message in one["messages"]]) for one in content["branches"]]
+    shown = [
+        (one["role"], one["at"], [message["role"] for message in one["messages"]])
+        for one in content["branches"]
+    ]
     assert shown == [
         ("side", 1, ["user", "assistant"]),
         ("subagent", 2, ["system", "user", "assistant"]),
@@ -107,7 +141,9 @@ def test_a_rollout_that_was_saved_without_its_turns_has_no_branches(tmp_path):
     assert (content["branches"], len(content["agent"]["roles"])) == ([], 6)
 
 
-def test_the_page_of_an_agents_rollout_shows_its_branches_and_is_no_wider_than_a_phone(phone, serve, tmp_path):
+def test_the_page_of_an_agents_rollout_shows_its_branches_and_is_no_wider_than_a_phone(
+    phone, serve, tmp_path
+):
     for agent in (branching, fails):
         recorded(tmp_path, agent)
     recorded(tmp_path, branching, ())
@@ -121,7 +157,14 @@ def test_the_page_of_an_agents_rollout_shows_its_branches_and_is_no_wider_than_a
         assert too_wide(phone) == [], run["id"]
         texts[run["id"].split("--")[0].removeprefix("evals/"), "/0" in run["id"]] = phone.text()
     text = texts["branching", False]
-    order = ["side call A title", "turn 1", "subagent Helped", "turn 2", "summary The summary", "replaced its history"]
+    order = [
+        "side call A title",
+        "turn 1",
+        "subagent Helped",
+        "turn 2",
+        "summary The summary",
+        "replaced its history",
+    ]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
     assert "\x1b" not in text, "colours of a terminal are left out of the log"

@@ -39,7 +39,9 @@ def audited(tmp_path, monkeypatch):
     profile = tuple(RowProfile(n, f"{n}", min(4, max(0, n - 2)), 4) for n in range(8))
     file = write_certificate(replace(report, profile=profile), "lenient")
     env = load_environment("lenient")
-    env.evaluate_sync(ScriptedClient(["21"]), "m", num_examples=2, results_path=tmp_path / "evals/lenient--m/1")
+    env.evaluate_sync(
+        ScriptedClient(["21"]), "m", num_examples=2, results_path=tmp_path / "evals/lenient--m/1"
+    )
     return tmp_path, report, json.loads(file.read_text())
 
 
@@ -70,7 +72,11 @@ def test_the_certificate_is_shown_with_its_panel_and_profile(page, serve, audite
 
 def test_an_older_certificate_without_a_panel_and_a_run_without_one_are_said(page, serve, audited):
     folder, _, stored = audited
-    summary = {name: stored[name] for name in stored if name not in ("non_solutions", "findings", "oracle", "profile")}
+    summary = {
+        name: stored[name]
+        for name in stored
+        if name not in ("non_solutions", "findings", "oracle", "profile")
+    }
     (folder / "environments/lenient/audit.json").write_text(json.dumps(summary))
     server = serve(folder / "evals")
     address = server.url + "#/audit/" + quote(server.ask("runs")["runs"][0]["id"], safe="")

@@ -52,11 +52,15 @@ def test_it_serves_says_where_and_ends_with_an_interrupt(runs):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("word", ["times-table", "vf-times_table", "acme/times-table", "environments/times_table.py"])
+@pytest.mark.parametrize(
+    "word", ["times-table", "vf-times_table", "acme/times-table", "environments/times_table.py"]
+)
 def test_an_environment_by_id_or_path_shows_its_evaluations(runs, vf_view, tmp_path, word):
     (tmp_path / "outputs").symlink_to(runs)
     (tmp_path / "environments").mkdir()
-    (tmp_path / "environments/times_table.py").write_text("def load_environment(:\n")  # not needed to look at its runs
+    (tmp_path / "environments/times_table.py").write_text(
+        "def load_environment(:\n"
+    )  # not needed to look at its runs
     ran = vf_view(word, "--export", "copy")
     assert ran.code == 0, ran.err
     assert "2 runs" in ran.out
@@ -101,7 +105,7 @@ def test_outputs_of_the_folder_and_its_environments_are_the_default(tmp_path, mo
     assert len(Catalog(default_folders()).sources()) == 2
 
 
-# --- the copy ---------------------------------------------------------------------------------------------------
+# --- the copy -------------------------------------------------------------------------------------
 
 
 def test_a_copy_works_from_the_disk(vf_view, runs, page):
@@ -130,7 +134,9 @@ def test_a_copy_works_from_the_disk(vf_view, runs, page):
 
 def test_a_copy_says_nothing_of_this_machine(vf_view, runs, tmp_path):
     assert vf_view(str(runs), "--export", "site", "--once").code == 0
-    written = b"".join(path.read_bytes() for path in (tmp_path / "site").rglob("*") if path.is_file())
+    written = b"".join(
+        path.read_bytes() for path in (tmp_path / "site").rglob("*") if path.is_file()
+    )
     assert str(runs).encode() not in written
     assert b"Content-Security-Policy" in (tmp_path / "site" / "index.html").read_bytes()
 
@@ -161,10 +167,16 @@ def test_the_modules_can_be_joined():
     names = [
         name
         for text in modules.values()
-        for name in re.findall(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE)
+        for name in re.findall(
+            r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE
+        )
     ]
     assert sorted(names) == sorted(set(names))
     whole = joined(modules)
     assert not re.search(r"^(import|export)\b", whole, re.MULTILINE)
     assert all(f"function {name}(" in whole for name in ("visible", "transcript", "runsPage"))
-    assert whole.index("function visible(") < whole.index("function transcript(") < whole.index("async function open(")
+    assert (
+        whole.index("function visible(")
+        < whole.index("function transcript(")
+        < whole.index("async function open(")
+    )

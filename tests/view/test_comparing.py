@@ -38,9 +38,12 @@ def test_the_difference_of_two_texts_is_shortest_and_holds_both(page, serve, tmp
     chance = random.Random(0)
     vocabulary = ["a", "b", "c", " ", "\n", ".", "word", "é"]
     pairs = [
-        tuple("".join(chance.choices(vocabulary, k=chance.randint(0, 30))) for _ in range(2)) for _ in range(150)
+        tuple("".join(chance.choices(vocabulary, k=chance.randint(0, 30))) for _ in range(2))
+        for _ in range(150)
     ] + [("x " * 9000, "y " * 9000)]
-    for (before, after), parts in zip(pairs, page.driver.execute_async_script(DIFF, pairs), strict=True):
+    for (before, after), parts in zip(
+        pairs, page.driver.execute_async_script(DIFF, pairs), strict=True
+    ):
         assert "".join(text for kind, text in parts if kind != "added") == before
         assert "".join(text for kind, text in parts if kind != "removed") == after
         if len(before) < 1000:
@@ -69,18 +72,34 @@ def test_trainings_are_drawn_over_each_other(page, serve, three_trainings):
         page.find(f"input[aria-label='compare {name}']").click()
     page.find("a.primary:not([hidden])").click()
     page.wait_text("Learning curves of 3 trainings")
-    lines = page.js("return [...document.querySelectorAll('.over polyline')].map((l) => l.getAttribute('points'))")
+    lines = page.js(
+        "return [...document.querySelectorAll('.over polyline')].map((l) =>"
+        " l.getAttribute('points'))"
+    )
     assert [len(line.split()) for line in lines] == [4, 6, 5]
-    steps = page.js("return [...document.querySelectorAll('.over text[text-anchor=middle]')].map((t) => t.textContent)")
+    steps = page.js(
+        "return [...document.querySelectorAll('.over text[text-anchor=middle]')].map((t) =>"
+        " t.textContent)"
+    )
     assert len(set(steps)) == len(steps) > 2
     assert page.texts(".settings th[scope=row]") == ["__proto__", "learning_rate", "model"]
     page.choose("Horizontal axis", "tokens")
     page.choose("Smoothing", "0")
-    page.wait(lambda: "sampled tokens" in page.js("return document.querySelector('.over svg').textContent"))
+    page.wait(
+        lambda: (
+            "sampled tokens" in page.js("return document.querySelector('.over svg').textContent")
+        )
+    )
     page.choose("Metric", "entropy")
-    last = [json.loads(line) for line in (three_trainings / "two/metrics.jsonl").read_text().splitlines()][-1]
+    last = [
+        json.loads(line)
+        for line in (three_trainings / "two/metrics.jsonl").read_text().splitlines()
+    ][-1]
     page.wait(lambda: f"{last['entropy']:.3f}" in page.text("table.compared"))
-    lines = page.js("return [...document.querySelectorAll('.over polyline')].map((l) => l.getAttribute('points'))")
+    lines = page.js(
+        "return [...document.querySelectorAll('.over polyline')].map((l) =>"
+        " l.getAttribute('points'))"
+    )
     ends = [float(line.split()[-1].split(",")[0]) for line in lines]
     starts = [float(line.split()[0].split(",")[0]) for line in lines]
     shares = [(end - starts[0]) / (max(ends) - starts[0]) for end in ends]
@@ -99,23 +118,36 @@ def test_the_texts_of_a_pair_are_compared(page, served):
     page.press("j", "ENTER")
     page.wait(lambda: len(page.texts(".pane .transcript")) == 2)
     gaps = page.js(
-        "return [...document.querySelectorAll('.pane aside h3')].filter((h) => h.nextElementSibling)"
-        ".map((h) => h.nextElementSibling.getBoundingClientRect().top - h.getBoundingClientRect().bottom)"
+        "return [...document.querySelectorAll('.pane aside h3')].filter((h) =>"
+        " h.nextElementSibling).map((h) => h.nextElementSibling.getBoundingClientRect().top -"
+        " h.getBoundingClientRect().bottom)"
     )
     assert len(gaps) > 4
     assert max(gaps) < 20  # no hole below a heading beside a taller section
     page.press("d")
     page.wait(lambda: page.texts(".difference ins"))
-    assert "about a hundred" in " ".join(page.texts(".difference ins, .difference del")) + page.text(".difference")
+    assert "about a hundred" in " ".join(
+        page.texts(".difference ins, .difference del")
+    ) + page.text(".difference")
     page.picture("difference")
 
 
 @pytest.fixture
 def levels(tmp_path):
-    """Sixteen rollouts of two tasks and three levels; every rollout of level 2 has the same reward."""
+    """Sixteen rollouts of two tasks and three levels; every rollout of level 2 has
+    the same reward."""
     rows = [
-        {"example_id": n, "prompt": f"Question {n}", "reward": 0.5 if n % 3 == 2 else float(n % 2), "metrics": {}}
-        | {"rollout_key": str(n), "example_hash": f"{n:016x}", "task": 'a "first"' if n < 10 else "second"}
+        {
+            "example_id": n,
+            "prompt": f"Question {n}",
+            "reward": 0.5 if n % 3 == 2 else float(n % 2),
+            "metrics": {},
+        }
+        | {
+            "rollout_key": str(n),
+            "example_hash": f"{n:016x}",
+            "task": 'a "first"' if n < 10 else "second",
+        }
         | {"info": {"level": n % 3, "__proto__": "x"}}
         for n in range(16)
     ]
@@ -132,7 +164,15 @@ def test_rollouts_are_grouped_by_task_or_by_a_column_of_info(page, serve, levels
     page.wait_text("16 rollouts")
     page.choose("Rows of the table", "info.level")
     page.wait(lambda: [text.split()[0] for text in page.texts(".body .row")] == ["0", "1", "2"])
-    assert page.texts(".body .row")[2].split() == ["2", "0.500", "0", "/", "5", "5", "0"]  # no standard error of zero
+    assert page.texts(".body .row")[2].split() == [
+        "2",
+        "0.500",
+        "0",
+        "/",
+        "5",
+        "5",
+        "0",
+    ]  # no standard error of zero
     assert "±" in page.texts(".body .row")[0]
     page.picture("groups")
     page.choose("Rows of the table", "info.__proto__")

@@ -1,4 +1,5 @@
-"""What the list says of a run: how it stands, also when its process is gone, and how a training goes."""
+"""What the list says of a run: how it stands, also when its process is gone, and how a training
+goes."""
 
 from __future__ import annotations
 
@@ -65,7 +66,10 @@ def test_the_version_changes_with_a_row_and_with_the_end_of_the_process(begun):
     (source,) = Catalog([begun]).sources().values()
     first = version(source)
     assert version(source) == first
-    with RunDirectory.create_or_resume(begun, {"env_id": "tower", "model": "m"}) as run, run.open_journal() as journal:
+    with (
+        RunDirectory.create_or_resume(begun, {"env_id": "tower", "model": "m"}) as run,
+        run.open_journal() as journal,
+    ):
         journal.append_sync(view_runs.plain_row(1, random.Random(0)))
     second = version(source)
     assert second != first
@@ -85,7 +89,9 @@ def test_a_long_list_of_runs_comes_in_parts_that_make_the_whole(tmp_path):
     assert (len(first["runs"]), first["next"]) == (MIN_LISTED, MIN_LISTED)
     second = library.runs(first["next"], budget_s=0.0)
     assert second["next"] is None
-    assert [run["id"] for run in first["runs"] + second["runs"]] == [run["id"] for run in whole["runs"]]
+    assert [run["id"] for run in first["runs"] + second["runs"]] == [
+        run["id"] for run in whole["runs"]
+    ]
 
 
 def test_a_lock_that_another_process_took_is_read_again(begun):
@@ -100,8 +106,15 @@ def test_a_lock_that_another_process_took_is_read_again(begun):
 def test_a_training_says_how_far_it_came(tmp_path):
     folder = view_runs.training(tmp_path / "learner", num_steps=12)
     (run,) = Library(Catalog([tmp_path])).runs()["runs"]
-    assert (run["kind"], run["rollouts"], run["status"], len(run["curve"])) == ("training", 12, "running", 12)
-    (folder / "summary.json").write_text(json.dumps({"environment": "words", "model": "tiny", "steps": 12}))
+    assert (run["kind"], run["rollouts"], run["status"], len(run["curve"])) == (
+        "training",
+        12,
+        "running",
+        12,
+    )
+    (folder / "summary.json").write_text(
+        json.dumps({"environment": "words", "model": "tiny", "steps": 12})
+    )
     (run,) = Library(Catalog([tmp_path])).runs()["runs"]
     assert (run["env"], run["model"], run["status"]) == ("words", "tiny", "finished")
     (folder / "summary.json").write_text(json.dumps({"steps": 20}))
@@ -112,14 +125,20 @@ def test_a_training_says_how_far_it_came(tmp_path):
 
 
 def test_the_files_of_the_trainer_itself_are_read(tmp_path):
-    loggers = pytest.importorskip("verifiers_trainer.run.metrics_files", reason="the trainer is not installed")
+    loggers = pytest.importorskip(
+        "verifiers_trainer.run.metrics_files", reason="the trainer is not installed"
+    )
     file = loggers.MetricsFile(tmp_path / "run")
     for step in (1, 2, 3):
-        file.write(step, step, {"reward/mean": float("nan") if step == 2 else step / 4, "loss": 0.1})
+        file.write(
+            step, step, {"reward/mean": float("nan") if step == 2 else step / 4, "loss": 0.1}
+        )
     library = Library(Catalog([tmp_path]))
     answer = library.metrics("run")
     assert [line["reward/mean"] for line in answer["lines"]] == [0.25, None, 0.75]
-    assert [line["step"] for line in library.metrics("run", 2, answer["generation"])["lines"]] == [3]
+    assert [line["step"] for line in library.metrics("run", 2, answer["generation"])["lines"]] == [
+        3
+    ]
     file.resume(1)  # cut back, as resuming does, then as long as before
     for step in (2, 3):
         file.write(step, step, {"reward/mean": 0.5})
@@ -138,14 +157,21 @@ def test_a_training_names_its_model_by_its_newest_checkpoint(tmp_path):
     for step, model in ((1, "before"), (2, "builtin:tiny")):
         state = tmp_path / f"words/checkpoint-{step}"
         state.mkdir()
-        (state / "rl_state.json").write_text(json.dumps({"model": model, "configuration": {"env_id": "sums"}}))
+        (state / "rl_state.json").write_text(
+            json.dumps({"model": model, "configuration": {"env_id": "sums"}})
+        )
     (source,) = Catalog([tmp_path]).sources().values()
     assert (describe(source)["model"], describe(source)["env"]) == ("builtin:tiny", "sums")
 
 
 def test_the_settings_hold_what_a_model_of_this_process_samples_by_default(begun):
     local = {"name": "small", "sampling": {"temperature": 1.0, "top_k": 0}}
-    facts = {"env_id": "tower", "model": "m", "status": "complete", "sampling_args": {"temperature": 0.5}}
+    facts = {
+        "env_id": "tower",
+        "model": "m",
+        "status": "complete",
+        "sampling_args": {"temperature": 0.5},
+    }
     (begun / "metadata.json").write_text(json.dumps(facts | {"local_model": local}))
     (source,) = Catalog([begun.parents[1]]).sources().values()
     settings = describe(source)["settings"]

@@ -64,7 +64,8 @@ def test_the_names_of_this_machine_are_let_in(served, host):
 
 
 async def test_without_the_guard_any_name_reads_the_runs(runs):
-    """Negative control: the application behind the guard answers to the name of a rebinding site."""
+    """Negative control: the application behind the guard answers to the name of a
+    rebinding site."""
     app = make_app(Library(Catalog([runs])))
     evil = [("host", "evil.example")]
     assert await asked(app, "/api/runs", evil) == 421
@@ -79,14 +80,37 @@ async def test_two_hosts_are_refused(runs):
 
 def test_another_sites_page_is_refused_and_a_followed_link_is_not(served):
     assert (
-        served.get("/api/runs", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors", Sec_Fetch_Dest="script")[0]
+        served.get(
+            "/api/runs",
+            Sec_Fetch_Site="cross-site",
+            Sec_Fetch_Mode="no-cors",
+            Sec_Fetch_Dest="script",
+        )[0]
         == 403
     )
-    assert served.get("/api/runs", Sec_Fetch_Site="same-site", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty")[0] == 403
-    assert served.get("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="iframe")[0] == 403
-    assert served.get("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document")[0] == 200
     assert (
-        served.get("/api/runs", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty")[0] == 200
+        served.get(
+            "/api/runs", Sec_Fetch_Site="same-site", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty"
+        )[0]
+        == 403
+    )
+    assert (
+        served.get(
+            "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="iframe"
+        )[0]
+        == 403
+    )
+    assert (
+        served.get(
+            "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document"
+        )[0]
+        == 200
+    )
+    assert (
+        served.get(
+            "/api/runs", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty"
+        )[0]
+        == 200
     )
 
 
@@ -96,9 +120,18 @@ def test_the_server_only_reads(served, method):
 
 
 def test_every_answer_carries_the_policy(served):
-    for path in ("/", "/static/app.js", "/api/runs", "/nowhere", "/api/nothing", "/api/run?run=none"):
+    for path in (
+        "/",
+        "/static/app.js",
+        "/api/runs",
+        "/nowhere",
+        "/api/nothing",
+        "/api/run?run=none",
+    ):
         _, headers, _ = served.get(path)
-        policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+        policy = dict(
+            part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";")
+        )
         assert policy["default-src"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
         assert policy["img-src"] == "data:"
@@ -131,7 +164,7 @@ def test_the_pages_files_hold_no_inline_script_and_no_address_of_another_site():
                 assert forbidden not in text, name
 
 
-# --- only the runs below the folder -----------------------------------------------------------------------------
+# --- only the runs below the folder ---------------------------------------------------------------
 
 
 @pytest.fixture
@@ -161,11 +194,15 @@ WAYS_OUT = [
 
 
 @pytest.mark.parametrize("run", WAYS_OUT)
-@pytest.mark.parametrize("question", ["run", "columns", "rollout", "search", "metrics", "previews", "version"])
+@pytest.mark.parametrize(
+    "question", ["run", "columns", "rollout", "search", "metrics", "previews", "version"]
+)
 def test_no_name_leads_out_of_the_folder(serve, beside, question, run):
     server = serve(beside / "inside")
     assert server.get(f"/api/{question}?run={quote(run, safe='')}&row=0&rows=0&text=a")[0] == 404
-    assert server.get(f"/api/{question}?run=mine&row=0&rows=0&text=a")[0] == (404 if question == "metrics" else 200)
+    assert server.get(f"/api/{question}?run=mine&row=0&rows=0&text=a")[0] == (
+        404 if question == "metrics" else 200
+    )
 
 
 def test_the_files_are_there_for_who_would_join_or_follow(beside):
@@ -187,7 +224,14 @@ def test_a_folder_that_becomes_a_link_is_refused_although_it_was_found(beside):
 
 
 @pytest.mark.parametrize(
-    "path", ["/static/..%2fapp.py", "/static/../app.py", "/..%2f..%2fetc/passwd", "/static/%2e%2e/guard.py", "/app.py"]
+    "path",
+    [
+        "/static/..%2fapp.py",
+        "/static/../app.py",
+        "/..%2f..%2fetc/passwd",
+        "/static/%2e%2e/guard.py",
+        "/app.py",
+    ],
 )
 def test_only_the_pages_own_files_are_served(served, path):
     status, _, body = served.get(path)
@@ -201,7 +245,7 @@ def test_a_step_is_a_number(served):
     assert served.ask("columns?run=learner&step=3")["total"] == 4
 
 
-# --- where it listens -------------------------------------------------------------------------------------------
+# --- where it listens -----------------------------------------------------------------------------
 
 
 def test_other_machines_are_let_in_only_when_that_is_said(runs):
@@ -240,7 +284,7 @@ def test_the_guard_passes_other_traffic_on():
     assert seen == ["lifespan"]
 
 
-# --- what is kept in memory -------------------------------------------------------------------------------------
+# --- what is kept in memory -----------------------------------------------------------------------
 
 
 def test_an_evaluation_has_no_steps_and_keeps_one_index(runs):

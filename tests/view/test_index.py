@@ -41,7 +41,9 @@ def test_the_columns_are_those_of_the_loaded_results(runs):
     index.read()
     loaded = {(o["example_id"], o["sibling"]): o for o in load_results(path).outputs}
     assert len(index) == len(loaded) == 36
-    for number, (example, sibling) in enumerate(zip(index.columns["example"], index.columns["sibling"], strict=True)):
+    for number, (example, sibling) in enumerate(
+        zip(index.columns["example"], index.columns["sibling"], strict=True)
+    ):
         output = loaded[example, sibling]
         assert index.columns["reward"][number] == output["reward"]
         assert index.columns["output_tokens"][number] == output["token_usage"]["output_tokens"]
@@ -49,12 +51,17 @@ def test_the_columns_are_those_of_the_loaded_results(runs):
         assert {name: values[number] for name, values in index.metrics.items()} == output["metrics"]
         row = index.row(number)
         assert row["completion"] == output["completion"]
-        assert row["trajectory"][-1]["tokens"]["completion_ids"] == output["trajectory"][-1]["tokens"]["completion_ids"]
+        assert (
+            row["trajectory"][-1]["tokens"]["completion_ids"]
+            == output["trajectory"][-1]["tokens"]["completion_ids"]
+        )
 
 
 def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     file, read, add = tmp_path / "results.jsonl", [], RowIndex._add
-    monkeypatch.setattr(RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end)))
+    monkeypatch.setattr(
+        RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end))
+    )
     journal(file, rows(0, 1))
     index = RowIndex(file)
     index.read()
@@ -68,7 +75,10 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("max_rows", [3, 20])
 def test_what_is_read_in_parts_and_restored_is_what_is_read_at_once(tmp_path, max_rows):
     """Also a metric and a name that come late, and lines between which others are empty."""
-    made = [*rows(*range(10)), *(row | {"metrics": {"late": 0.5}, "task": "late"} for row in rows(*range(10, 20)))]
+    made = [
+        *rows(*range(10)),
+        *(row | {"metrics": {"late": 0.5}, "task": "late"} for row in rows(*range(10, 20))),
+    ]
     for name, write in (("journal", journal), ("plain", plain_lines)):
         file = tmp_path / name / "results.jsonl"
         file.parent.mkdir()
@@ -89,7 +99,9 @@ def test_what_is_read_in_parts_and_restored_is_what_is_read_at_once(tmp_path, ma
                     n: str(list(values)) for n, values in getattr(whole, column).items()
                 }
             assert [str(index.row(n)) for n in range(20)] == [str(whole.row(n)) for n in range(20)]
-        assert [str(parts.row(n)["answer"]) for n in range(20)] == [str(row["answer"]) for row in made]
+        assert [str(parts.row(n)["answer"]) for n in range(20)] == [
+            str(row["answer"]) for row in made
+        ]
 
 
 def test_an_index_is_not_written_through_a_link(tmp_path):
@@ -124,7 +136,11 @@ def test_a_column_is_a_list_whatever_the_types_of_its_blocks(seed):
     column, expected = Column(kind, block_rows=7), []
     while len(expected) < 60:
         values = [
-            chance.choice(special) if special and chance.random() < 0.3 else chance.randint(-high, high)
+            (
+                chance.choice(special)
+                if special and chance.random() < 0.3
+                else chance.randint(-high, high)
+            )
             for _ in range(chance.choice([0, 1, 5, 20]))
         ]
         column.extend(values)
@@ -132,7 +148,9 @@ def test_a_column_is_a_list_whatever_the_types_of_its_blocks(seed):
     last, rows = len(expected), [chance.randrange(60) for _ in range(30)]
     assert len(column) == last
     assert str(list(column)) == str(column[:]) == str(np.asarray(column).tolist()) == str(expected)
-    assert str([column[n] for n in range(-last, last)]) == str([expected[n] for n in range(-last, last)])
+    assert str([column[n] for n in range(-last, last)]) == str(
+        [expected[n] for n in range(-last, last)]
+    )
     assert str(column[7:-3:2]) == str(expected[7:-3:2])
     assert str(list(Selection(column, np.array(rows)))) == str([expected[n] for n in rows])
     with pytest.raises(IndexError):
@@ -177,7 +195,10 @@ def test_the_index_of_many_rollouts_is_small(tmp_path, monkeypatch):
     file = tmp_path / "results.jsonl"
     with Journal.open(file) as opened:
         for start in range(0, 40_000, 1_000):
-            keys = [f"{n * 0x9E3779B97F4A7C15F39CC0605CEDC835 % 2**128:032x}" for n in range(start, start + 1_000)]
+            keys = [
+                f"{n * 0x9E3779B97F4A7C15F39CC0605CEDC835 % 2**128:032x}"
+                for n in range(start, start + 1_000)
+            ]
             opened.append_sync(
                 [{"example_id": n, "rollout_key": key, "example_hash": key, "sibling": 0, "prompt": "q",
                   "completion": "a", "reward": n % 7 / 7, "metrics": {"exact": n % 2}, "timing": {"total_ms": n / 3},
@@ -248,12 +269,16 @@ def test_of_a_rollout_run_again_the_newest_row_counts(tmp_path):
 
 
 @pytest.mark.parametrize("first_s", [0.0, 9.0])  # the second: the negative control
-def test_the_first_rows_of_a_file_are_answered_sooner_than_the_others(tmp_path, monkeypatch, first_s):
+def test_the_first_rows_of_a_file_are_answered_sooner_than_the_others(
+    tmp_path, monkeypatch, first_s
+):
     monkeypatch.setattr("verifiers.view.library.FIRST_READ_S", first_s)
     folder = tmp_path / "outputs/evals/gsm8k--m/0a1b"
     folder.mkdir(parents=True)
     journal(folder / "results.jsonl", rows(*range(20)))
-    (folder / "metadata.json").write_text(json.dumps({"env_id": "gsm8k", "model": "m", "avg_reward": 1.0}))
+    (folder / "metadata.json").write_text(
+        json.dumps({"env_id": "gsm8k", "model": "m", "avg_reward": 1.0})
+    )
     library = Library(Catalog([tmp_path]))
     (run,) = library.runs()["runs"]
     first = library.columns(run["id"])
@@ -303,9 +328,18 @@ def test_rows_of_older_versions_are_read(tmp_path):
     folder.mkdir(parents=True)
     row = {"example_id": 3, "prompt": "2+2", "completion": "4", "answer": "4", "reward": 1, "correct_answer": 1.0,
            "total_ms": 12.0, "error": "ModelError('no')"}  # fmt: skip
-    (folder / "results.jsonl").write_text(json.dumps(row) + "\n\n" + json.dumps(row | {"reward": None}) + "\n")
+    (folder / "results.jsonl").write_text(
+        json.dumps(row) + "\n\n" + json.dumps(row | {"reward": None}) + "\n"
+    )
     (folder / "metadata.json").write_text(
-        json.dumps({"env_id": "gsm8k", "model": "m", "avg_reward": 1.0, "avg_metrics": {"correct_answer": 1.0}})
+        json.dumps(
+            {
+                "env_id": "gsm8k",
+                "model": "m",
+                "avg_reward": 1.0,
+                "avg_metrics": {"correct_answer": 1.0},
+            }
+        )
     )
     library = Library(Catalog([tmp_path]))
     (run,) = library.runs()["runs"]
@@ -355,7 +389,12 @@ def test_a_row_that_is_not_there_is_a_lookup_error(tmp_path):
 
 def test_keys_of_info_are_columns_on_demand(tmp_path):
     file = tmp_path / "results.jsonl"
-    infos = [{"level": 1, "kind": "a", "deep": {"x": 1}}, {"level": 2.5, "deep": [1]}, {}, '{"level": 4}']
+    infos = [
+        {"level": 1, "kind": "a", "deep": {"x": 1}},
+        {"level": 2.5, "deep": [1]},
+        {},
+        '{"level": 4}',
+    ]
     journal(file, [row | {"info": info} for row, info in zip(rows(0, 1, 2, 3), infos, strict=True)])
     index = RowIndex(file)
     index.read()

@@ -24,9 +24,13 @@ RUN = "evals/sums--m/1"
 def sums(tmp_path):
     """Eight rollouts; the reward calls the even ones right."""
     rows = [{"question": str(n), "answer": ""} for n in range(8)]
-    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([lambda prompt: float(int(prompt[-1].content) % 2 == 0)]))
+    env = vf.SingleTurnEnv(
+        dataset=rows, rubric=vf.Rubric([lambda prompt: float(int(prompt[-1].content) % 2 == 0)])
+    )
     env.env_id = "sums"
-    env.evaluate_sync(ScriptedClient("x"), "m", num_examples=-1, max_concurrent=1, results_path=tmp_path / RUN)
+    env.evaluate_sync(
+        ScriptedClient("x"), "m", num_examples=-1, max_concurrent=1, results_path=tmp_path / RUN
+    )
     return tmp_path
 
 
@@ -39,7 +43,9 @@ def posted(server, body, path="/api/label", **headers):
         name.replace("_", "-"): value for name, value in headers.items()
     }
     connection = http.client.HTTPConnection("127.0.0.1", server.server.port, timeout=20)
-    connection.request("POST", path, content, {name: value for name, value in given.items() if value is not None})
+    connection.request(
+        "POST", path, content, {name: value for name, value in given.items() if value is not None}
+    )
     answer = connection.getresponse()
     found = answer.status, answer.read()
     connection.close()
@@ -132,7 +138,16 @@ def test_labels_are_read_by_the_results_and_count_for_what_was_read(sums):
     with (sums / RUN / LABELS_NAME).open("ab") as file:
         file.write(b'{"unfinished')
     results = vf.load_results(sums / RUN)
-    assert [output["label"] for output in results.outputs] == [True, False, False, False, True, None, None, None]
+    assert [output["label"] for output in results.outputs] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        None,
+        None,
+        None,
+    ]
     found = results.agreement("label")
     assert (found.true_yes, found.false_yes, found.true_no, found.false_no) == (2, 1, 2, 0)
     assert found.kappa == pytest.approx(8 / 13)  # by hand: observed 4/5, by chance 12/25
@@ -146,9 +161,19 @@ def test_a_reader_labels_by_keys_and_sees_the_agreement(page, serve, sums):
     page.wait_text("right")
     for key in ("y", "n", "n"):  # right, wrong, wrong of rollouts 0, 1, 2
         page.press(key)
-        page.wait(lambda: page.js("return document.querySelectorAll('.labelled [aria-pressed=true]').length") == 1)
+        page.wait(
+            lambda: (
+                page.js("return document.querySelectorAll('.labelled [aria-pressed=true]').length")
+                == 1
+            )
+        )
         page.press("j")
-        page.wait(lambda: page.js("return document.querySelectorAll('.labelled [aria-pressed=false]').length") == 2)
+        page.wait(
+            lambda: (
+                page.js("return document.querySelectorAll('.labelled [aria-pressed=false]').length")
+                == 2
+            )
+        )
     assert server.ask(f"labels?run={quote(RUN)}")["labels"] == {"0": True, "1": False, "2": False}
     page.picture("labelled")
     page.press("u")
@@ -162,7 +187,10 @@ def test_a_reader_labels_by_keys_and_sees_the_agreement(page, serve, sums):
 
 
 def test_a_copy_shows_the_labels_and_takes_none(page, sums, tmp_path_factory):
-    rows = {row["example_id"]: row for row in map(json.loads, (sums / RUN / "results.jsonl").read_text().splitlines())}
+    rows = {
+        row["example_id"]: row
+        for row in map(json.loads, (sums / RUN / "results.jsonl").read_text().splitlines())
+    }
     for n, label in ((0, True), (1, False), (2, False)):
         write_label(sums / RUN, rows[n], label)
     url = export(Library(Catalog([sums])), tmp_path_factory.mktemp("copy") / "site").as_uri()

@@ -1,4 +1,5 @@
-"""The list of very many runs: few files are opened for its first part, and none of its numbers is older than a file."""
+"""The list of very many runs: few files are opened for its first part, and none of its numbers is
+older than a file."""
 
 from __future__ import annotations
 
@@ -41,8 +42,12 @@ def evaluation(folder, name, reward=0.5, changed=None):
     """The files of an evaluation of another program: saved rollouts and metadata."""
     path = folder / name
     path.mkdir(parents=True, exist_ok=True)
-    (path / "results.jsonl").write_text(json.dumps({"example_id": 0, "reward": reward, "metrics": {}}) + "\n")
-    (path / METADATA_NAME).write_text(json.dumps({"env_id": "sums", "model": "m", "avg_reward": reward}))
+    (path / "results.jsonl").write_text(
+        json.dumps({"example_id": 0, "reward": reward, "metrics": {}}) + "\n"
+    )
+    (path / METADATA_NAME).write_text(
+        json.dumps({"env_id": "sums", "model": "m", "avg_reward": reward})
+    )
     if changed is not None:
         os.utime(path, (changed, changed))
     return path
@@ -129,7 +134,9 @@ def test_a_running_run_is_looked_at_first_however_many_there_are(tmp_path, monke
     library.runs()
     for number in (1, 2, 3):
         before = library.version()
-        (path / METADATA_NAME).write_text(json.dumps({"status": "running", "avg_reward": number / 8}))
+        (path / METADATA_NAME).write_text(
+            json.dumps({"status": "running", "avg_reward": number / 8})
+        )
         assert library.version() != before
     evaluation(tmp_path, "run-000", 0.75)
     versions = {str(library.version()) for _ in range(5)}  # the others in turn
@@ -157,7 +164,10 @@ def test_a_run_whose_id_is_taken_twice_is_named_by_the_folders_order(tmp_path):
     for folder in folders:
         evaluation(folder, "run")
         evaluation(folder, "own-" + folder.parent.name)
-    ids = {run_id: source.folder.parents[1].name for run_id, source in Catalog(folders).sources().items()}
+    ids = {
+        run_id: source.folder.parents[1].name
+        for run_id, source in Catalog(folders).sources().items()
+    }
     assert ids == {"run": "x", "same/run": "y", "own-x": "x", "own-y": "y"}
 
 

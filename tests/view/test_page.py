@@ -16,14 +16,21 @@ from verifiers.view.export import export
 from verifiers.view.library import Library
 from verifiers.view.listing import MIN_LISTED
 
-CAREFUL, CARELESS = "evals/times-table--careful-7b/3fa9c1d2", "evals/times-table--careless-1b/3fa9c1d2"
+CAREFUL, CARELESS = (
+    "evals/times-table--careful-7b/3fa9c1d2",
+    "evals/times-table--careless-1b/3fa9c1d2",
+)
 PICTURES = "evals/pictures--sees/00aa11bb"
 
 
 def at(*parts: object, **query: object) -> str:
     """An address within the page."""
     asked = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
-    return "#/" + "/".join(quote(str(part), safe="") for part in parts) + (f"?{asked}" if asked else "")
+    return (
+        "#/"
+        + "/".join(quote(str(part), safe="") for part in parts)
+        + (f"?{asked}" if asked else "")
+    )
 
 
 def row_with(served, text):
@@ -35,7 +42,7 @@ def rows_shown(page):
     return page.texts(".body .row")
 
 
-# --- the list of runs -------------------------------------------------------------------------------------------
+# --- the list of runs -----------------------------------------------------------------------------
 
 
 def test_the_list_shows_every_run_with_its_reward(page, served):
@@ -62,7 +69,7 @@ def test_the_list_is_filtered_and_sorted(page, served):
     page.wait(lambda: f"{min(rewards):.3f}" in rows_shown(page)[0])
 
 
-# --- a run ------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def test_a_run_is_filtered_by_reward_stop_and_text(page, served):
@@ -96,7 +103,7 @@ def test_rows_sort_by_any_column(page, served):
     page.wait(lambda: str(max(columns["columns"]["output_tokens"])) in rows_shown(page)[0])
 
 
-# --- a rollout --------------------------------------------------------------------------------------------------
+# --- a rollout ------------------------------------------------------------------------------------
 
 
 def test_a_rollout_is_opened_read_and_left_by_keys(page, served):
@@ -141,13 +148,21 @@ def test_next_follows_the_filtered_list(page, served):
 
 
 def test_every_turn_has_its_tokens_time_and_coloured_probabilities(page, serve, served, runs):
-    page.open(serve(runs, tokenizer="bytes").url + at("run", CAREFUL, row_with(served, "repeat it")))
+    page.open(
+        serve(runs, tokenizer="bytes").url + at("run", CAREFUL, row_with(served, "repeat it"))
+    )
     page.wait_text("log-probabilities of")
     cells = page.js("return document.querySelectorAll('.message .tokens .token').length")
     named = page.texts(".message.assistant .tokens")[1]
     assert cells > 50
     assert "The result is" in named
-    assert page.js("return new Set([...document.querySelectorAll('.tokens .token')].map((t) => t.className)).size") > 1
+    assert (
+        page.js(
+            "return new Set([...document.querySelectorAll('.tokens .token')].map((t) =>"
+            " t.className)).size"
+        )
+        > 1
+    )
     assert "tokens · " in page.text(".message.assistant .facts")
     page.picture("probabilities")
 
@@ -163,7 +178,7 @@ def test_images_out_of_messages_are_shown_and_no_address_is_loaded(page, served)
     page.picture("pictures")
 
 
-# --- what a model may not do ------------------------------------------------------------------------------------
+# --- what a model may not do ----------------------------------------------------------------------
 
 
 def attacked_row(served):
@@ -178,7 +193,8 @@ def test_markup_in_a_completion_is_text(page, served):
     assert page.js("return window.owned") is None
     assert (
         page.js(
-            "return document.querySelectorAll('main script, main img, main [onload], main a[href^=javascript]').length"
+            "return document.querySelectorAll('main script, main img, main [onload], main"
+            " a[href^=javascript]').length"
         )
         == 0
     )
@@ -207,7 +223,9 @@ def test_the_policy_stops_what_a_fault_of_the_page_would_let_through(browser_win
 
 def test_terminal_escapes_are_spelled_out(page, served):
     row = row_with(served, "nothing else")
-    raw = json.dumps(served.ask(f"rollout?run={quote(CAREFUL)}&row={row}")["messages"], ensure_ascii=False)
+    raw = json.dumps(
+        served.ask(f"rollout?run={quote(CAREFUL)}&row={row}")["messages"], ensure_ascii=False
+    )
     assert "\\u001b]8;;" in raw  # negative control: they are in what the page is given
     page.open(served.url + at("run", CAREFUL, row))
     page.wait_text("and nothing else")
@@ -219,7 +237,7 @@ def test_terminal_escapes_are_spelled_out(page, served):
     page.picture("escapes")
 
 
-# --- comparing --------------------------------------------------------------------------------------------------
+# --- comparing ------------------------------------------------------------------------------------
 
 
 def test_two_runs_stand_side_by_side_differences_first(page, served):
@@ -232,7 +250,10 @@ def test_two_runs_stand_side_by_side_differences_first(page, served):
     page.picture("comparison")
     sides = [served.ask(f"columns?run={quote(run)}")["columns"] for run in (CAREFUL, CARELESS)]
     means = [
-        {n: sum(r for e, r in zip(c["example"], c["reward"], strict=True) if e == n) / 3 for n in range(12)}
+        {
+            n: sum(r for e, r in zip(c["example"], c["reward"], strict=True) if e == n) / 3
+            for n in range(12)
+        }
         for c in sides
     ]
     changes = {n: means[1][n] - means[0][n] for n in range(12)}
@@ -249,7 +270,7 @@ def test_two_runs_stand_side_by_side_differences_first(page, served):
     page.wait_text("2 of 12")
 
 
-# --- trainings --------------------------------------------------------------------------------------------------
+# --- trainings ------------------------------------------------------------------------------------
 
 
 def test_a_training_shows_curves_and_the_rollouts_of_each_step(page, served):
@@ -261,7 +282,10 @@ def test_a_training_shows_curves_and_the_rollouts_of_each_step(page, served):
     assert titles[0] == "reward/mean"
     assert {"entropy", "loss", "grad_norm"} <= set(titles)
     assert page.js("return document.querySelectorAll('.curve.wide .mark').length") == 3
-    points = page.js("return document.querySelector('.curve.wide .line').getAttribute('points').split(' ').length")
+    points = page.js(
+        "return document.querySelector('.curve.wide .line').getAttribute('points').split('"
+        " ').length"
+    )
     assert points == 30
     page.press("[")
     page.wait_text("Rollouts of step 29")
@@ -274,7 +298,7 @@ def test_a_training_shows_curves_and_the_rollouts_of_each_step(page, served):
     page.wait_text("Rollouts of step 29")
 
 
-# --- while a run goes on ----------------------------------------------------------------------------------------
+# --- while a run goes on --------------------------------------------------------------------------
 
 
 def test_a_run_and_a_training_go_on_before_the_readers_eyes(page, serve, tmp_path):
@@ -283,7 +307,13 @@ def test_a_run_and_a_training_go_on_before_the_readers_eyes(page, serve, tmp_pat
     server = serve(tmp_path)
     with RunDirectory.create_or_resume(path, {"env_id": "tower", "model": "small"}) as run:
         run.write_metadata(
-            {"env_id": "tower", "model": "small", "status": "running", "num_examples": 9, "rollouts_per_example": 1}
+            {
+                "env_id": "tower",
+                "model": "small",
+                "status": "running",
+                "num_examples": 9,
+                "rollouts_per_example": 1,
+            }
         )
         with run.open_journal() as journal:
             journal.append_sync([view_runs.plain_row(n, chance) for n in range(4)])
@@ -297,7 +327,13 @@ def test_a_run_and_a_training_go_on_before_the_readers_eyes(page, serve, tmp_pat
             page.wait_text("5 of 9 rollouts")
             assert page.js("return window.untouched")  # the page was not loaded again
         run.write_metadata(
-            {"env_id": "tower", "model": "small", "status": "complete", "num_examples": 5, "rollouts_per_example": 1}
+            {
+                "env_id": "tower",
+                "model": "small",
+                "status": "complete",
+                "num_examples": 5,
+                "rollouts_per_example": 1,
+            }
         )
         page.wait_text("finished")
     page.open(server.url + at("training", "learner"))
@@ -306,15 +342,29 @@ def test_a_run_and_a_training_go_on_before_the_readers_eyes(page, serve, tmp_pat
     page.wait_text("Rollouts of step 5")
     page.wait(
         lambda: (
-            page.js("return document.querySelector('.curve.wide .line').getAttribute('points').split(' ').length") == 5
+            page.js(
+                "return document.querySelector('.curve.wide .line').getAttribute('points').split('"
+                " ').length"
+            )
+            == 5
         )
     )
 
 
-# --- size -------------------------------------------------------------------------------------------------------
+# --- size -----------------------------------------------------------------------------------------
 
 
-HOSTILE_NAMES = ["__proto__", "constructor", "toString", "hasOwnProperty", "length", "<b>bold</b>", "", "a b", "√é"]
+HOSTILE_NAMES = [
+    "__proto__",
+    "constructor",
+    "toString",
+    "hasOwnProperty",
+    "length",
+    "<b>bold</b>",
+    "",
+    "a b",
+    "√é",
+]
 
 
 @pytest.fixture(scope="module")
@@ -325,18 +375,27 @@ def oddly_named(tmp_path_factory):
     same = {"completion": "yes", "info": {"__proto__": {"polluted": 1}}}
     rows = [
         same
-        | {"example_id": n, "prompt": f"Question {n}", "reward": n % 2, "metrics": values if n else {}}
+        | {
+            "example_id": n,
+            "prompt": f"Question {n}",
+            "reward": n % 2,
+            "metrics": values if n else {},
+        }
         | {"rollout_key": str(n), "example_hash": str(n)}
         for n in range(4)
     ]
     for model in ("a", "b"):
-        with RunDirectory.create_or_resume(folder / f"evals/odd--{model}/1", {"env_id": "odd", "model": model}) as run:
+        with RunDirectory.create_or_resume(
+            folder / f"evals/odd--{model}/1", {"env_id": "odd", "model": model}
+        ) as run:
             with run.open_journal() as journal:
                 journal.append_sync(rows)
             run.write_metadata({"status": "complete", "avg_metrics": values})
     (folder / "training").mkdir()
     lines = [{"step": step, "reward/mean": 0.5 * step, **values} for step in (1, 2, 3)]
-    (folder / "training" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "training" / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     return folder
 
 
@@ -347,7 +406,10 @@ PAGES = {
     "rollout": (at("run", "evals/odd--a/1", 1), "Question 1"),
     "comparison": (at("compare", "evals/odd--a/1", "evals/odd--b/1"), "Comparison"),
     "ordered": (at("compare", "evals/odd--a/1", "evals/odd--b/1", order="__proto__"), "Question 1"),
-    "ordered by change": (at("compare", "evals/odd--a/1", "evals/odd--b/1", order="change"), "Question 1"),
+    "ordered by change": (
+        at("compare", "evals/odd--a/1", "evals/odd--b/1", order="change"),
+        "Question 1",
+    ),
     "training": (at("training", "training"), "reward/mean"),
 }
 
@@ -368,7 +430,9 @@ def test_names_of_metrics_that_mean_something_to_a_script_break_no_page(
     assert "problem" not in page.js("return document.title")
     assert page.js("return ({}).polluted") is None
     if name == "rollout":
-        assert [text for text in page.texts("th[scope=row]") if text in HOSTILE_NAMES] == HOSTILE_NAMES
+        assert [
+            text for text in page.texts("th[scope=row]") if text in HOSTILE_NAMES
+        ] == HOSTILE_NAMES
 
 
 @pytest.fixture(scope="module")
@@ -385,23 +449,32 @@ def test_fifty_thousand_rollouts_open_at_once_and_scroll(page, serve, large):
     page.wait_text("Question 0:")
     first_rows_s = time.perf_counter() - started
     page.wait_text("50.0k rollouts")
-    print(f"first rows after {first_rows_s:.2f} s, all indexed after {time.perf_counter() - started:.2f} s")
+    print(
+        f"first rows after {first_rows_s:.2f} s, all indexed after"
+        f" {time.perf_counter() - started:.2f} s"
+    )
     page.picture("fifty-thousand")
     assert first_rows_s < 20  # alone on two cores: under two
-    sent = page.js("return performance.getEntriesByType('resource').reduce((n, e) => n + e.encodedBodySize, 0)")
+    sent = page.js(
+        "return performance.getEntriesByType('resource').reduce((n, e) => n + e.encodedBodySize, 0)"
+    )
     size = (large / "evals/tower--big/50000000/results.jsonl").stat().st_size
     assert sent < size / 4
     for share in (0.3, 0.9, 0.5):
         page.js("scrollTo(0, document.body.scrollHeight * arguments[0])", share)
-        page.wait(lambda share=share: abs(int(page.texts(".body .id")[10].split(".")[0]) / 50_000 - share) < 0.01)
+        page.wait(
+            lambda share=share: (
+                abs(int(page.texts(".body .id")[10].split(".")[0]) / 50_000 - share) < 0.01
+            )
+        )
         assert page.js("return document.querySelectorAll('.body .row').length") < 60
     page.wait_text(f"Question {page.texts('.body .id')[10].split('.')[0]}:")
     page.press("END")
     page.wait_text("Question 49999:")
     longest = page.js(
-        "const start = performance.now(); let most = 0, before = start;"
-        "for (let y = 0; y < 200; y++) { scrollTo(0, 5000 * y); document.body.offsetHeight;"
-        "const now = performance.now(); most = Math.max(most, now - before); before = now; } return most;"
+        "const start = performance.now(); let most = 0, before = start;for (let y = 0; y < 200;"
+        " y++) { scrollTo(0, 5000 * y); document.body.offsetHeight;const now = performance.now();"
+        " most = Math.max(most, now - before); before = now; } return most;"
     )
     assert longest < 1000
     page.choose("Errors", "any")
@@ -412,12 +485,13 @@ def test_fifty_thousand_rollouts_open_at_once_and_scroll(page, serve, large):
     page.wait_text("50 rollouts")
 
 
-# --- comparisons ------------------------------------------------------------------------------------------------------
+# --- comparisons ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def three_evaluations(tmp_path):
-    """Runs a, b, c of one environment over 20 rows: b is right where a is and on half of the others, c is as a."""
+    """Runs a, b, c of one environment over 20 rows: b is right where a is and on half of the
+    others, c is as a."""
     folder = tmp_path / "outputs"
     for model, right in (
         ("a", lambda n: n % 4 == 0),
@@ -441,7 +515,9 @@ RUNS = [f"evals/sums--{model}/1" for model in "abc"]
 
 
 @pytest.mark.parametrize("is_copy", [False, True], ids=["server", "copy"])
-def test_two_runs_are_compared_by_the_statistics_of_the_command(page, serve, three_evaluations, is_copy, tmp_path):
+def test_two_runs_are_compared_by_the_statistics_of_the_command(
+    page, serve, three_evaluations, is_copy, tmp_path
+):
     if is_copy:
         url = export(Library(Catalog([three_evaluations])), tmp_path / "site").as_uri()
     else:
@@ -466,7 +542,7 @@ def test_any_number_of_runs_is_compared_with_the_first(page, serve, three_evalua
     assert server.get("/api/compare?runs=x")[0] in (400, 404)
 
 
-# --- filters, columns and examples ------------------------------------------------------------------------------------
+# --- filters, columns and examples ----------------------------------------------------------------
 
 FILTERS = [
     "exact < 1 and turns > 1",
@@ -481,10 +557,9 @@ FILTERS = [
 def filtered(page, where, call="test"):
     """How many rows pass a filter of the page, or the sentence that it says."""
     return page.driver.execute_async_script(
-        "const [where, names, rows, done] = arguments;"
-        "import('/static/expression.js').then(({ compile }) => {"
-        "try { const { test } = compile(where, names); done(rows.map((row) => test((name) => row[name]))); }"
-        "catch (error) { done(error.message); } });",
+        "const [where, names, rows, done] = arguments;import('/static/expression.js').then(({"
+        " compile }) => {try { const { test } = compile(where, names); done(rows.map((row) =>"
+        " test((name) => row[name]))); }catch (error) { done(error.message); } });",
         where,
         *call,
     )
@@ -493,15 +568,23 @@ def filtered(page, where, call="test"):
 def test_a_filter_selects_the_rows_that_python_selects(page, served):
     page.open(served.url)
     answer = served.ask(f"columns?run={quote(CAREFUL)}")
-    columns = {name: values for name, values in answer["columns"].items() if isinstance(values, list)}
+    columns = {
+        name: values for name, values in answer["columns"].items() if isinstance(values, list)
+    }
     columns |= answer["metrics"] | {"stop_condition": ["no_tools_called"] * answer["total"]}
     rows = [{name: values[n] for name, values in columns.items()} for n in range(answer["total"])]
     for where in FILTERS:
         expected = [bool(eval(where, {}, row)) for row in rows]
         assert 0 < sum(expected) < len(rows)
         assert filtered(page, where, (list(columns), rows)) == expected, where
-    assert filtered(page, "reward = unknown", (["reward"], [{"reward": None}, {"reward": 0}])) == [True, False]
-    assert filtered(page, "reward < 1", (["reward"], [{"reward": None}, {"reward": 0}])) == [False, True]
+    assert filtered(page, "reward = unknown", (["reward"], [{"reward": None}, {"reward": 0}])) == [
+        True,
+        False,
+    ]
+    assert filtered(page, "reward < 1", (["reward"], [{"reward": None}, {"reward": 0}])) == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -532,12 +615,16 @@ def test_a_filter_a_bar_and_the_next_failure_lead_to_rollouts(page, served):
     page.wait_text(f"{wrong} rollouts")
     page.find("main .controls button").click()  # Clear
     page.wait_text("36 rollouts")
-    page.js("document.querySelectorAll('.plot')[1].querySelector('.pick').dispatchEvent(new Event('click'))")
+    page.js(
+        "document.querySelectorAll('.plot')[1].querySelector('.pick').dispatchEvent(new"
+        " Event('click'))"
+    )
     page.wait(
         lambda: (
             "output_tokens >="
             in page.js(
-                "return location.hash.replace(/\\+/g, ' ')  && decodeURIComponent(location.hash.replace(/\\+/g, ' '))"
+                "return location.hash.replace(/\\+/g, ' ')  &&"
+                " decodeURIComponent(location.hash.replace(/\\+/g, ' '))"
             )
         )
     )
@@ -558,7 +645,8 @@ def test_a_row_per_example_has_a_cell_per_sibling(page, served):
     assert page.js("return document.querySelectorAll('.heat .cell').length") == 36
     rewards = answer["columns"]["reward"]
     means = [
-        sum(r for r, e in zip(rewards, answer["columns"]["example"], strict=True) if e == n) / 3 for n in range(12)
+        sum(r for r, e in zip(rewards, answer["columns"]["example"], strict=True) if e == n) / 3
+        for n in range(12)
     ]
     first = rows_shown(page)[0].split()
     assert float(first[1]) == pytest.approx(min(means), abs=1e-3)
@@ -571,10 +659,18 @@ def test_the_list_shows_the_settings_that_vary_and_on_a_phone_the_reward(page, s
         config = {"env_id": "sums", "model": "a", "env_args": {"unit": unit, "same": 1}}
         with RunDirectory.create_or_resume(tmp_path / f"evals/sums--a/{unit}", config) as run:
             with run.open_journal() as journal:
-                journal.append_sync([{"example_id": 0, "reward": 0.25, "metrics": {}, "rollout_key": "0"}])
+                journal.append_sync(
+                    [{"example_id": 0, "reward": 0.25, "metrics": {}, "rollout_key": "0"}]
+                )
             usage = {"input_tokens": 1000.0, "output_tokens": 234.0}
             run.write_metadata(
-                {"status": "complete", **config, "avg_reward": 0.25, "num_rollouts": 2, "usage": usage}
+                {
+                    "status": "complete",
+                    **config,
+                    "avg_reward": 0.25,
+                    "num_rollouts": 2,
+                    "usage": usage,
+                }
                 | {"cost_usd": cost, "avg_success": 0.5, "num_unscored": 1}
             )
     server = serve(tmp_path)
@@ -592,18 +688,29 @@ def test_the_list_shows_the_settings_that_vary_and_on_a_phone_the_reward(page, s
     page.wait(lambda: "Size" in page.texts(".head [role=columnheader]"))
     size = page.driver.get_window_size()
     is_wide = "return document.querySelector('.table').classList.contains('wide')"
-    fits = "return document.querySelector('.head').scrollWidth <= document.querySelector('.table').clientWidth"
+    fits = (
+        "return document.querySelector('.head').scrollWidth <="
+        " document.querySelector('.table').clientWidth"
+    )
     try:
         page.driver.set_window_size(2200, 800)
         page.wait(lambda: not page.js(is_wide) and page.js(fits))
-        page.driver.set_window_size(1000, 800)  # the last columns are reached by scrolling within the table
+        page.driver.set_window_size(
+            1000, 800
+        )  # the last columns are reached by scrolling within the table
         page.wait(lambda: page.js(is_wide))
         page.js("document.querySelector('.table').scrollLeft = 10000")
-        last = "return [...document.querySelectorAll('.head > div')].pop().getBoundingClientRect().right"
+        last = (
+            "return [...document.querySelectorAll('.head >"
+            " div')].pop().getBoundingClientRect().right"
+        )
         page.wait(lambda: page.js(last) <= page.js("return innerWidth"))
         page.driver.set_window_size(500, 800)
         page.wait(lambda: page.texts(".head [role=columnheader]") == ["Run", "Reward"])
-        edge = page.js("return [...document.querySelectorAll('.body .row > div')][1].getBoundingClientRect().right")
+        edge = page.js(
+            "return [...document.querySelectorAll('.body .row >"
+            " div')][1].getBoundingClientRect().right"
+        )
         assert edge <= page.js("return innerWidth")
         page.picture("phone")
     finally:

@@ -1,4 +1,5 @@
-"""Numbers of single tokens in the text: of a real training's rollouts, and of an evaluation with log-probabilities."""
+"""Numbers of single tokens in the text: of a real training's rollouts, and of an evaluation with
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -19,12 +20,19 @@ LOGPROBS = [-0.1, -0.2, -0.01, -2.5, -0.7, -4.0, -0.3, -0.05]
 
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory):
-    """A training of four steps in which each batch is trained twice, so that ratios differ from one."""
+    """A training of four steps in which each batch is trained twice, so that ratios differ from
+    one."""
     pytest.importorskip("verifiers_trainer")
     from support.training import run, small_trainer
 
     folder = tmp_path_factory.mktemp("trained")
-    settings = {"max_steps": 4, "num_iterations": 2, "learning_rate": 0.05, "max_tokens": 12, "log_completions": True}
+    settings = {
+        "max_steps": 4,
+        "num_iterations": 2,
+        "learning_rate": 0.05,
+        "max_tokens": 12,
+        "log_completions": True,
+    }
     trainer = small_trainer(folder / "learner", **settings)
     run(trainer)
     trainer.recorder.record_dropped(5, trainer.newest.batch.groups, {})
@@ -44,14 +52,20 @@ def test_tokens_of_a_trained_rollout_are_coloured_by_what_they_are_chosen_by(pag
     page.choose("Colour of the tokens", "ratio")
     ratios = np.exp(np.array(turn["policy_logprobs"]) - np.array(turn["completion_logprobs"]))
     assert abs(ratios - 1).max() > 0.05
-    classes = page.js("return [...document.querySelectorAll('.tokens .token')].map((t) => t.className)")
+    classes = page.js(
+        "return [...document.querySelectorAll('.tokens .token')].map((t) => t.className)"
+    )
     assert ["below" in name for name in classes] == [bool(ratio < 1) for ratio in ratios]
     titles = page.js("return [...document.querySelectorAll('.tokens .token')].map((t) => t.title)")
-    assert f"advantage {saved['advantage']:.3f}" in titles[0] or saved["advantage"] == int(saved["advantage"])
+    assert f"advantage {saved['advantage']:.3f}" in titles[0] or saved["advantage"] == int(
+        saved["advantage"]
+    )
     assert all("in the loss" in title and "weight" in title for title in titles)
     page.picture("trained-tokens")
     page.press("ESCAPE", "l")  # leave the select box; the text in their place
-    page.wait(lambda: page.js("return document.querySelectorAll('.probabilities[open]').length") == 0)
+    page.wait(
+        lambda: page.js("return document.querySelectorAll('.probabilities[open]').length") == 0
+    )
     assert page.text(".message.assistant .prose")
     page.press("l")
 
@@ -72,8 +86,14 @@ def test_dropped_rollouts_and_those_without_signal_are_read(page, serve, learner
 
 
 def test_an_evaluation_with_log_probabilities_shows_them_without_more(page, serve, tmp_path):
-    content = [{"token": text, "logprob": value} for text, value in zip(TEXTS, LOGPROBS, strict=True)]
-    answer = {"message": {"content": "".join(TEXTS)}, "logprobs": {"content": content}, "finish_reason": "stop"}
+    content = [
+        {"token": text, "logprob": value} for text, value in zip(TEXTS, LOGPROBS, strict=True)
+    ]
+    answer = {
+        "message": {"content": "".join(TEXTS)},
+        "logprobs": {"content": content},
+        "finish_reason": "stop",
+    }
     body = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [answer]}
     env = SingleTurnEnv(dataset=[{"question": "6 * 7?"}], rubric=Rubric(funcs=[lambda: 1.0]))
     with FakeServer("x", [Behaviour(body=json.dumps(body))]) as server:
@@ -87,6 +107,8 @@ def test_an_evaluation_with_log_probabilities_shows_them_without_more(page, serv
     page.open(serve(tmp_path).url + "#/run/" + quote("evals/sums--m/1", safe="") + "/0")
     page.wait_text("log-probabilities of 8 tokens")
     assert "".join(page.texts(".tokens .token")) == "".join(TEXTS)
-    names = page.js("return [...document.querySelectorAll('.tokens .token')].map((t) => t.className)")
+    names = page.js(
+        "return [...document.querySelectorAll('.tokens .token')].map((t) => t.className)"
+    )
     assert [int(name[7]) for name in names] == [min(8, int(-2 * value)) for value in LOGPROBS]
     page.picture("evaluated-tokens")

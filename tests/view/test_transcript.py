@@ -1,4 +1,5 @@
-"""How the page draws what was written: Markdown, formulas, grids, turns, links, and what a copy of it holds."""
+"""How the page draws what was written: Markdown, formulas, grids, turns, links, and what a copy of
+it holds."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_what_is_copied_and_searched_is_what_was_written(page, serve, areas):
     assert page.js("return document.querySelectorAll('.prose strong, .prose math').length") == 0
     page.press("v")
     assert page.js("return document.querySelectorAll('.prose strong').length") == 2
-    page.open(serve(areas).url + RUN + "/0?q=area**%20is")  # drawn, the searched text would be hidden
+    page.open(
+        serve(areas).url + RUN + "/0?q=area**%20is"
+    )  # drawn, the searched text would be hidden
     page.wait(lambda: page.texts(".prose mark") == ["area** is"])
 
 
@@ -67,7 +70,10 @@ def test_turns_are_outlined_with_their_rewards_and_a_link_opens_a_sibling(page, 
     assert [line.split("\n")[-1] for line in page.texts(".outline button")] == ["0.250", "1"]
     page.find(".outline li:nth-child(2) button").click()
     assert page.js("return document.activeElement.dataset.turn") == "2"
-    page.js("Object.defineProperty(navigator, 'clipboard', {value: {writeText: async (text) => (window.kept = text)}})")
+    page.js(
+        "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async (text) =>"
+        " (window.kept = text)}})"
+    )
     page.find(".pager .quiet").click()
     assert page.js("return window.kept") == server.url + RUN.replace("%2F", "%2F") + "/example/0/1"
     page.driver.get("about:blank")
@@ -133,28 +139,49 @@ PIECES = [
         "![y](https://evil.example/z)",
         "&",
     ),
-    *("\\frac{a}{b}", "x^2", "{", "}", "word", "<b onclick=x>", "<script>window.owned=6</script>", "\x1b", "\u202e"),
-    *("\U0001f600", "\\begin{cases}", "\\end{cases}", "\\text{<img src=x onerror=window.owned=7>}", "\\left(", "\\\\"),
+    *(
+        "\\frac{a}{b}",
+        "x^2",
+        "{",
+        "}",
+        "word",
+        "<b onclick=x>",
+        "<script>window.owned=6</script>",
+        "\x1b",
+        "\u202e",
+    ),
+    *(
+        "\U0001f600",
+        "\\begin{cases}",
+        "\\end{cases}",
+        "\\text{<img src=x onerror=window.owned=7>}",
+        "\\left(",
+        "\\\\",
+    ),
 ]
 DRAWN_TAGS = set(
-    "p ul ol li blockquote hr pre code figure figcaption span small button table thead tbody tr th td div em strong "
-    "del math mrow mi mn mo mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover "
-    "mtable mtr mtd".split()
+    "p ul ol li blockquote hr pre code figure figcaption span small button table thead tbody tr th"
+    " td div em strong del math mrow mi mn mo mtext mspace mfrac msqrt mroot msub msup msubsup"
+    " munder mover munderover mtable mtr mtd".split()
 )
 DRAWN_ATTRIBUTES = set(
-    "class title role type start aria-level display stretchy largeop movablelimits fence accent width linethickness "
-    "mathvariant".split()
+    "class title role type start aria-level display stretchy largeop movablelimits fence accent"
+    " width linethickness mathvariant".split()
 )
 
 
 def test_no_text_makes_an_element_that_acts_and_each_node_knows_its_source(page, serve, areas):
     page.open(serve(areas).url)
     chance = random.Random(0)
-    texts = ["".join(chance.choices(PIECES, k=chance.randint(1, 40))) for _ in range(600)] + [view_runs.PROSE]
+    texts = ["".join(chance.choices(PIECES, k=chance.randint(1, 40))) for _ in range(600)] + [
+        view_runs.PROSE
+    ]
     drawn = page.driver.execute_async_script(DRAW, texts)
     assert "error" not in drawn, drawn
     assert drawn["wrong"] == []
-    assert {"math", "mfrac", "blockquote", "ol", "table", "strong", "code"} <= set(drawn["tags"])  # negative control
+    assert {"math", "mfrac", "blockquote", "ol", "table", "strong", "code"} <= set(
+        drawn["tags"]
+    )  # negative control
     assert set(drawn["tags"]) <= DRAWN_TAGS
     assert set(drawn["names"]) <= DRAWN_ATTRIBUTES
     assert page.js("return window.owned") is None
@@ -172,12 +199,30 @@ TIME = """
 
 
 def test_text_that_was_written_to_stop_the_page_is_drawn(page, serve, areas):
-    """Each text costs the square of its length in a careless parser: minutes instead of milliseconds."""
+    """Each text costs the square of its length in a careless parser: minutes instead of
+    milliseconds."""
     page.open(serve(areas).url)
     size = 100_000
-    units = ["*a ", "`", "[", "$x", "$$\n", "> ", "- ", "#" * 7, "\\left(", "_a", "|-", "[a](https://"]
+    units = [
+        "*a ",
+        "`",
+        "[",
+        "$x",
+        "$$\n",
+        "> ",
+        "- ",
+        "#" * 7,
+        "\\left(",
+        "_a",
+        "|-",
+        "[a](https://",
+    ]
     texts = [unit * (size // len(unit)) for unit in units]
-    texts += ["# " + "#" * size + "x", "```" + "a" * size + "`", " " * size + "x-|\n" + "-" + " " * size + "x"]
+    texts += [
+        "# " + "#" * size + "x",
+        "```" + "a" * size + "`",
+        " " * size + "x-|\n" + "-" + " " * size + "x",
+    ]
     page.driver.set_script_timeout(60)
     drawn = page.driver.execute_async_script(TIME, texts)
     assert not isinstance(drawn, str), drawn

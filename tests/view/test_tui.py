@@ -38,7 +38,9 @@ def app(runs):
 def shown(app) -> str:
     """The text on the terminal."""
     compositor = app.screen._compositor
-    return "\n".join("".join(segment.text for segment in strip) for strip in compositor.render_strips(app.size))
+    return "\n".join(
+        "".join(segment.text for segment in strip) for strip in compositor.render_strips(app.size)
+    )
 
 
 def keep(app, name: str) -> None:
@@ -117,7 +119,9 @@ async def test_rows_sort_by_any_column_and_unknown_values_come_last(app):
     async with app.run_test(size=(130, 34)) as pilot:
         await open_careful(pilot)
         facts = app.screen.facts
-        assert app.screen.lines.entries == sorted(range(36), key=lambda row: (facts["example"][row], row))
+        assert app.screen.lines.entries == sorted(
+            range(36), key=lambda row: (facts["example"][row], row)
+        )
         for name in ("reward", "turns", "output_tokens", "total_ms"):
             await pilot.press("o")
             await pilot.pause()

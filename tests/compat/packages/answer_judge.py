@@ -1,4 +1,5 @@
-"""A judged answer as packages of 0.1.8 to 0.1.10 are written: an own client, an own prompt, a sum over both."""
+"""A judged answer as packages of 0.1.8 to 0.1.10 are written: an own client, an own prompt, a sum
+over both."""
 
 import os
 
@@ -24,7 +25,9 @@ def load_environment(
         {"question": "Is the sun a star?", "answer": "yes"},
     ]
     parser = vf.MaybeThinkParser()
-    judge_client = AsyncOpenAI(base_url=judge_base_url, api_key=os.getenv(judge_api_key_var, "EMPTY"))
+    judge_client = AsyncOpenAI(
+        base_url=judge_base_url, api_key=os.getenv(judge_api_key_var, "EMPTY")
+    )
     rubric = vf.JudgeRubric(
         parser=parser,
         judge_client=judge_client,
@@ -42,4 +45,6 @@ def load_environment(
 
     rubric.add_reward_func(judge_reward, weight=1.0)
     rubric.add_reward_func(brevity, weight=0.5)
-    return vf.SingleTurnEnv(dataset=rows if num_examples < 0 else rows[:num_examples], parser=parser, rubric=rubric)
+    return vf.SingleTurnEnv(
+        dataset=rows if num_examples < 0 else rows[:num_examples], parser=parser, rubric=rubric
+    )

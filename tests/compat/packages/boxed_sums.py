@@ -1,12 +1,19 @@
-"""Single-turn mathematics as packages of 0.1.8 are written: an example dataset, a think parser, a boxed answer."""
+"""Single-turn mathematics as packages of 0.1.8 are written: an example dataset, a think parser, a
+boxed answer."""
 
 import verifiers as vf
 from verifiers.parsers.think_parser import ThinkParser
-from verifiers.utils.data_utils import THINK_BOXED_SYSTEM_PROMPT, extract_boxed_answer, load_example_dataset
+from verifiers.utils.data_utils import (
+    THINK_BOXED_SYSTEM_PROMPT,
+    extract_boxed_answer,
+    load_example_dataset,
+)
 
 
 def load_environment(
-    num_train_examples: int = -1, num_eval_examples: int = -1, system_prompt: str = THINK_BOXED_SYSTEM_PROMPT
+    num_train_examples: int = -1,
+    num_eval_examples: int = -1,
+    system_prompt: str = THINK_BOXED_SYSTEM_PROMPT,
 ):
     dataset = load_example_dataset("arithmetic", split="train").shuffle(seed=777)
     if num_train_examples != -1:

@@ -1,4 +1,5 @@
-"""An environment as packages of 0.1.5 to 0.1.9 are written: dicts, tuples, states handed back, objects for rewards."""
+"""An environment as packages of 0.1.5 to 0.1.9 are written: dicts, tuples, states handed back,
+objects for rewards."""
 
 import json
 
@@ -31,9 +32,14 @@ class CapitalEnv(vf.MultiTurnEnv):
         return state
 
     def is_completed(self, messages: Messages, state: State, **kwargs) -> bool:
-        return state["turn"] >= self.max_guesses or self.parser.parse_answer(messages) == state["answer"]
+        return (
+            state["turn"] >= self.max_guesses
+            or self.parser.parse_answer(messages) == state["answer"]
+        )
 
-    def env_response(self, messages: Messages, state: State, **kwargs) -> tuple[list[ChatMessage], State]:
+    def env_response(
+        self, messages: Messages, state: State, **kwargs
+    ) -> tuple[list[ChatMessage], State]:
         said = messages[-1]
         assert said["role"] == "assistant"
         if said.get("tool_calls"):
@@ -56,14 +62,25 @@ def patience(state: State, limit: int, task: str) -> float:
 
 def load_environment(num_train_examples: int = 3, **kwargs) -> vf.Environment:
     rows = [
-        {"question": f"Capital of {c}?", "answer": a, "task": "capitals", "info": json.dumps({"country": c})}
+        {
+            "question": f"Capital of {c}?",
+            "answer": a,
+            "task": "capitals",
+            "info": json.dumps({"country": c}),
+        }
         for c, a in list(CAPITALS.items())[:num_train_examples]
     ]
     parser = vf.XMLParser(fields=["think", "answer"], answer_field="answer")
     rubric = vf.Rubric(
-        funcs=[correct, patience, parser.get_format_reward_func()], weights=[1.0, 0.0, 0.2], parser=parser
+        funcs=[correct, patience, parser.get_format_reward_func()],
+        weights=[1.0, 0.0, 0.2],
+        parser=parser,
     )
     rubric.class_objects["limit"] = 10
     return CapitalEnv(
-        dataset=Dataset.from_list(rows), system_prompt="Answer in tags.", parser=parser, rubric=rubric, **kwargs
+        dataset=Dataset.from_list(rows),
+        system_prompt="Answer in tags.",
+        parser=parser,
+        rubric=rubric,
+        **kwargs,
     )

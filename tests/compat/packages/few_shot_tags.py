@@ -1,4 +1,5 @@
-"""Few-shot examples and tags as packages of 0.1.2 to 0.1.8 are written: alternatives, format text, ``info`` columns."""
+"""Few-shot examples and tags as packages of 0.1.2 to 0.1.8 are written: alternatives, format text,
+``info`` columns."""
 
 import json
 
@@ -11,7 +12,9 @@ from verifiers.types import Info, Messages
 
 
 def load_environment(use_json_info: bool = False, **kwargs):
-    parser = XMLParser(["reasoning", ("verdict", "answer")], answer_field="verdict", extract_fn=str.lower)
+    parser = XMLParser(
+        ["reasoning", ("verdict", "answer")], answer_field="verdict", extract_fn=str.lower
+    )
     system_prompt = f"Say whether it is prime. Respond in this format:\n{parser.get_format_str()}"
     few_shot = [
         {"role": "user", "content": "9"},
@@ -34,7 +37,9 @@ def load_environment(use_json_info: bool = False, **kwargs):
         return float("factor" in info and str(info["factor"]) in (parsed.reasoning or ""))
 
     rubric = Rubric(
-        funcs=[right, names_a_factor, parser.get_format_reward_func()], weights=[1.0, 0.5, 0.2], parser=parser
+        funcs=[right, names_a_factor, parser.get_format_reward_func()],
+        weights=[1.0, 0.5, 0.2],
+        parser=parser,
     )
     return vf.SingleTurnEnv(
         dataset=dataset,

@@ -1,4 +1,5 @@
-"""An environment as packages of 0.1.10 to 0.1.14 are written: message objects, flat tool calls, marked methods."""
+"""An environment as packages of 0.1.10 to 0.1.14 are written: message objects, flat tool calls,
+marked methods."""
 
 import verifiers as vf
 from verifiers.types import AssistantMessage, Messages, RolloutInput, State, UserMessage
@@ -27,13 +28,17 @@ class LedgerEnv(vf.StatefulToolEnv):
     async def open_account(self, state: State):
         state["account"] = {"balance": 0}
 
-    def update_tool_args(self, tool_name: str, tool_args: dict, messages: Messages, state: State, **kwargs) -> dict:
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict, messages: Messages, state: State, **kwargs
+    ) -> dict:
         return {**tool_args, "account": state["account"]}
 
     async def env_response(self, messages: Messages, state: State, **kwargs) -> Messages:
         said = messages[-1]
         assert isinstance(said, AssistantMessage) or said.role == "assistant"
-        assert all(call.name == "add" and isinstance(call.arguments, str) for call in said.tool_calls or [])
+        assert all(
+            call.name == "add" and isinstance(call.arguments, str) for call in said.tool_calls or []
+        )
         answers = await super().env_response(messages, state, **kwargs)
         if state["account"]["balance"] == int(state["answer"]):
             state["final_env_response"] = concat_messages([answers, [UserMessage(content="Done.")]])
@@ -64,16 +69,26 @@ class LedgerRubric(vf.Rubric):
         return float(state["final_balance"] == int(answer))
 
     async def num_bookings(self, completion: Messages) -> int:
-        return sum(len(message.tool_calls or []) for message in completion if message.role == "assistant")
+        return sum(
+            len(message.tool_calls or []) for message in completion if message.role == "assistant"
+        )
 
 
 def rows(count: int) -> list[RolloutInput]:
     prompts = [[UserMessage(content=f"Reach {n + 2}.")] for n in range(count)]
     return [
-        {"prompt": prompt, "answer": str(n + 2), "info": {"goal": n + 2}, "difficulty": "easy", "example_id": n}
+        {
+            "prompt": prompt,
+            "answer": str(n + 2),
+            "info": {"goal": n + 2},
+            "difficulty": "easy",
+            "example_id": n,
+        }
         for n, prompt in enumerate(prompts)
     ]
 
 
 def load_environment(num_examples: int = 2) -> vf.Environment:
-    return LedgerEnv(dataset=lambda: rows(num_examples), rubric=LedgerRubric(), env_id="ledger-game")
+    return LedgerEnv(
+        dataset=lambda: rows(num_examples), rubric=LedgerRubric(), env_id="ledger-game"
+    )

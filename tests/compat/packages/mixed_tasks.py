@@ -1,4 +1,5 @@
-"""Several tasks as packages of 0.1.8 group them: each member with its own parser, rubric and system prompt."""
+"""Several tasks as packages of 0.1.8 group them: each member with its own parser, rubric and system
+prompt."""
 
 from datasets import Dataset
 
@@ -13,12 +14,16 @@ def load_upper():
         return float(completion[-1]["content"] == answer)
 
     return vf.SingleTurnEnv(
-        dataset=dataset, system_prompt="Write it in capitals.", rubric=vf.Rubric(funcs=[is_upper], weights=[2.0])
+        dataset=dataset,
+        system_prompt="Write it in capitals.",
+        rubric=vf.Rubric(funcs=[is_upper], weights=[2.0]),
     )
 
 
 def load_count():
-    dataset = Dataset.from_dict({"question": ["abc"], "answer": ["3"], "task": ["letters"], "info": [{"kind": "len"}]})
+    dataset = Dataset.from_dict(
+        {"question": ["abc"], "answer": ["3"], "task": ["letters"], "info": [{"kind": "len"}]}
+    )
     parser = vf.XMLParser(["n"], answer_field="n")
 
     def is_count(parser, completion, answer, task, info, **kwargs):
@@ -29,7 +34,9 @@ def load_count():
         dataset=dataset,
         system_prompt="Count the letters. Answer in <n></n>.",
         parser=parser,
-        rubric=vf.Rubric(funcs=[is_count, parser.get_format_reward_func()], weights=[1.0, 0.0], parser=parser),
+        rubric=vf.Rubric(
+            funcs=[is_count, parser.get_format_reward_func()], weights=[1.0, 0.0], parser=parser
+        ),
     )
 
 

@@ -1,4 +1,5 @@
-"""A tool environment with state as packages of 0.1.8 are written: hidden arguments, ``setup_state`` hands it back."""
+"""A tool environment with state as packages of 0.1.8 are written: hidden arguments, ``setup_state``
+hands it back."""
 
 import verifiers as vf
 from verifiers.envs.stateful_tool_env import StatefulToolEnv
@@ -16,7 +17,9 @@ class NoteKeeperEnv(StatefulToolEnv):
         state["notes"] = list(state["info"].get("given", []))
         return state
 
-    def update_tool_args(self, tool_name: str, tool_args: dict, messages: Messages, state: State, **kwargs) -> dict:
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict, messages: Messages, state: State, **kwargs
+    ) -> dict:
         if tool_name == "write_note":
             tool_args["notes"] = state["notes"]
         else:
@@ -48,6 +51,9 @@ def load_environment(max_turns: int = 4):
     rows = [
         {"question": "Note: milk", "info": {"wanted": ["milk"]}},
         {"question": "Note: eggs", "info": {"wanted": ["bread", "eggs"], "given": ["bread"]}},
-        {"question": "Note: salt", "info": {"wanted": ["a", "b", "c", "salt"], "given": ["a", "b", "c"]}},
+        {
+            "question": "Note: salt",
+            "info": {"wanted": ["a", "b", "c", "salt"], "given": ["a", "b", "c"]},
+        },
     ]
     return NoteKeeperEnv(dataset=rows, rubric=vf.Rubric(funcs=[all_noted]), max_turns=max_turns)

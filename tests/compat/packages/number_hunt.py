@@ -1,4 +1,5 @@
-"""A game as packages of 0.1.8 are written: states handed back, ``await super().is_completed``, messages returned."""
+"""A game as packages of 0.1.8 are written: states handed back, ``await super().is_completed``,
+messages returned."""
 
 from datasets import Dataset
 
@@ -60,4 +61,6 @@ def load_environment(max_turns: int = 10, **kwargs):
     rubric.add_reward_func(solved)
     rubric.add_reward_func(few_turns, weight=0.5)
     rubric.add_reward_func(parser.get_format_reward_func(), weight=0.1)
-    return NumberHuntEnv(dataset=dataset, parser=parser, rubric=rubric, max_turns=max_turns, **kwargs)
+    return NumberHuntEnv(
+        dataset=dataset, parser=parser, rubric=rubric, max_turns=max_turns, **kwargs
+    )

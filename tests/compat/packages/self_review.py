@@ -1,11 +1,20 @@
-"""As packages of 0.1.11 to 0.1.14 are written: message objects, own model calls, group rewards, extras, metrics."""
+"""As packages of 0.1.11 to 0.1.14 are written: message objects, own model calls, group rewards,
+extras, metrics."""
 
 import verifiers as vf
-from verifiers.types import AssistantMessage, DatasetBuilder, Messages, State, TrajectoryStep, UserMessage
+from verifiers.types import (
+    AssistantMessage,
+    DatasetBuilder,
+    Messages,
+    State,
+    TrajectoryStep,
+    UserMessage,
+)
 
 
 class SelfReviewEnv(vf.MultiTurnEnv):
-    """The model writes, reviews its own text in a call that is no turn, and writes again until the review is good."""
+    """The model writes, reviews its own text in a call that is no turn, and writes again until the
+    review is good."""
 
     async def setup_state(self, state: State) -> None:
         state["reviews"] = []
@@ -38,7 +47,11 @@ class SelfReviewEnv(vf.MultiTurnEnv):
 
     @vf.stop(priority=1)
     async def gave_up(self, state: State) -> bool:
-        last = state["trajectory"][-1]["completion"][-1] if state["trajectory"] else AssistantMessage(content="")
+        last = (
+            state["trajectory"][-1]["completion"][-1]
+            if state["trajectory"]
+            else AssistantMessage(content="")
+        )
         return last.content == "I give up"
 
     @vf.cleanup
@@ -74,5 +87,9 @@ def build_rows() -> list[dict]:
 def load_environment(max_turns: int = 3) -> vf.Environment:
     dataset: DatasetBuilder = build_rows
     return SelfReviewEnv(
-        dataset=dataset, eval_dataset=dataset, rubric=ReviewRubric(), max_turns=max_turns, timeout_seconds=60
+        dataset=dataset,
+        eval_dataset=dataset,
+        rubric=ReviewRubric(),
+        max_turns=max_turns,
+        timeout_seconds=60,
     )

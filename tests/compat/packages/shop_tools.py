@@ -1,4 +1,5 @@
-"""Tools as packages of 0.1.8 to 0.1.10 are written: plain and async functions, a tool rubric, a rubric group."""
+"""Tools as packages of 0.1.8 to 0.1.10 are written: plain and async functions, a tool rubric, a
+rubric group."""
 
 import verifiers as vf
 from verifiers.rubrics.rubric_group import RubricGroup

@@ -1,4 +1,5 @@
-"""Completion mode as packages of 0.1.10 are written: text prompts, text completions, several turns of text."""
+"""Completion mode as packages of 0.1.10 are written: text prompts, text completions, several turns
+of text."""
 
 import verifiers as vf
 from verifiers.types import Messages, State
@@ -11,7 +12,9 @@ class CountingEnv(vf.MultiTurnEnv):
 
     @vf.stop
     async def reached(self, state: State) -> bool:
-        return bool(state["trajectory"]) and state["trajectory"][-1]["completion"] == state["answer"]
+        return (
+            bool(state["trajectory"]) and state["trajectory"][-1]["completion"] == state["answer"]
+        )
 
 
 def counted(prompt: str, completion: str, answer: str, info: dict) -> float:
@@ -30,4 +33,6 @@ def load_environment(max_turns: int = 4, **kwargs) -> vf.Environment:
         {"prompt": "7, ", "answer": "8", "info": {"first": 7}},
         {"prompt": "1, ", "answer": "9", "info": {"first": 1}},
     ]
-    return CountingEnv(dataset=rows, message_type="completion", rubric=rubric, max_turns=max_turns, **kwargs)
+    return CountingEnv(
+        dataset=rows, message_type="completion", rubric=rubric, max_turns=max_turns, **kwargs
+    )

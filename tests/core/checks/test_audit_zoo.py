@@ -1,4 +1,5 @@
-"""The audit finds every planted hole of the zoo and raises no alarm at its clean environments, each in seconds."""
+"""The audit finds every planted hole of the zoo and raises no alarm at its clean environments, each
+in seconds."""
 
 import time
 

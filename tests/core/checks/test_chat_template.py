@@ -1,4 +1,5 @@
-"""``check_increasing_context``: templates that only append pass, those that rewrite are shown where."""
+"""``check_increasing_context``: templates that only append pass, those that rewrite are shown
+where."""
 
 import pytest
 
@@ -17,7 +18,11 @@ SEARCH = {
     "type": "function",
     "function": {
         "name": "search",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string"}},
+            "required": ["query"],
+        },
     },
 }
 
@@ -30,9 +35,13 @@ class Template(ByteTokenizer):
         self.rewrite = rewrite
         self.seen = []
 
-    def apply_chat_template(self, conversation, tools=None, add_generation_prompt=False, tokenize=True, **_):
+    def apply_chat_template(
+        self, conversation, tools=None, add_generation_prompt=False, tokenize=True, **_
+    ):
         self.seen.append((conversation, tools))
-        rendered = super().apply_chat_template(conversation, tools, add_generation_prompt, tokenize=False)
+        rendered = super().apply_chat_template(
+            conversation, tools, add_generation_prompt, tokenize=False
+        )
         text = self.rewrite(rendered, add_generation_prompt)
         return self.encode(text) if tokenize else text
 
@@ -50,7 +59,10 @@ def test_a_template_that_drops_earlier_thinking_fails_where_there_is_some():
     report = check_increasing_context(ByteTokenizer(keep_reasoning=False))
 
     assert not report.ok
-    assert [difference.conversation for difference in report.differences] == ["think", "think and tools"]
+    assert [difference.conversation for difference in report.differences] == [
+        "think",
+        "think and tools",
+    ]
     assert "<think>" in report.advice
     assert "plain: ok" in str(report)
     assert "think: differs" in str(report)
@@ -60,7 +72,12 @@ def test_the_first_difference_names_turn_position_and_both_windows():
     first = check_increasing_context(ByteTokenizer(keep_reasoning=False), THINKING).first_difference
 
     before = ByteTokenizer().apply_chat_template(THINKING[:1], add_generation_prompt=True)
-    assert (first.conversation, first.turn, first.part, first.position) == ("given", 1, "answer", len(before))
+    assert (first.conversation, first.turn, first.part, first.position) == (
+        "given",
+        1,
+        "answer",
+        len(before),
+    )
     assert first.before.text.endswith("?<|end|><|assistant|><think>h")
     assert first.after.text.endswith("?<|end|><|assistant|>1<|end|><|user|>two?<|end|>")
     assert len(first.before.ids) == 2 * AROUND
@@ -101,7 +118,9 @@ def test_the_given_tools_are_rendered_and_called_with_arguments_that_fit():
     template = Template(lambda text, prompt: text)
     report = check_increasing_context(template, tools=[SEARCH])
 
-    calls = [m["tool_calls"][0]["function"] for c, _ in template.seen for m in c if m.get("tool_calls")]
+    calls = [
+        m["tool_calls"][0]["function"] for c, _ in template.seen for m in c if m.get("tool_calls")
+    ]
     assert report.ok
     assert calls[0] == {"name": "search", "arguments": {"query": "x"}}
     assert all(tools == [SEARCH] for _, tools in template.seen)
@@ -109,7 +128,11 @@ def test_the_given_tools_are_rendered_and_called_with_arguments_that_fit():
 
 def test_tool_calls_of_a_given_conversation_reach_the_template_as_objects():
     template = Template(lambda text, prompt: text)
-    call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"query": "a"}'}}
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "search", "arguments": '{"query": "a"}'},
+    }
     conversation = [
         {"role": "user", "content": "find a"},
         {"role": "assistant", "content": None, "tool_calls": [call]},

@@ -1,4 +1,5 @@
-"""``check_environment``: every code is triggered by a fault and absent without it; good environments are clean."""
+"""``check_environment``: every code is triggered by a fault and absent without it; good
+environments are clean."""
 
 import asyncio
 import random
@@ -25,7 +26,11 @@ def exact(completion, answer):
 
 
 def single_turn(**parameters):
-    parameters = {"dataset": ROWS, "eval_dataset": EVAL_ROWS, "rubric": Rubric(funcs=[exact])} | parameters
+    parameters = {
+        "dataset": ROWS,
+        "eval_dataset": EVAL_ROWS,
+        "rubric": Rubric(funcs=[exact]),
+    } | parameters
     return vf.SingleTurnEnv(**parameters)
 
 
@@ -33,7 +38,12 @@ class Talk(vf.MultiTurnEnv):
     """Three turns; a good environment to bend."""
 
     def __init__(self, **parameters):
-        given = {"dataset": ROWS, "eval_dataset": EVAL_ROWS, "rubric": Rubric(funcs=[exact]), "max_turns": 3}
+        given = {
+            "dataset": ROWS,
+            "eval_dataset": EVAL_ROWS,
+            "rubric": Rubric(funcs=[exact]),
+            "max_turns": 3,
+        }
         super().__init__(**(given | parameters))
 
     def env_response(self, messages, state):
@@ -59,7 +69,7 @@ def finding(report, code):
     return found[0]
 
 
-# --- good environments ----------------------------------------------------------------------------------------------
+# --- good environments ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env_id", ["reverse-text", "alphabet-sort"])
@@ -87,7 +97,9 @@ def test_a_good_tool_environment_is_clean_and_its_tools_are_called():
         return n * n
 
     report = check(
-        lambda: vf.ToolEnv(tools=[square], dataset=ROWS, eval_dataset=EVAL_ROWS, rubric=Rubric(funcs=[exact]))
+        lambda: vf.ToolEnv(
+            tools=[square], dataset=ROWS, eval_dataset=EVAL_ROWS, rubric=Rubric(funcs=[exact])
+        )
     )
 
     assert (report.errors, report.warnings) == ((), ())
@@ -98,12 +110,14 @@ def test_completion_mode_is_clean():
     def exact_text(completion, answer):
         return float(completion == answer)
 
-    report = check(lambda: single_turn(message_type="completion", rubric=Rubric(funcs=[exact_text])))
+    report = check(
+        lambda: single_turn(message_type="completion", rubric=Rubric(funcs=[exact_text]))
+    )
 
     assert (report.errors, report.warnings) == ((), ())
 
 
-# --- the report -----------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def test_everything_is_reported_at_once_with_place_and_fix():
@@ -111,10 +125,15 @@ def test_everything_is_reported_at_once_with_place_and_fix():
         def env_response(self, messages, state):
             return 1 / 0
 
-    report = check(lambda: Broken(eval_dataset=None, rubric=Rubric(funcs=[lambda nothing_supplies_this: 1.0])))
+    report = check(
+        lambda: Broken(eval_dataset=None, rubric=Rubric(funcs=[lambda nothing_supplies_this: 1.0]))
+    )
 
     assert not report.ok
-    assert errors_of(report) == {"hook-raises-or-returns-a-wrong-type", "reward-parameter-that-cannot-be-injected"}
+    assert errors_of(report) == {
+        "hook-raises-or-returns-a-wrong-type",
+        "reward-parameter-that-cannot-be-injected",
+    }
     assert "eval-set-missing" in warnings_of(report)
     text = str(report)
     for one in (*report.errors, *report.warnings):
@@ -125,8 +144,10 @@ def test_findings_are_values():
     report = CheckReport("x", (Finding("a-code", "it is wrong", "here", "mend it"),))
 
     assert not report.ok
-    assert str(report) == (
-        "x: 1 error, no warnings (0 rollouts run)\n  error a-code: it is wrong\n    at:  here\n    fix: mend it"
+    assert (
+        str(report)
+        == "x: 1 error, no warnings (0 rollouts run)\n  error a-code: it is wrong\n    at:  here\n "
+        "   fix: mend it"
     )
     with pytest.raises(AttributeError):
         report.errors = ()
@@ -147,7 +168,9 @@ def test_an_object_is_checked_without_its_constructor_and_is_not_closed():
     assert Closing.closed == 0
     assert "constructor" in report.notes[0]
     assert check(Closing).ok
-    assert Closing.closed == 2  # what the check has built, it closes: the environment and the one to compare
+    assert (
+        Closing.closed == 2
+    )  # what the check has built, it closes: the environment and the one to compare
 
 
 async def test_both_forms_work_under_a_running_loop():
@@ -178,7 +201,9 @@ def test_wrong_arguments_and_unknown_ids_are_the_callers_mistakes():
 
 
 def test_members_of_a_group_are_checked_one_by_one():
-    report = check(lambda: EnvGroup([Talk(), single_turn(eval_dataset=None)], env_names=["talk", "one"]))
+    report = check(
+        lambda: EnvGroup([Talk(), single_turn(eval_dataset=None)], env_names=["talk", "one"])
+    )
 
     assert report.ok
     assert finding(report, "eval-set-missing").place.startswith("member 'one': ")
@@ -186,7 +211,7 @@ def test_members_of_a_group_are_checked_one_by_one():
     assert report.num_rollouts == 2 * 10
 
 
-# --- loading --------------------------------------------------------------------------------------------------------
+# --- loading --------------------------------------------------------------------------------------
 
 
 def test_a_loader_that_raises_is_reported_with_its_line():
@@ -208,8 +233,12 @@ def test_two_functions_or_two_tools_of_one_name_are_reported():
         """Look."""
         return ""
 
-    assert finding(check(lambda: single_turn(rubric=Rubric(funcs=[exact, exact]))), "duplicate-function-name")
-    assert finding(check(lambda: vf.ToolEnv(tools=[look, look], dataset=ROWS)), "duplicate-function-name")
+    assert finding(
+        check(lambda: single_turn(rubric=Rubric(funcs=[exact, exact]))), "duplicate-function-name"
+    )
+    assert finding(
+        check(lambda: vf.ToolEnv(tools=[look, look], dataset=ROWS)), "duplicate-function-name"
+    )
 
 
 def test_a_tool_without_a_schema_is_reported():
@@ -222,7 +251,10 @@ def test_a_tool_without_a_schema_is_reported():
         return ""
 
     for tool in (look, look_all):
-        assert finding(check(lambda tool=tool: vf.ToolEnv(tools=[tool], dataset=ROWS)), "tool-schema-not-derivable")
+        assert finding(
+            check(lambda tool=tool: vf.ToolEnv(tools=[tool], dataset=ROWS)),
+            "tool-schema-not-derivable",
+        )
 
 
 def test_a_reward_function_with_star_arguments_is_reported():
@@ -290,9 +322,14 @@ def test_building_twice_in_one_process_must_work():
 
 def test_rows_drawn_without_a_seed_are_reported_and_seeded_ones_are_not():
     def drawn(generator):
-        return single_turn(dataset=[{"question": str(generator.random()), "answer": "1"} for _ in range(3)])
+        return single_turn(
+            dataset=[{"question": str(generator.random()), "answer": "1"} for _ in range(3)]
+        )
 
-    assert "training rows" in finding(check(lambda: drawn(random.Random())), "unseeded-randomness").message
+    assert (
+        "training rows"
+        in finding(check(lambda: drawn(random.Random())), "unseeded-randomness").message
+    )
     assert check(lambda: drawn(random.Random(0))).warnings == ()
 
 
@@ -314,22 +351,30 @@ def test_loader_arguments_without_a_type_are_reported():
     assert "num_rows" not in found.message
 
 
-# --- the dataset ----------------------------------------------------------------------------------------------------
+# --- the dataset ----------------------------------------------------------------------------------
 
 
 def test_a_dataset_that_cannot_be_read_is_reported():
     def fail():
         raise OSError("the disk is gone")
 
-    assert "the disk is gone" in finding(check(lambda: single_turn(dataset=fail)), "dataset-unreadable").message
-    assert "empty" in finding(check(lambda: single_turn(dataset=lambda: [])), "dataset-unreadable").message
+    assert (
+        "the disk is gone"
+        in finding(check(lambda: single_turn(dataset=fail)), "dataset-unreadable").message
+    )
+    assert (
+        "empty"
+        in finding(check(lambda: single_turn(dataset=lambda: [])), "dataset-unreadable").message
+    )
 
 
 def test_rows_without_prompt_and_question_are_reported_with_their_number():
     assert finding(check(lambda: single_turn(dataset=[{"text": "a"}])), "no-prompt-question")
 
     some = [*ROWS, {"question": None}, {"question": None}]
-    assert "2 rows" in finding(check(lambda: single_turn(dataset=some)), "no-prompt-question").message
+    assert (
+        "2 rows" in finding(check(lambda: single_turn(dataset=some)), "no-prompt-question").message
+    )
 
 
 def test_rows_that_json_cannot_hold_are_reported():
@@ -345,7 +390,9 @@ def test_a_get_dataset_that_changes_itself_is_reported():
             return super().get_dataset(n, seed=self.offset)
 
     found = finding(
-        check(lambda: Shuffling(dataset=ROWS, eval_dataset=EVAL_ROWS, rubric=Rubric(funcs=[exact]))),
+        check(
+            lambda: Shuffling(dataset=ROWS, eval_dataset=EVAL_ROWS, rubric=Rubric(funcs=[exact]))
+        ),
         "get-dataset-not-repeatable",
     )
     assert "get_dataset" in found.place
@@ -353,11 +400,15 @@ def test_a_get_dataset_that_changes_itself_is_reported():
 
 def test_a_missing_evaluation_set_is_reported_also_when_a_function_returns_the_rows():
     assert warnings_of(check(lambda: single_turn(eval_dataset=None))) == {"eval-set-missing"}
-    assert warnings_of(check(lambda: single_turn(eval_dataset=None, dataset=lambda: ROWS))) == {"eval-set-missing"}
+    assert warnings_of(check(lambda: single_turn(eval_dataset=None, dataset=lambda: ROWS))) == {
+        "eval-set-missing"
+    }
 
 
 def test_evaluation_rows_that_are_trained_on_are_reported():
-    found = finding(check(lambda: single_turn(eval_dataset=EVAL_ROWS + ROWS[:1])), "train-and-eval-overlap")
+    found = finding(
+        check(lambda: single_turn(eval_dataset=EVAL_ROWS + ROWS[:1])), "train-and-eval-overlap"
+    )
 
     assert "1 of 5" in found.message
 
@@ -368,12 +419,22 @@ def test_missing_answers_are_reported_only_where_a_function_wants_them():
     def length(completion):
         return min(1.0, len(completion[-1]["content"]) / 100)
 
-    assert finding(check(lambda: single_turn(dataset=rows)), "no-answer-although-a-function-wants-it")
+    assert finding(
+        check(lambda: single_turn(dataset=rows)), "no-answer-although-a-function-wants-it"
+    )
     assert check(lambda: single_turn(dataset=rows, rubric=Rubric(funcs=[length]))).warnings == ()
 
 
 def test_two_system_prompts_are_reported():
-    own = [{"prompt": [{"role": "system", "content": "Be long."}, {"role": "user", "content": "1 + 1"}], "answer": "2"}]
+    own = [
+        {
+            "prompt": [
+                {"role": "system", "content": "Be long."},
+                {"role": "user", "content": "1 + 1"},
+            ],
+            "answer": "2",
+        }
+    ]
 
     def load(rows):
         return lambda: single_turn(dataset=rows, system_prompt="Be brief.")
@@ -384,13 +445,15 @@ def test_two_system_prompts_are_reported():
 
 def test_prompts_over_the_token_bound_are_reported():
     def load(bound):
-        return lambda: single_turn(dataset=[{"question": "word " * 400, "answer": "1"}], max_seq_len=bound)
+        return lambda: single_turn(
+            dataset=[{"question": "word " * 400, "answer": "1"}], max_seq_len=bound
+        )
 
     assert "about 500" in finding(check(load(100)), "prompts-over-max-seq-len").message
     assert check(load(1000)).warnings == ()
 
 
-# --- rewards --------------------------------------------------------------------------------------------------------
+# --- rewards --------------------------------------------------------------------------------------
 
 
 def test_every_parameter_that_nothing_supplies_is_reported():
@@ -402,7 +465,9 @@ def test_every_parameter_that_nothing_supplies_is_reported():
 
     found = [
         one
-        for one in check(lambda: single_turn(rubric=Rubric(funcs=[wants_colour, wants_sizes]))).errors
+        for one in check(
+            lambda: single_turn(rubric=Rubric(funcs=[wants_colour, wants_sizes]))
+        ).errors
         if one.code == "reward-parameter-that-cannot-be-injected"
     ]
 
@@ -418,7 +483,9 @@ def test_a_reward_function_that_raises_or_returns_no_number_is_reported():
         return "good"
 
     for function in (first_line, verdict):
-        found = finding(check(lambda f=function: single_turn(rubric=Rubric(funcs=[f]))), "reward-function-fails")
+        found = finding(
+            check(lambda f=function: single_turn(rubric=Rubric(funcs=[f]))), "reward-function-fails"
+        )
         assert function.__name__ in found.message
         assert "test_check.py" in found.place
 
@@ -441,7 +508,9 @@ def test_a_rubric_without_reward_functions_is_reported():
 
 
 def test_a_reward_that_is_always_the_same_is_reported():
-    assert warnings_of(check(lambda: single_turn(rubric=Rubric(funcs=[lambda completion: 0.5])))) == {"constant-reward"}
+    assert warnings_of(
+        check(lambda: single_turn(rubric=Rubric(funcs=[lambda completion: 0.5])))
+    ) == {"constant-reward"}
 
 
 def test_a_reward_outside_the_usual_range_is_reported():
@@ -459,7 +528,9 @@ def test_plain_text_that_earns_a_format_reward_is_reported():
     def format_ok(completion):
         return 0.2
 
-    of_parser = check(lambda: single_turn(parser=Generous(["answer"]), rubric=Rubric(funcs=[exact])))
+    of_parser = check(
+        lambda: single_turn(parser=Generous(["answer"]), rubric=Rubric(funcs=[exact]))
+    )
     of_function = check(lambda: single_turn(rubric=Rubric(funcs=[exact, format_ok])))
     assert finding(of_parser, "plain-text-earns-format-reward")
     assert "format_ok" in finding(of_function, "plain-text-earns-format-reward").message
@@ -469,7 +540,9 @@ def test_plain_text_that_earns_a_format_reward_is_reported():
     def read(completion, answer, parser):
         return 0.8 * (parser.parse_answer(completion) == answer)
 
-    rubric = Rubric(funcs=[read, strict.get_format_reward_func()], weights=[1.0, 0.2], parser=strict)
+    rubric = Rubric(
+        funcs=[read, strict.get_format_reward_func()], weights=[1.0, 0.2], parser=strict
+    )
     assert check(lambda: single_turn(parser=strict, rubric=rubric)).warnings == ()
 
 
@@ -484,7 +557,7 @@ def test_group_functions_get_the_siblings_of_one_example():
     assert 4 in sizes
 
 
-# --- hooks ----------------------------------------------------------------------------------------------------------
+# --- hooks ----------------------------------------------------------------------------------------
 
 
 def bent(**methods):
@@ -514,7 +587,9 @@ def test_hooks_that_raise_or_return_a_wrong_type_are_reported_with_their_line():
         ({"get_dataset": lambda self: None}, "get_dataset"),
     ]
     for methods, expected in faults:
-        found = finding(check(lambda methods=methods: bent(**methods)()), "hook-raises-or-returns-a-wrong-type")
+        found = finding(
+            check(lambda methods=methods: bent(**methods)()), "hook-raises-or-returns-a-wrong-type"
+        )
         assert expected in found.message
         assert "test_check.py" in found.place
 
@@ -524,7 +599,10 @@ def test_a_setting_that_stops_every_run_is_reported():
         raise ConfigError("the board needs a size")
 
     assert (
-        "needs a size" in finding(check(bent(setup_state=setup_state)), "hook-raises-or-returns-a-wrong-type").message
+        "needs a size"
+        in finding(
+            check(bent(setup_state=setup_state)), "hook-raises-or-returns-a-wrong-type"
+        ).message
     )
 
 
@@ -532,7 +610,10 @@ def test_a_teardown_that_raises_is_reported():
     def end(self):
         raise RuntimeError("not open")
 
-    assert "not open" in finding(check(bent(end=vf.teardown(end))), "hook-raises-or-returns-a-wrong-type").message
+    assert (
+        "not open"
+        in finding(check(bent(end=vf.teardown(end))), "hook-raises-or-returns-a-wrong-type").message
+    )
 
 
 def test_a_conversation_without_an_end_is_reported():
@@ -653,7 +734,10 @@ def test_randomness_between_two_equal_rollouts_is_reported():
     def seeded(self, messages, state):
         return str(random.Random(f"{state['example_id']}/{state['turn']}").random())
 
-    assert "completion" in finding(check(bent(env_response=env_response)), "unseeded-randomness").message
+    assert (
+        "completion"
+        in finding(check(bent(env_response=env_response)), "unseeded-randomness").message
+    )
     report = check(lambda: single_turn(rubric=Rubric(funcs=[noisy])))
     assert "reward" in finding(report, "unseeded-randomness").message
     assert check(bent(env_response=seeded)).warnings == ()

@@ -36,7 +36,9 @@ from verifiers.testing import Behaviour, FakeServer, ScriptedClient
 from verifiers.types import AssistantMessage, ModelRequest, Tool, UserMessage
 
 FAST = RetryPolicy(max_retries=1, base_s=0.001)
-REQUEST = ModelRequest([UserMessage("hi")], "m", sampling_args={"max_tokens": 5, "top_k": 3, "temperature": None})
+REQUEST = ModelRequest(
+    [UserMessage("hi")], "m", sampling_args={"max_tokens": 5, "top_k": 3, "temperature": None}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +53,9 @@ def run(client, request=REQUEST):
             return await client.complete(request)
         finally:
             await client.aclose()
-            if close := getattr(getattr(client, "called", None), "close", None):  # an SDK object is ours to close here
+            if close := getattr(
+                getattr(client, "called", None), "close", None
+            ):  # an SDK object is ours to close here
                 closed = close()
                 if inspect.isawaitable(closed):
                     await closed
@@ -59,7 +63,7 @@ def run(client, request=REQUEST):
     return asyncio.run(once())
 
 
-# --- SDK clients -----------------------------------------------------------------------------------------------------
+# --- SDK clients ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["OpenAI", "AsyncOpenAI"])
@@ -76,7 +80,11 @@ def test_a_plain_sdk_client_is_read_and_served_by_our_transport(name):
         assert run(client).text == "x"
         assert run(client).text == "x"
         headers = server.hits[0].headers
-        assert (headers["authorization"], headers["x-a"], headers["openai-organization"]) == ("Bearer sk-1", "b", "org")
+        assert (headers["authorization"], headers["x-a"], headers["openai-organization"]) == (
+            "Bearer sk-1",
+            "b",
+            "org",
+        )
         assert not [header for header in headers if header.startswith("x-stainless")]
         assert server.hits[0].query == "v=2"
         assert vars(given) == before
@@ -95,7 +103,9 @@ def sdk_variants(openai, url):
     class Subclass(openai.AsyncOpenAI):
         pass
 
-    custom = openai.AsyncOpenAI(base_url=url, api_key="k", http_client=openai.DefaultAsyncHttpxClient())
+    custom = openai.AsyncOpenAI(
+        base_url=url, api_key="k", http_client=openai.DefaultAsyncHttpxClient()
+    )
     blocking = openai.OpenAI(base_url=url, api_key="k", http_client=openai.DefaultHttpxClient())
     patched = openai.AsyncOpenAI(base_url=url, api_key="k")
     patched.chat.completions.create = patched.chat.completions.create
@@ -144,12 +154,14 @@ def test_no_sdk_exception_leaks(fault, kind):
     assert "canary" not in f"{caught.value} {caught.value.facts}"
 
 
-# --- doubles ---------------------------------------------------------------------------------------------------------
+# --- doubles --------------------------------------------------------------------------------------
 
 
 def answer(**fields):
     message = SimpleNamespace(role="assistant", content="x", tool_calls=None)
-    return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop", **fields)], usage=None)
+    return SimpleNamespace(
+        choices=[SimpleNamespace(message=message, finish_reason="stop", **fields)], usage=None
+    )
 
 
 def double(create):
@@ -163,7 +175,9 @@ def test_a_double_with_an_async_create_sees_the_callers_own_words():
         seen.update(arguments)
         return answer()
 
-    request = ModelRequest([UserMessage("hi")], "m", tools=[Tool("f")], seed=1, sampling_args=REQUEST.sampling_args)
+    request = ModelRequest(
+        [UserMessage("hi")], "m", tools=[Tool("f")], seed=1, sampling_args=REQUEST.sampling_args
+    )
     assert run(as_client(double(create)), request).message == AssistantMessage("x")
     assert seen["max_tokens"] == 5
     assert seen["seed"] == 1
@@ -180,7 +194,9 @@ def test_a_blocking_create_never_blocks_the_loop():
     async def many():
         client = as_client(double(create))
         started = time.monotonic()
-        texts = [r.text for r in await asyncio.gather(*(client.complete(REQUEST) for _ in range(16)))]
+        texts = [
+            r.text for r in await asyncio.gather(*(client.complete(REQUEST) for _ in range(16)))
+        ]
         await client.aclose()
         return texts, time.monotonic() - started
 
@@ -188,7 +204,9 @@ def test_a_blocking_create_never_blocks_the_loop():
     assert texts == ["x"] * 16
     assert elapsed_s < 2
     time.sleep(0.05)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("verifiers-client")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("verifiers-client")
+    ]
 
 
 def test_token_data_of_a_double_are_read():
@@ -196,7 +214,9 @@ def test_token_data_of_a_double_are_read():
         logprobs = SimpleNamespace(content=[SimpleNamespace(token="?", logprob=-0.5)])
         return answer(token_ids=[4], prompt_token_ids=[1, 2], logprobs=logprobs)
 
-    tokens = run(as_client(double(create)), ModelRequest([UserMessage("hi")], "m", require_tokens=True)).tokens
+    tokens = run(
+        as_client(double(create)), ModelRequest([UserMessage("hi")], "m", require_tokens=True)
+    ).tokens
     assert (tokens.prompt_ids.tolist(), tokens.completion_ids.tolist()) == ([1, 2], [4])
 
 
@@ -231,8 +251,12 @@ def test_a_third_generation_client_is_understood():
             assert sampling_args == {"max_tokens": 5, "top_k": 3}
             tokens = SimpleNamespace(prompt_ids=[1], completion_ids=[2], completion_logprobs=[-0.5])
             call = SimpleNamespace(id="c", name="f", arguments="{}")
-            message = SimpleNamespace(content=None, tool_calls=[call], finish_reason="tool_calls", tokens=tokens)
-            return SimpleNamespace(message=message, id="1", usage=SimpleNamespace(prompt_tokens=1, completion_tokens=1))
+            message = SimpleNamespace(
+                content=None, tool_calls=[call], finish_reason="tool_calls", tokens=tokens
+            )
+            return SimpleNamespace(
+                message=message, id="1", usage=SimpleNamespace(prompt_tokens=1, completion_tokens=1)
+            )
 
     response = run(as_client(G3()))
     assert response.message.tool_calls[0].name == "f"
@@ -249,7 +273,7 @@ def test_text_requests_use_completions_create():
     assert run(client, ModelRequest("once", "m", message_type="completion")).text == "more"
 
 
-# --- configs, lists, nonsense ----------------------------------------------------------------------------------------
+# --- configs, lists, nonsense ---------------------------------------------------------------------
 
 
 def test_a_list_takes_turns_and_a_rollout_stays_with_its_endpoint():
@@ -262,7 +286,11 @@ def test_a_list_takes_turns_and_a_rollout_stays_with_its_endpoint():
 
 def test_endpoint_configs_carry_their_own_model_and_share_the_limits():
     config = ClientConfig(
-        timeout=9, endpoint_configs=[EndpointConfig("e", "m1", "http://a/v1"), EndpointConfig("e", "m2", "http://b/v1")]
+        timeout=9,
+        endpoint_configs=[
+            EndpointConfig("e", "m1", "http://a/v1"),
+            EndpointConfig("e", "m2", "http://b/v1"),
+        ],
     )
     client = as_client(config)
     assert [(member.base_url, member.config.timeout, model) for member, model in client.members] == [
@@ -274,7 +302,9 @@ async def test_each_endpoint_of_a_list_gets_the_headers_of_its_own_settings():
     with FakeServer("1") as one, FakeServer("2") as two:
         configs = [
             ClientConfig(api_base_url=one.url, extra_headers_from_state={"X-Task": "task"}),
-            ClientConfig(api_base_url=two.url, extra_headers_from_state={"X-Example": "example_id"}),
+            ClientConfig(
+                api_base_url=two.url, extra_headers_from_state={"X-Example": "example_id"}
+            ),
         ]
         client = as_client(configs)
         assert headers_from_state(client) == {"X-Task": "task", "X-Example": "example_id"}
@@ -294,7 +324,7 @@ def test_what_is_no_client_is_refused_with_what_would_be(nonsense):
         as_client(nonsense)
 
 
-# --- None ------------------------------------------------------------------------------------------------------------
+# --- None -----------------------------------------------------------------------------------------
 
 
 def test_use_client_serves_calls_without_one_inside_its_block_only(monkeypatch):

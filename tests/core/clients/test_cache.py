@@ -1,4 +1,5 @@
-"""The cache of completions: what is one request and what is another, concurrency, kills and damage."""
+"""The cache of completions: what is one request and what is another, concurrency,
+kills and damage."""
 
 import asyncio
 import itertools
@@ -19,7 +20,9 @@ ROWS = [{"question": f"row {n}", "answer": ""} for n in range(5)]
 def counter():
     """A model that never says the same twice."""
     numbers = itertools.count()
-    return lambda request: vf.Response(vf.AssistantMessage(f"reply {next(numbers)}"), usage=vf.Usage(7, 3))
+    return lambda request: vf.Response(
+        vf.AssistantMessage(f"reply {next(numbers)}"), usage=vf.Usage(7, 3)
+    )
 
 
 def environment(rows=ROWS, rubric=None):
@@ -27,8 +30,15 @@ def environment(rows=ROWS, rubric=None):
 
 
 def evaluate(server, folder, env=None, **options):
-    defaults = {"num_examples": -1, "rollouts_per_example": 3, "cache_dir": folder, "temperature": 1.0}
-    return (env or environment()).evaluate(vf.ClientConfig(api_base_url=server.url), "m", **{**defaults, **options})
+    defaults = {
+        "num_examples": -1,
+        "rollouts_per_example": 3,
+        "cache_dir": folder,
+        "temperature": 1.0,
+    }
+    return (env or environment()).evaluate(
+        vf.ClientConfig(api_base_url=server.url), "m", **{**defaults, **options}
+    )
 
 
 def texts(results):
@@ -39,8 +49,15 @@ def texts(results):
 def test_the_clients_of_streams_are_cached_and_metered_too(client_type, tmp_path):
     with FakeServer(counter()) as server:
         client = vf.ClientConfig(api_base_url=server.url, client_type=client_type)
-        options = {"num_examples": 2, "rollouts_per_example": 2, "max_tokens": 8, "max_total_tokens": 100_000}
-        first, again = (environment().evaluate(client, "m", cache_dir=tmp_path, **options) for _ in range(2))
+        options = {
+            "num_examples": 2,
+            "rollouts_per_example": 2,
+            "max_tokens": 8,
+            "max_total_tokens": 100_000,
+        }
+        first, again = (
+            environment().evaluate(client, "m", cache_dir=tmp_path, **options) for _ in range(2)
+        )
         assert server.count == 4
     assert texts(again) == texts(first)
     assert again["token_usages"] == first["token_usages"]
@@ -85,7 +102,9 @@ def test_another_model_or_server_is_another_request(tmp_path):
         evaluate(server, tmp_path)
         evaluate(other, tmp_path)
         assert other.count == 15
-        environment().evaluate(vf.ClientConfig(api_base_url=server.url), "m2", num_examples=-1, cache_dir=tmp_path)
+        environment().evaluate(
+            vf.ClientConfig(api_base_url=server.url), "m2", num_examples=-1, cache_dir=tmp_path
+        )
         assert server.count == 20
 
 
@@ -115,7 +134,9 @@ def test_turns_of_one_rollout_with_an_equal_prompt_are_different_samples(tmp_pat
 
 def test_a_judge_is_asked_once_about_equal_answers(tmp_path):
     with FakeServer("fixed") as server, FakeServer("<score>5</score>") as judges:
-        judge = vf.JudgeRubric(judge_client=vf.ClientConfig(api_base_url=judges.url), judge_models=["j"])
+        judge = vf.JudgeRubric(
+            judge_client=vf.ClientConfig(api_base_url=judges.url), judge_models=["j"]
+        )
         assert evaluate(server, tmp_path, env=environment(rubric=judge))["rewards"] == [0.5] * 15
         before = judges.count
         assert evaluate(server, tmp_path, env=environment(rubric=judge))["rewards"] == [0.5] * 15
@@ -123,7 +144,9 @@ def test_a_judge_is_asked_once_about_equal_answers(tmp_path):
 
 
 def test_failures_are_not_stored(tmp_path):
-    with FakeServer(counter(), script=[Behaviour(400, body=b"{}"), Behaviour(body=b'{"choices": []}')]) as server:
+    with FakeServer(
+        counter(), script=[Behaviour(400, body=b"{}"), Behaviour(body=b'{"choices": []}')]
+    ) as server:
         first = evaluate(server, tmp_path, rollouts_per_example=1, env=environment(ROWS[:1]))
         assert first["errors"][0] is not None
         again = evaluate(server, tmp_path, rollouts_per_example=1, env=environment(ROWS[:1]))
@@ -143,7 +166,9 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path):
 def test_an_entry_has_the_request_and_no_key(tmp_path):
     with FakeServer(counter()) as server:
         client = vf.as_client(
-            vf.ClientConfig(api_base_url=server.url, extra_headers={"Authorization": "Bearer very-secret-key"})
+            vf.ClientConfig(
+                api_base_url=server.url, extra_headers={"Authorization": "Bearer very-secret-key"}
+            )
         )
         environment(ROWS[:1]).evaluate(client, "m", num_examples=1, cache_dir=tmp_path)
     (file,) = tmp_path.rglob("*.json")
@@ -157,7 +182,12 @@ def test_a_reply_from_the_cache_costs_nothing(tmp_path):
     prices = {"usd_per_million_input_tokens": 1000.0, "usd_per_million_output_tokens": 1000.0}
     with FakeServer(counter()) as server:
         config = vf.ClientConfig(api_base_url=server.url, **prices)
-        options = {"num_examples": -1, "cache_dir": tmp_path, "max_tokens": 5, "max_cost_usd": 100.0}
+        options = {
+            "num_examples": -1,
+            "cache_dir": tmp_path,
+            "max_tokens": 5,
+            "max_cost_usd": 100.0,
+        }
         first = environment().evaluate(config, "m", **options)
         again = environment().evaluate(config, "m", **options)
     assert first.metadata.spent["usd"] == pytest.approx(5 * 10 * 1000 / 1e6)
@@ -179,7 +209,9 @@ asyncio.run(write(CompletionCache(sys.argv[1])))
 
 def test_kills_and_concurrent_writers_leave_whole_entries(tmp_path):
     children = [
-        subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     for child, count in zip(children, (60, 90), strict=True):
@@ -194,10 +226,15 @@ def test_kills_and_concurrent_writers_leave_whole_entries(tmp_path):
 
 def test_clients_without_a_cache_are_refused(tmp_path):
     with pytest.raises(vf.ConfigError, match="cannot hold the replies of ScriptedClient"):
-        environment().evaluate(ScriptedClient("x"), "m", cache_dir=tmp_path / "cache", results_path=tmp_path / "run")
+        environment().evaluate(
+            ScriptedClient("x"), "m", cache_dir=tmp_path / "cache", results_path=tmp_path / "run"
+        )
     with FakeServer("x") as server, pytest.raises(vf.ConfigError, match="num_workers=0"):
         evaluate(server, tmp_path, num_workers=1)
     assert not (tmp_path / "run").exists()
     (tmp_path / "file").write_text("")
-    with FakeServer("x") as server, pytest.raises(vf.ConfigError, match="the cache cannot be kept in"):
+    with (
+        FakeServer("x") as server,
+        pytest.raises(vf.ConfigError, match="the cache cannot be kept in"),
+    ):
         evaluate(server, tmp_path / "file" / "cache")

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import verifiers as vf
-from verifiers.clients.dialects import DIALECTS, DialectRequest, EventDecoder, StreamedError, messages, responses
+from verifiers.clients.dialects import (
+    DIALECTS,
+    DialectRequest,
+    EventDecoder,
+    StreamedError,
+    messages,
+    responses,
+)
 from verifiers.errors import ConfigError, EmptyModelResponseError, MalformedResponse
 from verifiers.types import Message, ToolCall
 
@@ -18,18 +25,26 @@ NAMES = sorted(DIALECTS)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=30)
 IDENTIFIERS = st.from_regex(r"[a-z]{1,8}", fullmatch=True)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT, lambda x: st.lists(x, max_size=3), max_leaves=4
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
+    lambda x: st.lists(x, max_size=3),
+    max_leaves=4,
 )
 CALLS = st.builds(ToolCall, IDENTIFIERS, IDENTIFIERS, st.dictionaries(TEXT, JSON, max_size=3))
 IMAGES = st.builds(
     vf.ImageUrlContentPart,
-    st.sampled_from(["http://host/a.png", "data:image/png;base64,iVBORw0KGgo=", "data:image/jpeg;base64,AAAA"]),
+    st.sampled_from(
+        ["http://host/a.png", "data:image/png;base64,iVBORw0KGgo=", "data:image/jpeg;base64,AAAA"]
+    ),
 )
 PARTS = st.lists(st.builds(vf.TextContentPart, TEXT) | IMAGES, min_size=2, max_size=4)
 SIGNED = {
     "chat": st.just([]),
     "messages": st.lists(
-        st.builds(lambda t, s: {"type": "thinking", "thinking": t, "signature": s}, TEXT, IDENTIFIERS.map("s-".__add__))
+        st.builds(
+            lambda t, s: {"type": "thinking", "thinking": t, "signature": s},
+            TEXT,
+            IDENTIFIERS.map("s-".__add__),
+        )
         | st.builds(lambda d: {"type": "redacted_thinking", "data": d}, IDENTIFIERS),
         max_size=2,
     ),
@@ -56,7 +71,11 @@ def thought_in(block):
 
 @st.composite
 def assistants(draw, name):
-    text, calls, blocks = draw(TEXT | st.none()), draw(st.lists(CALLS, max_size=3)), draw(SIGNED[name])
+    text, calls, blocks = (
+        draw(TEXT | st.none()),
+        draw(st.lists(CALLS, max_size=3)),
+        draw(SIGNED[name]),
+    )
     message = Message(role="assistant", content=text or (None if calls else ""))
     if calls:
         message["tool_calls"] = calls
@@ -80,7 +99,9 @@ def conversations(draw, name):
             talk.append(vf.SystemMessage(draw(TEXT)))
         message = draw(assistants(name))
         talk.append(message)
-        talk += [vf.ToolMessage(draw(TEXT | PARTS), call["id"]) for call in message.tool_calls or ()]
+        talk += [
+            vf.ToolMessage(draw(TEXT | PARTS), call["id"]) for call in message.tool_calls or ()
+        ]
     return talk
 
 
@@ -100,7 +121,9 @@ SAMPLING = st.fixed_dictionaries(
         "temperature": st.sampled_from([0.0, 0.7]),
         "top_p": st.just(0.9),
         "max_tokens": st.integers(1, 9),
-        "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function", "function": {"name": "add"}}]),
+        "tool_choice": st.sampled_from(
+            ["auto", "none", "required", {"type": "function", "function": {"name": "add"}}]
+        ),
         "parallel_tool_calls": st.just(False),
         "reasoning_effort": st.just("low"),
     },
@@ -117,7 +140,9 @@ def test_a_call_is_read_as_it_was_written(name, data):
     read = dialect.parse_request(json.loads(json.dumps(dialect.request_body(request))))
     assert read.messages == talk
     assert list(read.tools) == tools
-    expected = {"max_tokens": messages.DEFAULT_MAX_TOKENS, **sampling} if name == "messages" else sampling
+    expected = (
+        {"max_tokens": messages.DEFAULT_MAX_TOKENS, **sampling} if name == "messages" else sampling
+    )
     if name == "messages" and "parallel_tool_calls" in sampling:
         expected = {"tool_choice": "auto", **expected}
     assert read.sampling_args == expected
@@ -157,7 +182,11 @@ def test_an_answer_is_read_as_it_was_written_in_one_body_and_in_a_stream(name, d
     assert whole(dialect.parse_response(body, call, "here"), name) == expected
 
     wire = b"".join(
-        [*dialect.stream_opening(request), dialect.keep_alive(request), *dialect.stream_rest(sent, request)]
+        [
+            *dialect.stream_opening(request),
+            dialect.keep_alive(request),
+            *dialect.stream_rest(sent, request),
+        ]
     )
     decoder, reader = EventDecoder(), dialect.stream_reader()
     size = data.draw(st.integers(1, 200))
@@ -173,7 +202,8 @@ def test_an_answer_is_read_as_it_was_written_in_one_body_and_in_a_stream(name, d
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_an_answer_goes_back_verbatim_in_the_next_call(name, data):
-    """The message of an answer, sent in the next prompt, is read as the message that was answered."""
+    """The message of an answer, sent in the next prompt, is read as the message that
+    was answered."""
     dialect, sent = DIALECTS[name], data.draw(responses_of(name))
     answered = dialect.parse_response(
         dialect.response_body(sent, DialectRequest([], "m")), vf.ModelRequest([], "m"), "here"
@@ -191,7 +221,7 @@ def read_stream(dialect, wire):
     return reader
 
 
-# --- what agent programs send -----------------------------------------------------------------------------------
+# --- what agent programs send ---------------------------------------------------------------------
 
 CODEX = {
     "model": "m",
@@ -203,7 +233,13 @@ CODEX = {
     "parallel_tool_calls": True,
     "client_metadata": {"session_id": "s"},
     "tools": [
-        {"type": "function", "name": "exec_command", "description": "Run.", "strict": False, "parameters": {}},
+        {
+            "type": "function",
+            "name": "exec_command",
+            "description": "Run.",
+            "strict": False,
+            "parameters": {},
+        },
         {
             "type": "custom",
             "name": "apply_patch",
@@ -220,8 +256,18 @@ CODEX = {
         {"type": "web_search", "external_web_access": False},
     ],
     "input": [
-        {"type": "message", "id": "m1", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
-        {"type": "message", "id": "m2", "role": "user", "content": [{"type": "input_text", "text": "say hi"}]},
+        {
+            "type": "message",
+            "id": "m1",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "Be brief."}],
+        },
+        {
+            "type": "message",
+            "id": "m2",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "say hi"}],
+        },
         {
             "type": "reasoning",
             "id": "rs_1",
@@ -273,7 +319,10 @@ CLAUDE_CODE = {
         {"name": "web_search", "type": "web_search_20250305"},
     ],
     "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "list", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "list", "cache_control": {"type": "ephemeral"}}],
+        },
         {"role": "system", "content": "A reminder."},
         {
             "role": "assistant",
@@ -309,7 +358,13 @@ CLAUDE_CODE = {
 
 def test_a_request_of_codex_is_one_conversation():
     read = responses.parse_request(CODEX)
-    assert [message["role"] for message in read.messages] == ["system", "user", "assistant", "tool", "tool"]
+    assert [message["role"] for message in read.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+    ]
     message = read.messages[2]
     assert (message.content, message.reasoning_content) == ("doing", "think")
     assert [(call["id"], call.name, json.loads(call.arguments)) for call in message.tool_calls] == [
@@ -317,11 +372,22 @@ def test_a_request_of_codex_is_one_conversation():
         ("c2", "apply_patch", {"input": "*** Begin Patch"}),
     ]
     assert message.thinking_blocks == [CODEX["input"][2]]
-    assert [(m.content, m.tool_call_id) for m in read.messages[3:]] == [("a.txt", "c1"), ("Done", "c2")]
-    assert [tool.name for tool in read.tools] == ["exec_command", "apply_patch", "local_shell", "agents__spawn"]
+    assert [(m.content, m.tool_call_id) for m in read.messages[3:]] == [
+        ("a.txt", "c1"),
+        ("Done", "c2"),
+    ]
+    assert [tool.name for tool in read.tools] == [
+        "exec_command",
+        "apply_patch",
+        "local_shell",
+        "agents__spawn",
+    ]
     assert "start: X" in read.tools[1].description
     assert read.dropped_tools == ("web_search",)
-    assert (read.stream, read.sampling_args) == (True, {"tool_choice": "auto", "parallel_tool_calls": True})
+    assert (read.stream, read.sampling_args) == (
+        True,
+        {"tool_choice": "auto", "parallel_tool_calls": True},
+    )
 
 
 def test_a_call_is_answered_in_the_form_of_its_tool():
@@ -334,7 +400,9 @@ def test_a_call_is_answered_in_the_form_of_its_tool():
     ]
     response = vf.Response(vf.AssistantMessage(None, calls), "tool_calls")
     items = responses.response_body(response, request)["output"]
-    assert [(item["type"], item["call_id"], item.get("name"), item.get("namespace")) for item in items] == [
+    assert [
+        (item["type"], item["call_id"], item.get("name"), item.get("namespace")) for item in items
+    ] == [
         ("custom_tool_call", "c3", "apply_patch", None),
         ("local_shell_call", "c4", None, None),
         ("function_call", "c5", "spawn", "agents"),
@@ -348,7 +416,9 @@ def test_a_call_is_answered_in_the_form_of_its_tool():
 
 def test_marks_for_the_cache_do_not_change_a_conversation():
     read = messages.parse_request(CLAUDE_CODE)
-    bare = json.loads(json.dumps(CLAUDE_CODE).replace(', "cache_control": {"type": "ephemeral"}', ""))
+    bare = json.loads(
+        json.dumps(CLAUDE_CODE).replace(', "cache_control": {"type": "ephemeral"}', "")
+    )
     assert "cache_control" not in json.dumps(bare)
     plain = messages.parse_request(bare)
     assert (read.messages, read.tools) == (plain.messages, plain.tools)
@@ -359,10 +429,21 @@ def test_marks_for_the_cache_do_not_change_a_conversation():
 
 def test_a_request_of_claude_code_is_one_conversation():
     read = messages.parse_request(CLAUDE_CODE)
-    assert [m["role"] for m in read.messages] == ["system", "user", "system", "assistant", "tool", "tool", "user"]
+    assert [m["role"] for m in read.messages] == [
+        "system",
+        "user",
+        "system",
+        "assistant",
+        "tool",
+        "tool",
+        "user",
+    ]
     message = read.messages[3]
     assert message.thinking_blocks == [{"type": "thinking", "thinking": "hm", "signature": "sig"}]
-    assert [json.loads(call.arguments) for call in message.tool_calls] == [{"command": "ls"}, {"command": "pwd"}]
+    assert [json.loads(call.arguments) for call in message.tool_calls] == [
+        {"command": "ls"},
+        {"command": "pwd"},
+    ]
     assert [m.content for m in read.messages[4:]] == ["a.txt", "/", "and now?"]
     assert [tool.name for tool in read.tools] == ["Bash"]
     assert read.dropped_tools == ("web_search",)
@@ -378,7 +459,9 @@ def test_blocks_in_another_order_go_back_in_that_order():
         {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "ls"}},
     ]
     request = vf.ModelRequest([vf.UserMessage("hi")], "m")
-    response = messages.parse_response({"content": blocks, "stop_reason": "tool_use"}, request, "here")
+    response = messages.parse_response(
+        {"content": blocks, "stop_reason": "tool_use"}, request, "here"
+    )
     assert (response.message.content, response.message.reasoning_content) == ("firstthen", "hm")
     talk = vf.ModelRequest([*request.prompt, response.message, vf.ToolMessage("a", "c1")], "m")
     assert messages.request_body(talk)["messages"][1]["content"] == blocks
@@ -413,7 +496,9 @@ def test_items_in_another_order_go_back_in_that_order():
 
 def test_reasoning_of_another_vendor_is_sent_as_reasoning_without_a_signature():
     signed = vf.AssistantMessage(
-        "a", reasoning_content="hm", thinking_blocks=[{"type": "thinking", "thinking": "hm", "signature": "s"}]
+        "a",
+        reasoning_content="hm",
+        thinking_blocks=[{"type": "thinking", "thinking": "hm", "signature": "s"}],
     )
     talk = vf.ModelRequest([vf.UserMessage("hi"), signed], "m")
     items = responses.request_body(talk)["input"]
@@ -421,12 +506,16 @@ def test_reasoning_of_another_vendor_is_sent_as_reasoning_without_a_signature():
     assert "thinking" not in json.dumps(items)
     assert len(responses.request_body(talk, without=frozenset(["reasoning"]))["input"]) == 2
     assert (
-        messages.request_body(talk, without=frozenset(["reasoning"]))["messages"][1]["content"][0]["signature"] == "s"
+        messages.request_body(talk, without=frozenset(["reasoning"]))["messages"][1]["content"][0][
+            "signature"
+        ]
+        == "s"
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("chat", "length"), ("messages", "max_tokens"), ("responses", "max_output_tokens")]
+    ("name", "reason"),
+    [("chat", "length"), ("messages", "max_tokens"), ("responses", "max_output_tokens")],
 )
 def test_a_cut_by_max_tokens_is_told(name, reason):
     dialect, request = DIALECTS[name], DialectRequest([], "m")
@@ -440,7 +529,11 @@ def test_a_cut_by_max_tokens_is_told(name, reason):
 
 def test_arguments_that_are_no_object_survive_where_an_object_is_required():
     call = ToolCall("c1", "f", '{"a": ')
-    talk = [vf.UserMessage("hi"), vf.AssistantMessage(None, [call]), vf.ToolMessage("bad JSON", "c1")]
+    talk = [
+        vf.UserMessage("hi"),
+        vf.AssistantMessage(None, [call]),
+        vf.ToolMessage("bad JSON", "c1"),
+    ]
     body = messages.request_body(vf.ModelRequest(talk, "m"))
     assert isinstance(body["messages"][1]["content"][0]["input"], dict)
     assert messages.parse_request(body).messages == talk
@@ -453,8 +546,16 @@ REFUSED = [
     ("chat", {"model": "m", "messages": [{"content": "x"}]}, "role"),
     ("chat", {"model": "m", "messages": ["x"]}, "messages"),
     ("responses", {"model": "m"}, "input"),
-    ("responses", {"model": "m", "input": "x", "previous_response_id": "r"}, "previous_response_id"),
-    ("responses", {"model": "m", "input": [{"type": "item_reference", "id": "i"}]}, "item_reference"),
+    (
+        "responses",
+        {"model": "m", "input": "x", "previous_response_id": "r"},
+        "previous_response_id",
+    ),
+    (
+        "responses",
+        {"model": "m", "input": [{"type": "item_reference", "id": "i"}]},
+        "item_reference",
+    ),
     ("responses", {"model": "m", "input": [{"role": "robot", "content": "x"}]}, "robot"),
     ("responses", {"model": "m", "input": [{"role": "user", "content": 3}]}, "content"),
     ("messages", {"model": "m", "messages": "x"}, "messages"),
@@ -480,17 +581,23 @@ def test_a_request_that_cannot_be_read_is_refused_by_name(name, body, named):
 )
 def test_an_argument_that_the_dialect_lacks_is_refused_by_name(name, sampling, named):
     with pytest.raises(ConfigError, match=named):
-        DIALECTS[name].request_body(vf.ModelRequest([vf.UserMessage("x")], "m", sampling_args=sampling))
+        DIALECTS[name].request_body(
+            vf.ModelRequest([vf.UserMessage("x")], "m", sampling_args=sampling)
+        )
 
 
 @pytest.mark.parametrize("name", ["messages", "responses"])
 def test_token_ids_are_not_promised_where_none_come(name):
     with pytest.raises(ConfigError, match="token ids"):
-        DIALECTS[name].request_body(vf.ModelRequest([vf.UserMessage("x")], "m", require_tokens=True))
+        DIALECTS[name].request_body(
+            vf.ModelRequest([vf.UserMessage("x")], "m", require_tokens=True)
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("status", "text"), [(400, "too long"), (429, "slow down"), (500, "broken")])
+@pytest.mark.parametrize(
+    ("status", "text"), [(400, "too long"), (429, "slow down"), (500, "broken")]
+)
 def test_an_error_in_a_stream_has_the_status_it_has_outside(name, status, text):
     dialect, request = DIALECTS[name], DialectRequest([], "m")
     wire = b"".join(dialect.stream_opening(request)) + dialect.error_event(status, text, request)
@@ -509,7 +616,9 @@ def test_a_stream_that_was_cut_is_not_done(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("body", [{}, {"content": 3}, {"output": {}, "choices": 3}, {"output": [3], "content": [3]}])
+@pytest.mark.parametrize(
+    "body", [{}, {"content": 3}, {"output": {}, "choices": 3}, {"output": [3], "content": [3]}]
+)
 def test_an_answer_of_another_form_is_named(name, body):
     with pytest.raises(MalformedResponse, match="here answered 200"):
         DIALECTS[name].parse_response(body, vf.ModelRequest([], "m"), "here")
@@ -527,14 +636,17 @@ def test_data_that_is_no_event_is_a_value_error(name, data):
         reader.feed(data)
 
 
-# --- bodies of another form -------------------------------------------------------------------------------------
+# --- bodies of another form -----------------------------------------------------------------------
 
 JUNK = st.sampled_from([None, 3, "x", [], {}, [3], {"x": 3}, True])
 CHAT = {
     "model": "m",
     "messages": [
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
-        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+        },
         {"role": "tool", "content": "b", "tool_call_id": "c"},
     ],
     "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -547,7 +659,9 @@ def spoilt(data, value):
     """A copy of data in which one value, at any depth, is another."""
     if isinstance(value, dict | list) and value and data.draw(st.integers(0, 4)):
         copy = value.copy()
-        key = data.draw(st.sampled_from(sorted(copy) if isinstance(copy, dict) else range(len(copy))))
+        key = data.draw(
+            st.sampled_from(sorted(copy) if isinstance(copy, dict) else range(len(copy)))
+        )
         copy[key] = spoilt(data, copy[key])
         return copy
     return data.draw(JUNK)
@@ -582,7 +696,9 @@ def test_an_answer_with_any_field_of_another_type_is_read_or_named(name, data):
 def test_an_event_with_any_field_of_another_type_is_read_or_a_value_error(name, data):
     dialect = DIALECTS[name]
     message = vf.AssistantMessage("a", [ToolCall("c", "f", "{}")], reasoning_content="b")
-    wire = b"".join(dialect.stream_events(vf.Response(message, "tool_calls"), DialectRequest([], "m")))
+    wire = b"".join(
+        dialect.stream_events(vf.Response(message, "tool_calls"), DialectRequest([], "m"))
+    )
     events = [json.loads(event) for event in EventDecoder().feed(wire) if event != "[DONE]"]
     reader = dialect.stream_reader()
     with suppress(ValueError, MalformedResponse, EmptyModelResponseError, StreamedError):
@@ -597,7 +713,9 @@ def test_a_streamed_item_without_a_number_for_its_place_is_a_value_error():
     item = {"type": "message", "content": []}
     reader.feed(json.dumps({"type": "response.output_item.done", "item": item}))
     with pytest.raises(ValueError, match="output_index is not a number: None"):
-        reader.feed(json.dumps({"type": "response.output_item.done", "output_index": None, "item": item}))
+        reader.feed(
+            json.dumps({"type": "response.output_item.done", "output_index": None, "item": item})
+        )
 
 
 @pytest.mark.parametrize(
@@ -608,6 +726,10 @@ def test_a_streamed_item_without_a_number_for_its_place_is_a_value_error():
     ],
 )
 def test_a_schema_that_is_no_object_is_refused_by_name(name, tool):
-    request = DIALECTS[name].request_body(vf.ModelRequest([vf.UserMessage("q")], "m")) | {"tools": [tool]}
-    with pytest.raises(vf.ConfigError, match=r"(input_schema|parameters) is str: it must be an object"):
+    request = DIALECTS[name].request_body(vf.ModelRequest([vf.UserMessage("q")], "m")) | {
+        "tools": [tool]
+    }
+    with pytest.raises(
+        vf.ConfigError, match=r"(input_schema|parameters) is str: it must be an object"
+    ):
         DIALECTS[name].parse_request(request)

@@ -108,10 +108,13 @@ def test_a_missing_file_is_named(tmp_path):
 def test_an_entry_of_a_kind_that_is_not_spoken_is_refused_when_it_is_chosen(tmp_path):
     file = tmp_path / "endpoints.toml"
     file.write_text(
-        '[[endpoint]]\nendpoint_id = "mini"\nmodel = "m"\nurl = "http://127.0.0.1:9/v1"\n'
-        '[[endpoint]]\nendpoint_id = "other"\nmodel = "n"\nurl = "http://127.0.0.1:9"\ntype = "renderer"\n'
+        '[[endpoint]]\nendpoint_id = "mini"\nmodel = "m"\nurl ='
+        ' "http://127.0.0.1:9/v1"\n[[endpoint]]\nendpoint_id = "other"\nmodel = "n"\nurl ='
+        ' "http://127.0.0.1:9"\ntype = "renderer"\n'
     )
     groups = load_endpoints(file)
     assert as_client(groups["mini"]).model == "m"  # the control
-    with pytest.raises(ConfigError, match=r"endpoints\.toml: the endpoint 'other' is of the kind 'renderer'"):
+    with pytest.raises(
+        ConfigError, match=r"endpoints\.toml: the endpoint 'other' is of the kind 'renderer'"
+    ):
         as_client(groups["other"])

@@ -63,9 +63,16 @@ async def test_faults_are_taken_in_order_and_then_it_behaves():
 
 
 async def test_reset_garbage_silence_and_drip():
-    script = [Behaviour(reset=True), Behaviour(garbage=b"\x00\x01"), Behaviour(never=True), Behaviour(drip_s=0.05)]
+    script = [
+        Behaviour(reset=True),
+        Behaviour(garbage=b"\x00\x01"),
+        Behaviour(never=True),
+        Behaviour(drip_s=0.05),
+    ]
     with FakeServer("x", script) as server:
-        with pytest.raises((aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError)):
+        with pytest.raises(
+            (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError)
+        ):
             await post(server)
         with pytest.raises(aiohttp.ClientError):
             await post(server)

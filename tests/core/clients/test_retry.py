@@ -31,7 +31,8 @@ ENDPOINT = Endpoint("http://host/v1", "the variable MY_KEY", "MY_KEY", secrets=(
 
 
 def sender(*outcomes):
-    """An attempt that goes through ``outcomes``, the last one for ever; counts calls on ``.calls``."""
+    """An attempt that goes through ``outcomes``, the last one for ever; counts calls
+    on ``.calls``."""
 
     async def send():
         send.calls += 1
@@ -59,7 +60,9 @@ async def test_the_number_of_repeats_is_bounded_and_the_error_tells_it():
     assert len(caught.value.attempts) == 4
 
 
-@pytest.mark.parametrize("error", [ModelRefused("no"), OverlongPromptError("long"), AuthenticationFailed("key")])
+@pytest.mark.parametrize(
+    "error", [ModelRefused("no"), OverlongPromptError("long"), AuthenticationFailed("key")]
+)
 async def test_what_repeating_cannot_change_is_not_repeated(error):
     send = sender(error)
     with pytest.raises(type(error)):
@@ -75,7 +78,10 @@ async def test_missing_token_data_is_asked_for_once_more_only():
 
 
 async def test_a_pause_above_the_bound_fails_at_once_as_rate_limited():
-    for error in (RateLimited("slow", status=429, retry_after_s=600.0), ModelUnavailable("down", retry_after_s=600.0)):
+    for error in (
+        RateLimited("slow", status=429, retry_after_s=600.0),
+        ModelUnavailable("down", retry_after_s=600.0),
+    ):
         send = sender(error)
         with pytest.raises(RateLimited) as caught:
             await call_with_retries(send, FAST, AdaptiveLimiter(4))
@@ -131,7 +137,7 @@ def test_retry_after_is_seconds_milliseconds_or_a_date():
     assert parse_retry_after(None, "nan") is None
 
 
-# --- the limiter --------------------------------------------------------------------------------------------------
+# --- the limiter ----------------------------------------------------------------------------------
 
 
 async def test_a_refusal_halves_the_flow_once_per_round_trip():
@@ -189,10 +195,13 @@ async def test_a_waiter_cancelled_after_admission_gives_its_place_back():
     assert limiter.in_flight == 0
 
 
-# --- classification -------------------------------------------------------------------------------------------------
+# --- classification -------------------------------------------------------------------------------
 
 OVERLONG = [
-    "This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 tokens.",
+    (
+        "This model's maximum context length is 4096 tokens. However, your messages resulted in"
+        " 5000 tokens."
+    ),
     '{"error":{"code":"context_length_exceeded","message":"too long"}}',
     "request (5031 tokens) exceeds the available context size (4096 tokens), try increasing it",
     "The input (5031 tokens) is longer than the model's context length (4096 tokens).",
@@ -203,13 +212,20 @@ OVERLONG = [
     "The input token count (40000) exceeds the maximum number of tokens allowed (32768).",
     "too many tokens: total number of tokens in the prompt exceeds the limit of 4081",
     "max_tokens must be at least 1, got -904.",
-    "This model's maximum context length is 4096 tokens. However, you requested 4500 tokens "
-    "(4000 in the messages, 500 in the completion).",
+    (
+        "This model's maximum context length is 4096 tokens. However, you requested 4500 tokens "
+        "(4000 in the messages, 500 in the completion)."
+    ),
 ]
 NOT_OVERLONG = [
-    "'max_tokens' is too large: 5000. This model's maximum context length is 4096 tokens and your request has 10.",
-    "This model's maximum context length is 4096 tokens. However, you requested 5010 tokens "
-    "(10 in the messages, 5000 in the completion).",
+    (
+        "'max_tokens' is too large: 5000. This model's maximum context length is 4096 tokens and"
+        " your request has 10."
+    ),
+    (
+        "This model's maximum context length is 4096 tokens. However, you requested 5010 tokens "
+        "(10 in the messages, 5000 in the completion)."
+    ),
     "temperature must be at least 0",
     "messages is too short",
 ]
@@ -232,7 +248,11 @@ def test_a_limit_of_tokens_that_is_too_large_is_not_the_prompts_fault(text):
         (401, "no", AuthenticationFailed),
         (403, "no", AuthenticationFailed),
         (404, "The model `m` does not exist", ModelNotFound),
-        (404, '{"object":"error","message":"The model `m` does not exist.","code":404}', ModelNotFound),
+        (
+            404,
+            '{"object":"error","message":"The model `m` does not exist.","code":404}',
+            ModelNotFound,
+        ),
         (400, "m is not a valid model ID", ModelNotFound),
         (404, "Not Found", EndpointUnreachable),
         (405, "Method Not Allowed", EndpointUnreachable),

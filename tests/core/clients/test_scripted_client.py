@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from verifiers.clients import Client
 from verifiers.errors import ConfigError, ModelUnavailable
-from verifiers.testing import ByteTokenizer, RecordingClient, ReplayClient, ScriptedClient, scripted_logprobs
+from verifiers.testing import (
+    ByteTokenizer,
+    RecordingClient,
+    ReplayClient,
+    ScriptedClient,
+    scripted_logprobs,
+)
 from verifiers.types import AssistantMessage, ModelRequest, Response, ToolCall, UserMessage
 
 
@@ -61,7 +67,9 @@ def test_tokens_render_the_conversation_and_carry_exact_logprobs():
     response = ask(ScriptedClient("yo", tokens=True))
     assert ByteTokenizer().decode(response.tokens.prompt_ids) == "<|user|>hi<|end|><|assistant|>"
     assert ByteTokenizer().decode(response.tokens.completion_ids) == "yo<|end|>"
-    assert response.tokens.completion_logprobs.tolist() == scripted_logprobs([121, 111, 257]).tolist()
+    assert (
+        response.tokens.completion_logprobs.tolist() == scripted_logprobs([121, 111, 257]).tolist()
+    )
     assert response.usage.completion_tokens == 3
     cut = ask(ScriptedClient([{"content": "yo", "finish_reason": "length"}], tokens=True))
     assert cut.tokens.completion_ids.tolist() == [121, 111]
@@ -74,7 +82,9 @@ def test_the_next_prompt_begins_with_the_turn_before_it():
     second = asyncio.run(client.complete(ModelRequest(history, "m")))
     before = np.concatenate([first.tokens.prompt_ids, first.tokens.completion_ids])
     assert second.tokens.prompt_ids[: len(before)].tolist() == before.tolist()
-    forgetful = ByteTokenizer(keep_reasoning=False).apply_chat_template(history, add_generation_prompt=True)
+    forgetful = ByteTokenizer(keep_reasoning=False).apply_chat_template(
+        history, add_generation_prompt=True
+    )
     assert forgetful[: len(before)] != before.tolist()
 
 
@@ -95,7 +105,9 @@ def test_a_recorded_conversation_is_replayed(tmp_path):
     replayed = [ask(replay, seed=1), ask(replay, seed=1), ask(replay, "other")]
     for before, after in zip(originals, replayed, strict=True):
         assert after.message == before.message
-        assert after.tokens.completion_logprobs.tolist() == before.tokens.completion_logprobs.tolist()
+        assert (
+            after.tokens.completion_logprobs.tolist() == before.tokens.completion_logprobs.tolist()
+        )
     assert replayed[1].message.tool_calls[0].name == "f"
     with pytest.raises(ConfigError, match="no recording of this request"):
         ask(replay, "never asked")

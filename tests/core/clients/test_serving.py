@@ -1,4 +1,5 @@
-"""The base of the servers of model APIs over real sockets: bounds, refusals, streams, start and stop."""
+"""The base of the servers of model APIs over real sockets: bounds, refusals, streams, start and
+stop."""
 
 import asyncio
 import contextlib
@@ -18,7 +19,8 @@ MAX_BYTES = 1000
 
 
 class Echo(ModelServer):
-    """Answers with the number of bytes or of fields of a body, or as a stream of two events and a refusal."""
+    """Answers with the number of bytes or of fields of a body, or as a stream of two events and a
+    refusal."""
 
     max_body_bytes = MAX_BYTES
 
@@ -35,7 +37,9 @@ class Echo(ModelServer):
         if request.path == "/bytes":
             return {"size": len(await request.read())}
         if request.path == "/stream":
-            return await send_stream(request, self.events(int(request.query["after"])), self.error_event)
+            return await send_stream(
+                request, self.events(int(request.query["after"])), self.error_event
+            )
         if request.path == "/wait":
             try:
                 await asyncio.sleep(60)
@@ -62,7 +66,9 @@ def server():
 
 async def post(server, path, data=b"{}", **more):
     async with aiohttp.ClientSession() as session:
-        async with session.post(f"http://127.0.0.1:{server.port}{path}", data=data, **more) as reply:
+        async with session.post(
+            f"http://127.0.0.1:{server.port}{path}", data=data, **more
+        ) as reply:
             return reply.status, await reply.text()
 
 
@@ -73,7 +79,10 @@ async def test_a_body_above_the_bound_is_refused_and_one_at_it_is_read(server, s
 
 async def test_the_bound_counts_decoded_bytes(server):
     status, text = await post(server, "/bytes", b"x" * 10**6, compress="deflate")
-    assert (status, json.loads(text)["error"]["message"]) == (413, "the body is longer than 1000 bytes")
+    assert (status, json.loads(text)["error"]["message"]) == (
+        413,
+        "the body is longer than 1000 bytes",
+    )
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 999, b"\xff"])
@@ -82,9 +91,16 @@ async def test_what_is_no_object_is_refused(server, body):
 
 
 @pytest.mark.parametrize(("num_values", "status"), [(100, 200), (101, 400)])
-async def test_the_objects_of_a_body_are_bounded_before_they_are_made(server, monkeypatch, num_values, status):
+async def test_the_objects_of_a_body_are_bounded_before_they_are_made(
+    server, monkeypatch, num_values, status
+):
     monkeypatch.setattr(serving, "MAX_VALUES", 100)
-    body = b'{"a": [' + b",".join([b"{}"] * ((num_values - 1) // 2)) + b"]" + b"," * (1 - num_values % 2)
+    body = (
+        b'{"a": ['
+        + b",".join([b"{}"] * ((num_values - 1) // 2))
+        + b"]"
+        + b"," * (1 - num_values % 2)
+    )
     body += b'"b": 1}' if num_values % 2 == 0 else b"}"
     assert sum(map(body.count, (b"{", b"[", b","))) == num_values
     assert (await post(server, "/v1/chat/completions", body))[0] == status
@@ -121,7 +137,9 @@ async def test_what_is_no_http_is_one_line_of_the_log(server, caplog):
     assert "\n" not in record.getMessage()
 
 
-async def test_negative_control_a_fault_of_the_server_has_its_traceback(server, caplog, monkeypatch):
+async def test_negative_control_a_fault_of_the_server_has_its_traceback(
+    server, caplog, monkeypatch
+):
     async def broken(self, request):
         raise LookupError("a fault")
 
@@ -141,13 +159,20 @@ async def test_a_stream_is_refused_as_a_whole_before_its_first_event_and_inside_
     status, text = await post(server, "/stream?after=0")
     error = json.loads(text)["error"]
     assert (status, error["message"], error["param"]) == (503, "no more", "messages")
-    assert await post(server, "/stream?after=2") == (200, "data: 1\n\ndata: 1\n\ndata: 503 no more\n\n")
+    assert await post(server, "/stream?after=2") == (
+        200,
+        "data: 1\n\ndata: 1\n\ndata: 503 no more\n\n",
+    )
 
 
 async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(server):
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"POST /bytes HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
-    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(
+        b"POST /bytes HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
+    )
+    assert (
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    )
     writer.write(b"abc")
     assert b" 200 OK" in await asyncio.wait_for(reader.readline(), 5)
     writer.close()
@@ -164,7 +189,10 @@ async def test_a_client_that_disconnects_ends_its_request(server):
 
 
 def test_an_address_that_is_taken_is_an_error_of_the_start():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="address already in use"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match="address already in use"),
+    ):
         Echo(taken.getsockname()[1]).start()
 
 

@@ -1,4 +1,5 @@
-"""Budgets: what is reserved, paid, lost and refused, against a loopback server that keeps the bill."""
+"""Budgets: what is reserved, paid, lost and refused, against a loopback server that
+keeps the bill."""
 
 import asyncio
 import json
@@ -30,7 +31,9 @@ def run(budget, client, count, request=REQUEST):
 
     async def all_of_them():
         with budget.current():
-            return await asyncio.gather(*(client.complete(request) for _ in range(count)), return_exceptions=True)
+            return await asyncio.gather(
+                *(client.complete(request) for _ in range(count)), return_exceptions=True
+            )
 
     return asyncio.run(all_of_them())
 
@@ -47,7 +50,8 @@ def test_a_request_is_reserved_at_its_most_and_paid_at_its_cost():
 
 
 def test_the_limit_is_never_exceeded_by_one_request_with_a_thousand_in_flight():
-    """As many as fit are sent, and no more; the rest waits until nothing in flight can make room."""
+    """As many as fit are sent, and no more; the rest waits until nothing in flight
+    can make room."""
     with FakeServer(counted, record=False, delay_s=0.01) as server:
         client = client_of(server)
         limit = 100.5 * (READ + SAMPLED) + TEMPLATE_TOKENS
@@ -70,7 +74,9 @@ def test_without_a_budget_all_thousand_are_sent():
             await asyncio.gather(*(client.complete(REQUEST) for _ in range(1000)))
 
         asyncio.run(all_of_them())
-        assert server.count * (READ + SAMPLED) > 9 * (100.5 * (READ + SAMPLED) + TEMPLATE_TOKENS) / 2
+        assert (
+            server.count * (READ + SAMPLED) > 9 * (100.5 * (READ + SAMPLED) + TEMPLATE_TOKENS) / 2
+        )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,8 @@ def test_a_refused_attempt_is_free_and_a_lost_one_counts_in_full(behaviour, lost
     with FakeServer(counted, script=[behaviour]) as server:
         budget = Budget(max_cost_usd=1.0)
         client = vf.OpenAIChatCompletionsClient(
-            vf.ClientConfig(api_base_url=server.url, timeout=0.2, **PRICES), retry=RetryPolicy(max_retries=0)
+            vf.ClientConfig(api_base_url=server.url, timeout=0.2, **PRICES),
+            retry=RetryPolicy(max_retries=0),
         )
         (outcome,) = run(budget, client, 1)
         assert isinstance(outcome, vf.ModelError)
@@ -101,7 +108,8 @@ def test_every_attempt_of_a_repeated_request_is_reserved_anew():
     with FakeServer(counted, script=[Behaviour(reset=True), Behaviour(503)]) as server:
         budget = Budget(max_cost_usd=1.0)
         client = vf.OpenAIChatCompletionsClient(
-            vf.ClientConfig(api_base_url=server.url, **PRICES), retry=RetryPolicy(max_retries=3, base_s=0.001)
+            vf.ClientConfig(api_base_url=server.url, **PRICES),
+            retry=RetryPolicy(max_retries=3, base_s=0.001),
         )
         run(budget, client, 1)
         assert (budget.num_requests, budget.num_lost) == (3, 1)
@@ -139,7 +147,12 @@ def test_a_cancelled_wait_gives_its_place_back():
         (vf.ModelRequest([vf.UserMessage("hi")], "m"), "has no max_tokens"),
         (
             vf.ModelRequest(
-                [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}],
+                [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}],
+                    }
+                ],
                 "m",
                 sampling_args={"max_tokens": 5},
             ),
@@ -174,14 +187,16 @@ def test_an_sdk_object_is_metered_too():
 
     with FakeServer(counted) as server:
         sdk = openai.OpenAI(base_url=server.url, api_key="k")
-        adapted = vf.as_client(openai.AsyncOpenAI(base_url=server.url, api_key="k", default_query={"a": "b"}))
+        adapted = vf.as_client(
+            openai.AsyncOpenAI(base_url=server.url, api_key="k", default_query={"a": "b"})
+        )
         for client in (vf.as_client(sdk), adapted):
             budget = Budget(max_total_tokens=10_000)
             run(budget, client, 2)
             assert budget.spent.tokens == 2 * (READ + SAMPLED)
 
 
-# --- ledger -----------------------------------------------------------------------------------------------------------
+# --- ledger ---------------------------------------------------------------------------------------
 
 
 def test_the_ledger_has_the_reservation_before_the_request_and_its_cost_after(tmp_path):
@@ -218,16 +233,20 @@ def test_numbers_of_reservations_are_unique_over_sessions(tmp_path):
         return budget.spent.tokens
 
     assert [asyncio.run(session()) for _ in range(3)] == [4, 8, 12]
-    numbers = [row["reserve"] for row in read_journal(tmp_path / "spending.jsonl") if "reserve" in row]
+    numbers = [
+        row["reserve"] for row in read_journal(tmp_path / "spending.jsonl") if "reserve" in row
+    ]
     assert numbers == [0, 1, 2]
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def environment(num_rows=400, **more):
     rows = [{"question": f"row {n}", "answer": str(n)} for n in range(num_rows)]
-    return vf.SingleTurnEnv(eval_dataset=rows, rubric=more.pop("rubric", vf.Rubric([lambda completion: 1.0])), **more)
+    return vf.SingleTurnEnv(
+        eval_dataset=rows, rubric=more.pop("rubric", vf.Rubric([lambda completion: 1.0])), **more
+    )
 
 
 def evaluate(client, path, **options):
@@ -238,7 +257,9 @@ def evaluate(client, path, **options):
 def test_a_run_ends_at_its_limit_and_continues_with_a_higher_one(tmp_path):
     with FakeServer(counted, record=False) as server:
         client = client_of(server)
-        with pytest.raises(vf.BudgetExhausted, match="Finished rollouts are saved: raise the limit"):
+        with pytest.raises(
+            vf.BudgetExhausted, match="Finished rollouts are saved: raise the limit"
+        ):
             evaluate(client, tmp_path / "run", max_cost_usd=0.2)
         first = server.count
         assert 0.2 - 0.02 < first * COST <= 0.2
@@ -255,11 +276,15 @@ def test_a_run_ends_at_its_limit_and_continues_with_a_higher_one(tmp_path):
 def test_judges_are_metered_by_their_own_prices(tmp_path):
     with FakeServer(counted, record=False) as server, FakeServer(judged, record=False) as judges:
         judge = vf.JudgeRubric(
-            judge_client=vf.ClientConfig(api_base_url=judges.url, **{name: 100.0 for name in PRICES}),
+            judge_client=vf.ClientConfig(
+                api_base_url=judges.url, **{name: 100.0 for name in PRICES}
+            ),
             judge_models=["j"],
             judge_sampling_args={"max_tokens": 10},
         )
-        results = evaluate(client_of(server), None, max_cost_usd=1.0, env={"rubric": judge, "num_rows": 5})
+        results = evaluate(
+            client_of(server), None, max_cost_usd=1.0, env={"rubric": judge, "num_rows": 5}
+        )
         assert results.metadata.spent["usd"] == pytest.approx(5 * (COST + 60 * 100 / 1e6))
         with pytest.raises(vf.BudgetExhausted):
             evaluate(client_of(server), None, max_cost_usd=0.5, env={"rubric": judge})
@@ -272,8 +297,13 @@ def judged(request):
 
 def test_a_judge_that_is_not_metered_ends_the_run_instead_of_spending():
     judge = vf.JudgeRubric(judge_client=ScriptedClient("<score>5</score>"), judge_models=["j"])
-    with FakeServer(counted) as server, pytest.raises(vf.RunError, match="ScriptedClient sends its requests itself"):
-        evaluate(client_of(server), None, max_total_tokens=10**6, env={"rubric": judge, "num_rows": 2})
+    with (
+        FakeServer(counted) as server,
+        pytest.raises(vf.RunError, match="ScriptedClient sends its requests itself"),
+    ):
+        evaluate(
+            client_of(server), None, max_total_tokens=10**6, env={"rubric": judge, "num_rows": 2}
+        )
 
 
 def test_a_run_that_began_without_a_limit_counts_what_it_spent_before(tmp_path):
@@ -282,7 +312,9 @@ def test_a_run_that_began_without_a_limit_counts_what_it_spent_before(tmp_path):
         evaluate(client, tmp_path / "run", num_examples=100)
         results = evaluate(client, tmp_path / "run", num_examples=110, max_cost_usd=1.0)
         assert results.metadata.spent["usd"] == pytest.approx(110 * COST)
-        later = evaluate(client, tmp_path / "run", num_examples=120)  # without a limit it is still recorded
+        later = evaluate(
+            client, tmp_path / "run", num_examples=120
+        )  # without a limit it is still recorded
         assert later.metadata.spent["usd"] == pytest.approx(120 * COST)
     assert json.loads((tmp_path / "run/metadata.json").read_text())["spent"]["requests"] == 20
 
@@ -304,6 +336,9 @@ def test_limits_that_cannot_hold_are_refused_before_anything_is_written(tmp_path
 def test_a_client_of_its_own_or_without_prices_is_refused(tmp_path):
     with pytest.raises(vf.ConfigError, match="ScriptedClient, which sends its requests itself"):
         evaluate(ScriptedClient("x"), tmp_path / "run", max_total_tokens=10)
-    with FakeServer(counted) as server, pytest.raises(vf.ConfigError, match="needs the prices of 'm'"):
+    with (
+        FakeServer(counted) as server,
+        pytest.raises(vf.ConfigError, match="needs the prices of 'm'"),
+    ):
         evaluate(vf.ClientConfig(api_base_url=server.url), tmp_path / "run", max_cost_usd=1.0)
     assert not (tmp_path / "run").exists()

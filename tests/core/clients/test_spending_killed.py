@@ -1,4 +1,5 @@
-"""A budget across kill -9 and resume: the bill that the server keeps never exceeds it, with a thousand in flight."""
+"""A budget across kill -9 and resume: the bill that the server keeps never exceeds it, with a
+thousand in flight."""
 
 import os
 import resource
@@ -55,12 +56,18 @@ def start(url: str, folder: Path, limit: float) -> subprocess.Popen[str]:
     numbers = map(str, (limit, PRICE, NUM_ROWS, IN_FLIGHT, SAMPLED))
     words = [sys.executable, "-c", CHILD, url, str(folder), *numbers]
     return subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=raise_open_files, env=os.environ
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=raise_open_files,
+        env=os.environ,
     )
 
 
 def sessions(folder: Path, limit: float, kills: list[int]) -> tuple[float, int, str]:
-    """Kill a session at each number of requests, then let one end: (bill, most in flight, output)."""
+    """Kill a session at each number of requests, then let one end: (bill, most in
+    flight, output)."""
     raise_open_files()
     with FakeServer(counted, record=False, delay_s=0.4) as server:
         for after in kills:
@@ -82,7 +89,9 @@ def test_the_bill_stays_below_the_limit_across_kills_with_a_thousand_in_flight(t
     assert KILLS[-1] * COST < bill <= LIMIT
     assert "are spent, and the next request may cost" in out
     ledger = list(read_journal(tmp_path / "run/spending.jsonl"))
-    unsettled = {row["reserve"] for row in ledger if "reserve" in row} - {row.get("settle") for row in ledger}
+    unsettled = {row["reserve"] for row in ledger if "reserve" in row} - {
+        row.get("settle") for row in ledger
+    }
     assert len(unsettled) >= 100  # in flight when it was killed: they count at their most
     assert len(vf.load_results(tmp_path / "run")) * COST <= bill
 

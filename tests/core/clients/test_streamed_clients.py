@@ -1,4 +1,5 @@
-"""The clients of the responses and messages APIs: where they connect, with which key, and what they leave out."""
+"""The clients of the responses and messages APIs: where they connect, with which key, and what they
+leave out."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from verifiers.clients.dialects import messages, responses
 from verifiers.testing import Behaviour, FakeServer
 
 REQUEST = vf.ModelRequest([vf.UserMessage("1 + 1")], "m")
-CLIENTS = {"openai_responses": vf.OpenAIResponsesClient, "anthropic_messages": vf.AnthropicMessagesClient}
+CLIENTS = {
+    "openai_responses": vf.OpenAIResponsesClient,
+    "anthropic_messages": vf.AnthropicMessagesClient,
+}
 
 
 async def complete(client, request=REQUEST):
@@ -23,7 +27,7 @@ async def complete(client, request=REQUEST):
         await client.aclose()
 
 
-# --- where and with which key -----------------------------------------------------------------------------------
+# --- where and with which key ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -37,8 +41,14 @@ async def complete(client, request=REQUEST):
 def test_the_endpoint_and_the_key_are_the_vendors_unless_named(client_type, url, variable):
     config = vf.ClientConfig(client_type=client_type)
     endpoint = vf.EndpointConfig("small", "m", client_type=client_type)
-    assert (config.api_base_url, config.api_key_var) == (endpoint.api_base_url, endpoint.api_key_var) == (url, variable)
-    named = vf.ClientConfig(client_type=client_type, api_base_url="http://127.0.0.1:1/v1", api_key_var="MINE")
+    assert (
+        (config.api_base_url, config.api_key_var)
+        == (endpoint.api_base_url, endpoint.api_key_var)
+        == (url, variable)
+    )
+    named = vf.ClientConfig(
+        client_type=client_type, api_base_url="http://127.0.0.1:1/v1", api_key_var="MINE"
+    )
     assert (named.api_base_url, named.api_key_var) == ("http://127.0.0.1:1/v1", "MINE")
     assert as_client(config).base_url == url
 
@@ -48,14 +58,21 @@ def test_the_settings_of_another_vendor_are_not_taken_over():
         vf.AnthropicMessagesClient(vf.ClientConfig(timeout=3))
     with pytest.raises(vf.ConfigError, match="client_type='openai_responses'"):
         vf.OpenAIResponsesClient(vf.ClientConfig(client_type="anthropic_messages"))
-    assert vf.AnthropicMessagesClient(vf.ClientConfig(client_type="anthropic_messages", timeout=3)).config.timeout == 3
+    assert (
+        vf.AnthropicMessagesClient(
+            vf.ClientConfig(client_type="anthropic_messages", timeout=3)
+        ).config.timeout
+        == 3
+    )
 
 
 async def test_the_key_is_sent_as_the_vendor_expects_it_and_shown_to_nobody(monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-secret-1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-2")
     body = json.dumps(messages.error_body(401, "invalid x-api-key sk-ant-secret-1"))
-    with FakeServer("ok", script=lambda hit: Behaviour(401, body=body) if hit.index == 2 else None) as server:
+    with FakeServer(
+        "ok", script=lambda hit: Behaviour(401, body=body) if hit.index == 2 else None
+    ) as server:
         await complete(vf.AnthropicMessagesClient(base_url=server.url))
         await complete(vf.OpenAIResponsesClient(base_url=server.url))
         with pytest.raises(vf.AuthenticationFailed) as caught:
@@ -96,7 +113,7 @@ async def test_the_first_request_of_a_run_finds_a_wrong_url(kind):
         await client.aclose()
 
 
-# --- a registry -------------------------------------------------------------------------------------------------
+# --- a registry -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,37 +122,59 @@ async def test_the_first_request_of_a_run_finds_a_wrong_url(kind):
 def test_a_registry_names_the_api_shortly_or_in_full(tmp_path, name, client_type):
     file = tmp_path / "endpoints.toml"
     entry = '[[endpoint]]\nendpoint_id = "{}"\nmodel = "m"\n{} = "{}"\n'
-    file.write_text(entry.format("short", "type", name) + entry.format("full", "api_client_type", client_type))
+    file.write_text(
+        entry.format("short", "type", name) + entry.format("full", "api_client_type", client_type)
+    )
     groups = load_endpoints(file)
     assert groups["short"]["client_type"] == groups["full"]["client_type"] == client_type
-    assert groups["short"]["key"] == ("ANTHROPIC_API_KEY" if name == "messages" else "OPENAI_API_KEY")
+    assert groups["short"]["key"] == (
+        "ANTHROPIC_API_KEY" if name == "messages" else "OPENAI_API_KEY"
+    )
     assert isinstance(as_client(groups["full"][0]).members[0][0], CLIENTS[client_type])
 
 
-# --- what an endpoint refuses -----------------------------------------------------------------------------------
+# --- what an endpoint refuses ---------------------------------------------------------------------
 
 
 def refusing(part, name, text):
     """An endpoint that refuses every body with a part in it."""
 
     def script(hit):
-        return Behaviour(400, body=json.dumps(name.error_body(400, text))) if part in hit.body else None
+        return (
+            Behaviour(400, body=json.dumps(name.error_body(400, text)))
+            if part in hit.body
+            else None
+        )
 
     return script
 
 
 REFUSALS = [
-    (vf.OpenAIResponsesClient, b"encrypted_content", "Encrypted content is not supported with this model."),
+    (
+        vf.OpenAIResponsesClient,
+        b"encrypted_content",
+        "Encrypted content is not supported with this model.",
+    ),
     (vf.OpenAIResponsesClient, b'"rs_', "Item with id 'rs_1' not found. Items are not persisted."),
     (vf.OpenAIResponsesClient, b'"stream":true', "Unsupported parameter: 'stream'."),
-    (vf.AnthropicMessagesClient, b'"unsigned"', "messages.1.content.0: Invalid `signature` in `thinking` block"),
+    (
+        vf.AnthropicMessagesClient,
+        b'"unsigned"',
+        "messages.1.content.0: Invalid `signature` in `thinking` block",
+    ),
     (vf.AnthropicMessagesClient, b'"stream":true', "stream: Extra inputs are not permitted"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "part", "text"), REFUSALS, ids=[text[:20] for _, _, text in REFUSALS])
+@pytest.mark.parametrize(
+    ("kind", "part", "text"), REFUSALS, ids=[text[:20] for _, _, text in REFUSALS]
+)
 async def test_a_part_that_an_endpoint_refuses_by_name_is_left_out_from_then_on(kind, part, text):
-    talk = [vf.UserMessage("1"), vf.AssistantMessage("2", reasoning_content="of another model"), vf.UserMessage("3")]
+    talk = [
+        vf.UserMessage("1"),
+        vf.AssistantMessage("2", reasoning_content="of another model"),
+        vf.UserMessage("3"),
+    ]
     with FakeServer("ok", script=refusing(part, kind.dialect, text)) as server:
         client = kind(base_url=server.url, max_retries=0)
         first = await client.complete(vf.ModelRequest(talk, "m"))
@@ -147,13 +186,15 @@ async def test_a_part_that_an_endpoint_refuses_by_name_is_left_out_from_then_on(
 @pytest.mark.parametrize("kind", CLIENTS.values(), ids=CLIENTS)
 async def test_another_refusal_is_an_error_at_once(kind):
     """Negative control: nothing is left out for a refusal that names no part."""
-    with FakeServer("ok", script=refusing(b"model", kind.dialect, "temperature must be at least 0")) as server:
+    with FakeServer(
+        "ok", script=refusing(b"model", kind.dialect, "temperature must be at least 0")
+    ) as server:
         with pytest.raises(vf.ModelRefused, match="temperature"):
             await complete(kind(base_url=server.url, max_retries=3))
         assert server.count == 1
 
 
-# --- answers ----------------------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", CLIENTS.values(), ids=CLIENTS)
@@ -189,7 +230,10 @@ def test_an_environment_with_tools_is_played_to_its_end(kind):
         results = [m["content"] for m in request.prompt if m["role"] == "tool"]
         if not results:
             assert [tool["function"]["name"] for tool in request.tools] == ["add"]
-            calls = [vf.ToolCall("c1", "add", {"a": 1, "b": 2}), vf.ToolCall("c2", "add", {"a": 3, "b": 4})]
+            calls = [
+                vf.ToolCall("c1", "add", {"a": 1, "b": 2}),
+                vf.ToolCall("c2", "add", {"a": 3, "b": 4}),
+            ]
             message = vf.AssistantMessage(None, calls, reasoning_content="two sums")
             return vf.Response(message, "tool_calls", usage=vf.Usage(30, 9, cached_tokens=20))
         said = request.prompt[-3]
@@ -199,7 +243,9 @@ def test_an_environment_with_tools_is_played_to_its_end(kind):
     env = vf.ToolEnv(
         dataset=[{"question": "1 + 2, and 3 + 4?", "answer": "3 and 7"}],
         tools=[add],
-        rubric=vf.Rubric(funcs=[lambda completion, answer: float(completion[-1]["content"] == answer)]),
+        rubric=vf.Rubric(
+            funcs=[lambda completion, answer: float(completion[-1]["content"] == answer)]
+        ),
         max_turns=3,
     )
     with FakeServer(model) as server:

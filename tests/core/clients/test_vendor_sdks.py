@@ -1,4 +1,5 @@
-"""The dialects against the vendors' own SDKs: their clients read what we write, and we read what their types write."""
+"""The dialects against the vendors' own SDKs: their clients read what we write, and we read what
+their types write."""
 
 from __future__ import annotations
 
@@ -15,12 +16,20 @@ import verifiers as vf
 from verifiers.clients.dialects import DIALECTS
 from verifiers.testing import Behaviour, FakeServer
 
-ADD = vf.Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}})
+ADD = vf.Tool(
+    "add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}}
+)
 CALLS = [vf.ToolCall("c1", "add", {"a": 1}), vf.ToolCall("c2", "add", {"a": 2})]
 ANSWER = vf.Response(
     vf.AssistantMessage("Let me add.", CALLS, reasoning_content="two sums"),
     "tool_calls",
-    usage=vf.Usage(prompt_tokens=20, completion_tokens=7, cached_tokens=12, cache_write_tokens=3, reasoning_tokens=2),
+    usage=vf.Usage(
+        prompt_tokens=20,
+        completion_tokens=7,
+        cached_tokens=12,
+        cache_write_tokens=3,
+        reasoning_tokens=2,
+    ),
 )
 CUT = vf.Response(vf.AssistantMessage("Let me"), "length", usage=vf.Usage(5, 2))
 TALK = [vf.SystemMessage("Be brief."), vf.UserMessage("1 + 1?")]
@@ -28,11 +37,13 @@ TALK = [vf.SystemMessage("Be brief."), vf.UserMessage("1 + 1?")]
 
 @pytest.fixture
 def server():
-    with FakeServer(lambda request: CUT if request.sampling_args.get("max_tokens") == 2 else ANSWER) as running:
+    with FakeServer(
+        lambda request: CUT if request.sampling_args.get("max_tokens") == 2 else ANSWER
+    ) as running:
         yield running
 
 
-# --- their clients read what we write ---------------------------------------------------------------------------
+# --- their clients read what we write -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -60,22 +71,34 @@ def check_response(response):
     details = usage.input_tokens_details
     assert (details.cached_tokens, details.cache_write_tokens) == (12, 3)
     assert usage.output_tokens_details.reasoning_tokens == 2
-    OpenAIResponse.model_validate(response.model_dump(by_alias=True))  # strictly: every field is there
+    OpenAIResponse.model_validate(
+        response.model_dump(by_alias=True)
+    )  # strictly: every field is there
 
 
 def test_the_openai_sdk_reads_a_response(openai_client):
-    check_response(openai_client.responses.create(model="m", input="1 + 1?", tools=responses_tools()))
+    check_response(
+        openai_client.responses.create(model="m", input="1 + 1?", tools=responses_tools())
+    )
     cut = openai_client.responses.create(model="m", input="1 + 1?", max_output_tokens=2)
-    assert (cut.status, cut.incomplete_details.reason, cut.output_text) == ("incomplete", "max_output_tokens", "Let me")
+    assert (cut.status, cut.incomplete_details.reason, cut.output_text) == (
+        "incomplete",
+        "max_output_tokens",
+        "Let me",
+    )
 
 
 def test_the_openai_sdk_reads_a_stream_of_a_response(openai_client):
-    with openai_client.responses.stream(model="m", input="1 + 1?", tools=responses_tools()) as stream:
+    with openai_client.responses.stream(
+        model="m", input="1 + 1?", tools=responses_tools()
+    ) as stream:
         events = list(stream)
         check_response(stream.get_final_response())
     assert [event.sequence_number for event in events] == list(range(len(events)))
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    arguments = [event.arguments for event in events if event.type == "response.function_call_arguments.done"]
+    arguments = [
+        event.arguments for event in events if event.type == "response.function_call_arguments.done"
+    ]
     assert (text, [json.loads(a) for a in arguments]) == ("Let me add.", [{"a": 1}, {"a": 2}])
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     opened = [event.type for event in events].count("response.output_item.added")
@@ -86,17 +109,25 @@ def test_the_openai_sdk_reads_chat_completions(openai_client):
     messages = [{"role": "user", "content": "1 + 1?"}]
     choice = openai_client.chat.completions.create(model="m", messages=messages).choices[0]
     assert (choice.message.content, choice.finish_reason) == ("Let me add.", "tool_calls")
-    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [{"a": 1}, {"a": 2}]
+    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [
+        {"a": 1},
+        {"a": 2},
+    ]
 
 
 def test_the_openai_sdk_reads_a_stream_of_chat_completions(openai_client):
     messages = [{"role": "user", "content": "1 + 1?"}]
     options = {"include_usage": True}
-    with openai_client.chat.completions.stream(model="m", messages=messages, stream_options=options) as stream:
+    with openai_client.chat.completions.stream(
+        model="m", messages=messages, stream_options=options
+    ) as stream:
         whole = stream.get_final_completion()
     choice = whole.choices[0]
     assert (choice.message.content, choice.finish_reason) == ("Let me add.", "tool_calls")
-    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [{"a": 1}, {"a": 2}]
+    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [
+        {"a": 1},
+        {"a": 2},
+    ]
     assert (whole.usage.prompt_tokens, whole.usage.prompt_tokens_details.cached_tokens) == (20, 12)
     plain = list(openai_client.chat.completions.create(model="m", messages=messages, stream=True))
     assert all(chunk.usage is None for chunk in plain)  # only where the request asks for it
@@ -106,30 +137,50 @@ def test_the_openai_sdk_reads_a_stream_of_chat_completions(openai_client):
 def anthropic_client(server):
     import anthropic  # late: it takes two CPU seconds, in every process that collects the tests
 
-    with anthropic.Anthropic(base_url=server.url.removesuffix("/v1"), api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(
+        base_url=server.url.removesuffix("/v1"), api_key="none", max_retries=0
+    ) as client:
         yield client
 
 
 def messages_call(**fields):
     tools = DIALECTS["messages"].request_body(vf.ModelRequest(TALK, "m", tools=[ADD]))["tools"]
-    return {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "1"}], "tools": tools} | fields
+    return {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "1"}],
+        "tools": tools,
+    } | fields
 
 
 def check_message(message):
     from anthropic.types import Message
 
     thinking, text, *calls = message.content
-    assert (thinking.thinking, text.text, message.stop_reason) == ("two sums", "Let me add.", "tool_use")
-    assert [(call.id, call.name, call.input) for call in calls] == [("c1", "add", {"a": 1}), ("c2", "add", {"a": 2})]
+    assert (thinking.thinking, text.text, message.stop_reason) == (
+        "two sums",
+        "Let me add.",
+        "tool_use",
+    )
+    assert [(call.id, call.name, call.input) for call in calls] == [
+        ("c1", "add", {"a": 1}),
+        ("c2", "add", {"a": 2}),
+    ]
     usage = message.usage
-    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (5, 12, 3)
+    assert (
+        usage.input_tokens,
+        usage.cache_read_input_tokens,
+        usage.cache_creation_input_tokens,
+    ) == (5, 12, 3)
     assert usage.output_tokens == 7
     Message.model_validate(message.model_dump(by_alias=True))  # strictly: every field is there
 
 
 def test_the_anthropic_sdk_reads_a_message(anthropic_client):
     check_message(anthropic_client.messages.create(**messages_call()))
-    assert anthropic_client.messages.create(**messages_call(max_tokens=2)).stop_reason == "max_tokens"
+    assert (
+        anthropic_client.messages.create(**messages_call(max_tokens=2)).stop_reason == "max_tokens"
+    )
 
 
 def test_the_anthropic_sdk_reads_a_stream_of_a_message(anthropic_client):
@@ -147,7 +198,9 @@ def test_the_anthropic_sdk_reads_an_error(status, kind):
 
     body = json.dumps(DIALECTS["messages"].error_body(status, "no room"))
     with FakeServer(script=[Behaviour(status, body=body)]) as server:
-        with anthropic.Anthropic(base_url=server.url.removesuffix("/v1"), api_key="none", max_retries=0) as client:
+        with anthropic.Anthropic(
+            base_url=server.url.removesuffix("/v1"), api_key="none", max_retries=0
+        ) as client:
             with pytest.raises(getattr(anthropic, kind), match="no room") as caught:
                 client.messages.create(**messages_call())
     assert caught.value.status_code == status
@@ -162,20 +215,28 @@ def test_the_openai_sdk_reads_an_error(name):
                 client.responses.create(model="m", input="x")
 
 
-# --- our requests are of their types ----------------------------------------------------------------------------
+# --- our requests are of their types --------------------------------------------------------------
 
 
 def exhausted(value):
     """Iterates what pydantic checks only while it is iterated."""
     if isinstance(value, dict):
         return {name: exhausted(inner) for name, inner in value.items()}
-    return value if isinstance(value, str) or not hasattr(value, "__iter__") else [exhausted(inner) for inner in value]
+    return (
+        value
+        if isinstance(value, str) or not hasattr(value, "__iter__")
+        else [exhausted(inner) for inner in value]
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "module", "params"),
     [
-        ("responses", "openai.types.responses.response_create_params", "ResponseCreateParamsStreaming"),
+        (
+            "responses",
+            "openai.types.responses.response_create_params",
+            "ResponseCreateParamsStreaming",
+        ),
         ("messages", "anthropic.types.message_create_params", "MessageCreateParamsStreaming"),
     ],
 )
@@ -189,17 +250,29 @@ def test_a_request_is_of_the_types_of_the_vendor(name, module, params):
         vf.AssistantMessage("2"),
         vf.UserMessage([vf.TextContentPart("And this?"), image]),
     ]
-    sampling = {"max_tokens": 5, "temperature": 0.5, "tool_choice": "auto", "reasoning_effort": "low"}
-    sampling["response_format"] = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
-    body = DIALECTS[name].request_body(vf.ModelRequest(talk, "m", tools=[ADD], sampling_args=sampling), stream=True)
+    sampling = {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "tool_choice": "auto",
+        "reasoning_effort": "low",
+    }
+    sampling["response_format"] = {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "schema": {"type": "object"}},
+    }
+    body = DIALECTS[name].request_body(
+        vf.ModelRequest(talk, "m", tools=[ADD], sampling_args=sampling), stream=True
+    )
     adapter = TypeAdapter(getattr(importlib.import_module(module), params))
     exhausted(adapter.validate_python(body))
-    broken = json.loads(json.dumps(body).replace('"call_id"', '"call"').replace('"tool_use_id"', '"tool_use"'))
+    broken = json.loads(
+        json.dumps(body).replace('"call_id"', '"call"').replace('"tool_use_id"', '"tool_use"')
+    )
     with pytest.raises(ValueError):
         exhausted(adapter.validate_python(broken))
 
 
-# --- we read what their types write -----------------------------------------------------------------------------
+# --- we read what their types write ---------------------------------------------------------------
 
 
 def their_response():
@@ -264,7 +337,11 @@ async def test_our_client_reads_a_response_of_the_openai_types(streamed):
         event = {"type": "response.completed", "sequence_number": 0, "response": theirs}
         body = f"event: response.completed\ndata: {json.dumps(event)}\n\n"
     response, _ = await complete(vf.OpenAIResponsesClient, body)
-    assert (response.text, response.message.reasoning_content, response.finish_reason) == ("hi", "hm", "tool_calls")
+    assert (response.text, response.message.reasoning_content, response.finish_reason) == (
+        "hi",
+        "hm",
+        "tool_calls",
+    )
     assert response.message.tool_calls == [vf.ToolCall("c1", "add", '{"a":1}')]
     assert response.usage == vf.Usage(20, 7, 12, 0, 4)
     # the next turn holds the reasoning item as the vendor wrote it
@@ -275,8 +352,20 @@ async def test_our_client_reads_a_response_of_the_openai_types(streamed):
 
 def their_message_events():
     """A stream with every kind of block, each event of the SDK's type."""
-    usage = {"input_tokens": 5, "cache_read_input_tokens": 12, "cache_creation_input_tokens": 3, "output_tokens": 1}
-    head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": None}
+    usage = {
+        "input_tokens": 5,
+        "cache_read_input_tokens": 12,
+        "cache_creation_input_tokens": 3,
+        "output_tokens": 1,
+    }
+    head = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
+        "stop_reason": None,
+    }
     blocks = [
         (
             {"type": "thinking", "thinking": "", "signature": ""},
@@ -287,7 +376,10 @@ def their_message_events():
             ],
         ),
         ({"type": "redacted_thinking", "data": "xyz"}, []),
-        ({"type": "text", "text": ""}, [{"type": "text_delta", "text": "h"}, {"type": "text_delta", "text": "i"}]),
+        (
+            {"type": "text", "text": ""},
+            [{"type": "text_delta", "text": "h"}, {"type": "text_delta", "text": "i"}],
+        ),
         (
             {"type": "tool_use", "id": "c1", "name": "add", "input": {}},
             [{"type": "input_json_delta", "partial_json": part} for part in ("", '{"a', '": 1}')],
@@ -300,7 +392,11 @@ def their_message_events():
         for delta in deltas:
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    yield {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 7}}
+    yield {
+        "type": "message_delta",
+        "delta": {"stop_reason": "tool_use"},
+        "usage": {"output_tokens": 7},
+    }
     yield {"type": "message_stop"}
 
 
@@ -314,11 +410,20 @@ async def test_our_client_reads_a_stream_of_the_anthropic_types():
         vf.AnthropicMessagesClient, "".join([*lines[:1], "event: ping\ndata: {}\n\n", *lines[1:]])
     )
     message = response.message
-    assert (message.content, message.reasoning_content, response.finish_reason) == ("hi", "two sums", "tool_calls")
-    assert message.tool_calls == [vf.ToolCall("c1", "add", '{"a": 1}'), vf.ToolCall("c2", "now", "{}")]
+    assert (message.content, message.reasoning_content, response.finish_reason) == (
+        "hi",
+        "two sums",
+        "tool_calls",
+    )
+    assert message.tool_calls == [
+        vf.ToolCall("c1", "add", '{"a": 1}'),
+        vf.ToolCall("c2", "now", "{}"),
+    ]
     assert response.usage == vf.Usage(20, 7, 12, 3)
     assert sent["system"] == "Be brief."
-    request = vf.ModelRequest([*TALK, message, vf.ToolMessage("2", "c1"), vf.ToolMessage("3", "c2")], "m")
+    request = vf.ModelRequest(
+        [*TALK, message, vf.ToolMessage("2", "c1"), vf.ToolMessage("3", "c2")], "m"
+    )
     said = DIALECTS["messages"].request_body(request)["messages"][1]["content"]
     assert said[:2] == [
         {"type": "thinking", "thinking": "two sums", "signature": "EqQB"},

@@ -1,4 +1,5 @@
-"""Rows of every kind become examples: prompts, ids, hashes, isolation, and an exact way to Arrow and back."""
+"""Rows of every kind become examples: prompts, ids, hashes, isolation, and an exact way to Arrow
+and back."""
 
 import copy
 import csv
@@ -14,18 +15,35 @@ import numpy as np
 import pytest
 
 from verifiers.data import example_sets
-from verifiers.data.examples import RowFormat, Table, copy_row, examples_from, format_row, load_example_dataset
+from verifiers.data.examples import (
+    RowFormat,
+    Table,
+    copy_row,
+    examples_from,
+    format_row,
+    load_example_dataset,
+)
 from verifiers.errors import ConfigError, DatasetError
-from verifiers.types import AssistantMessage, ImageUrlContentPart, SystemMessage, TextContentPart, ToolCall, UserMessage
+from verifiers.types import (
+    AssistantMessage,
+    ImageUrlContentPart,
+    SystemMessage,
+    TextContentPart,
+    ToolCall,
+    UserMessage,
+)
 
-ROWS = [{"question": f"{i} + {i}?", "answer": str(2 * i), "difficulty": "hard" if i % 2 else "easy"} for i in range(6)]
+ROWS = [
+    {"question": f"{i} + {i}?", "answer": str(2 * i), "difficulty": "hard" if i % 2 else "easy"}
+    for i in range(6)
+]
 
 
 def rows_of(table):
     return [example.row for example in table]
 
 
-# --- sources ----------------------------------------------------------------------------------------------------
+# --- sources --------------------------------------------------------------------------------------
 
 
 def test_every_accepted_kind_gives_the_same_examples(tmp_path):
@@ -62,7 +80,10 @@ def test_a_builder_is_called_once_and_only_when_rows_are_needed():
     train, evaluation = Table.pair(lambda: calls.append(1) or ROWS, None)
     assert not calls
     barrier = threading.Barrier(4)
-    threads = [threading.Thread(target=lambda: (barrier.wait(), train[0], len(evaluation))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: (barrier.wait(), train[0], len(evaluation)))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -74,7 +95,9 @@ def test_splits_give_a_training_and_an_evaluation_set():
     def split(name):
         return [{"question": name}]
 
-    train, evaluation = Table.pair({"train": split("a"), "validation": split("b"), "test": split("c")}, None)
+    train, evaluation = Table.pair(
+        {"train": split("a"), "validation": split("b"), "test": split("c")}, None
+    )
     assert (train[0].row["question"], evaluation[0].row["question"]) == ("a", "c")
     _, evaluation = Table.pair({"train": split("a"), "validation": split("b")}, None)
     assert evaluation[0].row["question"] == "b"
@@ -145,7 +168,9 @@ def test_broken_files_are_named_with_their_line(tmp_path, name, content, named):
 
 def test_json_lines_end_at_newlines_only(tmp_path):
     text = "a\u2028b\x85c"
-    (tmp_path / "a.jsonl").write_text(json.dumps({"question": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"question": text}, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     assert Table.of(tmp_path / "a.jsonl")[0].row["question"] == text
 
 
@@ -156,7 +181,7 @@ def test_rows_of_a_large_dataset_are_formatted_only_when_needed():
         Table.of(rows).take(7)
 
 
-# --- prompts ----------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def test_a_prompt_is_built_from_system_few_shot_and_question():
@@ -173,7 +198,10 @@ def test_a_given_prompt_gets_the_system_prompt_unless_it_has_one(caplog):
         {"prompt": "c"},
     ]
     with caplog.at_level(logging.WARNING, "verifiers"):
-        prompts = [r["prompt"] for r in rows_of(Table.of(rows, system_prompt="S", few_shot=[UserMessage("shot")]))]
+        prompts = [
+            r["prompt"]
+            for r in rows_of(Table.of(rows, system_prompt="S", few_shot=[UserMessage("shot")]))
+        ]
     assert prompts[0] == [SystemMessage("S"), UserMessage("a")]
     assert prompts[1] == [SystemMessage("own"), UserMessage("b")]
     assert prompts[2] == [SystemMessage("S"), UserMessage("c")]
@@ -188,7 +216,9 @@ def test_completion_mode_keeps_text():
 
 
 def test_columns_are_read_under_other_names():
-    row = Table.of([{"problem": "p", "solution": 4, "level": 2}], question_key="problem", answer_key="solution")[0].row
+    row = Table.of(
+        [{"problem": "p", "solution": 4, "level": 2}], question_key="problem", answer_key="solution"
+    )[0].row
     assert (row["question"], row["answer"], row["level"]) == ("p", 4, 2)
     assert row["prompt"] == [UserMessage("p")]
 
@@ -200,7 +230,9 @@ def test_missing_columns_have_their_defaults():
 
 def test_the_default_task_is_asked_for_when_rows_are_read():
     name = "before"
-    table = Table.of([{"question": "q"}, {"question": "q", "task": "own"}], default_task=lambda: name)
+    table = Table.of(
+        [{"question": "q"}, {"question": "q", "task": "own"}], default_task=lambda: name
+    )
     name = "after"
     assert [row["task"] for row in rows_of(table)] == ["after", "own"]
 
@@ -224,16 +256,19 @@ def test_arrow_null_filling_inside_messages_is_undone():
 
 def test_formatting_twice_changes_nothing():
     row_format = RowFormat(system_prompt="S", few_shot=[UserMessage("x")], answer_key="solution")
-    once = format_row({"question": "q", "solution": "s", "info": '{"a": 1}', "example_id": 3}, row_format)
+    once = format_row(
+        {"question": "q", "solution": "s", "info": '{"a": 1}', "example_id": 3}, row_format
+    )
     assert format_row(once, row_format) == once
 
 
-# --- ids and hashes ---------------------------------------------------------------------------------------------
+# --- ids and hashes -------------------------------------------------------------------------------
 
 
 def test_unique_integer_ids_are_kept():
     assert [
-        e.example_id for e in Table.of([{"question": "a", "example_id": 7}, {"question": "b", "example_id": 0}])
+        e.example_id
+        for e in Table.of([{"question": "a", "example_id": 7}, {"question": "b", "example_id": 0}])
     ] == [7, 0]
 
 
@@ -245,13 +280,17 @@ def test_other_ids_move_to_src_id_and_rows_are_numbered(ids):
 
 
 def test_numpy_columns_become_plain_values():
-    table = Table.of({"question": ["a", "b"], "example_id": np.array([4, 5]), "score": np.array([0.5, 1.5])})
+    table = Table.of(
+        {"question": ["a", "b"], "example_id": np.array([4, 5]), "score": np.array([0.5, 1.5])}
+    )
     assert [e.example_id for e in table] == [4, 5]
     assert type(table[0].row["score"]) is float
 
 
 def test_the_hash_is_of_the_content_alone():
-    first, second = Table.of([{"question": "a", "answer": "1"}, {"answer": "1", "question": "a", "extra": None}])
+    first, second = Table.of(
+        [{"question": "a", "answer": "1"}, {"answer": "1", "question": "a", "extra": None}]
+    )
     assert first.hash == second.hash
     assert len(first.hash) == 64
     changed = [{"question": "a", "answer": "2"}, {"question": "a", "answer": "1", "x": 1}]
@@ -261,7 +300,10 @@ def test_the_hash_is_of_the_content_alone():
 
 def test_the_hash_is_stable_across_versions():
     row = {"question": "2 + 2?", "answer": "4", "info": {"b": [1, 2.5], "a": "é\u2028"}}
-    assert Table.of([row])[0].hash == "51d65f21bc831056647c764d6830367ae062f63acffd5394d49ce7a7a82bc764"
+    assert (
+        Table.of([row])[0].hash
+        == "51d65f21bc831056647c764d6830367ae062f63acffd5394d49ce7a7a82bc764"
+    )
 
 
 def test_hashes_stand_for_rows_when_rows_move():
@@ -271,10 +313,11 @@ def test_hashes_stand_for_rows_when_rows_move():
     }
 
 
-# --- taking, sampling, isolation --------------------------------------------------------------------------------
+# --- taking, sampling, isolation ------------------------------------------------------------------
 
 
-def test_taking_is_pure_and_capped():  # fault 11: get_dataset(seed=) shuffled the environment itself
+# fault 11: get_dataset(seed=) shuffled the environment itself
+def test_taking_is_pure_and_capped():
     table = Table.of(ROWS)
     before = rows_of(table)
     assert rows_of(table.take(3)) == before[:3]
@@ -291,7 +334,9 @@ def test_tables_slice_and_index():
     table = Table.of(ROWS)
     assert table[-1].example_id == 5
     assert [e.example_id for e in table[1:3]] == [1, 2]
-    assert [e.example_id for e in table.take(-1, seed=3)[:2]] == [e.example_id for e in table.take(2, seed=3)]
+    assert [e.example_id for e in table.take(-1, seed=3)[:2]] == [
+        e.example_id for e in table.take(2, seed=3)
+    ]
     assert copy.deepcopy(table) is table
     with pytest.raises(IndexError):
         table[6]
@@ -334,7 +379,10 @@ def test_what_a_caller_changes_shows_nowhere():
 
 def test_copies_are_deep_for_what_can_change():
     original = {
-        "prompt": [UserMessage([TextContentPart("a")]), AssistantMessage(None, [ToolCall("c", "f", {"x": 1})])],
+        "prompt": [
+            UserMessage([TextContentPart("a")]),
+            AssistantMessage(None, [ToolCall("c", "f", {"x": 1})]),
+        ],
         "info": {"a": [{"b": 1}], "set": {1, 2}},
     }
     copied = copy_row(original)
@@ -349,12 +397,14 @@ def test_copies_are_deep_for_what_can_change():
     assert original["info"] == {"a": [{"b": 1}], "set": {1, 2}}
 
 
-# --- rows that a caller hands in --------------------------------------------------------------------------------
+# --- rows that a caller hands in ------------------------------------------------------------------
 
 
 def test_inputs_of_equal_id_stay_siblings_and_the_others_get_their_own():
     ids_given = [1, None, 1, None, "x", "x"]
-    inputs = [{"question": "q"} if i is None else {"question": "q", "example_id": i} for i in ids_given]
+    inputs = [
+        {"question": "q"} if i is None else {"question": "q", "example_id": i} for i in ids_given
+    ]
     examples = examples_from(inputs, RowFormat())
     ids = [e.example_id for e in examples]
     assert ids[0] == ids[2] == 1
@@ -373,23 +423,43 @@ def test_inputs_may_use_canonical_names_and_are_formatted():
 def test_rows_of_a_table_handed_back_are_the_same_examples():
     table = Table.of(ROWS, system_prompt="S")
     back = examples_from(table.to_hf(), table.row_format)
-    assert [(e.example_id, e.hash, e.row) for e in back] == [(e.example_id, e.hash, e.row) for e in table]
+    assert [(e.example_id, e.hash, e.row) for e in back] == [
+        (e.example_id, e.hash, e.row) for e in table
+    ]
 
 
-# --- Arrow ------------------------------------------------------------------------------------------------------
+# --- Arrow ----------------------------------------------------------------------------------------
 
 AWKWARD = {
     "plain": [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}],
-    "info of different keys": [{"question": "a", "info": {"x": 1}}, {"question": "b", "info": {"y": [1, "z", None]}}],
-    "info of mixed types": [{"question": "a", "info": {"x": 1}}, {"question": "b", "info": {"x": "1"}}],
-    "info with exact floats": [{"question": "a", "info": {"x": 0.12345678901234567}}, {"question": "b", "info": {}}],
-    "info with long integers": [{"question": "a", "info": {"x": 2**80}}, {"question": "b", "info": {}}],
+    "info of different keys": [
+        {"question": "a", "info": {"x": 1}},
+        {"question": "b", "info": {"y": [1, "z", None]}},
+    ],
+    "info of mixed types": [
+        {"question": "a", "info": {"x": 1}},
+        {"question": "b", "info": {"x": "1"}},
+    ],
+    "info with exact floats": [
+        {"question": "a", "info": {"x": 0.12345678901234567}},
+        {"question": "b", "info": {}},
+    ],
+    "info with long integers": [
+        {"question": "a", "info": {"x": 2**80}},
+        {"question": "b", "info": {}},
+    ],
     "info with nulls": [{"question": "a", "info": {"x": None}}, {"question": "b", "info": {}}],
     "answers of mixed types": [{"question": "a", "answer": 4}, {"question": "b", "answer": "4"}],
     "int beside float": [{"question": "a", "answer": 4}, {"question": "b", "answer": 4.5}],
     "list answers": [{"question": "a", "answer": ["x"]}, {"question": "b", "answer": {"k": 1}}],
-    "JSON text answers": [{"question": "a", "answer": '{"a": 1}'}, {"question": "b", "answer": "null"}],
-    "mixed answers that look like JSON": [{"question": "a", "answer": '{"a": 1}'}, {"question": "b", "answer": 1}],
+    "JSON text answers": [
+        {"question": "a", "answer": '{"a": 1}'},
+        {"question": "b", "answer": "null"},
+    ],
+    "mixed answers that look like JSON": [
+        {"question": "a", "answer": '{"a": 1}'},
+        {"question": "b", "answer": 1},
+    ],
     "ragged columns": [{"question": "a", "x": 1}, {"question": "b", "y": "2"}],
     "separators and NUL": [{"question": "a\u2028\x85\x00é"}, {"question": "b"}],
     "multimodal prompts": [
@@ -429,7 +499,13 @@ def test_what_arrow_cannot_hold_exactly_still_gives_a_dataset(awkward):
 
 
 def test_an_empty_table_has_its_columns():
-    assert set(Table.of([]).to_hf().column_names) == {"prompt", "answer", "info", "task", "example_id"}
+    assert set(Table.of([]).to_hf().column_names) == {
+        "prompt",
+        "answer",
+        "info",
+        "task",
+        "example_id",
+    }
 
 
 def test_formats_set_on_one_hub_view_do_not_leak():
@@ -441,7 +517,9 @@ def test_formats_set_on_one_hub_view_do_not_leak():
 def test_plain_arrow_would_have_changed_these_rows():  # negative control of the exactness test
     infos = [{"x": 1}, {"y": 2}]
     assert datasets.Dataset.from_dict({"info": infos})[0]["info"] == {"x": 1, "y": None}
-    assert Table.of([{"question": "q", "info": info} for info in infos]).to_hf()[0]["info"] == {"x": 1}
+    assert Table.of([{"question": "q", "info": info} for info in infos]).to_hf()[0]["info"] == {
+        "x": 1
+    }
 
 
 def test_a_list_of_dicts_needs_no_datasets_library():
@@ -454,7 +532,7 @@ def test_a_list_of_dicts_needs_no_datasets_library():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-# --- example datasets -------------------------------------------------------------------------------------------
+# --- example datasets -----------------------------------------------------------------------------
 
 
 def test_arithmetic_is_generated_right_and_without_overlap():
@@ -463,7 +541,9 @@ def test_arithmetic_is_generated_right_and_without_overlap():
     assert train.column_names == ["question", "answer", "task"]
     assert len({*train["question"], *test["question"]}) == 2200
     for row in test:
-        assert int(row["answer"]) == eval(row["question"].removeprefix("What is ").removesuffix("?"))
+        assert int(row["answer"]) == eval(
+            row["question"].removeprefix("What is ").removesuffix("?")
+        )
     assert Table.of(train)[0].row["task"] == "arithmetic"
 
 
@@ -488,7 +568,9 @@ def test_an_unreachable_set_is_an_error_that_names_the_offline_one(tmp_path):
         "except d.DatasetError as error: print(error, '|', error.__cause__ is not None)\n"
     )
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
-    run = subprocess.run([sys.executable, "-c", script], check=True, env=offline, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", script], check=True, env=offline, capture_output=True, text=True
+    )
     assert "openai/gsm8k" in run.stdout
     assert "load_example_dataset('arithmetic')" in run.stdout
     assert run.stdout.rstrip().endswith("True")
@@ -499,8 +581,18 @@ def test_an_unreachable_set_is_an_error_that_names_the_offline_one(tmp_path):
     [
         ("gsm8k", {"question": "q", "answer": "because\n#### 1,200"}, "q", "1,200"),
         ("math", {"problem": "q", "solution": r"so \boxed{\frac12}"}, "q", r"\frac12"),
-        ("mmlu", {"question": "q", "choices": ["w", "x"], "answer": 1}, "Question: q\n\nA: w\nB: x", "B"),
-        ("mmlu_pro", {"question": "q", "options": ["w", "x"], "answer": "A"}, "Question: q\n\nA: w\nB: x", "A"),
+        (
+            "mmlu",
+            {"question": "q", "choices": ["w", "x"], "answer": 1},
+            "Question: q\n\nA: w\nB: x",
+            "B",
+        ),
+        (
+            "mmlu_pro",
+            {"question": "q", "options": ["w", "x"], "answer": "A"},
+            "Question: q\n\nA: w\nB: x",
+            "A",
+        ),
         (
             "openbookqa",
             {"question_stem": "q", "choices": {"text": ["w"], "label": ["A"]}, "answerKey": "A"},
@@ -518,14 +610,16 @@ def test_published_rows_become_question_and_answer(name, row, question, answer):
 def test_the_right_choice_of_gpqa_is_found_wherever_it_is_listed():
     letters = set()
     for i in range(20):
-        row = {"Question": f"q{i}", "Correct Answer": "yes"} | {f"Incorrect Answer {k}": f"no {k}" for k in (1, 2, 3)}
+        row = {"Question": f"q{i}", "Correct Answer": "yes"} | {
+            f"Incorrect Answer {k}": f"no {k}" for k in (1, 2, 3)
+        }
         hub = example_sets.HUB_SETS["gpqa_diamond"]
         assert f"{hub.answer(row)}: yes" in hub.question(row)
         letters.add(hub.answer(row))
     assert len(letters) > 1
 
 
-# --- more rows than are held ------------------------------------------------------------------------------------
+# --- more rows than are held ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -534,7 +628,9 @@ def large(monkeypatch):
     monkeypatch.setattr("verifiers.data.examples.MAX_HELD", 0)
 
 
-QUESTIONS = [{"question": f"{number % 5} + 1", "answer": str(number % 5 + 1)} for number in range(12)]
+QUESTIONS = [
+    {"question": f"{number % 5} + 1", "answer": str(number % 5 + 1)} for number in range(12)
+]
 
 
 def test_a_large_table_has_the_examples_of_one_that_holds_them(monkeypatch):
@@ -543,7 +639,11 @@ def test_a_large_table_has_the_examples_of_one_that_holds_them(monkeypatch):
     monkeypatch.setattr("verifiers.data.examples.MAX_HELD", 0)
     table = Table.of(QUESTIONS, system_prompt="Be brief.")
     assert list(table) == list(table) == every
-    assert (table[3], table.at([5, 1]), list(table[2:4])) == (every[3], [every[5], every[1]], every[2:4])
+    assert (table[3], table.at([5, 1]), list(table[2:4])) == (
+        every[3],
+        [every[5], every[1]],
+        every[2:4],
+    )
     assert list(table.take(5, seed=1)) == list(held.take(5, seed=1))
     assert list(table.hashes()) == list(held.hashes()) == [example.hash for example in every]
     assert table.example_ids() == held.example_ids() == list(range(12))

@@ -63,7 +63,9 @@ def test_messages_in_form_are_passed_on_as_the_same_objects_in_a_new_list():
 
 
 def test_dicts_become_messages_of_their_role_that_answer_attributes():
-    user, assistant = normalize_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    user, assistant = normalize_messages(
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    )
     assert isinstance(user, UserMessage)
     assert isinstance(assistant, AssistantMessage)
     assert assistant.content == "b"
@@ -75,8 +77,11 @@ def test_unknown_keys_and_roles_are_kept():
     assert message == {"role": "developer", "content": "x", "cache": {"ttl": 5}}
 
 
-def test_a_key_that_is_absent_is_not_in_the_message():  # fault 16: "tool_calls" in m was always true
-    (message,) = normalize_messages([{"role": "assistant", "content": "x", "tool_calls": None, "name": None}])
+# fault 16: "tool_calls" in m was always true
+def test_a_key_that_is_absent_is_not_in_the_message():
+    (message,) = normalize_messages(
+        [{"role": "assistant", "content": "x", "tool_calls": None, "name": None}]
+    )
     assert "tool_calls" not in message
     assert dict(message) == {"role": "assistant", "content": "x"}
     (message,) = normalize_messages([{"role": "assistant", "content": "x", "tool_calls": []}])
@@ -103,7 +108,12 @@ def test_a_message_object_with_nones_is_cleaned_too():
 
 @pytest.mark.parametrize(
     "call",
-    [CALL, {"id": "c1", "name": "add", "arguments": '{"a": 1}'}, json.dumps(CALL), ToolCall("c1", "add", {"a": 1})],
+    [
+        CALL,
+        {"id": "c1", "name": "add", "arguments": '{"a": 1}'},
+        json.dumps(CALL),
+        ToolCall("c1", "add", {"a": 1}),
+    ],
 )
 def test_tool_calls_of_every_form_are_stored_nested_and_read_flat(call):
     (message,) = normalize_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
@@ -113,7 +123,9 @@ def test_tool_calls_of_every_form_are_stored_nested_and_read_flat(call):
 
 
 def test_openai_objects_are_dumped():
-    given = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [CALL]})
+    given = ChatCompletionMessage.model_validate(
+        {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    )
     (message,) = normalize_messages([given])
     assert message == {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert isinstance(message.tool_calls[0], ToolCall)
@@ -129,8 +141,12 @@ def test_pydantic_messages_and_parts_are_dumped():
         content: list[Part] = [Part()]
         name: str | None = None
 
-    assert normalize_messages([Custom()]) == [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
-    assert normalize_messages([{"role": "user", "content": [Part()]}]) == normalize_messages(Custom())
+    assert normalize_messages([Custom()]) == [
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]}
+    ]
+    assert normalize_messages([{"role": "user", "content": [Part()]}]) == normalize_messages(
+        Custom()
+    )
 
 
 def test_nulls_that_arrow_filled_in_are_undone_at_any_depth():
@@ -143,12 +159,20 @@ def test_nulls_that_arrow_filled_in_are_undone_at_any_depth():
         ],
     }
     assert normalize_messages([filled]) == [
-        {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "u"}}]}
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "u"}},
+            ],
+        }
     ]
     assert strip_nones({"a": [{"b": None, "c": 1}, None]}) == {"a": [{"c": 1}, None]}
 
 
-@pytest.mark.parametrize("bad", [[3], [{"content": "x"}], [{"role": None, "content": "x"}], object(), [["a"]]])
+@pytest.mark.parametrize(
+    "bad", [[3], [{"content": "x"}], [{"role": None, "content": "x"}], object(), [["a"]]]
+)
 def test_what_is_no_message_is_refused_by_name(bad):
     with pytest.raises(ConfigError, match="message"):
         normalize_messages(bad)
@@ -168,7 +192,12 @@ def test_completion_mode_joins_text_messages_and_refuses_chat():
 def test_text_of_every_content_form():
     assert message_text(UserMessage("a")) == "a"
     assert message_text(AssistantMessage(None, [ToolCall("c", "f")])) == ""
-    assert message_text(UserMessage([TextContentPart("a"), ImageUrlContentPart("u"), TextContentPart("b")])) == "a\nb"
+    assert (
+        message_text(
+            UserMessage([TextContentPart("a"), ImageUrlContentPart("u"), TextContentPart("b")])
+        )
+        == "a\nb"
+    )
     assert message_text(ChatCompletionMessage(role="assistant", content="x")) == "x"
     assert message_text({"role": "user"}) == ""
 
@@ -185,7 +214,10 @@ def test_last_text_reads_every_message_form():  # fault 1: an object message gav
 
 def test_concatenation_of_text_and_of_messages():
     assert concat_messages(["a", "b"]) == "ab"
-    assert concat_messages([[UserMessage("a")], AssistantMessage("b")]) == [UserMessage("a"), AssistantMessage("b")]
+    assert concat_messages([[UserMessage("a")], AssistantMessage("b")]) == [
+        UserMessage("a"),
+        AssistantMessage("b"),
+    ]
     assert concat_messages([]) == []
 
 
@@ -203,20 +235,33 @@ def test_rendering_shows_thoughts_calls_and_parts_escaped():
     shown = render_text(
         [
             UserMessage([TextContentPart("look"), ImageUrlContentPart("data:...")]),
-            AssistantMessage("\x1b[31mred", [ToolCall("c1", "add", '{"a": 1}')], reasoning_content="hm"),
+            AssistantMessage(
+                "\x1b[31mred", [ToolCall("c1", "add", '{"a": 1}')], reasoning_content="hm"
+            ),
         ]
     )
-    assert shown == 'user: look\n[image]\n\nassistant: <think>hm</think>\n\\x1b[31mred\n-> add({"a": 1})'
+    assert (
+        shown
+        == 'user: look\n[image]\n\nassistant: <think>hm</think>\n\\x1b[31mred\n-> add({"a": 1})'
+    )
 
 
 def test_printable_messages_have_text_content_and_leave_the_originals_alone():
     original = UserMessage(
-        [TextContentPart("hear"), {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]
+        [
+            TextContentPart("hear"),
+            {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        ]
     )
     assert message_to_printable(original) == {"role": "user", "content": "hear\n[audio]"}
     assert isinstance(original["content"], list)
     assert messages_to_printable("text") == "text"
-    assert messages_to_printable([original, AssistantMessage(None, [ToolCall("c", "f")])])[1]["content"] == ""
+    assert (
+        messages_to_printable([original, AssistantMessage(None, [ToolCall("c", "f")])])[1][
+            "content"
+        ]
+        == ""
+    )
 
 
 # --- content parts
@@ -226,10 +271,17 @@ AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}
 
 
 def test_parts_that_a_server_can_read_pass_as_they_are():
-    parts = [{"type": "text", "text": "What is it?"}, IMAGE, AUDIO, {"type": "file", "file": {"id": 3}}]
+    parts = [
+        {"type": "text", "text": "What is it?"},
+        IMAGE,
+        AUDIO,
+        {"type": "file", "file": {"id": 3}},
+    ]
     row = format_row({"prompt": [{"role": "user", "content": parts}]}, RowFormat())
     assert row["prompt"][0]["content"] == parts
-    assert messages_to_printable(row["prompt"])[0].content == "What is it?\n[image]\n[audio]\n[file]"
+    assert (
+        messages_to_printable(row["prompt"])[0].content == "What is it?\n[image]\n[audio]\n[file]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,7 +291,10 @@ def test_parts_that_a_server_can_read_pass_as_they_are():
             {"type": "image_url", "image_url": "http://host/a.png"},
             r"'image_url' needs a text in part\['image_url'\]\['url'\]",
         ),
-        ({"type": "input_audio", "input_audio": {"format": "wav"}}, r"part\['input_audio'\]\['data'\]"),
+        (
+            {"type": "input_audio", "input_audio": {"format": "wav"}},
+            r"part\['input_audio'\]\['data'\]",
+        ),
         ({"type": "text", "text": None}, r"part\['text'\]"),
         ({"image_url": {"url": "x"}}, "a content part is a dict with a 'type'"),
         (3, "a content part is a dict with a 'type', not 3"),
@@ -247,5 +302,7 @@ def test_parts_that_a_server_can_read_pass_as_they_are():
 )
 def test_a_part_that_no_server_can_read_is_refused_with_its_row(part, said):
     rows = [{"question": "fine"}, {"prompt": [{"role": "user", "content": [IMAGE, part]}]}]
-    with pytest.raises(DatasetError, match=f"row 1 of the dataset: the prompt cannot be read: .*{said}"):
+    with pytest.raises(
+        DatasetError, match=f"row 1 of the dataset: the prompt cannot be read: .*{said}"
+    ):
         SingleTurnEnv(dataset=rows).train_table[1]

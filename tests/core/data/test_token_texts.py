@@ -28,7 +28,9 @@ def test_joined_texts_are_the_text(text):
 
 
 def test_half_a_character_is_shown_as_such():
-    assert "".join(TokenTexts(ByteTokenizer())([97, 0xE6, 0x97])) == ByteTokenizer().decode([97, 0xE6, 0x97])
+    assert "".join(TokenTexts(ByteTokenizer())([97, 0xE6, 0x97])) == ByteTokenizer().decode(
+        [97, 0xE6, 0x97]
+    )
 
 
 def test_spaces_between_words_are_kept_and_an_id_is_decoded_once():

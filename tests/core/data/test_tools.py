@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_from_function, tool_name
+from verifiers.data.tool_schema import (
+    ToolFunction,
+    parse_arguments,
+    shortened,
+    tool_from_function,
+    tool_name,
+)
 from verifiers.errors import ConfigError, ToolCallError, ToolParseError
 
 
@@ -85,7 +91,10 @@ def test_models_stand_in_place_and_recursive_ones_in_definitions():
         pass
 
     schema = ToolFunction.of(tool).definition["parameters"]
-    assert schema["properties"]["point"]["properties"]["title"] == {"type": "string", "default": "origin"}
+    assert schema["properties"]["point"]["properties"]["title"] == {
+        "type": "string",
+        "default": "origin",
+    }
     assert schema["properties"]["tree"] == {"$ref": "#/$defs/Tree"}
     assert list(schema["$defs"]) == ["Tree"]
 
@@ -137,7 +146,9 @@ def test_parameter_sections_of_three_styles_are_read(docstring):
     search.__doc__ = docstring
     definition = tool_from_function(search)
     assert definition["description"] == "Search pages.\n\nAll of them."
-    described = {name: found["description"] for name, found in definition["parameters"]["properties"].items()}
+    described = {
+        name: found["description"] for name, found in definition["parameters"]["properties"].items()
+    }
     assert described["query"].split() == "What to look for, in words.".split()
     assert described["limit"] == "How many."
 
@@ -149,7 +160,12 @@ def test_a_docstring_without_sections_describes_the_tool_alone():
     assert tool_from_function(tool)["description"] == "Adds: a and b."
     found = properties(tool)
     assert found["a"] == {}  # no annotation: anything
-    assert found["b"] == {"type": "integer", "minimum": 1, "description": "at least one", "default": 1}
+    assert found["b"] == {
+        "type": "integer",
+        "minimum": 1,
+        "description": "at least one",
+        "default": 1,
+    }
     assert tool_from_function(lambda_named("plain"))["description"] == ""
 
 
@@ -190,7 +206,9 @@ def test_hidden_parameters_are_in_no_schema_and_their_types_need_not_be_importab
     assert hidden.hidden_required == {"sandbox"}
     with pytest.raises(ToolCallError, match="'sandbox' is not a parameter"):
         hidden.arguments({"path": "x", "sandbox": "mine"})
-    with pytest.raises(ConfigError, match="NotImportedHere"):  # negative control: visible, it must be known
+    with pytest.raises(
+        ConfigError, match="NotImportedHere"
+    ):  # negative control: visible, it must be known
         ToolFunction.of(tool)
 
 
@@ -228,7 +246,11 @@ def options(query: str, **rest: Any): ...
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(star, r"'\*values: int'"), (positional, "passes arguments by name"), (opaque, "no JSON schema .*'opaque'")],
+    [
+        (star, r"'\*values: int'"),
+        (positional, "passes arguments by name"),
+        (opaque, "no JSON schema .*'opaque'"),
+    ],
 )
 def test_signatures_a_model_cannot_use_are_refused(function, said):
     with pytest.raises(ConfigError, match=said):
@@ -244,7 +266,9 @@ def test_a_parameter_to_skip_must_exist_unless_the_tool_takes_all():
 def search_of(parameter):
     def search(**_): ...
 
-    search.__signature__ = inspect.Signature([inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY)])
+    search.__signature__ = inspect.Signature(
+        [inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY)]
+    )
     return search
 
 
@@ -257,7 +281,9 @@ def test_a_default_that_json_cannot_hold_is_not_shown():
 
 
 def test_a_definition_from_elsewhere_leaves_arguments_unchecked():
-    foreign = ToolFunction.with_definition(options, {"name": "remote", "description": "d", "parameters": {"x": 1}})
+    foreign = ToolFunction.with_definition(
+        options, {"name": "remote", "description": "d", "parameters": {"x": 1}}
+    )
     assert foreign.definition["function"]["parameters"] == {"x": 1}
     assert foreign.arguments({"anything": [1]}) == {"anything": [1]}
     with pytest.raises(ConfigError, match="cannot be called"):
@@ -271,7 +297,9 @@ def test_arguments_arrive_in_the_declared_types():
     def tool(n: int, unit: Unit, point: Point, note: str = None, when: Optional[str] = "now"):  # noqa: RUF013, UP045
         pass
 
-    arguments = ToolFunction.of(tool).arguments({"n": "3", "unit": "ft", "point": {"x": 1}, "note": None})
+    arguments = ToolFunction.of(tool).arguments(
+        {"n": "3", "unit": "ft", "point": {"x": 1}, "note": None}
+    )
     assert arguments == {"n": 3, "unit": Unit.foot, "point": Point(x=1.0), "note": None}
 
 
@@ -336,7 +364,9 @@ KINDS = {
     "optional": (int | None, st.none() | st.integers(-5, 5)),
     "any": (Any, st.recursive(st.none() | st.text(), st.lists)),
 }
-NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,12}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,12}", fullmatch=True).filter(
+    lambda name: not keyword.iskeyword(name)
+)
 
 
 @st.composite
@@ -347,7 +377,11 @@ def tools_with_arguments(draw):
     for name in names:
         hint, values = KINDS[draw(st.sampled_from(sorted(KINDS)))]
         default = draw(values) if draw(st.booleans()) else inspect.Parameter.empty
-        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+            )
+        )
         if default is inspect.Parameter.empty:
             required.append(name)
         if default is inspect.Parameter.empty or draw(st.booleans()):
@@ -386,7 +420,10 @@ def said_or(kind, function, *args):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.text() | st.recursive(st.none() | st.booleans() | st.text(), lambda s: st.lists(s)).map(json.dumps))
+@given(
+    st.text()
+    | st.recursive(st.none() | st.booleans() | st.text(), lambda s: st.lists(s)).map(json.dumps)
+)
 def test_whatever_a_model_writes_is_a_dict_or_a_short_parse_error(text):
     arguments, said = said_or(ToolParseError, parse_arguments, text)
     assert isinstance(arguments, dict) or len(said) < 300

@@ -1,4 +1,5 @@
-"""What is missing is said before the first rollout: a method, a reward, an answer, a docstring, a correct name."""
+"""What is missing is said before the first rollout: a method, a reward, an answer, a docstring, a
+correct name."""
 
 import asyncio
 
@@ -53,7 +54,7 @@ def test_an_environment_that_needs_no_env_response_runs(env):
     assert env().evaluate(ScriptedClient("4"), "m")["errors"] == [None]
 
 
-# --- rewards --------------------------------------------------------------------------------------------------------
+# --- rewards --------------------------------------------------------------------------------------
 
 
 def metric(completion) -> float:
@@ -65,7 +66,10 @@ def metric(completion) -> float:
     [
         (None, "no reward function has a weight, so every reward is unknown"),
         (vf.Rubric([metric], [0.0]), "no reward function has a weight, so every reward is unknown"),
-        (vf.RubricGroup([vf.Rubric()]), "no reward function has a weight, so every reward is unknown"),
+        (
+            vf.RubricGroup([vf.Rubric()]),
+            "no reward function has a weight, so every reward is unknown",
+        ),
     ],
     ids=["none", "a metric", "a group"],
 )
@@ -107,7 +111,7 @@ def test_an_answer_that_the_environment_fills_is_not_missed(caplog):
     assert "reads `answer`" not in caplog.text
 
 
-# --- tools ----------------------------------------------------------------------------------------------------------
+# --- tools ----------------------------------------------------------------------------------------
 
 
 def bare(query, limit: int = 3):
@@ -119,14 +123,16 @@ def typed(query: str) -> str:
     return query
 
 
-@pytest.mark.parametrize(("tool", "said"), [(bare, "no docstring, no type of `query`"), (typed, "")])
+@pytest.mark.parametrize(
+    ("tool", "said"), [(bare, "no docstring, no type of `query`"), (typed, "")]
+)
 def test_a_tool_that_tells_the_model_too_little_is_named(tool, said, caplog):
     vf.ToolEnv(tools=[tool], dataset=ROWS, rubric=RUBRIC)
     assert (f"tool '{tool.__name__}': it has {said}" in caplog.text) is bool(said)
     assert bool(caplog.text) is bool(said)
 
 
-# --- what is asked of a run -----------------------------------------------------------------------------------------
+# --- what is asked of a run -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,9 @@ def test_a_tool_that_tells_the_model_too_little_is_named(tool, said, caplog):
 def test_a_misspelt_sampling_argument_is_refused(name, near):
     client = ScriptedClient("4")
     with pytest.raises(ConfigError, match=f"no '{name}', did you mean '{near}"):
-        vf.SingleTurnEnv(dataset=ROWS, rubric=RUBRIC).evaluate(client, "m", sampling_args={name: 0.5})
+        vf.SingleTurnEnv(dataset=ROWS, rubric=RUBRIC).evaluate(
+            client, "m", sampling_args={name: 0.5}
+        )
     assert client.requests == []
 
 

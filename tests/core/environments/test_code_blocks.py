@@ -1,4 +1,5 @@
-"""Python in fenced blocks of a reply: which text is code, what a model is told, and when the rollout ends."""
+"""Python in fenced blocks of a reply: which text is code, what a model is told, and when the
+rollout ends."""
 
 import shutil
 
@@ -19,7 +20,10 @@ from verifiers.testing import ScriptedClient
 BACKENDS = [
     "unsafe_subprocess",
     pytest.param(
-        "bubblewrap", marks=pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+        "bubblewrap",
+        marks=pytest.mark.skipif(
+            shutil.which("bwrap") is None, reason="bubblewrap is not installed"
+        ),
     ),
 ]
 
@@ -38,7 +42,11 @@ class Knows(ScriptedClient):
 
 
 def make(**parameters):
-    given = {"sandbox": "unsafe_subprocess", "pip_install_packages": "", "code_from": "blocks"} | parameters
+    given = {
+        "sandbox": "unsafe_subprocess",
+        "pip_install_packages": "",
+        "code_from": "blocks",
+    } | parameters
     return vf.PythonEnv(**{"dataset": [{"question": "Do it.", "answer": ""}]} | given)
 
 
@@ -53,7 +61,7 @@ def told(results):
     return [m["content"] for m in results["completions"][0] if m["role"] == "user"]
 
 
-# --- which text is a block ----------------------------------------------------------------------------------------
+# --- which text is a block ------------------------------------------------------------------------
 
 
 SAYS_THE_TAG = "x = 1\nprint('</think>')\nx"
@@ -107,7 +115,11 @@ def test_cut_at_the_last_tag_of_all_the_code_before_it_would_be_lost():
 
 def test_a_block_that_is_not_closed_is_whole_only_when_the_model_stopped_there():
     one = code_blocks("```python\nx = 1")
-    assert (one, one.cell(is_truncated=False), one.cell(is_truncated=True)) == (Blocks(None, "x = 1"), "x = 1", None)
+    assert (one, one.cell(is_truncated=False), one.cell(is_truncated=True)) == (
+        Blocks(None, "x = 1"),
+        "x = 1",
+        None,
+    )
     two = code_blocks(f"{block('a')}\n```python\nb")
     assert (two.cell(is_truncated=False), two.cell(is_truncated=True)) == ("a\nb", "a")
     assert one
@@ -122,7 +134,11 @@ def test_the_example_in_the_prompt_is_a_block_that_runs_to_what_it_says():
 
 
 def test_the_reminder_ends_the_last_user_message_and_leaves_the_row_alone():
-    row = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    row = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
     assert [m["content"] for m in with_reminder(row, "R")] == ["a", "b", "c\n\nR"]
     assert row[-1]["content"] == "c"
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
@@ -130,7 +146,7 @@ def test_the_reminder_ends_the_last_user_message_and_leaves_the_row_alone():
     assert with_reminder(row[1:2], "R") == row[1:2]
 
 
-# --- one rollout --------------------------------------------------------------------------------------------------
+# --- one rollout ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sandbox", BACKENDS)
@@ -147,10 +163,16 @@ def test_blocks_run_in_one_interpreter_and_a_reply_without_one_ends_the_rollout(
     assert wrong.endswith("NameError: name 'y' is not defined")
     assert results["stop_conditions"] == ["no_code_block"]
     metrics = {name: values[0] for name, values in results["metrics"].items()}
-    assert (metrics["python_calls"], metrics["total_tool_calls"], metrics["tool_errors"]) == (3, 3, 1)
+    assert (metrics["python_calls"], metrics["total_tool_calls"], metrics["tool_errors"]) == (
+        3,
+        3,
+        1,
+    )
     assert metrics["sandbox_command_execution_time"] > 0
     assert results["states"][0]["sandbox"].sandbox is None
-    assert [m["role"] for m in results["completions"][0]] == ["assistant", "user"] * 3 + ["assistant"]
+    assert [m["role"] for m in results["completions"][0]] == ["assistant", "user"] * 3 + [
+        "assistant"
+    ]
 
 
 def test_the_model_is_told_of_the_form_and_of_no_tool():
@@ -168,7 +190,10 @@ def test_the_model_is_told_of_the_form_and_of_no_tool():
 
 def test_in_the_form_of_tools_a_block_is_text():
     results = play(block("x"), code_from="tool")
-    assert (results["stop_conditions"], results["metrics"]["python_calls"]) == (["no_tools_called"], [0.0])
+    assert (results["stop_conditions"], results["metrics"]["python_calls"]) == (
+        ["no_tools_called"],
+        [0.0],
+    )
     assert results.client.requests[0].tools[0]["function"]["name"] == "python"
 
 
@@ -181,11 +206,16 @@ def test_in_the_form_of_tools_a_block_is_text():
         (f"{block('1 + 1')}\nand so", "length", "Out[1]: 2", 0),
     ],
 )
-def test_a_block_that_was_cut_off_is_not_run_and_the_model_is_told(reply, finish_reason, answer, num_errors):
+def test_a_block_that_was_cut_off_is_not_run_and_the_model_is_told(
+    reply, finish_reason, answer, num_errors
+):
     first = vf.Response(vf.AssistantMessage(reply), finish_reason=finish_reason)
     results = play(first)
     assert told(results) == [f"Output:\n{answer}"]
-    assert (results["metrics"]["python_calls"], results["metrics"]["tool_errors"]) == ([1.0], [float(num_errors)])
+    assert (results["metrics"]["python_calls"], results["metrics"]["tool_errors"]) == (
+        [1.0],
+        [float(num_errors)],
+    )
 
 
 def test_time_limits_long_outputs_and_turns_are_as_with_the_tool():
@@ -203,14 +233,20 @@ def test_tools_of_the_authors_own_can_stand_beside_blocks():
     def double(n: int) -> int:
         return 2 * n
 
-    both = vf.AssistantMessage(block("x = 3\nx"), tool_calls=[vf.ToolCall("c1", "double", {"n": 4})])
+    both = vf.AssistantMessage(
+        block("x = 3\nx"), tool_calls=[vf.ToolCall("c1", "double", {"n": 4})]
+    )
     results = play(vf.Response(both, finish_reason="tool_calls"), block("x"), tools=[double])
     assert [(m["role"], m["content"]) for m in results["completions"][0][1:3]] == [
         ("tool", "8"),
         ("user", "Output:\nOut[1]: 3"),
     ]
     metrics = results["metrics"]
-    assert (metrics["double_calls"], metrics["python_calls"], metrics["total_tool_calls"]) == ([1.0], [2.0], [3.0])
+    assert (metrics["double_calls"], metrics["python_calls"], metrics["total_tool_calls"]) == (
+        [1.0],
+        [2.0],
+        [3.0],
+    )
     assert results["stop_conditions"] == ["no_code_block"]
 
 
@@ -224,12 +260,15 @@ def test_a_sandbox_that_does_not_open_ends_the_rollout_in_both_forms():
         async def open(self, spec):
             raise vf.SandboxUnavailable("closed today")
 
-    for form, reply in (("blocks", block("1")), ("tool", vf.ToolCall("c", "python", {"code": "1"}))):
+    for form, reply in (
+        ("blocks", block("1")),
+        ("tool", vf.ToolCall("c", "python", {"code": "1"})),
+    ):
         results = play(reply, sandbox=Closed(), code_from=form)
         assert isinstance(results["states"][0]["error"], vf.SandboxUnavailable), form
 
 
-# --- who decides --------------------------------------------------------------------------------------------------
+# --- who decides ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shown", "form"), [(False, "blocks"), (True, "tool"), (None, "tool")])
@@ -238,7 +277,12 @@ def test_auto_asks_the_client_what_its_model_is_shown(shown, form):
         pass
 
     Client.shown = shown
-    results = play(client=Client, code_from="auto", system_prompt="Call python.", blocks_system_prompt="Write blocks.")
+    results = play(
+        client=Client,
+        code_from="auto",
+        system_prompt="Call python.",
+        blocks_system_prompt="Write blocks.",
+    )
     request = results.client.requests[0]
     assert results["states"][0]["code_from"] == form
     assert request.prompt[0]["content"] == {"blocks": "Write blocks.", "tool": "Call python."}[form]
@@ -254,9 +298,19 @@ def test_auto_with_a_client_that_says_nothing_offers_the_tool():
 
 @pytest.mark.parametrize("form", ["auto", "blocks"])
 def test_a_system_prompt_of_the_rows_own_stays_and_there_is_one(form):
-    rows = [{"prompt": [{"role": "system", "content": "Of the row."}, {"role": "user", "content": "Go."}]}]
+    rows = [
+        {
+            "prompt": [
+                {"role": "system", "content": "Of the row."},
+                {"role": "user", "content": "Go."},
+            ]
+        }
+    ]
     asked = play(client=Knows, code_from=form, dataset=rows).client.requests[0].prompt
-    assert [m["content"] for m in asked] == [f"Of the row.\n\n{BLOCKS_PROMPT}", f"Go.\n\n{BLOCKS_REMINDER}"]
+    assert [m["content"] for m in asked] == [
+        f"Of the row.\n\n{BLOCKS_PROMPT}",
+        f"Go.\n\n{BLOCKS_REMINDER}",
+    ]
 
 
 def test_in_a_group_of_environments_each_decides_for_its_rows():
@@ -271,7 +325,12 @@ async def test_a_group_of_clients_shows_tools_when_all_do():
             super().__init__("x")
             self.shown = shown
 
-    for shown, known in (([True, True], True), ([True, False], False), ([True, None], None), ([None, False], False)):
+    for shown, known in (
+        ([True, True], True),
+        ([True, False], False),
+        ([True, None], None),
+        ([None, False], False),
+    ):
         assert await shows_tools(vf.as_client([Client(one) for one in shown])) is known
     assert await shows_tools(ScriptedClient("x")) is None
 
@@ -281,10 +340,12 @@ def test_tools_that_the_model_is_not_shown_are_warned_of_once(caplog):
     with caplog.at_level("WARNING", "verifiers"):
         env.evaluate(Knows("x"), "small")
         env.evaluate(Knows("x"), "small")
-    said = [record.getMessage() for record in caplog.records if "shows no tools" in record.getMessage()]
+    said = [
+        record.getMessage() for record in caplog.records if "shows no tools" in record.getMessage()
+    ]
     assert said == [
-        "the chat template of small shows no tools, so the model does not know that it can call python; "
-        'code_from="blocks" (or "auto") runs the Python blocks of its replies instead'
+        "the chat template of small shows no tools, so the model does not know that it can call"
+        ' python; code_from="blocks" (or "auto") runs the Python blocks of its replies instead'
     ]
 
 
@@ -306,7 +367,9 @@ def test_every_tool_environment_warns(caplog):
 
 
 def test_arguments():
-    with pytest.raises(vf.ConfigError, match="code_from is 'fences'; it must be one of tool, blocks, auto"):
+    with pytest.raises(
+        vf.ConfigError, match="code_from is 'fences'; it must be one of tool, blocks, auto"
+    ):
         make(code_from="fences")
     with pytest.raises(vf.ConfigError, match="pass it to load_environment"):
         make().set_kwargs(code_from="tool")

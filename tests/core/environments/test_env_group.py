@@ -1,4 +1,5 @@
-"""``EnvGroup``: concatenated data, and every row played and scored by the environment it came from."""
+"""``EnvGroup``: concatenated data, and every row played and scored by the environment
+it came from."""
 
 import logging
 import math
@@ -39,7 +40,11 @@ def square(n: int) -> int:
 
 
 def tools(**parameters):
-    return ToolEnv(tools=[square], dataset=[{"question": "3 squared?", "answer": "9", "level": 1}], **parameters)
+    return ToolEnv(
+        tools=[square],
+        dataset=[{"question": "3 squared?", "answer": "9", "level": 1}],
+        **parameters,
+    )
 
 
 def rows(env):
@@ -60,7 +65,9 @@ def answering(request):
 
 def test_sets_are_concatenated_and_numbered_anew():
     group = EnvGroup([single(2), single(1)])
-    assert [(r["example_id"], r["src_id"], r["task"], r["info"]["env_id"]) for r in rows(group)] == [
+    assert [
+        (r["example_id"], r["src_id"], r["task"], r["info"]["env_id"]) for r in rows(group)
+    ] == [
         (0, 0, "env_0", "env_0"),
         (1, 1, "env_0", "env_0"),
         (2, 0, "env_1", "env_1"),
@@ -86,10 +93,15 @@ def test_rows_keep_the_members_prompt_and_what_their_new_names_replace():
         system_prompt="Think.",
     )
     (row,) = rows(EnvGroup([named], env_names=["math"]))
-    assert row["prompt"] == [{"role": "system", "content": "Think."}, {"role": "user", "content": "q"}]
+    assert row["prompt"] == [
+        {"role": "system", "content": "Think."},
+        {"role": "user", "content": "q"},
+    ]
     assert row["info"] == {"level": 2, "env_id": "math", "src_task": "algebra"}
     assert (row["task"], row["src_id"]) == ("math", "row-7")
-    (same,) = rows(EnvGroup([SingleTurnEnv(dataset=[{"question": "q", "task": "math"}])], env_names=["math"]))
+    (same,) = rows(
+        EnvGroup([SingleTurnEnv(dataset=[{"question": "q", "task": "math"}])], env_names=["math"])
+    )
     assert same["info"] == {"env_id": "math"}
 
 
@@ -103,7 +115,9 @@ def test_the_members_own_rows_are_not_touched():
 
 def test_nested_groups_carry_the_names_along_the_way():
     leaf = SingleTurnEnv(dataset=[{"question": "q", "task": "algebra"}], rubric=Rubric([exact]))
-    group = EnvGroup([EnvGroup([single(1), leaf], env_names=["a", "b"]), single(1)], env_names=["x", "y"])
+    group = EnvGroup(
+        [EnvGroup([single(1), leaf], env_names=["a", "b"]), single(1)], env_names=["x", "y"]
+    )
     assert [(r["task"], r["info"]["env_id"]) for r in rows(group)] == [
         ("x", ["x", "a"]),
         ("x", ["x", "b"]),
@@ -140,7 +154,10 @@ def test_a_row_says_who_plays_it_by_info_then_by_task():
 def test_an_unknown_route_is_that_rollouts_fault():
     group = EnvGroup([single(1)], env_names=["a"])
     client = ScriptedClient(["a0"])
-    inputs = [{"prompt": "q", "answer": "a0", "task": "a"}, {"prompt": "q", "answer": "a0", "task": "nobody"}]
+    inputs = [
+        {"prompt": "q", "answer": "a0", "task": "a"},
+        {"prompt": "q", "answer": "a0", "task": "nobody"},
+    ]
     results = group.generate(inputs, client, "m")
     assert results["errors"][0] is None
     assert results["errors"][1]["error"] == "EnvironmentFault"
@@ -154,7 +171,9 @@ def test_an_unknown_route_is_that_rollouts_fault():
 
 
 def test_every_member_plays_with_its_own_prompt_tools_limits_and_rubric():
-    group = EnvGroup([tools(rubric=Rubric([exact])), single(1, Rubric([polite]), system_prompt="Be polite.")])
+    group = EnvGroup(
+        [tools(rubric=Rubric([exact])), single(1, Rubric([polite]), system_prompt="Be polite.")]
+    )
     client = ScriptedClient(answering)
     results = group.evaluate(client, "m")
     by_question = {request.prompt[-1]["content"]: request for request in client.requests}
@@ -168,7 +187,9 @@ def test_every_member_plays_with_its_own_prompt_tools_limits_and_rubric():
 def test_rows_from_elsewhere_get_the_system_prompt_of_their_member():
     group = EnvGroup([single(1, system_prompt="Be short."), single(1)], env_names=["a", "b"])
     client = ScriptedClient(["a0"])
-    group.generate([{"question": "q", "task": name} for name in ("a", "b")], client, "m", max_concurrent=1)
+    group.generate(
+        [{"question": "q", "task": name} for name in ("a", "b")], client, "m", max_concurrent=1
+    )
     assert [request.prompt[0]["content"] for request in client.requests] == ["Be short.", "q"]
 
 
@@ -264,7 +285,9 @@ async def test_the_rubric_of_the_group_scores_states_by_hand():
     group = EnvGroup([single(1, Rubric([rank])), single(1)], env_names=["a", "b"])
 
     def state(task, text="a0"):
-        return State(prompt="q", answer="a0", task=task, completion=[{"role": "assistant", "content": text}])
+        return State(
+            prompt="q", answer="a0", task=task, completion=[{"role": "assistant", "content": text}]
+        )
 
     score = await group.rubric.score_rollout(state("b"))
     assert (score["reward"], score["metrics"]) == (1.0, {"exact": 1.0})
@@ -279,7 +302,11 @@ async def test_the_rubric_of_the_group_scores_states_by_hand():
 def test_the_rubric_lists_what_the_members_hold():
     shared = Rubric([polite], [0.5])
     group = EnvGroup(
-        [single(1, RubricGroup([Rubric([exact]), Rubric([polite])], [1.0, 2.0])), single(1, shared), single(1, shared)]
+        [
+            single(1, RubricGroup([Rubric([exact]), Rubric([polite])], [1.0, 2.0])),
+            single(1, shared),
+            single(1, shared),
+        ]
     )
     assert group.rubric.get_reward_func_names() == ["exact", "polite", "polite"]
     assert group.get_reward_weights() == [1.0, 1.0, 0.5]
@@ -308,7 +335,9 @@ def test_reward_arguments_are_checked_against_the_members_own_columns():
     def by_level(level) -> float:
         return float(level)
 
-    wanting = tools(rubric=Rubric([by_level]))  # its rows have a column 'level', those of the other do not
+    wanting = tools(
+        rubric=Rubric([by_level])
+    )  # its rows have a column 'level', those of the other do not
     client = ScriptedClient(answering)
     assert EnvGroup([single(1), wanting]).evaluate(client, "m")["rewards"] == [1.0, 1.0]
     client.requests.clear()
@@ -321,7 +350,9 @@ def test_cleanup_handlers_of_members_see_their_own_rollouts():
     seen = []
     rubric = Rubric([exact])
     rubric.add_cleanup_handler(lambda state: seen.append(state["task"]))
-    EnvGroup([single(1), single(1, rubric)]).evaluate(ScriptedClient(["a0"]), "m", rollouts_per_example=2)
+    EnvGroup([single(1), single(1, rubric)]).evaluate(
+        ScriptedClient(["a0"]), "m", rollouts_per_example=2
+    )
     assert seen == ["env_1", "env_1"]
 
 
@@ -336,8 +367,17 @@ def test_setters_and_settings_reach_every_member():
     group.set_concurrency(4)
     group.set_interleaved_rollouts(True)
     for env in [group, group.envs[0], group.envs[1], group.envs[1].envs[0]]:
-        assert (env.max_seq_len, env.max_turns, env.score_rollouts, env.difficulty) == (100, 3, False, "hard")
-        assert (env.max_total_completion_tokens, env.max_concurrent, env.interleaved_rollouts) == (7, 4, True)
+        assert (env.max_seq_len, env.max_turns, env.score_rollouts, env.difficulty) == (
+            100,
+            3,
+            False,
+            "hard",
+        )
+        assert (env.max_total_completion_tokens, env.max_concurrent, env.interleaved_rollouts) == (
+            7,
+            4,
+            True,
+        )
 
 
 def test_closing_the_group_closes_every_member():
@@ -364,7 +404,9 @@ def test_closing_the_group_closes_every_member():
 def test_every_kind_of_member_is_served_and_the_group_takes_no_settings_of_theirs(caplog):
     parsed = single(1, parser=XMLParser(["answer"]), rubric=None)
     with caplog.at_level(logging.WARNING):
-        group = EnvGroup([parsed, single(1)], env_names=["a", "b"], map_kwargs={"num_proc": 2}, env_id="both")
+        group = EnvGroup(
+            [parsed, single(1)], env_names=["a", "b"], map_kwargs={"num_proc": 2}, env_id="both"
+        )
     assert caplog.text == ""
     assert group.envs[0].parser is parsed.parser
     assert group.env_id == "both"

@@ -1,4 +1,5 @@
-"""Building an environment: parameters, refusals, data, setters, teardown. Nothing here calls a model."""
+"""Building an environment: parameters, refusals, data, setters, teardown. Nothing here calls a
+model."""
 
 import asyncio
 import copy
@@ -27,7 +28,10 @@ def test_an_environment_needs_data():
     [
         ({"message_type": "text"}, "message_type is 'text'"),
         ({"message_type": "completion", "system_prompt": "s"}, "write them into the prompt"),
-        ({"message_type": "completion", "few_shot": [{"role": "user", "content": "x"}]}, "few_shot"),
+        (
+            {"message_type": "completion", "few_shot": [{"role": "user", "content": "x"}]},
+            "few_shot",
+        ),
         ({"sampling_args": {"n": 2}}, "rollouts_per_example"),
         ({"rubrik": None}, "did you mean 'rubric'"),
         ({"sytem_prompt": "s"}, "did you mean 'system_prompt'"),
@@ -43,7 +47,9 @@ def test_what_cannot_be_meant_is_refused(parameters, told):
 
 
 def test_other_keywords_become_attributes():
-    env = vf.SingleTurnEnv(dataset=sums(1), difficulty="hard", rollouts_per_example=4, max_concurrent=8)
+    env = vf.SingleTurnEnv(
+        dataset=sums(1), difficulty="hard", rollouts_per_example=4, max_concurrent=8
+    )
     assert (env.difficulty, env.rollouts_per_example, env.max_concurrent) == ("hard", 4, 8)
 
 
@@ -72,7 +78,9 @@ def test_the_rubric_is_exactly_the_object_given_and_lends_its_parser():
 
 
 def test_two_kinds_of_parser_are_warned_about(caplog):
-    vf.SingleTurnEnv(dataset=sums(1), parser=vf.ThinkParser(), rubric=vf.Rubric(parser=vf.XMLParser(["a"])))
+    vf.SingleTurnEnv(
+        dataset=sums(1), parser=vf.ThinkParser(), rubric=vf.Rubric(parser=vf.XMLParser(["a"]))
+    )
     assert "ThinkParser" in caplog.text
     caplog.clear()
     vf.SingleTurnEnv(dataset=sums(1), parser=vf.ThinkParser(), rubric=vf.Rubric(funcs=[exact]))
@@ -88,7 +96,13 @@ def test_tools_are_one_list_under_two_names():
 
 def test_set_kwargs_uses_setters_and_checks_names():
     env = Talk()
-    env.set_kwargs(max_seq_len=100, interleaved_rollouts=True, score_rollouts=False, max_turns=9, difficulty="easy")
+    env.set_kwargs(
+        max_seq_len=100,
+        interleaved_rollouts=True,
+        score_rollouts=False,
+        max_turns=9,
+        difficulty="easy",
+    )
     assert (env.max_seq_len, env.interleaved_rollouts, env.score_rollouts) == (100, True, False)
     assert (env.max_turns, env.difficulty) == (9, "easy")
     env.set_concurrency(4)
@@ -249,7 +263,9 @@ print("end")
     ],
 )
 def test_what_has_started_a_rollout_is_torn_down_at_exit(use, printed):
-    done = subprocess.run([sys.executable, "-c", AT_EXIT.format(use=use)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT.format(use=use)], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.split("\n")[:-1] == printed, done.stderr
 
 
@@ -259,8 +275,12 @@ def test_what_has_started_a_rollout_is_torn_down_at_exit(use, printed):
 async def test_authors_may_make_model_calls_of_their_own():
     env = single_turn(1)
     client = ScriptedClient("four", tokens=True)
-    state = await env.init_state(copy.deepcopy(env.train_table[0].row), client, "m", {"temperature": 0.5})
-    response = await env.get_model_response(state, "hello", sampling_args={"top_p": 0.1}, model="other")
+    state = await env.init_state(
+        copy.deepcopy(env.train_table[0].row), client, "m", {"temperature": 0.5}
+    )
+    response = await env.get_model_response(
+        state, "hello", sampling_args={"top_p": 0.1}, model="other"
+    )
     assert response.text == "four"
     request = client.requests[0]
     assert request.prompt == [{"role": "user", "content": "hello"}]
@@ -290,7 +310,9 @@ async def test_init_state_parses_info_and_leaves_the_environments_settings_alone
     tool = vf.Tool("add")
     env = single_turn(1, tool_defs=[tool])
     sampling = {"extra_body": {"k": 1}}
-    state = await env.init_state({"prompt": "hi", "info": '{"a": 1}'}, ScriptedClient("x"), "m", sampling)
+    state = await env.init_state(
+        {"prompt": "hi", "info": '{"a": 1}'}, ScriptedClient("x"), "m", sampling
+    )
     assert state["info"] == {"a": 1}
     assert state["prompt"] == [{"role": "user", "content": "hi"}]
     state["tool_defs"].append("mine")
@@ -317,4 +339,9 @@ def test_few_shot_examples_that_cannot_be_read_are_refused_at_once(few_shot):
 def test_few_shot_examples_in_every_form_of_messages():
     shots = [vf.UserMessage("1 + 1"), {"role": "assistant", "content": "2"}]
     env = vf.SingleTurnEnv(dataset=sums(1), few_shot=shots, system_prompt="Add.")
-    assert [m["content"] for m in env.sample_prompts(1)[0]["prompt"]] == ["Add.", "1 + 1", "2", "0 + 1"]
+    assert [m["content"] for m in env.sample_prompts(1)[0]["prompt"]] == [
+        "Add.",
+        "1 + 1",
+        "2",
+        "0 + 1",
+    ]

@@ -1,4 +1,5 @@
-"""Results are checked in a fresh sandbox from declared artifacts; a check beside the model's code can be forged."""
+"""Results are checked in a fresh sandbox from declared artifacts; a check beside the model's code
+can be forged."""
 
 import pytest
 
@@ -11,9 +12,12 @@ FORGERIES = {
     "builtins": "import builtins\nbuiltins.int = lambda text: 42",
     "open": "import builtins, io\nbuiltins.open = lambda path: io.StringIO('42')",
     "equality": (
-        "import builtins\nclass Same(int):\n    __eq__ = lambda self, other: True\nbuiltins.int = lambda text: Same(0)"
+        "import builtins\nclass Same(int):\n    __eq__ = lambda self, other: True\nbuiltins.int ="
+        " lambda text: Same(0)"
     ),
-    "traps": "import ast\nast.parse = lambda *a, **k: (_ for _ in ()).throw(SystemExit)\nprint('passed')",
+    "traps": (
+        "import ast\nast.parse = lambda *a, **k: (_ for _ in ()).throw(SystemExit)\nprint('passed')"
+    ),
     "a module beside the check": (
         "open('sitecustomize.py', 'w').write('import builtins; builtins.int = lambda text: 42')"
     ),
@@ -34,7 +38,12 @@ def passed(state) -> float:
 
 def graded(*cells, cls=vf.PythonEnv, sandbox=None):
     sandbox = sandbox or bubblewrap_or_skip()
-    env = cls("", dataset=[{"question": "Write 42."}], artifacts=["answer.txt", "absent.txt"], sandbox=sandbox)
+    env = cls(
+        "",
+        dataset=[{"question": "Write 42."}],
+        artifacts=["answer.txt", "absent.txt"],
+        sandbox=sandbox,
+    )
     env.seen = []
 
     async def right(state) -> float:
@@ -49,7 +58,9 @@ def graded(*cells, cls=vf.PythonEnv, sandbox=None):
 
 
 def test_a_right_result_passes_and_only_declared_files_reach_the_check():
-    reward, (artifacts,) = graded("open('answer.txt', 'w').write('42')\nopen('other', 'w').write('x')")
+    reward, (artifacts,) = graded(
+        "open('answer.txt', 'w').write('42')\nopen('other', 'w').write('x')"
+    )
     assert (reward, artifacts) == (1.0, {"answer.txt": b"42"})
 
 

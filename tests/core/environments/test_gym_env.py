@@ -1,4 +1,5 @@
-"""``GymEnv`` over real environments of Gymnasium, and over the older form of ``step`` and ``reset``."""
+"""``GymEnv`` over real environments of Gymnasium, and over the older form of ``step`` and
+``reset``."""
 
 import math
 
@@ -24,7 +25,8 @@ made = []
 
 
 class Counter:
-    """An environment of the older form: four values of ``step``, an observation of ``reset``, ``seed()``."""
+    """An environment of the older form: four values of ``step``, an observation of ``reset``,
+    ``seed()``."""
 
     def __init__(self, goal=3):
         self.goal, self.closed = goal, False
@@ -53,7 +55,11 @@ def frozen_lake(**parameters):
 
 
 def counter(**parameters):
-    parameters = {"num_train_episodes": 1, "num_eval_episodes": 1, "action_parser": str} | parameters
+    parameters = {
+        "num_train_episodes": 1,
+        "num_eval_episodes": 1,
+        "action_parser": str,
+    } | parameters
     return GymEnv(Counter, **parameters)
 
 
@@ -69,7 +75,10 @@ def texts(results):
 
 
 def test_the_model_walks_over_the_frozen_lake_to_the_goal():
-    env = frozen_lake(system_prompt="Answer with 0 to 3.", obs_to_text=lambda observation: f"You are on {observation}.")
+    env = frozen_lake(
+        system_prompt="Answer with 0 to 3.",
+        obs_to_text=lambda observation: f"You are on {observation}.",
+    )
     results = run(env, *TO_THE_GOAL)
     assert results["prompts"][0] == [
         {"role": "system", "content": "Answer with 0 to 3."},
@@ -90,7 +99,9 @@ def test_the_row_decides_the_episode_and_training_and_evaluation_rows_differ():
     train, evaluation = env.get_dataset(), env.get_eval_dataset()
     assert [row["info"]["seed"] for row in train] == [40, 41, 42]
     assert [row["info"]["seed"] for row in evaluation] == [43, 44]
-    results = env.evaluate(ScriptedClient(["left"]), "m", rollouts_per_example=2)  # "left" ends the episode at once
+    results = env.evaluate(
+        ScriptedClient(["left"]), "m", rollouts_per_example=2
+    )  # "left" ends the episode at once
     first, sibling, second, _ = [prompt[0]["content"] for prompt in results["prompts"]]
     assert first == sibling != second
     expected, _ = gymnasium.make("CartPole-v1").reset(seed=43)
@@ -120,7 +131,9 @@ def test_every_action_counts_up_to_the_bound_of_steps():
 
 def test_rollouts_play_apart_from_each_other():
     env = frozen_lake()
-    client = ScriptedClient(lambda request: TO_THE_GOAL[sum(m["role"] == "assistant" for m in request.prompt)])
+    client = ScriptedClient(
+        lambda request: TO_THE_GOAL[sum(m["role"] == "assistant" for m in request.prompt)]
+    )
     results = env.evaluate(client, "m", rollouts_per_example=3)
     assert results["rewards"] == [1.0] * 6
     assert len({id(state["gym_env"]) for state in results["states"]}) == 6
@@ -188,7 +201,10 @@ def test_what_the_environment_raises_is_its_fault_and_not_scored():
     results = run(counter(), "crash")
     (error,) = results["errors"]
     assert error["error"] == "EnvironmentFault"
-    assert "the step of the gym environment raised RuntimeError: the counter is stuck" in error["message"]
+    assert (
+        "the step of the gym environment raised RuntimeError: the counter is stuck"
+        in error["message"]
+    )
     assert math.isnan(results["rewards"][0])
     assert made[-1].closed
 
@@ -206,7 +222,9 @@ def test_parsers_of_text_and_observations_may_be_async_and_the_rubric_the_author
     def long_enough(state) -> float:
         return float(len(state["trajectory"]) > 2)
 
-    env = counter(action_parser=parse, obs_to_text=show, rubric=Rubric([long_enough]), num_train_episodes=0)
+    env = counter(
+        action_parser=parse, obs_to_text=show, rubric=Rubric([long_enough]), num_train_episodes=0
+    )
     results = run(env, "<move>1</move>")
     assert results["prompts"][0][-1]["content"] == [{"type": "text", "text": "at 0"}]
     assert results["rewards"] == [1.0]

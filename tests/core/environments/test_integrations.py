@@ -1,4 +1,5 @@
-"""A library that an environment stands on: absent, it is named with its extra; broken, it speaks for itself."""
+"""A library that an environment stands on: absent, it is named with its extra; broken, it speaks
+for itself."""
 
 import functools
 import subprocess
@@ -20,7 +21,8 @@ PACKAGES = {"GymEnv": "gymnasium"}
 
 @pytest.fixture
 def use(warm):
-    """What a process of its own says to ``hasattr``, to the name and to the constructor, after a preparation."""
+    """What a process of its own says to ``hasattr``, to the name and to the constructor, after a
+    preparation."""
     return functools.partial(used, warm)
 
 
@@ -60,7 +62,10 @@ def test_a_broken_library_shows_its_own_error(use, name, tmp_path):
     package = tmp_path / PACKAGES.get(name, CASES[name][0])
     package.mkdir()
     assert (
-        "not installed" in use(name, f"sys.path.insert(0, {str(tmp_path)!r}); sys.modules[{package.name!r}] = None")[1]
+        "not installed"
+        in use(
+            name, f"sys.path.insert(0, {str(tmp_path)!r}); sys.modules[{package.name!r}] = None"
+        )[1]
     )
     (package / "__init__.py").write_text("import a_dependency_that_is_gone")
     assert use(name, f"sys.path.insert(0, {str(tmp_path)!r})") == [
@@ -73,7 +78,9 @@ def test_a_bare_folder_of_the_name_is_no_package(use, tmp_path):
     (tmp_path / "textarena").mkdir()
     # with what it stands on, before its folder is hidden too
     hide = "import verifiers.environments.base, verifiers.environments.integrations; "
-    hide += "sys.path[:] = [p for p in sys.path if not __import__('os').path.isdir(p + '/textarena')]; "
+    hide += (
+        "sys.path[:] = [p for p in sys.path if not __import__('os').path.isdir(p + '/textarena')]; "
+    )
     said = use("TextArenaEnv", hide + f"sys.path.insert(0, {str(tmp_path)!r})")
     assert said[0] == "False"
 
@@ -86,5 +93,7 @@ def test_finding_the_classes_imports_none_of_the_libraries():
             getattr(found, name, None)
         print({"gymnasium", "mcp", "reasoning_gym", "textarena"} & set(sys.modules))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.strip() == "set()", done.stderr

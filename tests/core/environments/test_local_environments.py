@@ -1,4 +1,5 @@
-"""An environment in the working folder needs no installation, and its mistakes are reported with file and line."""
+"""An environment in the working folder needs no installation, and its mistakes are reported with
+file and line."""
 
 import importlib
 import sys
@@ -15,7 +16,10 @@ LOADER = """import verifiers as vf
 def load_environment(word: str = "local"):
     return vf.SingleTurnEnv(dataset=[{"question": word, "answer": word}])
 """
-ENTRY = '[project]\nname = "acme-words"\nversion = "0.7"\n[project.entry-points."verifiers.environments"]\n'
+ENTRY = (
+    '[project]\nname = "acme-words"\nversion ='
+    ' "0.7"\n[project.entry-points."verifiers.environments"]\n'
+)
 
 
 @pytest.fixture
@@ -79,7 +83,9 @@ def test_every_layout_of_a_local_environment(folder, file, env_id):
 
 
 def test_the_entry_point_of_a_local_project_names_the_module(folder):
-    write("environments/words/src/acme_words/__init__.py", LOADER.replace("load_environment", "build"))
+    write(
+        "environments/words/src/acme_words/__init__.py", LOADER.replace("load_environment", "build")
+    )
     write("environments/words/pyproject.toml", f'{ENTRY}words = "acme_words:build"\n')
     for env_id in ("words", "environments/words", "words@0.7"):
         env = load_environment(env_id)
@@ -88,14 +94,19 @@ def test_the_entry_point_of_a_local_project_names_the_module(folder):
 
 def test_a_local_environment_imports_the_files_beside_it(folder):
     write("environments/helped/helped_rows.py", "WORD = 'beside'\n")
-    write("environments/helped/helped.py", "import helped_rows\n" + LOADER.replace('"local"', "helped_rows.WORD"))
+    write(
+        "environments/helped/helped.py",
+        "import helped_rows\n" + LOADER.replace('"local"', "helped_rows.WORD"),
+    )
     assert word_of(load_environment("helped")) == "beside"
 
 
 def test_a_local_environment_may_be_named_like_an_imported_module(folder):
     write("environments/json.py")
     assert word_of(load_environment("environments/json.py")) == "local"
-    assert importlib.import_module("json").loads("1") == 1  # negative control: the standard library is not replaced
+    assert (
+        importlib.import_module("json").loads("1") == 1
+    )  # negative control: the standard library is not replaced
 
 
 @pytest.mark.parametrize("place", ["environments/toy.py", "toy.py"])
@@ -104,7 +115,9 @@ def test_a_local_file_is_used_before_an_installed_environment(folder, place, cap
     site.mkdir()
     install_toy(site)
     sys.path.insert(0, str(site))
-    assert load_environment("toy").env_version == "1.0"  # negative control: the installed one, without a local file
+    assert (
+        load_environment("toy").env_version == "1.0"
+    )  # negative control: the installed one, without a local file
     write(place)
     env = load_environment("toy")
     assert (word_of(env), env.env_version) == ("local", "")
@@ -118,7 +131,7 @@ def test_the_source_of_an_installed_environment_is_that_environment(folder):
     assert load_environment("toy").env_version == "1.0"
 
 
-# --- mistakes -------------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,17 +154,23 @@ def test_a_syntax_error_is_reported_with_file_and_line(folder, file, env_id):
 
 
 @pytest.mark.parametrize("misspelt", ["load_enviroment", "load_env", "Load_Environment"])
-@pytest.mark.parametrize("file", ["environments/bent.py", "environments/bent/bent/__init__.py", "bent.py"])
+@pytest.mark.parametrize(
+    "file", ["environments/bent.py", "environments/bent/bent/__init__.py", "bent.py"]
+)
 def test_a_misspelt_loader_is_reported_with_file_and_line(folder, file, misspelt):
     write(file, LOADER.replace("load_environment", misspelt))
-    with pytest.raises(UnknownEnvironment, match=rf"{file}:3 defines {misspelt}.*load_environment") as caught:
+    with pytest.raises(
+        UnknownEnvironment, match=rf"{file}:3 defines {misspelt}.*load_environment"
+    ) as caught:
         load_environment("bent")
     assert "install" not in str(caught.value)
 
 
 def test_a_file_without_a_loader_is_named(folder):
     write("environments/bent.py", "x = 1\n")
-    with pytest.raises(UnknownEnvironment, match=r"environments/bent\.py does not define load_environment") as caught:
+    with pytest.raises(
+        UnknownEnvironment, match=r"environments/bent\.py does not define load_environment"
+    ) as caught:
         load_environment("bent")
     assert "install" not in str(caught.value)
 
@@ -174,7 +193,10 @@ def test_a_script_of_the_working_folder_does_not_hide_an_installed_environment(f
 @pytest.mark.parametrize(
     ("env_id", "said"),
     [
-        ("environments/sumz.py", r"no file or folder .*environments/sumz\.py.*did you mean 'environments/sums\.py'"),
+        (
+            "environments/sumz.py",
+            r"no file or folder .*environments/sumz\.py.*did you mean 'environments/sums\.py'",
+        ),
         ("./nowhere", "no file or folder"),
         ("./empty", "holds no environment"),
         ("sumz", "did you mean 'sums'"),

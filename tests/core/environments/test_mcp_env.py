@@ -1,4 +1,5 @@
-"""``MCPEnv`` over a real stdio server: started once, on first use; restarted when it dies; sees only what it may."""
+"""``MCPEnv`` over a real stdio server: started once, on first use; restarted when it dies; sees
+only what it may."""
 
 import asyncio
 import contextlib
@@ -50,13 +51,18 @@ def mcp_env(*servers, **parameters):
 
 @pytest.fixture(scope="module")
 def made_with_the_library():
-    """One environment over a server made with the protocol's own library, which takes a second to start."""
+    """One environment over a server made with the protocol's own library, which takes a second to
+    start."""
 
     def double(n: int) -> int:
         """Double a number."""
         return 2 * n
 
-    server = {"name": "library", "command": sys.executable, "args": [str(SUPPORT / "mcp_server.py")]}
+    server = {
+        "name": "library",
+        "command": sys.executable,
+        "args": [str(SUPPORT / "mcp_server.py")],
+    }
     with mcp_env(server, tools=[double]) as env:
         yield env
 
@@ -91,7 +97,9 @@ def gone(pid, limit_s=5.0):
 # --- tools
 
 
-def test_the_model_calls_the_tools_of_the_servers_beside_the_environments_own(made_with_the_library):
+def test_the_model_calls_the_tools_of_the_servers_beside_the_environments_own(
+    made_with_the_library,
+):
     client = ScriptedClient([[call("add", a=2, b=3)], [call("double", n=5)], "It is 10."])
     results = made_with_the_library.evaluate(client, "m")
     assert answers(results) == ["5", "10"]
@@ -104,7 +112,9 @@ def test_the_model_calls_the_tools_of_the_servers_beside_the_environments_own(ma
 
 
 def test_what_a_tool_reports_as_an_error_is_told_to_the_model_and_scored(made_with_the_library):
-    results = run(made_with_the_library, call("fail", why="no luck"), call("add", a="x", b=1), call("nothing"))
+    results = run(
+        made_with_the_library, call("fail", why="no luck"), call("add", a="x", b=1), call("nothing")
+    )
     failed, refused, unknown = answers(results)
     assert failed.startswith("Error: ")
     assert "no luck" in failed
@@ -132,7 +142,9 @@ def test_images_and_structured_results_reach_the_model_as_content(made_with_the_
 def test_constructing_starts_nothing(tmp_path):
     with contextlib.ExitStack() as stack:
         with no_new_thread():
-            env = stack.enter_context(mcp_env(described("math", "--starts", str(tmp_path / "starts"))))
+            env = stack.enter_context(
+                mcp_env(described("math", "--starts", str(tmp_path / "starts")))
+            )
         assert not (tmp_path / "starts").exists()
         assert env.tool_defs == []
 
@@ -140,9 +152,14 @@ def test_constructing_starts_nothing(tmp_path):
 def test_one_set_serves_all_rollouts_and_all_runs_and_ends_with_the_environment(tmp_path):
     starts = tmp_path / "starts"
     rows = [{"question": str(i), "answer": ""} for i in range(4)]
-    with no_new_thread(5.0), mcp_env(described("math", "--starts", str(starts)), dataset=rows) as env:
+    with (
+        no_new_thread(5.0),
+        mcp_env(described("math", "--starts", str(starts)), dataset=rows) as env,
+    ):
         for _ in range(2):  # each blocking call has an event loop of its own
-            client = ScriptedClient(lambda request: "Done." if len(request.prompt) > 1 else [call("add", a=1, b=1)])
+            client = ScriptedClient(
+                lambda request: "Done." if len(request.prompt) > 1 else [call("add", a=1, b=1)]
+            )
             results = env.evaluate(client, "m", rollouts_per_example=2)
             assert results["errors"] == [None] * 8
         (pid,) = map(int, starts.read_text().split())
@@ -180,7 +197,9 @@ def test_a_server_that_dies_again_ends_the_rollout_and_its_reward_is_unknown(tmp
         assert error["retryable"]
         assert math.isnan(results["rewards"][0])
         assert len(starts.read_text().split()) == 2
-        assert answers(run(env, call("add", a=1, b=2))) == ["3"]  # the next rollout is not its victim
+        assert answers(run(env, call("add", a=1, b=2))) == [
+            "3"
+        ]  # the next rollout is not its victim
 
 
 @pytest.mark.parametrize("limit", [2**20, 2**24])
@@ -222,7 +241,9 @@ def test_a_server_sees_only_the_variables_it_was_given(monkeypatch):
     assert "sk-secret" not in seen.values()
     assert "PASSED_ON" not in seen
     child = subprocess.run(  # without the list, it would see the key
-        [sys.executable, "-c", "import os; print(os.environ['OPENAI_API_KEY'])"], capture_output=True, text=True
+        [sys.executable, "-c", "import os; print(os.environ['OPENAI_API_KEY'])"],
+        capture_output=True,
+        text=True,
     )
     assert child.stdout.strip() == "sk-secret"
     with mcp_env(described(env=["PASSED_ON"])) as env:
@@ -240,16 +261,24 @@ def test_two_tools_of_one_name_are_refused_before_the_model_is_asked():
     client = ScriptedClient(["never"])
     with (
         mcp_env(tools=[add]) as env,
-        pytest.raises(ConfigError, match="the environment and the MCP server 'math' both have a tool 'add'"),
+        pytest.raises(
+            ConfigError, match="the environment and the MCP server 'math' both have a tool 'add'"
+        ),
     ):
         env.evaluate(client, "m")
-    with mcp_env(described("one"), described("two")) as env, pytest.raises(ConfigError, match=r"'one' and .* 'two'"):
+    with (
+        mcp_env(described("one"), described("two")) as env,
+        pytest.raises(ConfigError, match=r"'one' and .* 'two'"),
+    ):
         env.evaluate(client, "m")
     assert client.requests == []
 
 
 def test_a_tool_name_that_no_provider_takes_is_refused():
-    with mcp_env(described("math", "--also", "a.b")) as env, pytest.raises(ConfigError, match=r"'math': .*'a\.b'"):
+    with (
+        mcp_env(described("math", "--also", "a.b")) as env,
+        pytest.raises(ConfigError, match=r"'math': .*'a\.b'"),
+    ):
         run(env)
 
 
@@ -257,7 +286,14 @@ def test_a_tool_name_that_no_provider_takes_is_refused():
     ("server", "said"),
     [
         ({"name": "x", "command": "/no/such/program"}, "'x' .*/no/such/program.* did not start"),
-        ({"name": "x", "command": sys.executable, "args": ["-c", "raise SystemExit('no licence')"]}, "no licence"),
+        (
+            {
+                "name": "x",
+                "command": sys.executable,
+                "args": ["-c", "raise SystemExit('no licence')"],
+            },
+            "no licence",
+        ),
         (described("x", "--mute"), "no answer within 1 s(.|\n)*I say nothing"),
     ],
 )
@@ -272,10 +308,16 @@ def test_a_server_that_does_not_start_ends_the_run_with_what_it_said(server, sai
     ("servers", "said"),
     [
         ([], "at least one server"),
-        ([{"name": "x", "env": {"KEY": "sk-secret"}}], "needs a command; its fields are: name, env$"),
+        (
+            [{"name": "x", "env": {"KEY": "sk-secret"}}],
+            "needs a command; its fields are: name, env$",
+        ),
         ([{"name": "x", "command": "y", "arg": []}], "did you mean 'args'"),
         ([{"name": "x", "command": "y", "args": "-v"}], "list of strings"),
-        ([{"name": "x", "command": "y"}, {"name": "x", "command": "z"}], "two MCP servers are named 'x'"),
+        (
+            [{"name": "x", "command": "y"}, {"name": "x", "command": "z"}],
+            "two MCP servers are named 'x'",
+        ),
     ],
 )
 def test_a_server_that_is_not_described_properly_is_refused_at_construction(servers, said):
@@ -307,7 +349,9 @@ from core.environments.test_mcp_env import MCPEnv, ROW, described, call, Scripte
 env = MCPEnv(mcp_servers=[described("math", "--starts", {str(tmp_path / "starts")!r})], dataset=[ROW])
 env.evaluate(ScriptedClient([[call("add", a=1, b=1)], "2"]), "m")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert gone(int((tmp_path / "starts").read_text()))
     assert "Traceback" not in done.stderr

@@ -1,4 +1,5 @@
-"""Roles: who sees what, who answers, whose reward is whose, and what a saved rollout keeps of it."""
+"""Roles: who sees what, who answers, whose reward is whose, and what a saved rollout
+keeps of it."""
 
 import json
 import math
@@ -57,7 +58,9 @@ def leaks(client):
 
 
 def test_a_role_sees_its_own_messages_and_what_observe_shows_it():
-    _, client, state = talk(system_prompt="Be brief.", roles=(vf.Role("ann", system_prompt="You are Ann."), "bob"))
+    _, client, state = talk(
+        system_prompt="Be brief.", roles=(vf.Role("ann", system_prompt="You are Ann."), "bob")
+    )
     assert state["stop_condition"] == "max_turns_reached"
     assert leaks(client) == []
     contents = [[(m["role"], m["content"]) for m in request.prompt] for request in client.requests]
@@ -98,11 +101,22 @@ def test_each_role_has_its_turns_its_reward_and_token_exact_prompts():
     for role, count in (("ann", 3), ("bob", 2)):
         part = rollout.of_role(role)
         assert (len(part.turns), part.reward) == (count, rollout.role_rewards[role])
-        for before, after in zip(part.turns, part.turns[1:], strict=False):  # its own history, as sampled
+        for before, after in zip(
+            part.turns, part.turns[1:], strict=False
+        ):  # its own history, as sampled
             history = [*before.prompt_ids, *before.completion_ids]
             assert after.prompt_ids[: len(history)].tolist() == history
-    assert [(m["name"], m["content"]) for m in state["completion"][:2]] == [("ann", "said 0"), ("bob", "said 1")]
-    assert [step.shared for step in state["trajectory"]] == [0, 0, 2, 2, 4]  # messages, of the role's own last turn
+    assert [(m["name"], m["content"]) for m in state["completion"][:2]] == [
+        ("ann", "said 0"),
+        ("bob", "said 1"),
+    ]
+    assert [step.shared for step in state["trajectory"]] == [
+        0,
+        0,
+        2,
+        2,
+        4,
+    ]  # messages, of the role's own last turn
     assert env.trained_roles == ("ann", "bob")
 
 
@@ -122,7 +136,9 @@ def test_a_role_with_a_client_is_played_by_it_and_never_trained():
     roles = ("ann", vf.Role("bob", client=other, model="other", sampling_args={"temperature": 0.5}))
     env, client, state = talk(roles=roles)
     assert len(client.requests) == 3
-    assert [(r.model, r.sampling_args["temperature"]) for r in other.requests] == [("other", 0.5)] * 2
+    assert [(r.model, r.sampling_args["temperature"]) for r in other.requests] == [
+        ("other", 0.5)
+    ] * 2
     assert env.trained_roles == ("ann",)
     assert [turn.role for turn in state.rollout().turns] == ["ann"] * 3
     assert state.rollout().role_rewards == {"ann": 1.0}
@@ -136,13 +152,18 @@ async def test_tokens_are_required_of_the_trained_model_alone(has_client):
     client = ScriptedClient(["said"], tokens=True)
     job = Job(env.train_table[0], 0, 1, 0)
     await generate_job(env, job, RunContext(client=client, model="m", require_tokens=True))
-    assert [request.require_tokens for request in client.requests] == [True] * (1 if has_client else 2)
+    assert [request.require_tokens for request in client.requests] == [True] * (
+        1 if has_client else 2
+    )
     assert [request.require_tokens for request in other.requests] == [False] * has_client
 
 
 def test_a_saved_run_keeps_the_rewards_and_roles_and_resumes(tmp_path):
     env = Secrets(
-        ("ann", "bob"), dataset=[ROW, {**ROW, "question": "Again."}], max_turns=3, rubric=vf.Rubric([ann, bob])
+        ("ann", "bob"),
+        dataset=[ROW, {**ROW, "question": "Again."}],
+        max_turns=3,
+        rubric=vf.Rubric([ann, bob]),
     )
     client = ScriptedClient(["said"], tokens=True)
     options = {"results_path": tmp_path / "run", "state_columns": ["trajectory"]}
@@ -165,7 +186,10 @@ def test_the_next_role_decides_who_acts_and_none_ends_the_rollout():
 
     env = Twice(("a", "b"), dataset=[{"question": "?"}])
     state = run_rollout_sync(env, ScriptedClient("x"), env.train_table[0].row)
-    assert (state["stop_condition"], [m["name"] for m in state["completion"]]) == ("no_next_role", ["b", "b"])
+    assert (state["stop_condition"], [m["name"] for m in state["completion"]]) == (
+        "no_next_role",
+        ["b", "b"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +199,10 @@ def test_the_next_role_decides_who_acts_and_none_ends_the_rollout():
         ({"roles": ["one", "one"]}, "different names"),
         ({"roles": ["one", 2]}, "vf.Role objects and names"),
         ({"roles": ["a", "b"], "trained_roles": ["c"]}, "which is none of a, b"),
-        ({"roles": [vf.Role("a", client="local"), "b"], "trained_roles": ["a"]}, "which has a client of its own"),
+        (
+            {"roles": [vf.Role("a", client="local"), "b"], "trained_roles": ["a"]},
+            "which has a client of its own",
+        ),
         ({"roles": ["a", "b"], "message_type": "completion"}, "message_type"),
     ],
 )

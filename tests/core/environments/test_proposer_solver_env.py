@@ -1,4 +1,5 @@
-"""Proposed tasks: who is shown what, what an attempt is compared with, and what is said of a reply that is no task."""
+"""Proposed tasks: who is shown what, what an attempt is compared with, and what is said of a reply
+that is no task."""
 
 import math
 
@@ -20,7 +21,11 @@ class Sums(vf.ProposerSolverEnv):
 
 
 def play(replies, **options):
-    env = Sums(dataset=[{"question": "Write a sum."}], system_prompt="Be brief.", **{"attempts": 3} | options)
+    env = Sums(
+        dataset=[{"question": "Write a sum."}],
+        system_prompt="Be brief.",
+        **{"attempts": 3} | options,
+    )
     client = ScriptedClient(replies, tokens=True)
     return env, client, run_rollout_sync(env, client, env.train_table[0].row)
 
@@ -39,10 +44,16 @@ def test_an_attempt_is_compared_with_the_other_attempts_at_its_task(correct):
     rollout = play(["2+3", *("5" if score else "no" for score in scores)])[2].rollout()
     for number, score in enumerate(scores):
         others = [value for other, value in enumerate(scores) if other != number]
-        assert rollout.role_rewards[f"solver_{number + 1}"] == pytest.approx(score - sum(others) / 2)
+        assert rollout.role_rewards[f"solver_{number + 1}"] == pytest.approx(
+            score - sum(others) / 2
+        )
     rate = sum(scores) / 3
     assert rollout.metrics["solve_rate"] == pytest.approx(rate)
-    assert rollout.role_rewards["proposer"] == rollout.reward == pytest.approx(1 - rate if rate else 0.0)
+    assert (
+        rollout.role_rewards["proposer"]
+        == rollout.reward
+        == pytest.approx(1 - rate if rate else 0.0)
+    )
     assert [len(rollout.of_role(role).turns) for role in rollout.role_rewards] == [1, 1, 1, 1]
 
 
@@ -91,7 +102,10 @@ def test_a_rubric_adds_metrics():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"attempts": 1}, "attempts is 1"), ({"roles": ("a", "b", "c")}, "the proposer, then the solver")],
+    [
+        ({"attempts": 1}, "attempts is 1"),
+        ({"roles": ("a", "b", "c")}, "the proposer, then the solver"),
+    ],
 )
 def test_a_wrong_definition_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):

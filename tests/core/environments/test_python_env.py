@@ -1,4 +1,5 @@
-"""``PythonEnv``: an interpreter per rollout that keeps its state; results, tracebacks and limits as text."""
+"""``PythonEnv``: an interpreter per rollout that keeps its state; results, tracebacks and limits as
+text."""
 
 import shutil
 
@@ -12,7 +13,10 @@ ROW = {"question": "Do it.", "answer": ""}
 BACKENDS = [
     "unsafe_subprocess",
     pytest.param(
-        "bubblewrap", marks=pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+        "bubblewrap",
+        marks=pytest.mark.skipif(
+            shutil.which("bwrap") is None, reason="bubblewrap is not installed"
+        ),
     ),
 ]
 
@@ -23,7 +27,9 @@ def python(code):
 
 def play(*replies, **parameters):
     parameters = {"sandbox": "unsafe_subprocess", "pip_install_packages": ""} | parameters
-    return vf.PythonEnv(dataset=[ROW], **parameters).evaluate(ScriptedClient([*replies, "done"]), "m")
+    return vf.PythonEnv(dataset=[ROW], **parameters).evaluate(
+        ScriptedClient([*replies, "done"]), "m"
+    )
 
 
 def told(results):
@@ -105,14 +111,21 @@ def test_the_wait_for_the_interpreter_is_measured():
 def test_rollouts_share_no_variable():
     env = vf.PythonEnv(dataset=[ROW] * 3, sandbox="unsafe_subprocess", pip_install_packages="")
     client = ScriptedClient(
-        lambda request: [python("n = globals().get('n', 0) + 1\nn"), "done"][len(request.prompt) > 2]
+        lambda request: [python("n = globals().get('n', 0) + 1\nn"), "done"][
+            len(request.prompt) > 2
+        ]
     )
     results = env.evaluate(client, "m", rollouts_per_example=2)
-    texts = [m["content"] for completion in results["completions"] for m in completion if m["role"] == "tool"]
+    texts = [
+        m["content"]
+        for completion in results["completions"]
+        for m in completion
+        if m["role"] == "tool"
+    ]
     assert texts == ["Out[1]: 1"] * 6
 
 
-# --- packages -----------------------------------------------------------------------------------------------------
+# --- packages -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sandbox", BACKENDS)
@@ -129,7 +142,9 @@ def test_the_packages_asked_for_can_be_imported(sandbox):
 
 def test_a_package_that_is_not_installed_ends_the_run_with_the_command():
     client = ScriptedClient(["done"])
-    env = vf.PythonEnv(dataset=[ROW], sandbox="unsafe_subprocess", pip_install_packages="numpy no-such-thing")
+    env = vf.PythonEnv(
+        dataset=[ROW], sandbox="unsafe_subprocess", pip_install_packages="numpy no-such-thing"
+    )
     with pytest.raises(vf.ConfigError, match="pip install no-such-thing"):
         env.evaluate(client, "m")
     assert client.requests == []

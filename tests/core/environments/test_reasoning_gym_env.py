@@ -1,4 +1,5 @@
-"""``ReasoningGymEnv`` over real generators: their questions, their scores, and answers that are programs."""
+"""``ReasoningGymEnv`` over real generators: their questions, their scores, and answers that are
+programs."""
 
 import contextlib
 import math
@@ -33,7 +34,9 @@ async def run(env, client, **options):
 def answering(env, change=str):
     """A client that knows the answer of every question of the evaluation set."""
     known = {row["question"]: row["answer"] for row in env.get_eval_dataset()}
-    return ScriptedClient(lambda request: f"<answer>{change(known[request.prompt[-1]['content']])}</answer>")
+    return ScriptedClient(
+        lambda request: f"<answer>{change(known[request.prompt[-1]['content']])}</answer>"
+    )
 
 
 # --- rows
@@ -56,13 +59,18 @@ def test_one_seed_gives_one_set_of_rows_and_another_another():
 
 def test_a_mixture_draws_by_weight_and_passes_configurations_on():
     terms = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-    env = rg_env([{"name": "chain_sum", "weight": 9, "config": terms}, {"name": "leg_counting"}], num_train_examples=60)
+    env = rg_env(
+        [{"name": "chain_sum", "weight": 9, "config": terms}, {"name": "leg_counting"}],
+        num_train_examples=60,
+    )
     tasks = env.get_dataset()["task"]
     assert 40 < tasks.count("chain_sum") < 60
     assert {"chain_sum", "leg_counting"} == set(tasks)
     sums = [row["question"] for row in env.get_dataset() if row["task"] == "chain_sum"]
     assert all(question.count("+") + question.count("- ") == 1 for question in sums)
-    assert set(rg_env(["chain_sum", "leg_counting"], num_train_examples=20).get_dataset()["task"]) == set(tasks)
+    assert set(
+        rg_env(["chain_sum", "leg_counting"], num_train_examples=20).get_dataset()["task"]
+    ) == set(tasks)
 
 
 # --- scores
@@ -100,8 +108,12 @@ async def test_an_answer_that_a_scorer_stumbles_over_is_worth_nothing():
     assert scoring.plain_score("prime_factorization", config, generator[0], "seven") == 0.0
     results = await run(rg_env("prime_factorization"), ScriptedClient(["<answer>seven</answer>"]))
     assert results["rewards"] == [0.0] * 3
-    with pytest.raises(ValueError, match="invalid literal"):  # there the scorer is at fault, whatever the answer
-        scoring.plain_score("prime_factorization", config, generator[0] | {"answer": "odd"}, "seven")
+    with pytest.raises(
+        ValueError, match="invalid literal"
+    ):  # there the scorer is at fault, whatever the answer
+        scoring.plain_score(
+            "prime_factorization", config, generator[0] | {"answer": "odd"}, "seven"
+        )
 
 
 @in_one_loop
@@ -128,10 +140,14 @@ def attack(name, target):
 def test_answers_that_are_programs_are_not_run(tmp_path):
     with contextlib.closing(ProcessPool(1)) as unguarded:  # negative control
         for name in ATTACKS:
-            unguarded.call(scoring.plain_score, attack(name, tmp_path / f"{name}-without"), 60.0, "attack")
+            unguarded.call(
+                scoring.plain_score, attack(name, tmp_path / f"{name}-without"), 60.0, "attack"
+            )
     with contextlib.closing(ProcessPool(1, scoring.guard)) as guarded:
         for name in ATTACKS:
-            score = guarded.call(scoring.plain_score, attack(name, tmp_path / f"{name}-with"), 60.0, "attack")
+            score = guarded.call(
+                scoring.plain_score, attack(name, tmp_path / f"{name}-with"), 60.0, "attack"
+            )
             assert score < 0.1
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}-without" for name in ATTACKS}
 

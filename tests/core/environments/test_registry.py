@@ -10,8 +10,19 @@ import importlib_metadata
 import pytest
 
 import verifiers as vf
-from verifiers.environments.registry import EnvironmentInfo, list_environments, load_environment, parse_env_id
-from verifiers.errors import ConfigError, DatasetError, EnvironmentLoadError, MissingKeyError, UnknownEnvironment
+from verifiers.environments.registry import (
+    EnvironmentInfo,
+    list_environments,
+    load_environment,
+    parse_env_id,
+)
+from verifiers.errors import (
+    ConfigError,
+    DatasetError,
+    EnvironmentLoadError,
+    MissingKeyError,
+    UnknownEnvironment,
+)
 
 LOADER = """
     import verifiers as vf
@@ -37,10 +48,14 @@ class Site:
     def distribution(self, name, entry_points, version="1.2", summary="A test environment."):
         info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: {summary}\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: {summary}\n"
+        )
         lines = "\n".join(f"{key} = {value}" for key, value in entry_points.items())
         (info / "entry_points.txt").write_text(f"[verifiers.environments]\n{lines}\n")
-        (info / "top_level.txt").write_text("\n".join(value.split(":")[0] for value in entry_points.values()) + "\n")
+        (info / "top_level.txt").write_text(
+            "\n".join(value.split(":")[0] for value in entry_points.values()) + "\n"
+        )
 
     def environment(self, env_id="word-game", source=LOADER, **facts):
         module = "vf_" + env_id.replace("-", "_")
@@ -62,7 +77,11 @@ def test_an_environment_is_found_by_its_entry_point(site):
     site.environment()
     env = load_environment("word-game", num_train_examples=3)
     assert len(env.train_table) == 3
-    assert (env.env_id, env.env_args, env.env_version) == ("word-game", {"num_train_examples": 3}, "1.2")
+    assert (env.env_id, env.env_args, env.env_version) == (
+        "word-game",
+        {"num_train_examples": 3},
+        "1.2",
+    )
     assert env.train_table[0].row["task"] == "word-game"
 
 
@@ -108,7 +127,21 @@ def test_what_the_loader_set_itself_stays(site):
 
 @pytest.mark.parametrize(
     "env_id",
-    ["", "a b", "a/b/c", "../x", "-a", "a@", "a@1@2", "é", "x" * 101, "o" * 40 + "/a", "a\n", None, "http://a"],
+    [
+        "",
+        "a b",
+        "a/b/c",
+        "../x",
+        "-a",
+        "a@",
+        "a@1@2",
+        "é",
+        "x" * 101,
+        "o" * 40 + "/a",
+        "a\n",
+        None,
+        "http://a",
+    ],
 )
 def test_ids_outside_the_grammar_are_refused(env_id, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
@@ -147,13 +180,15 @@ def test_two_distributions_with_one_id_are_named(site):
 
 
 def test_a_distribution_and_a_module_of_another_with_one_id_are_named(site):
-    """A package of the historical layout beside a registered one of the same id, as ``reverse-text`` of 0.1 is."""
+    """A package of the historical layout beside a registered one of the same id, as
+    ``reverse-text`` of 0.1 is."""
     site.environment()
     site.module("word_game")
     site.distribution("word-game", {}, version="0.1.4")
     (site.folder / "word_game-0.1.4.dist-info" / "top_level.txt").write_text("word_game\n")
     with pytest.raises(
-        ConfigError, match=r"vf-word-game 1\.2 .*word-game 0\.1\.4.*word-game@1\.2 or word-game@0\.1\.4"
+        ConfigError,
+        match=r"vf-word-game 1\.2 .*word-game 0\.1\.4.*word-game@1\.2 or word-game@0\.1\.4",
     ):
         load_environment("word-game")
     assert load_environment("word-game@0.1.4").env_version == "0.1.4"
@@ -169,7 +204,7 @@ def test_one_distribution_twice_on_the_path_is_one(site, tmp_path, monkeypatch):
     assert load_environment("word-game").env_version == "1.2"
 
 
-# --- the historical layout --------------------------------------------------------------------------------------
+# --- the historical layout ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("module", ["bare_words", "vf_bare_words"])
@@ -210,7 +245,9 @@ def test_a_wrong_id_imports_nothing(site):  # fault 23: load_environment("os") i
     site.module("innocent", "import sys\nsys.imported_innocent = True\ndef load_env(): pass\n")
     site.module("half_written", "def load_environment(:\n")
     for env_id in ("innocent", "half-written", "os", "antigravity", "numpy", "verifiers"):
-        with pytest.raises(EnvironmentLoadError if env_id == "half-written" else UnknownEnvironment):
+        with pytest.raises(
+            EnvironmentLoadError if env_id == "half-written" else UnknownEnvironment
+        ):
             load_environment(env_id)
     assert not hasattr(sys, "imported_innocent")
     script = (
@@ -218,10 +255,13 @@ def test_a_wrong_id_imports_nothing(site):  # fault 23: load_environment("os") i
         "try: r.load_environment('sqlite3')\n"
         "except r.UnknownEnvironment: print('sqlite3' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout
+        == "False\n"
+    )
 
 
-# --- arguments and failures -------------------------------------------------------------------------------------
+# --- arguments and failures -----------------------------------------------------------------------
 
 
 def test_an_argument_the_loader_does_not_take_is_refused_before_it_runs(site):  # fault 12
@@ -231,12 +271,18 @@ def test_an_argument_the_loader_does_not_take_is_refused_before_it_runs(site):  
 
 
 def test_a_required_argument_is_named(site):
-    site.environment(source=LOADER.replace("num_train_examples: int = 2, seed: int = 0", "seed, num_train_examples=2"))
+    site.environment(
+        source=LOADER.replace(
+            "num_train_examples: int = 2, seed: int = 0", "seed, num_train_examples=2"
+        )
+    )
     with pytest.raises(ConfigError, match="needs seed"):
         load_environment("word-game")
 
 
-def test_a_missing_dependency_inside_an_environment_is_shown(site):  # fault 24: it was reported as "not installed"
+def test_a_missing_dependency_inside_an_environment_is_shown(
+    site,
+):  # fault 24: it was reported as "not installed"
     site.environment(source="import a_package_that_is_not_there\n")
     with pytest.raises(EnvironmentLoadError, match="a_package_that_is_not_there") as caught:
         load_environment("word-game")
@@ -254,7 +300,12 @@ def test_the_loaders_own_failure_is_chained(site, error):
 
 @pytest.mark.parametrize("kind", [ConfigError, DatasetError, MissingKeyError])
 def test_usage_errors_of_the_loader_pass_as_they_are(site, kind):
-    site.environment(source=f"import verifiers as vf\ndef load_environment():\n    raise vf.{kind.__name__}('mine')\n")
+    site.environment(
+        source=(
+            "import verifiers as vf\ndef load_environment():\n    raise"
+            f" vf.{kind.__name__}('mine')\n"
+        )
+    )
     with pytest.raises(kind, match=r"^mine$"):
         load_environment("word-game")
 
@@ -275,9 +326,13 @@ def test_what_is_no_environment_is_refused(site, source, named):
 
 
 def test_listing_imports_no_environment(site):
-    site.environment("word-game", source="import sys\nsys.imported_word_game = True\n", summary="Guess the word.")
+    site.environment(
+        "word-game", source="import sys\nsys.imported_word_game = True\n", summary="Guess the word."
+    )
     site.environment("a-game", source="raise SystemExit\n", summary="Another.")
-    listed = [info for info in list_environments() if info.distribution in ("vf-word-game", "vf-a-game")]
+    listed = [
+        info for info in list_environments() if info.distribution in ("vf-word-game", "vf-a-game")
+    ]
     assert listed == [
         EnvironmentInfo("a-game", "vf-a-game", "1.2", "Another."),
         EnvironmentInfo("word-game", "vf-word-game", "1.2", "Guess the word."),
@@ -285,10 +340,14 @@ def test_listing_imports_no_environment(site):
     assert not hasattr(sys, "imported_word_game")
 
 
-# --- damaged metadata of other packages ------------------------------------------------------------------------------
+# --- damaged metadata of other packages -----------------------------------------------------------
 
 DAMAGED = {
-    "no METADATA": ({"entry_points.txt": "[verifiers.environments]\nhurt = hurt:load\n"}, "METADATA", "hurt"),
+    "no METADATA": (
+        {"entry_points.txt": "[verifiers.environments]\nhurt = hurt:load\n"},
+        "METADATA",
+        "hurt",
+    ),
     "empty METADATA": (
         {"METADATA": "", "entry_points.txt": "[verifiers.environments]\nhurt = hurt:load\n"},
         "METADATA",
@@ -318,12 +377,21 @@ DAMAGED = {
         "",
         "",
     ),
-    "bytes": ({"METADATA": b"\xff\xfe\x00", "entry_points.txt": b"[verifiers.environments]\nhurt = \xff\n"}, "", ""),
+    "bytes": (
+        {
+            "METADATA": b"\xff\xfe\x00",
+            "entry_points.txt": b"[verifiers.environments]\nhurt = \xff\n",
+        },
+        "",
+        "",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_damaged_metadata_of_one_package_costs_its_own_environments_only(kind, tmp_path, monkeypatch, capfd):
+def test_damaged_metadata_of_one_package_costs_its_own_environments_only(
+    kind, tmp_path, monkeypatch, capfd
+):
     from verifiers.cli.install.command import COMMAND
 
     files, reason, name = DAMAGED[kind]
@@ -342,7 +410,9 @@ def test_damaged_metadata_of_one_package_costs_its_own_environments_only(kind, t
     if reason:
         assert f"broken: {name} of {about}: " in err
         assert reason in err
-        with pytest.raises(vf.EnvironmentLoadError, match=f"'hurt' is declared by {re.escape(str(about))}, but its"):
+        with pytest.raises(
+            vf.EnvironmentLoadError, match=f"'hurt' is declared by {re.escape(str(about))}, but its"
+        ):
             vf.load_environment("hurt")
     else:
         with pytest.raises((vf.EnvironmentLoadError, vf.UnknownEnvironment)):
@@ -357,5 +427,13 @@ def test_damaged_metadata_is_not_read_by_the_plain_functions(tmp_path, monkeypat
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     (entry,) = importlib_metadata.entry_points(group="verifiers.environments", name="hurt")
-    with pytest.raises((ValueError, AttributeError, LookupError, importlib_metadata.PackageNotFoundError, TypeError)):
+    with pytest.raises(
+        (
+            ValueError,
+            AttributeError,
+            LookupError,
+            importlib_metadata.PackageNotFoundError,
+            TypeError,
+        )
+    ):
         _ = entry.module, entry.dist.version, entry.dist.metadata["Name"].lower()

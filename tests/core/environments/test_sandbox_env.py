@@ -1,4 +1,5 @@
-"""``SandboxEnv``: a sandbox for each rollout that calls a tool, closed whatever happens; failures are text."""
+"""``SandboxEnv``: a sandbox for each rollout that calls a tool, closed whatever happens; failures
+are text."""
 
 import asyncio
 import shutil
@@ -41,7 +42,9 @@ def bash(command, call_id="c1"):
 
 def env_of(cls=vf.SandboxEnv, rows=1, **parameters):
     parameters = {"sandbox": "unsafe_subprocess"} | parameters
-    return cls(dataset=[ROW | {"question": f"{ROW['question']} {i}"} for i in range(rows)], **parameters)
+    return cls(
+        dataset=[ROW | {"question": f"{ROW['question']} {i}"} for i in range(rows)], **parameters
+    )
 
 
 def tool_texts(results, rollout=0):
@@ -52,7 +55,7 @@ def run_env(*replies, **parameters):
     return env_of(**parameters).evaluate(ScriptedClient([*replies, "done"]), "m")
 
 
-# --- the tool ---------------------------------------------------------------------------------------------------
+# --- the tool -------------------------------------------------------------------------------------
 
 
 def test_the_model_sees_one_tool_with_one_parameter():
@@ -90,8 +93,12 @@ def test_what_goes_wrong_is_text_and_counted():
 
 
 def test_a_call_that_takes_too_long_is_stopped_and_the_next_one_works():
-    slow, after = tool_texts(run_env(bash("echo begun; sleep 60"), bash("echo again"), timeout_per_command_seconds=1))
-    assert slow.endswith("(stopped after 1 s, the time limit of one call; all of its processes were ended)")
+    slow, after = tool_texts(
+        run_env(bash("echo begun; sleep 60"), bash("echo again"), timeout_per_command_seconds=1)
+    )
+    assert slow.endswith(
+        "(stopped after 1 s, the time limit of one call; all of its processes were ended)"
+    )
     assert after == "again"
 
 
@@ -116,10 +123,22 @@ def test_time_and_calls_are_measured():
         (ExecResult(exit_code=0), "(no output)", False),
         (ExecResult(stdout="a\n\n", exit_code=0), "a", False),
         (ExecResult(stderr="w\n", exit_code=0), "stderr:\nw", False),
-        (ExecResult(exit_code=-9, limit="memory"), "(exit code -9)\n(the memory limit was reached)", True),
+        (
+            ExecResult(exit_code=-9, limit="memory"),
+            "(exit code -9)\n(the memory limit was reached)",
+            True,
+        ),
         (ExecResult(error="not started", exit_code=127), "not started", True),
-        (ExecResult(stdout="x", truncated=True, limit="output", exit_code=0), "x\n(output was cut: …", False),
-        (ExecResult(limit="killed"), "(the process was ended suddenly; all of its processes were ended)", True),
+        (
+            ExecResult(stdout="x", truncated=True, limit="output", exit_code=0),
+            "x\n(output was cut: …",
+            False,
+        ),
+        (
+            ExecResult(limit="killed"),
+            "(the process was ended suddenly; all of its processes were ended)",
+            True,
+        ),
         (ExecResult(timed_out=True, limit="wall"), "(stopped after 7 s, …", True),
     ],
 )
@@ -129,14 +148,17 @@ def test_texts_of_results(result, text, failed):
     assert has_failed(result) is failed
 
 
-# --- one sandbox per rollout, closed whatever happens -----------------------------------------------------------
+# --- one sandbox per rollout, closed whatever happens ---------------------------------------------
 
 
 def test_a_rollout_that_calls_nothing_opens_nothing():
     backend = Watched()
     env = env_of(rows=4, sandbox=backend)
     env.evaluate(ScriptedClient(["done"]), "m", max_concurrent=1)
-    assert (backend.opened, backend.closed) == (1, 1)  # the first one alone, to find out whether it works
+    assert (backend.opened, backend.closed) == (
+        1,
+        1,
+    )  # the first one alone, to find out whether it works
     env.evaluate(ScriptedClient([bash("true"), "done"]), "m", max_concurrent=1)
     assert (backend.opened, backend.closed) == (5, 5)
 
@@ -146,7 +168,9 @@ def test_rollouts_at_once_find_out_together_whether_it_works():
     env_of(rows=8, sandbox=backend).evaluate(ScriptedClient(["done"]), "m", max_concurrent=8)
     assert (backend.opened, backend.closed) == (1, 1)
     broken = Broken(good=0)
-    results = env_of(rows=8, sandbox=broken).evaluate(ScriptedClient(["x"]), "m", max_concurrent=8, max_retries=0)
+    results = env_of(rows=8, sandbox=broken).evaluate(
+        ScriptedClient(["x"]), "m", max_concurrent=8, max_retries=0
+    )
     assert broken.asked == 1
     assert {type(state["error"]) for state in results["states"]} == {vf.SandboxUnavailable}
     assert {str(state["error"]) for state in results["states"]} == {"no more of them"}
@@ -204,7 +228,9 @@ def test_a_time_out_of_the_rollout_closes_the_sandbox_and_ends_its_processes(tmp
 async def test_cancelling_a_run_closes_every_sandbox():
     backend = Watched()
     env = env_of(rows=3, sandbox=backend)
-    run = asyncio.ensure_future(env.evaluate(ScriptedClient([bash("sleep 60")]), "m", max_concurrent=3))
+    run = asyncio.ensure_future(
+        env.evaluate(ScriptedClient([bash("sleep 60")]), "m", max_concurrent=3)
+    )
     async with asyncio.timeout(60):
         while backend.opened < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -238,7 +264,7 @@ def test_the_state_keeps_no_open_sandbox_and_opens_none_after_the_end():
         asyncio.run(env.get_sandbox(state))
 
 
-# --- hooks and settings -----------------------------------------------------------------------------------------
+# --- hooks and settings ---------------------------------------------------------------------------
 
 
 class Collecting(vf.SandboxEnv):
@@ -295,7 +321,9 @@ def test_a_tool_of_ones_own_uses_the_rollouts_sandbox():
 
 
 def test_settings_become_the_specification():
-    env = env_of(memory_gb=0.5, timeout_minutes=2, environment_vars={"A": 1}, working_dir="/tmp", cpu_cores=2)
+    env = env_of(
+        memory_gb=0.5, timeout_minutes=2, environment_vars={"A": 1}, working_dir="/tmp", cpu_cores=2
+    )
     spec = env.sandbox_spec
     assert (spec.memory_mb, spec.wall_s, spec.cpu_s, dict(spec.env)) == (512, 120, 240, {"A": "1"})
     assert (spec.file_mb, spec.working_dir, spec.network) == (512, "/tmp", False)
@@ -313,7 +341,13 @@ def test_parameters_of_remote_services_are_accepted_and_noted_once(caplog):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"memory_gb": 0}, {"timeout_per_command_seconds": -1}, {"timeout_minutes": "5"}, {"cpu_cores": True}]
+    "wrong",
+    [
+        {"memory_gb": 0},
+        {"timeout_per_command_seconds": -1},
+        {"timeout_minutes": "5"},
+        {"cpu_cores": True},
+    ],
 )
 def test_a_setting_that_cannot_be_used_is_named(wrong):
     with pytest.raises(vf.ConfigError, match=next(iter(wrong))):
@@ -359,7 +393,9 @@ class Slow(UnsafeSubprocess):
 
 
 def test_a_sandbox_that_takes_too_long_to_open_is_unavailable():
-    results = env_of(sandbox=Slow(), max_startup_wait_seconds=0.2).evaluate(ScriptedClient(["x"]), "m", max_retries=0)
+    results = env_of(sandbox=Slow(), max_startup_wait_seconds=0.2).evaluate(
+        ScriptedClient(["x"]), "m", max_retries=0
+    )
     assert "not open after 0.2 s (max_startup_wait_seconds)" in str(results["states"][0]["error"])
 
 

@@ -1,4 +1,5 @@
-"""A simulated user: what each side sees, who begins, how a conversation ends, and what is trained."""
+"""A simulated user: what each side sees, who begins, how a conversation ends, and
+what is trained."""
 
 import pytest
 
@@ -12,7 +13,11 @@ SECRET = "You want to go to Rome and have 30 euros."
 
 def talk(user_replies, replies, question="Book me a train.", info=None, **options):
     user = ScriptedClient(user_replies)
-    prompt = [{"role": "user", "content": question}] if question else [{"role": "system", "content": "Sell trains."}]
+    prompt = (
+        [{"role": "user", "content": question}]
+        if question
+        else [{"role": "system", "content": "Sell trains."}]
+    )
     row = {"prompt": prompt, "info": {"instructions": SECRET} if info is None else info}
     options.setdefault("roles", [vf.Role("user", client=user), "assistant"])
     env = vf.SimulatedUserEnv(dataset=[row], **options)
@@ -31,7 +36,9 @@ def test_the_instructions_are_the_users_alone():
         [FIRST_REQUEST, "Book me a train.", "Where to?"],
         [FIRST_REQUEST, "Book me a train.", "Where to?", "To Rome.", "Booked."],
     ]
-    assert all(SECRET in texts(request)[0] and "[END]" in texts(request)[0] for request in user.requests)
+    assert all(
+        SECRET in texts(request)[0] and "[END]" in texts(request)[0] for request in user.requests
+    )
     assert [texts(request) for request in model.requests] == [
         ["Book me a train."],
         ["Book me a train.", "Where to?", "To Rome."],
@@ -70,7 +77,9 @@ def test_the_assistant_alone_is_trained():
     assert len(rollout.of_role("assistant").turns) == 2
     same_model = vf.SimulatedUserEnv(dataset=[{"question": "?"}])
     assert same_model.trained_roles == ("assistant",)
-    assert vf.SimulatedUserEnv(trained_roles=["user"], dataset=[{"question": "?"}]).trained_roles == ("user",)
+    assert vf.SimulatedUserEnv(
+        trained_roles=["user"], dataset=[{"question": "?"}]
+    ).trained_roles == ("user",)
 
 
 def test_a_prompt_of_the_role_takes_the_instructions():
@@ -87,7 +96,10 @@ def test_a_row_without_instructions_is_an_error_of_its_rollout():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"roles": ("a", "b", "c")}, "the user, then the assistant"), ({"end_mark": " "}, "end_mark is empty")],
+    [
+        ({"roles": ("a", "b", "c")}, "the user, then the assistant"),
+        ({"end_mark": " "}, "end_mark is empty"),
+    ],
 )
 def test_a_wrong_definition_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,5 @@
-"""Single rollouts and groups by both historical forms of ``rollout``, ``run_rollout`` and ``run_group``."""
+"""Single rollouts and groups by both historical forms of ``rollout``, ``run_rollout`` and
+``run_group``."""
 
 import asyncio
 import math
@@ -22,7 +23,9 @@ def test_by_row_a_state_comes_back_not_scored():
     env, client = single_turn(), ScriptedClient("1")
     for state in (
         env.rollout(sums(1)[0], client, "m"),
-        env.rollout(input=row(answer="1"), client=client, model="m", sampling_args={"temperature": 0.5}),
+        env.rollout(
+            input=row(answer="1"), client=client, model="m", sampling_args={"temperature": 0.5}
+        ),
         env.rollout_sync(row(), client, "m"),
     ):
         assert isinstance(state, vf.State)
@@ -35,7 +38,9 @@ def test_by_row_a_state_comes_back_not_scored():
 def test_by_prompt_completion_and_state_come_back():
     env, client = single_turn(), ScriptedClient("4")
     prompt = [{"role": "user", "content": "2+2"}]
-    completion, state = env.rollout(client=client, model="m", prompt=prompt, answer="4", info={"a": 1}, temperature=0.5)
+    completion, state = env.rollout(
+        client=client, model="m", prompt=prompt, answer="4", info={"a": 1}, temperature=0.5
+    )
     assert completion == [{"role": "assistant", "content": "4"}]
     assert (state["answer"], state["info"], state["task"]) == ("4", {"a": 1}, "default")
     completion, _ = env.rollout(client, "m", "2+2", "4", "sums")
@@ -69,7 +74,9 @@ async def test_many_rollouts_share_one_openai_client():
 
     with FakeServer("1", delay_s=0.005) as server:
         client = openai.AsyncOpenAI(base_url=server.url, api_key="k")
-        states = await asyncio.gather(*(single_turn().rollout(row(), client, "scripted") for _ in range(20)))
+        states = await asyncio.gather(
+            *(single_turn().rollout(row(), client, "scripted") for _ in range(20))
+        )
         assert [s["error"] for s in states] == [None] * 20
         assert all(s["client"] is client for s in states)
 
@@ -79,7 +86,9 @@ async def test_hooks_may_use_the_client_that_was_given():
 
     class Asking(Talk):
         async def env_response(self, messages, state):
-            given = await state["client"].chat.completions.create(model=state["model"], messages=list(messages))
+            given = await state["client"].chat.completions.create(
+                model=state["model"], messages=list(messages)
+            )
             return given.choices[0].message.content
 
     with FakeServer(["a", "hint", "b"]) as server:
@@ -96,7 +105,10 @@ async def test_hooks_may_use_the_client_that_was_given():
 async def test_one_age_gets_a_state_back():
     env = single_turn()
     semaphore = asyncio.Semaphore(1)
-    for keywords in ({"gen_sampling_args": {"temperature": 0.5}}, {"gen_sem": semaphore, "score_sem": semaphore}):
+    for keywords in (
+        {"gen_sampling_args": {"temperature": 0.5}},
+        {"gen_sem": semaphore, "score_sem": semaphore},
+    ):
         client = ScriptedClient("1")
         state = await env.run_rollout(sums(1)[0], client, "m", **keywords)
         assert isinstance(state, vf.State)
@@ -107,8 +119,18 @@ async def test_one_age_gets_a_state_back():
 
 async def test_the_other_age_gets_a_row_back():
     env = single_turn()
-    for keywords in ({}, {"sampling_args": {}, "max_retries": 1, "state_columns": ["trajectory"], "env_client": None}):
-        output = await env.run_rollout(sums(1)[0], ScriptedClient("1", tokens=True), "m", **keywords)
+    for keywords in (
+        {},
+        {
+            "sampling_args": {},
+            "max_retries": 1,
+            "state_columns": ["trajectory"],
+            "env_client": None,
+        },
+    ):
+        output = await env.run_rollout(
+            sums(1)[0], ScriptedClient("1", tokens=True), "m", **keywords
+        )
         assert isinstance(output, vf.RolloutOutput)
         assert output.reward == 1.0
         assert ("trajectory" in output) is bool(keywords)
@@ -117,7 +139,9 @@ async def test_the_other_age_gets_a_row_back():
 
 async def test_the_oldest_form_has_a_semaphore_in_front():
     semaphore, client = asyncio.Semaphore(2), ScriptedClient("1")
-    state = await single_turn().run_rollout(semaphore, sums(1)[0], client, "m", {"temperature": 0.25})
+    state = await single_turn().run_rollout(
+        semaphore, sums(1)[0], client, "m", {"temperature": 0.25}
+    )
     assert isinstance(state, vf.State)
     assert client.requests[0].sampling_args["temperature"] == 0.25
 
@@ -137,7 +161,9 @@ async def test_an_unknown_keyword_is_refused():
 
 
 async def test_a_failure_of_its_own_is_a_value():
-    output = await single_turn().run_rollout(row(), ScriptedClient(vf.ModelUnavailable, errors={0: OSError("x")}), "m")
+    output = await single_turn().run_rollout(
+        row(), ScriptedClient(vf.ModelUnavailable, errors={0: OSError("x")}), "m"
+    )
     assert output.error.error == "EnvironmentFault"
     assert math.isnan(output.reward)
 
@@ -161,7 +187,9 @@ async def test_the_semaphores_hold_model_calls_and_scorings_apart():
         async def __aexit__(self, *_):
             order.append(f"-{self.name}")
 
-    await Talk(max_turns=2).run_rollout(row(), ScriptedClient("1"), "m", gen_sem=Named("gen"), score_sem=Named("score"))
+    await Talk(max_turns=2).run_rollout(
+        row(), ScriptedClient("1"), "m", gen_sem=Named("gen"), score_sem=Named("score")
+    )
     assert order == ["+gen", "-gen", "+gen", "-gen", "+score", "-score"]
 
 
@@ -172,7 +200,12 @@ async def test_a_group_in_either_shape_with_advantages():
     inputs = [{**sums(1)[0], "example_id": 0} for _ in range(3)]
     env, client = single_turn(), ScriptedClient(["1", "0", "0"])
     states = await env.run_group(
-        group_inputs=inputs, client=client, model="tinker", gen_sampling_args={}, gen_sem=nullcontext(), score_sem=None
+        group_inputs=inputs,
+        client=client,
+        model="tinker",
+        gen_sampling_args={},
+        gen_sem=nullcontext(),
+        score_sem=None,
     )
     assert all(isinstance(s, vf.State) for s in states)
     assert sorted(s["advantage"] for s in states) == pytest.approx([-1 / 3, -1 / 3, 2 / 3])
@@ -196,6 +229,8 @@ async def test_a_failed_sibling_costs_the_others_nothing():
 
 async def test_what_concerns_every_rollout_is_raised():
     with pytest.raises(vf.AuthenticationFailed):
-        await single_turn().run_group([row()], ScriptedClient("1", errors={0: vf.AuthenticationFailed("no key")}), "m")
+        await single_turn().run_group(
+            [row()], ScriptedClient("1", errors={0: vf.AuthenticationFailed("no key")}), "m"
+        )
     with pytest.raises(vf.ConfigError):
         await single_turn().run_rollout(row(), object(), "m")

@@ -47,7 +47,11 @@ def told(results, rollout=0):
 
 def test_hidden_arguments_come_from_the_state_of_each_rollout():
     client = ScriptedClient(
-        lambda request: "done" if len(request.prompt) > 4 else call({"item": "apple", "amount": len(request.prompt)})
+        lambda request: (
+            "done"
+            if len(request.prompt) > 4
+            else call({"item": "apple", "amount": len(request.prompt)})
+        )
     )
     results = Shop().evaluate(client, "m", rollouts_per_example=2)
     assert told(results, 0) == told(results, 1) == ["1 things", "4 things"]
@@ -58,11 +62,17 @@ def test_hidden_arguments_come_from_the_state_of_each_rollout():
 
 
 def test_a_model_cannot_set_what_is_hidden_from_it():
-    results = Shop().evaluate(ScriptedClient([call({"item": "apple", "basket": ["stolen"]}), "done"]), "m")
+    results = Shop().evaluate(
+        ScriptedClient([call({"item": "apple", "basket": ["stolen"]}), "done"]), "m"
+    )
     assert told(results) == ["wrong arguments for buy: 'basket' is not a parameter"]
     assert results["states"][0]["basket"] == []
-    open_shop = ToolEnv(tools=[buy], dataset=[ROW])  # negative control: a plain ToolEnv shows every parameter
-    results = open_shop.evaluate(ScriptedClient([call({"item": "apple", "basket": ["stolen"]}), "done"]), "m")
+    open_shop = ToolEnv(
+        tools=[buy], dataset=[ROW]
+    )  # negative control: a plain ToolEnv shows every parameter
+    results = open_shop.evaluate(
+        ScriptedClient([call({"item": "apple", "basket": ["stolen"]}), "done"]), "m"
+    )
     assert told(results) == ["2 things"]
 
 
@@ -74,9 +84,14 @@ def test_update_tool_args_sees_the_models_arguments_and_what_it_returns_is_check
             seen.append(tool_args)
             return super().update_tool_args(tool_name, tool_args, messages, state)
 
-    client = ScriptedClient([call("{"), call({}), call({"item": "a"}, "nope"), call({"item": "a", "amount": "2"}), "x"])
+    client = ScriptedClient(
+        [call("{"), call({}), call({"item": "a"}, "nope"), call({"item": "a", "amount": "2"}), "x"]
+    )
     results = Watched().evaluate(client, "m")
-    assert seen == [{}, {"item": "a", "amount": "2"}]  # neither text that is no JSON nor a tool that is not there
+    assert seen == [
+        {},
+        {"item": "a", "amount": "2"},
+    ]  # neither text that is no JSON nor a tool that is not there
     assert told(results)[-1] == "2 things"
     assert "'item' is missing" in told(results)[-3]
 
@@ -118,7 +133,9 @@ def test_a_tool_error_that_the_author_raises_is_told_to_the_model():
 
 
 def test_what_is_hidden_must_be_a_parameter():
-    with pytest.raises(ConfigError, match="has no parameter 'baskte' to skip, did you mean \"basket\""):
+    with pytest.raises(
+        ConfigError, match="has no parameter 'baskte' to skip, did you mean \"basket\""
+    ):
         Shop().add_tool(lambda_like(), args_to_skip=["baskte"])
 
 

@@ -34,14 +34,18 @@ class PickAWord(textarena.Env):
 
     def reset(self, num_players, seed=None):
         self.state = textarena.SinglePlayerState(num_players=num_players, seed=seed)
-        self.state.reset(game_state={}, player_prompt_function=lambda player_id, game_state: "Pick.")
+        self.state.reset(
+            game_state={}, player_prompt_function=lambda player_id, game_state: "Pick."
+        )
 
     def step(self, action):
         self.marks.append(action)
         drawn = random.choice(self.words)
         if action == "[stop]":
             self.state.set_outcome(reward=0.25, reason="You stopped.")
-        self.state.add_observation(message=f"I drew {drawn}.", observation_type=textarena.ObservationType.GAME_MESSAGE)
+        self.state.add_observation(
+            message=f"I drew {drawn}.", observation_type=textarena.ObservationType.GAME_MESSAGE
+        )
         return self.state.step()
 
 
@@ -97,7 +101,10 @@ def test_the_model_is_told_what_is_new_and_not_the_whole_history():
 
 def test_feedback_is_put_in_the_authors_words():
     env = ta_env(feedback_fn=lambda text: text.split("[GAME]")[-1].strip().upper())
-    assert texts(env.evaluate(ScriptedClient([guess("[1]")]), "m"))[1] == "THE TARGET NUMBER IS HIGHER."
+    assert (
+        texts(env.evaluate(ScriptedClient([guess("[1]")]), "m"))[1]
+        == "THE TARGET NUMBER IS HIGHER."
+    )
 
 
 def test_a_message_without_a_move_is_an_invalid_move_even_after_a_valid_one():
@@ -114,9 +121,13 @@ def test_a_message_without_a_move_is_an_invalid_move_even_after_a_valid_one():
 def test_the_move_of_the_last_turn_counts():
     (secret,) = [
         state["ta_env"].game_number
-        for state in ta_env(max_turns=1).evaluate(ScriptedClient(["-"]), "m", num_examples=1)["states"]
+        for state in ta_env(max_turns=1).evaluate(ScriptedClient(["-"]), "m", num_examples=1)[
+            "states"
+        ]
     ]
-    results = ta_env(max_turns=1).evaluate(ScriptedClient([guess(f"[{secret}]")]), "m", num_examples=1)
+    results = ta_env(max_turns=1).evaluate(
+        ScriptedClient([guess(f"[{secret}]")]), "m", num_examples=1
+    )
     assert results["rewards"] == [1.0]
 
 
@@ -157,7 +168,11 @@ def test_draws_of_one_game_do_not_depend_on_other_games():
 
     def played(max_concurrent, rows):
         env = TextArenaEnv(
-            "Bandit-v0", num_train_examples=0, num_eval_examples=rows, max_turns=6, parser=XMLParser(["b"], "b")
+            "Bandit-v0",
+            num_train_examples=0,
+            num_eval_examples=rows,
+            max_turns=6,
+            parser=XMLParser(["b"], "b"),
         )
         client = ScriptedClient(["<b>[red]</b>"], delay_s=0.001)
         return env.evaluate(client, "m", max_concurrent=max_concurrent)["completions"]
@@ -221,7 +236,9 @@ def test_a_game_that_cannot_be_made_ends_the_run_with_the_reason():
 
     textarena.envs.registration.ENV_REGISTRY.pop("Broken-test", None)
     textarena.register("Broken-test", Broken)
-    with pytest.raises(ConfigError, match="'Broken-test' cannot be created: LookupError: Resource words not found"):
+    with pytest.raises(
+        ConfigError, match="'Broken-test' cannot be created: LookupError: Resource words not found"
+    ):
         ta_env("Broken-test").evaluate(ScriptedClient(["never"]), "m")
 
 

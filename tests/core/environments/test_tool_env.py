@@ -1,4 +1,5 @@
-"""``ToolEnv``: every call is answered in order, what goes wrong is text for the model, and nothing blocks or floods."""
+"""``ToolEnv``: every call is answered in order, what goes wrong is text for the model, and nothing
+blocks or floods."""
 
 import asyncio
 import json
@@ -91,7 +92,9 @@ def test_the_turns_are_bounded_by_ten_unless_told_otherwise():
 
 def test_calls_are_counted_beside_the_rubric_and_never_in_the_reward():
     env = tool_env(square, fail)
-    results = run(env, [call("square", {"n": 1}), call("fail")], [call("square", {"n": 2}), call("nothing")])
+    results = run(
+        env, [call("square", {"n": 1}), call("fail")], [call("square", {"n": 2}), call("nothing")]
+    )
     counted = {name: values[0] for name, values in results["metrics"].items()}
     assert counted == {
         "says_the_answer": 1.0,
@@ -129,7 +132,9 @@ def test_tools_are_added_and_removed_by_callable():
     env.add_tool(square)
     with pytest.raises(ConfigError, match="two tools are called 'square'"):
         env.add_tool(square)
-    with pytest.raises(ConfigError, match=r"'run' is not a tool of this ToolEnv; it has: fail, square"):
+    with pytest.raises(
+        ConfigError, match=r"'run' is not a tool of this ToolEnv; it has: fail, square"
+    ):
         env.remove_tool(run)
 
 
@@ -150,7 +155,9 @@ def test_what_cannot_work_is_refused_when_the_environment_is_made(parameters, sa
 
 
 def test_definitions_from_elsewhere_are_offered_beside_the_functions():
-    given = [{"type": "function", "function": {"name": "remote", "description": "", "parameters": {}}}]
+    given = [
+        {"type": "function", "function": {"name": "remote", "description": "", "parameters": {}}}
+    ]
     env = tool_env(square, tool_defs=given)
     assert [tool["function"]["name"] for tool in env.tool_defs] == ["remote", "square"]
     with pytest.raises(ConfigError, match="two tools are called 'remote'"):
@@ -207,7 +214,9 @@ async def test_long_results_are_cut_with_a_note_and_images_are_not():
         return [{"type": "text", "text": "b" * 60}, image, {"type": "text", "text": "c" * 60}]
 
     env = tool_env(long, parts, max_tool_result_chars=100)
-    short, cut_, mixed = await respond(env, call("long", {"n": 93}), call("long", {"n": 1_000_000}), call("parts"))
+    short, cut_, mixed = await respond(
+        env, call("long", {"n": 93}), call("long", {"n": 1_000_000}), call("parts")
+    )
     assert short["content"] == "a" * 93 + "the end"
     assert len(cut_["content"]) < 200
     assert "999907 of 1000007 characters left out" in cut_["content"]
@@ -215,7 +224,9 @@ async def test_long_results_are_cut_with_a_note_and_images_are_not():
     first, image, last = mixed["content"]
     assert (first["text"], len(image["image_url"]["url"])) == ("b" * 60, 1000)
     assert "20 of 60 characters left out" in last["text"]
-    whole = await respond(tool_env(long), call("long", {"n": 150_000}))  # negative control: below the bound
+    whole = await respond(
+        tool_env(long), call("long", {"n": 150_000})
+    )  # negative control: below the bound
     assert len(whole[0]["content"]) == 150_007
 
 
@@ -251,7 +262,9 @@ def test_cutting_keeps_as_many_characters_as_allowed(max_chars):
     ],
 )
 def test_a_bad_call_is_answered_with_a_short_text_and_the_rollout_goes_on(called, said):
-    results = run(tool_env(square, fail, max_tool_result_chars=2000), [called], [call("square", {"n": 12})])
+    results = run(
+        tool_env(square, fail, max_tool_result_chars=2000), [called], [call("square", {"n": 12})]
+    )
     told, squared = answers(results)
     assert said in told
     assert len(told) < 2200
@@ -342,7 +355,9 @@ def test_a_failure_that_is_not_the_models_doing_leaves_the_reward_unknown():
         (leave, "EnvironmentFault", "leave raised SystemExit"),
         (misconfigured, "EnvironmentFault", "misconfigured raised ConfigError"),
     ]:
-        results = run(tool_env(tool), [call(tool.__name__, {"query": "x"} if tool is search else {})])
+        results = run(
+            tool_env(tool), [call(tool.__name__, {"query": "x"} if tool is search else {})]
+        )
         assert results["errors"][0]["error"] == kind
         assert said in results["errors"][0]["message"]
         assert math.isnan(results["rewards"][0])
@@ -373,7 +388,9 @@ async def test_calls_of_one_message_run_in_order_or_together_and_are_answered_in
         return n
 
     env = tool_env(wait, parallel_tool_calls=parallel)
-    told = await respond(env, *(call("wait", {"n": n, "seconds": 0.03 - n / 100}) for n in range(4)))
+    told = await respond(
+        env, *(call("wait", {"n": n, "seconds": 0.03 - n / 100}) for n in range(4))
+    )
     assert [m["content"] for m in told] == ["0", "1", "2", "3"]
     assert begun == [0, 1, 2, 3]
     assert most == (4 if parallel else 1)
@@ -462,7 +479,9 @@ def test_the_option_max_concurrent_tools_limits_the_tools_of_a_run():
         await asyncio.sleep(0.02)
         in_flight -= 1
 
-    client = ScriptedClient(lambda request: "done" if request.prompt[-1]["role"] == "tool" else [call("wait")])
+    client = ScriptedClient(
+        lambda request: "done" if request.prompt[-1]["role"] == "tool" else [call("wait")]
+    )
     for limit in (2, None):
         most = 0
         tool_env(wait).evaluate(client, "m", rollouts_per_example=6, max_concurrent_tools=limit)
@@ -479,10 +498,16 @@ def test_a_tool_that_hangs_ends_with_its_rollout_and_costs_no_neighbour():
 
     hangs = iter([True, False, False])
     client = ScriptedClient(
-        lambda request: "144" if request.prompt[-1]["role"] == "tool" else [call("hang", {"n": int(next(hangs))})]
+        lambda request: (
+            "144"
+            if request.prompt[-1]["role"] == "tool"
+            else [call("hang", {"n": int(next(hangs))})]
+        )
     )
     try:
-        results = tool_env(hang).evaluate(client, "m", rollouts_per_example=3, rollout_timeout_s=0.5)
+        results = tool_env(hang).evaluate(
+            client, "m", rollouts_per_example=3, rollout_timeout_s=0.5
+        )
     finally:
         released.set()
     assert sorted(str(r) for r in results["rewards"]) == ["1.0", "1.0", "nan"]
@@ -503,9 +528,14 @@ async def test_call_tool_can_be_overridden_in_every_historical_form():
         def call_tool(self, tool_name, tool_args, tool_call_id):
             return {"role": "tool", "content": tool_name, "tool_call_id": tool_call_id}
 
-    remote = {"type": "function", "function": {"name": "remote", "description": "", "parameters": {}}}
+    remote = {
+        "type": "function",
+        "function": {"name": "remote", "description": "", "parameters": {}},
+    }
     routed = Routed(tools=[square], tool_defs=[remote], dataset=[ROW])
-    told = await respond(routed, call("remote", {"a": 1}), call("square", {"n": 3}), call("nothing"))
+    told = await respond(
+        routed, call("remote", {"a": 1}), call("square", {"n": 3}), call("nothing")
+    )
     assert [m["content"] for m in told[:2]] == ["remote {'a': 1} ", "9"]
     assert "there is no tool 'nothing'" in told[2]["content"]
     assert await respond(Plain(tools=[square], dataset=[ROW]), call("square", {"n": 3})) == [

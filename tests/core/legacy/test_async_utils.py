@@ -1,4 +1,5 @@
-"""Older ``verifiers.utils.async_utils``: calls, limits, repeats, the lag of a loop; finished and started coroutines."""
+"""Older ``verifiers.utils.async_utils``: calls, limits, repeats, the lag of a loop; finished and
+started coroutines."""
 
 import asyncio
 import time
@@ -38,7 +39,9 @@ async def test_repeats_stop_at_the_limit_and_see_errors_in_states():
         return results.pop(0)
 
     results = [{"error": vf.InfraError("x")}, {"error": None}]
-    assert await async_utils.maybe_retry(state, max_retries=1, initial=0.0)(results) == {"error": None}
+    assert await async_utils.maybe_retry(state, max_retries=1, initial=0.0)(results) == {
+        "error": None
+    }
 
 
 async def test_a_blocked_loop_is_measured():

@@ -59,7 +59,9 @@ def test_an_older_spelling_is_noted_once_per_process(caplog):
     with caplog.at_level(logging.DEBUG, "verifiers.compat"):
         for _ in range(3):
             compat.rename({"group_size": 1}, compat.RUN_OPTIONS)
-    assert [r.getMessage() for r in caplog.records] == ["group_size is the older spelling of rollouts_per_example"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "group_size is the older spelling of rollouts_per_example"
+    ]
 
 
 def test_constructor_parameters_of_a_class_and_its_bases():
@@ -130,8 +132,13 @@ def test_a_size_that_is_none_is_refused(size):
 
 @pytest.mark.parametrize(("old", "new"), compat.ENDPOINT_KEYS.items())
 def test_older_keys_of_an_endpoint_registry(old, new, tmp_path):
-    values = {"client_type": ["openai_completions", "openai_chat_completions"], "headers": [{"a": "b"}, {"a": "c"}]}
-    value, other = values.get(new, ["http://127.0.0.1:9/v1", "http://127.0.0.1:8/v1"] if old == "url" else ["A", "B"])
+    values = {
+        "client_type": ["openai_completions", "openai_chat_completions"],
+        "headers": [{"a": "b"}, {"a": "c"}],
+    }
+    value, other = values.get(
+        new, ["http://127.0.0.1:9/v1", "http://127.0.0.1:8/v1"] if old == "url" else ["A", "B"]
+    )
     file = tmp_path / "endpoints.toml"
 
     def written(value):
@@ -150,7 +157,11 @@ def test_older_keys_of_an_endpoint_registry(old, new, tmp_path):
 def test_the_tokenizer_by_its_older_name_and_by_both():
     env, client = single_turn(1), ScriptedClient("1")
     results = env.evaluate(client, "m")
-    columns = {"prompts": results.prompt, "completions": results.completion, "states": results.state}
+    columns = {
+        "prompts": results.prompt,
+        "completions": results.completion,
+        "states": results.state,
+    }
     columns["rewards"] = results.reward
     for method in (env.process_env_results, env.process_env_results_vllm):
         processed = method(**columns, processing_class=ByteTokenizer(), max_seq_len=-1)
@@ -219,13 +230,24 @@ def test_a_metric_of_an_older_name_keeps_it_in_a_run_of_today(tmp_path):
     env.evaluate(ScriptedClient("1"), "m", results_path=tmp_path, num_examples=1)
     resumed = env.evaluate(ScriptedClient("1"), "m", results_path=tmp_path)
     for results in (resumed, vf.load_results(tmp_path)):
-        assert results["metrics"] == {"correct_answer_reward_func": [1.0, 1.0], "num_turns": [1.0, 1.0]}
+        assert results["metrics"] == {
+            "correct_answer_reward_func": [1.0, 1.0],
+            "num_turns": [1.0, 1.0],
+        }
 
 
 def test_a_metric_of_older_files_has_its_present_name(tmp_path):
-    older = {"example_id": 0, "prompt": [], "completion": [], "reward": 1.0, "correct_answer_reward_func": 1.0}
+    older = {
+        "example_id": 0,
+        "prompt": [],
+        "completion": [],
+        "reward": 1.0,
+        "correct_answer_reward_func": 1.0,
+    }
     (tmp_path / "results.jsonl").write_text(json.dumps(older) + "\n")
-    (tmp_path / "metadata.json").write_text(json.dumps({"avg_metrics": {"correct_answer_reward_func": 1.0}}))
+    (tmp_path / "metadata.json").write_text(
+        json.dumps({"avg_metrics": {"correct_answer_reward_func": 1.0}})
+    )
     results = vf.load_results(tmp_path)
     assert results["metrics"] == {"correct_answer": [1.0]}
     assert "correct_answer_reward_func" not in results.outputs[0]
@@ -235,7 +257,9 @@ def test_publishing_by_its_older_names(monkeypatch):
     import datasets
 
     pushed = []
-    monkeypatch.setattr(datasets.Dataset, "push_to_hub", lambda self, name: pushed.append((name, len(self))))
+    monkeypatch.setattr(
+        datasets.Dataset, "push_to_hub", lambda self, name: pushed.append((name, len(self)))
+    )
     results = single_turn(2).evaluate(ScriptedClient("1"), "m")
     vf.make_dataset(results, push_to_hf_hub=True, hf_hub_dataset_name="me/sums")
     single_turn().make_dataset(results, push_to_hub=True, hf_hub_dataset_name="me/two")

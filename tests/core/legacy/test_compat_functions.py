@@ -38,8 +38,15 @@ from verifiers.utils.message_utils import (
     strip_nones_from_content,
 )
 from verifiers.utils.message_utils import normalize_messages as normalize_raw
-from verifiers.utils.path_utils import find_latest_incomplete_eval_results_path, is_valid_eval_results_path
-from verifiers.utils.response_utils import parse_is_truncated, parse_response_messages, parse_response_tokens
+from verifiers.utils.path_utils import (
+    find_latest_incomplete_eval_results_path,
+    is_valid_eval_results_path,
+)
+from verifiers.utils.response_utils import (
+    parse_is_truncated,
+    parse_response_messages,
+    parse_response_tokens,
+)
 from verifiers.utils.save_utils import (
     GenerateOutputsBuilder,
     extract_usage_tokens,
@@ -60,7 +67,9 @@ def results(count=2, **options):
 def test_a_formatted_dataset_is_that_of_an_environment():
     from datasets import Dataset
 
-    made = format_dataset(Dataset.from_list(sums(2)), system_prompt="Add.", map_kwargs={"num_proc": 2})
+    made = format_dataset(
+        Dataset.from_list(sums(2)), system_prompt="Add.", map_kwargs={"num_proc": 2}
+    )
     assert made.to_list() == single_turn(2, system_prompt="Add.").get_dataset().to_list()
 
 
@@ -86,12 +95,17 @@ async def test_a_response_is_taken_apart():
     step = state["trajectory"][0]
     response = await env.get_model_response(state, state["prompt"])
     assert await parse_response_messages(response) == step["completion"]
-    assert (await parse_response_tokens(response))["completion_ids"] == step["tokens"]["completion_ids"]
+    assert (await parse_response_tokens(response))["completion_ids"] == step["tokens"][
+        "completion_ids"
+    ]
     assert await parse_is_truncated(response) is False
     assert await parse_is_truncated(vf.Response(vf.AssistantMessage("x"), "length")) is True
     assert await parse_response_messages(vf.Response(vf.TextMessage("4")), "completion") == "4"
     assert await parse_response_tokens(vf.Response(vf.AssistantMessage("x"))) is None
-    assert extract_usage_tokens(response) == (response.usage.prompt_tokens, response.usage.completion_tokens)
+    assert extract_usage_tokens(response) == (
+        response.usage.prompt_tokens,
+        response.usage.completion_tokens,
+    )
     assert extract_usage_tokens(None) == (0, 0)
 
 
@@ -148,7 +162,9 @@ def test_the_newest_unfinished_run_is_found(tmp_path, monkeypatch):
     ):
         folder = tmp_path / f"outputs/evals/sums--{model}/{number}"
         save_outputs(results(1).outputs, folder)
-        save_metadata({"env_id": "sums", "model": model, "num_examples": 1, "status": status}, folder)
+        save_metadata(
+            {"env_id": "sums", "model": model, "num_examples": 1, "status": status}, folder
+        )
         time.sleep(0.02)
     found = find_latest_incomplete_eval_results_path("sums", "m", num_examples=1)
     assert found.name == "1"
@@ -196,11 +212,19 @@ def test_evaluations_of_a_file(tmp_path):
     file = tmp_path / "eval.toml"
     file.write_text('model = "m"\n[[eval]]\nenv_id = "a"\n[[eval]]\nenv_id = "b"\nmodel = "n"\n')
     assert load_toml_config(file) == [{"model": "m", "env_id": "a"}, {"model": "n", "env_id": "b"}]
-    file.write_text('[[ablation]]\nid = "a"\n[ablation.sweep]\ntemperature = [0.0, 1.0]\nenv_args = {n = [1, 2]}')
+    file.write_text(
+        '[[ablation]]\nid = "a"\n[ablation.sweep]\ntemperature = [0.0, 1.0]\nenv_args = {n ='
+        " [1, 2]}"
+    )
     assert [(one["temperature"], one["env_args"]) for one in load_toml_config(file)] == [
         (temperature, {"n": n}) for temperature in (0.0, 1.0) for n in (1, 2)
     ]
-    for text in ("env_id = 'a'", "[eval]\nid = 'a'", "[[eval]]\nenv_id = 'a'\nid = 'b'", "[[eval]]\nid = 'a'\nx = 1"):
+    for text in (
+        "env_id = 'a'",
+        "[eval]\nid = 'a'",
+        "[[eval]]\nenv_id = 'a'\nid = 'b'",
+        "[[eval]]\nid = 'a'\nx = 1",
+    ):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"\.toml"):
             load_toml_config(file)
@@ -269,14 +293,18 @@ def evaluation(url, folder, **fields):
 
 async def test_an_evaluation_of_a_configuration_is_run_and_saved(tmp_path, capsys):
     with FakeServer(add_one) as server:
-        config = evaluation(server.url, tmp_path, save_results=True, output_dir=str(tmp_path / "outputs"))
+        config = evaluation(
+            server.url, tmp_path, save_results=True, output_dir=str(tmp_path / "outputs")
+        )
         done = await run_evaluation(config)
         assert done["rewards"] == [1.0] * 4
         assert server.requests[0]["max_completion_tokens"] == 4
         folder = done.metadata["path_to_save"]
         assert folder.parent == tmp_path / "outputs" / "evals" / "older-sums--m"
         assert len(load_outputs(folder)) == 4
-        await run_evaluations(EvalRunConfig(evals=[config.model_copy(update={"save_results": False})]))
+        await run_evaluations(
+            EvalRunConfig(evals=[config.model_copy(update={"save_results": False})])
+        )
     assert "1.000" in capsys.readouterr().out
     print_timing(done)
     assert capsys.readouterr().out.startswith("Timing:\ngeneration: min - ")
@@ -298,8 +326,13 @@ def test_results_are_written_where_their_metadata_says(tmp_path):
 def test_clients_of_the_first_generations(monkeypatch, tmp_path):
     monkeypatch.setenv("A_KEY", "k")
     by_fields = setup_client(api_base_url="http://127.0.0.1:1/v1", api_key_var="A_KEY", timeout=7.0)
-    by_config = setup_client(vf.ClientConfig(api_base_url="http://127.0.0.1:1/v1", api_key_var="A_KEY"))
-    assert (by_fields.api_key, str(by_fields.base_url)) == (by_config.api_key, str(by_config.base_url))
+    by_config = setup_client(
+        vf.ClientConfig(api_base_url="http://127.0.0.1:1/v1", api_key_var="A_KEY")
+    )
+    assert (by_fields.api_key, str(by_fields.base_url)) == (
+        by_config.api_key,
+        str(by_config.base_url),
+    )
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_prime_config() == {}
     (tmp_path / ".prime").mkdir()
@@ -335,10 +368,24 @@ def test_rows_saved_with_spans_in_seconds_are_read_in_milliseconds(tmp_path):
     """As 0.1.14 saved them; a row of 0.1.9 has milliseconds at its top level."""
     from verifiers.utils.save_utils import load_outputs
 
-    spans = {name: {"start": 10.0, "end": 10.5, "duration": 0.5} for name in ("setup", "generation", "scoring")}
-    timing = {"start_time": 10.0, **spans, "model": {"spans": [], "duration": 0.25}, "total": 1.0, "overhead": 0.125}
-    rows = [{"example_id": 0, "timing": timing}, {"example_id": 1, "generation_ms": 5.0, "total_ms": 7.0}]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps({**row, "reward": 1.0}) + "\n" for row in rows))
+    spans = {
+        name: {"start": 10.0, "end": 10.5, "duration": 0.5}
+        for name in ("setup", "generation", "scoring")
+    }
+    timing = {
+        "start_time": 10.0,
+        **spans,
+        "model": {"spans": [], "duration": 0.25},
+        "total": 1.0,
+        "overhead": 0.125,
+    }
+    rows = [
+        {"example_id": 0, "timing": timing},
+        {"example_id": 1, "generation_ms": 5.0, "total_ms": 7.0},
+    ]
+    (tmp_path / "results.jsonl").write_text(
+        "".join(json.dumps({**row, "reward": 1.0}) + "\n" for row in rows)
+    )
 
     newer, older = load_outputs(tmp_path)
 

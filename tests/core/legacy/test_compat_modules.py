@@ -1,4 +1,5 @@
-"""Modules of older versions: each leads to what has its names now, costs nothing until then, says what is missing."""
+"""Modules of older versions: each leads to what has its names now, costs nothing until then, says
+what is missing."""
 
 import importlib
 import inspect
@@ -48,61 +49,65 @@ ROWS = {
     "scripts.init": "main",
     "scripts.install": "main",
     "types": (
-        "State RolloutInput RolloutOutput TrajectoryStep TrajectoryStepTokens RolloutScore RolloutScores "
-        "GenerateOutputs "
-        "GenerateMetadata ProcessedOutputs Timing Usage ErrorInfo SamplingArgs Info RewardFunc DatasetBuilder Message "
-        "Messages ChatMessage ModelResponse ClientConfig EndpointConfig RolloutTiming ResponseMessage ResponseTokens "
-        "ImageUrlSource InputAudioSource EndpointClientConfig ChatCompletion Completion GenericContentPart EvalConfig "
-        "EvalRunConfig CustomBaseModel VersionInfo TimeSpan TimeSpans"
+        "State RolloutInput RolloutOutput TrajectoryStep TrajectoryStepTokens RolloutScore"
+        " RolloutScores GenerateOutputs GenerateMetadata ProcessedOutputs Timing Usage ErrorInfo"
+        " SamplingArgs Info RewardFunc DatasetBuilder Message Messages ChatMessage ModelResponse"
+        " ClientConfig EndpointConfig RolloutTiming ResponseMessage ResponseTokens ImageUrlSource"
+        " InputAudioSource EndpointClientConfig ChatCompletion Completion GenericContentPart"
+        " EvalConfig EvalRunConfig CustomBaseModel VersionInfo TimeSpan TimeSpans"
     ),
     "errors": "Error InvalidModelResponseError",
     "utils.config_utils": "ensure_keys MissingKeyError",
     "utils.async_utils": (
-        "maybe_await maybe_semaphore NullAsyncContext NullContext with_sem maybe_call_with_named_args maybe_retry "
-        "EventLoopLagMonitor EventLoopLagStats"
+        "maybe_await maybe_semaphore NullAsyncContext NullContext with_sem"
+        " maybe_call_with_named_args maybe_retry EventLoopLagMonitor EventLoopLagStats"
     ),
     "utils.data_utils": (
-        "extract_boxed_answer extract_hash_answer strip_non_numeric load_example_dataset format_dataset "
-        "BOXED_SYSTEM_PROMPT THINK_BOXED_SYSTEM_PROMPT"
+        "extract_boxed_answer extract_hash_answer strip_non_numeric load_example_dataset"
+        " format_dataset BOXED_SYSTEM_PROMPT THINK_BOXED_SYSTEM_PROMPT"
     ),
     "utils.message_utils": (
-        "messages_to_printable message_to_printable concat_messages normalize_messages sanitize_tool_calls "
-        "strip_nones_from_content"
+        "messages_to_printable message_to_printable concat_messages normalize_messages"
+        " sanitize_tool_calls strip_nones_from_content"
     ),
-    "utils.tool_utils": "convert_func_to_oai_tool convert_func_to_tool_def is_valid_tool_content_parts",
+    "utils.tool_utils": (
+        "convert_func_to_oai_tool convert_func_to_tool_def is_valid_tool_content_parts"
+    ),
     "utils.client_utils": (
-        "setup_client setup_openai_client setup_anthropic_client setup_http_client resolve_client_config "
-        "resolve_client_configs load_prime_config"
+        "setup_client setup_openai_client setup_anthropic_client setup_http_client"
+        " resolve_client_config resolve_client_configs load_prime_config"
     ),
     "utils.env_utils": "load_environment",
     "utils.install_utils": (
-        "parse_env_id normalize_package_name is_hub_env is_installed check_hub_env_installed install_from_hub "
-        "install_from_local install_from_repo"
+        "parse_env_id normalize_package_name is_hub_env is_installed check_hub_env_installed"
+        " install_from_hub install_from_local install_from_repo"
     ),
     "utils.eval_utils": (
-        "make_dataset print_results load_endpoints load_toml_config run_evaluation run_evaluations filter_inputs "
-        "get_env_outputs get_log_level quiet_datasets to_col_order resolve_endpoints_file print_rewards print_info "
-        "print_timing print_usage save_to_disk sanitize_metadata get_hf_hub_dataset_name save_rollout_results"
+        "make_dataset print_results load_endpoints load_toml_config run_evaluation run_evaluations"
+        " filter_inputs get_env_outputs get_log_level quiet_datasets to_col_order"
+        " resolve_endpoints_file print_rewards print_info print_timing print_usage save_to_disk"
+        " sanitize_metadata get_hf_hub_dataset_name save_rollout_results"
     ),
     "utils.save_utils": (
-        "GenerateOutputsBuilder state_to_output states_to_outputs load_outputs save_outputs save_new_outputs "
-        "save_metadata validate_resume_metadata make_serializable extract_usage_tokens is_json_serializable "
-        "serialize_timing sanitize_metadata get_hf_hub_dataset_name push_results_to_hf_hub"
+        "GenerateOutputsBuilder state_to_output states_to_outputs load_outputs save_outputs"
+        " save_new_outputs save_metadata validate_resume_metadata make_serializable"
+        " extract_usage_tokens is_json_serializable serialize_timing sanitize_metadata"
+        " get_hf_hub_dataset_name push_results_to_hf_hub"
     ),
     "utils.path_utils": (
-        "is_valid_eval_results_path find_latest_incomplete_eval_results_path get_results_path get_eval_results_path "
-        "get_eval_runs_dir get_gepa_results_path write_temp_file"
+        "is_valid_eval_results_path find_latest_incomplete_eval_results_path get_results_path"
+        " get_eval_results_path get_eval_runs_dir get_gepa_results_path write_temp_file"
     ),
     "utils.thread_utils": (
-        "get_thread_local_storage get_or_create_thread_attr get_or_create_thread_loop register_executor "
-        "unregister_executor scale_executors shutdown_executors"
+        "get_thread_local_storage get_or_create_thread_attr get_or_create_thread_loop"
+        " register_executor unregister_executor scale_executors shutdown_executors"
     ),
     "utils.error_utils": "ErrorChain get_vf_error_chain",
     "utils.response_utils": "parse_response_messages parse_response_tokens parse_is_truncated",
     "runtime.calls": "maybe_await is_awaitable",
     "utils.logging_utils": (
-        "setup_logging print_prompt_completions_sample print_time print_size truncate log_once warning_once "
-        "JsonFormatter"
+        "setup_logging print_prompt_completions_sample print_time print_size truncate log_once"
+        " warning_once JsonFormatter"
     ),
     "utils.metric_utils": "mean",
     "utils.usage_utils": "extract_usage_tokens",
@@ -117,7 +122,14 @@ EXTRAS = {
     "envs.experimental.mcp_env": ("MCPEnv", "mcp", "mcp"),
 }
 """Module -> (class, library, extra)."""
-TRAINERS = ("trainers", "rl", "rl.trainer", "rl.trainer.config", "rl.trainer.trainer", "rl.trainer.orchestrator")
+TRAINERS = (
+    "trainers",
+    "rl",
+    "rl.trainer",
+    "rl.trainer.config",
+    "rl.trainer.trainer",
+    "rl.trainer.orchestrator",
+)
 """Their names are only listed here: taking one imports torch."""
 NOT_YET = {"envs": "BrowserEnv"}
 
@@ -128,7 +140,9 @@ def run(code):
     return done.stdout
 
 
-@pytest.mark.parametrize(("module", "name"), [(m, name) for m, names in ROWS.items() for name in names.split()])
+@pytest.mark.parametrize(
+    ("module", "name"), [(m, name) for m, names in ROWS.items() for name in names.split()]
+)
 def test_a_name_of_an_older_module(module, name):
     scope = {}
     exec(f"from verifiers.{module} import {name}", scope)
@@ -141,7 +155,10 @@ def test_a_name_of_an_older_module(module, name):
 def test_every_module_of_the_table_is_tried_or_only_holds_others():
     holders = {"envs.integrations", "envs.experimental", "rubrics.experimental", "scripts", "utils"}
     commands = {"scripts.setup", "scripts.tui"}
-    assert set(compat.MODULES) - set(ROWS) - set(EXTRAS) - set(NOT_YET) - set(TRAINERS) == holders | commands
+    assert (
+        set(compat.MODULES) - set(ROWS) - set(EXTRAS) - set(NOT_YET) - set(TRAINERS)
+        == holders | commands
+    )
     assert set(compat.MODULE_NAMES) <= set(ROWS) | set(NOT_YET) | set(TRAINERS)
 
 
@@ -161,7 +178,9 @@ def test_a_class_that_needs_a_library_is_there_or_says_what_to_install(module):
 @pytest.mark.parametrize("module", compat.SUBSTITUTES)
 def test_a_name_that_is_gone_names_its_substitute(module):
     for name, substitute in compat.SUBSTITUTES[module].items():
-        with pytest.raises(ImportError, match=re.escape(f"{name} is not in this version; instead: {substitute}")):
+        with pytest.raises(
+            ImportError, match=re.escape(f"{name} is not in this version; instead: {substitute}")
+        ):
             exec(f"from verifiers.{module} import {name}")
     with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
         exec(f"from verifiers.{module} import no_such_name")
@@ -189,9 +208,14 @@ def test_the_folder_of_an_optimizer_is_beside_those_of_evaluations(tmp_path):
 
     folder = get_gepa_results_path("my-env", "a/b", tmp_path)
     assert (str(folder.parent), len(folder.name)) == ("outputs/gepa/my-env--a--b", 8)
-    assert str(get_gepa_results_path("my-env", "m", tmp_path, "runs").parent) == "runs/gepa/my-env--m"
+    assert (
+        str(get_gepa_results_path("my-env", "m", tmp_path, "runs").parent) == "runs/gepa/my-env--m"
+    )
     (tmp_path / "my_env").mkdir()
-    assert get_gepa_results_path("my-env", "m", tmp_path).parent == tmp_path / "my_env/outputs/gepa/my-env--m"
+    assert (
+        get_gepa_results_path("my-env", "m", tmp_path).parent
+        == tmp_path / "my_env/outputs/gepa/my-env--m"
+    )
     assert get_eval_runs_dir("my-env", "m", tmp_path) == tmp_path / "my_env/outputs/evals/my-env--m"
 
 
@@ -201,11 +225,17 @@ def test_the_rubric_of_a_sandbox_measures_the_mean_of_its_commands():
     from verifiers.sandbox.protocol import SandboxSpec
 
     monitor = SandboxMonitorRubric()
-    assert monitor.get_reward_func_names() == ["sandbox_ready_wait_time", "sandbox_command_execution_time"]
+    assert monitor.get_reward_func_names() == [
+        "sandbox_ready_wait_time",
+        "sandbox_command_execution_time",
+    ]
     assert monitor.get_reward_weights() == [0.0, 0.0]
     used = vf.State(sandbox=SandboxUse(SandboxSpec(), num_calls=2, ready_wait_s=2.0, command_s=4.0))
     monitor.score_rollout_sync(used)
-    assert used["metrics"] == {"sandbox_ready_wait_time": 2.0, "sandbox_command_execution_time": 2.0}
+    assert used["metrics"] == {
+        "sandbox_ready_wait_time": 2.0,
+        "sandbox_command_execution_time": 2.0,
+    }
     monitor.score_rollout_sync(unused := vf.State(sandbox=SandboxUse(SandboxSpec())))
     assert set(unused["metrics"].values()) == {0.0}
 
@@ -241,7 +271,9 @@ def test_modules_behave_as_modules():
 
     assert vf.utils.data_utils is data_utils is sys.modules["verifiers.utils.data_utils"]
     assert "format_dataset" in dir(data_utils)
-    assert importlib.util.find_spec("verifiers.utils.data_utils").name == "verifiers.utils.data_utils"
+    assert (
+        importlib.util.find_spec("verifiers.utils.data_utils").name == "verifiers.utils.data_utils"
+    )
     assert not hasattr(data_utils, "__file__")
     assert inspect.ismodule(data_utils)
     scope = {}
@@ -259,10 +291,9 @@ def test_what_comes_from_an_older_module_pickles_under_its_present_name():
 
 def test_registering_imports_nothing_and_keeps_a_module_that_is_there():
     code = (
-        "import sys, verifiers\n"
-        "ours = {n: type(m).__name__ for n, m in sys.modules.items() if n.startswith('verifiers.')}\n"
-        "print(sorted(n for n, kind in ours.items() if kind == 'module'))\n"
-        "print(list(ours.values()).count('OlderModule'))\n"
+        "import sys, verifiers\nours = {n: type(m).__name__ for n, m in sys.modules.items() if"
+        " n.startswith('verifiers.')}\nprint(sorted(n for n, kind in ours.items() if kind =="
+        " 'module'))\nprint(list(ours.values()).count('OlderModule'))\n"
     )
     loaded, count = run(code).splitlines()
     names = ["compat", "errors", "legacy", "legacy.modules", "legacy.moved"]
@@ -310,7 +341,10 @@ def test_the_trainers_modules_say_what_to_install():
     assert len(lines) == 3
     for module, line in zip(("trainers", "rl.trainer", "rl"), lines, strict=True):
         command = install_line("verifiers-trainer")
-        assert line == f"verifiers.{module}: it is part of the trainer, which is not installed: {command}"
+        assert (
+            line
+            == f"verifiers.{module}: it is part of the trainer, which is not installed: {command}"
+        )
 
 
 # --- names of other versions
@@ -326,7 +360,12 @@ def test_a_name_of_another_edition_is_explained(name):
 
 
 def test_substitutes_exist():
-    words = {word.strip(",;.:") for text in compat.LATER.values() for word in text.split() if word.startswith("vf.")}
+    words = {
+        word.strip(",;.:")
+        for text in compat.LATER.values()
+        for word in text.split()
+        if word.startswith("vf.")
+    }
     assert words
     for word in words:
         assert word.removeprefix("vf.") in dir(vf), word

@@ -1,4 +1,5 @@
-"""What other frameworks call and read, in their own words: rLLM, prime-rl, the Tinker cookbook, SkyRL."""
+"""What other frameworks call and read, in their own words: rLLM, prime-rl, the Tinker cookbook,
+SkyRL."""
 
 import asyncio
 import math
@@ -24,7 +25,8 @@ PACKAGES = Path(__file__).parents[2] / "compat" / "packages"
 
 
 class RolloutEngine:
-    """Only ``chat.completions.create``, ``base_url`` and ``api_key``; ids beside placeholder log-probabilities."""
+    """Only ``chat.completions.create``, ``base_url`` and ``api_key``; ids beside placeholder
+    log-probabilities."""
 
     base_url, api_key = "http://engine.invalid/v1", "none"
 
@@ -48,7 +50,11 @@ class RolloutEngine:
                         "finish_reason": "stop",
                         "message": {"role": "assistant", "content": self.answer},
                         "token_ids": ids,
-                        "logprobs": {"content": [{"token": "", "logprob": -0.5, "top_logprobs": []} for _ in ids]},
+                        "logprobs": {
+                            "content": [
+                                {"token": "", "logprob": -0.5, "top_logprobs": []} for _ in ids
+                            ]
+                        },
                     }
                 ],
             }
@@ -65,14 +71,19 @@ async def test_rllm(monkeypatch):
     task = tasks[0]
     row = {name: task[name] for name in ("prompt", "example_id", "task", "answer", "info")}
     engine = RolloutEngine("<think>x</think><answer>Paris</answer>")
-    state = await env.rollout(input=row, client=engine, model="policy", sampling_args={"temperature": 1.0})
+    state = await env.rollout(
+        input=row, client=engine, model="policy", sampling_args={"temperature": 1.0}
+    )
     score_sem = await maybe_semaphore(-1)
     assert state["reward"] is None
     await env.rubric.score_rollout(state, score_sem=score_sem)
     step = state["trajectory"][0]
     assert step["tokens"]["completion_ids"] == list(engine.answer.encode())
     assert step["tokens"]["completion_logprobs"] == [-0.5] * len(engine.answer)
-    assert (step["prompt"][-1]["content"], step["completion"][0]["role"]) == ("Capital of France?", "assistant")
+    assert (step["prompt"][-1]["content"], step["completion"][0]["role"]) == (
+        "Capital of France?",
+        "assistant",
+    )
     assert step["reward"] == state["reward"] == pytest.approx(1.2)
     assert state["metrics"]["correct"] == 1.0
     assert (state["task"], state["completion"][0]["content"]) == ("capitals", engine.answer)
@@ -137,8 +148,13 @@ async def test_prime_rl_gets_states_for_semaphores():
             assert len(tokens["completion_ids"]) == len(tokens["completion_logprobs"])
             assert tokens["is_truncated"] is False
     rebuilt = State(**states[0].copy())
-    assert {name: rebuilt[name] for name in State.INPUT_FIELDS} == {n: states[0][n] for n in State.INPUT_FIELDS}
-    assert TrajectoryStep(**dict(states[0]["trajectory"][0]))["completion"] == states[0]["trajectory"][0]["completion"]
+    assert {name: rebuilt[name] for name in State.INPUT_FIELDS} == {
+        n: states[0][n] for n in State.INPUT_FIELDS
+    }
+    assert (
+        TrajectoryStep(**dict(states[0]["trajectory"][0]))["completion"]
+        == states[0]["trajectory"][0]["completion"]
+    )
 
 
 async def test_prime_rl_gets_rows_for_retries():
@@ -158,10 +174,17 @@ async def test_prime_rl_gets_rows_for_retries():
         assert math.isfinite(output["reward"])
         assert output["advantage"] == 0.0
     one = await env.run_rollout(
-        RolloutInput(**example), policy(), "policy", sampling_args={}, max_retries=0, state_columns=["trajectory"]
+        RolloutInput(**example),
+        policy(),
+        "policy",
+        sampling_args={},
+        max_retries=0,
+        state_columns=["trajectory"],
     )
     assert one["trajectory"][0]["tokens"]["prompt_ids"]
-    leading = await env.run_rollout(await maybe_semaphore(1), RolloutInput(**example), policy(), "policy", {})
+    leading = await env.run_rollout(
+        await maybe_semaphore(1), RolloutInput(**example), policy(), "policy", {}
+    )
     assert isinstance(leading, State)
 
 
@@ -171,9 +194,18 @@ async def test_prime_rl_plays_an_evaluation_itself():
     assert [row["example_id"] for row in inputs] == [0, 0, 1, 1]
     inputs[0]["info"]["mine"] = True
     assert "mine" not in inputs[1]["info"]
-    states = [await env.run_rollout(row, client, "policy", gen_sampling_args={}, score=True) for row in inputs]
+    states = [
+        await env.run_rollout(row, client, "policy", gen_sampling_args={}, score=True)
+        for row in inputs
+    ]
     results = env._prepare_rollout_results(
-        states, "policy", client, ["trajectory"], Path("nowhere"), {"temperature": 0.0}, start_time=0.0
+        states,
+        "policy",
+        client,
+        ["trajectory"],
+        Path("nowhere"),
+        {"temperature": 0.0},
+        start_time=0.0,
     )
     assert results.reward == [1.0] * 4
     assert results.metadata.rollouts_per_example == 2
@@ -200,7 +232,10 @@ class SamplingClient(openai.AsyncOpenAI):
 async def test_the_tinker_cookbook_trains(capsys):
     env = single_turn(4)
     dataset = env.get_dataset(n=2, seed=0)
-    columns = {name: name in dataset.column_names for name in ("prompt", "answer", "task", "info", "example_id")}
+    columns = {
+        name: name in dataset.column_names
+        for name in ("prompt", "answer", "task", "info", "example_id")
+    }
     assert all(columns.values())
     record = dataset[0]
     row = RolloutInput(
@@ -220,7 +255,9 @@ async def test_the_tinker_cookbook_trains(capsys):
     )
     assert [state.get("reward") for state in states] == [1.0, 1.0]
     assert [state.get("metrics")["exact"] for state in states] == [1.0, 1.0]
-    assert all(step.get("tokens")["completion_ids"] for state in states for step in state.get("trajectory"))
+    assert all(
+        step.get("tokens")["completion_ids"] for state in states for step in state.get("trajectory")
+    )
     print_prompt_completions_sample(
         prompts=[messages_to_printable(state["prompt"]) for state in states],
         completions=[messages_to_printable(state["completion"]) for state in states],
@@ -257,7 +294,9 @@ async def test_skyrl(monkeypatch):
     with FakeServer(lambda request: add_one(request), tokens=True) as server:
         out = await env.generate(
             inputs=[
-                RolloutInput(prompt=row["prompt"], answer=row["answer"], example_id=n, info={}, task="sums")
+                RolloutInput(
+                    prompt=row["prompt"], answer=row["answer"], example_id=n, info={}, task="sums"
+                )
                 for n, row in enumerate(env.get_dataset(2))
             ],
             client=openai.AsyncOpenAI(api_key="none", base_url=server.url),
@@ -282,7 +321,12 @@ async def test_skyrl(monkeypatch):
     assert isinstance(processed, ProcessedOutputs)
     assert processed.rewards == [1.0, 1.0]
     assert processed.source == ["sampled", "sampled"]
-    for lists in zip(processed.completion_ids, processed.completion_mask, processed.completion_logprobs, strict=True):
+    for lists in zip(
+        processed.completion_ids,
+        processed.completion_mask,
+        processed.completion_logprobs,
+        strict=True,
+    ):
         assert len({len(values) for values in lists}) == 1
     assert all(processed.prompt_ids)
 
@@ -297,6 +341,8 @@ def test_an_unknown_reward_is_loud_in_arithmetic_and_no_success():
     def broken(completion):
         raise KeyError("x")
 
-    (reward,) = single_turn(1, rubric=vf.Rubric(funcs=[broken])).evaluate(ScriptedClient("1"), "m")["reward"]
+    (reward,) = single_turn(1, rubric=vf.Rubric(funcs=[broken])).evaluate(ScriptedClient("1"), "m")[
+        "reward"
+    ]
     assert math.isnan(sum([1.0, reward]))
     assert not reward > 0

@@ -16,7 +16,9 @@ PEERS = {"integrations.harbor": "harbor", "integrations.inspect_sandbox": "inspe
 """Modules that only their peer imports, and that import it."""
 
 
-@pytest.mark.parametrize(("package", "old", "new"), PATHS, ids=[f"{package}.{old}" for package, old, _ in PATHS])
+@pytest.mark.parametrize(
+    ("package", "old", "new"), PATHS, ids=[f"{package}.{old}" for package, old, _ in PATHS]
+)
 def test_an_old_path_is_the_module_of_the_new_one(package, old, new):
     if package == "verifiers_trainer":
         pytest.importorskip("torch", reason="needs the trainer")

@@ -34,7 +34,9 @@ class Nine:
 
 class ByColumns(Rubric):
     def score_rollouts(self, prompts, completions, answers, states, tasks, infos, max_concurrent):
-        return RolloutScores([float(len(text)) for text in completions], {"seen": [1.0] * len(states)})
+        return RolloutScores(
+            [float(len(text)) for text in completions], {"seen": [1.0] * len(states)}
+        )
 
 
 class ByFields(Rubric):
@@ -134,7 +136,9 @@ async def test_the_rubric_of_a_group_takes_older_forms():
     rubric = EnvGroupRubric({"sums": env})
     assert list(rubric.env_map) == ["sums"]
     assert rubric.all_reward_names == ["exact"]
-    assert (await rubric.score_rollout(prompt="2+2", completion="4", answer="4", task="sums"))["reward"] == 1.0
+    assert (await rubric.score_rollout(prompt="2+2", completion="4", answer="4", task="sums"))[
+        "reward"
+    ] == 1.0
     plain = {"prompt": "2+2", "completion": "5", "answer": "4", "task": "sums"}
     await rubric.score_group([plain])
     assert (plain["reward"], plain["metrics"]) == (0.0, {"exact": 0.0})
@@ -144,7 +148,9 @@ def test_the_scores_of_a_blocking_call_may_be_awaited():
     async def awaited():
         return await scores
 
-    scores = Rubric([exact]).score_rollouts(prompts=["2+2"], completions=["4"], answers=["4"], states=[{}])
+    scores = Rubric([exact]).score_rollouts(
+        prompts=["2+2"], completions=["4"], answers=["4"], states=[{}]
+    )
     with pytest.raises(StopIteration):
         awaited().send(None)
     assert scores["reward"] == [1.0]

@@ -113,7 +113,9 @@ def test_nemo_rl_keeps_the_tokens_of_the_message_and_passes_every_call_through_o
     class Gym(NeMoRLChatCompletionsClient):
         async def get_native_response(self, prompt, model, sampling_args, tools=None, **kwargs):
             seen.append(model)
-            answer = await super().get_native_response(prompt, model, sampling_args, tools, **kwargs)
+            answer = await super().get_native_response(
+                prompt, model, sampling_args, tools, **kwargs
+            )
             answer.choices[0].message.prompt_token_ids = [1, 2]
             answer.choices[0].message.generation_token_ids = [7]
             answer.choices[0].message.generation_log_probs = [-0.1]
@@ -127,5 +129,9 @@ def test_nemo_rl_keeps_the_tokens_of_the_message_and_passes_every_call_through_o
     assert seen == ["m"]
     (state,) = results["states"]
     tokens = state["trajectory"][0]["tokens"]
-    assert (tokens["prompt_ids"], tokens["completion_ids"], tokens["completion_logprobs"]) == ([1, 2], [7], [-0.1])
+    assert (tokens["prompt_ids"], tokens["completion_ids"], tokens["completion_logprobs"]) == (
+        [1, 2],
+        [7],
+        [-0.1],
+    )
     assert np.array_equal(state.rollout().turns[0].completion_ids, [7])

@@ -13,11 +13,16 @@ def said(*texts):
     return [AssistantMessage(text) for text in texts]
 
 
-# --- all parsers ------------------------------------------------------------------------------------------------
+# --- all parsers ----------------------------------------------------------------------------------
 
 
 def test_the_answer_is_in_the_last_assistant_message_whatever_follows():
-    completion = [AssistantMessage("first"), AssistantMessage("second"), UserMessage("thanks"), ToolMessage("3", "c")]
+    completion = [
+        AssistantMessage("first"),
+        AssistantMessage("second"),
+        UserMessage("thanks"),
+        ToolMessage("3", "c"),
+    ]
     assert Parser().parse_answer(completion) == "second"
 
 
@@ -40,12 +45,19 @@ def test_content_none_reads_as_empty_text():
 
 
 def test_plain_dicts_and_part_lists_are_read():
-    completion = [{"role": "assistant", "content": [{"type": "text", "text": "<answer>4</answer>"}]}]
+    completion = [
+        {"role": "assistant", "content": [{"type": "text", "text": "<answer>4</answer>"}]}
+    ]
     assert XMLParser(["answer"]).parse_answer(completion) == "4"
 
 
 def test_messages_by_role():
-    completion = [SystemMessage("s"), UserMessage("u"), AssistantMessage("a"), ToolMessage("t", "c")]
+    completion = [
+        SystemMessage("s"),
+        UserMessage("u"),
+        AssistantMessage("a"),
+        ToolMessage("t", "c"),
+    ]
     one = Parser()
     assert one.get_system_messages(completion) == [completion[0]]
     assert one.get_user_messages(completion) == [completion[1]]
@@ -78,7 +90,7 @@ def test_subclasses_are_used_as_they_are():
     assert Constant().parse_answer([]) == "42"
 
 
-# --- thinking ---------------------------------------------------------------------------------------------------
+# --- thinking -------------------------------------------------------------------------------------
 
 
 def test_think_parser_takes_what_follows_the_last_closing_tag():
@@ -125,14 +137,18 @@ def test_reasoning_content_counts_as_a_closed_think_block():
         assert one.parse_answer(answered) == "four"
     assert ThinkParser().get_format_reward_func()(answered) == 1.0
     assert ThinkParser().get_format_reward_func()(silent) == 0.0
-    assert ThinkParser().parse_answer(said("four")) == ""  # negative control: without it there is no answer
+    assert (
+        ThinkParser().parse_answer(said("four")) == ""
+    )  # negative control: without it there is no answer
 
 
-# --- XML --------------------------------------------------------------------------------------------------------
+# --- XML ------------------------------------------------------------------------------------------
 
 
 def test_fields_are_attributes_and_absent_ones_are_none():
-    parsed = XMLParser(["reasoning", ("answer", "code")]).parse("<reasoning> a </reasoning><code>x</code>")
+    parsed = XMLParser(["reasoning", ("answer", "code")]).parse(
+        "<reasoning> a </reasoning><code>x</code>"
+    )
     assert (parsed.reasoning, parsed.answer, parsed.code) == ("a", None, "x")
 
 
@@ -162,7 +178,9 @@ def test_the_last_occurrence_of_untidy_tags(text, last):
 
 def test_the_newest_message_that_has_the_answer_field_is_read_and_extract_fn_applied():  # fault 8
     one = XMLParser(["think", "guess"], answer_field="guess", extract_fn=str.upper)
-    completion = said("<guess>abc</guess>", "<guess>old</guess><guess>crane</guess>", "no guess here")
+    completion = said(
+        "<guess>abc</guess>", "<guess>old</guess><guess>crane</guess>", "no guess here"
+    )
     assert one.parse_answer(completion) == "OLD"
     assert one.parse_answer("<guess>old</guess><guess>crane</guess>") == "CRANE"
     assert one.parse_answer("<guess>slate</guess>") == "SLATE"
@@ -190,7 +208,9 @@ def test_tag_names_are_literal():  # fault 8: unescaped tags were patterns
     ],
 )
 def test_xml_format(text, reward):
-    assert XMLParser(["reasoning", "answer"]).get_format_reward_func()(said(text)) == pytest.approx(reward)
+    assert XMLParser(["reasoning", "answer"]).get_format_reward_func()(said(text)) == pytest.approx(
+        reward
+    )
 
 
 def test_xml_format_accepts_any_alternative_and_is_a_mean():
@@ -204,7 +224,9 @@ def test_xml_format_counts_reasoning_content_as_the_think_field():
     completion = [AssistantMessage("<answer>b</answer>", reasoning_content="hm")]
     assert XMLParser(["think", "answer"]).get_format_reward_func()(completion) == 1.0
     assert XMLParser(["answer"]).get_format_reward_func()(completion) == 1.0
-    assert XMLParser(["think", "answer"]).get_format_reward_func()(said("<answer>b</answer>")) == pytest.approx(0.6)
+    assert XMLParser(["think", "answer"]).get_format_reward_func()(
+        said("<answer>b</answer>")
+    ) == pytest.approx(0.6)
 
 
 def test_format_and_parse_are_inverse():

@@ -1,4 +1,5 @@
-"""Judges against labels: by hand, by the published formula, and the coverage of the corrected mean by simulation."""
+"""Judges against labels: by hand, by the published formula, and the coverage of the corrected mean
+by simulation."""
 
 import math
 
@@ -28,7 +29,12 @@ def test_an_agreement_has_the_table_and_leaves_out_the_unknown():
     found = agreement(values, labels, range(7))
     assert (found.num_labelled, found.num_rollouts) == (4, 6)
     assert (found.true_yes, found.false_yes, found.false_no, found.true_no) == (1, 1, 1, 1)
-    assert (found.sensitivity, found.specificity, found.accuracy, found.judged_mean) == (0.5, 0.5, 0.5, 0.5)
+    assert (found.sensitivity, found.specificity, found.accuracy, found.judged_mean) == (
+        0.5,
+        0.5,
+        0.5,
+        0.5,
+    )
     assert math.isnan(found.corrected_mean)  # no better than chance
     assert found.to_dict()["corrected_mean"] is None
 
@@ -76,7 +82,9 @@ def test_the_interval_is_the_published_formula():
     assert all(map(math.isnan, corrected_share(0.5, 10, (0, 0), (5, 5))))
 
 
-@pytest.mark.parametrize(("value", "label"), [(True, True), (0, False), (1.0, True), ("Pass", True), ("no", False)])
+@pytest.mark.parametrize(
+    ("value", "label"), [(True, True), (0, False), (1.0, True), ("Pass", True), ("no", False)]
+)
 def test_labels_are_read_from_words_and_numbers(value, label):
     assert label_of({"human": value}, "human") is label
 

@@ -1,4 +1,5 @@
-"""Comparisons of runs: the arithmetic by brute force, the rates of false alarms by simulation, and what is refused."""
+"""Comparisons of runs: the arithmetic by brute force, the rates of false alarms by simulation, and
+what is refused."""
 
 import itertools
 import math
@@ -32,17 +33,21 @@ def difference(before, after, **more):
     return paired_difference(run("a", before), run("b", after), "reward", **more)
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 def test_siblings_count_once_as_the_mean_of_their_example():
-    found = difference([[0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]], [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    found = difference(
+        [[0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]], [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]
+    )
     changes = [0.5, -0.5, 0.25]
     assert found.difference == pytest.approx(standard.fmean(changes))
     assert found.stderr == pytest.approx(standard.stdev(changes) / math.sqrt(3))
     assert (found.won, found.lost, found.equal, found.rollouts) == (2, 1, 0, (12, 12))
     half = 4.30265 * found.stderr  # Student's t with two degrees of freedom
-    assert (found.low, found.high) == pytest.approx((found.difference - half, found.difference + half), abs=1e-4)
+    assert (found.low, found.high) == pytest.approx(
+        (found.difference - half, found.difference + half), abs=1e-4
+    )
 
 
 def test_more_siblings_of_the_same_examples_do_not_pretend_to_be_more_evidence():
@@ -60,7 +65,10 @@ def test_unknown_values_are_left_out_and_an_example_without_any_is_no_pair():
 
 def test_the_exact_test_tries_every_sign_pattern():
     values = np.random.default_rng(0).normal(0.4, 1, 9)
-    sums = [sum(s * v for s, v in zip(signs, values, strict=True)) for signs in itertools.product((-1, 1), repeat=9)]
+    sums = [
+        sum(s * v for s, v in zip(signs, values, strict=True))
+        for signs in itertools.product((-1, 1), repeat=9)
+    ]
     expected = sum(abs(total) >= abs(values.sum()) - 1e-12 for total in sums) / 512
     assert sign_flip_test(values) == pytest.approx(expected)
 
@@ -93,11 +101,12 @@ def test_the_planned_number_of_examples_finds_the_difference_four_times_in_five(
     assert found.mean() == pytest.approx(0.8, abs=0.025)
 
 
-# --- false alarms -----------------------------------------------------------------------------------------------------
+# --- false alarms ---------------------------------------------------------------------------------
 
 
 def test_students_interval_covers_and_the_normal_one_does_not():
-    """Negative control: with 1.96 in place of Student's quantile five examples miss the truth 12% of the time."""
+    """Negative control: with 1.96 in place of Student's quantile five examples miss the truth 12%
+    of the time."""
     draws = np.random.default_rng(2).normal(0, 1, (4000, 5))
     intervals = np.array([t_interval(row)[1:] for row in draws])
     missed = 1 - ((intervals[:, 0] <= 0) & (intervals[:, 1] >= 0)).mean()
@@ -113,8 +122,13 @@ def test_equal_models_are_told_apart_at_most_five_times_in_a_hundred(num_example
     alarms = naive = 0
     for _ in range(300):
         difficulty = rng.random((num_examples, 1))
-        noise = rng.normal(0, 0.3, (2, num_examples, 1))  # a change of the example, shared by its siblings
-        a, b = (np.clip(difficulty + part + rng.normal(0, 0.05, (num_examples, 8)), 0, 1) for part in noise)
+        noise = rng.normal(
+            0, 0.3, (2, num_examples, 1)
+        )  # a change of the example, shared by its siblings
+        a, b = (
+            np.clip(difficulty + part + rng.normal(0, 0.05, (num_examples, 8)), 0, 1)
+            for part in noise
+        )
         alarms += difference(a.tolist(), b.tolist()).verdict != "not distinguishable"
         every = (b - a).ravel()
         naive += abs(every.mean()) > 1.96 * every.std() / math.sqrt(every.size)
@@ -124,7 +138,9 @@ def test_equal_models_are_told_apart_at_most_five_times_in_a_hundred(num_example
 
 @pytest.mark.parametrize("counts", itertools.combinations([1, 2, 4, 8, 16], 2), ids=str)
 @pytest.mark.parametrize(("num_examples", "share"), [(6, 0.05), (16, 0.05), (16, 0.3), (40, 0.05)])
-def test_equal_models_with_unequal_numbers_of_rollouts_are_told_apart_as_rarely(counts, num_examples, share):
+def test_equal_models_with_unequal_numbers_of_rollouts_are_told_apart_as_rarely(
+    counts, num_examples, share
+):
     """The runs change places in half of the comparisons; interval and verdict agree."""
     rng = np.random.default_rng([*counts, num_examples, int(100 * share)])
     alarms = 0
@@ -138,7 +154,8 @@ def test_equal_models_with_unequal_numbers_of_rollouts_are_told_apart_as_rarely(
 
 
 def test_sign_flips_of_unequal_numbers_of_rollouts_would_tell_equal_models_apart():
-    """Negative control: one rollout against sixteen, rarely right; the t test over examples likewise."""
+    """Negative control: one rollout against sixteen, rarely right; the t test over examples
+    likewise."""
     rng = np.random.default_rng(5)
     flipped = students = 0
     for _ in range(200):
@@ -151,12 +168,16 @@ def test_sign_flips_of_unequal_numbers_of_rollouts_would_tell_equal_models_apart
 
 
 def test_examples_that_change_by_themselves_are_told_apart_as_rarely_with_unequal_numbers_of_rollouts():
-    """A change of the example that its siblings share: permuting rollouts would take it for the model's."""
+    """A change of the example that its siblings share: permuting rollouts would take it for the
+    model's."""
     rng = np.random.default_rng(6)
     alarms = 0
     for _ in range(300):
         means = np.clip(rng.random((16, 1)) + rng.normal(0, 0.3, (2, 16, 1)), 0, 1)
-        alarms += difference(means[0].tolist(), np.repeat(means[1], 8, 1).tolist()).verdict != "not distinguishable"
+        alarms += (
+            difference(means[0].tolist(), np.repeat(means[1], 8, 1).tolist()).verdict
+            != "not distinguishable"
+        )
     assert alarms / 300 <= 0.085
 
 
@@ -164,11 +185,13 @@ def test_a_clear_difference_is_found_with_unequal_numbers_of_rollouts():
     """And the standard error is that of the rollouts that both could have drawn."""
     found = difference([[0.0]] * 10, [[1.0, 1.0, 1.0, 0.0]] * 10)
     assert (found.test, found.verdict) == ("t test", "better")
-    assert found.stderr == pytest.approx(math.sqrt(10 * standard.variance([0, 1, 1, 1, 0]) * 1.25) / 10)
+    assert found.stderr == pytest.approx(
+        math.sqrt(10 * standard.variance([0, 1, 1, 1, 0]) * 1.25) / 10
+    )
     assert difference([[0.0]], [[1.0, 1.0]]).verdict == "not distinguishable"
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def test_an_exact_p_against_the_interval_is_named():
@@ -176,7 +199,9 @@ def test_an_exact_p_against_the_interval_is_named():
     found = difference([[0.5]] * 8, [[0.5 + change / 8] for change in changes])
     assert found.high < 0
     assert found.p == pytest.approx(14 / 256)
-    assert found.sentence().startswith("not distinguishable with 8 examples (p = 0.055; it decides where")
+    assert found.sentence().startswith(
+        "not distinguishable with 8 examples (p = 0.055; it decides where"
+    )
     clear = difference([[0.5]] * 8, [[0.4], [0.6]] * 4)  # negative control: the interval holds zero
     assert "decides" not in clear.sentence()
 
@@ -184,26 +209,37 @@ def test_an_exact_p_against_the_interval_is_named():
 def test_no_verdict_says_that_there_is_no_difference():
     rng = np.random.default_rng(4)
     before = rng.random((10, 1))
-    found = difference(before.tolist(), (before + rng.normal(0, 0.2, (10, 1))).tolist(), detect=0.05)
+    found = difference(
+        before.tolist(), (before + rng.normal(0, 0.2, (10, 1))).tolist(), detect=0.05
+    )
     assert found.verdict == "not distinguishable"
-    assert found.sentence() == (
-        f"not distinguishable with 10 examples; {found.examples_needed} would do for a difference of 0.05"
+    assert (
+        found.sentence()
+        == f"not distinguishable with 10 examples; {found.examples_needed} would do for a"
+        " difference of 0.05"
     )
     assert found.examples_needed > 50
-    assert difference([[1.0]] * 3, [[1.0]] * 3).sentence() == (
-        "not distinguishable with 3 examples, of which none differs"
+    assert (
+        difference([[1.0]] * 3, [[1.0]] * 3).sentence()
+        == "not distinguishable with 3 examples, of which none differs"
     )
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("other", "because"),
     [
         (run("b", [[1.0]], env_id="words"), "two environments, sums and words"),
-        (run("b", {"x": [1.0]}, config={"env_args": {"n": 2}}), "no example in common (env_args differ)"),
-        (run("b", [[1.0]], config={"env_args": {"n": 2}}), "env_args differ: {'n': 1} and {'n': 2}"),
+        (
+            run("b", {"x": [1.0]}, config={"env_args": {"n": 2}}),
+            "no example in common (env_args differ)",
+        ),
+        (
+            run("b", [[1.0]], config={"env_args": {"n": 2}}),
+            "env_args differ: {'n': 1} and {'n': 2}",
+        ),
         (
             run("b", [[1.0]], config={"env_args": {"n": 1}, "reward_weights": [2]}),
             "measure differently (reward_weights differ)",
@@ -231,20 +267,33 @@ def test_a_missing_metric_and_a_single_run_are_refused_by_name():
 
 def test_several_environments_have_a_baseline_each_and_share_one_adjustment():
     clear = [[0.0]] * 20, [[1.0]] * 20
-    runs = [run("a1", clear[0]), run("b1", clear[0], "words"), run("a2", clear[1]), run("b2", clear[1], "words")]
+    runs = [
+        run("a1", clear[0]),
+        run("b1", clear[0], "words"),
+        run("a2", clear[1]),
+        run("b2", clear[1], "words"),
+    ]
     comparison = compare_runs(runs)
     assert [(d.baseline, d.run) for d in comparison.differences] == [("a1", "a2"), ("b1", "b2")]
     assert all(d.p_adjusted == pytest.approx(2 * d.p) for d in comparison.differences)
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def test_results_in_memory_and_from_disk_compare_alike(tmp_path):
     env = single_turn(7)
     wrong = ScriptedClient("no idea")
-    before = env.evaluate(wrong, "m", num_examples=7, rollouts_per_example=2, results_path=tmp_path / "a")
-    after = env.evaluate(ScriptedClient("7"), "m2", num_examples=7, rollouts_per_example=2, results_path=tmp_path / "b")
+    before = env.evaluate(
+        wrong, "m", num_examples=7, rollouts_per_example=2, results_path=tmp_path / "a"
+    )
+    after = env.evaluate(
+        ScriptedClient("7"),
+        "m2",
+        num_examples=7,
+        rollouts_per_example=2,
+        results_path=tmp_path / "b",
+    )
     live = before.compare(after).differences[0]
     loaded = vf.load_results(tmp_path / "a").compare(vf.load_results(tmp_path / "b")).differences[0]
     mixed = before.compare(vf.load_results(tmp_path / "b")).differences[0]

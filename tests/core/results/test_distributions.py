@@ -20,7 +20,13 @@ def test_the_cdf_of_t_is_the_integral_of_its_density(df, t):
 
 @pytest.mark.parametrize(
     ("probability", "df", "quantile"),  # of the tables in every textbook
-    [(0.975, 1, 12.7062), (0.975, 4, 2.7764), (0.975, 9, 2.2622), (0.95, 20, 1.7247), (0.995, 60, 2.6603)],
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 4, 2.7764),
+        (0.975, 9, 2.2622),
+        (0.95, 20, 1.7247),
+        (0.995, 60, 2.6603),
+    ],
 )
 def test_quantiles_of_t_are_those_of_the_tables(probability, df, quantile):
     assert t_quantile(probability, df) == pytest.approx(quantile, abs=5e-5)
@@ -28,7 +34,9 @@ def test_quantiles_of_t_are_those_of_the_tables(probability, df, quantile):
     assert t_cdf(t_quantile(probability, df), df) == pytest.approx(probability, abs=1e-10)
 
 
-@pytest.mark.parametrize(("won", "lost"), [(0, 0), (1, 0), (5, 0), (3, 3), (20, 7), (2, 61), (250, 300)])
+@pytest.mark.parametrize(
+    ("won", "lost"), [(0, 0), (1, 0), (5, 0), (3, 3), (20, 7), (2, 61), (250, 300)]
+)
 def test_the_sign_test_is_the_sum_over_the_binomial(won, lost):
     n = won + lost
     tail = sum(math.comb(n, k) for k in range(min(won, lost) + 1)) / 2**n

@@ -1,4 +1,5 @@
-"""Results in a notebook and in tables: what is shown is escaped, and filters and tables keep what the results hold."""
+"""Results in a notebook and in tables: what is shown is escaped, and filters and tables keep what
+the results hold."""
 
 import math
 import sys
@@ -51,8 +52,13 @@ def test_the_html_shows_the_numbers_and_no_markup_of_a_model(results):
     assert page.tags == {
         "div", "table", "tr", "th", "td", "figure", "svg", "rect", "title", "figcaption", "details", "summary", "pre"
     }  # fmt: skip
-    assert not {name for name in page.attributes if name.startswith("on") or name in ("src", "href")}
-    assert Tags(HOSTILE + "</img>").tags == {"script", "img"}  # negative control: unescaped, it would be found
+    assert not {
+        name for name in page.attributes if name.startswith("on") or name in ("src", "href")
+    }
+    assert Tags(HOSTILE + "</img>").tags == {
+        "script",
+        "img",
+    }  # negative control: unescaped, it would be found
     assert f"<td style='text-align:left'>{results.metadata.avg_reward:.3g}" in text
     assert "Worst rollout" in text
     assert "Best rollout" in text
@@ -111,7 +117,9 @@ def test_environments_and_rubrics_say_what_they_are():
         return 1.0
 
     rubric = vf.Rubric([exact])
-    group = vf.RubricGroup([rubric, vf.Rubric([lambda completion: 0.0], weights=[0.2])], weights=[1, 0.5])
+    group = vf.RubricGroup(
+        [rubric, vf.Rubric([lambda completion: 0.0], weights=[0.2])], weights=[1, 0.5]
+    )
     assert repr(rubric) == "Rubric(exact)"
     assert repr(group) == "RubricGroup([Rubric(exact), 0.5 * Rubric(0.2 * <lambda>)])"
     env = vf.SingleTurnEnv(dataset=[{"question": "hi"}], rubric=rubric, env_id="greet")

@@ -90,14 +90,23 @@ def test_a_column_reads_in_every_spelling():
     assert results["example_ids"] == [0, 0, 1, 1]
     assert results["metrics"]["exact"][:2] == [1.0, 0.0]
     assert results.get("completions")[1][0].content == "answer 0.0"
-    assert [error and error.error for error in results.errors] == [None, None, "ScoringError", "ModelUnavailable"]
+    assert [error and error.error for error in results.errors] == [
+        None,
+        None,
+        "ScoringError",
+        "ModelUnavailable",
+    ]
 
 
 def test_the_seeds_uses_work():
     results = results_of(four_states()[:2])
     assert sum(results["rewards"]) / len(results["rewards"]) == 0.5
     prompts, completions, rewards = results
-    assert (prompts, completions, rewards) == (results["prompt"], results["completion"], results["reward"])
+    assert (prompts, completions, rewards) == (
+        results["prompt"],
+        results["completion"],
+        results["reward"],
+    )
     assert len(results) == 2
 
 
@@ -144,11 +153,18 @@ def test_states_that_were_not_kept_are_refused_with_the_way_to_keep_them():
 def test_metadata_counts_failures_and_unknown_rewards_apart():
     metadata = results_of(four_states(), env_id="sums").metadata
     assert (metadata.num_rollouts, metadata.num_errors, metadata.num_unscored) == (4, 1, 1)
-    assert (metadata.avg_reward, metadata.avg_error, metadata["avg_metrics"]) == (0.5, 0.25, {"exact": 0.5})
+    assert (metadata.avg_reward, metadata.avg_error, metadata["avg_metrics"]) == (
+        0.5,
+        0.25,
+        {"exact": 0.5},
+    )
     assert (metadata.num_examples, metadata.rollouts_per_example) == (2, 2)
     assert metadata.pass_at_k == {"1": 0.5, "2": 1.0}
     assert metadata.pass_all_k == {"1": 0.5, "2": 0.0}
-    assert metadata.usage == {"input_tokens": 10.0, "output_tokens": 2.0}  # a mean; the summary has the sums
+    assert metadata.usage == {
+        "input_tokens": 10.0,
+        "output_tokens": 2.0,
+    }  # a mean; the summary has the sums
     assert results_of(four_states()).summary()["usage"] == {"input_tokens": 40, "output_tokens": 8}
     assert metadata.stop_conditions == {"max_turns_reached": 4}
 
@@ -159,7 +175,9 @@ def test_a_graded_reward_is_no_success_and_has_no_pass_at_k():
     assert metadata.pass_at_k == metadata.pass_at_k_interval == {}
     assert math.isnan(metadata.avg_success)
     assert results_of(states).summary()["avg_success"] is None
-    explicit = results_of(states, rollouts_per_example=2, pass_threshold=0.5).metadata  # negative control
+    explicit = results_of(
+        states, rollouts_per_example=2, pass_threshold=0.5
+    ).metadata  # negative control
     assert (explicit.pass_at_k["1"], explicit.avg_success) == (1.0, 1.0)
 
 
@@ -168,7 +186,11 @@ def test_the_success_metric_counts_and_not_the_reward():
     for number, state in enumerate(states):
         state["metrics"]["success"] = float(number == 0)
     metadata = results_of(states, success_metric="exact", pass_threshold=0.5).metadata
-    assert (metadata.avg_success, metadata.success_metric, metadata.avg_reward) == (0.25, "exact", 0.9)
+    assert (metadata.avg_success, metadata.success_metric, metadata.avg_reward) == (
+        0.25,
+        "exact",
+        0.9,
+    )
 
 
 def test_a_reward_failing_on_a_tenth_is_in_no_mean():
@@ -189,14 +211,19 @@ def test_the_summary_is_json_with_the_promised_fields():
     summary = results_of(four_states(), model="m", time=2.0, path_to_save="/runs/1").summary()
     json.dumps(summary, allow_nan=False)
     promised = (
-        "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
-        "reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions errors usage latency seconds resumed env_args "
-        "sampling_args"
+        "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors"
+        " num_unscored avg_reward reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions"
+        " errors usage latency seconds resumed env_args sampling_args"
     )
     assert set(promised.split()) <= summary.keys()
     assert summary["errors"] == {"ModelUnavailable": 1}
     assert (summary["path"], summary["seconds"]) == ("/runs/1", 2.0)
-    assert summary["latency"] == {"median_ms": 150.0, "p95_ms": 200.0, "p99_ms": 200.0, "max_ms": 200.0}
+    assert summary["latency"] == {
+        "median_ms": 150.0,
+        "p95_ms": 200.0,
+        "p99_ms": 200.0,
+        "max_ms": 200.0,
+    }
 
 
 def test_errors_are_counted_by_message_and_line_of_the_authors_code(tmp_path):
@@ -210,7 +237,10 @@ def test_errors_are_counted_by_message_and_line_of_the_authors_code(tmp_path):
         "EnvironmentFault: env_response raised KeyError: 'board' (sums.py:7)": 3,
         "EnvironmentFault (sums.py:8)": 3,  # three messages
     }
-    assert "3 × EnvironmentFault: env_response raised KeyError" in dict(number_lines(summary))["errors"]
+    assert (
+        "3 × EnvironmentFault: env_response raised KeyError"
+        in dict(number_lines(summary))["errors"]
+    )
 
 
 def test_few_causes_are_listed_and_the_rest_is_counted():
@@ -273,16 +303,23 @@ def write_journal(folder, rows):
 
 
 def disk_row(example, reward, sibling, **more):
-    return row_for_disk(state_to_output(state_of(example, reward, **more)), f"hash{example}", sibling)
+    return row_for_disk(
+        state_to_output(state_of(example, reward, **more)), f"hash{example}", sibling
+    )
 
 
 def test_rows_come_in_the_order_of_examples_and_siblings(tmp_path):
-    write_journal(tmp_path, [disk_row(1, 0.5, 1), disk_row(0, 1.0, 1), disk_row(1, 0.25, 0), disk_row(0, 0.0, 0)])
+    write_journal(
+        tmp_path,
+        [disk_row(1, 0.5, 1), disk_row(0, 1.0, 1), disk_row(1, 0.25, 0), disk_row(0, 0.0, 0)],
+    )
     assert load_results(tmp_path)["rewards"] == [0.0, 1.0, 0.25, 0.5]
 
 
 def test_a_rollout_run_again_counts_once_with_its_newest_row(tmp_path):
-    write_journal(tmp_path, [disk_row(0, NAN, 0, error=ModelUnavailable("down")), disk_row(0, 1.0, 0)])
+    write_journal(
+        tmp_path, [disk_row(0, NAN, 0, error=ModelUnavailable("down")), disk_row(0, 1.0, 0)]
+    )
     results = load_results(tmp_path / "results.jsonl")
     assert results["rewards"] == [1.0]
     assert results.metadata.num_errors == 0
@@ -311,7 +348,9 @@ def test_only_the_asked_state_columns_are_kept(tmp_path):
 
 def test_states_are_made_from_rows_with_a_trajectory(tmp_path):
     tokens = TrajectoryStepTokens([1, 2], [3], [-0.5])
-    state = state_of(0, 1.0, trajectory=[TrajectoryStep(completion=[AssistantMessage("4")], tokens=tokens)])
+    state = state_of(
+        0, 1.0, trajectory=[TrajectoryStep(completion=[AssistantMessage("4")], tokens=tokens)]
+    )
     results_of([state], ["trajectory"]).save(tmp_path / "run")
     loaded = load_results(tmp_path / "run")
     assert loaded["states"][0]["trajectory"][0]["tokens"]["completion_ids"] == [3]
@@ -334,10 +373,23 @@ def test_a_missing_file_is_named():
 
 
 def test_a_run_of_an_older_version_is_read(tmp_path):
-    row = {"example_id": 0, "prompt": "2+2", "completion": "4", "reward": 1.0, "correct_answer_reward_func": 1.0}
+    row = {
+        "example_id": 0,
+        "prompt": "2+2",
+        "completion": "4",
+        "reward": 1.0,
+        "correct_answer_reward_func": 1.0,
+    }
     (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "metadata.json").write_text(
-        json.dumps({"env_id": "old", "model": "m", "avg_metrics": {"correct_answer_reward_func": 1.0}, "surprise": 1})
+        json.dumps(
+            {
+                "env_id": "old",
+                "model": "m",
+                "avg_metrics": {"correct_answer_reward_func": 1.0},
+                "surprise": 1,
+            }
+        )
     )
     results = load_results(tmp_path)
     assert results["metrics"] == {"correct_answer": [1.0]}

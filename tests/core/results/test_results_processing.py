@@ -26,7 +26,11 @@ def turns(*pairs, linked=True):
     steps, tokens = [], None
     for i, (prompt, completion) in enumerate(pairs):
         tokens = TrajectoryStepTokens(
-            prompt, completion, [-i / 10] * len(completion), version=i, previous=tokens if linked else None
+            prompt,
+            completion,
+            [-i / 10] * len(completion),
+            version=i,
+            previous=tokens if linked else None,
         )
         steps.append(TrajectoryStep(tokens=tokens))
     return steps
@@ -66,7 +70,11 @@ def test_turns_that_do_not_continue_fork_and_the_last_branch_is_kept():
 
 def test_a_long_row_loses_its_tail_and_never_its_prompt():
     cut = process(turns(*TWO_TURNS), max_seq_len=5)
-    assert (cut.completion_ids, cut.completion_logprobs, cut.is_truncated) == ([[7, 2, 9]], [[0, 0, 0]], [True])
+    assert (cut.completion_ids, cut.completion_logprobs, cut.is_truncated) == (
+        [[7, 2, 9]],
+        [[0, 0, 0]],
+        [True],
+    )
     assert process(turns(*TWO_TURNS), max_seq_len=1).completion_ids == [[]]
     assert process(turns(*TWO_TURNS), max_seq_len=1).prompt_ids == [[1, 5]]
 
@@ -110,7 +118,11 @@ def test_text_without_ids_is_tokenised_again_and_says_so():
 
 def test_completion_mode_text_is_tokenised_as_text():
     made = process_env_results(["ab"], ["cd"], [{}], [1.0], ByteTokenizer())
-    assert (made.prompt_ids, made.completion_ids, made.completion_mask) == ([[97, 98]], [[99, 100]], [[1, 1]])
+    assert (made.prompt_ids, made.completion_ids, made.completion_mask) == (
+        [[97, 98]],
+        [[99, 100]],
+        [[1, 1]],
+    )
 
 
 def test_one_turn_without_ids_makes_the_whole_rollout_text():
@@ -120,14 +132,18 @@ def test_one_turn_without_ids_makes_the_whole_rollout_text():
         process(steps)
 
 
-@pytest.mark.parametrize("options", [{"unknown_reward": "zero"}, {"rewards": [1.0, 1.0]}, {"max_len": 3}])
+@pytest.mark.parametrize(
+    "options", [{"unknown_reward": "zero"}, {"rewards": [1.0, 1.0]}, {"max_len": 3}]
+)
 def test_calls_that_cannot_be_meant_are_refused(options):
     with pytest.raises(ConfigError):
         process(turns(*TWO_TURNS), **options)
 
 
 def test_both_names_of_the_tokenizer_are_one_parameter():
-    made = process_env_results([""], [""], [State(trajectory=turns(*TWO_TURNS))], [1.0], processing_class=None)
+    made = process_env_results(
+        [""], [""], [State(trajectory=turns(*TWO_TURNS))], [1.0], processing_class=None
+    )
     assert len(made) == 1
 
 
@@ -176,4 +192,6 @@ def test_exported_rows_carry_versions_and_unknowns_are_null(tmp_path):
 def test_export_refuses_rollouts_without_ids(tmp_path):
     states = [State(trajectory=[TrajectoryStep()])]
     with pytest.raises(ConfigError, match="rollout 0"):
-        export_trajectories(GenerateOutputs([state_to_output(states[0])], states=states), tmp_path / "rows.jsonl")
+        export_trajectories(
+            GenerateOutputs([state_to_output(states[0])], states=states), tmp_path / "rows.jsonl"
+        )

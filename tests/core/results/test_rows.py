@@ -32,7 +32,8 @@ def state_of(**more):
 
 
 def conversation(turns):
-    """A trajectory whose every prompt continues the turn before: 10 new prompt and 5 sampled tokens a turn."""
+    """A trajectory whose every prompt continues the turn before: 10 new prompt and 5 sampled tokens
+    a turn."""
     steps, step, tokens, ids = [], None, None, np.empty(0, np.int32)
     messages = []
     for turn in range(turns):
@@ -41,7 +42,9 @@ def conversation(turns):
         tokens = TrajectoryStepTokens(ids, [7] * 5, [-0.5] * 5, version=turn, previous=tokens)
         answer = [AssistantMessage(f"answer {turn}")]
         response = Response(answer[0])
-        step = TrajectoryStep(prompt=messages, completion=answer, response=response, tokens=tokens, previous=step)
+        step = TrajectoryStep(
+            prompt=messages, completion=answer, response=response, tokens=tokens, previous=step
+        )
         steps.append(step)
         messages, ids = step.conversation(), tokens.full_ids()
     return steps
@@ -53,7 +56,12 @@ def through_disk(output):
 
 def test_a_row_has_the_fields_and_each_metric_at_the_top():
     output = state_to_output(state_of(usage={"input_tokens": 5}))
-    assert (output.reward, output["exact"], output.metrics, output.example_id) == (1.0, 1.0, {"exact": 1.0}, 3)
+    assert (output.reward, output["exact"], output.metrics, output.example_id) == (
+        1.0,
+        1.0,
+        {"exact": 1.0},
+        3,
+    )
     assert output.token_usage == {"input_tokens": 5}
     assert output.error is None
 
@@ -69,7 +77,11 @@ def test_unknown_is_nan_in_memory_null_on_disk_and_nan_again(reward):
     output = state_to_output(state_of(reward=reward, metrics={"exact": NAN}))
     assert math.isnan(output["reward"])
     on_disk = decode_row(encode_row(row_for_disk(output, "abc", 0)))
-    assert (on_disk["reward"], on_disk["metrics"], on_disk["exact"]) == (None, {"exact": None}, None)
+    assert (on_disk["reward"], on_disk["metrics"], on_disk["exact"]) == (
+        None,
+        {"exact": None},
+        None,
+    )
     back = row_from_disk(on_disk)
     assert all(map(math.isnan, (back["reward"], back["metrics"]["exact"], back["exact"])))
 
@@ -81,7 +93,12 @@ def test_a_row_comes_back_from_disk_as_it_was():
     back = through_disk(output)
     assert {name: back[name] for name in output} == dict(output)
     assert back["completion"][0].content == text
-    assert (back["sibling"], back["attempts"], back["example_hash"], len(back["rollout_key"])) == (2, 3, "abc", 32)
+    assert (back["sibling"], back["attempts"], back["example_hash"], len(back["rollout_key"])) == (
+        2,
+        3,
+        "abc",
+        32,
+    )
 
 
 def test_a_state_column_that_is_no_data_becomes_a_marker_and_the_row_stays():
@@ -103,7 +120,10 @@ def test_state_columns_are_copies():
 def test_keys_in_saved_columns_are_hidden():
     sampling = {"extra_headers": {"Authorization": "Bearer abc"}, "temperature": 1.0}
     output = state_to_output(state_of(sampling_args=sampling), ["sampling_args"])
-    assert output["sampling_args"] == {"extra_headers": {"Authorization": "***"}, "temperature": 1.0}
+    assert output["sampling_args"] == {
+        "extra_headers": {"Authorization": "***"},
+        "temperature": 1.0,
+    }
 
 
 # --- trajectories
@@ -114,7 +134,9 @@ def test_the_trajectory_column_is_whole_in_memory_and_on_reading():
     saved = through_disk(output)["trajectory"]
     assert [step["response"] for step in saved] == [None] * 4
     for row in (output, pickle.loads(pickle.dumps(output))):
-        assert [step["response"].message for step in row["trajectory"]] == [step["completion"][0] for step in saved]
+        assert [step["response"].message for step in row["trajectory"]] == [
+            step["completion"][0] for step in saved
+        ]
     for steps in (output["trajectory"], saved):
         for given, step in zip(conversation(4), steps, strict=True):
             assert step["prompt"] == given["prompt"]
@@ -140,38 +162,57 @@ def test_provider_objects_are_not_kept_through_the_links_of_steps():
 
 def test_a_branching_trajectory_keeps_its_pointers():
     first, second = conversation(2)
-    other = TrajectoryStep(prompt=[*first["prompt"], UserMessage("again")], completion=[], previous=first)
+    other = TrajectoryStep(
+        prompt=[*first["prompt"], UserMessage("again")], completion=[], previous=first
+    )
     alone = TrajectoryStep(prompt=[UserMessage("new")], completion=[AssistantMessage("ok")])
     output = state_to_output(state_of(trajectory=[first, second, other, alone]), ["trajectory"])
     packed = row_for_disk(output, "abc", 0)["trajectory"]
-    assert [(step["parent"], step["shared"]) for step in packed] == [(None, 0), (0, 2), (0, 1), (None, 0)]
+    assert [(step["parent"], step["shared"]) for step in packed] == [
+        (None, 0),
+        (0, 2),
+        (0, 1),
+        (None, 0),
+    ]
     back = through_disk(output)["trajectory"]
-    assert [step["prompt"] for step in back] == [step["prompt"] for step in (first, second, other, alone)]
+    assert [step["prompt"] for step in back] == [
+        step["prompt"] for step in (first, second, other, alone)
+    ]
 
 
 def test_a_step_whose_parent_was_removed_keeps_its_whole_prompt():
     _, second = conversation(2)
-    back = through_disk(state_to_output(state_of(trajectory=[second]), ["trajectory"]))["trajectory"]
+    back = through_disk(state_to_output(state_of(trajectory=[second]), ["trajectory"]))[
+        "trajectory"
+    ]
     assert back[0]["prompt"] == second["prompt"]
     assert back[0]["tokens"]["prompt_ids"] == second["tokens"]["prompt_ids"]
 
 
 def test_steps_in_another_order_than_they_were_sampled_are_whole():
     first, second = conversation(2)
-    back = through_disk(state_to_output(state_of(trajectory=[second, first]), ["trajectory"]))["trajectory"]
+    back = through_disk(state_to_output(state_of(trajectory=[second, first]), ["trajectory"]))[
+        "trajectory"
+    ]
     assert [step["prompt"] for step in back] == [second["prompt"], first["prompt"]]
-    assert [step["tokens"]["prompt_ids"] for step in back] == [step["tokens"]["prompt_ids"] for step in (second, first)]
+    assert [step["tokens"]["prompt_ids"] for step in back] == [
+        step["tokens"]["prompt_ids"] for step in (second, first)
+    ]
 
 
 def test_plain_dicts_as_steps_are_taken():
     steps = [dict(step) | {"tokens": dict(step["tokens"])} for step in conversation(3)]
     back = through_disk(state_to_output(state_of(trajectory=steps), ["trajectory"]))["trajectory"]
-    assert [step["tokens"]["prompt_ids"] for step in back] == [step["tokens"]["prompt_ids"] for step in steps]
+    assert [step["tokens"]["prompt_ids"] for step in back] == [
+        step["tokens"]["prompt_ids"] for step in steps
+    ]
     assert back[2].shared == 4
 
 
 def test_a_state_can_be_made_from_a_row():
-    output = through_disk(state_to_output(state_of(trajectory=conversation(2), board=[1]), ["trajectory", "board"]))
+    output = through_disk(
+        state_to_output(state_of(trajectory=conversation(2), board=[1]), ["trajectory", "board"])
+    )
     state = output_to_state(output)
     assert (state["answer"], state["turn"], state["reward"], state["board"]) == ("4", 2, 1.0, [1])
     assert state["input"]["example_id"] == 3
@@ -190,7 +231,12 @@ def raised(error, cause=None):
 def test_an_error_becomes_data_with_its_chain_and_place():
     error = raised(ScoringError("failed", function="flaky"), ConnectionError("refused"))
     info = ErrorInfo.of(error)
-    assert (info.error, info.message, info.where, info.cause) == ("ScoringError", "failed", "flaky", "ConnectionError")
+    assert (info.error, info.message, info.where, info.cause) == (
+        "ScoringError",
+        "failed",
+        "flaky",
+        "ConnectionError",
+    )
     assert info.error_chain_str == "ScoringError -> ConnectionError"
     assert "raise error from cause" in info.traceback
     assert info.is_scoring_error
@@ -217,7 +263,11 @@ def test_a_cycle_of_causes_ends():
 
 def test_text_of_older_versions_is_read():
     info = ErrorInfo.of("ModelError('no answer')")
-    assert (info.error, info.message, info.retryable) == ("ModelError", "ModelError('no answer')", False)
+    assert (info.error, info.message, info.retryable) == (
+        "ModelError",
+        "ModelError('no answer')",
+        False,
+    )
 
 
 def test_secrets_are_in_no_error(monkeypatch):

@@ -17,12 +17,14 @@ SIBLINGS = 4
 
 
 def rollouts(rng, difficulty):
-    """The example means [batch] of ``SIBLINGS`` rollouts that succeed with probability ``difficulty`` [batch]."""
+    """The example means [batch] of ``SIBLINGS`` rollouts that succeed with probability
+    ``difficulty`` [batch]."""
     return rng.binomial(SIBLINGS, difficulty) / SIBLINGS
 
 
 def missed_at_any_time(num, examples, rng):
-    """The share of evaluations whose sequence excludes the true mean 1/3 at some time, and the naive interval's."""
+    """The share of evaluations whose sequence excludes the true mean 1/3 at some time, and the
+    naive interval's."""
     sequence = ConfidenceSequence(num_points=200, batch=num)
     missed, naive = np.zeros(num, bool), np.zeros(num, bool)
     total = squares = np.zeros(num)
@@ -39,7 +41,8 @@ def missed_at_any_time(num, examples, rng):
 
 
 def stopped_comparisons(num, rng, difference, examples):
-    """(decision +1, -1 or 0, examples until it) of paired evaluations of two models, stopped when decided."""
+    """(decision +1, -1 or 0, examples until it) of paired evaluations of two models, stopped when
+    decided."""
     sequence = ConfidenceSequence(-1.0, 1.0, num_points=400, batch=num)
     decided, when = np.zeros(num, int), np.full(num, examples)
     for n in range(1, examples + 1):
@@ -55,7 +58,8 @@ def stopped_comparisons(num, rng, difference, examples):
 
 
 def planned(rng, difference):
-    """The examples that a fixed comparison needs for ``difference``, from the spread of one long pilot."""
+    """The examples that a fixed comparison needs for ``difference``, from the spread of one long
+    pilot."""
     difficulty = rng.uniform(0.2, 0.8, 100_000)
     after = np.clip(difficulty + rng.normal(0, 0.05, difficulty.size), 0, 1)
     pairs = rollouts(rng, after) - rollouts(rng, difficulty)
@@ -67,12 +71,16 @@ def check_sequences(num):
     allowed = 0.05 + 3 * math.sqrt(0.05 * 0.95 / num) if num < 5000 else 0.05
     missed, naive = missed_at_any_time(num, 200, rng)
     assert missed <= allowed
-    assert naive > 0.15  # negative control: a fixed-sample interval that is looked at after every example
+    assert (
+        naive > 0.15
+    )  # negative control: a fixed-sample interval that is looked at after every example
     n = planned(rng, 0.1)
     equal, _ = stopped_comparisons(num, rng, 0.0, n)
     assert (equal != 0).mean() <= allowed
     decided, when = stopped_comparisons(num, rng, 0.2, n)
-    assert np.median(when) <= 0.6 * n  # 40% fewer, at twice the difference that the fixed comparison is made for
+    assert (
+        np.median(when) <= 0.6 * n
+    )  # 40% fewer, at twice the difference that the fixed comparison is made for
     assert (decided == 1).mean() >= 0.95
     assert not (decided == -1).any()
     return missed, naive, (equal != 0).mean(), np.median(when) / n
@@ -128,7 +136,7 @@ def test_a_value_outside_the_range_is_refused(value):
         ConfidenceSequence(1.0, 1.0)
 
 
-# --- planned sizes ----------------------------------------------------------------------------------------------------
+# --- planned sizes --------------------------------------------------------------------------------
 
 
 def test_the_spread_of_examples_and_siblings_is_found_again():
@@ -156,4 +164,6 @@ def test_the_least_size_finds_the_difference_four_times_in_five():
     (size,) = sizes(Spread(0.3, 0.4), 0.1, [4])
     pairs = rng.normal(0.1, math.sqrt(2 * 0.4**2 / 4), (4000, size.at_least))
     t = pairs.mean(axis=1) / (pairs.std(axis=1, ddof=1) / math.sqrt(size.at_least))
-    assert (abs(t) > 1.9977).mean() == pytest.approx(0.8, abs=0.025)  # Student's quantile, 63 degrees of freedom
+    assert (abs(t) > 1.9977).mean() == pytest.approx(
+        0.8, abs=0.025
+    )  # Student's quantile, 63 degrees of freedom

@@ -72,10 +72,14 @@ def test_pass_rates_use_powers_of_two_and_n(n, ks):
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.3, 0.9), (2, 6), (1, 30), (8, 1)])
 @pytest.mark.parametrize("num_examples", [8, 40])
-def test_the_interval_of_pass_at_k_holds_the_truth_in_at_least_93_of_100_evaluations(alpha, beta, num_examples):
+def test_the_interval_of_pass_at_k_holds_the_truth_in_at_least_93_of_100_evaluations(
+    alpha, beta, num_examples
+):
     draw = np.random.default_rng(7)
     n, k, covered = 8, 2, 0
-    truth = 1 - beta * (beta + 1) / ((alpha + beta) * (alpha + beta + 1))  # 1 - E[(1 - p)^2] of a beta distribution
+    truth = 1 - beta * (beta + 1) / (
+        (alpha + beta) * (alpha + beta + 1)
+    )  # 1 - E[(1 - p)^2] of a beta distribution
     for _ in range(500):
         correct = draw.binomial(n, draw.beta(alpha, beta, num_examples))
         successes = np.concatenate([np.arange(n) < c for c in correct]).astype(float).tolist()
@@ -126,9 +130,13 @@ def test_statistics_of_columns_are_those_of_lists(seed):
     """To the last bit, where siblings are near, far or in part absent."""
     chance = random.Random(seed)
     size, num_examples = chance.choice([1, 2, 5]), chance.choice([1, 7, 60])
-    places = [example for example in range(num_examples) for _ in range(size) if chance.random() < 0.9]
+    places = [
+        example for example in range(num_examples) for _ in range(size) if chance.random() < 0.9
+    ]
     places.sort(key=lambda example: example + chance.random() * chance.choice([0, 5, 100]))
-    successes, rewards = ([draw() for _ in places] for draw in (lambda: chance.choice([0.0, 1.0, NAN]), chance.random))
+    successes, rewards = (
+        [draw() for _ in places] for draw in (lambda: chance.choice([0.0, 1.0, NAN]), chance.random)
+    )
     examples = np.array([2**40 * each - 7 for each in places])
     columns = Column("f8", rewards, block_rows=8), Column("f8", successes, block_rows=8)
     for name, columnar, listed in (

@@ -36,8 +36,12 @@ def load(monkeypatch):
 
 
 def mixed_run(folder):
-    """Siblings out of order, one run again, one failed, one unscored, one with a column of its own."""
-    rows = [disk_row(example, reward, sibling) for example, sibling, reward in [(1, 1, 0.5), (0, 1, 1.0), (1, 0, 0.25)]]
+    """Siblings out of order, one run again, one failed, one unscored, one with a
+    column of its own."""
+    rows = [
+        disk_row(example, reward, sibling)
+        for example, sibling, reward in [(1, 1, 0.5), (0, 1, 1.0), (1, 0, 0.25)]
+    ]
     rows.append(disk_row(2, NAN, 0, error=ModelUnavailable("down")))
     rows.append(disk_row(0, NAN, 0, error=ModelUnavailable("down")))
     rows.append(disk_row(2, NAN, 1, error=failed_reward("flaky")))
@@ -77,7 +81,9 @@ def test_state_columns_and_rollouts_outside_the_plan_are_left_out(tmp_path, load
 
 def test_independent_scoring_leaves_advantages_unknown(tmp_path, load):
     mixed_run(tmp_path)
-    (tmp_path / "config.json").write_text('{"fingerprint": "f", "config": {"independent_scoring": true}, "noted": {}}')
+    (tmp_path / "config.json").write_text(
+        '{"fingerprint": "f", "config": {"independent_scoring": true}, "noted": {}}'
+    )
     in_memory, on_disk = load(tmp_path)
     assert on_disk["advantages"] == in_memory["advantages"] == [None] * 6
 
@@ -92,7 +98,9 @@ def test_a_damaged_line_is_refused_when_the_file_is_loaded(tmp_path, monkeypatch
             load_results(file)
 
 
-def test_a_parquet_file_is_the_same_from_both_and_has_a_type_for_every_column(tmp_path, load, monkeypatch):
+def test_a_parquet_file_is_the_same_from_both_and_has_a_type_for_every_column(
+    tmp_path, load, monkeypatch
+):
     from pyarrow import parquet
 
     rows = mixed_run(tmp_path / "run")

@@ -1,4 +1,5 @@
-"""One rollout: the hooks in every accepted form, every stop condition, both time limits, errors as values, clean-up."""
+"""One rollout: the hooks in every accepted form, every stop condition, both time limits, errors as
+values, clean-up."""
 
 import asyncio
 import threading
@@ -30,13 +31,19 @@ def texts(messages):
 async def test_a_conversation_alternates_until_the_last_turn():
     state = await rollout(Talk(max_turns=3), ["a", "b", "c"], tokens=True)
     assert texts(state["completion"]) == ["a", "more", "b", "more", "c"]
-    assert (state["stop_condition"], state["is_completed"], state["is_truncated"]) == ("max_turns_reached", True, False)
+    assert (state["stop_condition"], state["is_completed"], state["is_truncated"]) == (
+        "max_turns_reached",
+        True,
+        False,
+    )
     assert state["turn"] == 3
     assert texts(state["trajectory"][2]["prompt"]) == ["hello", "a", "more", "b", "more"]
     assert state["error"] is None
     assert state["reward"] is None
     usage = state["usage"]
-    assert usage["output_tokens"] == sum(len(s["tokens"]["completion_ids"]) for s in state["trajectory"])
+    assert usage["output_tokens"] == sum(
+        len(s["tokens"]["completion_ids"]) for s in state["trajectory"]
+    )
     last = state["trajectory"][2]["tokens"]
     assert (usage["final_input_tokens"], usage["final_output_tokens"]) == (
         len(last["prompt_ids"]) + len(last["completion_ids"]) - usage["output_tokens"],
@@ -96,19 +103,23 @@ async def test_timing_says_where_the_time_went():
 
 
 def answering(value, as_async=False, with_kwargs=False):
-    """An environment of two turns whose ``env_response`` gives ``value`` (a function of the state)."""
+    """An environment of two turns whose ``env_response`` gives ``value`` (a function
+    of the state)."""
     if as_async and with_kwargs:
 
         async def env_response(self, messages, state, **kwargs):
             return value(state)
+
     elif as_async:
 
         async def env_response(self, messages, state):
             return value(state)
+
     elif with_kwargs:
 
         def env_response(self, messages, state, **kwargs):
             return value(state)
+
     else:
 
         def env_response(self, messages, state):
@@ -131,7 +142,10 @@ def answering(value, as_async=False, with_kwargs=False):
         (lambda state: ([vf.UserMessage("a")], state), ["a"]),
         (lambda state: ("a", {"score": 3}), ["a"]),
         (lambda state: (vf.UserMessage("a"), vf.UserMessage("b")), ["a", "b"]),
-        (lambda state: (vf.UserMessage("a"), vf.UserMessage("b"), vf.UserMessage("c")), ["a", "b", "c"]),
+        (
+            lambda state: (vf.UserMessage("a"), vf.UserMessage("b"), vf.UserMessage("c")),
+            ["a", "b", "c"],
+        ),
     ],
 )
 async def test_env_response_in_every_form(value, added, as_async, with_kwargs):
@@ -184,7 +198,14 @@ def returning_new_state(self, state):
 
 @pytest.mark.parametrize(
     "setup_state",
-    [in_place, in_place_async, returning_state, returning_mapping, returning_copy, returning_new_state],
+    [
+        in_place,
+        in_place_async,
+        returning_state,
+        returning_mapping,
+        returning_copy,
+        returning_new_state,
+    ],
     ids=lambda f: f.__name__,
 )
 async def test_setup_state_in_every_form(setup_state):
@@ -249,7 +270,9 @@ async def test_get_prompt_messages_may_be_overridden_with_plain_dicts():
 
     client = ScriptedClient(["a", "b"])
     state = await rollout(Forgetful(max_turns=2), client)
-    assert [request.prompt for request in client.requests] == [[vf.UserMessage(f"turn {n}")] for n in (0, 1)]
+    assert [request.prompt for request in client.requests] == [
+        [vf.UserMessage(f"turn {n}")] for n in (0, 1)
+    ]
     assert all(isinstance(m, vf.Message) for m in client.requests[1].prompt)
     assert state["trajectory"][1]["prompt"] == [{"role": "user", "content": "turn 1"}]
 
@@ -276,7 +299,9 @@ async def test_steps_may_be_given_rewards_and_extras(as_async):
     async def add_async(self, state, step):
         add(self, state, step)
 
-    env = type("Rewarding", (Talk,), {"add_trajectory_step": add_async if as_async else add})(max_turns=2)
+    env = type("Rewarding", (Talk,), {"add_trajectory_step": add_async if as_async else add})(
+        max_turns=2
+    )
     state = await rollout(env)
     assert [(s.reward, s.extras) for s in state["trajectory"]] == [(0.5, {"n": 0}), (0.5, {"n": 1})]
 
@@ -302,8 +327,14 @@ async def test_add_model_response_and_render_completion_may_be_overridden():
         ({"final_env_response": "x"}, "has_final_env_response"),
         ({"prompt_too_long": True}, "prompt_too_long"),
         ({"usage": {"output_tokens": 9}}, "max_total_completion_tokens_reached"),
-        ({"usage": {"output_tokens": 9}, "prompt_too_long": True}, "max_total_completion_tokens_reached"),
-        ({"trajectory": [vf.TrajectoryStep(tokens=vf.TrajectoryStepTokens([1], [2, 3]))] * 2}, "max_seq_len_reached"),
+        (
+            {"usage": {"output_tokens": 9}, "prompt_too_long": True},
+            "max_total_completion_tokens_reached",
+        ),
+        (
+            {"trajectory": [vf.TrajectoryStep(tokens=vf.TrajectoryStepTokens([1], [2, 3]))] * 2},
+            "max_seq_len_reached",
+        ),
         ({"n": 1}, "max_n"),
         ({"n": 1, "prompt_too_long": True}, "max_n"),
         ({"n": 1, "final_env_response": "x"}, "has_final_env_response"),
@@ -432,15 +463,25 @@ async def test_the_token_bound_of_one_conversation():
 
 
 async def test_a_first_prompt_beyond_the_bound_is_too_long():
-    state = await rollout(Talk(max_turns=50, max_seq_len=5), "x", row("a long question"), tokens=True)
-    assert (state["stop_condition"], state["prompt_too_long"], state["is_truncated"]) == ("prompt_too_long", True, True)
+    state = await rollout(
+        Talk(max_turns=50, max_seq_len=5), "x", row("a long question"), tokens=True
+    )
+    assert (state["stop_condition"], state["prompt_too_long"], state["is_truncated"]) == (
+        "prompt_too_long",
+        True,
+        True,
+    )
     assert state["trajectory"][0]["tokens"]["overlong_prompt"]
     assert state["turn"] == 1
 
 
 async def test_a_server_that_refuses_for_length_ends_the_rollout_as_too_long():
     state = await rollout(Talk(max_turns=9), "a", errors={1: vf.OverlongPromptError("4097 tokens")})
-    assert (state["stop_condition"], state["prompt_too_long"], state["is_truncated"]) == ("prompt_too_long", True, True)
+    assert (state["stop_condition"], state["prompt_too_long"], state["is_truncated"]) == (
+        "prompt_too_long",
+        True,
+        True,
+    )
     assert state["error"] is None
     assert texts(state["completion"]) == ["a"]
 
@@ -454,7 +495,9 @@ async def test_the_bound_on_all_completion_tokens():
 
 
 async def test_a_cut_reply_is_marked_and_does_not_stop_the_rollout():
-    state = await rollout(Talk(max_turns=2), [{"content": "half", "finish_reason": "length"}, "whole"])
+    state = await rollout(
+        Talk(max_turns=2), [{"content": "half", "finish_reason": "length"}, "whole"]
+    )
     assert [s.is_truncated for s in state["trajectory"]] == [True, False]
     assert state["is_truncated"]
     assert state["stop_condition"] == "max_turns_reached"
@@ -497,7 +540,11 @@ class Waiting(Talk):
 
 async def test_the_environments_own_time_limit_is_a_stop_condition():
     state = await rollout(Waiting(max_turns=9, timeout_seconds=0.1), "x", timeout_s=30)
-    assert (state["stop_condition"], state["error"], state["is_truncated"]) == ("timeout_reached", None, True)
+    assert (state["stop_condition"], state["error"], state["is_truncated"]) == (
+        "timeout_reached",
+        None,
+        True,
+    )
     assert state["turn"] == 2
     assert texts(state["completion"]) == ["x", "more", "x"]
 
@@ -509,7 +556,11 @@ async def test_the_runs_guard_is_an_error_that_names_what_was_awaited():
     assert (error.waiting_for, error.elapsed_s) == ("env_response", 0.1)
     assert "env_response" in str(error)
     assert "rollout_timeout_s" in str(error)
-    assert (state["stop_condition"], state["turn"], state["is_truncated"]) == ("timeout_reached", 2, True)
+    assert (state["stop_condition"], state["turn"], state["is_truncated"]) == (
+        "timeout_reached",
+        2,
+        True,
+    )
     state = await rollout(Talk(), "x", timeout_s=0.05, delay_s=60)
     assert state["error"].waiting_for == "the model"
 
@@ -550,7 +601,10 @@ async def test_a_time_limit_that_a_hook_swallows_or_translates_holds_all_the_sam
 
 # --- errors as values
 
-HOOKS = "setup_state env_response get_prompt_messages add_model_response add_trajectory_step render_completion".split()
+HOOKS = (
+    "setup_state env_response get_prompt_messages add_model_response add_trajectory_step"
+    " render_completion".split()
+)
 RAISED = [
     ValueError("bad"),
     SystemExit(3),
@@ -616,9 +670,15 @@ async def test_what_a_hook_returns_wrongly_is_the_rollouts_error_too():
         assert isinstance(state["error"].__cause__, vf.ConfigError)
 
 
-@pytest.mark.parametrize("error", [vf.AuthenticationFailed("no key"), vf.JournalError("disk")], ids=lambda e: str(e))
+@pytest.mark.parametrize(
+    "error", [vf.AuthenticationFailed("no key"), vf.JournalError("disk")], ids=lambda e: str(e)
+)
 async def test_what_concerns_the_whole_run_is_raised(error):
-    for env in (raising("env_response", error), raising("setup_state", error), raising("render_completion", error)):
+    for env in (
+        raising("env_response", error),
+        raising("setup_state", error),
+        raising("render_completion", error),
+    ):
         with pytest.raises(type(error)):
             await rollout(env)
     with pytest.raises(type(error)):

@@ -11,19 +11,34 @@ import verifiers as vf
 from verifiers.rollouts.state import State, Timing, TrajectoryStep, TrajectoryStepTokens
 from verifiers.types import Response, ResponseTokens
 
-ROW = {"prompt": [vf.UserMessage("2+2")], "answer": "4", "task": "sums", "info": {"n": 1}, "example_id": 5}
+ROW = {
+    "prompt": [vf.UserMessage("2+2")],
+    "answer": "4",
+    "task": "sums",
+    "info": {"n": 1},
+    "example_id": 5,
+}
 
 
 # --- keys
 
 
 def test_the_five_input_keys_are_always_there():
-    assert dict(State()["input"]) == {"prompt": [], "answer": "", "task": "default", "info": {}, "example_id": 0}
+    assert dict(State()["input"]) == {
+        "prompt": [],
+        "answer": "",
+        "task": "default",
+        "info": {},
+        "example_id": 0,
+    }
     assert [State(ROW)[name] for name in State.INPUT_FIELDS] == list(ROW.values())
 
 
 def test_the_flat_form_and_the_input_form_are_the_same_state():
-    flat, nested = State({**ROW, "level": 3}, model="m"), State(input={**ROW, "level": 3}, model="m")
+    flat, nested = (
+        State({**ROW, "level": 3}, model="m"),
+        State(input={**ROW, "level": 3}, model="m"),
+    )
     assert flat == nested
     assert flat["input"]["level"] == flat["level"] == 3
     assert State(**flat.copy()) == flat
@@ -42,7 +57,9 @@ def test_input_is_a_live_view():
     assert (state["answer"], list(state["input"])) == ("7", ["prompt", "answer"])
 
 
-@pytest.mark.parametrize("name", ["reward", "error", "id", "completion", "timing", "trajectory", "model", "metrics"])
+@pytest.mark.parametrize(
+    "name", ["reward", "error", "id", "completion", "timing", "trajectory", "model", "metrics"]
+)
 def test_a_column_with_a_name_of_the_states_own_does_not_touch_the_state(name):
     state = State(input={**ROW, name: "from the row"}, model="m")
     assert state["input"][name] == "from the row"
@@ -51,7 +68,8 @@ def test_a_column_with_a_name_of_the_states_own_does_not_touch_the_state(name):
 
 
 def test_a_column_named_like_a_key_is_the_fault_without_the_guard():
-    """Negative control: in the flat form such a name is a key of the state, as for code that dumps and loads states."""
+    """Negative control: in the flat form such a name is a key of the state, as for code that dumps
+    and loads states."""
     assert State({**ROW, "reward": 0.5})["reward"] == 0.5
 
 
@@ -83,7 +101,11 @@ def test_update_and_setdefault_follow_the_rules_of_assignment():
     state = State(ROW)
     state |= {"board": 1}
     state.update({"input": {"answer": "8"}}, score=2)
-    assert (state.setdefault("board", 5), state.setdefault("new", 6), state["answer"]) == (1, 6, "8")
+    assert (state.setdefault("board", 5), state.setdefault("new", 6), state["answer"]) == (
+        1,
+        6,
+        "8",
+    )
     assert (state.get("absent"), state.get("turn"), state.get("oai_tools")) == (None, 0, None)
 
 
@@ -117,13 +139,16 @@ def test_a_copy_is_a_plain_dict():
 
 
 def conversation(turns, words=lambda n: f"word {n} "):
-    """Steps of a conversation that grows by two messages a turn, with tokens, each linked to the one before."""
+    """Steps of a conversation that grows by two messages a turn, with tokens, each linked to the
+    one before."""
     prompt, steps = [vf.UserMessage("begin")], []
     ids = list(range(10))
     for n in range(turns):
         reply = vf.AssistantMessage(words(n))
         sampled = [100 + n, 200 + n]
-        tokens = ResponseTokens(np.array(ids, np.int32), np.array(sampled, np.int32), np.array([-0.5, -1], np.float32))
+        tokens = ResponseTokens(
+            np.array(ids, np.int32), np.array(sampled, np.int32), np.array([-0.5, -1], np.float32)
+        )
         response = Response(reply, tokens=tokens)
         previous = steps[-1] if steps else None
         steps.append(
@@ -148,13 +173,25 @@ def test_steps_give_back_the_whole_prompt_of_every_turn():
         assert step.conversation() == [*step["prompt"], *step["completion"]]
         assert len(step["tokens"]["prompt_ids"]) == 10 + 3 * n
         assert step["tokens"].num_tokens == 12 + 3 * n
-    assert steps[3]["tokens"]["prompt_ids"] == [*range(10), 100, 200, 300, 101, 201, 301, 102, 202, 302]
+    assert steps[3]["tokens"]["prompt_ids"] == [
+        *range(10),
+        100,
+        200,
+        300,
+        101,
+        201,
+        301,
+        102,
+        202,
+        302,
+    ]
     assert steps[3]["tokens"].full_ids().tolist() == [*steps[3]["tokens"]["prompt_ids"], 103, 203]
     assert [len(step.new_prompt) for step in steps] == [1, 1, 1, 1]
 
 
 def stored(steps):
-    """Bytes that the steps hold beside their message objects: list slots and token arrays, responses included."""
+    """Bytes that the steps hold beside their message objects: list slots and token arrays,
+    responses included."""
     total = 0
     for step in steps:
         total += 8 * len(step.new_prompt)
@@ -173,7 +210,9 @@ def test_storage_without_links_grows_with_the_square():
     """Negative control: the same turns, each kept whole."""
 
     def whole(turns):
-        return sum(8 * len(s["prompt"]) + 4 * len(s["tokens"]["prompt_ids"]) for s in conversation(turns))
+        return sum(
+            8 * len(s["prompt"]) + 4 * len(s["tokens"]["prompt_ids"]) for s in conversation(turns)
+        )
 
     assert whole(64) > 20 * whole(8)
 
@@ -204,10 +243,14 @@ def test_a_prompt_that_does_not_continue_is_kept_whole():
 def test_a_prompt_that_shares_only_the_beginning_forks_there():
     steps = conversation(3)
     start = steps[1]["prompt"][:2]
-    fork = TrajectoryStep(prompt=[*start, vf.UserMessage("edited")], completion=[], previous=steps[2])
+    fork = TrajectoryStep(
+        prompt=[*start, vf.UserMessage("edited")], completion=[], previous=steps[2]
+    )
     assert fork.shared == 2
     assert fork["prompt"] == [*start, {"role": "user", "content": "edited"}]
-    after = TrajectoryStep(prompt=[*fork["prompt"], vf.UserMessage("on")], completion=[], previous=fork)
+    after = TrajectoryStep(
+        prompt=[*fork["prompt"], vf.UserMessage("on")], completion=[], previous=fork
+    )
     assert [m["content"] for m in after["prompt"]] == ["begin", "word 0 ", "edited", "on"]
 
 
@@ -215,7 +258,11 @@ def test_tokens_of_a_fork_are_whole_too():
     steps = conversation(3)
     ids = steps[2]["tokens"]["prompt_ids"][:11]
     fork = TrajectoryStepTokens([*ids, 5], [6], [-1.0], previous=steps[2]["tokens"])
-    assert (fork.shared, fork["prompt_ids"], fork.full_ids().tolist()) == (11, [*ids, 5], [*ids, 5, 6])
+    assert (fork.shared, fork["prompt_ids"], fork.full_ids().tolist()) == (
+        11,
+        [*ids, 5],
+        [*ids, 5, 6],
+    )
 
 
 def test_reading_a_step_gives_copies_of_its_prompt():
@@ -263,7 +310,11 @@ def test_writes_to_a_step_and_its_tokens_reach_the_turn():
 def test_completion_mode_shares_text():
     first = TrajectoryStep("once", " upon")
     second = TrajectoryStep("once upon a", " time", previous=first)
-    assert (second.new_prompt, second["prompt"], second.conversation()) == (" a", "once upon a", "once upon a time")
+    assert (second.new_prompt, second["prompt"], second.conversation()) == (
+        " a",
+        "once upon a",
+        "once upon a time",
+    )
 
 
 def test_step_tokens_are_lists_when_read_and_arrays_inside():

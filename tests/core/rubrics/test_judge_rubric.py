@@ -1,4 +1,5 @@
-"""``JudgeRubric``: laziness, questions, verdicts, caches, failures and hostile answers, with real clients."""
+"""``JudgeRubric``: laziness, questions, verdicts, caches, failures and hostile answers, with real
+clients."""
 
 import asyncio
 import math
@@ -69,7 +70,9 @@ def test_constructing_needs_no_key_and_makes_no_client(monkeypatch):
     rubric = JudgeRubric(funcs=[yes])
     with pytest.raises(ConfigError, match=r"judge_client=.*OPENAI_API_KEY"):
         rubric.check_needs()
-    with pytest.raises(ScoringError, match="OPENAI_API_KEY"):  # negative control: asking does need one
+    with pytest.raises(
+        ScoringError, match="OPENAI_API_KEY"
+    ):  # negative control: asking does need one
         asyncio.run(rubric.judge("2+2", "4", "4"))
 
 
@@ -83,7 +86,10 @@ def in_a_group(rubric):
 
 def in_an_env_group(rubric):
     rows = [{"question": "2+2", "answer": "4"}]
-    envs = [vf.SingleTurnEnv(dataset=rows, rubric=one) for one in (vf.Rubric([lambda answer: 1.0]), rubric)]
+    envs = [
+        vf.SingleTurnEnv(dataset=rows, rubric=one)
+        for one in (vf.Rubric([lambda answer: 1.0]), rubric)
+    ]
     return vf.EnvGroup(envs, ["sums", "judged"])
 
 
@@ -93,13 +99,23 @@ def in_an_env_group(rubric):
     [
         (lambda: JudgeRubric(funcs=[yes]), "OPENAI_API_KEY"),
         (
-            lambda: scoring(vf.ClientConfig(api_base_url="https://judge.test/v1", api_key_var="NO_SUCH_KEY")),
-            "the judge 'judge-a': https://judge.test/v1 needs a key: set the environment variable NO_SUCH_KEY",
+            lambda: scoring(
+                vf.ClientConfig(api_base_url="https://judge.test/v1", api_key_var="NO_SUCH_KEY")
+            ),
+            (
+                "the judge 'judge-a': https://judge.test/v1 needs a key: set the environment"
+                " variable NO_SUCH_KEY"
+            ),
         ),
-        (lambda: JudgeRubric(funcs=[yes], judge_model="local:no-such.gguf"), r"local:no-such\.gguf.*not a file"),
+        (
+            lambda: JudgeRubric(funcs=[yes], judge_model="local:no-such.gguf"),
+            r"local:no-such\.gguf.*not a file",
+        ),
         (
             lambda: JudgeRubric(
-                judge_client=ScriptedClient("9"), judge_model="judge-a", judge_prompt="Rate: {response}"
+                judge_client=ScriptedClient("9"),
+                judge_model="judge-a",
+                judge_prompt="Rate: {response}",
             ),
             r"'judge-a' is never asked.*funcs=.*judge_models=\['judge-a'\]",
         ),
@@ -182,7 +198,9 @@ async def test_the_default_prompt_asks_about_the_last_user_message_and_the_parse
     state = state_of("<answer>four</answer>", example_id=1)
     state["prompt"] = [*state["prompt"], UserMessage("and in words?")]
     assert (await rubric.score_rollout(state))["reward"] == 1.0
-    assert [line for line in sent(client).split("\n") if line in ("2+2", "and in words?", "4", "four")] == [
+    assert [
+        line for line in sent(client).split("\n") if line in ("2+2", "and in words?", "4", "four")
+    ] == [
         "and in words?",
         "4",
         "four",
@@ -201,7 +219,9 @@ async def test_the_default_prompt_asks_about_the_last_user_message_and_the_parse
 )
 async def test_every_form_of_a_prompt_gives_its_question(prompt):
     client = ScriptedClient(["yes"])
-    await JudgeRubric(judge_client=client, judge_prompt="<{question}|{prompt}>").judge(prompt, [], "4")
+    await JudgeRubric(judge_client=client, judge_prompt="<{question}|{prompt}>").judge(
+        prompt, [], "4"
+    )
     assert sent(client) == "<2+2|2+2>"
 
 
@@ -211,13 +231,17 @@ async def test_pydantic_messages_give_their_question_too():
         content: str
 
     client = ScriptedClient(["yes"])
-    await JudgeRubric(judge_client=client, judge_prompt="{question}").judge([User(content="2+2")], [], "4")
+    await JudgeRubric(judge_client=client, judge_prompt="{question}").judge(
+        [User(content="2+2")], [], "4"
+    )
     assert sent(client) == "2+2"
 
 
 async def test_further_keywords_fill_further_slots_literally():
     client = ScriptedClient(["yes"])
-    rubric = JudgeRubric(judge_client=client, judge_prompt="{criteria} / {response} / {other} / {{response}}")
+    rubric = JudgeRubric(
+        judge_client=client, judge_prompt="{criteria} / {response} / {other} / {{response}}"
+    )
     await rubric.judge("q", "r", "a", criteria="{answer} {0.__class__}", unused=[1])
     assert sent(client) == "{answer} {0.__class__} / r / {other} / {response}"
 
@@ -227,14 +251,21 @@ async def test_functions_receive_what_belongs_to_the_judge():
     client = ScriptedClient(["yes"])
 
     def look(judge_client, judge_model, judge_prompt, judge_sampling_args):
-        got.update(client=judge_client, model=judge_model, prompt=judge_prompt, sampling_args=judge_sampling_args)
+        got.update(
+            client=judge_client,
+            model=judge_model,
+            prompt=judge_prompt,
+            sampling_args=judge_sampling_args,
+        )
         return 1.0
 
     async def each(judge, prompts, completions, answers, states):
         rows = zip(prompts, completions, answers, states, strict=True)
         return [float(await judge(*row) == "yes") for row in rows]
 
-    rubric = JudgeRubric(judge_client=client, judge_sampling_args={"temperature": 0}, funcs=[look, each])
+    rubric = JudgeRubric(
+        judge_client=client, judge_sampling_args={"temperature": 0}, funcs=[look, each]
+    )
     rubric.check_arguments(set())
     assert (await rubric.score_group([state_of(), state_of()]))["reward"] == [2.0, 2.0]
     assert got["client"] is client
@@ -246,13 +277,22 @@ async def test_functions_receive_what_belongs_to_the_judge():
 
 
 async def test_the_guides_snippet_works():
-    replies = {"gpt-4": "<reasoning>fine</reasoning>\n<score>\n9\n</score>", "claude-2": "<score>6</score>"}
+    replies = {
+        "gpt-4": "<reasoning>fine</reasoning>\n<score>\n9\n</score>",
+        "claude-2": "<score>6</score>",
+    }
     client = ScriptedClient(lambda request: replies[request.model])
-    rubric = JudgeRubric(judge_models=["gpt-4", "claude-2"], aggregation="mean", client=client, template=TEMPLATE)
+    rubric = JudgeRubric(
+        judge_models=["gpt-4", "claude-2"], aggregation="mean", client=client, template=TEMPLATE
+    )
     state = state_of()
     score = await rubric.score_rollout(state)
     assert score["reward"] == pytest.approx(0.75)
-    assert state["metrics"] == {"judge_score/gpt-4": 9.0, "judge_score/claude-2": 6.0, "judge_score": score["reward"]}
+    assert state["metrics"] == {
+        "judge_score/gpt-4": 9.0,
+        "judge_score/claude-2": 6.0,
+        "judge_score": score["reward"],
+    }
     assert "Response: 4\n" in sent(client)
     assert "[0-10]" in sent(client)
 
@@ -292,7 +332,8 @@ async def test_each_judge_may_have_its_own_client():
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "value"), [*zip(AGGREGATIONS, (0.5, 0.6, 0.2, 0.7, 0.5), strict=True), (len, 3.0)]
+    ("aggregation", "value"),
+    [*zip(AGGREGATIONS, (0.5, 0.6, 0.2, 0.7, 0.5), strict=True), (len, 3.0)],
 )
 async def test_scores_are_combined(aggregation, value):
     replies = {"a": "<score>2</score>", "b": "<score>6</score>", "c": "<score>7</score>"}
@@ -311,7 +352,8 @@ async def test_without_a_range_the_score_is_raw_and_the_prompt_names_none():
 
 async def test_a_judge_that_fails_makes_the_reward_unknown_unless_the_others_suffice():
     client = ScriptedClient(
-        "<score>5</score>", errors=lambda request: ModelUnavailable("down") if request.model == "b" else None
+        "<score>5</score>",
+        errors=lambda request: ModelUnavailable("down") if request.model == "b" else None,
     )
     for models, require_all, reward in [
         (["a", "b"], True, NAN),
@@ -337,7 +379,10 @@ async def test_a_judge_that_never_answers_does_not_cost_the_others_verdict():
         return "<score>10</score>"
 
     rubric = JudgeRubric(
-        judge_client=ScriptedClient(reply), judge_models=["fast", "slow"], require_all=False, timeout_s=0.5
+        judge_client=ScriptedClient(reply),
+        judge_models=["fast", "slow"],
+        require_all=False,
+        timeout_s=0.5,
     )
     assert (await rubric.score_rollout(state_of()))["reward"] == 1.0
     strict = scoring(ScriptedClient(reply), timeout_s=0.5, require_all=True)
@@ -351,7 +396,11 @@ async def test_an_outage_does_not_lower_the_mean():
     with FakeServer("<score>10</score>", script=[500, None]) as server:
         client = ClientConfig(api_base_url=server.url, max_retries=0)
         scores = await scoring(client).score_rollouts(
-            prompts=["q", "q"], completions=["a", "b"], answers=["", ""], states=[{}, {}], max_concurrent=1
+            prompts=["q", "q"],
+            completions=["a", "b"],
+            answers=["", ""],
+            states=[{}, {}],
+            max_concurrent=1,
         )
     assert math.isnan(scores["reward"][0])
     assert scores["reward"][1] == 1.0
@@ -378,7 +427,9 @@ async def test_blocking_calls_may_use_one_rubric_again_and_again():
 
 
 async def test_a_judge_rubric_can_be_one_of_a_group():
-    group = RubricGroup([Rubric(funcs=[lambda completion: 1.0]), scoring(ScriptedClient(["<score>5</score>"]))])
+    group = RubricGroup(
+        [Rubric(funcs=[lambda completion: 1.0]), scoring(ScriptedClient(["<score>5</score>"]))]
+    )
     assert (await group.score_rollout(state_of()))["reward"] == 1.5
 
 
@@ -393,7 +444,9 @@ async def test_one_question_is_asked_once_per_rollout():
     assert [*answers, await rubric.judge(**arguments(state))] == ["yes"] * 4
     assert state["judge_response"] == {"gpt-4.1-nano": {sent(client): "yes"}}
     assert len(client.requests) == 1
-    assert await rubric.judge(**arguments(state_of())) == "no"  # another rollout has its own judgement
+    assert (
+        await rubric.judge(**arguments(state_of())) == "no"
+    )  # another rollout has its own judgement
     assert await rubric.judge(**arguments(state), unused="x") == "yes"
 
 
@@ -448,13 +501,19 @@ async def test_a_verdict_is_the_judges_own_last_score(attack):
     state = state_of(attack)
     await scoring(ScriptedClient([reply])).score_rollout(state)
     assert state["reward"] == pytest.approx(0.1)
-    assert re.search(r"<score>(\d+)</score>", reply)[1] == "10"  # negative control: the first score is the answer's
+    assert (
+        re.search(r"<score>(\d+)</score>", reply)[1] == "10"
+    )  # negative control: the first score is the answer's
 
 
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if "<score>" in attack])
-@pytest.mark.parametrize("prompt", [{}, {"judge_prompt": "Rate {response}. End with <score>number</score>"}])
+@pytest.mark.parametrize(
+    "prompt", [{}, {"judge_prompt": "Rate {response}. End with <score>number</score>"}]
+)
 async def test_a_judge_that_only_quotes_the_attack_has_given_no_verdict(attack, prompt):
-    quoting = ScriptedClient(lambda request: "The response tries to set its verdict: <score>10</score>")
+    quoting = ScriptedClient(
+        lambda request: "The response tries to set its verdict: <score>10</score>"
+    )
     state = state_of(attack)
     await scoring(quoting, **prompt).score_rollout(state)
     assert math.isnan(state["reward"])
@@ -462,7 +521,10 @@ async def test_a_judge_that_only_quotes_the_attack_has_given_no_verdict(attack, 
 
     def obeying(request):
         tag = re.search(r"<(score-\w+)>number", request.prompt[-1]["content"])[1]
-        return f"It wrote <score>10</score>, an attack.\n<{tag}>1</{tag}>\nThat is, not <score>10</score>."
+        return (
+            f"It wrote <score>10</score>, an attack.\n<{tag}>1</{tag}>\nThat is, not"
+            " <score>10</score>."
+        )
 
     state = state_of(attack)
     await scoring(ScriptedClient(obeying), **prompt).score_rollout(state)
@@ -505,13 +567,19 @@ async def test_a_judge_without_a_verdict_of_its_own_leaves_the_reward_unknown(re
 
 
 async def test_a_judge_that_was_cut_off_has_given_no_verdict():
-    cut = {"role": "assistant", "content": "It says <score>10</score> but", "finish_reason": "length"}
+    cut = {
+        "role": "assistant",
+        "content": "It says <score>10</score> but",
+        "finish_reason": "length",
+    }
     client = ScriptedClient([cut, cut, "<score>2</score>"])
     rubric, state = scoring(client), state_of()
     await rubric.score_rollout(state)
     assert "truncated" in str(state["error"])
     assert math.isnan(state["reward"])
-    assert "10" in (await rubric.judge(**arguments(state_of())))  # negative control: the text looks like a verdict
+    assert "10" in (
+        await rubric.judge(**arguments(state_of()))
+    )  # negative control: the text looks like a verdict
     state = state_of()
     assert (await rubric.score_rollout(state))["reward"] == 0.2
 

@@ -1,4 +1,5 @@
-r"""``MathRubric`` and ``HybridMathRubric``: strict boxes, equality, killed verifications, unknown rewards, judges."""
+r"""``MathRubric`` and ``HybridMathRubric``: strict boxes, equality, killed verifications, unknown
+rewards, judges."""
 
 import asyncio
 import contextlib
@@ -60,7 +61,8 @@ SCRIPTED_ENGINE = r"""
 
 
 class LoopInAThread:
-    """One event loop, off the main thread, whose worker processes stay warm for the module's tests."""
+    """One event loop, off the main thread, whose worker processes stay warm for the
+    module's tests."""
 
     def __init__(self):
         self.loop = asyncio.new_event_loop()
@@ -113,7 +115,9 @@ def maths(**given):
 
 def state_of(text, answer="4"):
     return State(
-        prompt=[{"role": "user", "content": "2+2"}], completion=[{"role": "assistant", "content": text}], answer=answer
+        prompt=[{"role": "user", "content": "2+2"}],
+        completion=[{"role": "assistant", "content": text}],
+        answer=answer,
     )
 
 
@@ -198,12 +202,19 @@ def test_text_and_integers_are_compared_without_a_process(aside, scripted):
     )
     assert outcomes == [Outcome.DIFFERENT, Outcome.EQUAL, Outcome.EQUAL, Outcome.EQUAL]
     assert num_processes == 0
-    assert aside.run(compared([("0.5", "1/2")])) == ([Outcome.EQUAL], 1)  # negative control: this one needs it
+    assert aside.run(compared([("0.5", "1/2")])) == (
+        [Outcome.EQUAL],
+        1,
+    )  # negative control: this one needs it
 
 
-def test_it_works_off_the_main_thread_where_the_engines_own_time_out_does_not(aside, folder, monkeypatch):
+def test_it_works_off_the_main_thread_where_the_engines_own_time_out_does_not(
+    aside, folder, monkeypatch
+):
     monkeypatch.delitem(sys.modules, "math_verify", raising=False)
-    assert aside.score(maths(), boxed("1/2", "0.5")) == [1.0]  # the loop of these tests is not in the main thread
+    assert aside.score(maths(), boxed("1/2", "0.5")) == [
+        1.0
+    ]  # the loop of these tests is not in the main thread
     assert "math_verify" not in sys.modules
     monkeypatch.syspath_prepend(str(folder))
     from scripted_engine import own_time_out_in_a_thread
@@ -242,12 +253,17 @@ def test_a_worker_has_a_bound_on_its_memory(aside, scripted):
     state = boxed("big")
     assert math.isnan(aside.score(scripted, state)[0])
     assert "MemoryError" in str(state["error"])
-    assert len(np.zeros(3 << 30, np.uint8)) == 3 << 30  # negative control: no limit (the pages are never touched)
+    assert (
+        len(np.zeros(3 << 30, np.uint8)) == 3 << 30
+    )  # negative control: no limit (the pages are never touched)
 
 
 def test_the_real_engine_is_killed_too(aside):
     begun = time.monotonic()
-    assert aside.score(maths(timeout_seconds=0.5), boxed(HANGS), boxed(r"\frac{8}{2}")) == [0.0, 1.0]
+    assert aside.score(maths(timeout_seconds=0.5), boxed(HANGS), boxed(r"\frac{8}{2}")) == [
+        0.0,
+        1.0,
+    ]
     assert time.monotonic() - begun < 30
 
 
@@ -274,7 +290,9 @@ def test_a_gold_answer_nobody_can_read_makes_the_reward_unknown(aside, gold):
         ("0.5", r"\frac{1}{2}", 1.0, 1.0),
     ],
 )
-def test_odd_forms_of_a_right_answer_count_only_when_they_are_asked_to(aside, gold, answer, strict, lenient):
+def test_odd_forms_of_a_right_answer_count_only_when_they_are_asked_to(
+    aside, gold, answer, strict, lenient
+):
     assert aside.score(maths(), boxed(answer, gold)) == [strict]
     assert aside.score(maths(strict=False), boxed(answer, gold)) == [lenient]
 
@@ -293,7 +311,13 @@ def test_answers_longer_than_the_bound_are_wrong_without_a_process(aside):
 
 
 @pytest.mark.parametrize(
-    "given", [{"timeout_seconds": 0}, {"timeout_seconds": math.nan}, {"max_workers": 0}, {"timeout_second": 3}]
+    "given",
+    [
+        {"timeout_seconds": 0},
+        {"timeout_seconds": math.nan},
+        {"max_workers": 0},
+        {"timeout_second": 3},
+    ],
 )
 def test_settings_that_cannot_be_used_are_refused(given):
     with pytest.raises(ConfigError):
@@ -319,7 +343,9 @@ def test_a_broken_install_shows_its_own_error(aside, folder, monkeypatch):
 
 def hybrid(reply):
     client = ScriptedClient([reply])
-    return client, HybridMathRubric(use_judge_fallback=True, judge_client=client, judge_model="j", max_workers=1)
+    return client, HybridMathRubric(
+        use_judge_fallback=True, judge_client=client, judge_model="j", max_workers=1
+    )
 
 
 def test_what_the_rules_accept_asks_no_judge(aside):
@@ -331,7 +357,9 @@ def test_what_the_rules_accept_asks_no_judge(aside):
     assert state["metrics"] == {"math_verify_timeouts": 0.0, **scores}
 
 
-@pytest.mark.parametrize(("reply", "reward"), [(r"\boxed{A}", 1.0), (r"It differs. \boxed{B}", 0.0), ("c", 0.0)])
+@pytest.mark.parametrize(
+    ("reply", "reward"), [(r"\boxed{A}", 1.0), (r"It differs. \boxed{B}", 0.0), ("c", 0.0)]
+)
 @pytest.mark.parametrize("gold", ["2", "four, in words: @@"])
 def test_where_the_rules_say_no_the_judge_decides(aside, reply, reward, gold):
     client, rubric = hybrid(reply)
@@ -365,7 +393,11 @@ def test_a_prompt_that_asks_for_a_score_is_answered_by_one(aside):
     client = ScriptedClient("<score>1</score>")
     prompt = "Is {response} {answer}? <score>1 or 0</score>"
     rubric = HybridMathRubric(
-        use_judge_fallback=True, judge_client=client, judge_model="j", judge_prompt=prompt, max_workers=1
+        use_judge_fallback=True,
+        judge_client=client,
+        judge_model="j",
+        judge_prompt=prompt,
+        max_workers=1,
     )
     assert aside.score(rubric, state_of(r"\boxed{5}")) == [1.0]
 

@@ -94,7 +94,9 @@ def test_an_unknown_keyword_is_refused(rubric):
 
 def test_keywords_of_a_subclass_become_attributes_and_misspellings_do_not():
     class Sums(Rubric):
-        def __init__(self, weight="easy", **kwargs):  # resembles a parameter of Rubric, and is declared
+        def __init__(
+            self, weight="easy", **kwargs
+        ):  # resembles a parameter of Rubric, and is declared
             super().__init__(weight=weight, **kwargs)
 
     rubric = Sums("hard", dataset_name="sums")
@@ -116,7 +118,10 @@ def test_marked_methods_of_a_subclass_register_themselves():
             return length(completion)
 
     rubric = Graded()
-    assert (rubric.get_reward_func_names(), rubric.get_reward_weights()) == (["correct", "size"], [0.5, 0.0])
+    assert (rubric.get_reward_func_names(), rubric.get_reward_weights()) == (
+        ["correct", "size"],
+        [0.5, 0.0],
+    )
     assert rubric.score_rollout_sync(state_of())["reward"] == 0.5
 
 
@@ -140,7 +145,8 @@ async def test_numbers_of_every_kind_are_values(value):
 
 
 @pytest.mark.parametrize(
-    "value", [None, "1", NAN, math.inf, -math.inf, [1.0], 10**400, 1j, np.complex64(1), np.array([1.0])]
+    "value",
+    [None, "1", NAN, math.inf, -math.inf, [1.0], 10**400, 1j, np.complex64(1), np.array([1.0])],
 )
 async def test_anything_else_is_an_unknown_reward_that_names_the_function(value):
     state = state_of()
@@ -152,7 +158,9 @@ async def test_anything_else_is_an_unknown_reward_that_names_the_function(value)
     assert "'odd'" in str(state["error"])
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(1), RecursionError(), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), SystemExit(1), RecursionError(), MemoryError()]
+)
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_whatever_a_function_raises_stays_on_its_rollout(error, is_async):
     def sync(completion):
@@ -196,7 +204,9 @@ async def test_scoring_again_judges_anew():
 # --- which rollouts are scored
 
 
-@pytest.mark.parametrize("error", [ModelUnavailable("down"), EnvironmentFault("hook"), RolloutError("x")])
+@pytest.mark.parametrize(
+    "error", [ModelUnavailable("down"), EnvironmentFault("hook"), RolloutError("x")]
+)
 async def test_a_rollout_that_failed_is_unknown_and_no_function_sees_it(error):
     seen = []
     state = state_of(error=error)
@@ -212,7 +222,9 @@ async def test_an_error_of_the_models_own_doing_is_scored():
 
 
 @pytest.mark.parametrize(
-    "rubric", [Rubric(), Rubric(funcs=[]), Rubric(funcs=[], weights=[])], ids=["default", "empty", "empty lists"]
+    "rubric",
+    [Rubric(), Rubric(funcs=[]), Rubric(funcs=[], weights=[])],
+    ids=["default", "empty", "empty lists"],
 )
 async def test_without_reward_functions_the_reward_is_unknown(rubric):
     assert math.isnan((await rubric.score_rollout(state_of()))["reward"])
@@ -301,7 +313,9 @@ async def test_a_failed_sibling_is_not_shown_to_group_functions_and_costs_nobody
     assert math.isnan(failed["metrics"]["ranked"])
 
 
-@pytest.mark.parametrize("values", [[1.0], 1.0, "ab", None], ids=["short", "number", "text", "none"])
+@pytest.mark.parametrize(
+    "values", [[1.0], 1.0, "ab", None], ids=["short", "number", "text", "none"]
+)
 async def test_a_group_value_that_is_no_fitting_list_is_unknown_for_all(values):
     states = [state_of(), state_of()]
     await Rubric([exact, lambda completions: values]).score_group(states)
@@ -354,7 +368,12 @@ async def test_steps_get_the_rewards_the_author_left_open():
     own, empty = TrajectoryStep(reward=0.1, advantage=0.2), TrajectoryStep()
     states = [state_of("4", trajectory=[own, empty]), state_of("5")]
     await Rubric([exact]).score_group(states)
-    assert (own["reward"], own["advantage"], empty["reward"], empty["advantage"]) == (0.1, 0.2, 1.0, 0.5)
+    assert (own["reward"], own["advantage"], empty["reward"], empty["advantage"]) == (
+        0.1,
+        0.2,
+        1.0,
+        0.5,
+    )
 
 
 async def test_the_runner_scores_in_two_stages():
@@ -484,7 +503,9 @@ async def test_the_old_positional_form_and_further_columns():
         return difficulty == "hard" and info == {}
 
     done = [{"role": "assistant", "content": "4"}]
-    score = await Rubric([exact, hard]).score_rollout("2+2", done, "4", {}, "default", None, difficulty="hard")
+    score = await Rubric([exact, hard]).score_rollout(
+        "2+2", done, "4", {}, "default", None, difficulty="hard"
+    )
     assert score["reward"] == 2.0
 
 
@@ -515,7 +536,9 @@ async def test_score_rollouts_is_awaitable_under_a_loop_and_its_sync_form_blocks
 
 
 def test_score_rollouts_forms_groups_only_when_asked():
-    assert Rubric([ranked]).score_rollouts(**columns("4", "44", "1", "2"), group_size=2)["reward"] == [0, 1, 1, 1]
+    assert Rubric([ranked]).score_rollouts(**columns("4", "44", "1", "2"), group_size=2)[
+        "reward"
+    ] == [0, 1, 1, 1]
     with pytest.raises(ConfigError, match="score_group"):
         Rubric([ranked]).score_rollouts(**columns("4", "44"))
     with pytest.raises(ConfigError, match="group_size=3"):

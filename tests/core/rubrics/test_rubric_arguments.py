@@ -26,7 +26,11 @@ async def received(function, *states, rubric=None):
     rubric = rubric or Rubric()
     rubric.add_reward_func(function)
     states = states or (state_of(),)
-    await (rubric.score_group(list(states)) if rubric.has_group_rewards else rubric.score_rollout(states[0]))
+    await (
+        rubric.score_group(list(states))
+        if rubric.has_group_rewards
+        else rubric.score_rollout(states[0])
+    )
     return states
 
 
@@ -39,7 +43,12 @@ async def test_core_names_are_the_rollouts_values():
 
     (state,) = await received(check)
     assert got["state"] is state
-    assert (got["prompt"], got["answer"], got["task"], got["info"]) == (state["prompt"], "4", "sum", {"level": 1})
+    assert (got["prompt"], got["answer"], got["task"], got["info"]) == (
+        state["prompt"],
+        "4",
+        "sum",
+        {"level": 1},
+    )
     assert got["completion"][-1]["content"] == "4"
 
 
@@ -67,7 +76,13 @@ async def test_columns_objects_and_the_parser_arrive_by_name():
 
     await received(check, state_of(difficulty="hard"), rubric=rubric)
     got.pop("got")
-    assert got == {"difficulty": "hard", "database": "db", "judge_id": 7, "parser": parser, "missing": 3}
+    assert got == {
+        "difficulty": "hard",
+        "database": "db",
+        "judge_id": 7,
+        "parser": parser,
+        "missing": 3,
+    }
 
 
 async def test_core_wins_over_objects_over_providers_over_columns():
@@ -150,7 +165,9 @@ def test_a_parameter_nothing_supplies_is_named_before_the_run():
         return 1.0
 
     rubric = Rubric([close])
-    with pytest.raises(ConfigError, match=r"'close' needs an argument 'answr'.*did you mean 'answer'"):
+    with pytest.raises(
+        ConfigError, match=r"'close' needs an argument 'answr'.*did you mean 'answer'"
+    ):
         rubric.check_arguments({"question"})
     rubric.check_arguments({"question", "answr"})
 

@@ -53,7 +53,8 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(weights):
 
 
 @pytest.mark.parametrize(
-    "options", [{"weights": [1.0]}, {"names": ["one"]}, {"names": ["same", "same"]}, {"weights": ["x", 1]}]
+    "options",
+    [{"weights": [1.0]}, {"names": ["one"]}, {"names": ["same", "same"]}, {"weights": ["x", 1]}],
 )
 def test_a_group_that_cannot_be_meant_is_refused(options):
     with pytest.raises(ConfigError):
@@ -105,7 +106,9 @@ async def test_advantages_are_computed_once_from_the_final_reward():
 
 
 async def test_groups_nest():
-    outer = RubricGroup([pair(weights=[1.0, 0.5]), Rubric([lambda answer: 1.0])], weights=[2.0, 1.0])
+    outer = RubricGroup(
+        [pair(weights=[1.0, 0.5]), Rubric([lambda answer: 1.0])], weights=[2.0, 1.0]
+    )
     assert (await outer.score_rollout(state_of()))["reward"] == 6.0
     assert outer.get_reward_func_names() == ["exact", "short", "<lambda>"]
 

@@ -85,10 +85,14 @@ async def test_a_function_that_hangs_is_killed_and_the_next_is_unaffected(functi
 
 
 async def test_the_time_an_import_takes_is_not_the_functions(functions, tmp_path):
-    (tmp_path / "slow_import.py").write_text("import time; time.sleep(0.6)\ndef one(answer): return 1.0\n")
+    (tmp_path / "slow_import.py").write_text(
+        "import time; time.sleep(0.6)\ndef one(answer): return 1.0\n"
+    )
     import slow_import
 
-    assert (await rubric_of(slow_import.one, timeout_s=0.3).score_rollout(state_of()))["reward"] == 1.0
+    assert (await rubric_of(slow_import.one, timeout_s=0.3).score_rollout(state_of()))[
+        "reward"
+    ] == 1.0
 
 
 def wait_for(file, bound_s=60.0):
@@ -110,7 +114,9 @@ def kill_when_begun(code, folder):
 async def test_children_of_a_killed_process_are_gone_too(functions, tmp_path):
     pid = await process_pool().run(functions.pid, {"answer": ""}, 10, "pid")
     with pytest.raises(TimeoutError):
-        await process_pool().run(functions.leaves_behind, {"file": str(tmp_path / "killed")}, 0.4, "leaves_behind")
+        await process_pool().run(
+            functions.leaves_behind, {"file": str(tmp_path / "killed")}, 0.4, "leaves_behind"
+        )
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     code = f"import isolated_functions as f; f.leaves_behind({str(tmp_path / 'spared')!r})"
@@ -119,7 +125,8 @@ async def test_children_of_a_killed_process_are_gone_too(functions, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("dies", "died"), ("raises", "LookupError: no such unit"), ("text", "return a number")]
+    ("name", "says"),
+    [("dies", "died"), ("raises", "LookupError: no such unit"), ("text", "return a number")],
 )
 async def test_other_failures_are_scoring_errors_that_say_what_happened(functions, name, says):
     state = state_of()
@@ -160,10 +167,14 @@ def test_processes_end_with_the_loop(functions):
         os.kill(pid, 0)
 
 
-async def test_an_initializer_runs_once_in_each_process_and_its_processes_serve_no_other_pool(functions):
+async def test_an_initializer_runs_once_in_each_process_and_its_processes_serve_no_other_pool(
+    functions,
+):
     prepared, plain = process_pool(1, functions.prepare, ("ready",)), process_pool(1)
     assert prepared is process_pool(1, functions.prepare, ("ready",))
-    assert [await prepared.run(functions.preparations, {}, 10, "prepared") for _ in range(2)] == [["ready"]] * 2
+    assert [await prepared.run(functions.preparations, {}, 10, "prepared") for _ in range(2)] == [
+        ["ready"]
+    ] * 2
     assert await plain.run(functions.preparations, {}, 10, "plain") == []  # negative control
     assert prepared.num_processes == plain.num_processes == 1
 
@@ -185,4 +196,7 @@ def test_no_alarm_signal_is_used_anywhere():
 
     sources = [file.read_text() for file in Path(package.__file__).parent.glob("*.py")]
     assert sources
-    assert not any("SIGALRM" in source or "setitimer" in source or "signal.alarm" in source for source in sources)
+    assert not any(
+        "SIGALRM" in source or "setitimer" in source or "signal.alarm" in source
+        for source in sources
+    )

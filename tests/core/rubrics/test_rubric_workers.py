@@ -15,7 +15,9 @@ from verifiers.runtime.worker_threads import MAX_STUCK, call_in_thread, workers
 
 
 def state_of(**more):
-    return State(prompt="2+2", completion=[{"role": "assistant", "content": "4"}], answer="4", **more)
+    return State(
+        prompt="2+2", completion=[{"role": "assistant", "content": "4"}], answer="4", **more
+    )
 
 
 async def score_all(rubric, count):
@@ -28,7 +30,9 @@ async def test_functions_that_wait_get_more_threads():
     both = threading.Barrier(2)
 
     def waits(completion):
-        both.wait(60)  # for another one: with one thread nobody ever comes, and the score is an error
+        both.wait(
+            60
+        )  # for another one: with one thread nobody ever comes, and the score is an error
         return 1.0
 
     states = await score_all(Rubric([waits]), 40)
@@ -151,7 +155,9 @@ async def test_cancelling_ends_the_wait_and_skips_the_rest():
 
 async def test_call_in_thread_gives_values_and_exceptions():
     assert await call_in_thread(divmod, 7, 2) == (3, 1)
-    assert await call_in_thread(lambda: threading.current_thread() is threading.main_thread()) is False
+    assert (
+        await call_in_thread(lambda: threading.current_thread() is threading.main_thread()) is False
+    )
     with pytest.raises(ZeroDivisionError):
         await call_in_thread(divmod, 1, 0)
     with pytest.raises(TimeoutError, match="'sleep'"):

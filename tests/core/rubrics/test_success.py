@@ -1,4 +1,5 @@
-"""The success metric: which function says whether the task was solved, and what a run counts by it."""
+"""The success metric: which function says whether the task was solved, and what a run
+counts by it."""
 
 import math
 
@@ -66,7 +67,10 @@ def test_a_reward_method_that_is_called_success_is_the_success_metric():
 
 
 def test_a_misspelt_name_is_refused_before_the_first_rollout():
-    with pytest.raises(ConfigError, match=r"success='exacct' names no function of the rubric; did you mean 'exact'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"success='exacct' names no function of the rubric; did you mean 'exact'\?",
+    ):
         evaluate(vf.Rubric([exact], success="exacct"))
 
 
@@ -81,7 +85,10 @@ def test_a_second_function_called_success_is_refused():
 def test_a_success_that_is_neither_0_nor_1_is_recorded_and_counted_as_unknown():
     results = evaluate(vf.Rubric([similarity], success="similarity"), ["ca", "cat"])
     assert results.errors[0]["error"] == ScoringError.__name__
-    assert "the success metric 'similarity' is 0.666667; it must be 0 or 1" in results.errors[0]["message"]
+    assert (
+        "the success metric 'similarity' is 0.666667; it must be 0 or 1"
+        in results.errors[0]["message"]
+    )
     assert math.isnan(results.metrics["success"][0])
     assert results.metrics["success"][1] == 1.0
 
@@ -101,7 +108,9 @@ def test_the_name_can_be_set_and_changed_after_a_run():
 def test_a_group_takes_the_first_childs_name_under_the_name_it_has_in_the_group():
     group = vf.RubricGroup([vf.Rubric([exact]), vf.Rubric([exact], success="exact")])
     assert group.success_metric == "exact_2"
-    assert vf.RubricGroup([vf.Rubric([exact, similarity])], success="exact").success_metric == "exact"
+    assert (
+        vf.RubricGroup([vf.Rubric([exact, similarity])], success="exact").success_metric == "exact"
+    )
     with pytest.raises(ConfigError, match="names no function"):
         evaluate(vf.RubricGroup([vf.Rubric([exact])], success="similarity"))
 
@@ -111,7 +120,8 @@ def test_members_of_an_env_group_keep_their_own_success():
         return 0.5
 
     one = vf.SingleTurnEnv(
-        dataset=[{"question": "a", "answer": "cat"}], rubric=vf.Rubric([half, exact], success="exact")
+        dataset=[{"question": "a", "answer": "cat"}],
+        rubric=vf.Rubric([half, exact], success="exact"),
     )
     two = vf.SingleTurnEnv(dataset=[{"question": "b", "answer": "x"}], rubric=vf.Rubric([exact]))
     results = vf.EnvGroup([one, two]).evaluate(ScriptedClient("cat"), "m")

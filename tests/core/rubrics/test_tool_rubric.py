@@ -19,13 +19,19 @@ def read(page: str): ...
 COMPLETION = [
     AssistantMessage(tool_calls=[ToolCall("1", "search", {}), ToolCall("2", "read", {})]),
     ToolMessage("found", "1"),
-    {"role": "assistant", "content": None, "tool_calls": [{"id": "3", "function": {"name": "search"}}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "3", "function": {"name": "search"}}],
+    },
     AssistantMessage("done"),
 ]
 
 
 async def test_calls_are_counted_in_total_and_by_tool():
-    score = await ToolRubric([search, read]).score_rollout(prompt=[], completion=COMPLETION, answer="", state={})
+    score = await ToolRubric([search, read]).score_rollout(
+        prompt=[], completion=COMPLETION, answer="", state={}
+    )
     assert score["metrics"] == {"total_tool_calls": 3.0, "search_calls": 2.0, "read_calls": 1.0}
     assert math.isnan(score["reward"])  # metrics alone are no reward
 
@@ -41,7 +47,9 @@ async def test_its_metrics_stand_beside_rewards_and_weigh_nothing():
     assert isinstance(rubric, Rubric)
 
 
-@pytest.mark.parametrize("completion", ["text", [], None, [{"role": "user", "content": "x", "tool_calls": [{}]}]])
+@pytest.mark.parametrize(
+    "completion", ["text", [], None, [{"role": "user", "content": "x", "tool_calls": [{}]}]]
+)
 def test_a_completion_without_calls_counts_none(completion):
     assert count_calls(completion) == 0.0
 

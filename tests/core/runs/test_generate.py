@@ -1,4 +1,5 @@
-"""``evaluate`` and ``generate``: plans and order, results in memory and on disk, resuming, refusals."""
+"""``evaluate`` and ``generate``: plans and order, results in memory and on disk, resuming,
+refusals."""
 
 import asyncio
 import json
@@ -40,7 +41,9 @@ def always(completion):
 
 
 def test_evaluation_runs_every_example_so_many_times_in_order():
-    results = single_turn(3).evaluate(ScriptedClient(add_one, delay_s=0.001), "m", rollouts_per_example=2)
+    results = single_turn(3).evaluate(
+        ScriptedClient(add_one, delay_s=0.001), "m", rollouts_per_example=2
+    )
     assert results["example_ids"] == [0, 0, 1, 1, 2, 2]
     assert results["rewards"] == [1.0] * 6
     assert results["advantages"] == [0.0] * 6
@@ -51,7 +54,10 @@ def test_evaluation_runs_every_example_so_many_times_in_order():
 def test_only_the_first_examples_and_shuffled_ones():
     env = single_turn(20)
     assert env.evaluate(ScriptedClient("x"), "m", num_examples=3)["example_ids"] == [0, 1, 2]
-    shuffled = [env.evaluate(ScriptedClient("x"), "m", num_examples=3, shuffle_seed=5)["example_ids"] for _ in range(2)]
+    shuffled = [
+        env.evaluate(ScriptedClient("x"), "m", num_examples=3, shuffle_seed=5)["example_ids"]
+        for _ in range(2)
+    ]
     assert shuffled[0] == shuffled[1] != [0, 1, 2]
     assert len(env.evaluate(ScriptedClient("x"), "m", num_examples=500)) == 20
 
@@ -59,19 +65,33 @@ def test_only_the_first_examples_and_shuffled_ones():
 def test_samples_wrap_round_the_training_set():
     results = single_turn(3).generate(client=ScriptedClient("x"), model="m", n_samples=7)
     assert results["example_ids"] == [0, 0, 0, 1, 1, 2, 2]
-    assert single_turn(3).generate(client=ScriptedClient("x"), model="m", n_samples=2)["example_ids"] == [0, 1]
-    assert single_turn(3).generate(client=ScriptedClient("x"), model="m")["example_ids"] == [0, 1, 2]
+    assert single_turn(3).generate(client=ScriptedClient("x"), model="m", n_samples=2)[
+        "example_ids"
+    ] == [0, 1]
+    assert single_turn(3).generate(client=ScriptedClient("x"), model="m")["example_ids"] == [
+        0,
+        1,
+        2,
+    ]
 
 
-@pytest.mark.parametrize("inputs", [sums(2), {"question": ["0 + 1", "1 + 1"], "answer": ["1", "2"]}])
+@pytest.mark.parametrize(
+    "inputs", [sums(2), {"question": ["0 + 1", "1 + 1"], "answer": ["1", "2"]}]
+)
 def test_inputs_of_the_callers_own(inputs):
     results = single_turn(9).generate(inputs, ScriptedClient(add_one), "m")
     assert (results["answers"], results["rewards"]) == (["1", "2"], [1.0, 1.0])
-    assert len(single_turn(9).generate(inputs, ScriptedClient(add_one), "m", rollouts_per_example=3)) == 6
+    assert (
+        len(single_turn(9).generate(inputs, ScriptedClient(add_one), "m", rollouts_per_example=3))
+        == 6
+    )
 
 
 def test_inputs_with_one_id_are_siblings_and_each_is_played_as_it_is():
-    inputs = [{"question": q, "answer": "1", "example_id": i} for q, i in (("0 + 1", 4), ("9 + 1", 7), ("5 + 1", 4))]
+    inputs = [
+        {"question": q, "answer": "1", "example_id": i}
+        for q, i in (("0 + 1", 4), ("9 + 1", 7), ("5 + 1", 4))
+    ]
     results = single_turn(1).generate(inputs, ScriptedClient(add_one), "m")
     assert results["example_ids"] == [4, 4, 7]
     assert [p[-1]["content"] for p in results["prompts"]] == ["0 + 1", "5 + 1", "9 + 1"]
@@ -79,13 +99,17 @@ def test_inputs_with_one_id_are_siblings_and_each_is_played_as_it_is():
 
 
 def test_rows_without_an_id_are_groups_of_their_own():
-    results = single_turn(1).generate(sums(2) + sums(2), ScriptedClient(["1", "0"]), "m", max_concurrent=1)
+    results = single_turn(1).generate(
+        sums(2) + sums(2), ScriptedClient(["1", "0"]), "m", max_concurrent=1
+    )
     assert len(set(results["example_ids"])) == 4
     assert results["advantages"] == [0.0] * 4
 
 
 def test_results_answer_in_every_documented_way():
-    results = single_turn(2).evaluate(ScriptedClient(add_one), "m", state_columns=["trajectory", "absent"])
+    results = single_turn(2).evaluate(
+        ScriptedClient(add_one), "m", state_columns=["trajectory", "absent"]
+    )
     prompts, completions, rewards = results
     assert rewards is results["rewards"] is results["reward"] is results.reward
     assert len(prompts) == len(completions) == len(results) == 2
@@ -105,7 +129,9 @@ def test_the_environment_says_whether_to_score():
 
 
 def test_independent_scoring_has_no_advantages():
-    results = single_turn(2).evaluate(ScriptedClient("1"), "m", independent_scoring=True, rollouts_per_example=2)
+    results = single_turn(2).evaluate(
+        ScriptedClient("1"), "m", independent_scoring=True, rollouts_per_example=2
+    )
     assert results["advantages"] == [None] * 4
 
 
@@ -119,7 +145,11 @@ def wants_more(completion, difficulty):
 @pytest.mark.parametrize(
     ("env", "options", "told"),
     [
-        (lambda: single_turn(rubric=vf.Rubric(funcs=[wants_more])), {}, "'difficulty' that nothing supplies"),
+        (
+            lambda: single_turn(rubric=vf.Rubric(funcs=[wants_more])),
+            {},
+            "'difficulty' that nothing supplies",
+        ),
         (
             lambda: single_turn(rubric=vf.Rubric(funcs=[lambda completions: [1.0]])),
             {"independent_scoring": True},
@@ -129,7 +159,9 @@ def wants_more(completion, difficulty):
         (lambda: single_turn(env_args={"f": print}), {"results_path": "run"}, "cannot be saved"),
     ],
 )
-def test_what_cannot_work_is_found_before_the_first_request(env, options, told, tmp_path, monkeypatch):
+def test_what_cannot_work_is_found_before_the_first_request(
+    env, options, told, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     client = ScriptedClient("x")
     with pytest.raises(vf.UsageError, match=told):
@@ -254,12 +286,16 @@ async def test_callbacks_get_durable_rows_and_may_be_async(tmp_path):
         seen.append(all(o.example_id in on_disk for o in outputs))
         assert metadata.status == "running"
 
-    await single_turn(5).evaluate(ScriptedClient("1"), "m", results_path=tmp_path, on_progress=on_progress)
+    await single_turn(5).evaluate(
+        ScriptedClient("1"), "m", results_path=tmp_path, on_progress=on_progress
+    )
     assert seen == [True] * 5
 
 
 def test_a_callback_that_raises_is_logged_and_stops_nothing(caplog):
-    results = single_turn(2).evaluate(ScriptedClient("1"), "m", on_progress=lambda rows, metadata: 1 / 0)
+    results = single_turn(2).evaluate(
+        ScriptedClient("1"), "m", on_progress=lambda rows, metadata: 1 / 0
+    )
     assert len(results) == 2
     assert "ZeroDivisionError" in caplog.text
 
@@ -269,7 +305,12 @@ def test_a_callback_that_raises_is_logged_and_stops_nothing(caplog):
 
 def test_a_saved_run_is_described_complete_and_readable(tmp_path):
     results, _ = evaluate(tmp_path, state_columns=["trajectory"], seed=3)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "metadata.json", "results.jsonl", "run.lock"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "config.json",
+        "metadata.json",
+        "results.jsonl",
+        "run.lock",
+    ]
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["fingerprint"] == results.metadata.fingerprint
     assert config["config"]["reward_functions"] == ["exact"]
@@ -281,7 +322,9 @@ def test_a_saved_run_is_described_complete_and_readable(tmp_path):
     assert again.outputs[0].trajectory[0]["prompt"] == results["prompts"][0]
 
 
-def test_the_default_place_is_named_after_environment_model_and_configuration(tmp_path, monkeypatch):
+def test_the_default_place_is_named_after_environment_model_and_configuration(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     env = single_turn(1, env_id="sums")
     for _ in range(2):
@@ -333,7 +376,9 @@ def test_a_complete_run_gives_its_rows_without_a_request(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("examples", "siblings", "pending"), [(3, 3, 3), (3, 2, 0), (2, 2, 0), (3, 5, 9)], ids=lambda n: str(n)
+    ("examples", "siblings", "pending"),
+    [(3, 3, 3), (3, 2, 0), (2, 2, 0), (3, 5, 9)],
+    ids=lambda n: str(n),
 )
 def test_more_examples_or_siblings_extend_a_run(tmp_path, examples, siblings, pending):
     env = single_turn(3)
@@ -381,7 +426,12 @@ def test_another_configuration_is_refused_and_nothing_is_written(tmp_path, chang
 
 @pytest.mark.parametrize(
     "change",
-    [{"max_concurrent": 1}, {"state_columns": ["trajectory"]}, {"abort_after": 3}, {"rollout_timeout_s": 60.0}],
+    [
+        {"max_concurrent": 1},
+        {"state_columns": ["trajectory"]},
+        {"abort_after": 3},
+        {"rollout_timeout_s": 60.0},
+    ],
 )
 def test_what_does_not_change_the_rows_may_differ(tmp_path, change):
     """Negative control."""
@@ -413,7 +463,9 @@ async def test_a_cancelled_run_is_marked_and_goes_on(tmp_path):
     env, client = single_turn(20), ScriptedClient(add_one, delay_s=0.02)
     begun = asyncio.Event()
     task = asyncio.ensure_future(
-        env.evaluate(client, "m", results_path=tmp_path, max_concurrent=4, on_progress=lambda *_: begun.set())
+        env.evaluate(
+            client, "m", results_path=tmp_path, max_concurrent=4, on_progress=lambda *_: begun.set()
+        )
     )
     await begun.wait()
     task.cancel()
@@ -428,7 +480,9 @@ async def test_a_cancelled_run_is_marked_and_goes_on(tmp_path):
 
 
 def test_rows_with_errors_count_as_done_unless_asked_for(tmp_path):
-    failing = ScriptedClient(add_one, errors={0: vf.ModelUnavailable("down"), 2: vf.ModelUnavailable("down")})
+    failing = ScriptedClient(
+        add_one, errors={0: vf.ModelUnavailable("down"), 2: vf.ModelUnavailable("down")}
+    )
     first, _ = evaluate(tmp_path, client=failing, max_concurrent=1)
     assert first.metadata.num_errors == 2
     same, asked = evaluate(tmp_path)
@@ -441,7 +495,11 @@ def test_rows_with_errors_count_as_done_unless_asked_for(tmp_path):
 
 def test_edited_rows_run_anew_and_gone_ones_are_reported(tmp_path, caplog):
     evaluate(tmp_path, single_turn(4))
-    rows = [sums(4)[2], {"question": "7 + 1", "answer": "8"}, sums(4)[0]]  # reordered, one edited, one removed
+    rows = [
+        sums(4)[2],
+        {"question": "7 + 1", "answer": "8"},
+        sums(4)[0],
+    ]  # reordered, one edited, one removed
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[exact]))
     results, asked = evaluate(tmp_path, env)
     assert asked == 1
@@ -454,7 +512,9 @@ def test_edited_rows_run_anew_and_gone_ones_are_reported(tmp_path, caplog):
     read = vf.load_results(tmp_path)
     assert sorted(read["answers"]) == ["1", "3", "8"]
     assert (read.metadata.num_rollouts, len(read.metadata.outside_plan)) == (3, 2)
-    (tmp_path / "metadata.json").unlink()  # nobody knows the plan any more: everything there is counts
+    (
+        tmp_path / "metadata.json"
+    ).unlink()  # nobody knows the plan any more: everything there is counts
     assert len(vf.load_results(tmp_path)) == 5
 
 
@@ -462,7 +522,9 @@ def test_a_smaller_plan_is_read_back_as_it_was_run_and_the_larger_one_again(tmp_
     assert len(evaluate(tmp_path, single_turn(4))[0]) == 4
     env = single_turn(4)
     for num_examples, expected in ((2, 2), (4, 4), (-1, 4)):
-        results = env.evaluate(ScriptedClient(add_one), "m", results_path=tmp_path, num_examples=num_examples)
+        results = env.evaluate(
+            ScriptedClient(add_one), "m", results_path=tmp_path, num_examples=num_examples
+        )
         assert len(results) == len(vf.load_results(tmp_path)) == expected
     assert vf.load_results(tmp_path).metadata.outside_plan == []
 
@@ -479,7 +541,8 @@ def test_equal_rows_are_rollouts_of_their_own(tmp_path):
 
 
 def test_equal_rows_by_content_alone_are_one_rollout():
-    """Negative control: the hashes of equal rows are equal; what tells them apart is their number."""
+    """Negative control: the hashes of equal rows are equal; what tells them apart is
+    their number."""
     env = vf.SingleTurnEnv(dataset=sums(1) * 2)
     plain = [example.hash for example in env.train_table]
     assert plain[0] == plain[1]
@@ -519,16 +582,22 @@ def test_advantages_of_a_resumed_group_are_those_of_an_uninterrupted_one(tmp_pat
         return str(int(replies[text]) if counts[text] > 1 else int(text.split()[0]) + 1)
 
     replies = dict.fromkeys(replies, "0")
-    whole = single_turn(3).evaluate(ScriptedClient(reply), "m", rollouts_per_example=3, max_concurrent=1)
+    whole = single_turn(3).evaluate(
+        ScriptedClient(reply), "m", rollouts_per_example=3, max_concurrent=1
+    )
     counts.clear()
     client = ScriptedClient(reply, errors={4: vf.AuthenticationFailed("no key")})
     with pytest.raises(vf.AuthenticationFailed):
         evaluate(tmp_path, client=client, rollouts_per_example=3, max_concurrent=1)
-    results, _ = evaluate(tmp_path, client=ScriptedClient("0"), rollouts_per_example=3, max_concurrent=1)
+    results, _ = evaluate(
+        tmp_path, client=ScriptedClient("0"), rollouts_per_example=3, max_concurrent=1
+    )
     assert results["rewards"][:6] == whole["rewards"][:6]
     assert results["advantages"][:6] == pytest.approx(whole["advantages"][:6])
     assert [s["advantage"] for s in results["states"]] == results["advantages"]
-    assert [s["trajectory"][0]["advantage"] for s in results["states"][4:6]] == results["advantages"][4:6]
+    assert [s["trajectory"][0]["advantage"] for s in results["states"][4:6]] == results[
+        "advantages"
+    ][4:6]
     assert vf.load_results(tmp_path)["advantages"] == results["advantages"]
 
 
@@ -554,7 +623,9 @@ def test_completion_mode_is_saved_and_resumed(tmp_path):
 
 
 def test_columns_with_names_of_the_states_own_do_no_harm():
-    env = vf.SingleTurnEnv(dataset=[row(error="none", reward=0.5, completion="gold", id="abc", metrics=[1])])
+    env = vf.SingleTurnEnv(
+        dataset=[row(error="none", reward=0.5, completion="gold", id="abc", metrics=[1])]
+    )
     results = env.evaluate(ScriptedClient("x"), "m")
     assert results["errors"] == [None]
     assert math.isnan(results["rewards"][0])  # of no reward function, and not the row's 0.5

@@ -1,4 +1,5 @@
-"""The results of a large run, which are not held: equal to those in memory, from whatever the folder holds."""
+"""The results of a large run, which are not held: equal to those in memory, from whatever the
+folder holds."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def model(failing=(), wrong=()):
 
 def environment(count=8, grouped=False, reverse=False):
     rows = sums(count)[::-1] if reverse else sums(count)
-    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[exact, length] if grouped else [exact]))
+    return vf.SingleTurnEnv(
+        dataset=rows, rubric=vf.Rubric(funcs=[exact, length] if grouped else [exact])
+    )
 
 
 def evaluate(folder, env, client, is_large, part_rows=5, **options):
@@ -62,7 +65,12 @@ def evaluate(folder, env, client, is_large, part_rows=5, **options):
             patch.setattr("verifiers.runs.large_store.READ_EVERY", 2)
             patch.setattr("verifiers.runs.large_store.NUM_COMPARED", 3)
         results = env.evaluate(
-            client, "m", results_path=folder, keep_states=False, rollouts_per_example=SIBLINGS, **options
+            client,
+            "m",
+            results_path=folder,
+            keep_states=False,
+            rollouts_per_example=SIBLINGS,
+            **options,
         )
     assert type(results) is (StoredOutputs if is_large else GenerateOutputs)
     return results
@@ -70,18 +78,27 @@ def evaluate(folder, env, client, is_large, part_rows=5, **options):
 
 def content(results):
     """All of some results that does not depend on the time or the folder."""
-    facts = {name: v for name, v in results.metadata.items() if name not in ("date", "time", "time_ms", "path_to_save")}
+    facts = {
+        name: v
+        for name, v in results.metadata.items()
+        if name not in ("date", "time", "time_ms", "path_to_save")
+    }
     facts["outside_plan"] = sorted(facts["outside_plan"])
     names = set(results.keys()) - {"states", "timings"}
     columns = {name: str(results[name]) for name in names}
     rollouts = [str({**row, "timing": None}) for row in results.rollouts()]
-    summary = {name: v for name, v in results.summary().items() if name not in ("path", "seconds", "latency")}
+    summary = {
+        name: v
+        for name, v in results.summary().items()
+        if name not in ("path", "seconds", "latency")
+    }
     return {**facts, **summary}, columns, rollouts
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_run_returns_what_it_returns_when_it_holds_its_rollouts(tmp_path, seed):
-    """Killed in the middle, with failures to be run again, rows in another order, more or fewer of them."""
+    """Killed in the middle, with failures to be run again, rows in another order, more or fewer of
+    them."""
     chance = random.Random(seed)
     grouped, trajectory = chance.random() < 0.5, ["trajectory"] if chance.random() < 0.5 else []
     options = {"retry_errors": chance.random() < 0.5, "state_columns": trajectory}
@@ -89,7 +106,9 @@ def test_a_run_returns_what_it_returns_when_it_holds_its_rollouts(tmp_path, seed
     wrong, failing = ({chance.randrange(12) for _ in range(3)} for _ in range(2))
     sessions = [chance.choice((4, 8, 12)) for _ in range(3)]
     folders = [tmp_path / "held", tmp_path / "large"]
-    kinds = [chance.random() < 0.5 for _ in sessions[:-1]]  # of the earlier sessions, equal for both folders
+    kinds = [
+        chance.random() < 0.5 for _ in sessions[:-1]
+    ]  # of the earlier sessions, equal for both folders
     for number, count in enumerate(sessions[:-1]):
         client = model(failing if number == 0 else (), wrong)
         evaluate(folders[0], environment(count, grouped), client, kinds[number], **options)
@@ -97,7 +116,8 @@ def test_a_run_returns_what_it_returns_when_it_holds_its_rollouts(tmp_path, seed
     client = [model(failing if options["retry_errors"] else (), wrong) for _ in folders]
     last = environment(sessions[-1], grouped, reverse=chance.random() < 0.5)
     held, large = (
-        evaluate(folder, last, client[is_large], bool(is_large), **options) for is_large, folder in enumerate(folders)
+        evaluate(folder, last, client[is_large], bool(is_large), **options)
+        for is_large, folder in enumerate(folders)
     )
     assert len(client[0].requests) == len(client[1].requests)
     assert content(large) == content(held)
@@ -116,7 +136,9 @@ def saved_run(folder):
 def resumed(folder, count=8):
     """The results of a finished run, and how many model calls resuming it made."""
     client = model()
-    return evaluate(folder, environment(count), client, is_large=True, retry_errors=False), len(client.requests)
+    return evaluate(folder, environment(count), client, is_large=True, retry_errors=False), len(
+        client.requests
+    )
 
 
 def flip(file):
@@ -136,8 +158,12 @@ BREAK = {
     "flipped": flip,
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]),
     "another": of_another_run,
-    "older": lambda file: file.write_bytes(b'{"format":3,"rows":8,"bytes":100,"crc32":1}\n' + bytes(999)),
-    "sealed otherwise": lambda file: file.write_bytes(file.read_bytes().replace(b"reward", b"rewarD")),
+    "older": lambda file: file.write_bytes(
+        b'{"format":3,"rows":8,"bytes":100,"crc32":1}\n' + bytes(999)
+    ),
+    "sealed otherwise": lambda file: file.write_bytes(
+        file.read_bytes().replace(b"reward", b"rewarD")
+    ),
 }
 
 
@@ -159,7 +185,9 @@ def test_a_fitting_index_is_used_and_what_came_later_is_read(tmp_path, monkeypat
     read = []
     add = index_file.RowIndex._add
     monkeypatch.setattr(
-        index_file.RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end))
+        index_file.RowIndex,
+        "_add",
+        lambda index, body, end: (read.append(body), add(index, body, end)),
     )
     results, calls = resumed(tmp_path, 10)
     assert (calls, len(results)) == (0, 20)
@@ -173,7 +201,9 @@ def test_a_line_that_was_damaged_since_is_found(tmp_path, monkeypatch, is_indexe
         (tmp_path / INDEX_NAME).unlink()
     file = tmp_path / "results.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join([*lines[:2], lines[2].replace(b"assistant", b"assistent"), *lines[3:]]))
+    file.write_bytes(
+        b"".join([*lines[:2], lines[2].replace(b"assistant", b"assistent"), *lines[3:]])
+    )
     before = file.read_bytes()
     with pytest.raises(JournalError, match=r"results.jsonl:3"):
         resumed(tmp_path)
@@ -192,17 +222,26 @@ def test_a_journal_that_lost_its_end_is_run_again_there(tmp_path):
     assert len({row["rollout_key"] for row in read_journal(file)}) == 16
 
 
-@pytest.mark.parametrize(("part_rows", "num_read"), [(4, 2), (100, 14)])  # the second: the negative control
-def test_an_index_is_used_as_far_as_the_journal_still_has_what_it_covers(tmp_path, monkeypatch, part_rows, num_read):
+@pytest.mark.parametrize(
+    ("part_rows", "num_read"), [(4, 2), (100, 14)]
+)  # the second: the negative control
+def test_an_index_is_used_as_far_as_the_journal_still_has_what_it_covers(
+    tmp_path, monkeypatch, part_rows, num_read
+):
     before = content(evaluate(tmp_path, environment(), model(), is_large=True, part_rows=part_rows))
     file = tmp_path / "results.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-2]))
     read, add, client = [], index_file.RowIndex._add, model()
     monkeypatch.setattr(
-        index_file.RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end))
+        index_file.RowIndex,
+        "_add",
+        lambda index, body, end: (read.append(body), add(index, body, end)),
     )
     results = evaluate(tmp_path, environment(), client, is_large=True, part_rows=part_rows)
-    assert (len(read), len(client.requests)) == (num_read + 2, 2)  # the two new ones are indexed as well
+    assert (len(read), len(client.requests)) == (
+        num_read + 2,
+        2,
+    )  # the two new ones are indexed as well
     assert content(results)[1:] == before[1:]
     assert len(index_file.open_index(file)) == 16
     assert len(read) == num_read + 2, "the index was not kept"
@@ -216,13 +255,25 @@ def test_an_index_is_kept_while_the_run_goes_on(tmp_path, monkeypatch):
         copies.append(tmp_path / f"copy-{len(copies)}")
         shutil.copytree(tmp_path / "run", copies[-1])
 
-    whole = evaluate(tmp_path / "run", environment(), model(), True, part_rows=4, on_progress=copy, max_concurrent=1)
-    sizes = [(each / INDEX_NAME).stat().st_size if (each / INDEX_NAME).exists() else 0 for each in copies]
+    whole = evaluate(
+        tmp_path / "run",
+        environment(),
+        model(),
+        True,
+        part_rows=4,
+        on_progress=copy,
+        max_concurrent=1,
+    )
+    sizes = [
+        (each / INDEX_NAME).stat().st_size if (each / INDEX_NAME).exists() else 0 for each in copies
+    ]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == 5  # none, and one to four parts of four
     read, add = [], index_file.RowIndex._add
     monkeypatch.setattr(
-        index_file.RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end))
+        index_file.RowIndex,
+        "_add",
+        lambda index, body, end: (read.append(body), add(index, body, end)),
     )
     results = evaluate(copies[13], environment(), model(), True, part_rows=4)
     assert len(read) == 16 - 12
@@ -232,7 +283,11 @@ def test_an_index_is_kept_while_the_run_goes_on(tmp_path, monkeypatch):
 def test_results_do_not_change_with_the_kept_index(tmp_path):
     def numbers():
         measured = results.measurements()
-        return [list(measured.rewards), list(measured.total_ms), list(results._index.columns["sibling"])]
+        return [
+            list(measured.rewards),
+            list(measured.total_ms),
+            list(results._index.columns["sibling"]),
+        ]
 
     results, index = saved_run(tmp_path), tmp_path / INDEX_NAME
     before = str(numbers())
@@ -244,7 +299,8 @@ def test_results_do_not_change_with_the_kept_index(tmp_path):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rollouts_that_finish_in_any_order_are_found_again(tmp_path, seed):
-    """More of them are out of order than keys are compared at a time; some workers are slow, and it is interrupted."""
+    """More of them are out of order than keys are compared at a time; some workers are slow, and it
+    is interrupted."""
     chance = random.Random(seed)
 
     async def answer(request):
@@ -262,12 +318,15 @@ def test_rollouts_that_finish_in_any_order_are_found_again(tmp_path, seed):
     lines = [row["example_id"] for row in read_journal(tmp_path / "results.jsonl")]
     assert lines != sorted(lines)
     assert results["example_ids"] == [number for number in range(24) for _ in range(SIBLINGS)]
-    assert [row["answer"] for row in results.rollouts()] == [str(n + 1) for n in range(24) for _ in range(SIBLINGS)]
+    assert [row["answer"] for row in results.rollouts()] == [
+        str(n + 1) for n in range(24) for _ in range(SIBLINGS)
+    ]
 
 
 @pytest.mark.parametrize("is_mended", [True, False])
 def test_an_index_that_cannot_be_written_is_said_once(tmp_path, caplog, is_mended):
-    """A link in its place refuses each write, as a full disk does; what is not written stays in memory."""
+    """A link in its place refuses each write, as a full disk does; what is not written stays in
+    memory."""
     seen = []
 
     def link(*_):
@@ -277,7 +336,9 @@ def test_an_index_that_cannot_be_written_is_said_once(tmp_path, caplog, is_mende
         elif len(seen) == 12 and is_mended:
             (tmp_path / INDEX_NAME).unlink()
 
-    results = evaluate(tmp_path, environment(), model(), True, part_rows=4, on_progress=link, max_concurrent=1)
+    results = evaluate(
+        tmp_path, environment(), model(), True, part_rows=4, on_progress=link, max_concurrent=1
+    )
     said = [record.getMessage() for record in caplog.records if "index" in record.getMessage()]
     assert [text.split(": ")[0].removeprefix(str(tmp_path)) for text in said] == [
         "/results.jsonl has no whole index, so it resumes slowly",
@@ -293,8 +354,14 @@ def test_names_that_come_late_are_in_the_kept_index(tmp_path):
     kept = index_file.open_index(tmp_path / "results.jsonl")
     (tmp_path / INDEX_NAME).unlink()
     read = index_file.open_index(tmp_path / "results.jsonl")
-    for one, other in ((kept.columns, read.columns), (kept.metrics, read.metrics), (kept.usage, read.usage)):
-        assert {name: str(list(values)) for name, values in one.items()} == {n: str(list(v)) for n, v in other.items()}
+    for one, other in (
+        (kept.columns, read.columns),
+        (kept.metrics, read.metrics),
+        (kept.usage, read.usage),
+    ):
+        assert {name: str(list(values)) for name, values in one.items()} == {
+            n: str(list(v)) for n, v in other.items()
+        }
     assert set(kept.columns["error"]) == {None, "ModelUnavailable"}
 
 
@@ -323,7 +390,9 @@ def test_the_rollouts_of_a_large_run_are_not_held(tmp_path):
 
     growth(True)  # imports, caches
     shutil.rmtree(tmp_path)
-    assert growth(True) < 1_000_000 < 1_500_000 < growth(False)  # the negative control holds the texts
+    assert (
+        growth(True) < 1_000_000 < 1_500_000 < growth(False)
+    )  # the negative control holds the texts
 
 
 def test_resuming_formats_each_row_once_and_holds_none(tmp_path):
@@ -339,7 +408,9 @@ def test_resuming_formats_each_row_once_and_holds_none(tmp_path):
     env, formatted = counted()
     results = evaluate(tmp_path, env, model(), is_large=True)
     assert len(results) == 200
-    assert 100 <= len(formatted) <= 100 + NUM_SAMPLED + 1  # a few are read again, to see what the data lack
+    assert (
+        100 <= len(formatted) <= 100 + NUM_SAMPLED + 1
+    )  # a few are read again, to see what the data lack
     assert env.eval_table._store._examples == []
     assert results.rollout(7, 1).answer == "8"
 
@@ -360,7 +431,11 @@ def test_an_index_that_covers_the_journal_is_not_written_again(tmp_path):
     before = (tmp_path / INDEX_NAME).stat()
     resumed(tmp_path)
     after = (tmp_path / INDEX_NAME).stat()
-    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ino,
+    )
     evaluate(tmp_path, environment(10), model(), is_large=True)  # negative control
     assert (tmp_path / INDEX_NAME).stat().st_size > before.st_size
 
@@ -370,7 +445,9 @@ def test_one_rollout_is_read_with_the_advantages_of_its_group_alone(tmp_path, mo
     computed = []
     centered = stored.centered_advantages
     monkeypatch.setattr(
-        stored, "centered_advantages", lambda rewards: computed.append(len(rewards)) or centered(rewards)
+        stored,
+        "centered_advantages",
+        lambda rewards: computed.append(len(rewards)) or centered(rewards),
     )
     one = results.at(3)["advantage"]
     assert computed == [SIBLINGS]
@@ -380,7 +457,13 @@ def test_one_rollout_is_read_with_the_advantages_of_its_group_alone(tmp_path, mo
 
 def test_display_callbacks_of_every_form_are_called(tmp_path):
     seen = []
-    evaluate(tmp_path, environment(2), ScriptedClient(add_one), True, on_progress=lambda *outputs: seen.append(outputs))
+    evaluate(
+        tmp_path,
+        environment(2),
+        ScriptedClient(add_one),
+        True,
+        on_progress=lambda *outputs: seen.append(outputs),
+    )
     assert sum(len(new) for *_, new, _ in seen) == 4
     assert seen[-1][-1].num_rollouts >= 1
 
@@ -389,7 +472,8 @@ def test_display_callbacks_of_every_form_are_called(tmp_path):
 
 
 def forged(folder):
-    """Write an index of the run's journal with other rewards, in the way in which a run writes it."""
+    """Write an index of the run's journal with other rewards, in the way in which a
+    run writes it."""
     index = RowIndex(folder / "results.jsonl")
     index.read()
     index.columns["reward"] = Column("f8", np.full(len(index), 0.7))
@@ -399,7 +483,8 @@ def forged(folder):
 
 @pytest.mark.parametrize("user", ["stranger", "own"])
 def test_an_index_of_somebody_else_is_not_believed(tmp_path, monkeypatch, user):
-    """Whatever it says, and however well it fits the journal; this user's own is the negative control."""
+    """Whatever it says, and however well it fits the journal; this user's own is the negative
+    control."""
     monkeypatch.setattr(loading, "LARGE_BYTES", 0)
     keys = tmp_path / "own"
     monkeypatch.setattr(index_file, "user_cache_folder", lambda: keys)
@@ -415,7 +500,9 @@ def test_an_index_of_somebody_else_is_not_believed(tmp_path, monkeypatch, user):
         assert sorted(map(str, load_results(tmp_path / "run").reward)) == sorted(map(str, rewards))
 
 
-def test_an_index_is_not_believed_for_a_line_that_was_replaced_by_a_valid_line(tmp_path, monkeypatch):
+def test_an_index_is_not_believed_for_a_line_that_was_replaced_by_a_valid_line(
+    tmp_path, monkeypatch
+):
     """Of the same length, and with a checksum that fits."""
     monkeypatch.setattr(loading, "LARGE_BYTES", 0)
     saved_run(tmp_path)
@@ -430,7 +517,9 @@ def test_an_index_is_not_believed_for_a_line_that_was_replaced_by_a_valid_line(t
 
 
 @pytest.mark.parametrize("key", [b"", b"x" * 31, None])
-def test_without_a_key_of_the_user_no_index_is_believed_or_written(tmp_path, monkeypatch, caplog, key):
+def test_without_a_key_of_the_user_no_index_is_believed_or_written(
+    tmp_path, monkeypatch, caplog, key
+):
     monkeypatch.setattr(loading, "LARGE_BYTES", 0)
     monkeypatch.setattr(index_file, "user_cache_folder", lambda: tmp_path / "cache")
     saved_run(tmp_path / "run")
@@ -463,7 +552,8 @@ def test_a_part_that_claims_more_than_its_rows_is_not_read(tmp_path):
 
 
 def test_two_readers_beside_a_writer_see_what_was_durable(tmp_path):
-    """Each of them has whole rows of the journal, whether the index has them or not, and never fewer than before."""
+    """Each of them has whole rows of the journal, whether the index has them or not, and never
+    fewer than before."""
     seen, is_over = [[0], [0]], threading.Event()
 
     def read(counts):

@@ -1,4 +1,5 @@
-"""In a real notebook kernel an evaluation shows a progress bar that ends full, and its results show themselves."""
+"""In a real notebook kernel an evaluation shows a progress bar that ends full, and its results show
+themselves."""
 
 import nbformat
 from nbclient import NotebookClient
@@ -21,7 +22,9 @@ results
 
 
 def html_of(cell):
-    return [output.data["text/html"] for output in cell.outputs if "text/html" in output.get("data", {})]
+    return [
+        output.data["text/html"] for output in cell.outputs if "text/html" in output.get("data", {})
+    ]
 
 
 def test_a_cell_shows_the_bar_and_the_results():

@@ -1,4 +1,5 @@
-"""The keywords of ``evaluate`` and ``generate``: options, sampling arguments by name, older spellings, refusals."""
+"""The keywords of ``evaluate`` and ``generate``: options, sampling arguments by name, older
+spellings, refusals."""
 
 from dataclasses import FrozenInstanceError
 
@@ -15,22 +16,33 @@ def evaluate(env=None, **options):
 
 
 def test_sampling_arguments_may_be_given_by_name():
-    options, sampling = parse(single_turn(), {"temperature": 0.5, "max_new_tokens": 9, "max_retries": 2})
+    options, sampling = parse(
+        single_turn(), {"temperature": 0.5, "max_new_tokens": 9, "max_retries": 2}
+    )
     assert sampling == {"temperature": 0.5, "max_tokens": 9}
     assert options == RunOptions(max_retries=2)
 
 
 def test_named_sampling_arguments_win_over_the_dict():
     client = ScriptedClient("1")
-    single_turn(1).evaluate(client, "m", sampling_args={"temperature": 1.0, "top_p": 0.9}, temperature=0.25)
+    single_turn(1).evaluate(
+        client, "m", sampling_args={"temperature": 1.0, "top_p": 0.9}, temperature=0.25
+    )
     sent = client.requests[0].sampling_args
     assert (sent["temperature"], sent["top_p"], sent["n"]) == (0.25, 0.9, 1)
 
 
 def test_the_call_wins_over_the_environments_sampling_args():
     client = ScriptedClient("1")
-    single_turn(1, sampling_args={"temperature": 1.0, "top_k": 5}).evaluate(client, "m", temperature=0.5)
-    assert client.requests[0].sampling_args == {"n": 1, "extra_body": {}, "temperature": 0.5, "top_k": 5}
+    single_turn(1, sampling_args={"temperature": 1.0, "top_k": 5}).evaluate(
+        client, "m", temperature=0.5
+    )
+    assert client.requests[0].sampling_args == {
+        "n": 1,
+        "extra_body": {},
+        "temperature": 0.5,
+        "top_k": 5,
+    }
 
 
 @pytest.mark.parametrize(

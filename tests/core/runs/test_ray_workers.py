@@ -1,4 +1,5 @@
-"""The same workers on a real Ray cluster of two nodes on this machine, one of which is killed half way."""
+"""The same workers on a real Ray cluster of two nodes on this machine, one of which is killed half
+way."""
 
 import asyncio
 import os
@@ -69,7 +70,12 @@ def test_a_node_that_dies_costs_only_what_it_held(cluster, tmp_path, monkeypatch
 
     async def both():
         killing = asyncio.create_task(kill_when_half_done())
-        options = {"num_workers": 2, "worker_backend": "ray", "max_concurrent": 8, "rollouts_per_example": 2}
+        options = {
+            "num_workers": 2,
+            "worker_backend": "ray",
+            "max_concurrent": 8,
+            "rollouts_per_example": 2,
+        }
         results = await env.evaluate(ScriptedClient(echo), "m", **options)
         await killing
         return results
@@ -79,15 +85,18 @@ def test_a_node_that_dies_costs_only_what_it_held(cluster, tmp_path, monkeypatch
     assert [row["error"] for row in rows] == [None] * 120
     assert [row["reward"] for row in rows] == [float(len(f"q{i // 2}")) for i in range(120)]
     assert len({state["node"] for state in results["states"]}) == 2, "both nodes played"
-    assert len(list(tmp_path.glob("*-*"))) > 60, "what the lost node held was played again elsewhere"
+    assert len(list(tmp_path.glob("*-*"))) > 60, (
+        "what the lost node held was played again elsewhere"
+    )
 
 
 @pytest.fixture
 def node_of_its_own(tmp_path, monkeypatch):
-    """A cluster whose only node for workers has an empty folder where the driver has ``tmp_path / "environments"``.
+    """A cluster whose only node for workers has an empty folder where the driver has ``tmp_path /
+    "environments"``.
 
-    The node is in a mount namespace of its own, as on a machine that does not share the driver's disk. Its Python reads
-    ``tmp_path / "site"`` first.
+    The node is in a mount namespace of its own, as on a machine that does not share the driver's
+    disk. Its Python reads ``tmp_path / "site"`` first.
     """
     from support.namespaces import cannot
 
@@ -102,11 +111,17 @@ def node_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    shell = f"mount --bind {tmp_path / 'empty'} {folder} && exec {Path(sys.executable).with_name('ray')} start --block"
+    shell = (
+        f"mount --bind {tmp_path / 'empty'} {folder} && exec"
+        f" {Path(sys.executable).with_name('ray')} start --block"
+    )
     command = ["unshare", "--mount", "sh", "-c", f"{shell} --num-cpus 2 --address {made.address}"]
     with (tmp_path / "node.log").open("wb") as log:
         node = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+            command,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         )
     try:
         yield made.address, folder
@@ -128,7 +143,9 @@ def test_an_environment_that_a_node_lacks_is_named_with_the_node_and_can_be_ship
     env = vf.load_environment("shipped_game", folder=str(tmp_path), num=4)
     options = {"num_workers": 1, "worker_backend": "ray"}
     ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-    with pytest.raises(ConfigError, match=r"Ray node [0-9.]+: .*shipped_game.*ship the environment's folder"):
+    with pytest.raises(
+        ConfigError, match=r"Ray node [0-9.]+: .*shipped_game.*ship the environment's folder"
+    ):
         env.evaluate(ScriptedClient(lambda request: "abc"), "m", **options)
     ray.shutdown()
     shipped = {"working_dir": str(folder)}
@@ -140,10 +157,14 @@ def test_an_environment_that_a_node_lacks_is_named_with_the_node_and_can_be_ship
 @pytest.fixture
 def without_verifiers(tmp_path):
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.modules['verifiers'] = None\n")
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['verifiers'] = None\n"
+    )
 
 
-def test_a_node_without_this_project_is_named(without_verifiers, node_of_its_own, tmp_path, monkeypatch):
+def test_a_node_without_this_project_is_named(
+    without_verifiers, node_of_its_own, tmp_path, monkeypatch
+):
     import ray
 
     address, folder = node_of_its_own
@@ -152,4 +173,6 @@ def test_a_node_without_this_project_is_named(without_verifiers, node_of_its_own
     env = vf.load_environment("shipped_game", folder=str(tmp_path), num=4)
     ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     with pytest.raises(ConfigError, match=r"Ray node [0-9.]+: .*verifiers.*install them there"):
-        env.evaluate(ScriptedClient(lambda request: "abc"), "m", num_workers=1, worker_backend="ray")
+        env.evaluate(
+            ScriptedClient(lambda request: "abc"), "m", num_workers=1, worker_backend="ray"
+        )

@@ -65,19 +65,30 @@ def test_a_changed_rubric_scores_the_same_rollouts(tmp_path):
     assert (before.metadata.avg_reward, after.metadata.avg_reward) == (0.0, 1.0)
     assert after["completions"] == before["completions"]
     assert after["metrics"].keys() == {"num_turns", "lenient"}
-    assert after["metrics"]["num_turns"] == [1.0] * 12  # measured when it was played; the turns are not saved
+    assert (
+        after["metrics"]["num_turns"] == [1.0] * 12
+    )  # measured when it was played; the turns are not saved
     loaded = vf.load_results(tmp_path / "new")
     assert loaded["rewards"] == [1.0] * 12
     origin = loaded.metadata.origin
-    assert (origin["path"], origin["num_rollouts"], origin["avg_reward"]) == (str(tmp_path / "old"), 12, 0.0)
-    assert origin["fingerprint"] == json.loads((tmp_path / "old/config.json").read_text())["fingerprint"]
+    assert (origin["path"], origin["num_rollouts"], origin["avg_reward"]) == (
+        str(tmp_path / "old"),
+        12,
+        0.0,
+    )
+    assert (
+        origin["fingerprint"]
+        == json.loads((tmp_path / "old/config.json").read_text())["fingerprint"]
+    )
 
 
 def test_the_same_rubric_gives_the_same_rewards_and_pairs_with_its_origin(tmp_path):
     first = saved(tmp_path / "old", lambda request: str(len(request.prompt[-1].content) % 3))
     second = again(environment(exact), tmp_path / "old", tmp_path / "new")
     assert second["rewards"] == first["rewards"]
-    pair = vf.load_results(tmp_path / "old").compare(vf.load_results(tmp_path / "new")).differences[0]
+    pair = (
+        vf.load_results(tmp_path / "old").compare(vf.load_results(tmp_path / "new")).differences[0]
+    )
     assert (pair.num_examples, pair.equal) == (6, 6)
 
 
@@ -94,7 +105,9 @@ def test_the_model_is_not_called_and_a_function_that_calls_it_ends_the_run(tmp_p
 
 def test_a_judge_of_the_new_rubric_is_asked_and_its_tokens_are_counted(tmp_path):
     saved(tmp_path / "old")
-    judge = ScriptedClient(lambda request: vf.Response(vf.AssistantMessage("<score>5</score>"), usage=vf.Usage(40, 2)))
+    judge = ScriptedClient(
+        lambda request: vf.Response(vf.AssistantMessage("<score>5</score>"), usage=vf.Usage(40, 2))
+    )
     rubric = vf.JudgeRubric(judge_client=judge, judge_models=["j"])
     results = again(environment(rubric=rubric), tmp_path / "old")
     assert results["rewards"] == [0.5] * 12
@@ -143,7 +156,9 @@ def test_a_failed_rollout_stays_failed_and_a_failed_score_is_forgotten(tmp_path)
     assert all(math.isnan(reward) for reward in before["rewards"])
     after = again(environment(lenient), tmp_path / "old", tmp_path / "new")
     assert after.metadata.num_errors == 2
-    assert [error and error["error"] for error in after["errors"]] == [None] * 6 + ["ModelRefused"] * 2 + [None] * 4
+    assert [error and error["error"] for error in after["errors"]] == [None] * 6 + [
+        "ModelRefused"
+    ] * 2 + [None] * 4
     assert after["errors"][6] == before["errors"][6]
     assert after.metadata.avg_reward == 1.0
 
@@ -153,7 +168,9 @@ def test_an_interrupted_rescoring_resumes(tmp_path):
     INTERRUPTED.clear()
     for _ in range(2):
         try:
-            results = again(environment(once_interrupted), tmp_path / "old", tmp_path / "new", max_concurrent=1)
+            results = again(
+                environment(once_interrupted), tmp_path / "old", tmp_path / "new", max_concurrent=1
+            )
         except vf.RunError:
             continue
     assert results["rewards"] == [1.0] * 12

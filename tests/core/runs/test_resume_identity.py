@@ -1,4 +1,5 @@
-"""An evaluation never mixes rows of two configurations: whatever was built otherwise is refused by name."""
+"""An evaluation never mixes rows of two configurations: whatever was built otherwise is refused by
+name."""
 
 import json
 import shutil
@@ -38,7 +39,10 @@ def at_least(threshold):
 
 
 def judged(**changes):
-    settings = {"judge_client": ScriptedClient("<score>8</score>"), "judge_models": ["gpt-4.1-nano"]} | changes
+    settings = {
+        "judge_client": ScriptedClient("<score>8</score>"),
+        "judge_models": ["gpt-4.1-nano"],
+    } | changes
     return {"rubric": vf.JudgeRubric(**settings)}
 
 
@@ -60,8 +64,18 @@ def build(kind=vf.SingleTurnEnv, n=2, **parameters):
 
 
 CHANGES = {
-    "another tool": (vf.ToolEnv, {"tools": [search]}, {"tools": [look_up]}, "environment.tools[0].function"),
-    "one more tool": (vf.ToolEnv, {"tools": [search]}, {"tools": [search, look_up]}, "environment.tools[1].function"),
+    "another tool": (
+        vf.ToolEnv,
+        {"tools": [search]},
+        {"tools": [look_up]},
+        "environment.tools[0].function",
+    ),
+    "one more tool": (
+        vf.ToolEnv,
+        {"tools": [search]},
+        {"tools": [search, look_up]},
+        "environment.tools[1].function",
+    ),
     "another class of parser": (
         vf.SingleTurnEnv,
         {"parser": vf.XMLParser(["answer"])},
@@ -74,7 +88,12 @@ CHANGES = {
         {"parser": vf.XMLParser(["think", "answer"])},
         "parser.fields",
     ),
-    "another judge": (vf.SingleTurnEnv, judged(), judged(judge_models=["gpt-4.1"]), "rubric.judge_models"),
+    "another judge": (
+        vf.SingleTurnEnv,
+        judged(),
+        judged(judge_models=["gpt-4.1"]),
+        "rubric.judge_models",
+    ),
     "another prompt of the judge": (
         vf.SingleTurnEnv,
         judged(),
@@ -111,7 +130,12 @@ CHANGES = {
         {"few_shot": [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]},
         "environment.few_shot[0].content",
     ),
-    "a further keyword": (vf.SingleTurnEnv, {"difficulty": 1}, {"difficulty": 2}, "environment.difficulty"),
+    "a further keyword": (
+        vf.SingleTurnEnv,
+        {"difficulty": 1},
+        {"difficulty": 2},
+        "environment.difficulty",
+    ),
 }
 
 
@@ -119,7 +143,9 @@ CHANGES = {
 def test_a_run_resumed_otherwise_is_refused_by_name(tmp_path, name):
     kind, before, after, key = CHANGES[name]
     build(kind, **before).evaluate(ScriptedClient("<answer>1</answer>"), "m", results_path=tmp_path)
-    stored = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "run.lock"}
+    stored = {
+        path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "run.lock"
+    }
     client = ScriptedClient("<answer>1</answer>")
     with pytest.raises(vf.RunMismatch) as caught:
         build(kind, n=3, **after).evaluate(client, "m", results_path=tmp_path)
@@ -129,7 +155,9 @@ def test_a_run_resumed_otherwise_is_refused_by_name(tmp_path, name):
     assert named in str(caught.value)
     assert " at 0x" not in str(caught.value)
     assert client.requests == []
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "run.lock"} == stored
+    assert {
+        path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "run.lock"
+    } == stored
 
 
 @pytest.mark.parametrize("name", list(CHANGES))
@@ -146,25 +174,32 @@ def test_what_was_changed_after_construction_counts(tmp_path):
     build(rubric=vf.Rubric(funcs=[exact])).evaluate(ScriptedClient("1"), "m", results_path=tmp_path)
     env = build(n=3, rubric=vf.Rubric(funcs=[exact]))
     env.parser = vf.ThinkParser()
-    with pytest.raises(vf.RunMismatch, match=r"parser\.class was 'verifiers\.Parser', now 'verifiers\.ThinkParser'"):
+    with pytest.raises(
+        vf.RunMismatch, match=r"parser\.class was 'verifiers\.Parser', now 'verifiers\.ThinkParser'"
+    ):
         env.evaluate(ScriptedClient("1"), "m", results_path=tmp_path)
 
 
 def test_a_client_that_asks_for_another_completion_is_refused(tmp_path):
     with FakeServer("1") as server:
         for_variant = [
-            vf.OpenAIChatCompletionsClient(base_url=server.url, headers={"X-Variant": variant}) for variant in "aab"
+            vf.OpenAIChatCompletionsClient(base_url=server.url, headers={"X-Variant": variant})
+            for variant in "aab"
         ]
         build().evaluate(for_variant[0], "scripted", results_path=tmp_path)
         build(n=3).evaluate(for_variant[1], "scripted", results_path=tmp_path)
-        with pytest.raises(vf.RunMismatch, match=r"extra_headers\.X-Variant was '\*\*\* \w{8}', now '\*\*\* \w{8}'"):
+        with pytest.raises(
+            vf.RunMismatch, match=r"extra_headers\.X-Variant was '\*\*\* \w{8}', now '\*\*\* \w{8}'"
+        ):
             build(n=4).evaluate(for_variant[2], "scripted", results_path=tmp_path)
         assert server.count == 3
 
 
 def test_negative_control_a_client_may_move_and_be_slower(tmp_path):
     with FakeServer("1") as server, FakeServer("1") as moved:
-        build().evaluate(vf.OpenAIChatCompletionsClient(base_url=server.url), "scripted", results_path=tmp_path)
+        build().evaluate(
+            vf.OpenAIChatCompletionsClient(base_url=server.url), "scripted", results_path=tmp_path
+        )
         slower = vf.OpenAIChatCompletionsClient(
             base_url=moved.url, api_key="sk-another", timeout=9, max_retries=1, keep_raw=True
         )
@@ -176,17 +211,26 @@ def test_no_secret_of_a_client_or_an_environment_is_saved(tmp_path, monkeypatch)
     monkeypatch.setenv("SEARCH_API_KEY", "f00dface-f00dface")
     with FakeServer("1") as server:
         client = vf.OpenAIChatCompletionsClient(
-            base_url=server.url, api_key="sk-0123456789abcdefghij", headers={"Authorization": "Bearer 0123456789"}
+            base_url=server.url,
+            api_key="sk-0123456789abcdefghij",
+            headers={"Authorization": "Bearer 0123456789"},
         )
-        env = build(search_key="f00dface-f00dface", service={"token": "t0pt0pt0p", "url": "http://x"})
+        env = build(
+            search_key="f00dface-f00dface", service={"token": "t0pt0pt0p", "url": "http://x"}
+        )
         env.evaluate(client, "scripted", results_path=tmp_path)
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     for secret in (b"0123456789", b"f00dface", b"t0pt0pt0p"):
         assert secret not in written
-    assert json.loads((tmp_path / "config.json").read_text())["config"]["environment"]["service"]["url"] == "http://x"
+    assert (
+        json.loads((tmp_path / "config.json").read_text())["config"]["environment"]["service"][
+            "url"
+        ]
+        == "http://x"
+    )
 
 
-# --- runs of version 0.2.0 ------------------------------------------------------------------------------------------
+# --- runs of version 0.2.0 ------------------------------------------------------------------------
 
 
 def saved(name, tmp_path):
@@ -210,9 +254,13 @@ def test_an_evaluation_saved_by_0_2_0_loads_and_resumes(tmp_path):
     assert (len(results), len(client.requests)) == (8, 4)
     old_rows = (SAVED / "evaluation" / "results.jsonl").read_bytes()
     assert (folder / "results.jsonl").read_bytes().startswith(old_rows)
-    assert any("configuration are not compared: code, environment, parser, rubric" in text for text in said)
+    assert any(
+        "configuration are not compared: code, environment, parser, rubric" in text for text in said
+    )
     stored = json.loads((folder / "config.json").read_text())
-    assert json.loads((folder / "metadata.json").read_text())["fingerprint"] == stored["fingerprint"]
+    assert (
+        json.loads((folder / "metadata.json").read_text())["fingerprint"] == stored["fingerprint"]
+    )
 
 
 def test_a_run_of_tools_saved_by_0_2_0_loads_and_resumes(tmp_path):
@@ -220,7 +268,14 @@ def test_a_run_of_tools_saved_by_0_2_0_loads_and_resumes(tmp_path):
     assert len(vf.load_results(folder)) == 4
     client = ScriptedClient("I call nothing")
     env = vf.load_environment("tool-test")
-    assert len(env.evaluate(client, "scripted", num_examples=4, rollouts_per_example=2, results_path=folder)) == 8
+    assert (
+        len(
+            env.evaluate(
+                client, "scripted", num_examples=4, rollouts_per_example=2, results_path=folder
+            )
+        )
+        == 8
+    )
     assert len(client.requests) == 4
 
 
@@ -228,8 +283,14 @@ def test_what_a_run_of_0_2_0_stored_is_still_compared(tmp_path):
     folder = saved("evaluation", tmp_path)
     env = vf.load_environment("reverse-text", unit="sentence", num_eval_examples=4)
     with pytest.raises(vf.RunMismatch) as caught:
-        env.evaluate(ScriptedClient("x"), "scripted", temperature=0.5, num_examples=4, results_path=folder)
-    assert list(caught.value.differences) == ["env_args.unit", "sampling_args.temperature", "system_prompt"]
+        env.evaluate(
+            ScriptedClient("x"), "scripted", temperature=0.5, num_examples=4, results_path=folder
+        )
+    assert list(caught.value.differences) == [
+        "env_args.unit",
+        "sampling_args.temperature",
+        "system_prompt",
+    ]
 
 
 def test_an_unfinished_run_of_0_2_0_is_found_in_the_default_place(tmp_path, monkeypatch):
@@ -240,8 +301,12 @@ def test_an_unfinished_run_of_0_2_0_is_found_in_the_default_place(tmp_path, monk
     (folder / "metadata.json").write_text(json.dumps(metadata | {"status": "interrupted"}))
     env = vf.load_environment("reverse-text", unit="word", num_eval_examples=4)
     client = ScriptedClient("x")
-    results = env.evaluate(client, "scripted", num_examples=3, rollouts_per_example=2, save_results=True)
+    results = env.evaluate(
+        client, "scripted", num_examples=3, rollouts_per_example=2, save_results=True
+    )
     assert (len(results), len(client.requests)) == (6, 2)
     assert [path.name for path in folder.parent.iterdir()] == ["25aa106f"]
     env.evaluate(client, "scripted", num_examples=3, rollouts_per_example=2, save_results=True)
-    assert len(list(folder.parent.iterdir())) == 2  # a finished run is not extended: the next one is new
+    assert (
+        len(list(folder.parent.iterdir())) == 2
+    )  # a finished run is not extended: the next one is new

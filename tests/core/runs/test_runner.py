@@ -1,4 +1,5 @@
-"""Many rollouts: isolation between them, groups, retries, the circuit breaker, cancellation, what stops a run."""
+"""Many rollouts: isolation between them, groups, retries, the circuit breaker, cancellation, what
+stops a run."""
 
 import asyncio
 import gc
@@ -42,7 +43,13 @@ def jobs_of(env, siblings=1):
 
 async def run(env, client, siblings=1, concurrency=8, abort_after=0, **context):
     sink = Kept()
-    runner = Runner(env, RunContext(client, "m", **context), sink, concurrency=concurrency, abort_after=abort_after)
+    runner = Runner(
+        env,
+        RunContext(client, "m", **context),
+        sink,
+        concurrency=concurrency,
+        abort_after=abort_after,
+    )
     await runner.run(jobs_of(env, siblings))
     return sink, runner
 
@@ -86,7 +93,9 @@ async def test_at_most_so_many_rollouts_are_in_flight():
     assert client.max_in_flight == 4
 
 
-@pytest.mark.parametrize(("option", "limit"), [("max_concurrent_generation", 3), ("max_concurrent", 2)])
+@pytest.mark.parametrize(
+    ("option", "limit"), [("max_concurrent_generation", 3), ("max_concurrent", 2)]
+)
 async def test_model_calls_can_be_limited(option, limit):
     client = ScriptedClient("x", delay_s=0.002)
     await single_turn(12).evaluate(client, "m", **{option: limit})
@@ -104,7 +113,9 @@ async def test_scoring_can_be_limited():
         running -= 1
         return 1.0
 
-    await single_turn(12, rubric=vf.Rubric(funcs=[slow])).evaluate(ScriptedClient("x"), "m", max_concurrent_scoring=2)
+    await single_turn(12, rubric=vf.Rubric(funcs=[slow])).evaluate(
+        ScriptedClient("x"), "m", max_concurrent_scoring=2
+    )
     assert most == 2
 
 
@@ -168,7 +179,9 @@ async def test_advantages_are_computed_once_from_the_final_reward():
     sink, _ = await run(env, ScriptedClient(["1", "2"]), siblings=2, concurrency=1)
     assert calls == [[1.0, 2.0]]
     assert sink.completed == [[10.0, 20.0]]
-    assert sink.writes == [[(0, 0), (0, 1)]]  # such a group is stored whole: its advantages are not ours to repeat
+    assert sink.writes == [
+        [(0, 0), (0, 1)]
+    ]  # such a group is stored whole: its advantages are not ours to repeat
 
 
 async def test_play_group_plays_siblings_side_by_side():
@@ -236,8 +249,14 @@ async def test_unscored_rollouts_have_unknown_rewards():
 
 
 async def test_a_rollout_that_ended_in_an_error_has_an_unknown_reward_unless_it_is_the_models_doing():
-    errors = {0: vf.ModelUnavailable("down"), 1: vf.ToolCallError("broke"), 2: vf.OverlongPromptError("long")}
-    results = await single_turn(3).evaluate(ScriptedClient("x", errors=errors), "m", max_concurrent=1)
+    errors = {
+        0: vf.ModelUnavailable("down"),
+        1: vf.ToolCallError("broke"),
+        2: vf.OverlongPromptError("long"),
+    }
+    results = await single_turn(3).evaluate(
+        ScriptedClient("x", errors=errors), "m", max_concurrent=1
+    )
     assert math.isnan(results["rewards"][0])
     assert results["rewards"][1:] == [0.0, 0.0]
     assert results.metadata.num_errors == 2
@@ -302,7 +321,9 @@ class Flaky(vf.SingleTurnEnv):
         (ValueError("bug"), 1, 5, 1, False),
     ],
 )
-async def test_only_retryable_faults_that_are_not_the_models_are_played_again(error, bad, retries, played, ok):
+async def test_only_retryable_faults_that_are_not_the_models_are_played_again(
+    error, bad, retries, played, ok
+):
     env = Flaky(bad, error)
     results = await env.evaluate(ScriptedClient("1"), "m", max_retries=retries)
     assert env.played == played
@@ -344,7 +365,9 @@ async def test_an_overridden_rollout_is_isolated_timed_and_scored():
     assert "not a State" in results["errors"][3].message
     assert all(request.seed is not None for request in client.requests)
     assert results["timings"][0].generation_ms > 0
-    assert (await env.a_rollout(sums(1)[0], ScriptedClient("1"), "m"))["completion"][0].content == "1"
+    assert (await env.a_rollout(sums(1)[0], ScriptedClient("1"), "m"))["completion"][
+        0
+    ].content == "1"
 
 
 async def test_an_overridden_rollout_may_call_the_loop_it_replaces():
@@ -386,10 +409,16 @@ async def test_seeds_follow_from_seed_example_sibling_and_turn_alone():
 
 
 async def test_a_run_stops_when_everything_fails_with_one_cause():
-    client = ScriptedClient("x", errors=lambda request: vf.ModelUnavailable("HTTP 503 from everywhere"))
+    client = ScriptedClient(
+        "x", errors=lambda request: vf.ModelUnavailable("HTTP 503 from everywhere")
+    )
     with pytest.raises(vf.TooManyFaults) as caught:
         await single_turn(1000).evaluate(client, "m", abort_after=10, max_concurrent=4)
-    assert (caught.value.cause, caught.value.count, caught.value.exit_code) == ("ModelUnavailable", 10, 3)
+    assert (caught.value.cause, caught.value.count, caught.value.exit_code) == (
+        "ModelUnavailable",
+        10,
+        3,
+    )
     assert "HTTP 503 from everywhere" in str(caught.value)
     assert isinstance(caught.value.__cause__, vf.ModelUnavailable)
     assert len(client.requests) <= 10 + 4
@@ -411,7 +440,9 @@ async def test_successes_and_the_models_own_failures_are_no_streak():
         ScriptedClient("x", errors=some_fail), "m", abort_after=5, max_concurrent=1
     )
     assert results.metadata.num_errors == 150
-    broken = ScriptedClient("x", errors=lambda request: vf.ToolCallError("the model calls nonsense"))
+    broken = ScriptedClient(
+        "x", errors=lambda request: vf.ToolCallError("the model calls nonsense")
+    )
     assert len(await single_turn(50).evaluate(broken, "m", abort_after=5)) == 50
 
 
@@ -490,7 +521,11 @@ async def test_progress_counts_what_is_durable():
     seen = []
     client = ScriptedClient(add_one, errors={2: vf.ModelUnavailable("down")}, tokens=True)
     await single_turn(4).evaluate(
-        client, "m", max_concurrent=1, progress=progress, on_progress=lambda rows, _: seen.append(progress.done)
+        client,
+        "m",
+        max_concurrent=1,
+        progress=progress,
+        on_progress=lambda rows, _: seen.append(progress.done),
     )
     assert seen == [0, 1, 2, 3]
     assert (progress.total, progress.done, progress.rewards, progress.reward_sum) == (4, 4, 3, 3.0)
@@ -501,7 +536,9 @@ async def test_progress_counts_what_is_durable():
 
 async def test_a_running_rollout_says_what_it_waits_for():
     progress = Progress()
-    task = asyncio.ensure_future(single_turn(1).evaluate(ScriptedClient("x", delay_s=60), "m", progress=progress))
+    task = asyncio.ensure_future(
+        single_turn(1).evaluate(ScriptedClient("x", delay_s=60), "m", progress=progress)
+    )
     await asyncio.sleep(0.05)
     ((_, state),) = progress.running.values()
     assert state.waiting_for == "the model"

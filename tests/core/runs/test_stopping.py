@@ -1,4 +1,5 @@
-"""Runs that stop when they are decided: how many rollouts they make, what they store, and what they refuse."""
+"""Runs that stop when they are decided: how many rollouts they make, what they store, and what they
+refuse."""
 
 import asyncio
 import json
@@ -23,7 +24,9 @@ def environment(num_rows=400, **more):
 
 def coin(probability, seed):
     """A model that is right with this probability, by row."""
-    return lambda request: str(float(random.Random(f"{seed}{request.prompt[-1].content}").random() < probability))
+    return lambda request: str(
+        float(random.Random(f"{seed}{request.prompt[-1].content}").random() < probability)
+    )
 
 
 def evaluate(env, reply, **options):
@@ -33,7 +36,11 @@ def evaluate(env, reply, **options):
 def test_it_stops_at_the_half_width_and_says_so(tmp_path):
     logs = []
     results = evaluate(
-        environment(), coin(0.5, 1), until_half_width=0.2, results_path=tmp_path / "run", on_log=logs.append
+        environment(),
+        coin(0.5, 1),
+        until_half_width=0.2,
+        results_path=tmp_path / "run",
+        on_log=logs.append,
     )
     stopped = results.metadata.stopped
     assert (stopped["high"] - stopped["low"]) / 2 <= 0.2
@@ -43,7 +50,8 @@ def test_it_stops_at_the_half_width_and_says_so(tmp_path):
     assert results.metadata.num_examples == len(results)
     assert results.metadata.status == "complete"
     assert any(
-        line.startswith(f"decided after {stopped['num_examples']} examples: the mean is between") for line in logs
+        line.startswith(f"decided after {stopped['num_examples']} examples: the mean is between")
+        for line in logs
     )
     assert vf.load_results(tmp_path / "run").metadata.stopped == stopped
 
@@ -54,7 +62,8 @@ def test_without_the_option_every_row_is_run():
 
 
 def test_quick_rollouts_do_not_count_before_slow_ones():
-    """Right answers come at once and wrong ones late; the examples are read in the order of the plan."""
+    """Right answers come at once and wrong ones late; the examples are read in the order of the
+    plan."""
 
     class Uneven:
         async def complete(self, request):
@@ -74,11 +83,15 @@ def test_quick_rollouts_do_not_count_before_slow_ones():
         on_progress=lambda outputs, _: finished.extend(output["reward"] for output in outputs),
     )
     stopped = results.metadata.stopped
-    order = [example.example_id for example in env.eval_table.take(-1, 0)][: stopped["num_examples"]]
+    order = [example.example_id for example in env.eval_table.take(-1, 0)][
+        : stopped["num_examples"]
+    ]
     by_id = {output["example_id"]: output["reward"] for output in results.outputs}
     assert stopped["low"] < sum(by_id[n] for n in order) / len(order) < stopped["high"]
     assert len(results) < 400
-    assert sum(finished[:30]) / 30 > 0.7  # negative control: in the order in which they finished, right ones come first
+    assert (
+        sum(finished[:30]) / 30 > 0.7
+    )  # negative control: in the order in which they finished, right ones come first
 
 
 def test_a_run_is_stopped_once_its_difference_to_a_saved_one_is_decided(tmp_path):
@@ -96,7 +109,9 @@ def test_a_run_is_stopped_once_its_difference_to_a_saved_one_is_decided(tmp_path
 
 def test_only_the_rows_of_the_saved_run_are_run(tmp_path):
     evaluate(environment(10), coin(0.5, 1), results_path=tmp_path / "base")
-    results = evaluate(environment(50), coin(0.5, 2), until_decided=tmp_path / "base", rollouts_per_example=2)
+    results = evaluate(
+        environment(50), coin(0.5, 2), until_decided=tmp_path / "base", rollouts_per_example=2
+    )
     assert (len(results), results.metadata.num_examples) == (20, 10)
     assert max(results["example_ids"]) < 10
 
@@ -104,7 +119,9 @@ def test_only_the_rows_of_the_saved_run_are_run(tmp_path):
 def test_a_stopped_run_resumes_to_the_same_decision(tmp_path):
     whole = evaluate(environment(), coin(0.5, 4), until_half_width=0.2)
     interrupted = tmp_path / "run"
-    evaluate(environment(20), coin(0.5, 4), results_path=interrupted)  # the first twenty rows exist already
+    evaluate(
+        environment(20), coin(0.5, 4), results_path=interrupted
+    )  # the first twenty rows exist already
     results = evaluate(environment(), coin(0.5, 4), until_half_width=0.2, results_path=interrupted)
     assert results.metadata.stopped == whole.metadata.stopped
 
@@ -116,7 +133,10 @@ def test_siblings_are_one_example(tmp_path):
 
 
 def test_a_reward_outside_the_range_ends_the_run_with_the_fix(tmp_path):
-    with pytest.raises(vf.RunError, match=r"the value 5 is outside 0 to 1: give the range .*--reward-range LOW,HIGH"):
+    with pytest.raises(
+        vf.RunError,
+        match=r"the value 5 is outside 0 to 1: give the range .*--reward-range LOW,HIGH",
+    ):
         evaluate(environment(), "5", until_half_width=0.1, results_path=tmp_path / "run")
     results = evaluate(environment(), "5", until_half_width=0.5, reward_range=(0, 10))
     assert results.metadata.stopped is not None
@@ -144,6 +164,10 @@ def test_a_run_of_another_environment_is_no_baseline(tmp_path):
     evaluate(environment(10), "1", results_path=tmp_path / "base")
     config = json.loads((tmp_path / "base/config.json").read_text())
     assert config["config"]["env_args"] == {}
-    other = vf.SingleTurnEnv(eval_dataset=[{"question": "x"}], rubric=vf.Rubric([lambda completion: 1.0]))
-    with pytest.raises(vf.ConfigError, match="cannot be compared with this one: they have no example in common"):
+    other = vf.SingleTurnEnv(
+        eval_dataset=[{"question": "x"}], rubric=vf.Rubric([lambda completion: 1.0])
+    )
+    with pytest.raises(
+        vf.ConfigError, match="cannot be compared with this one: they have no example in common"
+    ):
         evaluate(other, "1", until_decided=tmp_path / "base")

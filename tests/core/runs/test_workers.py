@@ -1,4 +1,5 @@
-"""Environment workers: what they play is what this process would have played, and none of them is ever left behind."""
+"""Environment workers: what they play is what this process would have played, and none of them is
+ever left behind."""
 
 import asyncio
 import os
@@ -85,7 +86,9 @@ def echo(request):
 
 
 def run(env, **options):
-    return env.evaluate(ScriptedClient(echo), "m", rollouts_per_example=2, seed=3, num_workers=2, **options)
+    return env.evaluate(
+        ScriptedClient(echo), "m", rollouts_per_example=2, seed=3, num_workers=2, **options
+    )
 
 
 def gone(pid):
@@ -100,7 +103,15 @@ def test_rows_are_those_that_this_process_would_have_made(game):
     here = game().evaluate(ScriptedClient(echo), "m", rollouts_per_example=2, seed=3)
     there = run(game())
     for left, right in zip(here["outputs"], there["outputs"], strict=True):
-        for name in ("example_id", "prompt", "completion", "reward", "metrics", "stop_condition", "advantage"):
+        for name in (
+            "example_id",
+            "prompt",
+            "completion",
+            "reward",
+            "metrics",
+            "stop_condition",
+            "advantage",
+        ):
             assert left[name] == right[name], name
     assert [len(s["trajectory"]) for s in there["states"]] == [2] * 12
     assert {s["pid"] for s in there["states"]}.isdisjoint({os.getpid()})
@@ -135,7 +146,9 @@ def test_a_failure_in_a_worker_keeps_its_chain_and_traceback(game):
 
 
 def test_a_killed_worker_costs_what_it_held_and_that_is_played_again(game, tmp_path, caplog):
-    env = game(num=20, seconds=0.3)  # in all more than a second, so that it is killed while it plays
+    env = game(
+        num=20, seconds=0.3
+    )  # in all more than a second, so that it is killed while it plays
 
     async def kill_one():
         while not (started := list(tmp_path.glob("played-*"))):  # noqa: ASYNC110 - another process writes them
@@ -145,7 +158,9 @@ def test_a_killed_worker_costs_what_it_held_and_that_is_played_again(game, tmp_p
 
     async def both():
         killing = asyncio.create_task(kill_one())
-        results = await env.evaluate(ScriptedClient(echo), "m", rollouts_per_example=2, num_workers=2, max_concurrent=8)
+        results = await env.evaluate(
+            ScriptedClient(echo), "m", rollouts_per_example=2, num_workers=2, max_concurrent=8
+        )
         await killing
         return results
 
@@ -155,7 +170,9 @@ def test_a_killed_worker_costs_what_it_held_and_that_is_played_again(game, tmp_p
     played = sum(len(path.read_text().split()) for path in tmp_path.glob("played-*"))
     held = int(re.search(r"signal 9; running its (\d+) rollouts again", caplog.text)[1])
     assert 0 < held <= 8
-    assert 40 <= played <= 40 + held, "more was played again than the dead worker held"  # some it had not begun
+    assert 40 <= played <= 40 + held, (
+        "more was played again than the dead worker held"
+    )  # some it had not begun
 
 
 def test_a_rollout_that_kills_its_workers_fails_alone(game, tmp_path):
@@ -178,11 +195,15 @@ def test_without_workers_the_same_rollout_kills_everything(game, tmp_path):
 def test_rubric_cleanup_runs_once_where_the_rollout_was_played(game, tmp_path):
     results = run(game(group=True))
     assert (tmp_path / "closed").read_text() == "x" * 12
-    assert [row["metrics"]["best"] for row in results["outputs"]] == [float(i // 2) for i in range(12)]
+    assert [row["metrics"]["best"] for row in results["outputs"]] == [
+        float(i // 2) for i in range(12)
+    ]
 
 
 def test_scoring_after_all_are_played(game, tmp_path):
-    results = game().evaluate(ScriptedClient(echo), "m", num_workers=2, interleave_scoring=False, score_rollouts=True)
+    results = game().evaluate(
+        ScriptedClient(echo), "m", num_workers=2, interleave_scoring=False, score_rollouts=True
+    )
     assert [row["metrics"]["length"] for row in results["outputs"]] == [3.0] * 6
 
 
@@ -246,7 +267,9 @@ def test_workers_end_with_a_caller_that_is_killed(game, tmp_path):
     )
     import subprocess
 
-    caller = subprocess.Popen([sys.executable, tmp_path / "caller.py", str(tmp_path)], stderr=subprocess.DEVNULL)
+    caller = subprocess.Popen(
+        [sys.executable, tmp_path / "caller.py", str(tmp_path)], stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 60
     while not (played := list(tmp_path.glob("played-*"))) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -271,7 +294,9 @@ def test_a_rollout_that_halts_its_workers_fails_alone(game, tmp_path, monkeypatc
     assert len((tmp_path / "played-0").read_text().split()) == 2
 
 
-def test_negative_control_a_rollout_that_blocks_its_loop_for_longer_is_not_lost(game, tmp_path, monkeypatch):
+def test_negative_control_a_rollout_that_blocks_its_loop_for_longer_is_not_lost(
+    game, tmp_path, monkeypatch
+):
     monkeypatch.setattr(channels, "SILENT_S", 2.0)
     outputs = game(num=2, seconds=5.0).evaluate(ScriptedClient(echo), "m", num_workers=2)["outputs"]
     assert [row["error"] for row in outputs] == [None] * 2
@@ -307,7 +332,9 @@ def test_a_halted_worker_ends_with_a_caller_that_is_killed(game, tmp_path, how):
 
 def test_an_environment_made_by_hand_is_refused():
     env = vf.SingleTurnEnv(dataset=[{"question": "q"}], rubric=vf.Rubric([lambda: 1.0]))
-    with pytest.raises(vf.ConfigError, match=r"constructed directly.*load_environment.*num_workers=0"):
+    with pytest.raises(
+        vf.ConfigError, match=r"constructed directly.*load_environment.*num_workers=0"
+    ):
         env.evaluate(ScriptedClient(echo), "m", num_workers=2)
 
 

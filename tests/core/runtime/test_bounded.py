@@ -10,7 +10,15 @@ import tracemalloc
 import pytest
 
 from verifiers.runtime import bounded
-from verifiers.runtime.bounded import TooLong, read_chunks, read_file, read_lines, read_stream, read_text, run_captured
+from verifiers.runtime.bounded import (
+    TooLong,
+    read_chunks,
+    read_file,
+    read_lines,
+    read_stream,
+    read_text,
+    run_captured,
+)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 2**16, 2**16 + 1, 200_000])
@@ -57,9 +65,20 @@ def test_a_long_line_comes_in_parts():
 
 
 def test_a_child_process_is_captured_like_subprocess_run():
-    command = [sys.executable, "-c", "import sys; print('out ä'); print('err', file=sys.stderr); sys.exit(3)"]
-    child, ours = subprocess.run(command, capture_output=True, text=True, check=False), run_captured(command)
-    assert (ours.returncode, ours.stdout, ours.stderr) == (child.returncode, child.stdout, child.stderr)
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; print('out ä'); print('err', file=sys.stderr); sys.exit(3)",
+    ]
+    child, ours = (
+        subprocess.run(command, capture_output=True, text=True, check=False),
+        run_captured(command),
+    )
+    assert (ours.returncode, ours.stdout, ours.stderr) == (
+        child.returncode,
+        child.stdout,
+        child.stderr,
+    )
 
 
 def test_a_child_that_prints_without_end_is_killed_and_the_end_of_its_stderr_is_kept(monkeypatch):

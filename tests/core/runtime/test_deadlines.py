@@ -1,4 +1,5 @@
-"""A deadline stops its block as ``asyncio.timeout`` does; long ones share a timer and may ring a tick late."""
+"""A deadline stops its block as ``asyncio.timeout`` does; long ones share a timer and may ring a
+tick late."""
 
 import asyncio
 import time
@@ -53,7 +54,8 @@ async def test_a_cancellation_by_somebody_else_stays_one(limit_s):
 
 
 async def test_both_at_once_is_a_cancellation(limit_s):
-    """The limit passed, and somebody else cancelled too: the caller must not go on as after a time-out."""
+    """The limit passed, and somebody else cancelled too: the caller must not go on as after a
+    time-out."""
 
     async def work():
         with Deadline(limit_s):

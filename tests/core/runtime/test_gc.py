@@ -1,4 +1,5 @@
-"""A run collects garbage more rarely, and the process has its own thresholds back when the last run has ended."""
+"""A run collects garbage more rarely, and the process has its own thresholds back when the last run
+has ended."""
 
 import gc
 

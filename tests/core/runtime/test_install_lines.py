@@ -1,4 +1,5 @@
-"""An install line names the place that the installed distribution came from, never a bare name that is not there."""
+"""An install line names the place that the installed distribution came from, never a bare name that
+is not there."""
 
 import json
 import sys
@@ -7,7 +8,11 @@ import pytest
 
 from verifiers.runtime.install_lines import install_line, origin_of, repository_url, requirement
 
-GIT = {"url": "https://host/o/r.git", "vcs_info": {"vcs": "git", "commit_id": "f00"}, "subdirectory": "packages/core"}
+GIT = {
+    "url": "https://host/o/r.git",
+    "vcs_info": {"vcs": "git", "commit_id": "f00"},
+    "subdirectory": "packages/core",
+}
 AT = "git+https://host/o/r.git@f00#subdirectory=packages"
 
 
@@ -19,9 +24,13 @@ def install(tmp_path, monkeypatch):
     def add(name, origin=None, *lines):
         about = tmp_path / "site" / f"{name.replace('-', '_')}-0.2.0.dist-info"
         about.mkdir(parents=True)
-        about.joinpath("METADATA").write_text("\n".join(["Metadata-Version: 2.1", f"Name: {name}", *lines, ""]))
+        about.joinpath("METADATA").write_text(
+            "\n".join(["Metadata-Version: 2.1", f"Name: {name}", *lines, ""])
+        )
         if origin is not None:
-            about.joinpath("direct_url.json").write_text(origin if isinstance(origin, str) else json.dumps(origin))
+            about.joinpath("direct_url.json").write_text(
+                origin if isinstance(origin, str) else json.dumps(origin)
+            )
 
     return add
 
@@ -53,7 +62,9 @@ def test_of_a_copied_folder_they_copy(install, checkout):
 def test_of_git_they_are_the_commit_without_a_login(install, url):
     install("verifiers", GIT | {"url": url})
     assert requirement("verifiers", "math") == f"'verifiers[math] @ {AT}/core'"
-    assert requirement("verifiers-sandboxes", "e2b") == f"'verifiers-sandboxes[e2b] @ {AT}/sandboxes'"
+    assert (
+        requirement("verifiers-sandboxes", "e2b") == f"'verifiers-sandboxes[e2b] @ {AT}/sandboxes'"
+    )
     assert requirement("vf-gsm8k") == f"'vf-gsm8k @ {AT}/envs/gsm8k'"
 
 
@@ -76,14 +87,18 @@ def test_a_distribution_of_its_own_place_keeps_it(install, checkout):
 def test_a_plain_name_is_printed_for_what_is_installed_only(install, origin):
     install("verifiers", origin)
     assert requirement("verifiers", "math") == "'verifiers[math]'"
-    assert requirement("verifiers-trainer") == "'verifiers-trainer @ git+REPOSITORY@main#subdirectory=packages/trainer'"
+    assert (
+        requirement("verifiers-trainer")
+        == "'verifiers-trainer @ git+REPOSITORY@main#subdirectory=packages/trainer'"
+    )
 
 
 def test_the_metadata_may_name_the_repository(install):
     install("verifiers", None, "Project-URL: Source, https://host/r")
     assert repository_url() == "https://host/r"
-    assert requirement("verifiers-trainer") == (
-        "'verifiers-trainer @ git+https://host/r@main#subdirectory=packages/trainer'"
+    assert (
+        requirement("verifiers-trainer")
+        == "'verifiers-trainer @ git+https://host/r@main#subdirectory=packages/trainer'"
     )
 
 

@@ -1,4 +1,5 @@
-"""Entry points are read again when the metadata of any installed distribution changes, and only then."""
+"""Entry points are read again when the metadata of any installed distribution changes, and only
+then."""
 
 import os
 import sys
@@ -54,7 +55,9 @@ def rewrite(file: Path, text: str, age_s: float = 30) -> None:
 
 
 def names() -> set[str]:
-    return {entry.name if isinstance(entry, Broken) else entry[0].name for entry in entry_points(GROUP)}
+    return {
+        entry.name if isinstance(entry, Broken) else entry[0].name for entry in entry_points(GROUP)
+    }
 
 
 def test_unchanged_metadata_is_read_once(folder, num_reads):
@@ -69,7 +72,9 @@ def test_a_new_a_changed_a_damaged_and_a_removed_distribution_are_seen(folder):
     assert names() == {"one"}
     second = install(folder, "second", "two = module:function")
     assert names() == {"one", "two"}
-    rewrite(second / "entry_points.txt", f"[{GROUP}]\nsix = module:function\n")  # in place, and of the same size
+    rewrite(
+        second / "entry_points.txt", f"[{GROUP}]\nsix = module:function\n"
+    )  # in place, and of the same size
     assert names() == {"one", "six"}
     rewrite(second / "METADATA", "", 20)
     assert [entry.name for entry in entry_points(GROUP) if isinstance(entry, Broken)] == ["six"]
@@ -86,7 +91,9 @@ def test_a_folder_that_leaves_the_path_takes_its_entry_points_along(folder, monk
 
 
 def test_a_file_that_was_written_a_moment_ago_is_not_kept(folder, num_reads, monkeypatch):
-    monkeypatch.setattr(installed, "_YOUNG_NS", 20 * 10**9)  # on a busy machine 50 ms pass between two lines
+    monkeypatch.setattr(
+        installed, "_YOUNG_NS", 20 * 10**9
+    )  # on a busy machine 50 ms pass between two lines
     file = install(folder, "second", "two = module:function", age_s=0) / "entry_points.txt"
     written = file.stat().st_mtime_ns
     assert names() == {"one", "two"}

@@ -1,4 +1,5 @@
-"""Names that other distributions provide: found by entry points; one that is missing says what to install."""
+"""Names that other distributions provide: found by entry points; one that is missing says what to
+install."""
 
 import importlib
 import subprocess
@@ -46,12 +47,18 @@ def core_only(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_of_a_missing_package_says_what_to_install(name, core_only):
-    expected = f"vf.{name} is in verifiers-agents, which is not installed: {install_line('verifiers-agents')}"
+    expected = (
+        f"vf.{name} is in verifiers-agents, which is not installed:"
+        f" {install_line('verifiers-agents')}"
+    )
     assert core_only(READ, name) == expected
 
 
 def test_without_a_package_the_names_of_the_others_are_all_there(core_only):
-    code = "from verifiers import *\nimport verifiers as vf\nprint('AgentEnv' in vf.__all__, SingleTurnEnv.__name__)"
+    code = (
+        "from verifiers import *\nimport verifiers as vf\nprint('AgentEnv' in vf.__all__,"
+        " SingleTurnEnv.__name__)"
+    )
     assert core_only(code) == "False SingleTurnEnv"
     assert "AgentEnv" in vf.__all__, "the control: with it, the names are there"
 
@@ -93,7 +100,9 @@ def test_a_format_of_a_missing_package_is_refused_before_the_run(core_only):
         "from verifiers.cli.evaluate.exporting import check_formats\n"
         "try:\n    check_formats(['inspect'])\nexcept Exception as error:\n    print(error)"
     )
-    assert core_only(code).startswith("--export inspect is in verifiers-integrations, which is not installed: ")
+    assert core_only(code).startswith(
+        "--export inspect is in verifiers-integrations, which is not installed: "
+    )
     check_formats(["parquet"])
 
 

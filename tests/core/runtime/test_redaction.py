@@ -1,4 +1,5 @@
-"""What counts as a secret, by name, shape and value; and the digests that tell two secrets apart."""
+"""What counts as a secret, by name, shape and value; and the digests that tell two
+secrets apart."""
 
 from __future__ import annotations
 
@@ -65,7 +66,10 @@ def test_the_value_of_another_name_stays(name):
 @pytest.mark.parametrize("secret", SHAPES)
 def test_a_shape_is_found_inside_a_text_under_any_name(secret):
     tail = secret.rpartition(" ")[2].removesuffix("@host/simple").removeprefix("https://")
-    for text in (redacted_text(f"before {secret} after"), json.dumps(redacted({"note": [f"x={secret}"]}))):
+    for text in (
+        redacted_text(f"before {secret} after"),
+        json.dumps(redacted({"note": [f"x={secret}"]})),
+    ):
         assert tail not in text
         assert HIDDEN in text
     assert "before" in redacted_text(f"before {secret} after")
@@ -87,7 +91,11 @@ def test_a_column_of_a_rollout_keeps_what_may_be_data():
 
 def test_a_digest_tells_secrets_and_their_names_apart_and_is_the_same_in_every_process():
     one = digested({"api_key": "a" * 40})["api_key"]
-    assert one == digested({"api_key": "a" * 40})["api_key"] == digested({"apiKey": "a" * 40})["apiKey"]
+    assert (
+        one
+        == digested({"api_key": "a" * 40})["api_key"]
+        == digested({"apiKey": "a" * 40})["apiKey"]
+    )
     assert digested({"api_key": "b" * 40})["api_key"] != one
     assert digested({"password": "a" * 40})["password"] != one
     assert digested({"api_key": one})["api_key"] == one
@@ -127,5 +135,13 @@ def test_a_command_line_is_shown_without_secrets_and_otherwise_as_it_was_typed(w
 
 
 def test_settings_without_secrets_name_what_was_left_out():
-    settings = {"n": (1, 2), "headers": {"A": "b"}, "judge": {"token": "x", "name": "j"}, "url": "https://a:b@c"}
-    assert without_secrets(settings) == ({"n": (1, 2), "judge": {"name": "j"}}, ["headers.A", "judge.token", "url"])
+    settings = {
+        "n": (1, 2),
+        "headers": {"A": "b"},
+        "judge": {"token": "x", "name": "j"},
+        "url": "https://a:b@c",
+    }
+    assert without_secrets(settings) == (
+        {"n": (1, 2), "judge": {"name": "j"}},
+        ["headers.A", "judge.token", "url"],
+    )

@@ -137,11 +137,15 @@ print(log)
 """
 
 
-@pytest.mark.parametrize(("call", "run"), [("dual", "dual(work)"), ("blocking", "asyncio.run(inside())")])
+@pytest.mark.parametrize(
+    ("call", "run"), [("dual", "dual(work)"), ("blocking", "asyncio.run(inside())")]
+)
 def test_an_interrupt_cancels_cleans_up_and_is_raised_again(call, run):
     code = INTERRUPTED.format(call=call, run=run)
     started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=os.environ
+    )
     assert done.stdout.strip() == "['cancelled', 'cleaned up', 'raised']", done.stderr
     assert time.monotonic() - started < 10
 

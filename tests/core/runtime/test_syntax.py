@@ -61,7 +61,9 @@ def test_threads_of_other_libraries_parse_beside_them():
     assert num_failures(parse_python, foreign, foreign) == 0
 
 
-@pytest.mark.skipif(not HAS_SHARED_DEPTH, reason="this Python counts the depth of each thread apart")
+@pytest.mark.skipif(
+    not HAS_SHARED_DEPTH, reason="this Python counts the depth of each thread apart"
+)
 def test_the_parser_of_python_itself_fails():
     assert num_failures(ast.parse, ast.parse, ast.parse) > 0
 

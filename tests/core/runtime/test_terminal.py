@@ -1,4 +1,5 @@
-"""Control characters in text of others are spelled out, and what is printed can always be encoded."""
+"""Control characters in text of others are spelled out, and what is printed can
+always be encoded."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,5 @@
-"""Values against annotations: types are exact, ranges hold at their ends, and refusals say what is allowed."""
+"""Values against annotations: types are exact, ranges hold at their ends, and refusals say what is
+allowed."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_is(value, hint, said):
 
 
 def test_a_notation_reads_the_value():
-    assert convert("1,2", Annotated[tuple[str, ...], Form("A,B", lambda text: tuple(text.split(",")))]) == ("1", "2")
+    assert convert(
+        "1,2", Annotated[tuple[str, ...], Form("A,B", lambda text: tuple(text.split(",")))]
+    ) == ("1", "2")
 
 
 def test_what_is_in_an_annotation_is_found_below_unions_and_marks():
@@ -76,5 +79,8 @@ def test_what_is_in_an_annotation_is_found_below_unions_and_marks():
         *("mark", Meta(ge=1), int, Literal["auto"]),
         type(None),
     ]
-    assert describe(Annotated[Count | Literal["auto"], "mark"]) == "a whole number of at least 1 or one of auto"
+    assert (
+        describe(Annotated[Count | Literal["auto"], "mark"])
+        == "a whole number of at least 1 or one of auto"
+    )
     assert describe(type(print)) == "another value"

@@ -1,4 +1,5 @@
-"""A sandbox whose root file system is a folder of the host's: its files, its programs, and changes in memory alone."""
+"""A sandbox whose root file system is a folder of the host's: its files, its programs, and changes
+in memory alone."""
 
 import asyncio
 import contextlib
@@ -53,7 +54,11 @@ def test_the_programs_and_files_are_those_of_the_folder_and_no_others(root):
         )
 
     said, listed = in_sandbox(use, root=str(root))
-    assert said.stdout.splitlines() == [MARK, "/app", "1000"], "no interpreter of the host is on the path"
+    assert said.stdout.splitlines() == [
+        MARK,
+        "/app",
+        "1000",
+    ], "no interpreter of the host is on the path"
     folders = dict(part.split(":\n") for part in listed.stdout.strip().split("\n\n"))
     assert {name: sorted(names.split()) for name, names in folders.items()} == {
         f"/{name}": sorted(os.listdir(root / name)) for name in ("etc", "usr/bin", "usr/lib")
@@ -64,7 +69,8 @@ def test_changes_are_in_memory_and_the_next_sandbox_has_none(root):
     async def use(sandbox):
         changed = await sh(
             sandbox,
-            "echo new > /etc/mark && rm -r /etc/old && mkdir /data && echo x > /usr/bin/added && cat /etc/mark",
+            "echo new > /etc/mark && rm -r /etc/old && mkdir /data && echo x > /usr/bin/added &&"
+            " cat /etc/mark",
         )
         return changed, await sh(sandbox, "ls -d /data /usr/bin/added /etc/old")
 
@@ -91,7 +97,9 @@ def test_files_are_copied_in_and_out_and_what_is_changed_counts_as_files(root, t
     taken, full, read = in_sandbox(use, root=str(root), file_mb=file_mb, memory_mb=128)
     assert taken.is_folder
     assert "No space left" in full.stderr
-    assert read.value == "'one'", "Python calls run in the interpreter of the host, beside the image"
+    assert read.value == "'one'", (
+        "Python calls run in the interpreter of the host, beside the image"
+    )
 
 
 def test_an_image_is_copied_only_where_the_kernel_mounts_no_overlay_and_only_where_it_fits(root):
@@ -99,19 +107,28 @@ def test_an_image_is_copied_only_where_the_kernel_mounts_no_overlay_and_only_whe
         return await sh(sandbox, "test -e /opt/sandbox/image && echo a copy")
 
     assert in_sandbox(use, root=str(root)).stdout == ("a copy\n" if is_copied(root) else "")
-    refused = r"kernel refuses an overlay .*Invalid argument.* cannot be copied into the 1 MB of .*No space left"
-    with pytest.raises(vf.SandboxUnavailable, match=refused) if is_copied(root) else contextlib.nullcontext():
+    refused = (
+        r"kernel refuses an overlay .*Invalid argument.* cannot be copied into the 1 MB of .*No"
+        r" space left"
+    )
+    with (
+        pytest.raises(vf.SandboxUnavailable, match=refused)
+        if is_copied(root)
+        else contextlib.nullcontext()
+    ):
         in_sandbox(use, root=str(root), file_mb=1, memory_mb=64)
 
 
 def test_the_interpreter_of_the_host_runs_beside_an_image_without_its_libraries(root):
-    code = "import hashlib, ssl, sys; print(sys.version_info[:2], hashlib.sha256(b'').hexdigest()[:4])"
+    code = (
+        "import hashlib, ssl, sys; print(sys.version_info[:2], hashlib.sha256(b'').hexdigest()[:4])"
+    )
 
     async def use(sandbox):
         argv = mounts.interpreter(has_image=True)
-        return await sandbox.exec([*argv, "-I", "-S", "-c", code], timeout_s=20), await sandbox.exec(
-            [mounts.INTERPRETER, "-I", "-S", "-c", code], timeout_s=20
-        )
+        return await sandbox.exec(
+            [*argv, "-I", "-S", "-c", code], timeout_s=20
+        ), await sandbox.exec([mounts.INTERPRETER, "-I", "-S", "-c", code], timeout_s=20)
 
     beside, negative_control = in_sandbox(use, root=str(root))
     assert beside.stdout.endswith("e3b0\n"), beside.stderr
@@ -130,7 +147,9 @@ def test_the_isolation_is_that_of_every_sandbox(root):
     result = in_sandbox(use, root=str(root))
     assert result.stdout.split() == ["CapEff:", "0" * 16, "NoNewPrivs:", "1"]
     assert result.stderr.count("No such file") == 4
-    assert result.stderr.count("Read-only file system") + result.stderr.count("Permission denied") == 2
+    assert (
+        result.stderr.count("Read-only file system") + result.stderr.count("Permission denied") == 2
+    )
 
 
 def test_a_root_that_is_not_there_and_a_sandbox_that_has_none_are_named(root, tmp_path):
@@ -138,5 +157,9 @@ def test_a_root_that_is_not_there_and_a_sandbox_that_has_none_are_named(root, tm
         SandboxSpec(root="here")
     with pytest.raises(vf.ConfigError, match=r"mount .*/gone, which does not exist"):
         in_sandbox(None, root=str(tmp_path / "gone"))
-    with pytest.raises(vf.ConfigError, match=r"'unsafe_subprocess' has no root file system .*SandboxSpec\.root"):
-        asyncio.run((asyncio.run(backend_for("unsafe_subprocess"))).open(SandboxSpec(root=str(root))))
+    with pytest.raises(
+        vf.ConfigError, match=r"'unsafe_subprocess' has no root file system .*SandboxSpec\.root"
+    ):
+        asyncio.run(
+            (asyncio.run(backend_for("unsafe_subprocess"))).open(SandboxSpec(root=str(root)))
+        )

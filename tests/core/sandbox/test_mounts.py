@@ -1,4 +1,5 @@
-"""Files of the host inside a sandbox: read-only, only those asked for, and a socket that reaches out."""
+"""Files of the host inside a sandbox: read-only, only those asked for, and a socket that reaches
+out."""
 
 import asyncio
 import functools
@@ -64,15 +65,23 @@ def test_a_mounted_socket_is_the_only_way_out(tmp_path):
                 connection.sendall(connection.recv(100).upper())
 
         threading.Thread(target=answer, daemon=True).start()
-        code = "import socket\ns = socket.socket(1)\ns.connect('/run/out/out.sock')\ns.sendall(b'hi')\ns.recv(9)"
+        code = (
+            "import socket\ns ="
+            " socket.socket(1)\ns.connect('/run/out/out.sock')\ns.sendall(b'hi')\ns.recv(9)"
+        )
         network = "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)"
-        spoke, unreachable = in_bubblewrap(SandboxSpec(mounts={"/run/out": str(tmp_path)}), code, network)
+        spoke, unreachable = in_bubblewrap(
+            SandboxSpec(mounts={"/run/out": str(tmp_path)}), code, network
+        )
     assert spoke.value == "b'HI'"
     assert "refused" in unreachable.error
 
 
 def test_without_the_limit_a_program_may_reserve_more_than_it_uses():
-    reserve = "import mmap\nm = mmap.mmap(-1, 2**32, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)\nlen(m)"
+    reserve = (
+        "import mmap\nm = mmap.mmap(-1, 2**32, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS |"
+        " 0x4000)\nlen(m)"
+    )
     (free,) = in_bubblewrap(SandboxSpec(memory_mb=256, limit_address_space=False), reserve)
     (bound,) = in_bubblewrap(SandboxSpec(memory_mb=256), reserve)  # the negative control
     assert free.value == str(2**32)
@@ -90,7 +99,9 @@ def test_a_backend_without_mounts_refuses_them_by_name(name, tmp_path):
     async def open_one():
         from verifiers.sandbox.backends import sandlock, unsafe_subprocess
 
-        backend = sandlock.Sandlock() if name == "sandlock" else unsafe_subprocess.UnsafeSubprocess()
+        backend = (
+            sandlock.Sandlock() if name == "sandlock" else unsafe_subprocess.UnsafeSubprocess()
+        )
         await backend.open(SandboxSpec(mounts={"/opt/x": str(tmp_path)}))
 
     with pytest.raises(vf.ConfigError, match=rf"{name}.*cannot mount .*bubblewrap"):

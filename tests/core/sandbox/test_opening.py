@@ -1,4 +1,5 @@
-"""Sandboxes are opened in turns: waiting for one's turn is not in the time that a sandbox has to open."""
+"""Sandboxes are opened in turns: waiting for one's turn is not in the time that a sandbox has to
+open."""
 
 import asyncio
 
@@ -9,7 +10,8 @@ from verifiers.sandbox import opening
 
 
 def outcomes(count, limit_s, at_once, monkeypatch):
-    """(which were opened, most that were being opened at once) of a machine that opens one in 0.1 s, one by one."""
+    """(which were opened, most that were being opened at once) of a machine that opens one in 0.1
+    s, one by one."""
     monkeypatch.setattr(opening, "MAX_OPENING", at_once)
     now = most = 0
 
@@ -41,7 +43,9 @@ def test_negative_control_all_at_once_take_each_others_time(monkeypatch):
     opened, most = outcomes(12, 0.7, 1000, monkeypatch)
     failed = [one for one in opened if one is not True]
     assert most == 12
-    assert {str(one) for one in failed} == {"the sandbox was not open after 0.7 s (max_startup_wait_seconds)"}
+    assert {str(one) for one in failed} == {
+        "the sandbox was not open after 0.7 s (max_startup_wait_seconds)"
+    }
     assert all(isinstance(one, vf.SandboxUnavailable) for one in failed)
 
 

@@ -1,4 +1,5 @@
-"""A root file system of a sandbox's own, processes that are restarted, and folders copied in and out."""
+"""A root file system of a sandbox's own, processes that are restarted, and folders copied in and
+out."""
 
 import asyncio
 import contextlib
@@ -42,10 +43,14 @@ def link(name, target, kind=tarfile.SYMTYPE):
 def test_files_can_be_created_below_the_root_and_no_system_program_changed():
     async def use(sandbox):
         made = await sh(
-            sandbox, "pwd; mkdir -p /logs/verifier /usr/local/bin && echo 1 > /logs/verifier/reward.txt; id -u"
+            sandbox,
+            "pwd; mkdir -p /logs/verifier /usr/local/bin && echo 1 > /logs/verifier/reward.txt;"
+            " id -u",
         )
         system = await sh(
-            sandbox, "echo x > /usr/bin/bash || cp /bin/true /opt/python/bin/python3.11 || ln -sf /x /bin/sh"
+            sandbox,
+            "echo x > /usr/bin/bash || cp /bin/true /opt/python/bin/python3.11 || ln -sf /x"
+            " /bin/sh",
         )
         return made, system
 
@@ -56,7 +61,9 @@ def test_files_can_be_created_below_the_root_and_no_system_program_changed():
 
 
 def test_negative_control_without_it_only_home_and_tmp_can_be_written():
-    result = in_sandbox(lambda sandbox: sh(sandbox, "touch /tmp/a ~/b && mkdir /app"), SandboxSpec())
+    result = in_sandbox(
+        lambda sandbox: sh(sandbox, "touch /tmp/a ~/b && mkdir /app"), SandboxSpec()
+    )
     assert result.exit_code != 0
     assert "Read-only file system" in result.stderr
 
@@ -66,7 +73,9 @@ def test_a_file_of_the_host_does_not_come_with_it(tmp_path):
     assert in_sandbox(lambda sandbox: sh(sandbox, f"test -e {tmp_path}/file")).exit_code == 1
 
 
-@pytest.mark.parametrize("path", ["/root", "/home", "/etc/shadow", "/var", "/sandbox/root", "/sandbox/tmp"])
+@pytest.mark.parametrize(
+    "path", ["/root", "/home", "/etc/shadow", "/var", "/sandbox/root", "/sandbox/tmp"]
+)
 def test_nothing_of_the_host_or_of_the_outer_sandbox_comes_with_it(path):
     assert in_sandbox(lambda sandbox: sh(sandbox, f"test -e {path}")).exit_code == 1
 
@@ -89,10 +98,17 @@ def test_its_files_count_as_memory():
 def test_a_restart_ends_every_process_and_keeps_the_files():
     async def use(sandbox):
         await sandbox.exec("x = 1", timeout_s=10)
-        await sh(sandbox, "echo kept > f; (while true; do date +%N > tick; sleep 0.02; done) > /dev/null 2>&1 &")
+        await sh(
+            sandbox,
+            "echo kept > f; (while true; do date +%N > tick; sleep 0.02; done) > /dev/null 2>&1 &",
+        )
         await asyncio.sleep(0.2)
         await sandbox.restart()
-        ticks = [(await sandbox.read_file("/app/tick")) for _ in range(2) if await asyncio.sleep(0.1) is None]
+        ticks = [
+            (await sandbox.read_file("/app/tick"))
+            for _ in range(2)
+            if await asyncio.sleep(0.1) is None
+        ]
         return ticks, await sandbox.read_file("f"), await sandbox.exec("x", timeout_s=10)
 
     (first, second), kept, forgotten = in_sandbox(use)
@@ -103,7 +119,10 @@ def test_a_restart_ends_every_process_and_keeps_the_files():
 
 def test_negative_control_without_a_restart_the_process_continues():
     async def use(sandbox):
-        await sh(sandbox, "touch tick; (while true; do date +%N > tick; sleep 0.02; done) > /dev/null 2>&1 &")
+        await sh(
+            sandbox,
+            "touch tick; (while true; do date +%N > tick; sleep 0.02; done) > /dev/null 2>&1 &",
+        )
         ticks: set[bytes] = set()
         async with asyncio.timeout(30):  # however busy the machine is
             while len(ticks - {b""}) < 2:
@@ -183,6 +202,7 @@ def test_a_working_folder_that_the_code_removed_is_no_end_of_the_sandbox():
 
 
 def test_the_interpreter_inside_is_the_one_outside():
-    """Also one that was built with a shared library, of which the system may have another version."""
+    """Also one that was built with a shared library, of which the system may have
+    another version."""
     result = in_sandbox(lambda sandbox: sh(sandbox, "python3 -c 'import sys; print(sys.version)'"))
     assert result.stdout.strip() == sys.version.strip()

@@ -1,4 +1,5 @@
-"""What every sandbox backend promises: state, files, time-outs, bounds, and that nothing is left."""
+"""What every sandbox backend promises: state, files, time-outs, bounds, and that
+nothing is left."""
 
 import asyncio
 import functools
@@ -12,7 +13,15 @@ import pytest
 
 import verifiers as vf
 from support.machine import Here
-from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for, choice, register
+from verifiers.sandbox import (
+    ExecResult,
+    Sandbox,
+    SandboxBackend,
+    SandboxSpec,
+    backend_for,
+    choice,
+    register,
+)
 from verifiers.sandbox.backends.unsafe_subprocess import UnsafeSubprocess
 from verifiers.sandbox.probe import naps
 from verifiers_sandboxes.remote import RemoteBackend
@@ -84,14 +93,18 @@ async def started(marker, count):
 
 @pytest.mark.parametrize("name", ALL)
 def test_state_is_kept_and_a_trailing_expression_is_the_value(name):
-    first, second, third, nothing = values(name, "x = 6 * 7\nx", "def f(y):\n    return x + y\nf(1)", "_ + 1", "None")
+    first, second, third, nothing = values(
+        name, "x = 6 * 7\nx", "def f(y):\n    return x + y\nf(1)", "_ + 1", "None"
+    )
     assert first == ExecResult(value="42")
     assert (second.value, third.value, nothing.value) == ("43", "44", None)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_streams_are_apart_and_in_order_with_those_of_child_processes(name):
-    code = "import os, sys\nprint(1)\nos.system('echo two')\nprint(3)\nprint('bad', file=sys.stderr)"
+    code = (
+        "import os, sys\nprint(1)\nos.system('echo two')\nprint(3)\nprint('bad', file=sys.stderr)"
+    )
     (result,) = values(name, code)
     assert (result.stdout, result.stderr, result.error) == ("1\ntwo\n3\n", "bad\n", None)
 
@@ -120,7 +133,10 @@ def test_an_error_shows_the_lines_of_the_code_and_no_path_of_the_host(name):
 @pytest.mark.parametrize("name", ALL)
 def test_a_command_has_its_exit_code(name):
     done, missing, signalled = values(
-        name, ["bash", "-c", "echo out; echo err >&2; exit 4"], ["no-such-program"], ["bash", "-c", "kill -9 $$"]
+        name,
+        ["bash", "-c", "echo out; echo err >&2; exit 4"],
+        ["no-such-program"],
+        ["bash", "-c", "kill -9 $$"],
     )
     assert (done.stdout, done.stderr, done.exit_code, done.error) == ("out\n", "err\n", 4, None)
     assert missing.exit_code == 127
@@ -142,7 +158,12 @@ def test_code_and_commands_share_files_and_the_working_folder(name):
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
     ("path", "error"),
-    [("absent", FileNotFoundError), ("folder", IsADirectoryError), ("pipe", OSError), ("a\0b", OSError)],
+    [
+        ("absent", FileNotFoundError),
+        ("folder", IsADirectoryError),
+        ("pipe", OSError),
+        ("a\0b", OSError),
+    ],
 )
 def test_a_file_that_cannot_be_read(name, path, error):
     async def use(sandbox):
@@ -180,7 +201,9 @@ def test_code_that_holds_the_interpreter_is_ended_too(name):
 @pytest.mark.parametrize("name", ALL)
 def test_output_is_bounded_and_marked(name):
     spec = SandboxSpec(max_output_bytes=1000)
-    printed, by_a_command = values(name, "print('é' * 5000)", ["bash", "-c", "yes | head -c 100000"], spec=spec)
+    printed, by_a_command = values(
+        name, "print('é' * 5000)", ["bash", "-c", "yes | head -c 100000"], spec=spec
+    )
     assert printed.stdout == "é" * 500 + "\n[output cut: 9001 bytes more]"
     assert by_a_command.stdout.endswith("\n[output cut: 99000 bytes more]")
     assert printed.truncated
@@ -189,7 +212,9 @@ def test_output_is_bounded_and_marked(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_sudden_end_is_said_and_the_interpreter_replaced(name):
-    died, after = values(name, "import os, time\nprint('words')\ntime.sleep(0.5)\nos._exit(3)", "1 + 1")
+    died, after = values(
+        name, "import os, time\nprint('words')\ntime.sleep(0.5)\nos._exit(3)", "1 + 1"
+    )
     assert (died.limit, died.value) == ("killed", None)
     assert "ended" in died.error
     assert died.stdout == "words\n"
@@ -198,7 +223,9 @@ def test_a_sudden_end_is_said_and_the_interpreter_replaced(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_child_that_the_code_forks_does_not_answer_for_it(name):
-    forked, after = values(name, "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nx = 5\nx", "x + 1")
+    forked, after = values(
+        name, "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nx = 5\nx", "x + 1"
+    )
     assert (forked.value, after.value) == ("5", "6")
 
 
@@ -229,7 +256,10 @@ def test_only_the_variables_asked_for_are_there(name, monkeypatch):
     monkeypatch.setenv("A_SECRET_OF_THE_RUN", "x")
     spec = SandboxSpec(env={"GREETING": "hello"})
     inside, in_a_command = values(
-        name, "import os\n'A_SECRET_OF_THE_RUN' in os.environ, os.environ['GREETING']", ["env"], spec=spec
+        name,
+        "import os\n'A_SECRET_OF_THE_RUN' in os.environ, os.environ['GREETING']",
+        ["env"],
+        spec=spec,
     )
     assert inside.value == "(False, 'hello')"
     assert "GREETING=hello" in in_a_command.stdout
@@ -244,7 +274,8 @@ def test_packages_asked_for_and_what_they_need_are_there_and_no_other(name):
     needed, other, by_a_command = values(
         name,
         "import markdown_it, mdurl\nmarkdown_it.__name__",
-        "import importlib.util\n[n for n in ('pytest', 'verifiers', 'numpy') if importlib.util.find_spec(n)]",
+        "import importlib.util\n[n for n in ('pytest', 'verifiers', 'numpy') if"
+        " importlib.util.find_spec(n)]",
         ["python3", "-c", "import markdown_it; print(5)"],
         spec=spec,
         timeout_s=60,
@@ -268,7 +299,9 @@ def test_a_package_that_is_not_installed_is_refused_with_the_command(name):
 def test_reset_leaves_no_state_file_or_process(name):
     async def use(sandbox):
         nap = "31416"
-        await sandbox.exec(f"x = 1\nopen('a', 'w').close()\nimport os\nos.system('sleep {nap} &')", timeout_s=20)
+        await sandbox.exec(
+            f"x = 1\nopen('a', 'w').close()\nimport os\nos.system('sleep {nap} &')", timeout_s=20
+        )
         await sandbox.reset()
         after = await sandbox.exec("import os\n'x' in globals(), os.path.exists('a')", timeout_s=20)
         return after.value, naps(nap)
@@ -301,7 +334,9 @@ def test_close_leaves_no_process_and_is_final(name):
 def test_a_call_given_up_half_way_does_not_disturb_the_next(name):
     async def use(sandbox):
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(sandbox.exec("import time\ntime.sleep(60)\n'late'", timeout_s=60), 0.5)
+            await asyncio.wait_for(
+                sandbox.exec("import time\ntime.sleep(60)\n'late'", timeout_s=60), 0.5
+            )
         return await sandbox.exec("'next'", timeout_s=20)
 
     assert run_in_sandbox(name, use).value == "'next'"
@@ -342,9 +377,15 @@ def test_the_remote_mechanism_keeps_state_and_files_over_one_command_each():
     """Its other tests are slow: each request to the guest init is a process."""
 
     async def use(sandbox):
-        await sandbox.write_file("big", b"x" * 300_000)  # neither fits into a command nor into what it prints
+        await sandbox.write_file(
+            "big", b"x" * 300_000
+        )  # neither fits into a command nor into what it prints
         first = await sandbox.exec("x = len(open('big').read())\nprint('out')", timeout_s=60)
-        return first.stdout, (await sandbox.exec("x", timeout_s=60)).value, len(await sandbox.read_file("big"))
+        return (
+            first.stdout,
+            (await sandbox.exec("x", timeout_s=60)).value,
+            len(await sandbox.read_file("big")),
+        )
 
     assert run_in_sandbox("loopback", use) == ("out\n", "300000", 300_000)
 
@@ -410,7 +451,9 @@ def test_when_the_owner_is_killed_nothing_is_left(name):
 
 
 def test_negative_control_a_plain_child_outlives_its_owner():
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, "unsafe_subprocess"], stdout=subprocess.PIPE)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, "unsafe_subprocess"], stdout=subprocess.PIPE
+    )
     owner.stdout.readline()
     owner.kill()
     owner.wait()
@@ -428,7 +471,9 @@ def test_unsafe_warns_once_and_only_by_that_name(caplog):
             await (await backend.open(SandboxSpec())).close()
 
     asyncio.run(twice())
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["sandbox='unsafe_subprocess'"]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "sandbox='unsafe_subprocess'"
+    ]
 
 
 def test_names():
@@ -465,7 +510,14 @@ def test_the_types_are_what_the_backends_are():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"memory_mb": 0}, {"wall_s": -1}, {"packages": "numpy"}, {"env": {"A=B": "x"}}, {"env": {"A": "\0"}}]
+    "wrong",
+    [
+        {"memory_mb": 0},
+        {"wall_s": -1},
+        {"packages": "numpy"},
+        {"env": {"A=B": "x"}},
+        {"env": {"A": "\0"}},
+    ],
 )
 def test_a_spec_that_cannot_be(wrong):
     with pytest.raises(vf.ConfigError, match=f"SandboxSpec.{next(iter(wrong))}"):
@@ -484,6 +536,9 @@ def test_a_worker_that_ends_beside_a_forked_daemon_is_not_a_time_out(name):
 
 def test_a_daemon_that_keeps_the_connection_on_purpose_is_not_a_time_out():
     """A fork by the C library runs no hook of Python, so the daemon really holds the connection."""
-    daemon = "import ctypes, os, time\nif ctypes.CDLL(None).fork() == 0:\n    time.sleep(60)\nos._exit(0)"
+    daemon = (
+        "import ctypes, os, time\nif ctypes.CDLL(None).fork() == 0:\n   "
+        " time.sleep(60)\nos._exit(0)"
+    )
     left, after = values("bubblewrap", daemon, "6 * 7", timeout_s=15.0)
     assert (left.timed_out, left.limit, after.value) == (False, "killed", "42")

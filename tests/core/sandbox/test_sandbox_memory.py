@@ -1,4 +1,5 @@
-"""The memory that a sandbox shares with its owner, and the memory that its processes hide: neither evades a limit."""
+"""The memory that a sandbox shares with its owner, and the memory that its processes hide: neither
+evades a limit."""
 
 import asyncio
 import functools
@@ -78,9 +79,12 @@ def grown(name):
     return asyncio.run(use())
 
 
-@pytest.mark.parametrize("name", ["bubblewrap", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+@pytest.mark.parametrize(
+    "name", ["bubblewrap", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
+)
 def test_code_that_finds_the_area_of_its_output_cannot_hide_memory_there(name):
-    """The worker's mapping holds a descriptor. What can be written there is what the owner reads as its output."""
+    """The worker's mapping holds a descriptor. What can be written there is what the owner reads as
+    its output."""
     assert grown(name) == "['refused']"
 
 
@@ -100,10 +104,10 @@ def test_processes_that_hide_their_memory_are_counted_in_full():
     if refusal("bubblewrap"):
         pytest.skip(refusal("bubblewrap"))
     code = (
-        "import ctypes, os, time\npids = []\nfor _ in range(8):\n    pid = os.fork()\n    if pid == 0:\n"
-        "        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
-        "        data = b'x' * (100 * 2**20); time.sleep(4); os._exit(0)\n    pids.append(pid)\n"
-        "sum(os.waitpid(pid, 0)[1] for pid in pids)"
+        "import ctypes, os, time\npids = []\nfor _ in range(8):\n    pid = os.fork()\n    if pid =="
+        " 0:\n        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n        data = b'x' * (100 * 2**20);"
+        " time.sleep(4); os._exit(0)\n    pids.append(pid)\nsum(os.waitpid(pid, 0)[1] for pid in"
+        " pids)"
     )
 
     async def use():

@@ -1,4 +1,5 @@
-"""Archives of strangers and sandboxes: nothing outside their folder changes, and what they unpack to is bounded."""
+"""Archives of strangers and sandboxes: nothing outside their folder changes, and what they unpack
+to is bounded."""
 
 import contextlib
 import gzip
@@ -16,7 +17,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from verifiers.sandbox.unpacking import MAX_HEADER, Budget, Stream, decompressed, unpack, unpack_sent
+from verifiers.sandbox.unpacking import (
+    MAX_HEADER,
+    Budget,
+    Stream,
+    decompressed,
+    unpack,
+    unpack_sent,
+)
 
 PLENTY = 2**30
 FILE, FOLDER, LINK, HARD = tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
@@ -49,14 +57,21 @@ def tree(folder):
     facts = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         status = path.lstat()
-        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        content = (
+            os.readlink(path)
+            if path.is_symlink()
+            else path.read_bytes()
+            if path.is_file()
+            else None
+        )
         facts[str(path.relative_to(folder))] = (oct(status.st_mode), content)
     return facts
 
 
 @contextlib.contextmanager
 def outside():
-    """A folder whose files must not change, with the folder to unpack into beside it; and a path to it in links."""
+    """A folder whose files must not change, with the folder to unpack into beside it; and a path to
+    it in links."""
     top = Path(tempfile.mkdtemp(prefix="unpacking-"))
     try:
         (top / "host" / "folder").mkdir(parents=True, mode=0o700)
@@ -68,7 +83,7 @@ def outside():
         shutil.rmtree(top)
 
 
-# --- nothing outside changes ------------------------------------------------------------------------------------
+# --- nothing outside changes ----------------------------------------------------------------------
 
 
 NAMES = st.sampled_from(
@@ -79,20 +94,32 @@ TARGETS = st.sampled_from(
     ".. ../host ../host/flag ../host/folder /host TOP/host TOP/host/flag a b c . / a/.. b/flag".split()
 )
 KINDS = st.sampled_from([FILE, FOLDER, LINK, HARD, tarfile.CHRTYPE, tarfile.FIFOTYPE])
-MEMBERS = st.lists(st.tuples(NAMES, KINDS, TARGETS, st.sampled_from([0o777, 0o4755, 0])), min_size=1, max_size=7)
+MEMBERS = st.lists(
+    st.tuples(NAMES, KINDS, TARGETS, st.sampled_from([0o777, 0o4755, 0])), min_size=1, max_size=7
+)
 LINK_INSTEAD_OF_A_FOLDER = [("a", FOLDER, "", 0o777), ("a", LINK, "TOP/host/flag", 0o777)]
 THROUGH_A_PARENT = [
     ("a", FOLDER, "", 0o755),
     ("a/folder", FOLDER, "", 0o777),
     ("a", LINK, "TOP/host", 0o777),
 ]
-BY_A_HARD_LINK = [("a", LINK, "../host", 0o777), ("b", HARD, "a/flag", 0o777), ("b", FILE, "", 0o777)]
+BY_A_HARD_LINK = [
+    ("a", LINK, "../host", 0o777),
+    ("b", HARD, "a/flag", 0o777),
+    ("b", FILE, "", 0o777),
+]
 
 
 def hostile(members, top):
     return archive(
         *(
-            member(name, kind, target.replace("TOP", str(top)), b"changed" if kind == FILE else b"", mode)
+            member(
+                name,
+                kind,
+                target.replace("TOP", str(top)),
+                b"changed" if kind == FILE else b"",
+                mode,
+            )
             for name, kind, target, mode in members
         )
     )
@@ -112,10 +139,16 @@ def test_nothing_outside_the_folder_changes(members, is_layer):
         assert sorted(os.listdir(top)) == ["host", "into"]
         for path in (top / "into").rglob("*"):
             status = path.lstat()
-            assert stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)
+            assert (
+                stat.S_ISREG(status.st_mode)
+                or stat.S_ISDIR(status.st_mode)
+                or stat.S_ISLNK(status.st_mode)
+            )
             assert not status.st_mode & stat.S_ISUID
             if not is_layer and path.is_symlink():
-                assert Path(os.path.realpath(path)).is_relative_to(top / "into"), "a kept link leads out"
+                assert Path(os.path.realpath(path)).is_relative_to(top / "into"), (
+                    "a kept link leads out"
+                )
 
 
 THROUGH_A_LINK = [("a", LINK, "TOP/host", 0o777), ("a/flag", FILE, "", 0o777)]
@@ -144,7 +177,8 @@ def test_negative_control_a_mode_that_is_set_by_a_path_follows_the_link():
 
 
 def beyond_the_longest_path(folder, name, content):
-    """An archive that defeats the filters of ``tarfile`` before Python 3.11.13 and 3.12.11 (CVE-2025-4517)."""
+    """An archive that defeats the filters of ``tarfile`` before Python 3.11.13 and 3.12.11
+    (CVE-2025-4517)."""
     long, steps, path, members = "d" * 247, "abcdefghijklmnop", "", []
     for step in steps:
         members.append(member(f"{path}{long}", FOLDER, mode=0o755))
@@ -170,7 +204,9 @@ def test_negative_control_they_defeat_the_filters_of_an_older_python():
     with outside() as top:
         with (
             contextlib.suppress(tarfile.TarError, OSError),
-            tarfile.open(fileobj=io.BytesIO(beyond_the_longest_path(top / "host", "flag", b"changed"))) as file,
+            tarfile.open(
+                fileobj=io.BytesIO(beyond_the_longest_path(top / "host", "flag", b"changed"))
+            ) as file,
         ):
             if not hasattr(tarfile, "data_filter"):
                 pytest.skip("this Python has no filters of archives")
@@ -179,7 +215,7 @@ def test_negative_control_they_defeat_the_filters_of_an_older_python():
             pytest.skip("the filters of this Python are mended")
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------
+# --- what is kept ---------------------------------------------------------------------------------
 
 
 def test_files_folders_and_links_inside_are_kept_and_the_rest_is_named(tmp_path):
@@ -196,7 +232,12 @@ def test_files_folders_and_links_inside_are_kept_and_the_rest_is_named(tmp_path)
         member("../above", content=b"x"),
         member("pipe", tarfile.FIFOTYPE),
     ]
-    assert sorted(unpack_sent(archive(*members), tmp_path / "kept")) == ["../above", "far", "out", "up"]
+    assert sorted(unpack_sent(archive(*members), tmp_path / "kept")) == [
+        "../above",
+        "far",
+        "out",
+        "up",
+    ]
     assert tree(tmp_path / "kept") == {
         ".": (oct((tmp_path / "kept").lstat().st_mode), None),
         "sub": ("0o40755", None),
@@ -207,12 +248,16 @@ def test_files_folders_and_links_inside_are_kept_and_the_rest_is_named(tmp_path)
     }
 
 
-def test_a_folder_of_the_host_is_not_deleted_for_a_file_and_a_link_of_the_host_not_followed(tmp_path):
+def test_a_folder_of_the_host_is_not_deleted_for_a_file_and_a_link_of_the_host_not_followed(
+    tmp_path,
+):
     (tmp_path / "host").mkdir()
     (tmp_path / "kept/data").mkdir(parents=True)
     (tmp_path / "kept/data/mine").write_text("mine")
     (tmp_path / "kept/there").symlink_to(tmp_path / "host/new")
-    left_out = unpack_sent(archive(member("data"), member("there", content=b"x")), tmp_path / "kept")
+    left_out = unpack_sent(
+        archive(member("data"), member("there", content=b"x")), tmp_path / "kept"
+    )
     assert left_out == ["data"]
     assert (tmp_path / "kept/data/mine").read_text() == "mine"
     assert (tmp_path / "kept/there").read_bytes() == b"x"
@@ -220,9 +265,18 @@ def test_a_folder_of_the_host_is_not_deleted_for_a_file_and_a_link_of_the_host_n
 
 
 def test_a_layer_deletes_by_whiteouts_and_replaces(tmp_path):
-    first = [member("a/b/old", content=b"x"), member("c", content=b"x"), member("d/e", content=b"x")]
+    first = [
+        member("a/b/old", content=b"x"),
+        member("c", content=b"x"),
+        member("d/e", content=b"x"),
+    ]
     unpacked(archive(*first), tmp_path / "root")
-    second = [member("a/.wh.b"), member("c/new", content=b"y"), member("d/.wh..wh..opq"), member("d/f")]
+    second = [
+        member("a/.wh.b"),
+        member("c/new", content=b"y"),
+        member("d/.wh..wh..opq"),
+        member("d/f"),
+    ]
     with pytest.raises(tarfile.TarError, match=r"'c/new' lies in a file"):
         unpacked(archive(*second), tmp_path / "root")
     unpacked(archive(second[0], *second[2:], member("c", FOLDER), second[1]), tmp_path / "root")
@@ -236,9 +290,11 @@ def test_a_whiteout_does_not_delete_what_is_above(name, tmp_path):
     assert (tmp_path / "root/a/b").exists()
 
 
-# --- damage -----------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
-WHOLE = archive(*(member(f"folder/{number}", content=bytes([number]) * 700) for number in range(1, 20)))
+WHOLE = archive(
+    *(member(f"folder/{number}", content=bytes([number]) * 700) for number in range(1, 20))
+)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress], ids=["plain", "gzip", "xz"])
@@ -275,7 +331,7 @@ def test_a_size_below_zero_and_a_member_that_repeats_for_ever_are_refused(tmp_pa
         unpacked(bytes(header) + bytes(1024), tmp_path / "root")
 
 
-# --- bombs ------------------------------------------------------------------------------------------------------
+# --- bombs ----------------------------------------------------------------------------------------
 
 
 def peak_of(content, folder, **parameters):
@@ -315,12 +371,15 @@ def test_many_members_take_no_memory(tmp_path):
 def test_global_headers_take_no_memory(tmp_path):
     def content(number):
         headers = b"".join(
-            tarfile.TarInfo.create_pax_global_header({f"k{index}": "x" * 400}) + archive(member("a"))[:512]
+            tarfile.TarInfo.create_pax_global_header({f"k{index}": "x" * 400})
+            + archive(member("a"))[:512]
             for index in range(number)
         )
         return headers + bytes(1024)
 
-    few, many = (peak_of(content(number), tmp_path / "root") - len(content(number)) for number in (100, 600))
+    few, many = (
+        peak_of(content(number), tmp_path / "root") - len(content(number)) for number in (100, 600)
+    )
     assert many < few + 2**20
 
 
@@ -340,7 +399,9 @@ def sparse(size):
         "GNU.sparse.name": "hole",
         "GNU.sparse.realsize": str(size),
     }
-    return archive(member("x", content=f"1\n{size}\n0\n".encode().ljust(512, b"\0"), pax_headers=header))
+    return archive(
+        member("x", content=f"1\n{size}\n0\n".encode().ljust(512, b"\0"), pax_headers=header)
+    )
 
 
 def test_a_sparse_file_stays_sparse_and_its_size_counts(tmp_path):

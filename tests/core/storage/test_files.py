@@ -1,4 +1,5 @@
-"""A file that this library writes is never another one: links that appear and vanish while it writes lead nowhere."""
+"""A file that this library writes is never another one: links that appear and vanish while it
+writes lead nowhere."""
 
 import contextlib
 import os

@@ -1,4 +1,5 @@
-"""Every constructor parameter of every part belongs to its identity, or is marked on its own line as free.
+"""Every constructor parameter of every part belongs to its identity, or is marked on its own line
+as free.
 
 Complete by construction: a class or a parameter that the tables below do not know fails the test.
 """
@@ -24,7 +25,13 @@ from verifiers.clients.retry import RetryPolicy
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.environments.integrations.gym import EpisodicSumRubric
 from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
-from verifiers.storage.identity import Identified, config_differences, constructor_of, describe, resume_differences
+from verifiers.storage.identity import (
+    Identified,
+    config_differences,
+    constructor_of,
+    describe,
+    resume_differences,
+)
 from verifiers.testing import ScriptedClient
 
 ROWS = [{"question": "1 + 1", "answer": "2"}]
@@ -188,7 +195,9 @@ OTHER = {
     "timeout_per_command_seconds": 8,
     "timeout_s": 6.0,
     "timeout_seconds": 4.0,
-    "tool_defs": [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}],
+    "tool_defs": [
+        {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+    ],
     "tool_names": ["search"],
     "tools": [subtract],
     "tools_shown": False,
@@ -197,7 +206,8 @@ OTHER = {
     "weights": [0.5],
     "working_dir": "sub",
 }
-"""Another value of each parameter than its default or ``REQUIRED``'s; a function makes it of a folder."""
+"""Another value of each parameter than its default or ``REQUIRED``'s; a function makes it of a
+folder."""
 
 BESIDES = {"weights": {"funcs": [first]}}
 """What must be given with a parameter, in both parts that are compared."""
@@ -253,18 +263,26 @@ FREE = {
 NOT_TAKEN = (
     {
         ("EnvGroup", name)
-        for name in "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args "
-        "max_seq_len timeout_seconds oracle".split()
+        for name in (
+            "dataset eval_dataset system_prompt few_shot parser rubric "
+            "message_type tool_defs sampling_args max_seq_len timeout_seconds oracle"
+        ).split()
     }
     | {
         (cls, "message_type")
-        for cls in "ToolEnv StatefulToolEnv SandboxEnv PythonEnv MCPEnv TextArenaEnv MultiAgentEnv TwoPlayerEnv "
-        "ProposerSolverEnv SimulatedUserEnv".split()
+        for cls in (
+            "ToolEnv StatefulToolEnv SandboxEnv PythonEnv MCPEnv "
+            "TextArenaEnv MultiAgentEnv TwoPlayerEnv ProposerSolverEnv SimulatedUserEnv"
+        ).split()
     }
-    | {("HarborEnv", name) for name in ("dataset", "eval_dataset", "artifacts", "working_dir", "message_type")}
+    | {
+        ("HarborEnv", name)
+        for name in ("dataset", "eval_dataset", "artifacts", "working_dir", "message_type")
+    }
     | {("ReasoningGymEnv", name) for name in ("dataset", "eval_dataset", "message_type")}
 )
-"""Parameters of a base class that a class refuses, or in a ``RubricGroup`` takes from its first child."""
+"""Parameters of a base class that a class refuses, or in a ``RubricGroup`` takes from its first
+child."""
 EXTRAS = {"MCPEnv": "mcp", "GymEnv": "gymnasium", "ReasoningGymEnv": "reasoning_gym", "TextArenaEnv": "textarena",
           "MathRubric": "math_verify", "HybridMathRubric": "math_verify"}  # fmt: skip
 SET_BY_THE_CLASS = {
@@ -325,8 +343,14 @@ def made(name, tmp_path, **changes):
 
 
 def test_every_part_is_there():
-    expected = "XMLParser Rubric RubricGroup JudgeRubric MathRubric HybridMathRubric ToolRubric EnvGroupRubric".split()
-    expected += "Parser ThinkParser MaybeThinkParser SingleTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv".split()
+    expected = (
+        "XMLParser Rubric RubricGroup JudgeRubric MathRubric HybridMathRubric ToolRubric"
+        " EnvGroupRubric".split()
+    )
+    expected += (
+        "Parser ThinkParser MaybeThinkParser SingleTurnEnv ToolEnv StatefulToolEnv SandboxEnv"
+        " PythonEnv".split()
+    )
     expected += "EnvGroup OpenAIChatCompletionsClient OpenAICompletionsClient LocalClient RoundRobinClient".split()
     assert set(expected) <= set(PARTS)
     assert len(CASES) > 200
@@ -338,7 +362,9 @@ def test_every_part_is_there():
 @pytest.mark.parametrize(("name", "parameter"), CASES, ids=lambda text: text)
 def test_a_parameter_changes_the_identity_unless_it_is_marked_free(name, parameter, tmp_path):
     free = constructor_of(PARTS[name]).free
-    assert parameter in OTHER or parameter in FREE, f"{parameter} of {name}: add another value of it to a table"
+    assert parameter in OTHER or parameter in FREE, (
+        f"{parameter} of {name}: add another value of it to a table"
+    )
     assert (parameter in FREE) is (parameter in free)
     table = FREE if parameter in FREE else OTHER
     besides, value = SPECIAL.get((name, parameter), (BESIDES.get(parameter, {}), table[parameter]))
@@ -350,7 +376,7 @@ def test_a_parameter_changes_the_identity_unless_it_is_marked_free(name, paramet
     assert " at 0x" not in str(after)
 
 
-# --- what an author writes ------------------------------------------------------------------------------------------
+# --- what an author writes ------------------------------------------------------------------------
 
 
 class Difficult(vf.SingleTurnEnv):
@@ -364,7 +390,12 @@ class Difficult(vf.SingleTurnEnv):
 def test_the_parameters_of_an_authors_class_count_however_they_are_kept():
     same = Difficult(1, "a", hint="b", system_prompt="c").identity()
     assert Difficult(1, "a", hint="b", system_prompt="c").identity() == same
-    others = [Difficult(2, "a"), Difficult(1, "b"), Difficult(1, "a", hint="x"), Difficult(1, "a", max_seq_len=3)]
+    others = [
+        Difficult(2, "a"),
+        Difficult(1, "b"),
+        Difficult(1, "a", hint="x"),
+        Difficult(1, "a", max_seq_len=3),
+    ]
     assert len({str(other.identity()) for other in [Difficult(1, "a"), *others]}) == 5
 
 
@@ -384,7 +415,9 @@ def test_what_cannot_be_described_is_the_name_of_its_type_and_nothing_raises():
 
     circle: list = []
     circle.append(circle)
-    described = describe([Hostile(), circle, lambda: circle, object(), {1: {3, 1, 2}}, 1e400, range(3), "x" * 20_000])
+    described = describe(
+        [Hostile(), circle, lambda: circle, object(), {1: {3, 1, 2}}, 1e400, range(3), "x" * 20_000]
+    )
     assert "Hostile" in str(described[0])
     assert " at 0x" not in str(described)
     assert described[4:7] == [{"1": [1, 2, 3]}, "inf", "range(0, 3)"]
@@ -404,7 +437,11 @@ def test_an_environment_that_its_rubric_holds_ends():
 
 def test_signatures_are_those_of_the_constructors():
     assert "difficulty" in inspect.signature(Difficult).parameters
-    assert list(inspect.signature(vf.XMLParser).parameters) == ["fields", "answer_field", "extract_fn"]
+    assert list(inspect.signature(vf.XMLParser).parameters) == [
+        "fields",
+        "answer_field",
+        "extract_fn",
+    ]
 
 
 def test_code_of_another_python_is_not_compared():
@@ -412,7 +449,9 @@ def test_code_of_another_python_is_not_compared():
     other["code"] = re.sub(r"\d+\.\d+:", "9.9:", other["code"])
     assert resume_differences({"parser": {"f": ours}}, {"parser": {"f": other}}) == {}
     edited = ours | {"code": ours["code"][:-1] + ("0" if ours["code"][-1] != "0" else "1")}
-    assert list(resume_differences({"parser": {"f": ours}}, {"parser": {"f": edited}})) == ["parser.f.code"]
+    assert list(resume_differences({"parser": {"f": ours}}, {"parser": {"f": edited}})) == [
+        "parser.f.code"
+    ]
 
 
 def test_a_run_of_a_class_that_has_moved_since_is_resumed():
@@ -445,7 +484,9 @@ def test_an_identity_is_the_same_in_every_process():
     seen = set()
     for seed in ("0", "1", "2"):
         command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
-        ran = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True)
+        ran = subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
         assert ran.returncode == 0, ran.stderr
         seen.add(ran.stdout)
     assert len(seen) == 1

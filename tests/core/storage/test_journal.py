@@ -1,4 +1,5 @@
-"""The journal: rows, readers, writers at once, opening and closing. Kills, cuts and failing disks: ``faults/``."""
+"""The journal: rows, readers, writers at once, opening and closing. Kills, cuts and failing disks:
+``faults/``."""
 
 import asyncio
 import json
@@ -33,7 +34,7 @@ def numbered(start, stop):
     return [{"key": key} for key in range(start, stop)]
 
 
-# --- rows -------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 async def test_rows_come_back_in_order_without_the_journals_own_keys(tmp_path):
@@ -97,7 +98,7 @@ async def test_a_row_the_journal_could_not_give_back_is_refused(tmp_path, row):
     assert keys(tmp_path / "results.jsonl") == [1]
 
 
-# --- one writer, many readers -----------------------------------------------------------------------------------
+# --- one writer, many readers ---------------------------------------------------------------------
 
 
 def test_readers_get_the_durable_rows_while_another_process_writes(tmp_path):
@@ -160,12 +161,16 @@ if os.fork() == 0:
         parent.stdin.close()
 
 
-# --- concurrency ------------------------------------------------------------------------------------------------
+# --- concurrency ----------------------------------------------------------------------------------
 
 
-async def test_1024_writers_each_get_their_acknowledgement_and_share_the_fsyncs(tmp_path, monkeypatch):
+async def test_1024_writers_each_get_their_acknowledgement_and_share_the_fsyncs(
+    tmp_path, monkeypatch
+):
     path, commits = tmp_path / "results.jsonl", []
-    monkeypatch.setattr("verifiers.storage.journal.sync_file", lambda fd: (commits.append(fd), os.fdatasync(fd)))
+    monkeypatch.setattr(
+        "verifiers.storage.journal.sync_file", lambda fd: (commits.append(fd), os.fdatasync(fd))
+    )
 
     async def writer(number):
         for turn in range(3):
@@ -202,8 +207,14 @@ def test_threads_and_event_loops_share_one_journal(tmp_path):
         assert not append.done()
 
     with Journal.open(path) as journal:
-        threads = [threading.Thread(target=lambda n=n: asyncio.run(append_some(n * 50))) for n in range(3)]
-        threads.append(threading.Thread(target=lambda: [journal.append_sync({"key": key}) for key in range(150, 200)]))
+        threads = [
+            threading.Thread(target=lambda n=n: asyncio.run(append_some(n * 50))) for n in range(3)
+        ]
+        threads.append(
+            threading.Thread(
+                target=lambda: [journal.append_sync({"key": key}) for key in range(150, 200)]
+            )
+        )
         threads.append(threading.Thread(target=lambda: asyncio.run(left_behind())))
         for thread in threads:
             thread.start()
@@ -221,7 +232,7 @@ async def test_a_lone_writer_does_not_wait_for_company(tmp_path):
         assert time.perf_counter() - started < 2  # forty times linger_s, were it waited for
 
 
-# --- opening and closing ----------------------------------------------------------------------------------------
+# --- opening and closing --------------------------------------------------------------------------
 
 
 def test_a_constructor_and_a_close_leave_nothing_behind(tmp_path):
@@ -243,7 +254,9 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path):
         Journal.open(tmp_path / "results.jsonl", linger_s=1.0)
 
 
-@pytest.mark.parametrize("spec", ["journal.open", "journal.open:0", "journal.open:x", ":1", "journal.open:1:EWHAT"])
+@pytest.mark.parametrize(
+    "spec", ["journal.open", "journal.open:0", "journal.open:x", ":1", "journal.open:1:EWHAT"]
+)
 def test_a_misspelt_failpoint_is_refused(spec):
     with pytest.raises(ConfigError, match="VF_FAILPOINT"), armed(spec):
         pass

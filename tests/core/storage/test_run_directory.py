@@ -1,4 +1,5 @@
-"""The run directory: one configuration, one writer, nothing half made (reliability rows 7 and 8)."""
+"""The run directory: one configuration, one writer, nothing half made (reliability
+rows 7 and 8)."""
 
 import errno
 import hashlib
@@ -38,10 +39,12 @@ CONFIG = {
 
 
 def contents(folder):
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in Path(folder).iterdir()}
+    return {
+        path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in Path(folder).iterdir()
+    }
 
 
-# --- a run and its resume ---------------------------------------------------------------------------------------
+# --- a run and its resume -------------------------------------------------------------------------
 
 
 def test_a_run_is_made_resumed_and_completed(tmp_path):
@@ -51,7 +54,11 @@ def test_a_run_is_made_resumed_and_completed(tmp_path):
         run.write_metadata({"status": "running", "avg_reward": float("nan")})
         with run.open_journal() as journal:
             journal.append_sync([{"key": 0}, {"key": 1}])
-    assert read_config(path) == {"fingerprint": fingerprint(CONFIG), "config": CONFIG, "noted": {"version": "1"}}
+    assert read_config(path) == {
+        "fingerprint": fingerprint(CONFIG),
+        "config": CONFIG,
+        "noted": {"version": "1"},
+    }
     assert read_metadata(path) == {"status": "running", "avg_reward": None}
     frozen, rows = (path / "config.json").read_bytes(), []
     with RunDirectory.create_or_resume(path, CONFIG, noted={"version": "2"}) as run:
@@ -72,10 +79,16 @@ def test_another_configuration_is_refused_by_its_differences_and_nothing_is_writ
     other = CONFIG | {"model": "n", "env_args": {"level": 2, "tags": ["a"]}, "seed": 3}
     with pytest.raises(RunMismatch, match="model was 'm', now 'n'") as raised:
         RunDirectory.create_or_resume(tmp_path, other)
-    assert raised.value.differences == {"env_args.level": (1, 2), "model": ("m", "n"), "seed": ("<not set>", 3)}
+    assert raised.value.differences == {
+        "env_args.level": (1, 2),
+        "model": ("m", "n"),
+        "seed": ("<not set>", 3),
+    }
     assert raised.value.exit_code == 2
     assert contents(tmp_path) == before
-    with RunDirectory.create_or_resume(tmp_path, CONFIG):  # negative control: the same configuration writes here
+    with RunDirectory.create_or_resume(
+        tmp_path, CONFIG
+    ):  # negative control: the same configuration writes here
         assert contents(tmp_path) != before
 
 
@@ -90,14 +103,18 @@ with RunDirectory.create_or_resume(sys.argv[1], {"model": "m"}) as run, run.open
 """
     with start_child(holder, tmp_path) as first:
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(RunBusy, match=f"process {first.pid} on {re.escape(socket.gethostname())}") as raised:
+        with pytest.raises(
+            RunBusy, match=f"process {first.pid} on {re.escape(socket.gethostname())}"
+        ) as raised:
             RunDirectory.create_or_resume(tmp_path, {"model": "m"})
         assert (raised.value.pid, raised.value.host) == (first.pid, socket.gethostname())
         assert raised.value.exit_code == 2
         first.stdin.close()
         assert first.wait(20) == 0
     assert list(read_journal(tmp_path / "results.jsonl")) == [{"key": 0}]
-    with RunDirectory.create_or_resume(tmp_path, {"model": "m"}) as run:  # its stale pid does not block
+    with RunDirectory.create_or_resume(
+        tmp_path, {"model": "m"}
+    ) as run:  # its stale pid does not block
         assert run.resumed
 
 
@@ -143,7 +160,7 @@ def test_a_damaged_configuration_is_named_and_kept(tmp_path, text):
     assert (tmp_path / "config.json").read_text() == text
 
 
-# --- places that cannot be written ------------------------------------------------------------------------------
+# --- places that cannot be written ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["file/run", "file", "/proc/run/deep"])
@@ -157,12 +174,16 @@ def test_a_place_that_cannot_hold_a_run_is_refused_in_one_sentence(tmp_path, pla
 
 def test_a_folder_without_permission_is_refused_and_left_alone():
     user = os.geteuid()
-    with tempfile.TemporaryDirectory() as parent:  # not tmp_path, whose parents only its owner may enter
+    with (
+        tempfile.TemporaryDirectory() as parent
+    ):  # not tmp_path, whose parents only its owner may enter
         os.chmod(parent, 0o555)
         if user == 0:  # root may write anywhere
             os.seteuid(65534)
         try:
-            with pytest.raises(ConfigError, match=r"results cannot be saved in .*Permission denied"):
+            with pytest.raises(
+                ConfigError, match=r"results cannot be saved in .*Permission denied"
+            ):
                 RunDirectory.create_or_resume(Path(parent, "a", "run"), CONFIG)
         finally:
             os.seteuid(user)
@@ -170,14 +191,17 @@ def test_a_folder_without_permission_is_refused_and_left_alone():
 
 
 def test_a_disk_that_fills_while_the_directory_is_made_leaves_nothing_half_made(tmp_path):
-    with armed("atomic_write.before_rename:1:ENOSPC"), pytest.raises(ConfigError, match="No space left"):
+    with (
+        armed("atomic_write.before_rename:1:ENOSPC"),
+        pytest.raises(ConfigError, match="No space left"),
+    ):
         RunDirectory.create_or_resume(tmp_path / "a" / "run", CONFIG)
     assert os.listdir(tmp_path) == []
     RunDirectory.create_or_resume(tmp_path / "a" / "run", CONFIG).close()  # negative control
     assert os.listdir(tmp_path) == ["a"]
 
 
-# --- names ------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_the_path_follows_the_naming_scheme(tmp_path):
@@ -207,7 +231,9 @@ def test_a_directory_of_a_configuration_with_the_same_eight_digits_is_passed_ove
     assert run_path(tmp_path, "sums", "m", mark[:8] + "0" * 56).name == f"{mark[:8]}-2"
 
 
-@pytest.mark.parametrize("model", ["../../../etc", "/etc/passwd", "a\x00b", "..", "x" * 5000, "\x1b[31m", "a\\b", ""])
+@pytest.mark.parametrize(
+    "model", ["../../../etc", "/etc/passwd", "a\x00b", "..", "x" * 5000, "\x1b[31m", "a\\b", ""]
+)
 def test_a_hostile_name_stays_one_component_inside_the_folder(tmp_path, model):
     path = run_path(tmp_path, "..", model, "0" * 64)
     assert path.parent.parent == tmp_path / "outputs/evals"
@@ -225,14 +251,24 @@ def test_runs_are_saved_in_the_working_directory_unless_an_older_version_saved_b
     assert default_root("my-env") == default_root("owner/my-env") == Path("environments/my_env")
 
 
-# --- identity ---------------------------------------------------------------------------------------------------
+# --- identity -------------------------------------------------------------------------------------
 
 
 def test_a_fingerprint_depends_on_the_values_alone():
     assert fingerprint(CONFIG) == fingerprint(json.loads(json.dumps(CONFIG, sort_keys=True)))
     assert fingerprint({"temperature": 1}) == fingerprint({"temperature": 1.0})
     assert config_differences({"temperature": 1}, {"temperature": 1.0}) == {}
-    distinct = [{"a": 1}, {"a": "1"}, {"a": True}, {"a": None}, {}, {"a": [1]}, {"a": {"b": 1}}, {"a": {}}, {"a": 1.5}]
+    distinct = [
+        {"a": 1},
+        {"a": "1"},
+        {"a": True},
+        {"a": None},
+        {},
+        {"a": [1]},
+        {"a": {"b": 1}},
+        {"a": {}},
+        {"a": 1.5},
+    ]
     assert len({fingerprint(config) for config in distinct}) == len(distinct)
     for one in distinct:
         for other in distinct:
@@ -247,7 +283,10 @@ def test_a_setting_that_cannot_be_compared_is_refused_by_name(tmp_path):
 
 
 def test_canonical_json_is_one_spelling_and_strict():
-    assert canonical_json({"b": 1.5, "a": [True, None, "é\ud800"]}) == b'{"a":[true,null,"\\u00e9\\ud800"],"b":1.5}'
+    assert (
+        canonical_json({"b": 1.5, "a": [True, None, "é\ud800"]})
+        == b'{"a":[true,null,"\\u00e9\\ud800"],"b":1.5}'
+    )
     assert canonical_json([float("nan"), {"x": float("inf")}]) == b'[null,{"x":null}]'
     with pytest.raises(TypeError, match="object"):
         canonical_json({"a": object()})
@@ -255,15 +294,17 @@ def test_canonical_json_is_one_spelling_and_strict():
 
 def test_canonical_json_does_not_change_its_spelling():
     """Hashes of examples and runs are made of it: another spelling would orphan what was stored."""
-    assert canonical_json({"é": 1, "z": "\u2028", "a": (1.0, -0.0, 1e-05, 1e16, 1e22, 5e-324, 2**70)}) == (
-        '{"a":[1.0,-0.0,0.00001,1e16,1e22,5e-324,1180591620717411303424],"z":"\u2028","é":1}'.encode()
+    assert (
+        canonical_json({"é": 1, "z": "\u2028", "a": (1.0, -0.0, 1e-05, 1e16, 1e22, 5e-324, 2**70)})
+        == '{"a":[1.0,-0.0,0.00001,1e16,1e22,5e-324,1180591620717411303424],"z":"\u2028","é":1}'.encode()
     )
     assert canonical_json({2: "b", 10: "a"}) == b'{"10":"a","2":"b"}'
     assert canonical_json(UserMessage("hi")) == canonical_json({"content": "hi", "role": "user"})
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("\ud800", "\\ud800"), ({"a": 1}, {"a": "1"}), ([1], [1.0]), ("é", "e\u0301")]
+    ("one", "other"),
+    [("\ud800", "\\ud800"), ({"a": 1}, {"a": "1"}), ([1], [1.0]), ("é", "e\u0301")],
 )
 def test_different_values_have_different_canonical_json(one, other):
     assert canonical_json(one) != canonical_json(other)
@@ -275,7 +316,7 @@ def test_a_rollout_key_names_the_row_and_the_sibling():
     assert rollout_key(rows[0], 1) == hashlib.sha256(f"{rows[0]}:1".encode()).hexdigest()[:32]
 
 
-# --- atomic writes ----------------------------------------------------------------------------------------------
+# --- atomic writes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("old", [None, b"old"])
@@ -283,7 +324,10 @@ def test_an_atomic_write_that_fails_leaves_the_old_content_and_nothing_else(tmp_
     path = tmp_path / "file"
     if old:
         path.write_bytes(old)
-    with armed("atomic_write.before_rename:1:EIO"), pytest.raises(OSError, match="failpoint") as raised:
+    with (
+        armed("atomic_write.before_rename:1:EIO"),
+        pytest.raises(OSError, match="failpoint") as raised,
+    ):
         atomic_write(path, b"new")
     assert raised.value.errno == errno.EIO
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == ({"file": old} if old else {})

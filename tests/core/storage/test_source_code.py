@@ -1,4 +1,5 @@
-"""The source files of an environment belong to its runs: a changed file is refused, or accepted and recorded."""
+"""The source files of an environment belong to its runs: a changed file is refused, or accepted and
+recorded."""
 
 import hashlib
 import importlib.util
@@ -35,7 +36,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "helper.py").write_text(HELPER)
     (tmp_path / "unrelated.py").write_text("")
     yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("sums", "helper", "package", "constants")]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.partition(".")[0] in ("sums", "helper", "package", "constants")
+    ]:
         del sys.modules[name]
 
 
@@ -83,20 +88,30 @@ def test_modules_that_are_imported_for_a_constant_or_inside_a_function_count(fol
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "part.py").write_text(
-        "from .values import BONUS\nfrom . import words\n"
-        "def score(completion):\n    from package.later.late import extra\n    return BONUS + extra\n"
+        "from .values import BONUS\nfrom . import words\ndef score(completion):\n    from"
+        " package.later.late import extra\n    return BONUS + extra\n"
     )
-    for name, text in {"values": "BONUS = 1.0", "words": "LIST = []", "other": "", "extra": ""}.items():
+    for name, text in {
+        "values": "BONUS = 1.0",
+        "words": "LIST = []",
+        "other": "",
+        "extra": "",
+    }.items():
         (package / f"{name}.py").write_text(text)
     (package / "later").mkdir()
     (package / "later/__init__.py").write_text("")
     (package / "later/late.py").write_text("extra = 1.0")
     from package.part import score
 
-    used = {f"package/{name}.py" for name in ("__init__", "part", "values", "words", "later/__init__", "later/late")}
+    used = {
+        f"package/{name}.py"
+        for name in ("__init__", "part", "values", "words", "later/__init__", "later/late")
+    }
     assert set(source_hashes([score])) == used
     (folder / "constants.py").write_text("NEAR = 0.5\nimport json\nimport unrelated_and_absent\n")
-    (folder / "sums.py").write_text(SUMS.replace("import json", "def later():\n    from constants import NEAR"))
+    (folder / "sums.py").write_text(
+        SUMS.replace("import json", "def later():\n    from constants import NEAR")
+    )
     assert set(source_hashes([loaded(folder).right])) == {"constants.py", "helper.py", "sums.py"}
     (folder / "constants.py").write_text("a file that cannot be parsed")
     assert set(source_hashes([loaded(folder).right])) == {"constants.py", "helper.py", "sums.py"}
@@ -134,13 +149,17 @@ def test_another_model_is_no_change_of_code(folder):
     (folder / "helper.py").write_text(HELPER + "\n")
     env = loaded(folder).load_environment()
     with pytest.raises(vf.RunMismatch, match="model was 'm', now 'other'"):
-        env.evaluate(ScriptedClient("1"), "other", results_path=folder / "run", accept_changed_code=True)
+        env.evaluate(
+            ScriptedClient("1"), "other", results_path=folder / "run", accept_changed_code=True
+        )
 
 
 def test_a_command_refuses_the_unfinished_run_of_other_code_and_continues_or_leaves_it(folder):
     def evaluated(*words):
         with FakeServer("1") as server:
-            return run_vf_eval(folder, "sums", "-b", server.url, "-m", "m", "-n", "4", "-r", "1", *words)
+            return run_vf_eval(
+                folder, "sums", "-b", server.url, "-m", "m", "-n", "4", "-r", "1", *words
+            )
 
     first = evaluated()
     assert first.code == 0, first.err
@@ -150,7 +169,9 @@ def test_a_command_refuses_the_unfinished_run_of_other_code_and_continues_or_lea
     (folder / "helper.py").write_text(HELPER + "\n")
     refused = evaluated()
     assert refused.code != 0
-    assert "an unfinished run of other code: helper.py changed since" in " ".join(refused.err.split())
+    assert "an unfinished run of other code: helper.py changed since" in " ".join(
+        refused.err.split()
+    )
     accepted = evaluated("--accept-changed-code")
     assert accepted.code == 0, accepted.err
     assert "helper.py changed between two sessions of this run" in accepted.out + accepted.err

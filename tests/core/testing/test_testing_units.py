@@ -46,7 +46,9 @@ def test_keys_are_columns_unless_they_are_the_states_own():
     def easy(difficulty, info):
         return float(difficulty == "easy" and info["level"] == 1)
 
-    state = make_state("q", "a", difficulty="easy", info={"level": 1}, task="sums", is_truncated=True)
+    state = make_state(
+        "q", "a", difficulty="easy", info={"level": 1}, task="sums", is_truncated=True
+    )
 
     assert Rubric(funcs=[easy]).score_rollout_sync(state)["reward"] == 1.0
     assert state["input"]["difficulty"] == "easy"
@@ -65,7 +67,11 @@ def test_one_rollout_is_played_and_scored_on_the_first_row_or_a_given_one():
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=Rubric(funcs=[exact]))
 
     state = run_rollout_sync(env, ScriptedClient(["4"]))
-    assert (state["reward"], state["stop_condition"], state["answer"]) == (1.0, "max_turns_reached", "4")
+    assert (state["reward"], state["stop_condition"], state["answer"]) == (
+        1.0,
+        "max_turns_reached",
+        "4",
+    )
 
     state = run_rollout_sync(env, ScriptedClient(["4"]), {"question": "9 - 4?", "answer": "5"})
     assert (state["reward"], state["prompt"][-1]["content"]) == (0.0, "9 - 4?")

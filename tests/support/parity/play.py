@@ -24,7 +24,9 @@ def main(target: str) -> None:
     scripts = importlib.import_module("scripts")
     release = importlib.metadata.version("verifiers")
     values = {
-        name: outcome(row.script) for name, row in scripts.ROWS.items() if any(map(release.startswith, row.releases))
+        name: outcome(row.script)
+        for name, row in scripts.ROWS.items()
+        if any(map(release.startswith, row.releases))
     }
     Path(target).write_text(json.dumps(values), encoding="utf-8")
 

@@ -29,7 +29,10 @@ def interpreter(release: str) -> Path:
     if not folder.exists():
         making = folder.with_suffix(".making")
         shutil.rmtree(making, ignore_errors=True)
-        subprocess.run(["uv", "venv", "--quiet", "--relocatable", "--python", sys.executable, str(making)], check=True)
+        subprocess.run(
+            ["uv", "venv", "--quiet", "--relocatable", "--python", sys.executable, str(making)],
+            check=True,
+        )
         install = ["uv", "pip", "install", "--quiet", "--python", str(making / "bin" / "python")]
         subprocess.run([*install, f"verifiers=={RELEASES[release]}", "math-verify"], check=True)
         making.rename(folder)
@@ -42,16 +45,20 @@ def values(release: str) -> dict:
         file = Path(folder, "values.json")
         command = [str(interpreter(release)), "-W", "ignore", str(HERE / "play.py"), str(file)]
         variables = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-        subprocess.run(command, check=True, cwd=folder, env=variables, capture_output=True, timeout=600)
+        subprocess.run(
+            command, check=True, cwd=folder, env=variables, capture_output=True, timeout=600
+        )
         return json.loads(file.read_text(encoding="utf-8"))
 
 
 def main(write: bool) -> int:
-    """Compare every release with the stored values, or store them; the number of differing scripts as exit status."""
+    """Compare every release with the stored values, or store them; the number of differing scripts
+    as exit status."""
     found = {release: values(release) for release in RELEASES}
     scripts = sorted({name for given in found.values() for name in given})
     table = {
-        name: {release: found[release][name] for release in RELEASES if name in found[release]} for name in scripts
+        name: {release: found[release][name] for release in RELEASES if name in found[release]}
+        for name in scripts
     }
     if write:
         STORED.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")

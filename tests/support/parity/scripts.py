@@ -1,6 +1,7 @@
 """The rows of the parity table: one small script each, named after what it does.
 
-Every script runs unmodified under the releases that it names and under this one, and returns plain JSON.
+Every script runs unmodified under the releases that it names and under this one, and returns plain
+JSON.
 """
 
 import asyncio
@@ -31,7 +32,8 @@ class Row:
     releases: tuple
     script: object
     differs: str
-    """Why this release gives another value than the published ones; empty when it gives the newest one's."""
+    """Why this release gives another value than the published ones; empty when it gives the newest
+    one's."""
     value: object
 
 
@@ -39,7 +41,8 @@ ROWS = {}
 
 
 def row(item, releases=ALL, differs="", value=None):
-    """Register a script. ``differs`` says why this release returns ``value`` where published ones return another."""
+    """Register a script. ``differs`` says why this release returns ``value`` where published ones
+    return another."""
 
     def register(script):
         ROWS[script.__name__] = Row(item, releases, script, differs, value)
@@ -82,14 +85,25 @@ class Chat:
             raise reply
         if isinstance(reply, str):
             reply = {"role": "assistant", "content": reply}
-        choice = {"index": 0, "finish_reason": "tool_calls" if "tool_calls" in reply else "stop", "message": reply}
+        choice = {
+            "index": 0,
+            "finish_reason": "tool_calls" if "tool_calls" in reply else "stop",
+            "message": reply,
+        }
         usage = {
             "prompt_tokens": 10 * len(self.asked),
             "completion_tokens": 3,
             "total_tokens": 10 * len(self.asked) + 3,
         }
         return ChatCompletion.model_validate(
-            {"id": "1", "created": 0, "model": "m", "object": "chat.completion", "choices": [choice], "usage": usage}
+            {
+                "id": "1",
+                "created": 0,
+                "model": "m",
+                "object": "chat.completion",
+                "choices": [choice],
+                "usage": usage,
+            }
         )
 
     async def create_text(self, **request):
@@ -98,7 +112,13 @@ class Chat:
         self.asked.append(request)
         choice = {"index": 0, "finish_reason": "stop", "text": self.replies[0]}
         return Completion.model_validate(
-            {"id": "1", "created": 0, "model": "m", "object": "text_completion", "choices": [choice]}
+            {
+                "id": "1",
+                "created": 0,
+                "model": "m",
+                "object": "text_completion",
+                "choices": [choice],
+            }
         )
 
 
@@ -106,7 +126,8 @@ if hasattr(vf, "Client"):
     from verifiers.types import Response, ResponseMessage, ToolCall, Usage
 
     class Scripted(vf.Client):
-        """What the third generation takes: a subclass of ``vf.Client`` with its template of methods."""
+        """What the third generation takes: a subclass of ``vf.Client`` with its template of
+        methods."""
 
         def __init__(self, *replies):
             super().__init__(SimpleNamespace())
@@ -123,7 +144,9 @@ if hasattr(vf, "Client"):
 
         async def get_native_response(self, prompt, model, sampling_args, tools=None, **kwargs):
             reply = self.replies[len(self.asked) % len(self.replies)]
-            self.asked.append({"prompt": prompt, "model": model, "sampling_args": sampling_args, "tools": tools})
+            self.asked.append(
+                {"prompt": prompt, "model": model, "sampling_args": sampling_args, "tools": tools}
+            )
             if isinstance(reply, Exception):
                 raise reply
             return reply
@@ -135,7 +158,9 @@ if hasattr(vf, "Client"):
             number = len(self.asked)
             reply = {"content": response} if isinstance(response, str) else dict(response)
             calls = [
-                ToolCall(id=c["id"], name=c["function"]["name"], arguments=c["function"]["arguments"])
+                ToolCall(
+                    id=c["id"], name=c["function"]["name"], arguments=c["function"]["arguments"]
+                )
                 for c in reply.get("tool_calls") or []
             ]
             message = ResponseMessage(
@@ -148,7 +173,10 @@ if hasattr(vf, "Client"):
                 tokens=None,
             )
             usage = Usage(
-                prompt_tokens=10 * number, reasoning_tokens=0, completion_tokens=3, total_tokens=10 * number + 3
+                prompt_tokens=10 * number,
+                reasoning_tokens=0,
+                completion_tokens=3,
+                total_tokens=10 * number + 3,
             )
             return Response(id=str(number), created=0, model="m", usage=usage, message=message)
 
@@ -189,7 +217,9 @@ def rewards(env, *replies, **options):
 
 
 def single(rubric=None, **parameters):
-    return vf.SingleTurnEnv(dataset=parameters.pop("dataset", None) or data(), rubric=rubric, **parameters)
+    return vf.SingleTurnEnv(
+        dataset=parameters.pop("dataset", None) or data(), rubric=rubric, **parameters
+    )
 
 
 def text_of(message):
@@ -215,7 +245,12 @@ def a_client_with_the_template_of_methods():
     "1.1",
     CLIENTS,
     differs="sampling arguments without a value are left out",
-    value={"prompt": ["user", "q", "user"], "sampling": {"temperature": 0.5}, "extra": 1, "model": "m"},
+    value={
+        "prompt": ["user", "q", "user"],
+        "sampling": {"temperature": 0.5},
+        "extra": 1,
+        "model": "m",
+    },
 )
 def what_the_template_is_given():
     seen = {}
@@ -227,7 +262,9 @@ def what_the_template_is_given():
             return messages, {"extra": 1}
 
         async def get_native_response(self, prompt, model, sampling_args, tools=None, **kwargs):
-            seen["sampling"] = {k: v for k, v in sampling_args.items() if k in ("temperature", "top_p")}
+            seen["sampling"] = {
+                k: v for k, v in sampling_args.items() if k in ("temperature", "top_p")
+            }
             seen["extra"], seen["model"] = kwargs.get("extra"), model
             return await super().get_native_response(prompt, model, sampling_args, tools)
 
@@ -265,7 +302,12 @@ def the_parts_of_a_client():
             super(Scripted, self).__init__(kept)
 
     made = Keeping()
-    return [Client is vf.Client, Other is Client, made.client is kept, isinstance(made.logger, logging.Logger)]
+    return [
+        Client is vf.Client,
+        Other is Client,
+        made.client is kept,
+        isinstance(made.logger, logging.Logger),
+    ]
 
 
 @row("1.1", CLIENTS)
@@ -314,7 +356,13 @@ def a_response_is_read_and_dumped():
     dumped = response.model_dump()
     copy = response.model_copy(update={"id": "other"})
     return [
-        [message.finish_reason, message.is_truncated, message.tokens, message.content, message["content"]],
+        [
+            message.finish_reason,
+            message.is_truncated,
+            message.tokens,
+            message.content,
+            message["content"],
+        ],
         [response.id, response.usage.prompt_tokens, response.usage.total_tokens],
         [dumped["id"], dumped["message"]["content"], dumped["usage"]["completion_tokens"]],
         [copy.id, response.id],
@@ -327,7 +375,11 @@ def response_tokens_are_constructed_by_keyword():
     from verifiers.types import ResponseTokens
 
     tokens = ResponseTokens(
-        prompt_ids=[1], prompt_mask=[0], completion_ids=[2, 3], completion_mask=[1, 1], completion_logprobs=[-0.1, -0.2]
+        prompt_ids=[1],
+        prompt_mask=[0],
+        completion_ids=[2, 3],
+        completion_mask=[1, 1],
+        completion_logprobs=[-0.1, -0.2],
     )
     return [
         list(tokens.prompt_mask),
@@ -352,7 +404,11 @@ def a_client_that_returns_nothing():
         try:
             return await Nothing("x").get_response([vf_message("user", "q")], "m", {})
         except Exception as error:  # noqa: BLE001 - what a script raises is what it gives
-            return [c.__name__ for c in type(error).__mro__ if c.__name__ in ("EmptyModelResponseError", "ModelError")]
+            return [
+                c.__name__
+                for c in type(error).__mro__
+                if c.__name__ in ("EmptyModelResponseError", "ModelError")
+            ]
 
     answer = run(ask())
     return answer
@@ -455,7 +511,9 @@ def score_rollouts_overridden():
     from verifiers.types import RolloutScores
 
     class Own(vf.Rubric):
-        async def score_rollouts(self, prompts, completions, answers, states, tasks, infos, max_concurrent=-1, **kw):
+        async def score_rollouts(
+            self, prompts, completions, answers, states, tasks, infos, max_concurrent=-1, **kw
+        ):
             values = [float(len(text_of(completion[-1]))) for completion in completions]
             return RolloutScores(reward=values, metrics={"length": values})
 
@@ -468,7 +526,9 @@ def score_rollout_overridden_by_fields():
     from verifiers.types import RolloutScore
 
     class Own(vf.Rubric):
-        async def score_rollout(self, prompt, completion, answer, state, task="default", info=None, **kw):
+        async def score_rollout(
+            self, prompt, completion, answer, state, task="default", info=None, **kw
+        ):
             return RolloutScore(reward=0.75, metrics={"seen": 1.0})
 
     return rewards(single(Own()), "x")
@@ -510,7 +570,10 @@ def scores_are_constructed_by_keyword():
 
 @row("1.4", differs="what nothing measures is unknown, not 0", value=[[None], [None]])
 def a_rubric_without_functions():
-    values = [rewards(single(vf.Rubric(funcs=[])), "x"), rewards(single(vf.Rubric(funcs=[], weights=[])), "x")]
+    values = [
+        rewards(single(vf.Rubric(funcs=[])), "x"),
+        rewards(single(vf.Rubric(funcs=[], weights=[])), "x"),
+    ]
     return [[None if value != value else value for value in one] for one in values]
 
 
@@ -524,7 +587,11 @@ def functions_added_to_an_empty_rubric():
 # --- 1.5: parsers
 
 
-@row("1.5", differs="plain text has none of the fields and earns nothing", value=[0.6, 0.8, 0.0, 1.0, 0.6, 0.0, 0.0])
+@row(
+    "1.5",
+    differs="plain text has none of the fields and earns nothing",
+    value=[0.6, 0.8, 0.0, 1.0, 0.6, 0.0, 0.0],
+)
 def xml_format_rewards():
     two = vf.XMLParser(["reasoning", ("code", "answer")]).get_format_reward_func()
     texts = [
@@ -579,7 +646,11 @@ def xml_answers():
 @row("1.5", (SECOND, EARLY_THIRD, THIRD))
 def a_parser_that_may_think():
     parser = vf.MaybeThinkParser()
-    return [parser.parse("  four \n"), parser.parse("<think>x</think> four "), parser.parse("a</think>b</think> c")]
+    return [
+        parser.parse("  four \n"),
+        parser.parse("<think>x</think> four "),
+        parser.parse("a</think>b</think> c"),
+    ]
 
 
 @row("1.5")
@@ -600,7 +671,9 @@ def answers_in_text():
 def digits_of_a_text():
     from verifiers.utils.data_utils import strip_non_numeric
 
-    return [strip_non_numeric(text) for text in ("-5 apples", "$1,234.50", "none", "3. done", "a1b2")]
+    return [
+        strip_non_numeric(text) for text in ("-5 apples", "$1,234.50", "none", "3. done", "a1b2")
+    ]
 
 
 @row("1.5")
@@ -632,8 +705,18 @@ SET_ROWS = {
     "math": {"problem": "p", "solution": "so \\boxed{x+1}"},
     "math500": {"problem": "p", "answer": "3"},
     "mmlu": {"question": "p", "choices": ["a", "b", "c", "d"], "answer": 2, "subject": "s"},
-    "mmlu_pro": {"question": "p", "options": ["a", "b", "c"], "answer": "B", "answer_index": 1, "category": "s"},
-    "openbookqa": {"question_stem": "p", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"},
+    "mmlu_pro": {
+        "question": "p",
+        "options": ["a", "b", "c"],
+        "answer": "B",
+        "answer_index": 1,
+        "category": "s",
+    },
+    "openbookqa": {
+        "question_stem": "p",
+        "choices": {"text": ["a", "b"], "label": ["A", "B"]},
+        "answerKey": "B",
+    },
     "openrs": {"problem": "p", "answer": "3", "level": "Easy"},
     "prime_code": {"prompt": PYTHON_TASK, "verification_info": "{}"},
 }
@@ -649,7 +732,9 @@ def rows_of_the_example_sets():
     for name, one in SET_ROWS.items():
         try:
             made = get_preprocess_fn(name)(dict(one))
-            answer = made["answer"] if "answer" in made else made["temp_answer"]  # mmlu is renamed after the call
+            answer = (
+                made["answer"] if "answer" in made else made["temp_answer"]
+            )  # mmlu is renamed after the call
             shown[name] = [made["question"], str(answer)]
         except Exception as error:  # noqa: BLE001 - what a script raises is what it gives
             shown[name] = type(error).__name__
@@ -664,7 +749,8 @@ def a_seed_shuffles_as_datasets_does():
 
 @row("1.6")
 def the_sources_of_the_example_sets():
-    """Every fetch, and the split of the rows that came; a column that is read and not there is one of the row."""
+    """Every fetch, and the split of the rows that came; a column that is read and not there is one
+    of the row."""
     from verifiers.utils import data_utils
 
     shown = {}
@@ -674,12 +760,21 @@ def the_sources_of_the_example_sets():
         calls = []
         one = SET_ROWS.get(name.split("_e")[0].split("_h")[0], GPQA)
 
-        def load_dataset(repository, config=None, *args, split=None, one=one, calls=calls, **kwargs):
+        def load_dataset(
+            repository, config=None, *args, split=None, one=one, calls=calls, **kwargs
+        ):
             calls.append([repository, config or kwargs.get("name")])
-            text = next(key for key in ("problem", "question", "question_stem", "prompt", "Question") if key in one)
+            text = next(
+                key
+                for key in ("problem", "question", "question_stem", "prompt", "Question")
+                if key in one
+            )
             made = {
                 part: datasets.Dataset.from_list(
-                    [{**one, text: f"{one[text]} {part}"}, {**one, text: f"{one[text]} {part}", "level": "Hard"}]
+                    [
+                        {**one, text: f"{one[text]} {part}"},
+                        {**one, text: f"{one[text]} {part}", "level": "Hard"},
+                    ]
                 )
                 for part in ("train", "test", "validation", "dev")
             }
@@ -690,7 +785,9 @@ def the_sources_of_the_example_sets():
             data_utils.load_dataset = load_dataset
         try:
             rows = vf.load_example_dataset(name)
-            calls += [[one["question"], str(one["answer"])] for one in rows if not name.startswith("gpqa")]
+            calls += [
+                [one["question"], str(one["answer"])] for one in rows if not name.startswith("gpqa")
+            ]
         except Exception as error:  # noqa: BLE001 - what a script raises is what it gives
             calls.append([type(error).__name__])
         finally:
@@ -718,7 +815,9 @@ def messages_are_of_the_class_of_their_role():
         step = state["trajectory"][-1]
         seen["prompt"] = [type(message).__name__ for message in prompt]
         seen["completion"] = [type(message).__name__ for message in completion]
-        seen["step"] = [type(message).__name__ for message in [*step["prompt"], *step["completion"]]]
+        seen["step"] = [
+            type(message).__name__ for message in [*step["prompt"], *step["completion"]]
+        ]
         seen["isinstance"] = [isinstance(completion[0], types.AssistantMessage)]
         return 1.0
 
@@ -791,7 +890,13 @@ def tokens_cut_at_the_longest_sequence():
     )
     usage = Usage(prompt_tokens=3, reasoning_tokens=0, completion_tokens=3, total_tokens=6)
     response = Response(id="1", created=0, model="m", usage=usage, message=message)
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
+    names = (
+        "prompt_ids",
+        "prompt_mask",
+        "completion_ids",
+        "completion_mask",
+        "completion_logprobs",
+    )
     names += ("overlong_prompt", "is_truncated")
 
     def shown(limit):
@@ -836,7 +941,13 @@ def the_forms_of_an_asynchronous_script():
     differs="what nothing measures is unknown, not 0",
     value=[
         [float("nan")],
-        ["has_error", "has_final_env_response", "max_turns_reached", "no_tools_called", "prompt_too_long"],
+        [
+            "has_error",
+            "has_final_env_response",
+            "max_turns_reached",
+            "no_tools_called",
+            "prompt_too_long",
+        ],
     ],
 )
 def base_coroutines_are_awaited():
@@ -851,7 +962,13 @@ def base_coroutines_are_awaited():
 
         @vf.stop
         async def a_mine(self, state):
-            names = ("max_turns_reached", "prompt_too_long", "has_error", "no_tools_called", "has_final_env_response")
+            names = (
+                "max_turns_reached",
+                "prompt_too_long",
+                "has_error",
+                "no_tools_called",
+                "has_final_env_response",
+            )
             for name in names:
                 method = getattr(self, name, None)
                 if method is not None and state["trajectory"]:
@@ -980,7 +1097,12 @@ def a_registry_with_another_kind_of_client():
         file = Path(folder, "endpoints.toml")
         file.write_text(TOML)
         loaded = load_endpoints(str(file))
-    return [sorted(loaded), loaded["opus"][0]["model"], loaded["opus"][0]["url"], loaded["mini"][0]["key"]]
+    return [
+        sorted(loaded),
+        loaded["opus"][0]["model"],
+        loaded["opus"][0]["url"],
+        loaded["mini"][0]["key"],
+    ]
 
 
 @row("2.7", CLIENTS)
@@ -1061,7 +1183,9 @@ def the_data_set_that_is_not_there():
 @row("2.10", STATES)
 def prompts_of_the_caller_are_taken_as_they_are():
     env = single(system_prompt="SYSTEM")
-    inputs = [{"prompt": [{"role": "user", "content": "mine"}], "answer": "", "example_id": 0, "info": {}}]
+    inputs = [
+        {"prompt": [{"role": "user", "content": "mine"}], "answer": "", "example_id": 0, "info": {}}
+    ]
     results = run(env.generate(inputs, client("x"), "m"))
     return [[text_of(message) for message in prompt] for prompt in column(results, "prompt")]
 
@@ -1070,7 +1194,11 @@ def prompts_of_the_caller_are_taken_as_they_are():
 def run_rollout_with_a_positional_fourth_argument():
     env = single(vf.Rubric(funcs=[half]))
     one = {"prompt": [vf_message("user", "q")], "answer": "", "example_id": 0}
-    output = run(env.run_rollout(one, client("x"), "m", {"temperature": 0.5}, max_retries=1, state_columns=["model"]))
+    output = run(
+        env.run_rollout(
+            one, client("x"), "m", {"temperature": 0.5}, max_retries=1, state_columns=["model"]
+        )
+    )
     return [output["reward"], output["model"], "trajectory" in output]
 
 
@@ -1132,7 +1260,11 @@ def tools_of_a_row():
 
 @row("2.15", (FIRST,))
 def openai_tools_of_a_row():
-    function = {"name": "mine", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    function = {
+        "name": "mine",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {}},
+    }
     info = json.dumps({"oai_tools": [{"type": "function", "function": function}]})
     env = single(dataset=data(info=info))
     made = Chat("x")
@@ -1172,7 +1304,11 @@ def a_hybrid_rubric_without_fallback_asks_no_judge():
     rubric = hybrid(judge_client=judge)
     values = [
         rewards(single(rubric, dataset=math_data(answer)), reply)
-        for reply, answer in (("\\boxed{4}", "4"), ("\\boxed{0.5}", "\\frac{1}{2}"), ("\\boxed{5}", "4"))
+        for reply, answer in (
+            ("\\boxed{4}", "4"),
+            ("\\boxed{0.5}", "\\frac{1}{2}"),
+            ("\\boxed{5}", "4"),
+        )
     ]
     return [values, len(judge.asked)]
 
@@ -1183,7 +1319,9 @@ def a_hybrid_rubric_with_fallback():
     for verdict in ("\\boxed{A} - CORRECT", "\\boxed{B} - INCORRECT", "A", "B", "so \\boxed{C}"):
         judge = Chat(verdict)
         rubric = hybrid(judge_client=judge, use_judge_fallback=True)
-        results = play(single(rubric, dataset=math_data("4")), "\\boxed{5}", state_columns=["judge_score"])
+        results = play(
+            single(rubric, dataset=math_data("4")), "\\boxed{5}", state_columns=["judge_score"]
+        )
         names = ("reward", "math_verify_score", "judge_score", "correct_answer")
         shown.append([column(results, name)[0] for name in names] + [len(judge.asked)])
     judge = Chat("\\boxed{B}")
@@ -1216,7 +1354,14 @@ def callbacks_of_two_and_three_parameters():
         seen.append([len(every), len(new)])
 
     env = single(vf.Rubric(funcs=[half]), dataset=data("a", "b"))
-    play(env, "x", rollouts_per_example=1, max_concurrent=1, on_start=on_start, on_progress=on_progress)
+    play(
+        env,
+        "x",
+        rollouts_per_example=1,
+        max_concurrent=1,
+        on_start=on_start,
+        on_progress=on_progress,
+    )
     return [seen[0], seen[-1]]
 
 
@@ -1259,7 +1404,10 @@ def metrics_of_arriving_rollouts():
     named = metric_utils.EnvMetrics()
     named.add_outputs([{"metrics": {"a": 1, "b": "x"}}, {"metrics": {"a": 0}}, {}])
     return [
-        [[{k: round(v, 9) for k, v in each.items()} for each in rates.compute()], list(single_rates.compute())],
+        [
+            [{k: round(v, 9) for k, v in each.items()} for each in rates.compute()],
+            list(single_rates.compute()),
+        ],
         [empty, reward.compute(), reward.count, round(errors.compute(), 9)],
         [tokens.compute(), tokens.count, named.compute(), isinstance(reward, metric_utils.Metric)],
     ]
@@ -1291,9 +1439,18 @@ def token_counts_of_responses():
     return [
         [list(usage_utils.extract_usage_tokens(of(input_tokens=4, output_tokens=-2)))],
         [list(usage_utils.extract_usage_tokens(SimpleNamespace(usage=None)))],
-        [list(usage_utils.extract_usage_tokens(of(prompt_tokens=0, completion_tokens=1.7, input_tokens=9)))],
+        [
+            list(
+                usage_utils.extract_usage_tokens(
+                    of(prompt_tokens=0, completion_tokens=1.7, input_tokens=9)
+                )
+            )
+        ],
         shown,
-        [usage_utils.compute_context_token_metrics([]), usage_utils.compute_context_token_metrics(steps)],
+        [
+            usage_utils.compute_context_token_metrics([]),
+            usage_utils.compute_context_token_metrics(steps),
+        ],
     ]
 
 
@@ -1308,7 +1465,12 @@ def chains_of_errors():
     return [
         [type(link).__name__ for link in error_utils.get_error_chain(error)],
         [type(link).__name__ for link in error_utils.get_vf_error_chain(error)],
-        [str(chain), KeyError in chain, ValueError in chain, chain == error_utils.ErrorChain(error)],
+        [
+            str(chain),
+            KeyError in chain,
+            ValueError in chain,
+            chain == error_utils.ErrorChain(error),
+        ],
         hash(chain) == hash(error_utils.ErrorChain(error)),
     ]
 
@@ -1331,17 +1493,32 @@ def adding(**parameters):
 @row("3.1", CLIENTS)
 def steps_of_a_row_keep_what_the_model_answered():
     shown = []
-    for step in column(play(adding(), call("add", SUM), "done", state_columns=["trajectory"]), "trajectory")[0]:
+    for step in column(
+        play(adding(), call("add", SUM), "done", state_columns=["trajectory"]), "trajectory"
+    )[0]:
         message, usage = step["response"].message, step["response"].usage
         calls = [[tool.name, tool.arguments] for tool in message.tool_calls or []]
-        shown.append([message.finish_reason, message.content, calls, usage.prompt_tokens, usage.completion_tokens])
+        shown.append(
+            [
+                message.finish_reason,
+                message.content,
+                calls,
+                usage.prompt_tokens,
+                usage.completion_tokens,
+            ]
+        )
     return shown
 
 
 @row("3.1", STATES)
 def the_path_of_a_saved_run_is_a_path():
     with tempfile.TemporaryDirectory() as folder:
-        results = play(single(vf.Rubric(funcs=[half])), "x", results_path=Path(folder, "run"), save_results=True)
+        results = play(
+            single(vf.Rubric(funcs=[half])),
+            "x",
+            results_path=Path(folder, "run"),
+            save_results=True,
+        )
         path = results["metadata"]["path_to_save"]
     return [isinstance(path, Path), path.name]
 
@@ -1392,11 +1569,22 @@ def clients_of_a_configuration():
     url = "http://127.0.0.1:1/v1"
     config = ClientConfig(api_base_url=url, api_key_var="PARITY_KEY", timeout=7.0, max_retries=3)
     other = {"api_base_url": "http://127.0.0.1:2/v1", "api_key_var": "OTHER"}
-    both = ClientConfig(api_key_var="PARITY_KEY", timeout=9.0, endpoint_configs=[{"api_base_url": url}, other])
+    both = ClientConfig(
+        api_key_var="PARITY_KEY", timeout=9.0, endpoint_configs=[{"api_base_url": url}, other]
+    )
     made, http = client_utils.setup_openai_client(config), client_utils.setup_http_client(config)
     return [
-        [type(made).__name__, str(made.base_url), made.api_key, made.max_retries, http.timeout.read],
-        [[one.api_base_url, one.api_key_var, one.timeout] for one in client_utils.resolve_client_configs(both)],
+        [
+            type(made).__name__,
+            str(made.base_url),
+            made.api_key,
+            made.max_retries,
+            http.timeout.read,
+        ],
+        [
+            [one.api_base_url, one.api_key_var, one.timeout]
+            for one in client_utils.resolve_client_configs(both)
+        ],
         client_utils.resolve_client_config(config).api_base_url,
         client_utils.resolve_client_config(both.model_copy(update={"client_idx": 1})).api_base_url,
         isinstance(client_utils.load_prime_config(), dict),
@@ -1408,7 +1596,9 @@ def paths_of_results():
     from verifiers.types import ClientConfig, EvalConfig
     from verifiers.utils import path_utils
 
-    fresh, below = (path_utils.get_results_path("my-env", "a/b", base) for base in (Path("outputs"), Path("x")))
+    fresh, below = (
+        path_utils.get_results_path("my-env", "a/b", base) for base in (Path("outputs"), Path("x"))
+    )
     written = Path(path_utils.write_temp_file("hi", ".md"))
     text = written.read_text()
     written.unlink()
@@ -1464,7 +1654,11 @@ def functions_of_logs():
     return [
         [logging_utils.print_time(seconds) for seconds in (0.5, 5, 59.94, 65, 3600, 3661, 90000)],
         [logging_utils.print_size(size) for size in (5, 2048, 3.5e6, 2e9, 1e13)],
-        [len(logging_utils.truncate("a" * 300)), logging_utils.truncate("abcdef", 5), logging_utils.truncate("abc")],
+        [
+            len(logging_utils.truncate("a" * 300)),
+            logging_utils.truncate("abcdef", 5),
+            logging_utils.truncate("abc"),
+        ],
         [sorted(written), written["level"], written["message"]],
     ]
 
@@ -1494,7 +1688,10 @@ def objects_of_a_thread():
     from verifiers.utils import thread_utils
 
     made = []
-    values = [thread_utils.get_or_create_thread_attr("parity", lambda: made.append(1) or "v") for _ in range(2)]
+    values = [
+        thread_utils.get_or_create_thread_attr("parity", lambda: made.append(1) or "v")
+        for _ in range(2)
+    ]
     slept = thread_utils.get_or_create_thread_loop().run_until_complete(asyncio.sleep(0, "slept"))
     return [values, len(made), slept, thread_utils.get_thread_local_storage().parity]
 
@@ -1518,10 +1715,20 @@ def pools_are_scaled():
 def parts_of_content():
     from verifiers import types
 
-    text, image = types.TextContentPart(text="x"), types.ImageUrlContentPart(image_url=types.ImageUrlSource(url="u"))
+    text, image = (
+        types.TextContentPart(text="x"),
+        types.ImageUrlContentPart(image_url=types.ImageUrlSource(url="u")),
+    )
     audio = types.InputAudioContentPart(input_audio=types.InputAudioSource(data="d", format="wav"))
     return [
-        [text.type, text.text, image.type, image.image_url.url, audio.type, audio.input_audio.format],
+        [
+            text.type,
+            text.text,
+            image.type,
+            image.image_url.url,
+            audio.type,
+            audio.input_audio.format,
+        ],
         [text.model_dump(), types.GenericContentPart(type="z").type],
     ]
 
@@ -1538,10 +1745,18 @@ def read_column(results, name):
 def results_are_constructed_from_columns():
     from verifiers.types import GenerateOutputs
 
-    columns = {"prompt": [said("p")], "completion": [said("c")], "answer": ["a"], "state": [{}], "info": [{}]}
+    columns = {
+        "prompt": [said("p")],
+        "completion": [said("c")],
+        "answer": ["a"],
+        "state": [{}],
+        "info": [{}],
+    }
     results = GenerateOutputs(**columns, task=["t"], reward=[0.5], metrics={"m": [1.0]})
     names = ("reward", "answer", "task", "metrics")
-    return [read_column(results, name) for name in names] + [text_of(read_column(results, "completion")[0][-1])]
+    return [read_column(results, name) for name in names] + [
+        text_of(read_column(results, "completion")[0][-1])
+    ]
 
 
 @row("3.5", (FIRST,))
@@ -1551,15 +1766,23 @@ def a_data_set_of_results():
 
     env = single(vf.Rubric(funcs=[half, tenth], weights=[1, 0]))
     made = env.make_dataset(play(env, "x", rollouts_per_example=2), state_columns=["turn"])
-    return {name: made[name][:] for name in ("reward", "average_reward", "half", "tenth", "turn", "answer", "task")}
+    return {
+        name: made[name][:]
+        for name in ("reward", "average_reward", "half", "tenth", "turn", "answer", "task")
+    }
 
 
 @row("3.5", (SECOND,))
 def a_flat_data_set_of_results():
     from verifiers.utils.eval_utils import make_dataset
 
-    made = make_dataset(play(single(vf.Rubric(funcs=[half])), "x", rollouts_per_example=2, state_columns=["model"]))
-    return {name: made[name][:] for name in ("example_id", "reward", "half", "num_turns", "model", "answer", "task")}
+    made = make_dataset(
+        play(single(vf.Rubric(funcs=[half])), "x", rollouts_per_example=2, state_columns=["model"])
+    )
+    return {
+        name: made[name][:]
+        for name in ("example_id", "reward", "half", "num_turns", "model", "answer", "task")
+    }
 
 
 # --- 3.6: helpers of the first trainers
@@ -1585,7 +1808,12 @@ def sampled_chat(text, logprobs):
         for character, logprob in zip(text, logprobs, strict=True)
     ]
     message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": {"content": content}}
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": message,
+        "logprobs": {"content": content},
+    }
     return ChatCompletion.model_validate(
         {"id": "1", "created": 0, "model": "m", "object": "chat.completion", "choices": [choice]}
     )
@@ -1610,7 +1838,9 @@ def prompts_are_formatted():
 
 @row("3.6", (FIRST,))
 def a_data_set_is_formatted():
-    made = single().format_dataset(datasets.Dataset.from_list([{"x": "q", "y": "a"}]), "s", None, "x", "y")
+    made = single().format_dataset(
+        datasets.Dataset.from_list([{"x": "q", "y": "a"}]), "s", None, "x", "y"
+    )
     return [made["prompt"][:], made["answer"][:]]
 
 
@@ -1629,7 +1859,12 @@ def a_conversation_is_tokenised():
     completion = [*said("ab"), {"role": "user", "content": "u"}, *said("c")]
     prompt = [{"role": "user", "content": "q"}]
     return [
-        [list(part) for part in single().process_chat_format_vllm(prompt, completion, state, Characters(), masked)]
+        [
+            list(part)
+            for part in single().process_chat_format_vllm(
+                prompt, completion, state, Characters(), masked
+            )
+        ]
         for masked in (False, True)
     ]
 
@@ -1637,13 +1872,18 @@ def a_conversation_is_tokenised():
 @row("3.6", (FIRST,))
 def a_text_is_tokenised():
     state = {"responses": [sampled_text("ab", [-0.5, -0.25])], "responses_start_idx": [0]}
-    return [list(part) for part in single().process_completion_format_vllm("q", "ab", state, Characters())]
+    return [
+        list(part)
+        for part in single().process_completion_format_vllm("q", "ab", state, Characters())
+    ]
 
 
 @row("3.6", (FIRST,))
 def rollouts_of_columns():
     prompts = [[{"role": "user", "content": "q"}]] * 2
-    done = asyncio.run(single().run_rollouts(client("x"), "m", prompts, ["a", "b"], ["t", "t"], [{}, {}]))
+    done = asyncio.run(
+        single().run_rollouts(client("x"), "m", prompts, ["a", "b"], ["t", "t"], [{}, {}])
+    )
     return [[text_of(completion[-1]), state["answer"]] for completion, state in done]
 
 
@@ -1651,7 +1891,11 @@ def rollouts_of_columns():
 def rows_are_generated():
     inputs = {"prompt": [[{"role": "user", "content": "q"}]], "answer": ["a"]}
     done = asyncio.run(single(vf.Rubric(funcs=[half])).a_generate(inputs, client("x"), "m"))
-    return [done.reward, [text_of(completion[-1]) for completion in done.completion], done.metrics["half"]]
+    return [
+        done.reward,
+        [text_of(completion[-1]) for completion in done.completion],
+        done.metrics["half"],
+    ]
 
 
 # --- 3.7
@@ -1666,7 +1910,11 @@ def rows_are_generated():
 def the_name_of_the_longest_completion():
     made = Chat("x")
     run(single().evaluate(made, "m", sampling_args={"max_tokens": 7, "temperature": None}))
-    return {name: made.asked[0][name] for name in ("max_tokens", "max_completion_tokens") if name in made.asked[0]}
+    return {
+        name: made.asked[0][name]
+        for name in ("max_tokens", "max_completion_tokens")
+        if name in made.asked[0]
+    }
 
 
 # --- 4.4: saved rollouts
@@ -1690,18 +1938,36 @@ def builder(**facts):
 
 
 def saved(example, reward, **more):
-    finished = {"error": None, "is_completed": True, "is_truncated": False, "stop_condition": None, "timing": {}}
+    finished = {
+        "error": None,
+        "is_completed": True,
+        "is_truncated": False,
+        "stop_condition": None,
+        "timing": {},
+    }
     texts = {"prompt": said("p"), "completion": said("c"), "answer": "", "info": {}, "task": "t"}
     usage = {"token_usage": {"input_tokens": 4, "output_tokens": 2}}
-    return {"example_id": example, "reward": reward, "metrics": {"a": reward}, **texts, **finished, **usage, **more}
+    return {
+        "example_id": example,
+        "reward": reward,
+        "metrics": {"a": reward},
+        **texts,
+        **finished,
+        **usage,
+        **more,
+    }
 
 
 def finished_state(**more):
     from verifiers.types import RolloutTiming
 
     state = vf.State(input={"prompt": said("p"), "example_id": 3, "answer": "a", "task": "t"})
-    state.update(completion=said("c"), reward=0.5, metrics={"a": 1.0}, error=None, is_completed=True)
-    state.update(is_truncated=False, stop_condition="x", trajectory=[], timing=RolloutTiming(), **more)
+    state.update(
+        completion=said("c"), reward=0.5, metrics={"a": 1.0}, error=None, is_completed=True
+    )
+    state.update(
+        is_truncated=False, stop_condition="x", trajectory=[], timing=RolloutTiming(), **more
+    )
     return state
 
 
@@ -1710,15 +1976,20 @@ def results_are_built():
     made = builder()
     made.add_outputs([saved(1, 1.0), saved(0, 0.0), saved(1, 0.0), saved(0, 1.0)])
     names = (
-        "env_id env_args model base_url num_examples rollouts_per_example avg_reward avg_metrics avg_error pass_at_k "
-        "pass_all_k pass_threshold usage state_columns tools"
+        "env_id env_args model base_url num_examples rollouts_per_example avg_reward avg_metrics"
+        " avg_error pass_at_k pass_all_k pass_threshold usage state_columns tools"
     )
     metadata = made.build_metadata()
     return [
         [output["example_id"] for output in made.build_outputs()],
         [output["example_id"] for output in made.build(sort_by_example_id=True)["outputs"]],
         {name: metadata[name] for name in names.split()},
-        [str(metadata["path_to_save"]), len(made.outputs), made.base_url, sorted(made.version_info)],
+        [
+            str(metadata["path_to_save"]),
+            len(made.outputs),
+            made.base_url,
+            sorted(made.version_info),
+        ],
     ]
 
 
@@ -1727,18 +1998,25 @@ def the_urls_of_built_results():
     from verifiers.types import ClientConfig
 
     urls = [{"api_base_url": f"http://127.0.0.1:{port}/v1"} for port in (1, 2)]
-    return [builder(client=ClientConfig(**fields)).base_url for fields in ({"endpoint_configs": urls}, urls[0])]
+    return [
+        builder(client=ClientConfig(**fields)).base_url
+        for fields in ({"endpoint_configs": urls}, urls[0])
+    ]
 
 
 @row("4.4", CLIENTS)
 def the_tools_of_built_results():
     from verifiers.types import Tool
 
-    first, second = (Tool(name=name, description="d", parameters={"type": "object"}) for name in "ab")
+    first, second = (
+        Tool(name=name, description="d", parameters={"type": "object"}) for name in "ab"
+    )
     shown = []
     for sets in ([[first], [first]], [[first], [second]], [[first], None], [None, None]):
         made = builder()
-        made.add_outputs([saved(example, 1.0, tool_defs=tools) for example, tools in enumerate(sets)])
+        made.add_outputs(
+            [saved(example, 1.0, tool_defs=tools) for example, tools in enumerate(sets)]
+        )
         shown.append([tool.name for tool in made.build_metadata()["tools"] or []])
     return shown
 
@@ -1761,7 +2039,10 @@ def a_state_becomes_a_row():
 def the_usage_of_a_row():
     from verifiers.utils.save_utils import state_to_output
 
-    first, second = {"input_tokens": 1, "output_tokens": 2}, {"prefill_tokens": 5, "decode_tokens": 6}
+    first, second = (
+        {"input_tokens": 1, "output_tokens": 2},
+        {"prefill_tokens": 5, "decode_tokens": 6},
+    )
     states = [{}, {"token_usage": first}, {"usage": first}, {"usage": second}]
     return [state_to_output(finished_state(**more)).get("token_usage") for more in states]
 
@@ -1799,10 +2080,17 @@ def values_for_json():
 
     from verifiers.utils.save_utils import is_json_serializable, make_serializable
 
-    values = [vf_message("user", "x"), datetime.datetime(2026, 1, 2, 3, 4), datetime.date(2026, 1, 2)]
+    values = [
+        vf_message("user", "x"),
+        datetime.datetime(2026, 1, 2, 3, 4),
+        datetime.date(2026, 1, 2),
+    ]
     values += [Path("a/b"), ValueError("x"), {1, 2}, complex(1, 2)]
     plain = [{"a": [1]}, object(), {1: 2}, None, "x", (1, 2), {1, 2}]
-    return [[make_serializable(value) for value in values], [is_json_serializable(value) for value in plain]]
+    return [
+        [make_serializable(value) for value in values],
+        [is_json_serializable(value) for value in plain],
+    ]
 
 
 @row("4.4", CLIENTS)
@@ -1810,7 +2098,13 @@ def the_metadata_of_a_run_that_goes_on():
     from verifiers.utils.save_utils import save_metadata, validate_resume_metadata
 
     facts = {"env_id": "e", "model": "m", "num_examples": 2, "rollouts_per_example": 2}
-    others = ({}, {"num_examples": 5}, {"num_examples": 1}, {"model": "n", "env_id": "f"}, {"rollouts_per_example": 3})
+    others = (
+        {},
+        {"num_examples": 5},
+        {"num_examples": 1},
+        {"model": "n", "env_id": "f"},
+        {"rollouts_per_example": 3},
+    )
     shown = []
     with tempfile.TemporaryDirectory() as name:
         save_metadata(builder().build_metadata(), Path(name))
@@ -1852,7 +2146,9 @@ def results_are_printed():
     from verifiers.utils import eval_utils
 
     made = builder()
-    made.add_outputs([saved(0, 1.0), saved(0, 0.0), saved(1, 1.0), saved(1, 1.0, is_truncated=True)])
+    made.add_outputs(
+        [saved(0, 1.0), saved(0, 0.0), saved(1, 1.0), saved(1, 1.0, is_truncated=True)]
+    )
     results, printed = made.build(), io.StringIO()
     with contextlib.redirect_stdout(printed):
         eval_utils.print_rewards(results)
@@ -1869,7 +2165,16 @@ def ids_of_environments():
     from verifiers.utils import install_utils
 
     shown = []
-    for text in ("owner/name@1.0", "owner/name", "owner/name@latest", "name", "a/b/c", "", "owner/", "/name"):
+    for text in (
+        "owner/name@1.0",
+        "owner/name",
+        "owner/name@latest",
+        "name",
+        "a/b/c",
+        "",
+        "owner/",
+        "/name",
+    ):
         try:
             shown.append(list(install_utils.parse_env_id(text)))
         except ValueError:
@@ -1878,7 +2183,10 @@ def ids_of_environments():
         shown,
         [install_utils.normalize_package_name(name) for name in ("My-Env", "my_env")],
         [install_utils.is_hub_env(text) for text in ("o/n", "o/n@1", "n", "./n", "/n")],
-        [install_utils.check_hub_env_installed(text) for text in ("./local", "local", "owner/parity-nowhere")],
+        [
+            install_utils.check_hub_env_installed(text)
+            for text in ("./local", "local", "owner/parity-nowhere")
+        ],
     ]
 
 
@@ -1888,22 +2196,36 @@ def packages_that_are_installed():
 
     from verifiers.utils.install_utils import is_installed
 
-    return [is_installed("datasets", number) for number in (None, "latest", version("datasets"), "0.0.1")] + [
-        is_installed("parity-nowhere")
-    ]
+    return [
+        is_installed("datasets", number)
+        for number in (None, "latest", version("datasets"), "0.0.1")
+    ] + [is_installed("parity-nowhere")]
 
 
 # --- 4.8: tools
 
 
-PARTS = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+PARTS = [
+    {"type": "text", "text": "see"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+]
 
 
 @row("4.8", CLIENTS)
 def lists_that_are_content():
     from verifiers.utils.tool_utils import is_valid_tool_content_parts
 
-    values = [PARTS, [], "x", [{"type": "nothing"}], [{"text": "x"}], ["x"], PARTS[0], [{"type": "text"}], tuple(PARTS)]
+    values = [
+        PARTS,
+        [],
+        "x",
+        [{"type": "nothing"}],
+        [{"text": "x"}],
+        ["x"],
+        PARTS[0],
+        [{"type": "text"}],
+        tuple(PARTS),
+    ]
     return [is_valid_tool_content_parts(value) for value in values]
 
 
@@ -1913,8 +2235,13 @@ def a_tool_that_returns_parts():
         """Look."""
         return PARTS
 
-    message = column(play(vf.ToolEnv(tools=[look], dataset=data(), max_turns=5), call("look"), "done"), "completion")
-    return [part if isinstance(part, dict) else part.model_dump() for part in message[0][1]["content"]]
+    message = column(
+        play(vf.ToolEnv(tools=[look], dataset=data(), max_turns=5), call("look"), "done"),
+        "completion",
+    )
+    return [
+        part if isinstance(part, dict) else part.model_dump() for part in message[0][1]["content"]
+    ]
 
 
 def forecast(city: str, days: int = 3, unit: str | None = None) -> str:
@@ -2019,7 +2346,11 @@ def handlers_of_an_environment():
     return [
         [stops[0], *(name for name in stops if name.endswith("_stop"))],
         [names_of(env._cleanup_handlers), names_of(env._teardown_handlers)],
-        [Own.first_stop.stop_priority, Own.second_by_name.cleanup_priority, Own.close_all.teardown_priority],
+        [
+            Own.first_stop.stop_priority,
+            Own.second_by_name.cleanup_priority,
+            Own.close_all.teardown_priority,
+        ],
         seen,
     ]
 
@@ -2052,7 +2383,11 @@ def a_single_turn_has_no_response_of_the_environment():
     return asyncio.run(single().env_response([], {})) and "returned"
 
 
-@row("5", differs="a run says that env_response is missing, where a second turn would call it", value="made")
+@row(
+    "5",
+    differs="a run says that env_response is missing, where a second turn would call it",
+    value="made",
+)
 def an_environment_without_env_response():
     class Own(vf.MultiTurnEnv):
         pass
@@ -2060,7 +2395,12 @@ def an_environment_without_env_response():
     return Own(dataset=data()) and "made"
 
 
-@row("5", (FIRST, SECOND), differs="no server takes tools with a text", value={"raises": "ConfigError"})
+@row(
+    "5",
+    (FIRST, SECOND),
+    differs="no server takes tools with a text",
+    value={"raises": "ConfigError"},
+)
 def tools_in_completion_mode():
     rows = datasets.Dataset.from_list([{"prompt": "q", "answer": "a"}])
     return vf.ToolEnv(tools=[add], dataset=rows, message_type="completion") and "made"
@@ -2069,7 +2409,9 @@ def tools_in_completion_mode():
 @row("5", (FIRST, SECOND))
 def completion_mode_is_text():
     rows = datasets.Dataset.from_list([{"prompt": "q", "answer": "a"}])
-    results = play(single(vf.Rubric(funcs=[half]), dataset=rows, message_type="completion"), "hello")
+    results = play(
+        single(vf.Rubric(funcs=[half]), dataset=rows, message_type="completion"), "hello"
+    )
     state = read_column(results, "state")[0]
     responses = state.get("responses") or [step["response"] for step in state["trajectory"]]
     return [column(results, "prompt"), column(results, "completion"), responses[0].choices[0].text]
@@ -2086,7 +2428,10 @@ def modalities_are_kept():
 def models_are_dumped_and_copied():
     from verifiers.types import Tool, ToolCall, UserMessage
 
-    tool, tool_call = Tool(name="a", description="d", parameters={}), ToolCall(id="1", name="n", arguments="{}")
+    tool, tool_call = (
+        Tool(name="a", description="d", parameters={}),
+        ToolCall(id="1", name="n", arguments="{}"),
+    )
     message = UserMessage(content="x")
     return [
         [tool.model_dump(exclude_none=True), tool.model_copy(update={"name": "b"}).name],
@@ -2102,7 +2447,9 @@ def a_rollout_that_timed_out():
             await asyncio.sleep(5)
             return []
 
-    results = play(Slow(dataset=data(), max_turns=4, timeout_seconds=0.05), "x", state_columns=["timed_out"])
+    results = play(
+        Slow(dataset=data(), max_turns=4, timeout_seconds=0.05), "x", state_columns=["timed_out"]
+    )
     return [column(results, "stop_condition"), column(results, "timed_out")]
 
 
@@ -2115,7 +2462,11 @@ def the_usage_of_a_state():
     usage = SimpleNamespace(prompt_tokens=1, completion_tokens=2)
     env.increment_state_usage_from_response(state, SimpleNamespace(usage=usage))
     state["usage_tracker"].increment(1, 1)
-    return [dict(env.get_state_usage(state)), dict(state["usage"]), type(state["usage_tracker"]).__name__]
+    return [
+        dict(env.get_state_usage(state)),
+        dict(state["usage"]),
+        type(state["usage_tracker"]).__name__,
+    ]
 
 
 @row("5", (THIRD,))
@@ -2139,7 +2490,9 @@ def a_state_that_is_marked_as_timed_out():
             return said("go on")
 
     env = Marking(dataset=data(), max_turns=2)
-    state = asyncio.run(env.init_state({"prompt": said("p"), "example_id": 0, "answer": ""}, client("x"), "m"))
+    state = asyncio.run(
+        env.init_state({"prompt": said("p"), "example_id": 0, "answer": ""}, client("x"), "m")
+    )
     returned = env.mark_timed_out(state)
     results = play(env, "x", state_columns=["timed_out"])
     return [
@@ -2165,7 +2518,11 @@ def the_spans_of_a_rollouts_time():
     saved = column(play(env, "x"), "timing")[0]
     parts = timing.setup.duration + timing.model.duration + timing.env.duration
     return [
-        [0.01 <= timing.setup.duration < 1, 0.02 <= timing.env.duration < 1, timing.scoring.duration],
+        [
+            0.01 <= timing.setup.duration < 1,
+            0.02 <= timing.env.duration < 1,
+            timing.scoring.duration,
+        ],
         [parts <= timing.generation.duration < 2],
         [0.01 <= saved["setup"]["duration"] < 1, 0.02 <= saved["env"]["duration"] < 1],
         [0 <= saved[name]["duration"] < 2 for name in ("generation", "scoring", "model")],

@@ -1,4 +1,5 @@
-"""Advantages against the golden tables; unknown rewards, dead groups, credit per turn. Source: advantages.py."""
+"""Advantages against the golden tables; unknown rewards, dead groups, credit per turn. Source:
+advantages.py."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.advantages import ADVANTAGES, compute_advantages, is_dead
 from verifiers_trainer.algorithm.credit import Siblings, turn_advantages
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").read_text())["advantages"]
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").read_text())[
+    "advantages"
+]
 
 
 def floats(values) -> np.ndarray:
@@ -57,7 +60,9 @@ def test_dead_group_rule(rewards, fraction, dead):
 
 
 def test_without_a_baseline_a_single_equal_or_partly_unknown_group_lives():
-    advantages = compute_advantages("none", [np.array([1.0]), np.array([0.5, np.nan]), np.array([np.nan])])
+    advantages = compute_advantages(
+        "none", [np.array([1.0]), np.array([0.5, np.nan]), np.array([np.nan])]
+    )
     np.testing.assert_array_equal(np.concatenate(advantages), [1.0, 0.5, np.nan, np.nan])
 
 
@@ -75,7 +80,8 @@ def test_a_dead_group_does_not_move_the_batch_deviation():
 
 
 def test_the_batch_deviation_is_that_of_rewards_or_of_centred_rewards():
-    """Two groups of other difficulty: the raw deviation has the distance of their means, ScaleRL's has not."""
+    """Two groups of other difficulty: the raw deviation has the distance of their means, ScaleRL's
+    has not."""
     rewards_G = [np.array([1.0, 0.0, np.nan, 0.0]), np.array([5.0, 6.0, 6.0, 5.0])]
     known = [1.0, 0.0, 0.0, 5.0, 6.0, 6.0, 5.0]
     raw = statistics.stdev(known)
@@ -83,13 +89,23 @@ def test_the_batch_deviation_is_that_of_rewards_or_of_centred_rewards():
     assert raw > 4 * centred
     for name, deviation in (("batch_reward_std", raw), ("batch_std", centred)):
         easy, hard = compute_advantages(name, rewards_G)
-        np.testing.assert_allclose(easy, np.array([2 / 3, -1 / 3, np.nan, -1 / 3]) / (deviation + 1e-4), rtol=1e-12)
-        np.testing.assert_allclose(hard, np.array([-0.5, 0.5, 0.5, -0.5]) / (deviation + 1e-4), rtol=1e-12)
+        np.testing.assert_allclose(
+            easy, np.array([2 / 3, -1 / 3, np.nan, -1 / 3]) / (deviation + 1e-4), rtol=1e-12
+        )
+        np.testing.assert_allclose(
+            hard, np.array([-0.5, 0.5, 0.5, -0.5]) / (deviation + 1e-4), rtol=1e-12
+        )
 
 
-@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name not in ("none", "environment", "best")])
+@pytest.mark.parametrize(
+    "name", [name for name in ADVANTAGES if name not in ("none", "environment", "best")]
+)
 def test_a_dead_group_that_is_kept_has_advantages_of_zero(name):
-    live, dead, short = np.array([1.0, 0.0, 0.3, np.nan]), np.full(4, 0.1), np.array([1.0, 0.0, np.nan, np.nan])
+    live, dead, short = (
+        np.array([1.0, 0.0, 0.3, np.nan]),
+        np.full(4, 0.1),
+        np.array([1.0, 0.0, np.nan, np.nan]),
+    )
     groups = [live, dead, short]
     if name == "gdpo":
         groups = [np.stack([group, group], axis=1) for group in groups]
@@ -106,26 +122,37 @@ def test_a_dead_group_that_is_kept_has_advantages_of_zero(name):
 
 
 def test_of_a_group_of_equals_that_is_kept_none_is_the_best():
-    """Otherwise its eight rollouts would weigh as much as eight live groups, of which one rollout each is trained."""
+    """Otherwise its eight rollouts would weigh as much as eight live groups, of which one rollout
+    each is trained."""
     live, dead = compute_advantages("best", [np.array([1.0, 0.0]), np.full(8, 0.1)], keep_dead=True)
     np.testing.assert_array_equal(live, [1.0, np.nan])
     assert np.isnan(dead).all()
 
 
 def test_a_kept_group_counts_in_the_deviation_of_the_batch():
-    kept, _ = compute_advantages("batch_reward_std", [np.array([1.0, 0.0]), np.array([4.0, 4.0])], keep_dead=True)
-    np.testing.assert_allclose(kept, np.array([0.5, -0.5]) / (statistics.stdev([1, 0, 4, 4]) + 1e-4), rtol=1e-12)
+    kept, _ = compute_advantages(
+        "batch_reward_std", [np.array([1.0, 0.0]), np.array([4.0, 4.0])], keep_dead=True
+    )
+    np.testing.assert_allclose(
+        kept, np.array([0.5, -0.5]) / (statistics.stdev([1, 0, 4, 4]) + 1e-4), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["mean", "mean_std", "batch_std", "rloo"])
 def test_group_baselines_centre_the_live_members(name):
-    for advantages in compute_advantages(name, [np.array([1.0, 0.2, np.nan, 0.7]), np.array([0.0, 1.0])]):
+    for advantages in compute_advantages(
+        name, [np.array([1.0, 0.2, np.nan, 0.7]), np.array([0.0, 1.0])]
+    ):
         assert abs(np.nansum(advantages)) < 1e-12
 
 
 def test_max_rl_gives_zero_where_the_mean_is_not_positive():
-    np.testing.assert_array_equal(compute_advantages("max_rl", [np.array([-1.0, 1.0])])[0], [0.0, 0.0])
-    np.testing.assert_array_equal(compute_advantages("max_rl", [np.array([-2.0, 1.0])])[0], [0.0, 0.0])
+    np.testing.assert_array_equal(
+        compute_advantages("max_rl", [np.array([-1.0, 1.0])])[0], [0.0, 0.0]
+    )
+    np.testing.assert_array_equal(
+        compute_advantages("max_rl", [np.array([-2.0, 1.0])])[0], [0.0, 0.0]
+    )
 
 
 def test_gdpo_matches_its_definition_and_lets_functions_of_any_scale_count_alike():
@@ -153,8 +180,12 @@ def of_turns(turn_rewards, gamma=1.0, choice="mean"):
 
 
 def test_turn_credit_discounts_and_compares_siblings_at_the_same_turn():
-    advantages = of_turns([np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0]), np.array([np.nan, 1.0])], gamma=0.5)
-    np.testing.assert_allclose(advantages[0], [0.0, 1.0, 0.0])  # returns 1, 2, 2 against means 1, 1, 2
+    advantages = of_turns(
+        [np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0]), np.array([np.nan, 1.0])], gamma=0.5
+    )
+    np.testing.assert_allclose(
+        advantages[0], [0.0, 1.0, 0.0]
+    )  # returns 1, 2, 2 against means 1, 1, 2
     np.testing.assert_allclose(advantages[1], [0.0, -1.0])
     assert np.isnan(advantages[2]).all()
 
@@ -175,18 +206,25 @@ def test_turn_credit_of_the_best_is_that_of_whole_rollouts_at_each_turn(gamma):
         made = of_turns(turns, gamma, choice="best")
         for turn in range(3):
             having = [n for n, rewards in enumerate(turns) if len(rewards) > turn]
-            returns = [sum(gamma ** (i - turn) * turns[n][i] for i in range(turn, len(turns[n]))) for n in having]
+            returns = [
+                sum(gamma ** (i - turn) * turns[n][i] for i in range(turn, len(turns[n])))
+                for n in having
+            ]
             for n, one in zip(having, returns, strict=True):
                 expected = 1.0 if one == max(returns) and min(returns) < max(returns) else math.nan
                 np.testing.assert_equal(made[n][turn], expected)
 
 
 def test_the_best_turn_needs_siblings_that_are_known_and_differ():
-    unknown = of_turns([np.array([np.nan, 9.0]), np.array([1.0, 0.0]), np.array([1.0, 2.0])], choice="best")
+    unknown = of_turns(
+        [np.array([np.nan, 9.0]), np.array([1.0, 0.0]), np.array([1.0, 2.0])], choice="best"
+    )
     assert np.isnan(unknown[0]).all()
     np.testing.assert_array_equal(unknown[1:], [[np.nan, np.nan], [1.0, 1.0]])
     alone = of_turns([np.array([1.0, 5.0]), np.array([1.0])], 0.0, choice="best")
-    assert np.isnan(np.concatenate(alone)).all()  # equal at the first turn, and the second has no sibling
+    assert np.isnan(
+        np.concatenate(alone)
+    ).all()  # equal at the first turn, and the second has no sibling
 
 
 def test_inputs_are_left_as_they_were():

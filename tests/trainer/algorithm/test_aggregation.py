@@ -26,7 +26,9 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").
 EVERY_AGGREGATION = pytest.mark.parametrize("name", list(AGGREGATIONS))
 
 
-def sample(trained: int, rollout: int = 0, group: int = 0, prompt: int = 1, live: bool = True) -> Sample:
+def sample(
+    trained: int, rollout: int = 0, group: int = 0, prompt: int = 1, live: bool = True
+) -> Sample:
     turn = Turn(np.ones(prompt), np.full(trained, 5), np.full(trained, -1.0))
     return rollout_samples([turn], 1.0, rollout=rollout, group=group, live=live).samples[0]
 
@@ -37,7 +39,9 @@ def sample(trained: int, rollout: int = 0, group: int = 0, prompt: int = 1, live
 def test_golden_reductions(name, loss_name, dtype, tolerance):
     samples = [sample(3, rollout=0), sample(2, rollout=1)]
     weights = step_weights(samples, name, max_len=3).weights
-    weight = torch.tensor(np.concatenate([w[1:] for w in weights]), dtype=dtype)  # without the prompt token
+    weight = torch.tensor(
+        np.concatenate([w[1:] for w in weights]), dtype=dtype
+    )  # without the prompt token
     inputs = GOLDEN["inputs"]
     log_pi = torch.tensor(inputs["log_pi"], dtype=dtype, requires_grad=True)
     row = LossInput(
@@ -47,11 +51,15 @@ def test_golden_reductions(name, loss_name, dtype, tolerance):
         torch.ones(5, dtype=torch.bool),
         torch.tensor(inputs["seq"]),
     )
-    value = (weight * resolve_loss(loss_name, **GOLDEN["losses"][loss_name]["parameters"])(row)).sum()
+    value = (
+        weight * resolve_loss(loss_name, **GOLDEN["losses"][loss_name]["parameters"])(row)
+    ).sum()
     (grad,) = torch.autograd.grad(value, log_pi)
     expected = GOLDEN["reductions"][name][loss_name]
     assert value.item() == pytest.approx(expected["value"], rel=tolerance, abs=tolerance)
-    np.testing.assert_allclose(grad.numpy(), expected["dloss_dlogp"], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        grad.numpy(), expected["dloss_dlogp"], rtol=tolerance, atol=tolerance
+    )
 
 
 def test_prompt_mean_gives_every_group_the_same_weight():
@@ -72,7 +80,9 @@ def test_a_forked_rollout_counts_once_and_its_samples_share_its_weight(name):
     forked = step_weights([sample(4, 0), sample(2, 0), sample(6, 1)], name, max_len=10)
     whole = step_weights([sample(6, 0), sample(6, 1)], name, max_len=10)
     assert forked.num_rollouts == whole.num_rollouts == 2
-    assert forked.weights[0].sum() + forked.weights[1].sum() == pytest.approx(whole.weights[0].sum())
+    assert forked.weights[0].sum() + forked.weights[1].sum() == pytest.approx(
+        whole.weights[0].sum()
+    )
     assert forked.weights[2].sum() == pytest.approx(whole.weights[1].sum())
 
 
@@ -105,32 +115,45 @@ def test_wrong_names_and_a_missing_length_say_what_to_do():
         step_weights([], "constant_length")
 
 
-# --- the invariant: the gradient does not depend on how the step was laid out --------------------------------------
+# --- the invariant: the gradient does not depend on how the step was laid out ---------------------
 
 
 def ragged_samples(model, count: int = 13) -> list[Sample]:
-    """Rollouts of 4 to 23 tokens in three groups, sampled by a policy near ``model``, on which the log-probability
-    forward is installed. Rollout 1 is forked, rollout 2 not live."""
+    """Rollouts of 4 to 23 tokens in three groups, sampled by a policy near ``model``, on which the
+    log-probability forward is installed. Rollout 1 is forked, rollout 2 not live."""
     install_logprob_forward(model)
     rng = np.random.default_rng(0)
     samples: list[Sample] = []
     for rollout in range(count):
         turns = []
         for _ in range(2 if rollout == 1 else 1):
-            prompt, completion = (rng.integers(3, VOCABULARY, rng.integers(2, 12)) for _ in range(2))
+            prompt, completion = (
+                rng.integers(3, VOCABULARY, rng.integers(2, 12)) for _ in range(2)
+            )
             turns.append(Turn(prompt, completion, -rng.uniform(0.1, 3.0, len(completion))))
         made = rollout_samples(
-            turns, float(rng.normal()), rollout=rollout, group=rollout // 5, temperature=0.7, live=rollout != 2
+            turns,
+            float(rng.normal()),
+            rollout=rollout,
+            group=rollout // 5,
+            temperature=0.7,
+            live=rollout != 2,
         )
         for sample in made.samples:
             with torch.no_grad():
-                out = model(input_ids=torch.from_numpy(sample.token_ids).long(), inv_temperature=1 / 0.7)
-            near = (out.logprobs.numpy() + rng.normal(0, 0.05, sample.num_tokens)) * sample.loss_mask
+                out = model(
+                    input_ids=torch.from_numpy(sample.token_ids).long(), inv_temperature=1 / 0.7
+                )
+            near = (
+                out.logprobs.numpy() + rng.normal(0, 0.05, sample.num_tokens)
+            ) * sample.loss_mask
             samples.append(replace(sample, sampler_logprobs=near.astype(np.float32)))
     return samples
 
 
-def step_gradient(model, samples, aggregation, *, loss="cispo", world=1, num_chunks=None, **layout) -> torch.Tensor:
+def step_gradient(
+    model, samples, aggregation, *, loss="cispo", world=1, num_chunks=None, **layout
+) -> torch.Tensor:
     """The averaged gradient of one step as ``world`` data-parallel ranks would compute it."""
     weights = step_weights(samples, aggregation, max_len=16).weights
     loss_of, total = resolve_loss(loss), None
@@ -166,13 +189,17 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("build", "tolerance"), [(tiny_gpt2, 1e-9), (tiny_llama, 1e-5), (tiny_qwen3, 1e-5)])
+@pytest.mark.parametrize(
+    ("build", "tolerance"), [(tiny_gpt2, 1e-9), (tiny_llama, 1e-5), (tiny_qwen3, 1e-5)]
+)
 def test_the_gradient_does_not_depend_on_layout(build, tolerance):
     model = build()
     samples = ragged_samples(model)
     reference = step_gradient(model, samples, "sequence_mean", max_tokens=512)
     for name, layout in LAYOUTS.items():
-        difference = (step_gradient(model, samples, "sequence_mean", **layout) - reference).norm() / reference.norm()
+        difference = (
+            step_gradient(model, samples, "sequence_mean", **layout) - reference
+        ).norm() / reference.norm()
         assert difference < tolerance, name
     order = np.random.default_rng(1).permutation(len(samples))
     shuffled = step_gradient(model, [samples[i] for i in order], "sequence_mean", max_tokens=64)
@@ -201,7 +228,13 @@ def test_a_denominator_of_each_row_would_depend_on_layout():
             t = row.to_tensors()
             out = model(input_ids=t["token_ids"], position_ids=t["position_ids"])
             losses = resolve_loss("cispo")(
-                LossInput(out.logprobs, t["sampler_logprobs"], t["advantage"], t["loss_mask"], t["seq_ids"])
+                LossInput(
+                    out.logprobs,
+                    t["sampler_logprobs"],
+                    t["advantage"],
+                    t["loss_mask"],
+                    t["seq_ids"],
+                )
             )
             (losses.sum() / t["loss_mask"].sum() / len(rows)).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -215,7 +248,13 @@ def test_dead_masked_and_filler_rows_leave_the_gradient_untouched():
     samples = ragged_samples(model)
     without = [s for s in samples if s.live]
     reference = step_gradient(model, without, "token_mean", max_tokens=64)
-    assert torch.allclose(step_gradient(model, samples, "token_mean", max_tokens=64), reference, rtol=0, atol=0)
-    nothing = step_gradient(model, [s for s in samples if not s.live], "token_mean", max_tokens=64, world=2)
+    assert torch.allclose(
+        step_gradient(model, samples, "token_mean", max_tokens=64), reference, rtol=0, atol=0
+    )
+    nothing = step_gradient(
+        model, [s for s in samples if not s.live], "token_mean", max_tokens=64, world=2
+    )
     assert not nothing.any()
-    assert len(nothing) == len(reference)  # the filler reached every parameter, as sharded training needs
+    assert len(nothing) == len(
+        reference
+    )  # the filler reached every parameter, as sharded training needs

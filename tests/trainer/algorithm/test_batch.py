@@ -1,4 +1,5 @@
-"""Finished groups become one batch: who is in the baseline, who carries loss, how rows are cut, what is counted."""
+"""Finished groups become one batch: who is in the baseline, who carries loss, how rows are cut,
+what is counted."""
 
 import math
 
@@ -21,7 +22,9 @@ from verifiers_trainer.settings.config import RLConfig
 
 
 def record(reward, tokens=3, prompt=2, version=0, error=None, truncated=False, metrics=None):
-    turn = Turn(np.arange(prompt) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), version, truncated)
+    turn = Turn(
+        np.arange(prompt) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), version, truncated
+    )
     turns = (turn,) if tokens else ()
     return Rollout(turns, reward, metrics or {}, error, "stop", truncated)
 
@@ -51,7 +54,11 @@ def test_every_live_token_is_in_one_row_with_its_advantage_and_its_share():
 
 
 def test_unknown_rewards_and_dead_groups_carry_no_loss():
-    groups = [group(0, 1, math.nan, 1), group(1, 1, 1, 1, index=1), group(0, math.nan, math.nan, 1, index=2)]
+    groups = [
+        group(0, 1, math.nan, 1),
+        group(1, 1, 1, 1, index=1),
+        group(0, math.nan, math.nan, 1, index=2),
+    ]
 
     batch = build(groups, [], pipeline_config())
 
@@ -63,8 +70,13 @@ def test_unknown_rewards_and_dead_groups_carry_no_loss():
 
 
 def test_dead_groups_that_are_kept_count_in_every_denominator_and_feel_the_penalty():
-    """Advantage 0, weight as all others, and the gradient of beta·KL: as in GRPO, where no group is dropped."""
-    groups = [group(0, 1, math.nan, 1), group(1, 1, 1, 1, index=1), group(0, math.nan, math.nan, 1, index=2)]
+    """Advantage 0, weight as all others, and the gradient of beta·KL: as in GRPO, where no group is
+    dropped."""
+    groups = [
+        group(0, 1, math.nan, 1),
+        group(1, 1, 1, 1, index=1),
+        group(0, math.nan, math.nan, 1, index=2),
+    ]
     numbers = {"token_mean": 1 / 21, "sequence_mean": 1 / (7 * 3), "prompt_mean": 1 / (2 * 9)}
     for aggregation, weight in numbers.items():
         config = pipeline_config(zero_variance="keep", aggregation=aggregation, share_prompts=False)
@@ -162,7 +174,11 @@ def test_statistics_of_failures_and_functions():
     stats = build([Group(0, 7, members)], [], pipeline_config(min_group_fraction=0.5)).stats
     assert (stats["rollouts/errors"], stats["rollouts/timeouts"]) == (2, 1)
     assert stats["reward/f"] == 0.5
-    assert (stats["tokens/completion"], stats["tokens/longest"], stats["tokens/prompt"]) == (9, 3, 6)
+    assert (stats["tokens/completion"], stats["tokens/longest"], stats["tokens/prompt"]) == (
+        9,
+        3,
+        6,
+    )
     assert (stats["reward/min"], stats["reward/max"]) == (0, 1)
 
 
@@ -189,11 +205,12 @@ def test_truncated_rollouts_get_the_reward_zero_only_when_asked():
     assert math.isnan(apply_length_rules(failed.rollout(), zero).reward)
 
 
-# --- the turns of a finished rollout ----------------------------------------------------------------------------
+# --- the turns of a finished rollout --------------------------------------------------------------
 
 
 def state_of(*prompts_and_completions, drop=()):
-    """A rollout whose steps were recorded as the runner records them; ``drop``: steps its author took out again."""
+    """A rollout whose steps were recorded as the runner records them; ``drop``: steps its author
+    took out again."""
     state, steps = vf.State(), []
     for version, (prompt, completion) in enumerate(prompts_and_completions):
         previous = steps[-1] if steps else None
@@ -204,13 +221,26 @@ def state_of(*prompts_and_completions, drop=()):
             version,
         )
         tokens = sampled
-        steps.append(TrajectoryStep([], [], tokens=tokens, is_truncated=version == 1, previous=previous))
+        steps.append(
+            TrajectoryStep([], [], tokens=tokens, is_truncated=version == 1, previous=previous)
+        )
     state["trajectory"] = [step for number, step in enumerate(steps) if number not in drop]
     return state
 
 
-GROWING = ([1, 2], [3]), ([1, 2, 3, 4], [5, 6]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [])
-REWRITTEN = ([1, 2], [3, 4]), ([1, 2, 4, 5], [6]), ([1, 2, 4, 5, 6, 7], [8]), ([9, 1], [2]), ([9, 1, 2], [3])
+GROWING = (
+    ([1, 2], [3]),
+    ([1, 2, 3, 4], [5, 6]),
+    ([1, 2, 3, 4, 5, 6], [7]),
+    ([1, 2, 3, 4, 5, 6, 7, 8, 9], []),
+)
+REWRITTEN = (
+    ([1, 2], [3, 4]),
+    ([1, 2, 4, 5], [6]),
+    ([1, 2, 4, 5, 6, 7], [8]),
+    ([9, 1], [2]),
+    ([9, 1, 2], [3]),
+)
 
 
 @pytest.mark.parametrize("drop", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2, 3, 4)])
@@ -220,12 +250,16 @@ def test_turns_are_what_was_sent_and_sampled_whatever_they_share(turns, drop):
 
     kept = [turn for number, turn in enumerate(turns) if number not in drop]
     assert [(t.prompt_ids.tolist(), t.completion_ids.tolist()) for t in record.turns] == list(kept)
-    assert [turn.version for turn in record.turns] == [n for n in range(len(turns)) if n not in drop]
+    assert [turn.version for turn in record.turns] == [
+        n for n in range(len(turns)) if n not in drop
+    ]
     for turn in record.turns:
         if turn.token_parent is not None:
             shared = turn.token_parent.full_ids()[: turn.num_shared].tolist()
             assert turn.prompt_ids[: turn.num_shared].tolist() == shared
-    assert [turn.is_truncated for turn in record.turns] == [n == 1 for n in range(len(turns)) if n not in drop]
+    assert [turn.is_truncated for turn in record.turns] == [
+        n == 1 for n in range(len(turns)) if n not in drop
+    ]
 
 
 def test_a_prefix_shared_with_a_removed_turn_is_not_one_of_the_turn_before():
@@ -234,7 +268,10 @@ def test_a_prefix_shared_with_a_removed_turn_is_not_one_of_the_turn_before():
     assert state["trajectory"][1]["tokens"].shared == 5
     assert len(merge_turns([first, third])) == 2
     third.settle()
-    third.token_parent, third.num_shared = first, first.num_tokens  # the fault: linked to another turn
+    third.token_parent, third.num_shared = (
+        first,
+        first.num_tokens,
+    )  # the fault: linked to another turn
     assert len(merge_turns([first, third])) == 1
 
 

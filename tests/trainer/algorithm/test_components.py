@@ -1,6 +1,8 @@
-"""The components of the loss: each a mean over its own tokens, and the gradients of imitation and distillation.
+"""The components of the loss: each a mean over its own tokens, and the gradients of imitation and
+distillation.
 
-The policy is a table of logits by the token before, in float64, so that its expectations are sums over the vocabulary.
+The policy is a table of logits by the token before, in float64, so that its expectations are sums
+over the vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ PROMPT = [1, 2]
 
 
 def table(seed):
-    return torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        SIZE, SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def logprobs(logits, row, shift=1):
@@ -34,12 +38,21 @@ def logprobs(logits, row, shift=1):
 
 
 def rollout(completion, reward=math.nan, error=None, version=0):
-    turn = Turn(np.array(PROMPT), np.array(completion), np.full(len(completion), -1.0, np.float32), version)
+    turn = Turn(
+        np.array(PROMPT), np.array(completion), np.full(len(completion), -1.0, np.float32), version
+    )
     return Rollout((turn,), reward, error=error)
 
 
 def settings(**given):
-    config = RLConfig(batch_size=4, rollouts_per_example=2, micro_batch_size=1, max_seq_len=32, use_lora=False, **given)
+    config = RLConfig(
+        batch_size=4,
+        rollouts_per_example=2,
+        micro_batch_size=1,
+        max_seq_len=32,
+        use_lora=False,
+        **given,
+    )
     config.resolve()
     return config
 
@@ -65,7 +78,7 @@ def finite_differences(function, logits, eps=1e-6):
     return found
 
 
-# --- imitation --------------------------------------------------------------------------------------------------
+# --- imitation ------------------------------------------------------------------------------------
 
 TEXTS = [[3, 4, 0], [2], [1, 1, 4, 0]]
 
@@ -87,7 +100,9 @@ def test_the_gradient_of_imitation_is_that_of_the_cross_entropy_by_finite_differ
     logits = table(0).requires_grad_()
     loss = loss_of(batch, criterion, logits)
     loss.backward()
-    assert float(loss) == pytest.approx(float(cross_entropy(logits)), rel=1e-7)  # weights are float32
+    assert float(loss) == pytest.approx(
+        float(cross_entropy(logits)), rel=1e-7
+    )  # weights are float32
     expected = finite_differences(cross_entropy, logits.detach())
     torch.testing.assert_close(logits.grad, expected, rtol=1e-5, atol=1e-7)
 
@@ -100,14 +115,21 @@ def test_the_gradient_of_imitation_is_that_of_the_cross_entropy_by_finite_differ
 
 
 def test_rewards_and_siblings_do_not_matter_and_failed_rollouts_are_not_imitated():
-    siblings = (rollout([3], 0.0), rollout([4], 0.0), rollout([2]), rollout([0], error="ModelError: gone"))
+    siblings = (
+        rollout([3], 0.0),
+        rollout([4], 0.0),
+        rollout([2]),
+        rollout([0], error="ModelError: gone"),
+    )
     batch = build([Group(0, 0, siblings)], [], settings(loss="sft"))
     assert batch.num_tokens == 3
     assert batch.stats["groups/dead"] == 0
-    assert build([Group(0, 0, siblings)], [], settings(loss="cispo")).num_tokens == 0  # negative control
+    assert (
+        build([Group(0, 0, siblings)], [], settings(loss="cispo")).num_tokens == 0
+    )  # negative control
 
 
-# --- distillation -----------------------------------------------------------------------------------------------
+# --- distillation ---------------------------------------------------------------------------------
 
 
 def reverse_kl(logits, teacher, before):
@@ -126,12 +148,16 @@ def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl_by_fini
         log_pi = torch.log_softmax(logits[before], 0)[token : token + 1]
         log_ref = torch.log_softmax(teacher[before], 0)[token : token + 1]
         mask, zero = torch.tensor([True]), torch.zeros(1, dtype=torch.float64)
-        tokens = LossInput(log_pi, log_mu[token : token + 1], zero, mask, torch.tensor([0]), log_ref=log_ref)
+        tokens = LossInput(
+            log_pi, log_mu[token : token + 1], zero, mask, torch.tensor([0]), log_ref=log_ref
+        )
         (gradient,) = torch.autograd.grad(distill(tokens).sum(), logits)
         found += log_mu[token].exp() * gradient
     expected = finite_differences(lambda one: reverse_kl(one, teacher, before), student)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
-    forward = finite_differences(lambda one: reverse_kl(teacher, one, before), student)  # negative control: KL(T‖π)
+    forward = finite_differences(
+        lambda one: reverse_kl(teacher, one, before), student
+    )  # negative control: KL(T‖π)
     assert float((found - forward).abs().max()) > 1e-2
 
 
@@ -148,15 +174,21 @@ def test_a_student_equal_to_its_teacher_has_no_gradient_and_masked_teacher_value
     gradients = []
     for hidden in (0.0, math.nan, -math.inf):
         log_pi = logprobs(table(0), row).requires_grad_()
-        given = row | {"reference_logprobs": torch.where(row["loss_mask"], log_ref, torch.tensor(hidden).double())}
-        gradients.append(torch.autograd.grad(criterion(LossInput.of(given, log_pi)).losses.sum(), log_pi)[0])
+        given = row | {
+            "reference_logprobs": torch.where(
+                row["loss_mask"], log_ref, torch.tensor(hidden).double()
+            )
+        }
+        gradients.append(
+            torch.autograd.grad(criterion(LossInput.of(given, log_pi)).losses.sum(), log_pi)[0]
+        )
     assert torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[0], gradients[2])
     assert gradients[0][row["loss_mask"]].abs().min() > 0
     assert not gradients[0][~row["loss_mask"]].any()
 
 
-# --- several components in one batch ----------------------------------------------------------------------------
+# --- several components in one batch --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
@@ -178,7 +210,9 @@ def test_each_component_is_a_mean_over_its_own_tokens(aggregation):
         both = [played, *shown(count)]
         assert weights(both, 0) == alone
         assert weights(both, 1) == pytest.approx([1 / (2 * count)] * 2 * count)
-    assert weights([played, replace(played, index=1)], 0) != alone  # negative control: one mean over both
+    assert (
+        weights([played, replace(played, index=1)], 0) != alone
+    )  # negative control: one mean over both
 
 
 def test_a_batch_of_three_components_is_the_sum_of_their_losses():
@@ -203,20 +237,32 @@ def test_rollouts_to_reinforce_are_refused_under_a_loss_that_reads_no_rewards(lo
     """They would be imitated or distilled: the objective has no policy gradient."""
     config = settings(loss=loss, **({} if loss == "sft" else {"teacher": "some/model"}))
     played = Group(3, 7, (rollout([3, 4, 0], 1.0), rollout([2], 0.0)))
-    assert build([played], [], config).num_tokens == 4  # negative control: of the loss's own component
-    with pytest.raises(ConfigError, match=f"example 7 has the component 'rl', and the loss '{loss}' reads no rewards"):
+    assert (
+        build([played], [], config).num_tokens == 4
+    )  # negative control: of the loss's own component
+    with pytest.raises(
+        ConfigError,
+        match=f"example 7 has the component 'rl', and the loss '{loss}' reads no rewards",
+    ):
         build([replace(played, component="rl")], [], config)
 
 
 def test_nearness_to_a_teacher_without_a_teacher_is_refused():
     """With a penalty there is a reference, the first policy, which is no teacher."""
     shown = Group(3, 7, (rollout([3, 4, 0]),), component="ref_kl")
-    with pytest.raises(ConfigError, match="example 7 has the component 'ref_kl', and there is no teacher"):
+    with pytest.raises(
+        ConfigError, match="example 7 has the component 'ref_kl', and there is no teacher"
+    ):
         build([shown], [], settings(loss="cispo", beta=0.1))
-    assert build([shown], [], settings(loss="cispo", beta=0.1, teacher="some/model")).num_tokens == 3
+    assert (
+        build([shown], [], settings(loss="cispo", beta=0.1, teacher="some/model")).num_tokens == 3
+    )
 
 
 def test_the_losses_of_the_components_ignore_what_they_do_not_read():
-    given = torch.tensor([-0.5, -1.0], dtype=torch.float64), torch.tensor([math.nan, -3.0], dtype=torch.float64)
+    given = (
+        torch.tensor([-0.5, -1.0], dtype=torch.float64),
+        torch.tensor([math.nan, -3.0], dtype=torch.float64),
+    )
     tokens = LossInput(*given, given[1], torch.tensor([True, True]), torch.tensor([0, 0]))
     assert sft(tokens).tolist() == [0.5, 1.0]

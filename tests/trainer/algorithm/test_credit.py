@@ -1,4 +1,5 @@
-"""Who gets the credit: each turn for what came after it, each function by its own spread; and judges as rewards."""
+"""Who gets the credit: each turn for what came after it, each function by its own spread; and
+judges as rewards."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ import numpy as np
 import pytest
 
 import verifiers as vf
-from support.training import digits, first_batch, rows, run, small_config, small_policy, small_trainer
+from support.training import (
+    digits,
+    first_batch,
+    rows,
+    run,
+    small_config,
+    small_policy,
+    small_trainer,
+)
 from verifiers.errors import ConfigError, TooManyFaults
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
@@ -35,7 +44,10 @@ def record(reward, turn_rewards=(), turns=2, **metrics):
 
 
 def config(**settings):
-    return RLConfig(**{"batch_size": 2, "rollouts_per_example": 2, "micro_batch_size": 2, "packing": False} | settings)
+    return RLConfig(
+        **{"batch_size": 2, "rollouts_per_example": 2, "micro_batch_size": 2, "packing": False}
+        | settings
+    )
 
 
 def advantages_by_sample(batch):
@@ -49,7 +61,7 @@ def advantages_by_sample(batch):
     return sorted(made)
 
 
-# --- credit per turn --------------------------------------------------------------------------------------------
+# --- credit per turn ------------------------------------------------------------------------------
 
 
 def test_a_turn_gets_what_came_after_it_minus_the_siblings_same_turn():
@@ -63,7 +75,8 @@ def test_a_turn_gets_what_came_after_it_minus_the_siblings_same_turn():
 
 
 def test_without_it_every_turn_gets_the_rollouts_advantage():
-    """Negative control: the first turn of the second rollout earned its reward, and is punished for the end."""
+    """Negative control: the first turn of the second rollout earned its reward, and is punished for
+    the end."""
     group = Group(0, 0, (record(1.0, (0.0, 0.0)), record(0.0, (3.0, 0.0))))
     whole = advantages_by_sample(build([group], [], config()))
     turns = advantages_by_sample(build([group], [], config(credit="turn")))
@@ -76,12 +89,20 @@ def test_the_best_of_each_turn_is_trained_where_the_best_rollout_is_bad_at_one()
     """The first sibling is best at its first turn, the second at its last; the third at neither."""
 
     def trained(**settings):
-        group = Group(0, 0, (record(0.0, (1.0, 0.0)), record(2.0, (0.0, 0.0)), record(0.5, (0.5, 0.0))))
-        (samples,) = build([group], [], config(advantage="best", **settings)).samples_G  # a sample for each turn
+        group = Group(
+            0, 0, (record(0.0, (1.0, 0.0)), record(2.0, (0.0, 0.0)), record(0.5, (0.5, 0.0)))
+        )
+        (samples,) = build(
+            [group], [], config(advantage="best", **settings)
+        ).samples_G  # a sample for each turn
         return [[sample.num_trained for sample in rollout.samples] for rollout in samples]
 
     assert trained(credit="turn", gamma=0.0) == [[2, 0], [0, 2], []]
-    assert trained() == [[], [2, 2], []]  # negative control: the first turn of the second earned nothing
+    assert trained() == [
+        [],
+        [2, 2],
+        [],
+    ]  # negative control: the first turn of the second earned nothing
 
 
 def test_rollouts_of_different_lengths_are_compared_where_both_have_a_turn():
@@ -94,10 +115,19 @@ def test_groups_are_dead_when_no_turn_differs_or_too_few_are_known():
     settings = config(credit="turn")
     assert Group(0, 0, (record(1.0), record(1.0))).is_dead(settings)
     assert not Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(settings)
-    assert Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(config())  # negative control: of equal rewards
+    assert Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(
+        config()
+    )  # negative control: of equal rewards
     assert Group(0, 0, (record(1.0), record(math.nan))).is_dead(settings)
     partial = Group(0, 0, (record(1.0), record(0.0), record(math.nan)))
-    assert len(advantages_by_sample(build([partial], [], config(credit="turn", min_group_fraction=0.5)))) == 4
+    assert (
+        len(
+            advantages_by_sample(
+                build([partial], [], config(credit="turn", min_group_fraction=0.5))
+            )
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize("size", [3, 5, 6, 7, 8, 10])
@@ -107,19 +137,25 @@ def test_a_group_of_equal_rewards_is_dead_whatever_the_credit(size):
         group = Group(0, 0, tuple(record(reward) for _ in range(size)))
         assert group.is_dead(config())
         assert group.is_dead(config(credit="turn")), reward
-    lively = Group(0, 0, (*(record(0.1) for _ in range(size - 1)), record(0.1 + 1e-12)))  # negative control
+    lively = Group(
+        0, 0, (*(record(0.1) for _ in range(size - 1)), record(0.1 + 1e-12))
+    )  # negative control
     assert not lively.is_dead(config(credit="turn"))
 
 
 def test_the_tokens_of_a_group_of_equal_rewards_are_in_no_denominator():
-    dead, live = (Group(n, n, tuple(record(r) for r in rewards)) for n, rewards in enumerate(([0.1] * 6, [0.0, 1.0])))
+    dead, live = (
+        Group(n, n, tuple(record(r) for r in rewards))
+        for n, rewards in enumerate(([0.1] * 6, [0.0, 1.0]))
+    )
     batch = build([dead, live], [], config(credit="turn"))
     assert batch.num_tokens == 2 * 2 * 2
     assert {float(w) for w in np.concatenate(batch.weights) if w} == {1 / 8}
 
 
 def test_equal_returns_are_equal_in_whatever_order_their_rewards_came():
-    """.1 + .2 + .3 and .3 + .2 + .1 differ by rounding; the returns of the later turns do differ."""
+    """.1 + .2 + .3 and .3 + .2 + .1 differ by rounding; the returns of the later
+    turns do differ."""
     group = Group(0, 0, (record(0.3, (0.1, 0.2)), record(0.1, (0.3, 0.2))))
     settings = config(credit="turn", advantage="best")
     ((first, second),) = credit(group.siblings(settings), settings)
@@ -137,8 +173,12 @@ def test_without_a_baseline_a_group_of_zero_returns_is_trained_whatever_the_cred
 
 @pytest.mark.parametrize("choice", ["rollout", "turn"])
 def test_a_kept_group_means_the_same_for_rollouts_and_turns(choice):
-    """Its advantages are 0 and its tokens count; with "best" it has no best, and none of it is trained."""
-    groups = [Group(n, n, tuple(record(r) for r in rewards)) for n, rewards in enumerate(([0.1] * 6, [0.0, 1.0]))]
+    """Its advantages are 0 and its tokens count; with "best" it has no best, and none of it is
+    trained."""
+    groups = [
+        Group(n, n, tuple(record(r) for r in rewards))
+        for n, rewards in enumerate(([0.1] * 6, [0.0, 1.0]))
+    ]
     kept = build(groups, [], config(credit=choice, zero_variance="keep"))
     assert kept.num_tokens == 4 * 6 + 4 * 2
     assert kept.advantages_G[0].tolist() == [0.0] * 6
@@ -159,13 +199,24 @@ class Guess(vf.MultiTurnEnv):
 
 def test_rewards_of_turns_reach_the_batch_and_a_run(tmp_path):
     env = Guess(dataset=rows(8), rubric=vf.Rubric(funcs=[digits]), max_turns=2)
-    trainer = small_trainer(tmp_path, env, credit="turn", gamma=0.9, temperature=1.5, max_steps=2, inference="embedded")
+    trainer = small_trainer(
+        tmp_path, env, credit="turn", gamma=0.9, temperature=1.5, max_steps=2, inference="embedded"
+    )
     batch = first_batch(trainer)
     trainer.close()
-    given = [record.turn_rewards for group in batch.groups for record in group.rollouts if record.turn_rewards]
+    given = [
+        record.turn_rewards
+        for group in batch.groups
+        for record in group.rollouts
+        if record.turn_rewards
+    ]
     assert given
     assert all(len(one) == 2 and min(one) >= 0 and max(one) <= 1 for one in given)
-    log = run(small_trainer(tmp_path / "run", env, credit="turn", gamma=0.9, temperature=1.5, inference="embedded"))
+    log = run(
+        small_trainer(
+            tmp_path / "run", env, credit="turn", gamma=0.9, temperature=1.5, inference="embedded"
+        )
+    )
     assert all(math.isfinite(step["loss"]) for step in log.steps)
 
 
@@ -182,7 +233,9 @@ def test_a_reward_that_scoring_wrote_into_the_steps_is_not_counted_again(tmp_pat
     trainer.close()
     assert {record.turn_rewards for group in batch.groups for record in group.rollouts} == {()}
     results = env.evaluate(ScriptedClient("12"), "m", num_examples=2, keep_states=True)
-    assert {step["reward"] for state in results["states"] for step in state["trajectory"]} == {1.0}  # what it wrote
+    assert {step["reward"] for state in results["states"] for step in state["trajectory"]} == {
+        1.0
+    }  # what it wrote
 
 
 class Steps:
@@ -210,7 +263,9 @@ def test_rewards_of_turns_whose_sum_is_the_reward_count_once(gamma, expected, we
     group = Group(0, 0, (played,), weights={"sum_step_rewards": weight})
     (siblings,) = group.siblings(config(credit="turn", gamma=gamma))
     (returns,) = siblings.returns(gamma)
-    beside = [0.25, 0.25, 0.25] if gamma else [0, 0, 0.25]  # of the other function, at the last turn
+    beside = (
+        [0.25, 0.25, 0.25] if gamma else [0, 0, 0.25]
+    )  # of the other function, at the last turn
     assert returns.tolist() == (weight * np.array(expected) + beside).tolist()
 
     played.turn_sum = ""  # the fault: the sum is added to the last turn as well
@@ -218,19 +273,23 @@ def test_rewards_of_turns_whose_sum_is_the_reward_count_once(gamma, expected, we
     assert doubled.returns(gamma)[0].tolist() != returns.tolist()
 
 
-# --- a spread for each function ---------------------------------------------------------------------------------
+# --- a spread for each function -------------------------------------------------------------------
 
 
 def test_gdpo_lets_functions_of_any_scale_count_alike():
     weights = {"right": 1.0, "short": 1.0}
-    records = [record(r + 100 * s, right=r, short=100 * s) for r, s in ((1, 0), (0, 1), (0, 0), (1, 1))]
+    records = [
+        record(r + 100 * s, right=r, short=100 * s) for r, s in ((1, 0), (0, 1), (0, 0), (1, 1))
+    ]
     group = Group(0, 0, tuple(records), weights=weights)
     settings = {"batch_size": 4, "rollouts_per_example": 4, "micro_batch_size": 4}
     (found,) = build([group], [], config(**settings, advantage="gdpo")).advantages_G
     assert found[0] == pytest.approx(found[1], abs=1e-3)
     assert found[2] == pytest.approx(-found[3], abs=1e-3)
     (summed,) = build([group], [], config(**settings, advantage="mean_std")).advantages_G
-    assert summed[1] > 40 * abs(summed[0] - summed[2])  # negative control: in the sum, the large one decides alone
+    assert summed[1] > 40 * abs(
+        summed[0] - summed[2]
+    )  # negative control: in the sum, the large one decides alone
 
 
 def test_gdpo_keeps_a_group_whose_sum_is_constant_and_needs_the_parts():
@@ -246,26 +305,32 @@ def test_gdpo_trains_and_takes_the_rubrics_weights(tmp_path):
     def length(completion, **_):
         return 1000.0 * len(completion[-1]["content"] or "")
 
-    env = vf.SingleTurnEnv(dataset=rows(8), rubric=vf.Rubric(funcs=[digits, length], weights=[1.0, 0.5]))
+    env = vf.SingleTurnEnv(
+        dataset=rows(8), rubric=vf.Rubric(funcs=[digits, length], weights=[1.0, 0.5])
+    )
     trainer = small_trainer(tmp_path, env, advantage="gdpo", max_steps=2, inference="embedded")
     log = run(trainer)
     assert all(math.isfinite(step["loss"]) for step in log.steps)
-    assert {tuple(group.weights.items()) for group in trainer.batch.groups} == {(("digits", 1.0), ("length", 0.5))}
+    assert {tuple(group.weights.items()) for group in trainer.batch.groups} == {
+        (("digits", 1.0), ("length", 0.5))
+    }
 
 
 def test_a_checkpoint_keeps_what_advantages_need(tmp_path):
-    group = Group(3, 7, (record(1.0, (0.5, 0.0), right=1.0), record(0.0)), env="sums", weights={"right": 2.0})
+    group = Group(
+        3, 7, (record(1.0, (0.5, 0.0), right=1.0), record(0.0)), env="sums", weights={"right": 2.0}
+    )
     save_pipeline(tmp_path, PipelineState(ready=[group]), 5, {})
-    ((again,), version) = (load_pipeline(tmp_path)[0].ready, load_pipeline(tmp_path)[1])
+    (again,), version = (load_pipeline(tmp_path)[0].ready, load_pipeline(tmp_path)[1])
     assert (again.env, again.weights, version) == ("sums", {"right": 2.0}, 5)
     assert again.rollouts[0].turn_rewards == (0.5, 0.0)
     settings = config(credit="turn")
-    ((saved,), (kept,)) = (credit(one.siblings(settings), settings) for one in (again, group))
+    (saved,), (kept,) = (credit(one.siblings(settings), settings) for one in (again, group))
     for turns, expected in zip(saved, kept, strict=True):
         np.testing.assert_array_equal(turns, expected)
 
 
-# --- judges -----------------------------------------------------------------------------------------------------
+# --- judges ---------------------------------------------------------------------------------------
 
 
 def test_a_policy_learns_what_a_judge_on_a_server_rewards(tmp_path):
@@ -302,22 +367,32 @@ def test_a_policy_learns_what_a_judge_on_a_server_rewards(tmp_path):
     assert all(step["reward/unscored"] == 0 for step in log.steps)
 
 
-# --- advantages of the environment ------------------------------------------------------------------------------
+# --- advantages of the environment ----------------------------------------------------------------
 
 
 def supplied(*advantages, reward=1.0):
-    return Group(0, 7, tuple(replace(record(reward, turns=1), advantage=advantage) for advantage in advantages))
+    return Group(
+        0,
+        7,
+        tuple(replace(record(reward, turns=1), advantage=advantage) for advantage in advantages),
+    )
 
 
 def test_the_environments_advantages_are_trained_unchanged():
-    batch = build([supplied(0.25, -3.0, 0.0)], [], config(advantage="environment"))  # their sum is not 0: as given
+    batch = build(
+        [supplied(0.25, -3.0, 0.0)], [], config(advantage="environment")
+    )  # their sum is not 0: as given
     assert advantages_by_sample(batch) == [(5, -3.0), (5, 0.0), (5, 0.25)]
-    assert len(advantages_by_sample(build([supplied(0.25, -3.0)], [], config(advantage="mean")))) == 0  # equal rewards
+    assert (
+        len(advantages_by_sample(build([supplied(0.25, -3.0)], [], config(advantage="mean")))) == 0
+    )  # equal rewards
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf])
 def test_a_rollout_to_which_the_environment_gave_none_is_refused(missing):
-    with pytest.raises(ConfigError, match=r"example 7 with the reward 1 the advantage .*@vf.advantage method"):
+    with pytest.raises(
+        ConfigError, match=r"example 7 with the reward 1 the advantage .*@vf.advantage method"
+    ):
         build([supplied(0.5, missing)], [], config(advantage="environment"))
 
 
@@ -359,7 +434,12 @@ def test_a_run_trains_on_what_the_rubrics_method_returns(tmp_path, settings):
     run(trainer)
     for advantages in trainer.batch.advantages_G:
         assert list(advantages) == [0.75, -0.25, -0.25, -0.25]
-    trained = {value for rows in trainer.batch.rows_R for row in rows for value in row.advantage[row.loss_mask]}
+    trained = {
+        value
+        for rows in trainer.batch.rows_R
+        for row in rows
+        for value in row.advantage[row.loss_mask]
+    }
     assert trained == {0.75, -0.25}
 
 
@@ -369,11 +449,16 @@ def test_an_advantage_that_is_set_takes_precedence_and_says_so(tmp_path, caplog)
     batch = first_batch(trainer)
     trainer.close()
     assert all(list(one) != [0.75, -0.25, -0.25, -0.25] for one in batch.advantages_G)
-    assert "the @vf.advantage method of SingleTurnEnv is not used: the setting advantage is 'mean'" in caplog.text
+    assert (
+        "the @vf.advantage method of SingleTurnEnv is not used: the setting advantage is 'mean'"
+        in caplog.text
+    )
 
 
 def test_without_the_method_the_setting_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"a rubric of SingleTurnEnv has no @vf.advantage method to compute it"):
+    with pytest.raises(
+        ConfigError, match=r"a rubric of SingleTurnEnv has no @vf.advantage method to compute it"
+    ):
         small_trainer(tmp_path, advantage="environment")
     plain = vf.SingleTurnEnv(dataset=rows(8), rubric=vf.Rubric(funcs=[digits]))
     mixed = vf.EnvGroup([first_is_best(), plain], env_names=["own", "plain"])
@@ -384,14 +469,18 @@ def test_without_the_method_the_setting_is_refused(tmp_path):
 
 def test_what_changes_rewards_afterwards_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="zero_truncated_completions changes"):
-        small_trainer(tmp_path, first_is_best(), advantage="environment", zero_truncated_completions=True)
+        small_trainer(
+            tmp_path, first_is_best(), advantage="environment", zero_truncated_completions=True
+        )
 
     class Own(RLTrainer):
         def compute_rewards(self, completions, prompts):
             return [0.0] * len(completions)
 
     trainer = Own(small_policy(), first_is_best(), small_config(tmp_path), build_tiny_tokenizer())
-    with pytest.raises(ConfigError, match="compute_rewards changes rewards after the environment computed"):
+    with pytest.raises(
+        ConfigError, match="compute_rewards changes rewards after the environment computed"
+    ):
         trainer.train()
 
 

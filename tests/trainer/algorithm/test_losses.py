@@ -33,9 +33,13 @@ VARIANTS = {
     "dppo_tv_capped": "dppo_tv",
     "dppo_tv_tis20": "dppo_tv",
 }
-PRECISIONS = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)]
+)
 EVERY_LOSS = pytest.mark.parametrize("name", list(LOSSES))
-REWARDED = [name for name in LOSSES if OBJECTIVES.get(name) is None or OBJECTIVES[name].component == "rl"]
+REWARDED = [
+    name for name in LOSSES if OBJECTIVES.get(name) is None or OBJECTIVES[name].component == "rl"
+]
 """The others learn from answers or a teacher: ``test_oracle`` has their equations."""
 EVERY_POLICY_GRADIENT = pytest.mark.parametrize("name", REWARDED)
 
@@ -52,11 +56,14 @@ def golden_row(dtype: torch.dtype = torch.float64) -> LossInput:
 
 
 def beside_a_teacher(row: LossInput, bad: torch.Tensor | float = 0.0) -> LossInput:
-    """The row with a teacher, for the losses that need one; ``bad`` is added to all that the teacher gives."""
+    """The row with a teacher, for the losses that need one; ``bad`` is added to all that the
+    teacher gives."""
     log_pi = torch.where(row.loss_mask, row.log_pi, 0.0)
     log_ref = row.log_mu - 0.3
     gap = log_pi - log_ref.nan_to_num(0.0, 0.0, 0.0)
-    return replace(row, log_ref=log_ref + bad, reverse_kl=gap.square() + bad, forward_kl=gap.abs() + bad)
+    return replace(
+        row, log_ref=log_ref + bad, reverse_kl=gap.square() + bad, forward_kl=gap.abs() + bad
+    )
 
 
 def golden_loss(name: str):
@@ -110,7 +117,9 @@ def test_kl_penalty_ignores_masked_tokens():
 def test_on_policy_gradient_is_minus_the_advantage_for_golden_variants(name, dtype, tolerance):
     row = golden_row(dtype)
     row = replace(row, log_mu=row.log_pi.detach())
-    assert close(gradient(golden_loss(name), row), GOLDEN["on_policy"]["expected_dloss_dlogp"], tolerance)
+    assert close(
+        gradient(golden_loss(name), row), GOLDEN["on_policy"]["expected_dloss_dlogp"], tolerance
+    )
 
 
 @EVERY_POLICY_GRADIENT
@@ -134,7 +143,9 @@ def test_nothing_at_a_masked_position_reaches_value_or_gradient(name, poison):
     mask = torch.tensor([True, False, True, True, False])
     bad = torch.where(mask, 0.0, torch.tensor(poison, dtype=torch.float64))
     log_pi = (row.log_pi.detach() + bad).requires_grad_()
-    dirty = replace(row, log_pi=log_pi, log_mu=row.log_mu + bad, advantage=row.advantage + bad, loss_mask=mask)
+    dirty = replace(
+        row, log_pi=log_pi, log_mu=row.log_mu + bad, advantage=row.advantage + bad, loss_mask=mask
+    )
     dirty, clean = beside_a_teacher(dirty, bad), beside_a_teacher(replace(row, loss_mask=mask))
     loss = resolve_loss(name)
     assert torch.equal(loss(dirty), loss(clean))
@@ -189,12 +200,20 @@ def test_correction_without_options_is_one_on_kept_tokens():
 
 def test_correction_caps_tokens_and_drops_sequences():
     row = golden_row()  # products of the ratio: 1.5625 and 10; geometric means: 1.16 and 3.16
-    assert torch.allclose(correction(row, tis_cap=1.4)[:3], torch.tensor([1.25, 1.4, 0.8333333333333334]).double())
+    assert torch.allclose(
+        correction(row, tis_cap=1.4)[:3], torch.tensor([1.25, 1.4, 0.8333333333333334]).double()
+    )
     assert correction(row, sequence_mask_cap=2.0).tolist() == [1, 1, 1, 0, 0]
     assert correction(row, geo_mask=(0.5, 2.0)).tolist() == [1, 1, 1, 0, 0]
     assert not correction(row, tis_cap=1.4).requires_grad
     drifted = replace(row, log_pi=row.log_pi.detach() - 2)
-    assert correction(drifted, opsm_delta=0.5).tolist() == [1, 1, 1, 0, 0]  # the positive sample stays
+    assert correction(drifted, opsm_delta=0.5).tolist() == [
+        1,
+        1,
+        1,
+        0,
+        0,
+    ]  # the positive sample stays
 
 
 def test_unknown_loss_names_the_nearest():
@@ -222,7 +241,9 @@ def test_a_function_or_an_import_path_serves_as_loss_and_is_masked():
     row = replace(golden_row(), loss_mask=torch.tensor([True, True, True, True, False]))
     assert resolve_loss(twice)(row)[-1] == 0
     assert torch.allclose(resolve_loss(twice, factor=1.0)(row), resolve_loss("reinforce")(row))
-    assert torch.equal(resolve_loss("verifiers_trainer.algorithm.losses:cispo")(row), resolve_loss("cispo")(row))
+    assert torch.equal(
+        resolve_loss("verifiers_trainer.algorithm.losses:cispo")(row), resolve_loss("cispo")(row)
+    )
 
 
 @pytest.mark.parametrize("path", ["no_such_module:f", "math:no_such_function", "math:pi"])
@@ -249,7 +270,9 @@ def test_a_softmax_policy_learns_a_five_armed_bandit(name):
         advantage = rewards[arms] - rewards[arms].mean()
         for _ in range(2):
             log_pi = torch.log_softmax(logits, 0)[arms]
-            row = LossInput(log_pi, policy[arms], advantage, torch.ones(64, dtype=torch.bool), torch.arange(64))
+            row = LossInput(
+                log_pi, policy[arms], advantage, torch.ones(64, dtype=torch.bool), torch.arange(64)
+            )
             optimizer.zero_grad()
             loss(row).mean().backward()
             optimizer.step()

@@ -1,4 +1,5 @@
-"""What is minimised: the anchor of ratios, corrections for the sampler, several steps on a batch, losses by name."""
+"""What is minimised: the anchor of ratios, corrections for the sampler, several steps on a batch,
+losses by name."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def row(old=None, dtype=torch.float64):
     given = {name: torch.tensor(INPUTS[name], dtype=dtype) for name in ("log_pi", "log_mu", "A")}
     log_old = None if old is None else torch.tensor(old, dtype=dtype).log()
     mask, seq = torch.ones(5, dtype=torch.bool), torch.tensor(INPUTS["seq"])
-    return LossInput(given["log_pi"].requires_grad_(), given["log_mu"], given["A"], mask, seq, log_old)
+    return LossInput(
+        given["log_pi"].requires_grad_(), given["log_mu"], given["A"], mask, seq, log_old
+    )
 
 
 def gradient(objective, tokens, log_ref=None):
@@ -55,7 +58,7 @@ def settled(kind=RLConfig, **settings):
     return config
 
 
-# --- reshaped sampling ------------------------------------------------------------------------------------------
+# --- reshaped sampling ----------------------------------------------------------------------------
 
 LOGITS = torch.tensor([1.2, 0.4, 0.1, -0.6, -1.5], dtype=torch.float64)
 REWARDS = torch.tensor([-1.0, 0.5, 2.0, -0.3, 1.0], dtype=torch.float64)
@@ -63,7 +66,8 @@ TOP = torch.tensor([True, True, True, False, False])
 
 
 def expected_gradient(config, log_mu):
-    """-∂/∂logits of the expected loss of one token drawn from μ, with the policy of the batch that of now."""
+    """-∂/∂logits of the expected loss of one token drawn from μ, with the policy of the batch that
+    of now."""
     logits = LOGITS.clone().requires_grad_()
     mu = log_mu.exp()
     objective = Objective.of(resolve_loss(config.loss, **config.loss_parameters()), config)
@@ -72,16 +76,24 @@ def expected_gradient(config, log_mu):
         if mu[token] == 0:
             continue
         log_pi = logits.log_softmax(-1)[token : token + 1]
-        given = log_mu[token : token + 1], REWARDS[token : token + 1], torch.tensor([True]), torch.tensor([0])
+        given = (
+            log_mu[token : token + 1],
+            REWARDS[token : token + 1],
+            torch.tensor([True]),
+            torch.tensor([0]),
+        )
         old = log_pi.detach() if config.anchor == "recomputed" else None
         total = total + mu[token] * objective(LossInput(log_pi, *given, old)).losses.sum()
     return -torch.autograd.grad(total, logits)[0]
 
 
 def policy_gradient(drawn):
-    """Σ π·A·∇log π over the tokens that can be drawn; the gradient of log π by the logits is one-hot minus π."""
+    """Σ π·A·∇log π over the tokens that can be drawn; the gradient of log π by the logits is
+    one-hot minus π."""
     pi = np.exp(LOGITS.numpy()) / np.exp(LOGITS.numpy()).sum()
-    terms = [pi[a] * REWARDS[a].item() * (np.eye(len(pi))[a] - pi) for a in range(len(pi)) if drawn[a]]
+    terms = [
+        pi[a] * REWARDS[a].item() * (np.eye(len(pi))[a] - pi) for a in range(len(pi)) if drawn[a]
+    ]
     return np.sum(terms, axis=0)
 
 
@@ -103,14 +115,20 @@ def test_a_reshaped_distribution_gives_the_policy_gradient_of_what_it_can_draw(l
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "ipo"])
 def test_anchored_on_the_sampler_a_clip_drops_tokens_from_the_first_step_on(loss):
     """Negative control: as in version 0.2.0, with the check passed by."""
-    log_mu = LOGITS.masked_fill(torch.arange(5) > 1, -math.inf).log_softmax(-1)  # the kept mass is 0.72
+    log_mu = LOGITS.masked_fill(torch.arange(5) > 1, -math.inf).log_softmax(
+        -1
+    )  # the kept mass is 0.72
     found = expected_gradient(settled(loss=loss), log_mu)
     assert np.abs(found.numpy() - policy_gradient(log_mu.exp() > 0)).max() > 0.05
 
 
-@pytest.mark.parametrize("loss", sorted(ANCHORED_ON_SAMPLER - {"cispo", "distill", "masked_is", "importance_sampling"}))
+@pytest.mark.parametrize(
+    "loss", sorted(ANCHORED_ON_SAMPLER - {"cispo", "distill", "masked_is", "importance_sampling"})
+)
 def test_a_loss_that_measures_the_distance_to_the_sampler_is_refused(loss):
-    with pytest.raises(ConfigError, match=rf"with top_p the ratio.*{loss!r} drops tokens.*use cispo, .* or ppo"):
+    with pytest.raises(
+        ConfigError, match=rf"with top_p the ratio.*{loss!r} drops tokens.*use cispo, .* or ppo"
+    ):
         settled(loss=loss, top_p=0.9)
     settled(loss=loss)
 
@@ -119,24 +137,33 @@ def test_a_loss_that_measures_the_distance_to_the_sampler_is_refused(loss):
 def test_a_clip_is_anchored_on_the_batch_unless_the_caller_decides(kind, caplog):
     config = settled(kind, loss="ppo", top_p=0.9, min_p=0.1)
     assert (config.anchor, config.tis_cap) == ("recomputed", 2.0)
-    assert "min_p, top_p: tokens are not sampled from the distribution that is trained; anchor = rec" in caplog.text
+    assert (
+        "min_p, top_p: tokens are not sampled from the distribution that is trained; anchor = rec"
+        in caplog.text
+    )
     config.top_p, config.min_p = 1.0, 0.0
     config.resolve()
     assert (config.anchor, config.tis_cap) == ("sampler", None)
     assert settled(kind, loss="ppo", top_p=0.9, tis_cap=3.0).tis_cap == 3.0
-    with pytest.raises(ConfigError, match="drops tokens whose ratio is far from 1: leave anchor out"):
+    with pytest.raises(
+        ConfigError, match="drops tokens whose ratio is far from 1: leave anchor out"
+    ):
         settled(kind, loss="ppo", top_p=0.9, anchor="sampler")
-    with pytest.raises(ConfigError, match="geo_mask takes the gap between sampler and trainer for an error"):
+    with pytest.raises(
+        ConfigError, match="geo_mask takes the gap between sampler and trainer for an error"
+    ):
         settled(kind, loss="ppo", top_p=0.9, geo_mask=[0.9, 1.1])
 
 
 def test_with_top_k_every_token_is_trained_in_the_first_step(tmp_path):
     log = run(small_trainer(tmp_path, loss="ppo", top_k=20, max_steps=1))
-    assert 0 < log.steps[0]["ratio/mean"] < 0.8  # the mass of 20 of 110 tokens, far below the clip at 0.8
+    assert (
+        0 < log.steps[0]["ratio/mean"] < 0.8
+    )  # the mass of 20 of 110 tokens, far below the clip at 0.8
     assert log.steps[0]["correction/factor"] == pytest.approx(log.steps[0]["ratio/mean"], rel=1e-4)
 
 
-# --- losses by name ---------------------------------------------------------------------------------------------
+# --- losses by name -------------------------------------------------------------------------------
 
 BY_NAME = {
     "ppo": {"loss": "ppo"},
@@ -144,7 +171,11 @@ BY_NAME = {
     "cispo": {"loss": "cispo", "mask_ratio_low": 0.0, "mask_ratio_high": math.inf},
     "cispo_keep_mask": {"loss": "cispo"},
     "masked_is": {"loss": "masked_is"},
-    "importance_sampling": {"loss": "importance_sampling", "mask_ratio_low": 0.0, "mask_ratio_high": math.inf},
+    "importance_sampling": {
+        "loss": "importance_sampling",
+        "mask_ratio_low": 0.0,
+        "mask_ratio_high": math.inf,
+    },
     "reinforce": {"loss": "reinforce"},
     "dppo_tv": {"loss": "dppo_tv", "loss_kwargs": {"ratio_cap": None}},
     "dppo_tv_capped": {"loss": "dppo_tv"},
@@ -164,7 +195,9 @@ def gradient_of(config):
 @pytest.mark.parametrize("golden", sorted(BY_NAME))
 def test_a_loss_that_is_named_in_the_settings_gives_the_golden_gradient(golden):
     expected = GOLDEN["losses"][golden]["dloss_dlogp"]
-    assert gradient_of(settled(**BY_NAME[golden])).tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert gradient_of(settled(**BY_NAME[golden])).tolist() == pytest.approx(
+        expected, rel=1e-9, abs=1e-12
+    )
 
 
 def test_every_loss_can_be_named_and_trains(tmp_path):
@@ -182,21 +215,31 @@ def test_every_loss_can_be_named_and_trains(tmp_path):
 def test_clips_of_ppo_reach_it():
     two_sided = GOLDEN["losses"]["ppo_two_sided"]
     delta = two_sided["parameters"]["delta"]
-    assert gradient_of(settled(loss="ppo", delta=delta)).tolist() == pytest.approx(two_sided["dloss_dlogp"])
+    assert gradient_of(settled(loss="ppo", delta=delta)).tolist() == pytest.approx(
+        two_sided["dloss_dlogp"]
+    )
     higher = GOLDEN["losses"]["ppo_clip_higher"]
     parameters = higher["parameters"]
-    config = settled(loss="ppo", epsilon=parameters["epsilon_low"], epsilon_high=parameters["epsilon_high"])
+    config = settled(
+        loss="ppo", epsilon=parameters["epsilon_low"], epsilon_high=parameters["epsilon_high"]
+    )
     assert gradient_of(config).tolist() == pytest.approx(higher["dloss_dlogp"])
 
 
 def test_a_loss_keeps_its_own_bounds_unless_others_are_given():
-    gspo = {"epsilon_low": 3e-4, "epsilon_high": 4e-4}  # a bound of tokens, 0.2, would never clip a sequence's ratio
+    gspo = {
+        "epsilon_low": 3e-4,
+        "epsilon_high": 4e-4,
+    }  # a bound of tokens, 0.2, would never clip a sequence's ratio
     assert settled(loss="gspo").loss_parameters() == gspo
     icepop = {"mask_ratio_low": 0.125, "mask_ratio_high": 8.0}
     assert settled(GRPOConfig, loss_type="masked_is").loss_parameters() == icepop
     assert settled(loss="dppo_kl").loss_parameters() == {"ratio_cap": 5.0}
     assert settled(loss="dapo").loss_parameters() == {"epsilon_low": 0.2, "epsilon_high": 0.28}
-    assert settled(loss="dapo", loss_kwargs={"epsilon_high": 0.3}).loss_parameters()["epsilon_high"] == 0.3
+    assert (
+        settled(loss="dapo", loss_kwargs={"epsilon_high": 0.3}).loss_parameters()["epsilon_high"]
+        == 0.3
+    )
 
 
 @pytest.mark.parametrize("name", ["gspo", "masked_is"])
@@ -210,7 +253,10 @@ def test_bounds_of_a_loss_are_the_defaults_of_its_function(name):
 @pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
 @pytest.mark.parametrize("name", ["ppo", "grpo", "dapo", "dr_grpo", "bnpo", "gspo"])
 def test_epsilon_alone_is_both_bounds_of_the_clip(kind, name):
-    assert settled(kind, loss=name, epsilon=0.01).loss_parameters() == {"epsilon_low": 0.01, "epsilon_high": 0.01}
+    assert settled(kind, loss=name, epsilon=0.01).loss_parameters() == {
+        "epsilon_low": 0.01,
+        "epsilon_high": 0.01,
+    }
     both = settled(kind, loss=name, epsilon=0.01, epsilon_high=0.02)
     assert both.loss_parameters() == {"epsilon_low": 0.01, "epsilon_high": 0.02}
     low = settled(kind, loss=name).loss_parameters()["epsilon_low"]
@@ -225,10 +271,14 @@ def test_epsilon_high_is_the_cap_of_cispo(kind):
     config = settled(kind, loss_type="cispo", epsilon_high=1.2, beta=0.0, mask_ratio_high=100.0)
     assert config.loss_parameters()["ratio_cap"] == 1.2
     rho = torch.tensor(INPUTS["rho"], dtype=torch.float64).clamp(max=1.2)
-    assert torch.allclose(gradient_of(config), -rho * torch.tensor(INPUTS["A"], dtype=torch.float64))
+    assert torch.allclose(
+        gradient_of(config), -rho * torch.tensor(INPUTS["A"], dtype=torch.float64)
+    )
     with pytest.raises(ConfigError, match=r"epsilon_high is 0.2, the cap of the ratio: at least 1"):
         settled(kind, loss="cispo", epsilon_high=0.2)
-    with pytest.raises(ConfigError, match="ratio_cap and epsilon_high are one bound of the loss 'cispo'"):
+    with pytest.raises(
+        ConfigError, match="ratio_cap and epsilon_high are one bound of the loss 'cispo'"
+    ):
         settled(kind, loss="cispo", epsilon_high=2.0, ratio_cap=3.0)
 
 
@@ -239,28 +289,42 @@ def own_loss(row, *, epsilon_low=0.2):
 @pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
 @pytest.mark.parametrize("name", [*OBJECTIVES, own_loss, f"{__name__}:own_loss"])
 def test_a_bound_that_the_loss_does_not_read_is_refused(kind, name):
-    values = {"epsilon": 0.1, "epsilon_high": 1.5, "delta": 9.0, "dual_clip": 3.0, "ratio_cap": 4.0, "ratio_floor": 0.1}
+    values = {
+        "epsilon": 0.1,
+        "epsilon_high": 1.5,
+        "delta": 9.0,
+        "dual_clip": 3.0,
+        "ratio_cap": 4.0,
+        "ratio_floor": 0.1,
+    }
     values |= {"mask_ratio_low": 0.2, "mask_ratio_high": 7.0}
     assert values.keys() == BOUNDS.keys()
     reads = OBJECTIVES[name].reads if name in OBJECTIVES else {"epsilon": "epsilon_low"}
     needed = {"teacher": "t"} if name in ("distill", "gkd") else {}
     for bound, value in values.items():
         if bound in reads:
-            assert settled(kind, loss=name, **needed, **{bound: value}).loss_parameters()[reads[bound]] == value
+            assert (
+                settled(kind, loss=name, **needed, **{bound: value}).loss_parameters()[reads[bound]]
+                == value
+            )
         else:
             listed = ", ".join(reads) or "none"
-            with pytest.raises(ConfigError, match=f"{bound} is {value}, a bound that the loss .* reads: {listed}$"):
+            with pytest.raises(
+                ConfigError, match=f"{bound} is {value}, a bound that the loss .* reads: {listed}$"
+            ):
                 settled(kind, loss=name, **needed, **{bound: value})
 
 
 def test_without_its_cap_one_rare_token_carries_any_gradient():
     """Negative control of the cap: token 5 was sampled with probability 0.02 and has 0.3 now."""
-    capped, free = (gradient_of(settled(**BY_NAME[name]))[4] for name in ("dppo_tv_capped", "dppo_tv"))
+    capped, free = (
+        gradient_of(settled(**BY_NAME[name]))[4] for name in ("dppo_tv_capped", "dppo_tv")
+    )
     assert float(free) > 7
     assert float(capped) < 2.6
 
 
-# --- what does not go together ----------------------------------------------------------------------------------
+# --- what does not go together --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss", sorted(ANCHORED_ON_SAMPLER))
@@ -278,7 +342,8 @@ def test_a_correction_needs_the_anchor_of_the_batch(loss):
 
 
 def test_stacked_it_would_count_twice():
-    """Negative control: the gradient of the token that the sampler found unlikely, with the check passed by."""
+    """Negative control: the gradient of the token that the sampler found unlikely, with the check
+    passed by."""
     once = gradient(Objective(resolve_loss("importance_sampling")), row())[1]
     twice = gradient(Objective(resolve_loss("importance_sampling"), {"tis_cap": 100.0}), row())[1]
     rho = torch.tensor(INPUTS["rho"], dtype=torch.float64)
@@ -290,10 +355,19 @@ def test_stacked_it_would_count_twice():
     ("settings", "said"),
     [
         ({"anchor": "recomputed"}, "the loss 'cispo' uses the sampler's log-probabilities only"),
-        ({"anchor": "recomputed", "loss": "reinforce"}, "uses the sampler's log-probabilities only"),
-        ({"anchor": "recomputed", "loss": "ppo"}, "every ratio of the loss is 1 and nothing corrects"),
+        (
+            {"anchor": "recomputed", "loss": "reinforce"},
+            "uses the sampler's log-probabilities only",
+        ),
+        (
+            {"anchor": "recomputed", "loss": "ppo"},
+            "every ratio of the loss is 1 and nothing corrects",
+        ),
         ({"delta": 3.0, "loss": "dppo_kl"}, "its own delta is a key of loss_kwargs"),
-        ({"geo_mask": [1.1, 1.2]}, r"geo_mask is \[1.1, 1.2\]; it must be two numbers on both sides of 1"),
+        (
+            {"geo_mask": [1.1, 1.2]},
+            r"geo_mask is \[1.1, 1.2\]; it must be two numbers on both sides of 1",
+        ),
         ({"geo_mask": 0.5}, "geo_mask is 0.5"),
         (
             {"num_iterations": 3, "max_steps": 10},
@@ -314,7 +388,15 @@ def test_what_makes_no_sense_is_refused_with_the_reason(settings, said):
 
 
 def test_what_makes_sense_is_accepted():
-    settled(loss="ppo", anchor="recomputed", num_iterations=2, max_steps=10, tis_cap=2.0, delta=3.0, dual_clip=3.0)
+    settled(
+        loss="ppo",
+        anchor="recomputed",
+        num_iterations=2,
+        max_steps=10,
+        tis_cap=2.0,
+        delta=3.0,
+        dual_clip=3.0,
+    )
     settled(loss="cispo", anchor="recomputed", geo_mask=(0.9, 1.1))
     settled(loss="reinforce", anchor="recomputed", tis_cap=2.0)
     settled(loss="ppo", anchor="recomputed", geo_mask=(0.9, 1.1))
@@ -323,7 +405,7 @@ def test_what_makes_sense_is_accepted():
     settled(sequence_mask_cap=2.0, opsm_delta=0.1)
 
 
-# --- the formula ------------------------------------------------------------------------------------------------
+# --- the formula ----------------------------------------------------------------------------------
 
 
 def test_decoupled_ppo_clips_around_the_batch_and_weighs_by_the_sampler():
@@ -339,15 +421,32 @@ def test_decoupled_ppo_clips_around_the_batch_and_weighs_by_the_sampler():
 
 
 @given(
-    st.lists(st.tuples(*[st.floats(-3, -0.01)] * 3, st.floats(-2, 2), st.booleans()), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(*[st.floats(-3, -0.01)] * 3, st.floats(-2, 2), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
     st.sampled_from(["ppo", "gspo", "sapo", "reinforce"]),
-    st.sampled_from([{"tis_cap": 1.5}, {"sequence_mask_cap": 1.2}, {"geo_mask": (0.9, 1.1)}, {"opsm_delta": 0.1}]),
+    st.sampled_from(
+        [
+            {"tis_cap": 1.5},
+            {"sequence_mask_cap": 1.2},
+            {"geo_mask": (0.9, 1.1)},
+            {"opsm_delta": 0.1},
+        ]
+    ),
 )
 def test_a_correction_weighs_or_drops_and_never_turns_a_gradient(rows, loss, correction):
-    pi, mu, old, advantage, mask = (torch.tensor(column, dtype=None) for column in zip(*rows, strict=True))
+    pi, mu, old, advantage, mask = (
+        torch.tensor(column, dtype=None) for column in zip(*rows, strict=True)
+    )
     columns = [values.double() for values in (pi, mu, advantage, old)]
-    tokens = LossInput(columns[0].requires_grad_(), columns[1], columns[2], mask, torch.zeros(len(rows), dtype=int))
-    tokens = LossInput(tokens.log_pi, tokens.log_mu, tokens.advantage, mask, tokens.seq_ids, columns[3])
+    tokens = LossInput(
+        columns[0].requires_grad_(), columns[1], columns[2], mask, torch.zeros(len(rows), dtype=int)
+    )
+    tokens = LossInput(
+        tokens.log_pi, tokens.log_mu, tokens.advantage, mask, tokens.seq_ids, columns[3]
+    )
     _, plain = gradient(Objective(resolve_loss(loss)), tokens)
     made, corrected = gradient(Objective(resolve_loss(loss), correction), tokens)
     factor = made.metrics["correction/factor"]
@@ -360,7 +459,9 @@ def test_a_correction_weighs_or_drops_and_never_turns_a_gradient(rows, loss, cor
 
 def test_a_dropped_sequence_leaves_nothing_behind_even_where_its_loss_overflows():
     tokens = row([1e-9, 0.9, 0.1, 0.6, 0.3])
-    made, _ = gradient(Objective(lambda row: row.log_pi * math.inf, {"sequence_mask_cap": 1.0}), tokens)
+    made, _ = gradient(
+        Objective(lambda row: row.log_pi * math.inf, {"sequence_mask_cap": 1.0}), tokens
+    )
     dropped = made.metrics["correction/factor"] == 0
     assert dropped.tolist() == [False, False, False, True, True]
     assert made.losses[dropped].tolist() == [0.0, 0.0]
@@ -369,18 +470,23 @@ def test_a_dropped_sequence_leaves_nothing_behind_even_where_its_loss_overflows(
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_the_penalty_is_added_with_its_weight(kind):
     tokens, log_ref = row(), torch.tensor(INPUTS["log_mu"], dtype=torch.float64)
-    made, found = gradient(Objective(resolve_loss("cispo"), beta=0.3, kl_type=kind), tokens, log_ref)
+    made, found = gradient(
+        Objective(resolve_loss("cispo"), beta=0.3, kl_type=kind), tokens, log_ref
+    )
     _, plain = gradient(Objective(resolve_loss("cispo")), tokens)
     golden = GOLDEN["kl"][kind]
-    np.testing.assert_allclose((found - plain).numpy(), 0.3 * np.array(golden["dvalue_dlogp"]), rtol=1e-9)
+    np.testing.assert_allclose(
+        (found - plain).numpy(), 0.3 * np.array(golden["dvalue_dlogp"]), rtol=1e-9
+    )
     np.testing.assert_allclose(made.metrics["kl_ref"].numpy(), golden["value"], rtol=1e-9)
 
 
-# --- several steps on a batch -----------------------------------------------------------------------------------
+# --- several steps on a batch ---------------------------------------------------------------------
 
 
 def test_two_steps_on_a_batch_are_a_hand_written_ppo(tmp_path):
-    """Against a loop of a few lines: log-probs of the batch's policy once, then two clipped steps of AdamW."""
+    """Against a loop of a few lines: log-probs of the batch's policy once, then two clipped steps
+    of AdamW."""
     settings = {
         "loss": "ppo",
         "anchor": "recomputed",
@@ -409,7 +515,9 @@ def test_two_steps_on_a_batch_are_a_hand_written_ppo(tmp_path):
         optimizer.zero_grad()
         for one, before in zip(tensors, old, strict=True):
             ratio = (model(**forward_arguments(one)).logprobs - before).exp()
-            surrogate = torch.minimum(ratio * one["advantage"], ratio.clamp(0.98, 1.02) * one["advantage"])
+            surrogate = torch.minimum(
+                ratio * one["advantage"], ratio.clamp(0.98, 1.02) * one["advantage"]
+            )
             clipped += int(((ratio - 1).abs() > 0.02).sum())
             loss = -(one["weight"] * torch.where(one["loss_mask"], surrogate, 0.0)).sum()
             loss.backward()
@@ -423,7 +531,11 @@ def test_two_steps_on_a_batch_are_a_hand_written_ppo(tmp_path):
 
 
 def test_the_second_step_compares_with_the_first_ones_policy(tmp_path):
-    log = run(small_trainer(tmp_path, num_iterations=2, max_steps=4, learning_rate=1e-2, max_off_policy_steps=0))
+    log = run(
+        small_trainer(
+            tmp_path, num_iterations=2, max_steps=4, learning_rate=1e-2, max_off_policy_steps=0
+        )
+    )
     means = [abs(step["ratio/mean"] - 1) for step in log.steps]
     assert means[0] < 1e-4
     assert means[2] < 1e-4
@@ -442,15 +554,29 @@ def test_the_lag_counts_batches_and_not_steps(tmp_path, lag):
 
 
 def test_a_batch_is_never_cut_by_a_checkpoint(tmp_path):
-    trainer = small_trainer(tmp_path, num_iterations=2, max_steps=4, save_strategy="steps", save_steps=1)
+    trainer = small_trainer(
+        tmp_path, num_iterations=2, max_steps=4, save_strategy="steps", save_steps=1
+    )
     run(trainer)
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
     every = small_trainer(tmp_path / "one", max_steps=2, save_strategy="steps", save_steps=1)
     run(every)
-    assert sorted(path.name for path in (tmp_path / "one").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(path.name for path in (tmp_path / "one").glob("checkpoint-*")) == [
+        "checkpoint-1",
+        "checkpoint-2",
+    ]
 
 
-RUN = {"deterministic": True, "num_iterations": 2, "loss": "ppo", "anchor": "recomputed", "tis_cap": 2.0}
+RUN = {
+    "deterministic": True,
+    "num_iterations": 2,
+    "loss": "ppo",
+    "anchor": "recomputed",
+    "tis_cap": 2.0,
+}
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -458,12 +584,15 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, lag):
     settings = {**RUN, "max_off_policy_steps": lag, "save_strategy": "steps", "save_steps": 2}
     whole = run(small_trainer(tmp_path / "whole", max_steps=6, **settings))
     run(small_trainer(tmp_path / "parts", max_steps=2, **settings))
-    rest = run(small_trainer(tmp_path / "parts", max_steps=6, **settings), resume_from_checkpoint=True)
+    rest = run(
+        small_trainer(tmp_path / "parts", max_steps=6, **settings), resume_from_checkpoint=True
+    )
     assert rest.losses == whole.losses[2:]
 
 
 def test_a_single_step_needs_no_pass_of_its_own_for_the_anchor(tmp_path):
-    """In the first step the policy of the batch is the policy: the gradient is -A, and the correction o/μ is 1."""
+    """In the first step the policy of the batch is the policy: the gradient is -A, and the
+    correction o/μ is 1."""
     trainer = small_trainer(tmp_path, loss="ppo", anchor="recomputed", tis_cap=2.0, max_steps=1)
     (step,) = run(trainer).steps
     assert all(one.old_logprobs is None for one in trainer.batch.rows_R[0])
@@ -505,15 +634,20 @@ def test_a_policy_learns_with_several_steps_on_a_batch_a_correction_and_a_refere
 
 def test_kl_of_equal_policies_is_zero_for_every_kind():
     same, mask = torch.tensor([-0.5, -1.5]), torch.tensor([True, True])
-    assert all(kl_penalty(same, same, mask, kind).tolist() == [0.0, 0.0] for kind in ("k1", "k2", "k3"))
+    assert all(
+        kl_penalty(same, same, mask, kind).tolist() == [0.0, 0.0] for kind in ("k1", "k2", "k3")
+    )
 
 
-# --- entropy ----------------------------------------------------------------------------------------------------
+# --- entropy --------------------------------------------------------------------------------------
 
 
 def test_a_bonus_for_entropy_has_the_gradient_of_the_entropy_and_a_sampled_one_has_none():
-    """In expectation over what the policy says after one token, with its probabilities, by the whole vocabulary."""
-    logits = torch.randn(5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    """In expectation over what the policy says after one token, with its probabilities, by the
+    whole vocabulary."""
+    logits = torch.randn(
+        5, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).requires_grad_()
 
     def gradient_of(loss):
         return torch.autograd.grad(loss, logits)[0]
@@ -534,18 +668,29 @@ def test_a_bonus_for_entropy_has_the_gradient_of_the_entropy_and_a_sampled_one_h
 
     torch.testing.assert_close(gradient_of(expected(bonus)), -0.3 * gradient_of(entropy()))
     sampled = gradient_of(expected(lambda token: 0.3 * logits.log_softmax(-1)[token]))
-    assert sampled.abs().max() < 1e-12 < gradient_of(entropy()).abs().max()  # what log π of the sampled token has
+    assert (
+        sampled.abs().max() < 1e-12 < gradient_of(entropy()).abs().max()
+    )  # what log π of the sampled token has
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.3])
 def test_a_run_on_the_bonus_alone_becomes_less_certain(tmp_path, coefficient):
     """Rewards of 0 without a baseline: nothing but the bonus moves the policy."""
     env = toy_env(reward=lambda completion, **_: 0.0)
-    settings = {"advantage": "none", "loss": "reinforce", "max_steps": 6, "learning_rate": 1e-2, "deterministic": True}
+    settings = {
+        "advantage": "none",
+        "loss": "reinforce",
+        "max_steps": 6,
+        "learning_rate": 1e-2,
+        "deterministic": True,
+    }
     policy = small_policy()
     with torch.no_grad():
         policy.lm_head.weight.mul_(20)  # certain at first
     entropies = [
-        row["entropy"] for row in run(small_trainer(tmp_path, env, policy, entropy_coef=coefficient, **settings)).steps
+        row["entropy"]
+        for row in run(
+            small_trainer(tmp_path, env, policy, entropy_coef=coefficient, **settings)
+        ).steps
     ]
     assert (entropies[-1] > entropies[0] + 0.05) is (coefficient > 0)

@@ -1,9 +1,11 @@
-"""Every name of the setting ``loss`` against the equation of its source, written down again here, token by token.
+"""Every name of the setting ``loss`` against the equation of its source, written down again here,
+token by token.
 
-The policy is a table of logits by the token before, so that its log-probabilities are exact and need no model. The
-rollouts are ragged: several turns with the environment's tokens between them, a fork, a failed rollout, a truncated
-one, a group of equal rewards, and a temperature. The oracle walks over them with plain loops in float64, and knows
-nothing of samples, rows, weights or masks; the other side is ``build`` with ``Objective``, as in a training step.
+The policy is a table of logits by the token before, so that its log-probabilities are exact and
+need no model. The rollouts are ragged: several turns with the environment's tokens between them, a
+fork, a failed rollout, a truncated one, a group of equal rewards, and a temperature. The oracle
+walks over them with plain loops in float64, and knows nothing of samples, rows, weights or masks;
+the other side is ``build`` with ``Objective``, as in a training step.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ import torch
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
-from verifiers_trainer.algorithm.losses import LOSSES, OBJECTIVES, LossInput, Objective, kl_penalty, resolve_loss
+from verifiers_trainer.algorithm.losses import (
+    LOSSES,
+    OBJECTIVES,
+    LossInput,
+    Objective,
+    kl_penalty,
+    resolve_loss,
+)
 from verifiers_trainer.grpo import GRPOConfig
 from verifiers_trainer.settings.config import RLConfig
 
@@ -27,7 +36,9 @@ SIZE, TEMPERATURE, LONGEST = 7, 0.7, 16
 
 
 def table(seed, scale=1.0):
-    return scale * torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return scale * torch.randn(
+        SIZE, SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 SAMPLER = table(0)
@@ -38,12 +49,13 @@ def logprob(logits, before, token):
     return torch.log_softmax(logits[before] / TEMPERATURE, 0)[token]
 
 
-# --- the rollouts, as the oracle reads them ---------------------------------------------------------------------
+# --- the rollouts, as the oracle reads them -------------------------------------------------------
 
 
 @dataclass
 class Played:
-    """One rollout: for each sample its turns (new prompt tokens, completion tokens); NaN = the rollout failed."""
+    """One rollout: for each sample its turns (new prompt tokens, completion tokens); NaN = the
+    rollout failed."""
 
     samples: list[list[tuple[list[int], list[int]]]]
     reward: float
@@ -54,7 +66,9 @@ GROUPS = [
     [
         Played([[([1, 2], [3, 4, 5])]], 1.0),
         Played([[([1, 2], [0, 6]), ([2, 2, 1], [5, 1, 3, 3]), ([4], [2])]], 0.0),
-        Played([[([1, 2], [4])], [([1, 5], [6, 0, 2]), ([3, 3], [1, 1])]], 0.25),  # a fork after the first turn
+        Played(
+            [[([1, 2], [4])], [([1, 5], [6, 0, 2]), ([3, 3], [1, 1])]], 0.25
+        ),  # a fork after the first turn
         Played([[([1, 2], [6, 6])]], math.nan),
     ],
     [
@@ -68,15 +82,27 @@ GROUPS = [
 
 
 def turns_of(played):
-    """The turns as an engine records them: the whole prompt of each, and log-probabilities in float32."""
+    """The turns as an engine records them: the whole prompt of each, and log-probabilities in
+    float32."""
     turns = []
     for sample in played.samples:
         ids = []
         for new, completion in sample:
             ids = [*ids, *new]
-            logprobs = [float(logprob(SAMPLER, a, b)) for a, b in zip([ids[-1], *completion], completion, strict=False)]
+            logprobs = [
+                float(logprob(SAMPLER, a, b))
+                for a, b in zip([ids[-1], *completion], completion, strict=False)
+            ]
             last = completion is sample[-1][1] and sample is played.samples[-1]
-            turns.append(Turn(np.array(ids), np.array(completion), np.float32(logprobs), 0, played.truncated and last))
+            turns.append(
+                Turn(
+                    np.array(ids),
+                    np.array(completion),
+                    np.float32(logprobs),
+                    0,
+                    played.truncated and last,
+                )
+            )
             ids = [*ids, *completion]
     return tuple(turns)
 
@@ -87,7 +113,9 @@ def recorded(played):
 
 
 def groups():
-    return [Group(index, index, tuple(map(recorded, played))) for index, played in enumerate(GROUPS)]
+    return [
+        Group(index, index, tuple(map(recorded, played))) for index, played in enumerate(GROUPS)
+    ]
 
 
 def tokens_of(sample):
@@ -95,12 +123,13 @@ def tokens_of(sample):
     return [pair for new, out in sample for pair in zip([new[-1], *out], out, strict=False)]
 
 
-# --- the equations ----------------------------------------------------------------------------------------------
+# --- the equations --------------------------------------------------------------------------------
 
 
 @dataclass
 class Token:
-    """What the equations are written in: π carries the gradient; A > 0 or not is known; W is of the whole sample."""
+    """What the equations are written in: π carries the gradient; A > 0 or not is known; W is of the
+    whole sample."""
 
     log_pi: torch.Tensor
     log_mu: float
@@ -166,13 +195,18 @@ def moved_away(t):
 
 def dppo_tv(t, bound=0.2, cap=5.0):
     blocked = moved_away(t) and abs(t.probability - math.exp(t.log_mu)) > bound
-    return -(not blocked) * t.advantage * min(t.ratio, cap) * t.log_pi + 1e-3 * (t.log_pi - t.log_mu) ** 2
+    return (
+        -(not blocked) * t.advantage * min(t.ratio, cap) * t.log_pi
+        + 1e-3 * (t.log_pi - t.log_mu) ** 2
+    )
 
 
 def dppo_kl(t, bound=0.05, cap=5.0):
     p, q = math.exp(t.log_mu), t.probability
     divergence = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
-    return -(not (moved_away(t) and divergence > bound)) * t.advantage * min(t.ratio, cap) * t.log_pi
+    return (
+        -(not (moved_away(t) and divergence > bound)) * t.advantage * min(t.ratio, cap) * t.log_pi
+    )
 
 
 def ipo(t, bound=0.1):
@@ -191,7 +225,9 @@ def distill(t, cap=5.0):
 
 def divergences(logits, before):
     """KL(π‖T) and KL(T‖π) after one token."""
-    pairs = [(logprob(logits, before, token), logprob(REFERENCE, before, token)) for token in range(SIZE)]
+    pairs = [
+        (logprob(logits, before, token), logprob(REFERENCE, before, token)) for token in range(SIZE)
+    ]
     return sum(p.exp() * (p - t) for p, t in pairs), sum(t.exp() * (t - p) for p, t in pairs)
 
 
@@ -250,13 +286,27 @@ EQUATIONS = {
     "gkd": (lambda t: t.reverse_kl, over_tokens, ones),
 }
 """Name -> (loss of a token, mean over the batch, advantages of a group)."""
-WITHOUT_MASK = {"cispo": lambda t: cispo(t, 0.0, math.inf), "importance_sampling": lambda t: -t.rho * t.advantage}
+WITHOUT_MASK = {
+    "cispo": lambda t: cispo(t, 0.0, math.inf),
+    "importance_sampling": lambda t: -t.rho * t.advantage,
+}
 """In ``GRPOConfig`` these two have no keep-mask."""
 IN_R = {"grpo", "dr_grpo", "dapo", "bnpo", "ppo", "gspo", "sapo", "vespo", "dro"}
 """Losses whose ratio is that to the policy of the batch, with anchor="recomputed"."""
 
 
-def oracle(equation, mean, advantages, *, anchor="sampler", keep=False, beta=0.0, kl=None, tis_cap=None, mask=True):
+def oracle(
+    equation,
+    mean,
+    advantages,
+    *,
+    anchor="sampler",
+    keep=False,
+    beta=0.0,
+    kl=None,
+    tis_cap=None,
+    mask=True,
+):
     """(loss, gradient by logits) of the step."""
     logits = POLICY.clone().requires_grad_()
     losses_R = []
@@ -272,12 +322,18 @@ def oracle(equation, mean, advantages, *, anchor="sampler", keep=False, beta=0.0
                 pairs = tokens_of(sample)
                 log_pi = [logprob(logits, *pair) for pair in pairs]
                 log_mu = [float(np.float32(float(logprob(SAMPLER, *pair)))) for pair in pairs]
-                log_old = log_mu if anchor == "sampler" else [float(logprob(OLD, *pair)) for pair in pairs]
+                log_old = (
+                    log_mu
+                    if anchor == "sampler"
+                    else [float(logprob(OLD, *pair)) for pair in pairs]
+                )
                 ratios = [a - b for a, b in zip(log_pi, log_old, strict=True)]
                 for i, pair in enumerate(pairs):
                     teacher = float(logprob(REFERENCE, *pair))
                     kl_t = divergences(logits, pair[0])
-                    loss = equation(Token(log_pi[i], log_mu[i], log_old[i], advantage, ratios, teacher, *kl_t))
+                    loss = equation(
+                        Token(log_pi[i], log_mu[i], log_old[i], advantage, ratios, teacher, *kl_t)
+                    )
                     if tis_cap is not None:
                         loss = loss * min(math.exp(log_old[i] - log_mu[i]), tis_cap)
                     if beta:
@@ -317,14 +373,28 @@ def trained(config):
 def settings(kind=RLConfig, **given):
     if {"distill", "gkd"} & set(map(str, given.values())):
         given["teacher"] = "builtin:tiny"  # not loaded: its log-probabilities are a table here
-    shape = {"batch_size": 12, "rollouts_per_example": 4, "micro_batch_size": 4, "max_seq_len": 64, "max_steps": 2}
-    common = {"max_completion_len": LONGEST, "temperature": TEMPERATURE, "mask_truncated_completions": True}
-    return kind(**{**shape, **common, "share_prompts": False, "beta": 0.0, "use_lora": False, **given})
+    shape = {
+        "batch_size": 12,
+        "rollouts_per_example": 4,
+        "micro_batch_size": 4,
+        "max_seq_len": 64,
+        "max_steps": 2,
+    }
+    common = {
+        "max_completion_len": LONGEST,
+        "temperature": TEMPERATURE,
+        "mask_truncated_completions": True,
+    }
+    return kind(
+        **{**shape, **common, "share_prompts": False, "beta": 0.0, "use_lora": False, **given}
+    )
 
 
 def assert_same(found, expected):
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)  # advantages and weights of rows are float32
+        torch.testing.assert_close(
+            one, other, rtol=1e-6, atol=1e-8
+        )  # advantages and weights of rows are float32
     assert float(expected[1].abs().max()) > 1e-3
 
 
@@ -341,37 +411,66 @@ def test_a_name_trains_the_equation_of_its_source(name, kind):
     if kind is GRPOConfig:
         equation = WITHOUT_MASK.get(name, equation)
     rewards_count = OBJECTIVES[name].component == "rl"
-    assert_same(trained(settings(kind, loss_type=name)), oracle(equation, *others, keep=not rewards_count))
+    assert_same(
+        trained(settings(kind, loss_type=name)), oracle(equation, *others, keep=not rewards_count)
+    )
 
 
 WRONG = {
-    "dr_grpo": [lambda t: clipped(t.r, t.advantage, 0.21, 0.2), lambda t: clipped(t.r, t.advantage, 0.2, 0.21)],
+    "dr_grpo": [
+        lambda t: clipped(t.r, t.advantage, 0.21, 0.2),
+        lambda t: clipped(t.r, t.advantage, 0.2, 0.21),
+    ],
     "dapo": [ppo, lambda t: clipped(t.r, t.advantage, 0.28, 0.28)],
-    "cispo": [lambda t: cispo(t, 0, 8), lambda t: cispo(t, 0.125, math.inf), lambda t: cispo(t, cap=8)],
+    "cispo": [
+        lambda t: cispo(t, 0, 8),
+        lambda t: cispo(t, 0.125, math.inf),
+        lambda t: cispo(t, cap=8),
+    ],
     "masked_is": [lambda t: -t.rho * t.advantage, lambda t: masked_is(t) * (t.ratio > 0.2)],
     "gspo": [lambda t: gspo(t, 3e-4, 3e-4), lambda t: gspo(t, 4e-4, 4e-4), ppo],
     "sapo": [lambda t: sapo(t, 1.05), lambda t: sapo(t, 1.0, 1.0)],
     "vespo": [lambda t: vespo(t, (3, 2)), lambda t: vespo(t, (2, 3), (2, 3))],
-    "dppo_tv": [lambda t: dppo_tv(t, bound=0.3), lambda t: dppo_tv(t, bound=0.1), lambda t: dppo_tv(t, cap=8)],
-    "dppo_kl": [lambda t: dppo_kl(t, bound=0.5), lambda t: dppo_kl(t, bound=0.01), lambda t: dppo_kl(t, cap=8)],
+    "dppo_tv": [
+        lambda t: dppo_tv(t, bound=0.3),
+        lambda t: dppo_tv(t, bound=0.1),
+        lambda t: dppo_tv(t, cap=8),
+    ],
+    "dppo_kl": [
+        lambda t: dppo_kl(t, bound=0.5),
+        lambda t: dppo_kl(t, bound=0.01),
+        lambda t: dppo_kl(t, cap=8),
+    ],
     "ipo": [lambda t: ipo(t, 0.05), lambda t: ipo(t, 0.2)],
     "dro": [lambda t: -t.advantage * t.log_pi],
     "gkd": [lambda t: t.log_pi - t.log_teacher, lambda t: t.forward_kl],
-    "distill": [lambda t: distill(t, 8.0), lambda t: distill(t) / t.ratio, lambda t: t.rho * t.log_teacher],
+    "distill": [
+        lambda t: distill(t, 8.0),
+        lambda t: distill(t) / t.ratio,
+        lambda t: t.rho * t.log_teacher,
+    ],
 }
-"""Equations that are nearly right: bounds a little off, the sign of A ignored, a mask or a cap left out."""
+"""Equations that are nearly right: bounds a little off, the sign of A ignored, a mask or a cap left
+out."""
 
 
-@pytest.mark.parametrize(("name", "number"), [(name, n) for name, wrong in WRONG.items() for n in range(len(wrong))])
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, n) for name, wrong in WRONG.items() for n in range(len(wrong))]
+)
 def test_an_equation_that_is_a_little_off_is_found(name, number):
     """Negative control: the rollouts reach every branch of every equation."""
     keep = OBJECTIVES[name].component != "rl"
     with pytest.raises(AssertionError):
-        assert_same(trained(settings(loss=name)), oracle(WRONG[name][number], *EQUATIONS[name][1:], keep=keep))
+        assert_same(
+            trained(settings(loss=name)),
+            oracle(WRONG[name][number], *EQUATIONS[name][1:], keep=keep),
+        )
 
 
 def test_the_share_of_the_reverse_divergence_is_a_parameter():
-    expected = oracle(lambda t: 0.25 * t.reverse_kl + 0.75 * t.forward_kl, over_tokens, ones, keep=True)
+    expected = oracle(
+        lambda t: 0.25 * t.reverse_kl + 0.75 * t.forward_kl, over_tokens, ones, keep=True
+    )
     assert_same(trained(settings(loss="gkd", loss_kwargs={"reverse": 0.25})), expected)
 
 
@@ -412,11 +511,12 @@ def test_an_aggregation_and_an_advantage_may_be_set_apart_from_the_loss():
     assert_same(trained(config), oracle(ppo, over_tokens, centred))
 
 
-# --- KL estimators as losses ------------------------------------------------------------------------------------
+# --- KL estimators as losses ----------------------------------------------------------------------
 
 
 def expected_gradient(kind, logits, log_ref):
-    """E over π of the estimator's gradient, summed exactly over all tokens; sampling itself carries no gradient."""
+    """E over π of the estimator's gradient, summed exactly over all tokens; sampling itself carries
+    no gradient."""
     log_pi = torch.log_softmax(logits, 0)
     mask = torch.ones(len(logits), dtype=torch.bool)
     value = (log_pi.detach().exp() * kl_penalty(log_pi, log_ref, mask, kind)).sum()
@@ -424,12 +524,17 @@ def expected_gradient(kind, logits, log_ref):
 
 
 def test_the_gradient_of_k1_is_zero_in_expectation_which_is_why_it_is_refused():
-    """k1 = log π - log ref, so E[∇k1] = Σ π ∇log π = ∇Σ π = 0; k2 has ∇KL(π‖ref) and k3 ∇KL(ref‖π)."""
+    """k1 = log π - log ref, so E[∇k1] = Σ π ∇log π = ∇Σ π = 0; k2 has ∇KL(π‖ref) and
+    k3 ∇KL(ref‖π)."""
     logits, log_ref = POLICY[0].clone().requires_grad_(), torch.log_softmax(REFERENCE[0], 0)
     log_pi = torch.log_softmax(logits, 0)
-    reverse = torch.autograd.grad((log_pi.exp() * (log_pi - log_ref)).sum(), logits, retain_graph=True)[0]
+    reverse = torch.autograd.grad(
+        (log_pi.exp() * (log_pi - log_ref)).sum(), logits, retain_graph=True
+    )[0]
     forward = torch.autograd.grad((log_ref.exp() * (log_ref - log_pi)).sum(), logits)[0]
     assert float(reverse.abs().max()) > 0.01
-    torch.testing.assert_close(expected_gradient("k1", logits, log_ref), torch.zeros(SIZE, dtype=torch.float64))
+    torch.testing.assert_close(
+        expected_gradient("k1", logits, log_ref), torch.zeros(SIZE, dtype=torch.float64)
+    )
     torch.testing.assert_close(expected_gradient("k2", logits, log_ref), reverse)
     torch.testing.assert_close(expected_gradient("k3", logits, log_ref), forward)

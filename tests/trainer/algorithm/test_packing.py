@@ -1,4 +1,5 @@
-"""Samples to rows: nothing lost, cut or padded; equal counts and nearly equal tokens per rank. Source: packing.py."""
+"""Samples to rows: nothing lost, cut or padded; equal counts and nearly equal tokens per rank.
+Source: packing.py."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def make_samples(lengths, seed: int = 0) -> list[Sample]:
         ids = rng.integers(0, 50, length)
         logprobs = -rng.uniform(0.1, 3, length - prompt)
         turn = Turn(ids[:prompt], ids[prompt:], logprobs, int(rng.integers(0, 9)))
-        samples += rollout_samples([turn], float(rng.normal()), rollout=rollout, temperature=0.5 + rollout % 3).samples
+        samples += rollout_samples(
+            [turn], float(rng.normal()), rollout=rollout, temperature=0.5 + rollout % 3
+        ).samples
     return samples
 
 
@@ -58,7 +61,9 @@ def test_every_sample_is_whole_in_exactly_one_row(lengths, room, world, packing)
         for s, index in enumerate(row.sample_indices):
             sample, part = samples[index], row.seq_ids == s
             seen.append(index)
-            assert np.flatnonzero(part).tolist() == list(range(part.argmax(), part.argmax() + sample.num_tokens))
+            assert np.flatnonzero(part).tolist() == list(
+                range(part.argmax(), part.argmax() + sample.num_tokens)
+            )
             assert row.position_ids[part].tolist() == list(range(sample.num_tokens))
             assert row.token_ids[part].tolist() == sample.token_ids.tolist()
             assert row.loss_mask[part].tolist() == sample.loss_mask.tolist()
@@ -67,8 +72,12 @@ def test_every_sample_is_whole_in_exactly_one_row(lengths, room, world, packing)
             np.testing.assert_array_equal(row.advantage[part], sample.advantages)
             np.testing.assert_array_equal(row.version[part], sample.versions)
             np.testing.assert_array_equal(row.weight[part], weights[index].astype(np.float32))
-            np.testing.assert_array_equal(row.inv_temperature[part], np.float32(sample.inv_temperature))
-        assert row.is_filler or row.num_tokens == sum(samples[i].num_tokens for i in row.sample_indices)
+            np.testing.assert_array_equal(
+                row.inv_temperature[part], np.float32(sample.inv_temperature)
+            )
+        assert row.is_filler or row.num_tokens == sum(
+            samples[i].num_tokens for i in row.sample_indices
+        )
     assert sorted(seen) == list(range(len(samples)))
 
 
@@ -102,7 +111,10 @@ def test_a_filler_carries_no_loss():
     assert (row.num_tokens, row.weight.tolist(), row.loss_mask.tolist()) == (1, [0.0], [False])
     assert row.inv_temperature.tolist() == [1.0]
     assert row.version.tolist() == [NOT_SAMPLED]
-    assert [[r.is_filler for r in rows] for rows in pack([], [], max_tokens=8, world=2)] == [[True], [True]]
+    assert [[r.is_filler for r in rows] for rows in pack([], [], max_tokens=8, world=2)] == [
+        [True],
+        [True],
+    ]
 
 
 def test_samples_without_weight_are_left_out():
@@ -115,7 +127,9 @@ def test_samples_without_weight_are_left_out():
 
 def test_what_does_not_fit_is_named_with_the_fix():
     samples = make_samples([5, 9])
-    with pytest.raises(ValueError, match="sample 1 has 9 tokens and a row holds 8; raise micro_batch_tokens"):
+    with pytest.raises(
+        ValueError, match="sample 1 has 9 tokens and a row holds 8; raise micro_batch_tokens"
+    ):
         pack(samples, weights_of(samples), max_tokens=8)
     weights = weights_of(samples)
     with pytest.raises(ValueError, match="sample 0 has 5 tokens and 4 weights"):
@@ -129,16 +143,20 @@ def test_the_same_input_gives_the_same_rows():
     samples = make_samples(lognormal_lengths(60, 500))
     first, second = (pack(samples, weights_of(samples), max_tokens=1000, world=3) for _ in range(2))
     for rows, again in zip(first, second, strict=True):
-        assert [r.sample_indices.tolist() for r in rows] == [r.sample_indices.tolist() for r in again]
+        assert [r.sample_indices.tolist() for r in rows] == [
+            r.sample_indices.tolist() for r in again
+        ]
 
 
 def test_rows_become_tensors_with_the_documented_types():
     samples = make_samples([4, 3])
     ((row,),) = pack(samples, weights_of(samples), max_tokens=16)
-    assert [row.token_ids.dtype, row.position_ids.dtype, row.seq_ids.dtype, row.version.dtype] == [np.int32] * 4
-    assert {a.dtype for a in (row.sampler_logprobs, row.advantage, row.weight, row.inv_temperature)} == {
-        np.dtype(np.float32)
-    }
+    assert [row.token_ids.dtype, row.position_ids.dtype, row.seq_ids.dtype, row.version.dtype] == [
+        np.int32
+    ] * 4
+    assert {
+        a.dtype for a in (row.sampler_logprobs, row.advantage, row.weight, row.inv_temperature)
+    } == {np.dtype(np.float32)}
     tensors = row.to_tensors("cpu")
     assert "sample_indices" not in tensors
     assert "reference_logprobs" not in tensors

@@ -1,4 +1,5 @@
-"""Several roles in one rollout: whose tokens are trained, with whose rewards, and what a checkpoint keeps of it."""
+"""Several roles in one rollout: whose tokens are trained, with whose rewards, and what a checkpoint
+keeps of it."""
 
 import math
 from dataclasses import replace
@@ -21,7 +22,8 @@ A, B, C = 100, 200, 300  # the tokens of each role are its hundred and more
 
 
 def rollout(rewards, order="ab", error=None, sizes=3, turn_rewards=()):
-    """One turn per letter of ``order``, each role continuing its own conversation; ``rewards`` by role."""
+    """One turn per letter of ``order``, each role continuing its own conversation; ``rewards`` by
+    role."""
     turns, ids = [], {}
     for number, role in enumerate(order):
         start = {"a": A, "b": B, "c": C}[role] + 10 * number
@@ -48,7 +50,11 @@ def trained(batch):
 
 
 def batch_of(*rollouts, **settings):
-    options = {"share_prompts": False, "batch_size": len(rollouts), "rollouts_per_example": len(rollouts)}
+    options = {
+        "share_prompts": False,
+        "batch_size": len(rollouts),
+        "rollouts_per_example": len(rollouts),
+    }
     return build([Group(0, 7, rollouts)], [], pipeline_config(**options | settings))
 
 
@@ -56,12 +62,16 @@ def batch_of(*rollouts, **settings):
 def test_advantages_compare_a_role_with_the_same_role_of_the_siblings(advantage):
     generator = np.random.default_rng(0)
     rewards = {"a": generator.normal(size=4), "b": generator.normal(size=4) + 10}
-    rollouts = [rollout({"a": rewards["a"][n], "b": rewards["b"][n]}, "abab", sizes=1) for n in range(4)]
+    rollouts = [
+        rollout({"a": rewards["a"][n], "b": rewards["b"][n]}, "abab", sizes=1) for n in range(4)
+    ]
     batch = batch_of(*rollouts, advantage=advantage)
 
     def expected(values):  # an independent computation
         centred = values - sum(values) / len(values)
-        scale = {"mean": 1.0, "rloo": 4 / 3}.get(advantage) or 1 / (np.sqrt((centred**2).sum() / 3) + 1e-4)
+        scale = {"mean": 1.0, "rloo": 4 / 3}.get(advantage) or 1 / (
+            np.sqrt((centred**2).sum() / 3) + 1e-4
+        )
         return sorted(centred * scale)
 
     pairs = trained(batch)
@@ -73,7 +83,12 @@ def test_advantages_compare_a_role_with_the_same_role_of_the_siblings(advantage)
 
 def test_an_unknown_reward_leaves_out_that_role_alone():
     unknown = rollout({"a": 1.0, "b": math.nan})
-    batch = batch_of(unknown, rollout({"a": 0.0, "b": 1.0}), rollout({"a": 0.5, "b": 0.0}), min_group_fraction=0.5)
+    batch = batch_of(
+        unknown,
+        rollout({"a": 0.0, "b": 1.0}),
+        rollout({"a": 0.5, "b": 0.0}),
+        min_group_fraction=0.5,
+    )
     pairs = trained(batch)
     assert len([token for token, _ in pairs if token < B]) == 9
     assert {value for token, value in pairs if token >= B} == {0.5, -0.5}
@@ -94,14 +109,23 @@ def test_a_group_is_dead_when_no_role_has_a_signal():
     assert Group(0, 7, (rollout(same), rollout(same))).is_dead(settings)
     assert not Group(0, 7, (rollout(same), rollout({"a": 1.0, "b": 3.0}))).is_dead(settings)
     batch = batch_of(rollout(same), rollout({"a": 1.0, "b": 3.0}))
-    assert {token // 100 for token, _ in trained(batch)} == {2}  # of a role whose rewards are equal, nothing
+    assert {token // 100 for token, _ in trained(batch)} == {
+        2
+    }  # of a role whose rewards are equal, nothing
 
 
 def test_credit_per_turn_adds_the_rewards_of_the_role_s_own_turns():
     first = rollout({"a": 0.0, "b": 0.0}, "aba", turn_rewards=(1.0, 5.0, 2.0), sizes=1)
     second = rollout({"a": 0.0, "b": 0.0}, "aba", turn_rewards=(0.0, 0.0, 0.0), sizes=1)
     pairs = trained(batch_of(first, second, credit="turn"))
-    assert pairs == [(A, -1.5), (A, 1.5), (A + 20, -1.0), (A + 20, 1.0), (B + 10, -2.5), (B + 10, 2.5)]
+    assert pairs == [
+        (A, -1.5),
+        (A, 1.5),
+        (A + 20, -1.0),
+        (A + 20, 1.0),
+        (B + 10, -2.5),
+        (B + 10, 2.5),
+    ]
 
 
 def test_length_rules_apply_to_the_role_whose_turns_break_them():
@@ -119,7 +143,9 @@ def test_length_rules_apply_to_the_role_whose_turns_break_them():
 
 
 def test_the_rewards_of_roles_are_metrics_of_a_step():
-    stats = rollout_stats([Group(0, 7, (rollout({"a": 1.0, "b": -1.0}), rollout({"a": 0.0, "b": math.nan})))])
+    stats = rollout_stats(
+        [Group(0, 7, (rollout({"a": 1.0, "b": -1.0}), rollout({"a": 0.0, "b": math.nan})))]
+    )
     assert (stats["reward/a"], stats["reward/b"], stats["rollouts/generated"]) == (0.5, -1.0, 2)
 
 
@@ -133,7 +159,7 @@ def test_a_checkpoint_keeps_roles_and_their_rewards(tmp_path):
     assert math.isnan(loaded.rollouts[0].role_rewards["b"])
 
 
-# --- a training step --------------------------------------------------------------------------------------------
+# --- a training step ------------------------------------------------------------------------------
 
 
 def gradient_of(tmp_path, name, env):
@@ -142,12 +168,20 @@ def gradient_of(tmp_path, name, env):
 
     class Capture(torch.optim.SGD):
         def step(self, closure=None):
-            captured["gradient"] = [p.grad.clone() for group in self.param_groups for p in group["params"]]
+            captured["gradient"] = [
+                p.grad.clone() for group in self.param_groups for p in group["params"]
+            ]
 
     model = small_policy()
     optimizer = Capture(model.parameters(), lr=0.0)
     with small_trainer(
-        tmp_path / name, env, model, max_steps=1, optimizers=(optimizer, None), zero_variance="keep", max_grad_norm=1e9
+        tmp_path / name,
+        env,
+        model,
+        max_steps=1,
+        optimizers=(optimizer, None),
+        zero_variance="keep",
+        max_grad_norm=1e9,
     ) as trainer:
         trainer.train()
     return captured["gradient"]
@@ -163,7 +197,12 @@ def test_the_gradient_of_a_step_uses_the_tokens_of_trained_roles_alone(tmp_path)
     # each gradient is a mean over its own tokens: together they span the gradient of both
     flat = [torch.cat([g.flatten() for g in one]).double() for one in (both, only_left, only_right)]
     shares = torch.linalg.lstsq(torch.stack(flat[1:], 1), flat[0][:, None])
-    assert float((torch.stack(flat[1:], 1) @ shares.solution - flat[0][:, None]).norm() / flat[0].norm()) < 1e-4
+    assert (
+        float(
+            (torch.stack(flat[1:], 1) @ shares.solution - flat[0][:, None]).norm() / flat[0].norm()
+        )
+        < 1e-4
+    )
     assert float(shares.solution.sum()) == pytest.approx(1.0, abs=1e-3)
     assert (shares.solution > 0).all()
 
@@ -172,13 +211,15 @@ def test_the_gradient_of_a_step_uses_the_tokens_of_trained_roles_alone(tmp_path)
 
 
 def attempt(scores, number):
-    """The role and reward of an attempt, of its equation: its score minus the mean of the others."""
+    """The role and reward of an attempt, of its equation: its score minus the mean of
+    the others."""
     others = [score for other, score in enumerate(scores) if other != number]
     return f"solver_{number + 1}", scores[number] - sum(others) / len(others)
 
 
 def test_attempts_at_an_easy_task_are_not_preferred_to_those_at_a_hard_one():
-    """Two proposals: one whose attempts all succeed, one with a single success; A.. are the proposer's tokens."""
+    """Two proposals: one whose attempts all succeed, one with a single success; A.. are the
+    proposer's tokens."""
     solved = [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     rollouts = []
     for scores in solved:
@@ -187,15 +228,21 @@ def test_attempts_at_an_easy_task_are_not_preferred_to_those_at_a_hard_one():
         for number in range(3):
             role, reward = attempt(scores, number)
             rewards[role] = reward
-            turns.append(Turn([2, 5], [B + 10 * len(rollouts) + number], np.full(1, -0.5), 0, role=role))
+            turns.append(
+                Turn([2, 5], [B + 10 * len(rollouts) + number], np.full(1, -0.5), 0, role=role)
+            )
         rollouts.append(Rollout(turns, 0.0, rewards, None, "stop", role_rewards=rewards))
     advantages = dict(trained(batch_of(*rollouts)))
-    centre = {role: np.mean([one.role_rewards[role] for one in rollouts]) for role in rollouts[0].role_rewards}
+    centre = {
+        role: np.mean([one.role_rewards[role] for one in rollouts])
+        for role in rollouts[0].role_rewards
+    }
     for number in range(3):
         for place, scores in enumerate(solved):
             role, reward = attempt(scores, number)
             assert advantages[B + 10 * place + number] == pytest.approx(reward - centre[role])
-    # negative control: the plain score as reward prefers every attempt at the easy task to the same at the hard one
+    # negative control: the plain score as reward prefers every attempt at the easy task to the same
+    # at the hard one
     plain = [np.array(scores) - np.mean(solved, axis=0) for scores in solved]
     assert plain[0].tolist() == [0.0, 0.5, 0.5]
     assert advantages[B] < 0 < advantages[B + 10]
@@ -204,18 +251,38 @@ def test_attempts_at_an_easy_task_are_not_preferred_to_those_at_a_hard_one():
 @pytest.mark.slow
 def test_a_proposer_and_a_solver_learn_together(tmp_path):
     def shares(name, **options):
-        """Share of proposals that are tasks, and of attempts at tasks that succeed: first and last five steps."""
-        settings = {"batch_size": 32, "rollouts_per_example": 16, "micro_batch_size": 8, "max_tokens": 3}
+        """Share of proposals that are tasks, and of attempts at tasks that succeed: first and last
+        five steps."""
+        settings = {
+            "batch_size": 32,
+            "rollouts_per_example": 16,
+            "micro_batch_size": 8,
+            "max_tokens": 3,
+        }
         env = letter_tasks(**options)
-        run(small_trainer(tmp_path / name, env, max_steps=40, learning_rate=1e-2, seed=1, save_steps=1000, **settings))
+        run(
+            small_trainer(
+                tmp_path / name,
+                env,
+                max_steps=40,
+                learning_rate=1e-2,
+                seed=1,
+                save_steps=1000,
+                **settings,
+            )
+        )
         rows = [row for row in metrics_of(tmp_path / name) if "reward/is_task" in row]
         tasks = [np.mean([row["reward/is_task"] for row in part]) for part in (rows[:5], rows[-5:])]
-        solved = [np.mean([row["reward/solve_rate"] for row in part]) for part in (rows[:5], rows[-5:])]
+        solved = [
+            np.mean([row["reward/solve_rate"] for row in part]) for part in (rows[:5], rows[-5:])
+        ]
         return tasks, [rate / share for rate, share in zip(solved, tasks, strict=True)]
 
     tasks, solved = shares("both")
     assert tasks[1] > tasks[0] + 0.3
     assert solved[1] > solved[0] + 0.2
-    control_tasks, control = shares("proposer", trained_roles=["proposer"])  # nobody learns to solve
+    control_tasks, control = shares(
+        "proposer", trained_roles=["proposer"]
+    )  # nobody learns to solve
     assert control_tasks[1] > control_tasks[0] + 0.3
     assert control[1] < solved[1] - 0.2

@@ -1,4 +1,5 @@
-"""Turns to samples: merged by prefix, forked otherwise, every sampled token trained once. Source: samples.py."""
+"""Turns to samples: merged by prefix, forked otherwise, every sampled token trained once. Source:
+samples.py."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ END = 2  # also the pad token
 
 
 def turn(prompt, completion, version=0, **fields) -> Turn:
-    return Turn(prompt, completion, [-0.5 - 0.01 * i for i in range(len(completion))], version, **fields)
+    return Turn(
+        prompt, completion, [-0.5 - 0.01 * i for i in range(len(completion))], version, **fields
+    )
 
 
 def test_turns_that_extend_each_other_become_one_sample():
@@ -31,9 +34,17 @@ def test_turns_that_extend_each_other_become_one_sample():
     assert sample.token_ids.tolist() == [1, 15, 9, 7, END, 30, 31, 8, 8, END]
     assert sample.loss_mask.tolist() == [False] * 3 + [True] * 2 + [False] * 2 + [True] * 3
     assert sample.versions.tolist() == [NOT_SAMPLED] * 3 + [4, 4] + [NOT_SAMPLED] * 2 + [5, 5, 5]
-    np.testing.assert_allclose(sample.sampler_logprobs, [0, 0, 0, -0.5, -0.51, 0, 0, -0.5, -0.51, -0.52], rtol=1e-6)
+    np.testing.assert_allclose(
+        sample.sampler_logprobs, [0, 0, 0, -0.5, -0.51, 0, 0, -0.5, -0.51, -0.52], rtol=1e-6
+    )
     assert (sample.num_trained, sample.oldest_version) == (5, 4)
-    arrays = (sample.token_ids, sample.loss_mask, sample.sampler_logprobs, sample.versions, sample.advantages)
+    arrays = (
+        sample.token_ids,
+        sample.loss_mask,
+        sample.sampler_logprobs,
+        sample.versions,
+        sample.advantages,
+    )
     assert [a.dtype for a in arrays] == [np.int32, bool, np.float32, np.int32, np.float32]
 
 
@@ -42,15 +53,24 @@ def test_a_template_that_drops_earlier_thoughts_forks():
     first = turn([1, 15], [think, 50, close, 7, END])
     second = turn([1, 15, 7, END, 30], [8, END])  # the server's prompt no longer holds the thought
     samples = merge_turns([first, second])
-    assert [s.token_ids.tolist() for s in samples] == [[1, 15, 40, 50, 41, 7, 2], [1, 15, 7, 2, 30, 8, 2]]
-    assert [s.loss_mask.tolist() for s in samples] == [[False] * 2 + [True] * 5, [False] * 5 + [True] * 2]
+    assert [s.token_ids.tolist() for s in samples] == [
+        [1, 15, 40, 50, 41, 7, 2],
+        [1, 15, 7, 2, 30, 8, 2],
+    ]
+    assert [s.loss_mask.tolist() for s in samples] == [
+        [False] * 2 + [True] * 5,
+        [False] * 5 + [True] * 2,
+    ]
 
 
 def test_interleaved_conversations_find_their_own_sample():
     ada = [turn([1, 10], [3, END]), turn([1, 10, 3, END, 11], [4, END])]
     bob = [turn([1, 20], [5, END]), turn([1, 20, 5, END, 21], [6, END])]
     samples = merge_turns([ada[0], bob[0], ada[1], bob[1]])
-    assert [s.token_ids.tolist() for s in samples] == [[1, 10, 3, 2, 11, 4, 2], [1, 20, 5, 2, 21, 6, 2]]
+    assert [s.token_ids.tolist() for s in samples] == [
+        [1, 10, 3, 2, 11, 4, 2],
+        [1, 20, 5, 2, 21, 6, 2],
+    ]
 
 
 def test_a_turn_that_goes_on_without_new_prompt_tokens_merges():
@@ -98,7 +118,16 @@ def test_environment_tokens_carry_loss_only_when_asked_for():
     turns = [turn([1, 5], [6, END]), turn([1, 5, 6, END, 30, 31], [7, END])]
     (sample,) = rollout_samples(turns, [0.5, -1.0], mask_env_responses=False).samples
     assert sample.loss_mask.tolist() == [False, False] + [True] * 6
-    assert sample.versions.tolist() == [NOT_SAMPLED, NOT_SAMPLED, 0, 0, NOT_SAMPLED, NOT_SAMPLED, 0, 0]
+    assert sample.versions.tolist() == [
+        NOT_SAMPLED,
+        NOT_SAMPLED,
+        0,
+        0,
+        NOT_SAMPLED,
+        NOT_SAMPLED,
+        0,
+        0,
+    ]
     np.testing.assert_allclose(sample.advantages, [0, 0, 0.5, 0.5, -1, -1, -1, -1])
 
 
@@ -108,7 +137,12 @@ def test_a_rollout_gives_its_samples_one_advantage_and_one_identity():
     assert (result.excluded, result.num_forks) == (None, 1)
     for sample in result.samples:
         np.testing.assert_allclose(sample.advantages, 0.25 * sample.loss_mask)
-        assert (sample.rollout, sample.group, sample.inv_temperature, sample.live) == (3, 1, 2.0, True)
+        assert (sample.rollout, sample.group, sample.inv_temperature, sample.live) == (
+            3,
+            1,
+            2.0,
+            True,
+        )
 
 
 def test_credit_per_turn_follows_the_turn_into_its_sample():
@@ -131,7 +165,7 @@ def test_a_turn_without_an_advantage_carries_no_loss():
     assert (first.num_trained, second.num_trained) == (0, 1)
     assert second.loss_mask.tolist() == [False, False, True, False, False]
     assert [sample.advantages.sum() for sample in (first, second)] == [0.0, 2.0]
-    (_, environment_too) = rollout_samples(turns, [1.0, nan, 3.0], mask_env_responses=False).samples
+    _, environment_too = rollout_samples(turns, [1.0, nan, 3.0], mask_env_responses=False).samples
     assert environment_too.loss_mask.tolist() == [False, False, False, True, True]
     assert rollout_samples(turns, [nan] * 3).excluded == "unscored"
 
@@ -186,16 +220,21 @@ def test_a_turn_that_cannot_be_trained_is_refused(arguments, message):
 
 @st.composite
 def rollouts(draw) -> list[Turn]:
-    """Turns of a server whose template sometimes rewrites history, over few ids so that coincidences happen."""
+    """Turns of a server whose template sometimes rewrites history, over few ids so that
+    coincidences happen."""
     ids = st.integers(1, 3)
     turns, context, counter = [], draw(st.lists(ids, min_size=1, max_size=4)), 0
     for _ in range(draw(st.integers(1, 6))):
         completion = draw(st.lists(ids, max_size=4))
-        logprobs = [-(counter + i + 1) for i in range(len(completion))]  # a number of its own for every token
+        logprobs = [
+            -(counter + i + 1) for i in range(len(completion))
+        ]  # a number of its own for every token
         counter += len(completion)
         prompt, previous = list(context), turns[-1] if turns else None
         is_linked = draw(st.booleans())
-        turns.append(Turn(prompt, completion, logprobs, len(turns), previous=previous if is_linked else None))
+        turns.append(
+            Turn(prompt, completion, logprobs, len(turns), previous=previous if is_linked else None)
+        )
         context = prompt + completion + draw(st.lists(ids, max_size=3))
         if draw(st.integers(0, 3)) == 0:
             context = context[draw(st.integers(0, len(context) - 1)) :]
@@ -206,16 +245,27 @@ def rollouts(draw) -> list[Turn]:
 @settings(max_examples=150, deadline=None)
 def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
     samples = merge_turns(turns)
-    trained = np.concatenate([s.sampler_logprobs[s.loss_mask] for s in samples]) if samples else np.zeros(0)
+    trained = (
+        np.concatenate([s.sampler_logprobs[s.loss_mask] for s in samples])
+        if samples
+        else np.zeros(0)
+    )
     assert sorted(trained) == sorted(np.concatenate([t.sampler_logprobs for t in turns]))
     for t in turns:
-        places = [(s, np.flatnonzero(np.isin(s.sampler_logprobs, t.sampler_logprobs))) for s in samples]
+        places = [
+            (s, np.flatnonzero(np.isin(s.sampler_logprobs, t.sampler_logprobs))) for s in samples
+        ]
         places = [(s, where) for s, where in places if len(where)]
         assert len(places) == (1 if len(t.completion_ids) else 0)
         for s, where in places:
             start, end = len(t.prompt_ids), t.num_tokens
-            assert where.tolist() == list(range(start, end))  # the position the server sampled it at
-            assert s.token_ids[:end].tolist() == [*t.prompt_ids, *t.completion_ids]  # and the context it saw
+            assert where.tolist() == list(
+                range(start, end)
+            )  # the position the server sampled it at
+            assert s.token_ids[:end].tolist() == [
+                *t.prompt_ids,
+                *t.completion_ids,
+            ]  # and the context it saw
             assert s.loss_mask[start:end].all()
     for s in samples:
         assert not s.loss_mask[0]
@@ -237,7 +287,9 @@ def growing(num_turns: int, per_turn: int = 50) -> list[Turn]:
     cut = [(2 * i + 1) * per_turn for i in range(num_turns)]
     turns: list[Turn] = []
     for c in cut:
-        turns.append(Turn(ids[:c], ids[c : c + per_turn], logprobs, 0, previous=turns[-1] if turns else None))
+        turns.append(
+            Turn(ids[:c], ids[c : c + per_turn], logprobs, 0, previous=turns[-1] if turns else None)
+        )
     return turns
 
 

@@ -1,4 +1,5 @@
-"""A batch that is divided among several optimizer steps: what each is trained on, against updates made by hand."""
+"""A batch that is divided among several optimizer steps: what each is trained on, against updates
+made by hand."""
 
 import copy
 import itertools
@@ -14,7 +15,15 @@ from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback
 
 from support.pipeline import pipeline_config
-from support.training import metrics_of, run, small_config, small_policy, small_trainer, toy_env, weights_hash
+from support.training import (
+    metrics_of,
+    run,
+    small_config,
+    small_policy,
+    small_trainer,
+    toy_env,
+    weights_hash,
+)
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.advantages import compute_advantages
@@ -27,13 +36,17 @@ from verifiers_trainer.trainer import RLTrainer
 
 
 def rollout(reward, tokens=3, turns=1):
-    made = tuple(Turn(np.arange(2) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), 0, False) for _ in range(turns))
+    made = tuple(
+        Turn(np.arange(2) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), 0, False)
+        for _ in range(turns)
+    )
     return Rollout(made, reward, {}, None, "stop")
 
 
 def groups_of(count, rewards=(0.0, 1.0, 0.0, 1.0)):
     return [
-        Group(index, index, tuple(rollout(reward, 3 + n) for n, reward in enumerate(rewards))) for index in range(count)
+        Group(index, index, tuple(rollout(reward, 3 + n) for n, reward in enumerate(rewards)))
+        for index in range(count)
     ]
 
 
@@ -41,15 +54,21 @@ def rollouts_in(step):
     return [id(one) for group in step.groups for one in group.rollouts]
 
 
-# --- how a batch is divided -------------------------------------------------------------------------------------
+# --- how a batch is divided -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_groups", "updates"), [(4, 2), (5, 2), (5, 4), (3, 3), (2, 4), (1, 4), (1, 3), (3, 4)])
-def test_every_rollout_is_in_one_update_and_groups_stay_whole_where_there_are_enough(num_groups, updates):
+@pytest.mark.parametrize(
+    ("num_groups", "updates"), [(4, 2), (5, 2), (5, 4), (3, 3), (2, 4), (1, 4), (1, 3), (3, 4)]
+)
+def test_every_rollout_is_in_one_update_and_groups_stay_whole_where_there_are_enough(
+    num_groups, updates
+):
     groups = groups_of(num_groups)
     batch = build(groups, [], pipeline_config(updates_per_batch=updates))
     assert len(batch.steps) == updates
-    assert Counter(one for step in batch.steps for one in rollouts_in(step)) == Counter(rollouts_in(batch))
+    assert Counter(one for step in batch.steps for one in rollouts_in(step)) == Counter(
+        rollouts_in(batch)
+    )
     sizes = [len(rollouts_in(step)) for step in batch.steps]
     assert max(sizes) - min(sizes) <= (4 if num_groups >= updates else 1)
     if num_groups >= updates:
@@ -62,13 +81,18 @@ def test_every_rollout_is_in_one_update_and_groups_stay_whole_where_there_are_en
 
 
 def test_the_advantages_are_those_of_the_whole_group_and_batch():
-    groups = [*groups_of(1), *(Group(1, 1, (rollout(0.0), rollout(0.2), rollout(0.1), rollout(0.3))),)]
+    groups = [
+        *groups_of(1),
+        *(Group(1, 1, (rollout(0.0), rollout(0.2), rollout(0.1), rollout(0.3))),),
+    ]
     for advantage in ("mean", "batch_std"):
         one = build(groups, [], pipeline_config(advantage=advantage))
         several = build(groups, [], pipeline_config(advantage=advantage, updates_per_batch=8))
         found = np.concatenate([values for step in several.steps for values in step.advantages_G])
         np.testing.assert_array_equal(found, np.concatenate(one.advantages_G))
-    alone = build(groups[:1], [], pipeline_config(advantage="batch_std")).advantages_G[0]  # negative control
+    alone = build(groups[:1], [], pipeline_config(advantage="batch_std")).advantages_G[
+        0
+    ]  # negative control
     assert not np.allclose(alone, one.advantages_G[0])
 
 
@@ -79,7 +103,9 @@ def test_a_batch_of_one_update_is_the_step():
 
 
 def test_rollouts_without_loss_leave_no_update_empty_and_are_counted_once():
-    groups = [Group(0, 0, (rollout(0.0), rollout(1.0), rollout(float("nan")), rollout(float("nan"))))]
+    groups = [
+        Group(0, 0, (rollout(0.0), rollout(1.0), rollout(float("nan")), rollout(float("nan"))))
+    ]
     batch = build(groups, [], pipeline_config(updates_per_batch=2, min_group_fraction=0.5))
     assert [step.num_tokens for step in batch.steps] == [3, 3]
     assert sum(step.stats["rollouts/generated"] for step in batch.steps) == 4
@@ -93,7 +119,7 @@ def test_discarded_groups_are_counted_in_one_step_each():
     assert batch.stats["groups/backfilled"] == 3
 
 
-# --- weights of advantages --------------------------------------------------------------------------------------
+# --- weights of advantages ------------------------------------------------------------------------
 
 
 def test_negative_advantages_have_their_weight_and_positive_ones_stay():
@@ -117,11 +143,12 @@ def test_the_best_of_a_group_are_trained_alone():
     assert batch.stats["rollouts/trained"] == 2
 
 
-# --- against updates made by hand -------------------------------------------------------------------------------
+# --- against updates made by hand -----------------------------------------------------------------
 
 RUN = {"deterministic": True, "max_off_policy_steps": 0, "batch_size": 16, "max_grad_norm": 1e9}
 RUN |= {"optim": "sgd", "learning_rate": 0.5}
-"""Four groups of four; steps that are linear in the gradient, so that rounding stays as small as it is."""
+"""Four groups of four; steps that are linear in the gradient, so that rounding stays as small as it
+is."""
 
 
 class Batches:
@@ -138,15 +165,19 @@ class Batches:
 
 
 def logprobs_of(model, turn, temperature=1.0):
-    """Log-probabilities of the sampled tokens of a turn, by the stock model on this sequence alone."""
-    ids = torch.tensor(np.concatenate([turn.prompt_ids, turn.completion_ids]).astype(np.int64))[None]
+    """Log-probabilities of the sampled tokens of a turn, by the stock model on this
+    sequence alone."""
+    ids = torch.tensor(np.concatenate([turn.prompt_ids, turn.completion_ids]).astype(np.int64))[
+        None
+    ]
     logits = model(input_ids=ids).logits[0].float() / temperature
     start = len(turn.prompt_ids)
     return torch.log_softmax(logits[start - 1 : -1], -1).gather(-1, ids[0, start:, None])[:, 0]
 
 
 def by_hand(model, updates, passes, policy_loss):
-    """SGD on the updates in their order, as often as there are passes; an update is a list of (turn, advantage)."""
+    """SGD on the updates in their order, as often as there are passes; an update is a list of
+    (turn, advantage)."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     before = [[logprobs_of(model, turn).detach() for turn, _ in update] for update in updates]
     losses = []
@@ -156,7 +187,11 @@ def by_hand(model, updates, passes, policy_loss):
             num_tokens = sum(len(turn.completion_ids) for turn, _ in update)
             loss = torch.zeros(())
             for (turn, advantage), log_old in zip(update, old, strict=True):
-                loss = loss + policy_loss(logprobs_of(model, turn), turn, advantage, log_old).sum() / num_tokens
+                loss = (
+                    loss
+                    + policy_loss(logprobs_of(model, turn), turn, advantage, log_old).sum()
+                    / num_tokens
+                )
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
@@ -173,7 +208,8 @@ def clipped(log_old):
 
 
 def trained_by_hand(trainer, policy_loss, passes=1):
-    """(losses of the trainer, of the same updates by hand): the model that is not the trainer's is updated."""
+    """(losses of the trainer, of the same updates by hand): the model that is not the trainer's is
+    updated."""
     model, before = copy.deepcopy(trainer.model), weights_hash(trainer.model)
     kept = Batches(trainer)
     log = run(trainer)
@@ -194,24 +230,47 @@ def trained_by_hand(trainer, policy_loss, passes=1):
 
 
 @pytest.mark.parametrize(
-    "layout", [{}, {"packing": False}, {"micro_batch_tokens": 40}, {"share_prompts": False}], ids=str
+    "layout",
+    [{}, {"packing": False}, {"micro_batch_tokens": 40}, {"share_prompts": False}],
+    ids=str,
 )
 def test_updates_of_one_batch_are_updates_made_by_hand(tmp_path, layout):
-    settings = {**RUN, **layout, "loss": "ppo", "epsilon": 0.02, "updates_per_batch": 4, "max_steps": 4}
+    settings = {
+        **RUN,
+        **layout,
+        "loss": "ppo",
+        "epsilon": 0.02,
+        "updates_per_batch": 4,
+        "max_steps": 4,
+    }
     found, expected = trained_by_hand(small_trainer(tmp_path, **settings), clipped("sampler"))
     assert found == pytest.approx(expected, abs=2e-6)
     assert len(set(np.round(found, 9))) == 4  # four different parts
 
 
 def test_passes_over_a_batch_repeat_its_updates_in_their_order(tmp_path):
-    settings = {**RUN, "loss": "ppo", "epsilon": 0.02, "updates_per_batch": 2, "num_iterations": 2, "max_steps": 4}
+    settings = {
+        **RUN,
+        "loss": "ppo",
+        "epsilon": 0.02,
+        "updates_per_batch": 2,
+        "num_iterations": 2,
+        "max_steps": 4,
+    }
     trainer = small_trainer(tmp_path, **settings)
     found, expected = trained_by_hand(trainer, clipped("sampler"), passes=2)
     assert found == pytest.approx(expected, abs=2e-6)
 
 
 def test_old_log_probabilities_of_every_update_are_of_the_policy_that_began_the_batch(tmp_path):
-    settings = {**RUN, "loss": "ppo", "epsilon": 0.02, "updates_per_batch": 2, "max_steps": 2, "anchor": "recomputed"}
+    settings = {
+        **RUN,
+        "loss": "ppo",
+        "epsilon": 0.02,
+        "updates_per_batch": 2,
+        "max_steps": 2,
+        "anchor": "recomputed",
+    }
     found, expected = trained_by_hand(small_trainer(tmp_path, **settings), clipped("recomputed"))
     assert found == pytest.approx(expected, abs=2e-6)
 
@@ -221,7 +280,9 @@ def test_the_recipe_best_of_group_is_cross_entropy_on_the_best(tmp_path):
         assert advantage == 1
         return -log_pi
 
-    trainer = small_trainer(tmp_path, **RUN, recipe="best_of_group", updates_per_batch=2, num_iterations=1, max_steps=2)
+    trainer = small_trainer(
+        tmp_path, **RUN, recipe="best_of_group", updates_per_batch=2, num_iterations=1, max_steps=2
+    )
     untrained = copy.deepcopy(trainer.model)
     kept = Batches(trainer)
     run(trainer)
@@ -241,18 +302,32 @@ def test_the_recipe_best_of_group_is_cross_entropy_on_the_best(tmp_path):
         total += float(cross_entropy(logits, labels[1:], reduction="sum"))
         count += len(turn.completion_ids)
     assert metrics_of(tmp_path)[0]["loss"] == pytest.approx(total / count, abs=1e-5)
-    assert first.num_tokens == count < sum(one.num_sampled for group in first.groups for one in group.rollouts)
+    assert (
+        first.num_tokens
+        == count
+        < sum(one.num_sampled for group in first.groups for one in group.rollouts)
+    )
 
 
-# --- a run of such batches --------------------------------------------------------------------------------------
+# --- a run of such batches ------------------------------------------------------------------------
 
 
 def test_a_step_has_the_numbers_of_its_own_rollouts_and_the_batch_is_counted_once(tmp_path):
-    settings = {**RUN, "updates_per_batch": 4, "num_iterations": 2, "max_steps": 8, "log_completions": True}
+    settings = {
+        **RUN,
+        "updates_per_batch": 4,
+        "num_iterations": 2,
+        "max_steps": 8,
+        "log_completions": True,
+    }
     log = run(small_trainer(tmp_path, **settings))
     assert [row["batch/step"] for row in log.steps] == list(range(1, 9))
     once = [row for row in log.steps if row["batch/step"] <= 4]
-    assert sum(row["rollouts/generated"] for row in once) == sum(r["rollouts/generated"] for r in log.steps[4:]) >= 16
+    assert (
+        sum(row["rollouts/generated"] for row in once)
+        == sum(r["rollouts/generated"] for r in log.steps[4:])
+        >= 16
+    )
     assert [row["time/wait_generation"] > 0 for row in log.steps] == [True] + [False] * 7
     assert {row["staleness/max"] for row in log.steps} == {0}
     for step in range(1, 9):
@@ -262,14 +337,23 @@ def test_a_step_has_the_numbers_of_its_own_rollouts_and_the_batch_is_counted_onc
 
 
 def test_the_lag_counts_batches_of_several_updates(tmp_path):
-    log = run(small_trainer(tmp_path, updates_per_batch=2, num_iterations=2, max_steps=16, max_off_policy_steps=2))
+    log = run(
+        small_trainer(
+            tmp_path, updates_per_batch=2, num_iterations=2, max_steps=16, max_off_policy_steps=2
+        )
+    )
     ages = [step["staleness/max"] for step in log.steps]
     assert 0 < max(ages) <= 2
     assert len(log.steps) == 16
 
 
 def test_checkpoints_lie_between_batches_and_a_resumed_run_is_the_same_bit_for_bit(tmp_path):
-    settings = {"deterministic": True, "updates_per_batch": 2, "num_iterations": 2, "max_off_policy_steps": 1}
+    settings = {
+        "deterministic": True,
+        "updates_per_batch": 2,
+        "num_iterations": 2,
+        "max_off_policy_steps": 1,
+    }
     settings |= {"save_strategy": "steps", "save_steps": 3}
     whole = small_trainer(tmp_path / "whole", max_steps=8, **settings)
     log = run(whole)
@@ -320,12 +404,24 @@ def written(folder, **settings):
     """A trainer on text that no policy sampled: its ratio is to the policy of the batch."""
     prompts = [[{"role": "user", "content": f"q{n // 4}"}] for n in range(16)]
     answers = [[{"role": "assistant", "content": "ab" if n % 2 else "12"}] for n in range(16)]
-    dataset = {"prompts": prompts, "completions": answers, "rewards": [float(n % 2 == 0) for n in range(16)]}
-    return RLTrainer(small_policy(), None, small_config(folder, **settings), build_tiny_tokenizer(), dataset=dataset)
+    dataset = {
+        "prompts": prompts,
+        "completions": answers,
+        "rewards": [float(n % 2 == 0) for n in range(16)],
+    }
+    return RLTrainer(
+        small_policy(),
+        None,
+        small_config(folder, **settings),
+        build_tiny_tokenizer(),
+        dataset=dataset,
+    )
 
 
 def at_hand(folder, **settings):
-    trainer = AtHand(small_policy(), toy_env(), small_config(folder, **settings), build_tiny_tokenizer())
+    trainer = AtHand(
+        small_policy(), toy_env(), small_config(folder, **settings), build_tiny_tokenizer()
+    )
     trainer.checks_sampler = False
     return trainer
 
@@ -346,10 +442,18 @@ KINDS = {
 
 @pytest.mark.parametrize("stopped_at", [1, 2, 7])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_fixed_for_a_batch_and_its_position_survive_a_stop_within_it(tmp_path, kind, stopped_at):
+def test_what_is_fixed_for_a_batch_and_its_position_survive_a_stop_within_it(
+    tmp_path, kind, stopped_at
+):
     """Losses equal those of the run that was not stopped, bit for bit, at every update."""
     make, extra = KINDS[kind]
-    settings = {"deterministic": True, "updates_per_batch": 2, "num_iterations": 2, "max_steps": 8, "batch_size": 8}
+    settings = {
+        "deterministic": True,
+        "updates_per_batch": 2,
+        "num_iterations": 2,
+        "max_steps": 8,
+        "batch_size": 8,
+    }
     settings |= {"learning_rate": 0.01, **extra}
     whole = make(tmp_path / "whole", **settings)
     log = run(whole)
@@ -366,7 +470,9 @@ def test_the_rows_of_an_update_do_not_change_it(tmp_path):
     one = run(small_trainer(tmp_path / "one", micro_batch_tokens=512, **settings))
     many = run(small_trainer(tmp_path / "many", micro_batch_tokens=24, **settings))
     assert many.steps[0]["packing/rows"] > one.steps[0]["packing/rows"] == 1
-    assert [row["loss"] for row in many.steps] == pytest.approx([row["loss"] for row in one.steps], abs=2e-6)
+    assert [row["loss"] for row in many.steps] == pytest.approx(
+        [row["loss"] for row in one.steps], abs=2e-6
+    )
 
 
 def test_finished_rollouts_are_divided_too_and_keep_their_rewards(tmp_path):
@@ -390,14 +496,17 @@ def test_the_wait_for_a_batch_is_compared_with_the_time_of_all_its_steps(tmp_pat
         now = Step(batch, [], RatioMeter(step), numbers=numbers)
         recorder.warn(step, now)
         alarms.append("alarm/waiting" in now.numbers)
-    assert alarms == [False] * 7 + [True]  # 5 s of 9, then 50 of 54; of the first step alone both are above 80 %
+    assert alarms == [False] * 7 + [
+        True
+    ]  # 5 s of 9, then 50 of 54; of the first step alone both are above 80 %
 
 
-# --- an update without a trained token --------------------------------------------------------------------------
+# --- an update without a trained token ------------------------------------------------------------
 
 
 class HalfEqual(RLTrainer):
-    """Each batch has a group with a signal and one of equal rewards, in whichever order ``lively`` says."""
+    """Each batch has a group with a signal and one of equal rewards, in whichever order ``lively``
+    says."""
 
     lively = (0, 1)
 
@@ -410,8 +519,18 @@ class HalfEqual(RLTrainer):
 @pytest.mark.parametrize("optimizer", ["adamw_torch", "sgd"])
 def test_an_update_without_a_trained_token_moves_nothing(tmp_path, optimizer):
     """Momentum and weight decay would; the schedule and the number of the policy go on."""
-    settings = {"updates_per_batch": 2, "advantage": "best", "zero_variance": "keep", "loss": "reinforce"}
-    settings |= {"optim": optimizer, "weight_decay": 0.1, "lr_scheduler_type": "linear", "learning_rate": 0.01}
+    settings = {
+        "updates_per_batch": 2,
+        "advantage": "best",
+        "zero_variance": "keep",
+        "loss": "reinforce",
+    }
+    settings |= {
+        "optim": optimizer,
+        "weight_decay": 0.1,
+        "lr_scheduler_type": "linear",
+        "learning_rate": 0.01,
+    }
     settings |= {"optim_args": "momentum=0.9"} if optimizer == "sgd" else {}
     config = small_config(tmp_path, max_steps=4, **settings)
     trainer = HalfEqual(small_policy(), toy_env(), config, build_tiny_tokenizer())
@@ -433,19 +552,29 @@ def test_an_update_without_a_trained_token_moves_nothing(tmp_path, optimizer):
 
 
 def test_counts_of_groups_and_alarms_are_of_the_whole_batch(tmp_path):
-    """A part of a group, with one rollout, is no group without a signal; nor is a part with an error a bad batch."""
+    """A part of a group, with one rollout, is no group without a signal; nor is a part with an
+    error a bad batch."""
     batch = build(groups_of(1), [], pipeline_config(updates_per_batch=4))
     assert batch.stats["groups/live"] == 1
     assert [step.stats["groups/live"] for step in batch.steps] == [1, 0, 0, 0]
     assert [step.stats["groups/dead"] for step in batch.steps] == [0, 0, 0, 0]
     failed = replace(rollout(math.nan), error="ModelError: gone")
-    many = [Group(n, n, (*(rollout(float(m % 2)) for m in range(5)), *[failed] * (n == 0))) for n in range(2)]
+    many = [
+        Group(n, n, (*(rollout(float(m % 2)) for m in range(5)), *[failed] * (n == 0)))
+        for n in range(2)
+    ]
     trainer = small_trainer(tmp_path, updates_per_batch=2, max_steps=4)
     whole = build(many, [], pipeline_config(updates_per_batch=2))
-    parts = [replace(part, stats={**whole.stats, **part.stats}, part_of=whole) for part in whole.steps]
-    assert parts[0].stats["rollouts/errors"] / parts[0].stats["rollouts/generated"] > 0.1  # negative control
+    parts = [
+        replace(part, stats={**whole.stats, **part.stats}, part_of=whole) for part in whole.steps
+    ]
+    assert (
+        parts[0].stats["rollouts/errors"] / parts[0].stats["rollouts/generated"] > 0.1
+    )  # negative control
     for number, part in enumerate(parts, start=1):
         numbers = {"time/step": 1.0, "time/wait_generation": 0.0}
         step = Step(part, [], RatioMeter(0), numbers=numbers)
         trainer.recorder.warn(number, step)
-        assert not [name for name in step.numbers if name.startswith("alarm/") and name != "alarm/fill"]
+        assert not [
+            name for name in step.numbers if name.startswith("alarm/") and name != "alarm/fill"
+        ]

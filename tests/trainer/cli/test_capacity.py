@@ -1,4 +1,5 @@
-"""``vf-train --plan``: where its inputs come from, what it prints and refuses, and that it loads no torch."""
+"""``vf-train --plan``: where its inputs come from, what it prints and refuses, and that it loads no
+torch."""
 
 import json
 import subprocess
@@ -10,13 +11,22 @@ from click.testing import CliRunner
 from support.training import digits, metrics_of, run, small_trainer, toy_env
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli import capacity
-from verifiers_trainer.cli.capacity import SMOLLM2_SIZES, architecture, capacity_plan, plan_text, read_run
+from verifiers_trainer.cli.capacity import (
+    SMOLLM2_SIZES,
+    architecture,
+    capacity_plan,
+    plan_text,
+    read_run,
+)
 from verifiers_trainer.cli.throughput import StepTime, longest_excess
 from verifiers_trainer.cli.train import train_command
 from verifiers_trainer.engines.embedded import engine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
-WORDS = "--model builtin:tiny --env.id reverse-text --trainer.args.batch_size 64 --trainer.args.use_lora false".split()
+WORDS = (
+    "--model builtin:tiny --env.id reverse-text --trainer.args.batch_size 64"
+    " --trainer.args.use_lora false".split()
+)
 STEP = {
     "rollouts/generated": 8, "rollouts/trained": 4, "tokens/prompt": 80, "tokens/completion": 40, "time/train": 2.0,
     "time/wait_generation": 4.0, "time/step": 8.0, "time/sync": 0.5, "throughput/train_tokens_per_s": 30.0,
@@ -28,9 +38,21 @@ STEP = {
 @pytest.fixture
 def earlier(tmp_path):
     """A run of three steps, the first of which is slower; the last wrote a checkpoint."""
-    rows = [{**STEP, "step": 1, "time/train": 90.0}, {**STEP, "step": 2}, {"step": 2, "eval_runtime": 3.0}]
-    last = {**STEP, "step": 3, "time/step": 10.0, "time/checkpoint": 2.0, "throughput/generated_tokens_per_s": 4.0}
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, last]))
+    rows = [
+        {**STEP, "step": 1, "time/train": 90.0},
+        {**STEP, "step": 2},
+        {"step": 2, "eval_runtime": 3.0},
+    ]
+    last = {
+        **STEP,
+        "step": 3,
+        "time/step": 10.0,
+        "time/checkpoint": 2.0,
+        "throughput/generated_tokens_per_s": 4.0,
+    }
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, last])
+    )
     return tmp_path
 
 
@@ -56,12 +78,23 @@ def write(folder, rows):
 
 
 def test_what_was_generated_and_not_trained_is_counted_once(tmp_path):
-    """By hand, a batch_size of 16: a batch of two of its four groups, one of them with an error; before it a group
-    became too old, and eight rollouts without any signal are in no step."""
+    """By hand, a batch_size of 16: a batch of two of its four groups, one of them with an error;
+    before it a group became too old, and eight rollouts without any signal are in no step."""
     warm = {**STEP, "rollouts/generated": 160}
     dead = {"step": 1, "dead/batches": 1, "dead/rollouts": 4}
-    short = {"batch/short": 1, "batch/fill": 0.5, "groups/live": 2, "groups/dead": 3, "groups/backfilled": 3}
-    short |= {"rollouts/generated": 20, "rollouts/trained": 7, "groups/dropped_stale": 1, "staleness/max": 1}
+    short = {
+        "batch/short": 1,
+        "batch/fill": 0.5,
+        "groups/live": 2,
+        "groups/dead": 3,
+        "groups/backfilled": 3,
+    }
+    short |= {
+        "rollouts/generated": 20,
+        "rollouts/trained": 7,
+        "groups/dropped_stale": 1,
+        "staleness/max": 1,
+    }
     write(tmp_path, [warm, dead, dead | {"dead/batches": 2, "dead/rollouts": 8}, STEP | short])
     numbers = read_run(tmp_path)
     assert numbers["surplus"] == (20 + 4 + 8) / 16
@@ -69,17 +102,24 @@ def test_what_was_generated_and_not_trained_is_counted_once(tmp_path):
     assert (numbers["sampled_batch"], numbers["sampled_off_policy"]) == (16, 1)
     assert numbers["completion_tokens"] == 40 / 20
     assert numbers["sampled_tokens_per_s"] == 32 * 2 / 4
-    write(tmp_path, [warm, STEP | short])  # negative control: of a batch before, others are not this one's
+    write(
+        tmp_path, [warm, STEP | short]
+    )  # negative control: of a batch before, others are not this one's
     assert read_run(tmp_path)["surplus"] == (20 + 4) / 16
 
 
 def test_a_batch_of_several_steps_is_one_batch(tmp_path):
-    """Of two batches of two parts that are passed over twice, the second, whose later steps have other numbers."""
+    """Of two batches of two parts that are passed over twice, the second, whose later steps have
+    other numbers."""
 
     def steps(generated: int) -> list[dict[str, float]]:
         return [
             STEP
-            | {"batch/step": number, "batch/pass": (number + 1) // 2, "rollouts/generated": generated}
+            | {
+                "batch/step": number,
+                "batch/pass": (number + 1) // 2,
+                "rollouts/generated": generated,
+            }
             | {"tokens/longest": 10 * number, "time/wait_generation": 4.0 * (number == 1)}
             for number in (1, 2, 3, 4)
         ]
@@ -110,19 +150,38 @@ def test_surplus_and_share_are_those_of_the_rollouts_that_a_run_saved(tmp_path, 
         return 0.5 if prompt[-1]["content"] < "t" else digits(completion)
 
     env = toy_env(sometimes)
-    settings = {"max_steps": 8, "max_tokens": 8, "log_completions": True, "batch_size": 16} | settings
+    settings = {
+        "max_steps": 8,
+        "max_tokens": 8,
+        "log_completions": True,
+        "batch_size": 16,
+    } | settings
     run(small_trainer(tmp_path, env, **settings))
     steps = settings.get("updates_per_batch", 1) * settings.get("num_iterations", 1)
-    first_pass = [1 + step for step in range(steps, settings["max_steps"]) if step % 4 < 2 or steps == 1]
+    first_pass = [
+        1 + step for step in range(steps, settings["max_steps"]) if step % 4 < 2 or steps == 1
+    ]
     files = [tmp_path / "completions" / f"step-{step}.jsonl" for step in first_pass]
-    files += [file for file in (tmp_path / "completions").glob("dropped-*") if int(file.stem.split("-")[1]) > steps]
+    files += [
+        file
+        for file in (tmp_path / "completions").glob("dropped-*")
+        if int(file.stem.split("-")[1]) > steps
+    ]
     rollouts = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     num_batches = settings["max_steps"] // steps - 1
     numbers = read_run(tmp_path)
     assert numbers["surplus"] == pytest.approx(len(rollouts) / num_batches / 16)
-    assert numbers["trained"] == pytest.approx(sum(row["trained"] for row in rollouts) / num_batches / 16)
-    trained_s = sum(row["time/train"] for row in metrics_of(tmp_path) if row["step"] > steps and "time/train" in row)
-    tokens = 16 * numbers["trained"] * numbers["computed_tokens"] * settings.get("num_iterations", 1)
+    assert numbers["trained"] == pytest.approx(
+        sum(row["trained"] for row in rollouts) / num_batches / 16
+    )
+    trained_s = sum(
+        row["time/train"]
+        for row in metrics_of(tmp_path)
+        if row["step"] > steps and "time/train" in row
+    )
+    tokens = (
+        16 * numbers["trained"] * numbers["computed_tokens"] * settings.get("num_iterations", 1)
+    )
     assert tokens / numbers["train_tokens_per_s"] == pytest.approx(trained_s / num_batches)
 
 
@@ -140,14 +199,30 @@ def test_the_spread_of_lengths_is_that_of_the_earlier_run(earlier):
     ahead = [*alone, "--trainer.args.max_off_policy_steps", "1"]
     equal = ["length_spread=0"]
     assert capacity_plan(ahead).time.step_s > capacity_plan(ahead, overrides=equal).time.step_s
-    dropping = [*ahead, "--trainer.args.stale_policy", "drop", "--trainer.args.rollouts_per_example", "2"]
-    assert capacity_plan(dropping).time.step_s < capacity_plan(ahead).time.step_s  # nobody waits for the longest
+    dropping = [
+        *ahead,
+        "--trainer.args.stale_policy",
+        "drop",
+        "--trainer.args.rollouts_per_example",
+        "2",
+    ]
+    assert (
+        capacity_plan(dropping).time.step_s < capacity_plan(ahead).time.step_s
+    )  # nobody waits for the longest
 
 
 @pytest.mark.parametrize(("batch_size", "longest"), [(32, 414), (128, 554), (512, 695)])
-def test_a_tiny_model_is_limited_by_generation_whose_longest_rollout_is_waited_for(batch_size, longest):
+def test_a_tiny_model_is_limited_by_generation_whose_longest_rollout_is_waited_for(
+    batch_size, longest
+):
     """As in docs/scale.md, where it was measured."""
-    words = [*WORDS, "--trainer.args.max_off_policy_steps", "0", "--trainer.args.batch_size", str(batch_size)]
+    words = [
+        *WORDS,
+        "--trainer.args.max_off_policy_steps",
+        "0",
+        "--trainer.args.batch_size",
+        str(batch_size),
+    ]
     lengths = ["prompt_tokens=302", "completion_tokens=102", "surplus=1"]
     plan = capacity_plan(words, overrides=lengths)
     assert plan.time.bottleneck == "generation"
@@ -155,14 +230,28 @@ def test_a_tiny_model_is_limited_by_generation_whose_longest_rollout_is_waited_f
     assert tokens / plan.time.concurrent == pytest.approx(longest, rel=0.01)  # decoding steps
     equal = capacity_plan(words, overrides=[*lengths, "length_spread=0"])
     assert equal.time.generate_s < seconds
-    before = ["length_spread=0", "token_overhead_s=0", "decode_overhead_s=0.005"]  # negative control
-    assert batch_size == 32 or capacity_plan(words, overrides=[*lengths, *before]).time.bottleneck == "training"
+    before = [
+        "length_spread=0",
+        "token_overhead_s=0",
+        "decode_overhead_s=0.005",
+    ]  # negative control
+    assert (
+        batch_size == 32
+        or capacity_plan(words, overrides=[*lengths, *before]).time.bottleneck == "training"
+    )
 
 
 def test_measured_before_setting_and_given_before_measured(earlier):
-    plan = capacity_plan([*WORDS, "--inference.gpus", "3"], "H100", str(earlier), ["env_s=2", "completion_tokens=7"])
+    plan = capacity_plan(
+        [*WORDS, "--inference.gpus", "3"], "H100", str(earlier), ["env_s=2", "completion_tokens=7"]
+    )
     origins = {name: one.origin for name, one in plan.inputs.items()}
-    expected = {"surplus": "measured", "completion_tokens": "given", "samplers": "setting", "trainers": "assumed"}
+    expected = {
+        "surplus": "measured",
+        "completion_tokens": "given",
+        "samplers": "setting",
+        "trainers": "assumed",
+    }
     assert expected.items() <= origins.items()
     assert origins["flops"] == "data sheet"
     assert plan.inputs["completion_tokens"].value == 7
@@ -171,13 +260,16 @@ def test_measured_before_setting_and_given_before_measured(earlier):
 
 def test_an_earlier_run_is_recommended_where_none_is_given(earlier):
     assert "inputs are assumed: --plan-from RUN" in plan_text(capacity_plan(WORDS))
-    assert "inputs are assumed: --plan-with NAME" in plan_text(capacity_plan(WORDS, run=str(earlier)))
+    assert "inputs are assumed: --plan-with NAME" in plan_text(
+        capacity_plan(WORDS, run=str(earlier))
+    )
 
 
 def test_the_prediction_of_the_run_itself_is_its_step(earlier):
     def of_batch(size: int) -> StepTime:
         words = (
-            f"--trainer.args.batch_size {size} --trainer.args.rollouts_per_example 4 --trainer.args.share_prompts false"
+            f"--trainer.args.batch_size {size} --trainer.args.rollouts_per_example 4"
+            " --trainer.args.share_prompts false"
         )
         return capacity_plan([*WORDS, *words.split()], run=str(earlier)).time
 
@@ -186,7 +278,9 @@ def test_the_prediction_of_the_run_itself_is_its_step(earlier):
     assert itself.train_s == pytest.approx(4 * 15 / 30)
     assert itself.step_s == pytest.approx(4 + 2 + 0.5 + 1.5)
     assert of_batch(16).train_s == pytest.approx(4 * itself.train_s)
-    assert itself.generate_s < of_batch(16).generate_s < 4 * itself.generate_s  # more decode at a time
+    assert (
+        itself.generate_s < of_batch(16).generate_s < 4 * itself.generate_s
+    )  # more decode at a time
 
 
 def test_the_builtin_models_have_these_sizes():
@@ -200,7 +294,9 @@ def test_the_cache_of_the_embedded_engine_is_bounded_as_in_the_engine():
     bounds = capacity.EMBEDDED_CACHE_SHARE, capacity.EMBEDDED_CACHE_CPU
     assert bounds == (engine._ACCELERATOR_KV_SHARE, engine._CPU_KV_BYTES)
     assert capacity_plan(WORDS).placement.cache_bytes == engine._CPU_KV_BYTES
-    assert capacity_plan(WORDS, "H100", overrides=["samplers=0"]).placement.cache_bytes == 0.3 * 80e9
+    assert (
+        capacity_plan(WORDS, "H100", overrides=["samplers=0"]).placement.cache_bytes == 0.3 * 80e9
+    )
 
 
 def test_the_sizes_of_a_folder_are_read_from_its_config(tmp_path):
@@ -247,14 +343,21 @@ def test_the_command_prints_a_table_and_names_the_bottleneck(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(train_command, [*WORDS, "--plan", "--plan-on", "A100"])
     assert result.exit_code == 0, result.output
-    for part in ("506,688 parameters", "data sheet", "bottleneck: generation", "inputs are assumed"):
+    for part in (
+        "506,688 parameters",
+        "data sheet",
+        "bottleneck: generation",
+        "inputs are assumed",
+    ):
         assert part in result.stdout
     assert not list(tmp_path.iterdir())
     as_json = CliRunner().invoke(train_command, [*WORDS, "--plan", "--json"])
     assert json.loads(as_json.stdout)["plan"]["bottleneck"] == "generation"
     huge = CliRunner().invoke(train_command, [*WORDS, "--plan", "--plan-with", "memory=1e6"])
     assert "DOES NOT FIT" in huge.stdout
-    embedded = CliRunner().invoke(train_command, [*WORDS, "--plan", "--plan-on", "A100", "--engine", "embedded"])
+    embedded = CliRunner().invoke(
+        train_command, [*WORDS, "--plan", "--plan-on", "A100", "--engine", "embedded"]
+    )
     assert "the first one also for inference" in embedded.stdout
     alone = CliRunner().invoke(train_command, [*WORDS, "--plan-on", "A100"])
     assert (alone.exit_code, "need --plan" in alone.stderr) == (2, True)
@@ -266,7 +369,11 @@ def test_it_loads_neither_torch_nor_transformers():
         f"train_command({[*WORDS, '--plan']!r}, standalone_mode=False)\n"
     )
     check = (
-        "try:\n    exec(CODE)\nexcept SystemExit:\n    pass\nsys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
+        "try:\n    exec(CODE)\nexcept SystemExit:\n    pass\nsys.exit(bool({'torch',"
+        " 'transformers'} & {*sys.modules}))"
     )
     script = f"import sys\nCODE = {code!r}\n{check}"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode
+        == 0
+    )

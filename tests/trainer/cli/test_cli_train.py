@@ -1,4 +1,5 @@
-"""``vf-train``: what it refuses and how it says so, and real runs: to the end, interrupted, continued."""
+"""``vf-train``: what it refuses and how it says so, and real runs: to the end, interrupted,
+continued."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from support.kill import run_child
 from verifiers.errors import ConfigError
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import tmux
-from verifiers_trainer.cli.display import ProgressLine, duration, edge_rewards, show_logs, two_columns
+from verifiers_trainer.cli.display import (
+    ProgressLine,
+    duration,
+    edge_rewards,
+    show_logs,
+    two_columns,
+)
 from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.train import quickstart_command, train_command
@@ -72,7 +79,8 @@ embedded_threads = 1
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs ``vf-train`` in an empty folder that has ``run.toml`` and the environment ``vowel-task``."""
+    """Runs ``vf-train`` in an empty folder that has ``run.toml`` and the environment
+    ``vowel-task``."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "vowel_task.py").write_text(ENVIRONMENT)
@@ -88,7 +96,8 @@ def run(tmp_path, monkeypatch):
 
 
 def refused(result: Any) -> str:
-    """The message of a run that was refused as it should be: exit 2, one paragraph, no traceback, no folder."""
+    """The message of a run that was refused as it should be: exit 2, one paragraph, no traceback,
+    no folder."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -96,7 +105,7 @@ def refused(result: Any) -> str:
     return result.stderr
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_without_anything_to_train_it_says_what_to_give(run):
@@ -105,7 +114,9 @@ def test_without_anything_to_train_it_says_what_to_give(run):
 
 def test_every_mistake_is_named_at_once(run):
     Path("run.toml").write_text(FILE.replace("max_steps = 2", "max_step = 2\ntemperature = 7.0"))
-    said = refused(run("@", "run.toml", "--env.args.siz", "3", "--dry-rum", "--trainer.args.batch_size", "10"))
+    said = refused(
+        run("@", "run.toml", "--env.args.siz", "3", "--dry-rum", "--trainer.args.batch_size", "10")
+    )
     for expected in (
         "run.toml:12: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?",
         "did you mean 'size'?",
@@ -125,20 +136,28 @@ def test_every_value_out_of_range_is_named_at_once(run):
 
 
 MISTAKES = {
-    "max_step = 3": "run.toml:16: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?",
+    "max_step = 3": (
+        "run.toml:16: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?"
+    ),
     'max_tokens = "many"': "run.toml:16: max_tokens ",
     "temperature = -1": "run.toml:16: temperature is -1; it must be a number in [1e-06, 2]",
     "num_iterations = 0": "run.toml:16: num_iterations is 0; it must be",
     "updates_per_batch = 99": "run.toml:16: updates_per_batch 99 divides a batch of",
-    "label_smoothing_factor = 0.1": "run.toml:16: label_smoothing_factor is 0.1, which this trainer does not support",
+    "label_smoothing_factor = 0.1": (
+        "run.toml:16: label_smoothing_factor is 0.1, which this trainer does not support"
+    ),
     "[trainr]\ngpus = 1": 'run.toml:16: there is no setting "trainr", did you mean "trainer"?',
 }
 
 
-@pytest.mark.parametrize("mistake", [*MISTAKES, "--model=./nofolder", "--env.id=reverse-txt", "--env.args.siz=3"])
+@pytest.mark.parametrize(
+    "mistake", [*MISTAKES, "--model=./nofolder", "--env.id=reverse-txt", "--env.args.siz=3"]
+)
 def test_a_mistake_is_named_without_the_imports_that_take_seconds(run, warm, mistake, tmp_path):
     """In a child, which fails when ``transformers`` or ``torch`` was imported."""
-    Path("run.toml").write_text(FILE if mistake.startswith("--") else FILE.replace("max_tokens = 6\n", "") + mistake)
+    Path("run.toml").write_text(
+        FILE if mistake.startswith("--") else FILE.replace("max_tokens = 6\n", "") + mistake
+    )
     script = (
         "import os, sys; os.chdir(sys.argv[1]); sys.path.insert(0, 'modules')\n"
         "from verifiers_trainer.cli.train import main\n"
@@ -148,8 +167,12 @@ def test_a_mistake_is_named_without_the_imports_that_take_seconds(run, warm, mis
     words = ["run.toml", mistake] if mistake.startswith("--") else ["run.toml"]
     child = warm.run(script, Path.cwd(), *words)
     said = {
-        "--model=./nofolder": f"--model: model './nofolder': there is no folder {tmp_path / 'nofolder'}",
-        "--env.id=reverse-txt": "--env.id: no environment 'reverse-txt' is installed, did you mean 'reverse-text'?",
+        "--model=./nofolder": (
+            f"--model: model './nofolder': there is no folder {tmp_path / 'nofolder'}"
+        ),
+        "--env.id=reverse-txt": (
+            "--env.id: no environment 'reverse-txt' is installed, did you mean 'reverse-text'?"
+        ),
         "--env.args.siz=3": "environment 'vowel-task' does not know 'siz' (did you mean 'size'?)",
     }
     assert (child.lines, child.returncode) == (["exit code 2"], 0), child.stderr
@@ -160,15 +183,30 @@ def test_a_mistake_is_named_without_the_imports_that_take_seconds(run, warm, mis
 def test_a_batch_that_is_right_with_another_spelling_a_recipe_or_a_loss_passes_the_first_checks():
     for words in (
         ["--loss=sft", "--trainer.args.batch_size=4", "--trainer.args.micro_batch_size=4"],
-        ["--trainer.args.batch_size=48", "--trainer.args.micro_batch_size=16", "--trainer.args.max_steps=1"],
+        [
+            "--trainer.args.batch_size=48",
+            "--trainer.args.micro_batch_size=16",
+            "--trainer.args.max_steps=1",
+        ],
         ["--trainer.args.num_generations=3", "--trainer.args.batch_size=9"],
-        ["--trainer.algorithm=rl", "--trainer.args.num_generations=3", "--trainer.args.batch_size=9"],
+        [
+            "--trainer.algorithm=rl",
+            "--trainer.args.num_generations=3",
+            "--trainer.args.batch_size=9",
+        ],
     ):
         check_first(["--model=builtin:tiny", "--env.id=reverse-text", *words])
     loss = ["--loss=ppo", "--trainer.args.advantage=mean", "--trainer.args.rollouts_per_example=16"]
     for words in ([], loss):
         with pytest.raises(ConfigError, match="nearest that are: 32 or 48"):
-            check_first(["--model=builtin:tiny", "--env.id=reverse-text", "--trainer.args.batch_size=40", *words])
+            check_first(
+                [
+                    "--model=builtin:tiny",
+                    "--env.id=reverse-text",
+                    "--trainer.args.batch_size=40",
+                    *words,
+                ]
+            )
 
 
 def test_a_loss_in_a_file_beside_the_toml_is_found(run, monkeypatch):
@@ -178,15 +216,21 @@ def test_a_loss_in_a_file_beside_the_toml_is_found(run, monkeypatch):
     Path("configs/beside_toml.py").write_text(
         "from verifiers_trainer.algorithm.losses import LOSSES\nf = LOSSES['ppo']\n"
     )
-    Path("in_folder.py").write_text("from verifiers_trainer.algorithm.losses import LOSSES\nf = LOSSES['ppo']\n")
+    Path("in_folder.py").write_text(
+        "from verifiers_trainer.algorithm.losses import LOSSES\nf = LOSSES['ppo']\n"
+    )
     for loss in ("beside_toml:f", "in_folder:f", "beside_toml.py:f", "configs/beside_toml.py:f"):
         result = run("configs/run.toml", "--trainer.args.loss", loss, "--dump-config")
         assert result.exit_code == 0, result.stderr
         assert loss in result.stdout
-    assert "no file absent.py" in refused(run("configs/run.toml", "--trainer.args.loss", "absent.py:f"))
+    assert "no file absent.py" in refused(
+        run("configs/run.toml", "--trainer.args.loss", "absent.py:f")
+    )
     Path("configs/bent.py").write_text("def f(:\n")
     assert "bent.py:1" in refused(run("configs/run.toml", "--trainer.args.loss", "bent.py:f"))
-    assert 'did you mean "f"?' in refused(run("configs/run.toml", "--trainer.args.loss", "beside_toml.py:ff"))
+    assert 'did you mean "f"?' in refused(
+        run("configs/run.toml", "--trainer.args.loss", "beside_toml.py:ff")
+    )
 
 
 def test_an_unknown_environment_is_refused_with_a_suggestion(run):
@@ -203,8 +247,8 @@ def test_an_environment_that_fails_to_load_is_named(run):
 
 def test_an_environment_without_a_reward_is_refused(run):
     Path("modules/vowel_task.py").write_text(
-        "import verifiers as vf\ndef load_environment():\n"
-        "    return vf.SingleTurnEnv(dataset=[{'question': 'a', 'answer': 'b'}], rubric=vf.Rubric())"
+        "import verifiers as vf\ndef load_environment():\n    return"
+        " vf.SingleTurnEnv(dataset=[{'question': 'a', 'answer': 'b'}], rubric=vf.Rubric())"
     )
     result = run("@", "run.toml")
     assert result.exit_code == 2
@@ -244,7 +288,9 @@ def test_values_that_transformers_refuses_are_refused_without_a_traceback(run):
 def test_fresh_and_resume_contradict_each_other_and_resume_needs_a_checkpoint(run):
     assert "give one of them" in refused(run("@", "run.toml", "--fresh", "--resume"))
     assert "holds no valid checkpoint" in refused(run("--resume", "@", "run.toml"))
-    assert "elsewhere holds no valid checkpoint" in refused(run("@", "run.toml", "--resume", "elsewhere"))
+    assert "elsewhere holds no valid checkpoint" in refused(
+        run("@", "run.toml", "--resume", "elsewhere")
+    )
 
 
 def test_a_folder_that_another_run_holds_is_refused(run):
@@ -281,13 +327,19 @@ def test_an_unexpected_error_is_one_sentence_and_exit_3(capsys):
     assert "-v" in said
 
 
-# --- without training -------------------------------------------------------------------------------------------
+# --- without training -----------------------------------------------------------------------------
 
 
 def test_a_dry_run_loads_everything_shows_it_and_writes_nothing(run):
     result = run("@", "run.toml", "--dry-run", "--env.args.size=12")
     assert result.exit_code == 0, result.output
-    for expected in ("builtin:tiny", "vowel-task(size=12)", "4 examples x 4", "12 for training", "outputs/test"):
+    for expected in (
+        "builtin:tiny",
+        "vowel-task(size=12)",
+        "4 examples x 4",
+        "12 for training",
+        "outputs/test",
+    ):
         assert expected in result.stdout
     assert not Path("outputs").exists()
     assert json.loads(run("@", "run.toml", "--dry-run", "--json").stdout)["plan"]["device"] == "cpu"
@@ -341,7 +393,7 @@ def test_the_quickstart_refuses_what_cannot_be_used(tmp_path, monkeypatch):
     assert CliRunner().invoke(quickstart_command, ["--steps", "0"]).exit_code == 2
 
 
-# --- training ---------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 def test_a_run_trains_goes_on_and_begins_again(run):
@@ -365,7 +417,9 @@ def test_a_run_trains_goes_on_and_begins_again(run):
     assert "outputs/test/checkpoint-2" in longer.stderr
     assert [row["step"] for row in read_metrics(Path("outputs/test/metrics.jsonl"))] == [1, 2, 3]
 
-    other = run("@", "run.toml", "--trainer.args.max_steps", "4", "--trainer.args.temperature", "0.5")
+    other = run(
+        "@", "run.toml", "--trainer.args.max_steps", "4", "--trainer.args.temperature", "0.5"
+    )
     assert other.exit_code == 2
     assert "temperature was 1.0, is 0.5" in other.stderr
     assert "--fresh" in other.stderr
@@ -384,7 +438,10 @@ def test_ctrl_c_ends_after_the_step_saves_and_the_same_command_goes_on(run):
     steps = [row["step"] for row in read_metrics(Path("outputs/test/metrics.jsonl"))]
     assert 1 <= len(steps) < 50
     assert Path(f"outputs/test/checkpoint-{steps[-1]}").is_dir()
-    assert "vf-train @ run.toml --trainer.args.max_steps 50 --env.args.interrupt_at 20" in result.stderr
+    assert (
+        "vf-train @ run.toml --trainer.args.max_steps 50 --env.args.interrupt_at 20"
+        in result.stderr
+    )
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -407,14 +464,30 @@ with Interrupt(lambda: print("stopping"), lambda reason: print("leaving", flush=
 
 
 def test_a_run_that_cannot_learn_fails_with_exit_3_and_its_reason(run):
-    result = run("@", "run.toml", "--env.args.reward", "constant", "--trainer.args.no_signal_steps", "1", "--json")
+    result = run(
+        "@",
+        "run.toml",
+        "--env.args.reward",
+        "constant",
+        "--trainer.args.no_signal_steps",
+        "1",
+        "--json",
+    )
     assert result.exit_code == 3, result.output
     assert "no learning signal" in result.stderr
     assert json.loads(result.stdout)["run_dir"] == "outputs/test"
 
 
 def test_a_run_that_fails_keeps_its_last_step_its_curve_and_the_command_that_resumes_it(run):
-    words = ("@", "run.toml", "--env.args.reward", "fails", "--trainer.args.max_off_policy_steps", "0", "--json")
+    words = (
+        "@",
+        "run.toml",
+        "--env.args.reward",
+        "fails",
+        "--trainer.args.max_off_policy_steps",
+        "0",
+        "--json",
+    )
     result = run(*words, "--trainer.args.max_steps", "9")
     assert result.exit_code == 3, result.output
     assert "division by zero" in result.stderr
@@ -426,7 +499,15 @@ def test_a_run_that_fails_keeps_its_last_step_its_curve_and_the_command_that_res
 
 
 def test_a_solved_task_is_exit_0_with_a_checkpoint(run):
-    words = ("@", "run.toml", "--env.args.reward", "solved", "--trainer.args.max_off_policy_steps", "0", "--json")
+    words = (
+        "@",
+        "run.toml",
+        "--env.args.reward",
+        "solved",
+        "--trainer.args.max_off_policy_steps",
+        "0",
+        "--json",
+    )
     result = run(*words, "--trainer.args.max_steps", "50", "--trainer.args.no_signal_steps", "1")
     assert result.exit_code == 0, result.output
     outcome = json.loads(result.stdout)
@@ -437,7 +518,7 @@ def test_a_solved_task_is_exit_0_with_a_checkpoint(run):
     assert "next" not in result.stderr
 
 
-# --- in a tmux session, in another folder -----------------------------------------------------------------------
+# --- in a tmux session, in another folder ---------------------------------------------------------
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -453,11 +534,20 @@ def test_a_session_has_a_pane_for_the_trainer_and_one_for_the_log_of_a_server(tm
             tmux.start(name, ["--help"], environment, None)
         wanted = ["Train a model in an environment", *(["the server is up"] if has_server else [])]
         deadline, shown = time.monotonic() + 60, [""]
-        while time.monotonic() < deadline and not all(text in pane for text, pane in zip(wanted, shown, strict=False)):
-            panes = [[*words, "-t", f"{name}:0.{n}"] for n in range(len(wanted)) for words in [CAPTURE]]
-            shown = [subprocess.run(["tmux", "-L", name, *p], capture_output=True, text=True).stdout for p in panes]
+        while time.monotonic() < deadline and not all(
+            text in pane for text, pane in zip(wanted, shown, strict=False)
+        ):
+            panes = [
+                [*words, "-t", f"{name}:0.{n}"] for n in range(len(wanted)) for words in [CAPTURE]
+            ]
+            shown = [
+                subprocess.run(["tmux", "-L", name, *p], capture_output=True, text=True).stdout
+                for p in panes
+            ]
         assert all(text in pane for text, pane in zip(wanted, shown, strict=True)), shown
-        counted = subprocess.run(["tmux", "-L", name, "list-panes"], capture_output=True, text=True).stdout
+        counted = subprocess.run(
+            ["tmux", "-L", name, "list-panes"], capture_output=True, text=True
+        ).stdout
         assert len(counted.splitlines()) == len(wanted)
     finally:
         subprocess.run(["tmux", "-L", name, "kill-server"], check=False)
@@ -468,7 +558,9 @@ CAPTURE = ["capture-pane", "-p", "-S", "-500"]
 
 def test_the_command_starts_itself_in_the_session(run, monkeypatch):
     started = []
-    monkeypatch.setattr(tmux, "start", lambda *given: started.append(given) or "tmux -L train1 attach")
+    monkeypatch.setattr(
+        tmux, "start", lambda *given: started.append(given) or "tmux -L train1 attach"
+    )
     result = run("--tmux", "train1", "@", "run.toml", "--json")
     assert result.exit_code == 0, result.output
     ((name, words, environment, log),) = started
@@ -488,16 +580,25 @@ def test_paths_are_relative_to_the_folder_of_cwd(run, tmp_path, monkeypatch):
     result = run("--cwd", str(tmp_path), "@", "run.toml", "--dump-config")
     assert result.exit_code == 0, result.output
     assert Path.cwd() == tmp_path
-    assert "--cwd: cannot run in nowhere: No such file" in run("--cwd", "nowhere", "@", "run.toml").stderr
+    assert (
+        "--cwd: cannot run in nowhere: No such file"
+        in run("--cwd", "nowhere", "@", "run.toml").stderr
+    )
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------
 
 
 class _Steps:
     """A trainer as far as the display knows it."""
 
-    last_step = {"reward/mean": 0.25, "loss": -0.5, "grad_norm": 1.0, "entropy": 2.0, "tokens/trained": 100}
+    last_step = {
+        "reward/mean": 0.25,
+        "loss": -0.5,
+        "grad_norm": 1.0,
+        "entropy": 2.0,
+        "tokens/trained": 100,
+    }
 
 
 def _played(console: Console, steps: int, quiet: bool = False) -> ProgressLine:
@@ -517,7 +618,15 @@ def test_progress_off_a_terminal_is_the_first_and_the_last_line_of_a_fast_run():
     _played(console, 20)
     lines = console.file.getvalue().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step 1/20", "step 20/20"]
-    for expected in ("reward 0.250", "loss -0.5000", "grad 1", "entropy 2.000", "tok/s", "left 0:00", "eval 0.750"):
+    for expected in (
+        "reward 0.250",
+        "loss -0.5000",
+        "grad 1",
+        "entropy 2.000",
+        "tok/s",
+        "left 0:00",
+        "eval 0.750",
+    ):
         assert expected in lines[-1]
 
 
@@ -554,7 +663,9 @@ def test_log_messages_go_to_the_console_escaped_and_the_loggers_are_put_back():
 
 
 def test_the_ends_of_a_run_are_compared_over_ten_steps_at_most():
-    rows = [{"reward/mean": value} for value in [0.0] * 10 + [0.5] * 10 + [1.0] * 10] + [{"eval_reward": 1.0}]
+    rows = [{"reward/mean": value} for value in [0.0] * 10 + [0.5] * 10 + [1.0] * 10] + [
+        {"eval_reward": 1.0}
+    ]
     assert edge_rewards(rows) == (0.0, 1.0, 10)
     assert edge_rewards([{"reward/mean": None}]) is None
 

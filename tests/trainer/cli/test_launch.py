@@ -1,4 +1,5 @@
-"""``vf-train`` with a server beside it, one command: real processes, a scripted server as ``vllm``."""
+"""``vf-train`` with a server beside it, one command: real processes, a scripted
+server as ``vllm``."""
 
 import json
 import os
@@ -66,9 +67,23 @@ def start(tmp_path):
             "OMP_NUM_THREADS": "1",
             **variables,
         }
-        command = [sys.executable, "-m", "verifiers_trainer.cli.train", "@", "run.toml", "--output-dir", "out", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "verifiers_trainer.cli.train",
+            "@",
+            "run.toml",
+            "--output-dir",
+            "out",
+            *words,
+        ]
         process = subprocess.Popen(
-            command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=tmp_path,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         started.append(process)
         return process
@@ -108,7 +123,7 @@ def state_of(pid):
         return "Z"
 
 
-# --- the decision -------------------------------------------------------------------------------------------------
+# --- the decision ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,7 +171,7 @@ def test_several_devices_train_in_a_process_each_also_without_a_server(monkeypat
     assert "accelerate" not in " ".join(trainer_words(decide("auto", None, {}, ("0",)), []))
 
 
-# --- the processes ------------------------------------------------------------------------------------------------
+# --- the processes --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -167,8 +182,15 @@ def test_one_command_trains_on_a_server_of_its_own_and_leaves_nothing(start, tmp
     summary = json.loads(out)
     assert (summary["ok"], summary["step"]) == (True, 2)
     assert "inference | fake vllm: builtin:tiny" in err
-    assert "--max-lora-rank" not in err.split("fake vllm:")[1].split("\n")[0]  # the fake reads that one itself
-    for flag in ("--enable-auto-tool-choice", "--tool-call-parser hermes", "--max-model-len 512", "--max-loras 3"):
+    assert (
+        "--max-lora-rank" not in err.split("fake vllm:")[1].split("\n")[0]
+    )  # the fake reads that one itself
+    for flag in (
+        "--enable-auto-tool-choice",
+        "--tool-call-parser hermes",
+        "--max-model-len 512",
+        "--max-loras 3",
+    ):
         assert flag in err
     assert "weights reach the server by lora_dir" in err
     assert "fake vllm: stopped" in err

@@ -20,7 +20,9 @@ def findings(tmp_path):
         model = model if model is not None else small_policy()
         model.config._name_or_path = model.name_or_path = "builtin:tiny"
         settings = {"report_to": "none", **settings}
-        found = preflight(model, env or toy_env(), small_config(tmp_path / "run", **settings), tmp_path / "probe")
+        found = preflight(
+            model, env or toy_env(), small_config(tmp_path / "run", **settings), tmp_path / "probe"
+        )
         return {finding.name: finding for finding in found}
 
     return look
@@ -70,7 +72,10 @@ def last(found):
 
 
 def test_log_probabilities_of_another_distribution_are_found(findings, monkeypatch):
-    changed_tokens(monkeypatch, lambda tokens: replace(tokens, completion_logprobs=tokens.completion_logprobs - 0.3))
+    changed_tokens(
+        monkeypatch,
+        lambda tokens: replace(tokens, completion_logprobs=tokens.completion_logprobs - 0.3),
+    )
     name, said = last(findings())
     assert name == "optimizer step"
     assert "sampler and trainer disagree by 0.3 nats per token" in said
@@ -95,7 +100,9 @@ def test_a_tokenizer_of_another_model_is_found(findings):
 
 
 def test_a_prompt_that_leaves_no_room_is_found(findings):
-    env = vf.SingleTurnEnv(dataset=[{"question": "a" * 80}] * 4, rubric=vf.Rubric(funcs=[lambda completion: 0.0]))
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "a" * 80}] * 4, rubric=vf.Rubric(funcs=[lambda completion: 0.0])
+    )
     name, said = last(findings(env))
     assert name == "example"
     assert "of max_seq_len" in said

@@ -1,4 +1,5 @@
-"""``vf-train quickstart``: every preset fits its environment, and a short run writes and says all that it promises."""
+"""``vf-train quickstart``: every preset fits its environment, and a short run writes and says all
+that it promises."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def environment_of(name, **args):
     return vf.load_environment(name, seed=0, **(PRESETS[name].env_args | args))
 
 
-# --- the table --------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -33,10 +34,14 @@ def test_the_answers_of_the_warm_up_are_right(name):
     env = environment_of(name, **FEW)
     answer = tagged_answers(env)
     right = {row["prompt"][-1]["content"]: answer(row) for row in (e.row for e in env.eval_table)}
-    results = env.evaluate(ScriptedClient(lambda request: right[request.prompt[-1]["content"]]), "scripted")
+    results = env.evaluate(
+        ScriptedClient(lambda request: right[request.prompt[-1]["content"]]), "scripted"
+    )
     summary = quickstart.statistics_of(results, PRESETS[name].exact)
     assert (summary["mean_reward"], summary["exact"], summary["examples"]) == (1.0, 1.0, 4)
-    wrong = quickstart.statistics_of(env.evaluate(ScriptedClient(lambda _: "?"), "scripted"), PRESETS[name].exact)
+    wrong = quickstart.statistics_of(
+        env.evaluate(ScriptedClient(lambda _: "?"), "scripted"), PRESETS[name].exact
+    )
     assert (wrong["mean_reward"], wrong["exact"]) == (0.0, 0.0)
 
 
@@ -47,7 +52,9 @@ def test_every_prompt_and_right_answer_fit(name):
     for row in (e.row for table in (env.train_table, env.eval_table) for e in list(table)[:300]):
         (turn,) = text_turns(row["prompt"], answer(row), None, tokenizer)
         prompt_ids, answer_ids = turn.prompt_ids, turn.completion_ids
-        assert len(answer_ids) - 1 <= training["max_tokens"]  # the template's newline after the end token is none
+        assert (
+            len(answer_ids) - 1 <= training["max_tokens"]
+        )  # the template's newline after the end token is none
         assert len(prompt_ids) + training["max_tokens"] <= training["max_seq_len"]
         assert tokenizer.unk_token_id not in (*prompt_ids, *answer_ids)
 
@@ -58,14 +65,20 @@ def test_held_out_rows_that_are_trained_on_as_well_are_left_out():
     held_out = [row["prompt"][-1]["content"] for row in quickstart._held_out(env)]
     assert len(held_out) >= 190
     assert not trained_on.intersection(held_out)
-    assert trained_on.intersection(e.row["prompt"][-1]["content"] for e in env.eval_table), "the generator repeats"
+    assert trained_on.intersection(e.row["prompt"][-1]["content"] for e in env.eval_table), (
+        "the generator repeats"
+    )
 
 
-# --- a run ------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "reasoning-gym" else name for name in PRESETS]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "reasoning-gym" else name
+        for name in PRESETS
+    ],
 )
 def test_a_short_run_measures_trains_and_reports(name, tmp_path, monkeypatch):
     preset = PRESETS[name]
@@ -77,7 +90,17 @@ def test_a_short_run_measures_trains_and_reports(name, tmp_path, monkeypatch):
         training=preset.training | {"batch_size": 16, "embedded_threads": 1},
     )
     monkeypatch.setitem(PRESETS, name, short)
-    words = ["--env", name, "--seed", "1", "--steps", "2", "--output-dir", str(tmp_path / "run"), "--json"]
+    words = [
+        "--env",
+        name,
+        "--seed",
+        "1",
+        "--steps",
+        "2",
+        "--output-dir",
+        str(tmp_path / "run"),
+        "--json",
+    ]
     result = CliRunner().invoke(quickstart_command, words, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
 

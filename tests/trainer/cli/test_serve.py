@@ -1,4 +1,5 @@
-"""``vf-serve``: a saved model answers on a port until a signal ends it; other machines reach it only with a key."""
+"""``vf-serve``: a saved model answers on a port until a signal ends it; other machines reach it
+only with a key."""
 
 import json
 import signal
@@ -15,7 +16,9 @@ from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny
 
 def post(url, key=None):
     body = {"model": "policy", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 4}
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    headers = {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {key}"} if key else {}
+    )
     request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=30) as response:
         return json.load(response)
@@ -26,7 +29,16 @@ def test_a_run_folder_is_served_with_its_key_until_sigterm(tmp_path, monkeypatch
     folder = tmp_path / "run/checkpoint-7"
     build_tiny_model(seed=3).save_pretrained(folder)
     build_tiny_tokenizer().save_pretrained(folder)
-    flags = [str(tmp_path / "run"), "--port", "0", "--name", "policy", "--api-key-var", "SERVE_KEY", "--json"]
+    flags = [
+        str(tmp_path / "run"),
+        "--port",
+        "0",
+        "--name",
+        "policy",
+        "--api-key-var",
+        "SERVE_KEY",
+        "--json",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "verifiers_trainer.cli.serve", *flags],
         stdout=subprocess.PIPE,

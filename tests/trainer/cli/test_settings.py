@@ -1,4 +1,5 @@
-"""Settings of ``vf-train``: documented files as they are, every mistake at once, and the way back to TOML."""
+"""Settings of ``vf-train``: documented files as they are, every mistake at once, and the way back
+to TOML."""
 
 from __future__ import annotations
 
@@ -36,13 +37,16 @@ def read(tmp_path):
     return reader
 
 
-# --- the documented formats -------------------------------------------------------------------------------------
+# --- the documented formats -----------------------------------------------------------------------
 
 
 def test_the_documented_vf_rl_file_parses_as_it_is(read):
     settings, problems = read(VF_RL)
     assert problems == []
-    assert (settings.model, settings.env_id) == ("Qwen/Qwen3-4B-Instruct-2507", "primeintellect/wiki-search")
+    assert (settings.model, settings.env_id) == (
+        "Qwen/Qwen3-4B-Instruct-2507",
+        "primeintellect/wiki-search",
+    )
     assert settings.env_args == {"max_turns": 10}
     assert settings.config == {
         "run_name": "wiki-search",
@@ -64,7 +68,10 @@ def test_the_documented_vf_rl_file_parses_as_it_is(read):
 def test_the_documented_hosted_file_parses_as_it_is_and_means_the_same(read):
     settings, problems = read(HOSTED)
     assert problems == []
-    assert (settings.model, settings.env_id) == ("Qwen/Qwen3-30B-A3B-Instruct-2507", "primeintellect/alphabet-sort")
+    assert (settings.model, settings.env_id) == (
+        "Qwen/Qwen3-30B-A3B-Instruct-2507",
+        "primeintellect/alphabet-sort",
+    )
     assert settings.env_args == {"min_turns": 3, "max_turns": 5, "power_per_turn": False}
     assert settings.config == {
         "max_steps": 500,
@@ -99,15 +106,16 @@ def test_the_shipped_files_are_there():
 
 def test_every_documented_training_setting_is_known(read):
     documented = (
-        "learning_rate = 1e-5\nlr_scheduler_type = 'constant'\nwarmup_steps = 10\nmax_steps = 5\nmax_grad_norm = 1\n"
-        "bf16 = true\ngradient_checkpointing = true\nuse_liger = false\nuse_lora = true\nlora_rank = 8\n"
-        "lora_alpha = 16\ntemperature = 1\ntop_p = 0.9\ntop_k = 5\nmin_p = 0.1\nrepetition_penalty = 1.1"
+        "learning_rate = 1e-5\nlr_scheduler_type = 'constant'\nwarmup_steps = 10\nmax_steps ="
+        " 5\nmax_grad_norm = 1\nbf16 = true\ngradient_checkpointing = true\nuse_liger ="
+        " false\nuse_lora = true\nlora_rank = 8\nlora_alpha = 16\ntemperature = 1\ntop_p ="
+        " 0.9\ntop_k = 5\nmin_p = 0.1\nrepetition_penalty = 1.1"
     )
     _, problems = read(f"model = 'm'\nenv.id = 'e'\n[trainer.args]\n{documented}")
     assert problems == []
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -123,7 +131,9 @@ def test_every_documented_training_setting_is_known(read):
         ("[inference.args]", "[inferense.args]", 12, "inference"),
     ],
 )
-def test_a_misspelt_key_is_refused_with_its_line_and_the_right_one(read, right, wrong, line, suggestion):
+def test_a_misspelt_key_is_refused_with_its_line_and_the_right_one(
+    read, right, wrong, line, suggestion
+):
     assert right in VF_RL
     _, problems = read(VF_RL.replace(right, wrong))
     assert f"run.toml:{line}: " in problems[0]
@@ -149,7 +159,10 @@ def test_all_mistakes_are_reported_together(read):
     _, problems = read(text, "--trainer.args.temperatur", "0.5", "--modle", "x")
     assert len(problems) == 5
     assert sum("gpus" in problem for problem in problems) == 2
-    assert any(problem.startswith("--trainer.args.temperatur:") and '"temperature"' in problem for problem in problems)
+    assert any(
+        problem.startswith("--trainer.args.temperatur:") and '"temperature"' in problem
+        for problem in problems
+    )
     assert any(problem.startswith("--modle:") and '"model"' in problem for problem in problems)
 
 
@@ -191,7 +204,9 @@ def test_a_section_that_is_no_table_is_refused(read, section):
 
 def test_a_plain_setting_has_no_parts(read):
     _, problems = read(VF_RL, "--trainer.args.max_steps.x", "3")
-    assert problems == ["--trainer.args.max_steps.x: max_steps is not a table; it must be a whole number"]
+    assert problems == [
+        "--trainer.args.max_steps.x: max_steps is not a table; it must be a whole number"
+    ]
 
 
 def test_several_environments_are_a_mixture_and_foreign_sections_are_refused_by_name(read):
@@ -217,7 +232,10 @@ def test_gpus_count_only_where_there_are_some(read):
 
 def test_a_file_that_is_absent_or_no_toml_is_refused(tmp_path):
     (tmp_path / "good.toml").write_text("")
-    with pytest.raises(ConfigError, match=r"god\.toml cannot be read: No such file or directory; .*holds good\.toml"):
+    with pytest.raises(
+        ConfigError,
+        match=r"god\.toml cannot be read: No such file or directory; .*holds good\.toml",
+    ):
         read_toml(str(tmp_path / "god.toml"))
     (tmp_path / "bad.toml").write_text("a = 1\nmodel = = 2\n")
     with pytest.raises(ConfigError, match="line 2"):
@@ -227,14 +245,25 @@ def test_a_file_that_is_absent_or_no_toml_is_refused(tmp_path):
         read_toml(str(tmp_path / "binary.toml"))
 
 
-# --- overrides --------------------------------------------------------------------------------------------------
+# --- overrides ------------------------------------------------------------------------------------
 
 
 def test_overrides_win_in_the_order_given(read):
-    words = ["--trainer.args.max_steps", "10", "--env.args.max_turns=5", "--model", "x", "--trainer.args.max-steps=11"]
+    words = [
+        "--trainer.args.max_steps",
+        "10",
+        "--env.args.max_turns=5",
+        "--model",
+        "x",
+        "--trainer.args.max-steps=11",
+    ]
     settings, problems = read(VF_RL, *words)
     assert problems == []
-    assert (settings.model, settings.config["max_steps"], settings.env_args) == ("x", 11, {"max_turns": 5})
+    assert (settings.model, settings.config["max_steps"], settings.env_args) == (
+        "x",
+        11,
+        {"max_turns": 5},
+    )
 
 
 def test_values_of_overrides_are_toml_or_else_text(read):
@@ -264,7 +293,9 @@ def test_values_of_overrides_are_toml_or_else_text(read):
 
 
 def test_a_whole_section_can_be_an_override(read):
-    settings, problems = read(VF_RL, "--env.args", "{max_turns = 2}", "--trainer.args={max_steps = 1}")
+    settings, problems = read(
+        VF_RL, "--env.args", "{max_turns = 2}", "--trainer.args={max_steps = 1}"
+    )
     assert problems == []
     assert (settings.env_args["max_turns"], settings.config["max_steps"]) == (2, 1)
 
@@ -307,19 +338,26 @@ def test_an_eval_section_switches_evaluation_on(read):
     assert 'did you mean "num_examples"' in problems[0]
 
 
-# --- back to TOML -----------------------------------------------------------------------------------------------
+# --- back to TOML ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [VF_RL, HOSTED, VF_RL + "\n[eval]\nsteps = 5"])
 def test_dumped_settings_read_back_as_the_same_run(read, text):
     settings, _ = read(
-        text, "--env.args.text", 'quote " and \\ and \u00e9', "--trainer.args.sampling_args={stop = ['x']}"
+        text,
+        "--env.args.text",
+        'quote " and \\ and \u00e9',
+        "--trainer.args.sampling_args={stop = ['x']}",
     )
     config = RLConfig(**settings.config)
     dumped = to_toml(settings, config)
     again, problems = read(dumped)
     assert problems == []
-    assert (again.model, again.env_id, again.env_args) == (settings.model, settings.env_id, settings.env_args)
+    assert (again.model, again.env_id, again.env_args) == (
+        settings.model,
+        settings.env_id,
+        settings.env_args,
+    )
     same = RLConfig(**again.config)
     for name in field_names():
         if name not in ("logging_dir", "accelerator_config"):
@@ -333,21 +371,33 @@ def test_a_dump_keeps_where_the_run_samples_and_trains(read):
     assert problems == []
     again, problems = read(to_toml(settings, RLConfig(**settings.config)))
     assert problems == []
-    assert (dict(again.gpus), dict(again.server_args)) == (dict(settings.gpus), dict(settings.server_args))
+    assert (dict(again.gpus), dict(again.server_args)) == (
+        dict(settings.gpus),
+        dict(settings.server_args),
+    )
     assert dict(again.gpus) == {"inference": 3, "trainer": 2}
     assert again.server_args["enforce_eager"] is True
 
 
 @pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
-@pytest.mark.parametrize("bounds", ["", "epsilon = 0.01", "epsilon_high = 3.0", "mask_ratio_high = 4.0"])
+@pytest.mark.parametrize(
+    "bounds", ["", "epsilon = 0.01", "epsilon_high = 3.0", "mask_ratio_high = 4.0"]
+)
 @pytest.mark.parametrize("loss", OBJECTIVES)
 def test_dumped_settings_train_the_same_objective(read, kind, bounds, loss):
-    """Bounds of the loss's source stay its own, and bounds that it does not read are not written."""
+    """Bounds of the loss's source stay its own, and bounds that it does not read are
+    not written."""
     if bounds and bounds.split()[0] not in OBJECTIVES[loss].reads:
         return
-    text = f"model = 'm'\nenv.id = 'e'\n[trainer]\nalgorithm = '{'rl' if kind is RLConfig else 'grpo'}'"
+    text = (
+        "model = 'm'\nenv.id = 'e'\n[trainer]\nalgorithm ="
+        f" '{'rl' if kind is RLConfig else 'grpo'}'"
+    )
     teacher = "\nteacher = 't'" if OBJECTIVES[loss].component == "ref_kl" else ""
-    settings, _ = read(f"{text}\n[trainer.args]\nrun_name = 'x'\nbatch_size = 16\nloss = '{loss}'\n{bounds}{teacher}")
+    settings, _ = read(
+        f"{text}\n[trainer.args]\nrun_name = 'x'\nbatch_size = 16\nloss ="
+        f" '{loss}'\n{bounds}{teacher}"
+    )
     config = kind(**settings.config)
     again, problems = read(to_toml(settings, config))
     assert problems == []
@@ -366,7 +416,7 @@ def test_a_dump_without_a_run_name_names_the_folder_and_keeps_secrets_to_itself(
     assert "hf_secret" not in to_toml(settings, config)
 
 
-# --- the pieces -------------------------------------------------------------------------------------------------
+# --- the pieces -----------------------------------------------------------------------------------
 
 
 def test_lines_of_keys_are_found_whatever_stands_around_them():

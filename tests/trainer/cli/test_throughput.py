@@ -1,4 +1,5 @@
-"""The model of time and memory against numbers computed by hand, a simulation of the pipeline, and published sizes."""
+"""The model of time and memory against numbers computed by hand, a simulation of the pipeline, and
+published sizes."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,9 @@ from verifiers_trainer.cli.throughput import (
 )
 from verifiers_trainer.policy.builtin_models import build_tiny_model
 
-SMALL = Architecture(layers=2, width=4, mlp_width=8, heads=2, kv_heads=1, head_width=2, vocabulary=10)
+SMALL = Architecture(
+    layers=2, width=4, mlp_width=8, heads=2, kv_heads=1, head_width=2, vocabulary=10
+)
 DEVICE = DeviceSpeed(
     flops=1e6, bytes_per_s=1e5, memory=1e6, utilisation=0.5, bandwidth_share=0.5, decode_overhead_s=0.01,
     row_overhead_s=0.0,
@@ -41,7 +44,9 @@ ALL = Training()
 SERVER = Placement(trainers=1, samplers=1, link_bytes_per_s=1e4, sync_bytes_per_s=1e4)
 
 
-def planned(work: Workload = WORK, placement: Placement = SERVER, measured: MeasuredSpeed | None = None) -> PlannedRun:
+def planned(
+    work: Workload = WORK, placement: Placement = SERVER, measured: MeasuredSpeed | None = None
+) -> PlannedRun:
     return PlannedRun(SMALL, DEVICE, work, ALL, placement, measured or MeasuredSpeed())
 
 
@@ -56,8 +61,14 @@ def near_all(values: tuple[float, ...]) -> tuple[object, ...]:
 @pytest.mark.parametrize(
     ("model", "parameters"),
     [
-        (Architecture(32, 4096, 14336, 32, 8, 128, 128256, tied=False), 8_030_261_248),  # Llama 3 8B
-        (Architecture(24, 896, 4864, 14, 2, 64, 151936, qkv_bias=True), 494_032_768),  # Qwen2.5 0.5B
+        (
+            Architecture(32, 4096, 14336, 32, 8, 128, 128256, tied=False),
+            8_030_261_248,
+        ),  # Llama 3 8B
+        (
+            Architecture(24, 896, 4864, 14, 2, 64, 151936, qkv_bias=True),
+            494_032_768,
+        ),  # Qwen2.5 0.5B
         (Architecture(28, 1024, 3072, 16, 8, 128, 151936, qk_norm=True), 596_049_920),  # Qwen3 0.6B
         (Architecture(30, 576, 1536, 9, 3, 64, 49152), 134_515_008),  # SmolLM2 135M
     ],
@@ -87,22 +98,37 @@ def test_operations_of_a_trained_token():
     assert train_flops(SMALL, ALL, 10) == 6 * 348 + 3 * attention == 2568
     twice = Training(checkpointing=True, extra_forwards=1)
     assert train_flops(SMALL, twice, 10) == 2568 + 2 * (2 * 348 + attention)
-    assert train_flops(SMALL, replace(twice, passes=3), 10) == 3 * (2568 + 2 * 348 + attention) + 2 * 348 + attention
-    assert train_flops(SMALL, Training(rank=1), 10) == 4 * 348 + 2 * SMALL.adapter_parameters(1) + 480
+    assert (
+        train_flops(SMALL, replace(twice, passes=3), 10)
+        == 3 * (2568 + 2 * 348 + attention) + 2 * 348 + attention
+    )
+    assert (
+        train_flops(SMALL, Training(rank=1), 10) == 4 * 348 + 2 * SMALL.adapter_parameters(1) + 480
+    )
 
 
 def test_training_and_the_exchange_are_divided_by_hand():
     one, two = Placement(trainers=1), Placement(trainers=2, link_bytes_per_s=1e4)
     update = 28 * 348 / 1e5
-    assert train_s(SMALL, DEVICE, WORK, ALL, one) == near(28 * 2568 / 5e5 + update)  # a group's prompt once
+    assert train_s(SMALL, DEVICE, WORK, ALL, one) == near(
+        28 * 2568 / 5e5 + update
+    )  # a group's prompt once
     assert train_s(SMALL, DEVICE, WORK, ALL, two) == near(14 * 2568 / 5e5 + update)
-    assert train_s(SMALL, DEVICE, WORK, ALL, replace(two, shards=True)) == near(14 * 2568 / 5e5 + update / 2)
-    assert train_s(SMALL, DEVICE, replace(WORK, computed_tokens=21), ALL, one) == near(84 * 2568 / 5e5 + update)
+    assert train_s(SMALL, DEVICE, WORK, ALL, replace(two, shards=True)) == near(
+        14 * 2568 / 5e5 + update / 2
+    )
+    assert train_s(SMALL, DEVICE, replace(WORK, computed_tokens=21), ALL, one) == near(
+        84 * 2568 / 5e5 + update
+    )
     assert exchange_s(SMALL, ALL, one) == 0
     assert exchange_s(SMALL, ALL, two) == near(4 * 348 / 1e4)
-    assert train_s(SMALL, DEVICE, WORK, Training(passes=2), one) == near(2 * 28 * 2568 / 5e5 + update)
+    assert train_s(SMALL, DEVICE, WORK, Training(passes=2), one) == near(
+        2 * 28 * 2568 / 5e5 + update
+    )
     launches = replace(DEVICE, row_overhead_s=3.0)
-    assert train_s(SMALL, launches, WORK, Training(row_tokens=10), one) == near(3 * 3.0 + update)  # 28 tokens
+    assert train_s(SMALL, launches, WORK, Training(row_tokens=10), one) == near(
+        3 * 3.0 + update
+    )  # 28 tokens
 
 
 def test_decoding_reads_weights_and_cache_or_multiplies():
@@ -114,9 +140,13 @@ def test_decoding_reads_weights_and_cache_or_multiplies():
 
 def test_generation_by_hand():
     seconds, concurrent = generate_s(SMALL, DEVICE, WORK, SERVER, 0.0)
-    busy = 4 * ((2 * 348 + 8 * 8 * 16) / 5e4 + 0.01) + 8 * 2 * 348 * 3 / 5e5  # two siblings share a prompt of 6
+    busy = (
+        4 * ((2 * 348 + 8 * 8 * 16) / 5e4 + 0.01) + 8 * 2 * 348 * 3 / 5e5
+    )  # two siblings share a prompt of 6
     assert (seconds, concurrent) == (near(4 * busy / 8), near(8))  # two batches are in flight
-    assert generate_s(SMALL, DEVICE, replace(WORK, surplus=3.0), SERVER, 0.0)[0] == near(3 * seconds)
+    assert generate_s(SMALL, DEVICE, replace(WORK, surplus=3.0), SERVER, 0.0)[0] == near(
+        3 * seconds
+    )
 
 
 def test_the_longest_of_a_batch_is_that_of_drawn_lengths():
@@ -173,7 +203,8 @@ class SimulatedGroup:
 
 @dataclass
 class Simulation:
-    """The pipeline's rules with drawn lengths, one decoding step after the other (``pipeline/pipeline.py``).
+    """The pipeline's rules with drawn lengths, one decoding step after the other
+    (``pipeline/pipeline.py``).
 
     A training step and a decoding step that share a device each have half of it.
     """
@@ -197,7 +228,8 @@ class Simulation:
     running: list[SimulatedGroup] = field(default_factory=list)
 
     def run(self, num_batches: int) -> tuple[float, float]:
-        """(seconds of a batch, rollouts generated for each of a batch), the first five batches left out."""
+        """(seconds of a batch, rollouts generated for each of a batch), the first five batches left
+        out."""
         self.draw = np.random.default_rng(0)
         self._start()
         marks, training_s = [], 0.0
@@ -208,7 +240,9 @@ class Simulation:
                 self._start()
             seconds = self._decode()
             shared_s = min(training_s, seconds or training_s)
-            self.time += max(seconds, shared_s) if self.own_devices or not seconds else seconds + shared_s
+            self.time += (
+                max(seconds, shared_s) if self.own_devices or not seconds else seconds + shared_s
+            )
             if training_s and training_s - shared_s <= 0:
                 self.version += 1
                 marks.append((self.time, self.tokens))
@@ -226,7 +260,11 @@ class Simulation:
                 return
             lengths = self.draw.geometric(1 / self.mean, self.group).tolist()
             self.started += 1
-            self.running.append(SimulatedGroup(self.started, self.version, lengths, self.draw.random() < self.dropped))
+            self.running.append(
+                SimulatedGroup(
+                    self.started, self.version, lengths, self.draw.random() < self.dropped
+                )
+            )
 
     def _is_ready(self) -> bool:
         size = self.batch // self.group
@@ -271,7 +309,12 @@ def test_a_batch_takes_as_long_as_in_a_simulation_of_the_pipeline(simulation):
         decode_overhead_s=simulation.step_s - 2 * 348 / (per_token / simulation.sequence_s),
     )  # fmt: skip
     work = Workload(
-        simulation.batch, simulation.group, 0, simulation.mean, surplus=max(1.0, surplus), length_spread=1.0
+        simulation.batch,
+        simulation.group,
+        0,
+        simulation.mean,
+        surplus=max(1.0, surplus),
+        length_spread=1.0,
     )
     placement = Placement(
         samplers=int(simulation.own_devices),
@@ -288,21 +331,29 @@ def test_a_batch_takes_as_long_as_in_a_simulation_of_the_pipeline(simulation):
 
 
 def tries(places: int, dropped: float, most_groups: float) -> tuple[float, float, int]:
-    """(rounds until every place is filled or the groups are used up, groups, filled places); groups of equal length."""
+    """(rounds until every place is filled or the groups are used up, groups, filled places); groups
+    of equal length."""
     empty, rounds, groups = places, 0.0, 0.0
     while empty and groups < most_groups:
         begun = min(empty, most_groups - groups)
         filled = DRAW.binomial(begun, 1 - dropped)
-        empty, rounds, groups = empty - filled, rounds + begun / empty, groups + begun  # the last may be a part
+        empty, rounds, groups = (
+            empty - filled,
+            rounds + begun / empty,
+            groups + begun,
+        )  # the last may be a part
     return rounds, groups, places - empty
 
 
 DRAW = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(("dropped", "most"), [(0.3, math.inf), (0.5, math.inf), (0.7, 2), (0.9, 2), (0.9, 4)])
+@pytest.mark.parametrize(
+    ("dropped", "most"), [(0.3, math.inf), (0.5, math.inf), (0.7, 2), (0.9, 2), (0.9, 4)]
+)
 def test_a_batch_alone_has_its_rounds_of_groups(dropped, most):
-    """``most`` is the setting ``oversample``: the last rounds of a batch that stays short have its last groups."""
+    """``most`` is the setting ``oversample``: the last rounds of a batch that stays short have its
+    last groups."""
     rounds, groups, filled = np.mean([tries(32, dropped, most * 32) for _ in range(500)], axis=0)
     work = Workload(32 * 8, 8, 0, 100, surplus=groups / 32, trained=filled / 32)
     assert _most_tries(work) == pytest.approx(rounds, rel=0.2)
@@ -335,7 +386,9 @@ RUNS = st.builds(
 @given(RUNS, st.floats(1, 4))
 def test_what_never_shortens_a_step(run, factor):
     def at_least_as_long(**changes: float) -> bool:
-        return step_time(replace(run, work=replace(run.work, **changes))).step_s >= step_time(run).step_s * (1 - 1e-6)
+        return step_time(replace(run, work=replace(run.work, **changes))).step_s >= step_time(
+            run
+        ).step_s * (1 - 1e-6)
 
     assert at_least_as_long(length_spread=run.work.length_spread * factor)
     assert at_least_as_long(most_tokens=run.work.most_tokens * factor)
@@ -357,7 +410,9 @@ def test_what_never_lengthens_a_step(run, number):
     assert at_most_as_long(waits=False)
     if run.placement.samplers:
         assert at_most_as_long(samplers=run.placement.samplers + number)
-    assert step_time(run).generate_s >= generate_s(SMALL, DEVICE, run.work, run.placement, 0.0)[0] * (1 - 1e-6)
+    assert step_time(run).generate_s >= generate_s(SMALL, DEVICE, run.work, run.placement, 0.0)[
+        0
+    ] * (1 - 1e-6)
 
 
 def test_rollouts_that_wait_are_bounded_by_how_many_are_in_flight():
@@ -365,12 +420,16 @@ def test_rollouts_that_wait_are_bounded_by_how_many_are_in_flight():
     seconds, concurrent = generate_s(SMALL, DEVICE, slow, SERVER, 0.0)
     assert seconds == pytest.approx(1000 * 4 / 8, rel=1e-3)
     assert concurrent < 0.01
-    assert generate_s(SMALL, DEVICE, slow, replace(SERVER, in_flight=2), 0.0)[0] == pytest.approx(2000, rel=1e-3)
+    assert generate_s(SMALL, DEVICE, slow, replace(SERVER, in_flight=2), 0.0)[0] == pytest.approx(
+        2000, rel=1e-3
+    )
     assert step_time(planned(slow)).bottleneck == "the environment"
 
 
 def test_a_small_cache_bounds_how_many_decode_together():
-    small = replace(DEVICE, memory=(2 * 348 + 3 * 10 * 16) / 0.9)  # of weights and three rollouts of ten tokens
+    small = replace(
+        DEVICE, memory=(2 * 348 + 3 * 10 * 16) / 0.9
+    )  # of weights and three rollouts of ten tokens
     assert generate_s(SMALL, small, WORK, SERVER, 0.0)[1] == pytest.approx(3)
     assert sampler_memory(SMALL, small, WORK, SERVER)["key/value cache"] == near(3 * 10 * 16)
     bounded = replace(SERVER, cache_bytes=2 * 10 * 16)
@@ -383,14 +442,18 @@ def test_generation_and_training_overlap_only_on_devices_of_their_own():
     generation, training, sync = overlapped.generate_s, overlapped.train_s, 2 * 348 / 1e4
     assert overlapped.step_s == near(max(generation, training) + sync)
     assert overlapped.bottleneck == "training"
-    assert step_time(planned(placement=replace(SERVER, samplers=0))).step_s == near(generation + training)
+    assert step_time(planned(placement=replace(SERVER, samplers=0))).step_s == near(
+        generation + training
+    )
     alternating = step_time(planned(placement=replace(SERVER, off_policy=0)))
     assert alternating.step_s == near(alternating.generate_s + training + sync)
     assert alternating.generate_s > generation  # half as many in flight
 
 
 def test_measured_speeds_replace_the_formulas():
-    measured = MeasuredSpeed(train_tokens_per_s=14, sampled_tokens_per_s=2, sync_s=0.25, other_s=0.5)
+    measured = MeasuredSpeed(
+        train_tokens_per_s=14, sampled_tokens_per_s=2, sync_s=0.25, other_s=0.5
+    )
     time = step_time(planned(replace(WORK, surplus=2.0), replace(SERVER, samplers=4), measured))
     assert (time.generate_s, time.train_s) == (near(4 * 2 * 4 / 8), near(2.0))
     assert time.step_s == near(4.0 + 0.25 + 0.5)
@@ -400,7 +463,8 @@ def test_measured_speeds_replace_the_formulas():
 
 
 def test_measured_speeds_are_those_of_as_many_rollouts_at_a_time():
-    """By hand: the ratio of two predictions, of rollouts of 6 and 4 tokens that decode 2 x batch at a time."""
+    """By hand: the ratio of two predictions, of rollouts of 6 and 4 tokens that decode 2 x batch at
+    a time."""
 
     def generated_s(batch):
         at_a_time = 2 * batch
@@ -415,20 +479,27 @@ def test_measured_speeds_are_those_of_as_many_rollouts_at_a_time():
     assert larger == near(16 * 4 / 2 * (generated_s(16) / 16) / (generated_s(4) / 4))
     assert larger < 4 * of_itself  # and of a run whose batch is not known:
     unknown = replace(measured, sampled_batch=None)
-    assert step_time(planned(replace(WORK, batch_size=16), measured=unknown)).generate_s == near(4 * of_itself)
+    assert step_time(planned(replace(WORK, batch_size=16), measured=unknown)).generate_s == near(
+        4 * of_itself
+    )
     wasteful = planned(replace(WORK, surplus=3.0), measured=measured)
     assert step_time(wasteful).generate_s == near(3 * of_itself)
 
 
 def test_a_cpu_computes_in_32_bits_and_one_thing_after_the_other():
     cpu = replace(DEVICE, is_accelerator=False, row_overhead_s=3.0)
-    assert decode_s(SMALL, cpu, 8, 8) == near(4 * (348 + 8 * 8 * 8) / 5e4 + 2 * 348 * 8 / 5e5 + 0.01)
+    assert decode_s(SMALL, cpu, 8, 8) == near(
+        4 * (348 + 8 * 8 * 8) / 5e4 + 2 * 348 * 8 / 5e5 + 0.01
+    )
     flops = 6 * 348 + 3 * (2 * 2 * 4 * 2 * 10)  # a token attends to the ten of its row
     seconds = 28 * flops / 5e5 + 3 * 3.0 + 28 * 348 / 1e5
     assert train_s(SMALL, cpu, WORK, Training(row_tokens=10), Placement()) == near(seconds)
     memory = trainer_memory(SMALL, cpu, Training(rank=1, row_tokens=100), Placement())
     assert memory["weights"] == 4 * (SMALL.adapter_parameters(1) + 348)
-    assert sampler_memory(SMALL, cpu, WORK, SERVER) == {"weights": 4 * 348, "key/value cache": near(8 * 10 * 8 * 4)}
+    assert sampler_memory(SMALL, cpu, WORK, SERVER) == {
+        "weights": 4 * 348,
+        "key/value cache": near(8 * 10 * 8 * 4),
+    }
 
 
 @pytest.mark.parametrize(
@@ -436,7 +507,8 @@ def test_a_cpu_computes_in_32_bits_and_one_thing_after_the_other():
     [(16, 3.31, 4.31), (32, 5.48, 9.24)],  # 24 sampled tokens each
 )
 def test_a_model_of_135_million_weights_takes_what_was_measured(rollouts, generated_s, trained_s):
-    """CPU seconds of one core, medians of three steps of ``builtin:smollm2-135m`` with LoRA (docs/scale.md)."""
+    """CPU seconds of one core, medians of three steps of ``builtin:smollm2-135m`` with LoRA
+    (docs/scale.md)."""
     model = Architecture(30, 576, 1536, 9, 3, 64, 49152)
     cpu = DeviceSpeed(flops=2e11, bytes_per_s=2e10, memory=2e10, is_accelerator=False)
     work = Workload(batch_size=rollouts, group_size=8, prompt_tokens=73, completion_tokens=23)
@@ -455,9 +527,13 @@ def test_memory_by_hand():
     assert memory["activations"] == 34 * 4 * 2 * 100 + 4 * 10 * 100
     adapter = SMALL.adapter_parameters(1)
     lora = trainer_memory(SMALL, DEVICE, Training(rank=1), Placement(trainers=2, shards=True))
-    assert lora["weights"] + lora["gradients"] + lora["optimizer"] == near((16 * adapter + 2 * 348) / 2)
+    assert lora["weights"] + lora["gradients"] + lora["optimizer"] == near(
+        (16 * adapter + 2 * 348) / 2
+    )
     assert (sync_bytes(SMALL, ALL), sync_bytes(SMALL, Training(rank=1))) == (2 * 348, 4 * adapter)
-    recomputed = trainer_memory(SMALL, DEVICE, Training(row_tokens=100, checkpointing=True), Placement())
+    recomputed = trainer_memory(
+        SMALL, DEVICE, Training(row_tokens=100, checkpointing=True), Placement()
+    )
     assert recomputed["activations"] < memory["activations"]
 
 

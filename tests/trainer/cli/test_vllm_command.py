@@ -14,7 +14,14 @@ from packaging.version import Version
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli import vllm_command
 from verifiers_trainer.cli.vllm import COMMAND
-from verifiers_trainer.cli.vllm_command import Executable, ServerRequest, as_flags, build, num_gpus, require_device
+from verifiers_trainer.cli.vllm_command import (
+    Executable,
+    ServerRequest,
+    as_flags,
+    build,
+    num_gpus,
+    require_device,
+)
 
 ROOT = Path(__file__).parents[3]
 FAKE = f"{sys.executable} {ROOT / 'tests/support/fake_vllm.py'}"
@@ -28,8 +35,8 @@ def built(*flags, executable=NEW, **wanted):
 SEEDS = {
     "--data-parallel-size 6 --enforce-eager --disable-log-requests": {},
     "--data-parallel-size 4 --enforce-eager --disable-log-requests": {"host": "0.0.0.0"},
-    "--tensor-parallel-size 4 --max-model-len 8192 --dtype bfloat16 --gpu-memory-utilization 0.9 "
-    "--enable-prefix-caching": {"host": "0.0.0.0"},
+    "--tensor-parallel-size 4 --max-model-len 8192 --dtype bfloat16 "
+    "--gpu-memory-utilization 0.9 --enable-prefix-caching": {"host": "0.0.0.0"},
     "--tensor-parallel-size 4": {},
     "--enable-auto-tool-choice --tool-call-parser hermes": {},
 }
@@ -71,20 +78,34 @@ def test_the_backend_of_weight_transfer_is_named_where_there_are_gpus(monkeypatc
     assert '{"backend": "nccl"}' in built().words
     ipc = built("--weight-transfer-config", '{"backend": "ipc"}')
     assert ipc.variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
-    assert "--weight-transfer-config" not in built(executable=Executable(("vllm",), Version("0.12"), False, "")).words
+    assert (
+        "--weight-transfer-config"
+        not in built(executable=Executable(("vllm",), Version("0.12"), False, "")).words
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "--weight-transfer-config" not in built().words
 
 
 def test_the_server_module_takes_the_model_as_a_flag():
-    module = Executable(("python", "-m", "vllm.entrypoints.openai.api_server"), Version("0.32"), True, "as given")
+    module = Executable(
+        ("python", "-m", "vllm.entrypoints.openai.api_server"), Version("0.32"), True, "as given"
+    )
     assert built(executable=module).words[3:5] == ["--model", "Qwen/Qwen2.5-7B-Instruct"]
 
 
 def test_misspelt_flags_are_named_together_and_what_follows_a_bare_dash_is_not_looked_at():
     with pytest.raises(ConfigError) as caught:
-        built("--tensor-paralel-size", "4", "--quux", "1", executable=Executable(("true",), Version("0.33"), False, ""))
-    assert "--tensor-paralel-size is not a flag of vLLM, did you mean --tensor-parallel-size" in str(caught.value)
+        built(
+            "--tensor-paralel-size",
+            "4",
+            "--quux",
+            "1",
+            executable=Executable(("true",), Version("0.33"), False, ""),
+        )
+    assert (
+        "--tensor-paralel-size is not a flag of vLLM, did you mean --tensor-parallel-size"
+        in str(caught.value)
+    )
     assert "--quux" in str(caught.value)
     assert built(unchecked=["--quux", "1"]).words[-2:] == ["--quux", "1"]
 
@@ -93,16 +114,27 @@ def test_a_flag_that_only_the_installed_server_knows_is_taken(tmp_path):
     script = tmp_path / "vllm"
     script.write_text("#!/bin/sh\necho 'options: --brand-new X'\n")
     script.chmod(0o755)
-    made = built("--brand-new", "1", executable=Executable((str(script),), Version("0.40"), False, ""))
+    made = built(
+        "--brand-new", "1", executable=Executable((str(script),), Version("0.40"), False, "")
+    )
     assert "--brand-new" in made.words
 
 
 def test_settings_of_a_file_are_flags():
-    settings = {"enforce_eager": True, "enable_prefix_caching": False, "gpu_memory_utilization": 0.9}
-    assert as_flags(settings) == ["--enforce-eager", "--no-enable-prefix-caching", "--gpu-memory-utilization", "0.9"]
+    settings = {
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "gpu_memory_utilization": 0.9,
+    }
+    assert as_flags(settings) == [
+        "--enforce-eager",
+        "--no-enable-prefix-caching",
+        "--gpu-memory-utilization",
+        "0.9",
+    ]
 
 
-# --- which executable ---------------------------------------------------------------------------------------------
+# --- which executable -----------------------------------------------------------------------------
 
 
 def test_the_executable_is_the_one_given_else_found_else_made_by_uv(monkeypatch, tmp_path):
@@ -117,11 +149,17 @@ def test_the_executable_is_the_one_given_else_found_else_made_by_uv(monkeypatch,
     with pytest.raises(ConfigError, match="there is no command 'elsewhere/vllm'"):
         vllm_command.find_executable("elsewhere/vllm")
     there.update({sys.executable: sys.executable})
-    assert vllm_command.find_executable(None, {"VF_VLLM": f"{sys.executable} x.py"}).words == (sys.executable, "x.py")
+    assert vllm_command.find_executable(None, {"VF_VLLM": f"{sys.executable} x.py"}).words == (
+        sys.executable,
+        "x.py",
+    )
 
 
 def test_without_a_gpu_and_a_cpu_build_one_sentence_says_what_to_do():
-    with pytest.raises(ConfigError, match="needs a GPU, and none is visible here: train without one on the embedded"):
+    with pytest.raises(
+        ConfigError,
+        match="needs a GPU, and none is visible here: train without one on the embedded",
+    ):
         require_device(NEW, {"CUDA_VISIBLE_DEVICES": ""})
     require_device(NEW, {"CUDA_VISIBLE_DEVICES": "3"})
     require_device(Executable(("vllm",), Version("0.32"), True, ""), {"CUDA_VISIBLE_DEVICES": ""})
@@ -129,7 +167,7 @@ def test_without_a_gpu_and_a_cpu_build_one_sentence_says_what_to_do():
     assert num_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
 
 
-# --- the command --------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def test_dry_run_prints_the_command_alone_and_as_json(capfd, monkeypatch):
@@ -163,9 +201,22 @@ def test_what_cannot_be_used_is_one_paragraph_and_exit_2(capsys, monkeypatch, wo
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_server_is_started_reported_and_ended_with_the_command(tmp_path, number):
-    environ = {**os.environ, "VF_VLLM": FAKE, "PYTHONPATH": str(ROOT / "tests"), "PYTHONWARNINGS": "ignore"}
+    environ = {
+        **os.environ,
+        "VF_VLLM": FAKE,
+        "PYTHONPATH": str(ROOT / "tests"),
+        "PYTHONWARNINGS": "ignore",
+    }
     process = subprocess.Popen(
-        [sys.executable, "-m", "verifiers_trainer.cli.vllm", "--model", "builtin:tiny", "--port", str(_port())],
+        [
+            sys.executable,
+            "-m",
+            "verifiers_trainer.cli.vllm",
+            "--model",
+            "builtin:tiny",
+            "--port",
+            str(_port()),
+        ],
         env=environ,
         stderr=subprocess.PIPE,
         text=True,
@@ -190,7 +241,12 @@ def test_a_server_is_started_reported_and_ended_with_the_command(tmp_path, numbe
 
 @pytest.mark.slow
 def test_a_server_that_fails_is_exit_3(tmp_path):
-    environ = {**os.environ, "VF_VLLM": FAKE, "PYTHONPATH": str(ROOT / "tests"), "FAKE_VLLM_FAILS": "1"}
+    environ = {
+        **os.environ,
+        "VF_VLLM": FAKE,
+        "PYTHONPATH": str(ROOT / "tests"),
+        "FAKE_VLLM_FAILS": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-m", "verifiers_trainer.cli.vllm", "--model", "builtin:tiny", "--json"],
         env=environ,

@@ -1,4 +1,5 @@
-"""A launcher's file that splits no model although it seems to is reported before anything is loaded."""
+"""A launcher's file that splits no model although it seems to is reported before anything is
+loaded."""
 
 import os
 import subprocess
@@ -49,7 +50,9 @@ def file(tmp_path):
 def test_the_documented_file_splits_nothing_and_that_is_said(file, flag):
     path = file(DOCUMENTED)
     said = unused_split(["python", "accelerate", "launch", *flag.format(path).split(), "train.py"])
-    assert said.startswith(f"{path} has a deepspeed_config, which has no effect with distributed_type MULTI_GPU")
+    assert said.startswith(
+        f"{path} has a deepspeed_config, which has no effect with distributed_type MULTI_GPU"
+    )
     assert said.endswith("Set distributed_type: DEEPSPEED to split it")
 
 
@@ -70,7 +73,15 @@ def test_it_is_said_before_the_model_is_loaded(file, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import verifiers as vf\nvf.get_model_and_tokenizer('no/such')\n")
     path = file(DOCUMENTED.replace("num_processes: 4", "num_processes: 1"))
-    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", "--config_file", path]
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.accelerate_cli",
+        "launch",
+        "--cpu",
+        "--config_file",
+        path,
+    ]
     done = subprocess.run(
         [*command, str(script)],
         capture_output=True,
@@ -78,4 +89,6 @@ def test_it_is_said_before_the_model_is_loaded(file, tmp_path):
         timeout=300,
         env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )
-    assert "deepspeed_config, which has no effect with distributed_type MULTI_GPU" in done.stderr, done.stderr
+    assert "deepspeed_config, which has no effect with distributed_type MULTI_GPU" in done.stderr, (
+        done.stderr
+    )

@@ -1,4 +1,5 @@
-"""Several processes train as one does, waste no sample, and end together with the error of the one that failed."""
+"""Several processes train as one does, waste no sample, and end together with the error of the one
+that failed."""
 
 import time
 
@@ -21,7 +22,9 @@ def sample(length):
     ids = np.arange(length, dtype=np.int32)
     mask = ids > 1
     logprobs = np.where(mask, -0.1 * ids, 0).astype(np.float32)
-    return Sample(ids, mask, logprobs, np.ones(length, np.float32), np.zeros(length, np.int32), 1.0, 0, 0)
+    return Sample(
+        ids, mask, logprobs, np.ones(length, np.float32), np.zeros(length, np.int32), 1.0, 0, 0
+    )
 
 
 RUN = {"deterministic": True, "max_steps": 4, "save_strategy": "no", "max_off_policy_steps": 1}
@@ -43,7 +46,7 @@ def on(children, tmp_path):
     return call
 
 
-# --- one gradient -------------------------------------------------------------------------------------------------
+# --- one gradient ---------------------------------------------------------------------------------
 
 UNEQUAL = [[1, 20, 3, 7], [2, 2, 30, 5]]
 FEW = [[4, 9]]
@@ -60,7 +63,9 @@ def results(ended):
         (UNEQUAL, 2, {}),
         (UNEQUAL, 3, {"micro_batch_size": 1, "batch_size": 12}),
         pytest.param(UNEQUAL, 2, {"packing": False}, marks=pytest.mark.slow),
-        pytest.param(UNEQUAL, 2, {"aggregation": "sequence_mean", "packing": False}, marks=pytest.mark.slow),
+        pytest.param(
+            UNEQUAL, 2, {"aggregation": "sequence_mean", "packing": False}, marks=pytest.mark.slow
+        ),
         (FEW, 3, {"rollouts_per_example": 2, "batch_size": 12}),
     ],
 )
@@ -68,11 +73,15 @@ def test_unequal_data_gives_the_gradient_of_one_process(on, lengths, world, sett
     several = results(on(ranks_work.gradient, lengths, world=world, **settings))
     (one,) = results(on(ranks_work.gradient, lengths, world=1, **settings))
 
-    assert sum(r["tokens"] for r in several) == one["tokens"] == sum(map(sum, lengths))  # none is dropped
+    assert (
+        sum(r["tokens"] for r in several) == one["tokens"] == sum(map(sum, lengths))
+    )  # none is dropped
     assert len({r["rows"] for r in several}) == 1  # and nobody waits for a rank that has fewer rows
     for r in several:
         assert r["gradient"] == several[0]["gradient"]
-        np.testing.assert_allclose(r["gradient"], one["gradient"], rtol=1e-4, atol=1e-6 * one["norm"])
+        np.testing.assert_allclose(
+            r["gradient"], one["gradient"], rtol=1e-4, atol=1e-6 * one["norm"]
+        )
         assert r["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-7)
         assert r["kept"] == pytest.approx(one["kept"])
     if lengths is FEW:
@@ -80,7 +89,8 @@ def test_unequal_data_gives_the_gradient_of_one_process(on, lengths, world, sett
 
 
 def test_a_mean_of_each_ranks_own_mean_is_another_gradient():
-    """Negative control: weights are of the whole step; with weights per rank, unequal data count unequally."""
+    """Negative control: weights are of the whole step; with weights per rank, unequal data count
+    unequally."""
     tokens_of_ranks = np.array([21.0, 3.0])
     whole = np.full(2, 1 / tokens_of_ranks.sum())
     own = 1 / tokens_of_ranks / 2
@@ -99,11 +109,14 @@ def test_no_sample_is_dropped_whatever_the_number_of_ranks(num_samples):
         assert usual == num_samples or usual < len(placed)
 
 
-# --- one run ------------------------------------------------------------------------------------------------------
+# --- one run --------------------------------------------------------------------------------------
 
 
 def test_two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bit(on):
-    two, again = results(on(ranks_work.train, **RUN)), results(on(ranks_work.train, **RUN, name="again"))
+    two, again = (
+        results(on(ranks_work.train, **RUN)),
+        results(on(ranks_work.train, **RUN, name="again")),
+    )
     (one,) = results(on(ranks_work.train, **RUN, world=1))
 
     assert two[0]["weights"] == two[1]["weights"]  # the ranks have not drifted apart
@@ -116,8 +129,16 @@ def test_two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bi
 
 
 def test_the_updates_of_a_batch_on_two_ranks_are_those_of_one(on):
-    settings = RUN | {"updates_per_batch": 2, "num_iterations": 2, "loss": "ppo", "anchor": "recomputed"}
-    two, (one,) = results(on(ranks_work.train, **settings)), results(on(ranks_work.train, **settings, world=1))
+    settings = RUN | {
+        "updates_per_batch": 2,
+        "num_iterations": 2,
+        "loss": "ppo",
+        "anchor": "recomputed",
+    }
+    two, (one,) = (
+        results(on(ranks_work.train, **settings)),
+        results(on(ranks_work.train, **settings, world=1)),
+    )
     assert two[0]["weights"] == two[1]["weights"]
     assert len(set(two[0]["losses"])) == 4
     np.testing.assert_allclose(two[0]["losses"], one["losses"], rtol=1e-4, atol=1e-6)
@@ -126,7 +147,12 @@ def test_the_updates_of_a_batch_on_two_ranks_are_those_of_one(on):
 
 
 def test_with_one_row_for_each_of_two_ranks_they_are_one_process_bit_for_bit(on):
-    settings = RUN | {"batch_size": 2, "rollouts_per_example": 2, "micro_batch_size": 1, "packing": False}
+    settings = RUN | {
+        "batch_size": 2,
+        "rollouts_per_example": 2,
+        "micro_batch_size": 1,
+        "packing": False,
+    }
     two = results(on(ranks_work.train, **settings))
     (one,) = results(on(ranks_work.train, **settings, world=1))
     assert two[0]["weights"] == two[1]["weights"] == one["weights"]
@@ -150,7 +176,12 @@ def test_what_a_callback_of_one_rank_decides_all_do(on):
 
 
 def test_rank_0_evaluates_and_all_know(on):
-    settings = RUN | {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "eval_num_examples": 4}
+    settings = RUN | {
+        "max_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "eval_num_examples": 4,
+    }
     first, second = results(on(ranks_work.train, **settings))
     assert len(first["evaluations"]) == 2
     assert first["evaluations"] == second["evaluations"]
@@ -158,12 +189,17 @@ def test_rank_0_evaluates_and_all_know(on):
 
 def test_an_evaluation_that_fails_ends_nobody_unless_it_is_required(on):
     settings = RUN | {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
-    assert [r["step"] for r in results(on(ranks_work.train, **settings, spoil="evaluation"))] == [2, 2]
-    ended = on(ranks_work.train, **settings, eval_required=True, spoil="evaluation", name="required")
+    assert [r["step"] for r in results(on(ranks_work.train, **settings, spoil="evaluation"))] == [
+        2,
+        2,
+    ]
+    ended = on(
+        ranks_work.train, **settings, eval_required=True, spoil="evaluation", name="required"
+    )
     assert [e.result for e in ended] == [["RunError", "the evaluation set is gone"]] * 2
 
 
-# --- settings that several processes cannot use -------------------------------------------------------------------
+# --- settings that several processes cannot use ---------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [8, 20, 4])
@@ -190,13 +226,15 @@ def test_a_launcher_that_starts_one_process_of_several_is_said(monkeypatch, capl
 
     small_trainer(tmp_path)
     assert "starts one process" not in caplog.text
-    monkeypatch.setenv("MASTER_PORT", "29500")  # as accelerate launch --cpu --num_processes 2 sets them
+    monkeypatch.setenv(
+        "MASTER_PORT", "29500"
+    )  # as accelerate launch --cpu --num_processes 2 sets them
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     small_trainer(tmp_path)
     assert "accelerate launch --cpu ignores --num_processes and starts one process" in caplog.text
 
 
-# --- ending together ----------------------------------------------------------------------------------------------
+# --- ending together ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -204,11 +242,17 @@ def test_a_launcher_that_starts_one_process_of_several_is_said(monkeypatch, capl
     [
         ("reward", "TooManyFaults", "no judge here"),
         pytest.param(
-            "nan", "NonFiniteLoss", "the sampled log-probability of step 2 is not finite", marks=pytest.mark.slow
+            "nan",
+            "NonFiniteLoss",
+            "the sampled log-probability of step 2 is not finite",
+            marks=pytest.mark.slow,
         ),
         ("bug", "RunError", "rank 1 failed: ZeroDivisionError: a bug on this rank alone"),
         pytest.param(
-            "generator", "RunError", "rank 0 failed: KeyError: 'the generator is gone'", marks=pytest.mark.slow
+            "generator",
+            "RunError",
+            "rank 0 failed: KeyError: 'the generator is gone'",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -226,7 +270,13 @@ def test_a_failure_of_one_rank_is_the_failure_of_all(on, spoil, kind, said):
 
 @pytest.mark.parametrize("spoil", ["judge", "solved"])
 def test_all_ranks_save_the_last_step_together_whatever_ends_the_run(on, tmp_path, spoil):
-    settings = {**RUN, "save_strategy": "no", "max_off_policy_steps": 0, "max_steps": 30, "no_signal_steps": 1}
+    settings = {
+        **RUN,
+        "save_strategy": "no",
+        "max_off_policy_steps": 0,
+        "max_steps": 30,
+        "no_signal_steps": 1,
+    }
     ended = on(ranks_work.train, **settings, spoil=spoil)
     if spoil == "judge":
         assert {e.result[0] for e in ended} == {"TooManyFaults"}
@@ -262,17 +312,40 @@ SAVED = {**RUN, "save_strategy": "steps", "save_steps": 1}
 @pytest.mark.parametrize(
     ("stopped", "said"),
     [
-        (1, "rank 1 of 2 has given no sign of life for 3 s (rank_timeout): it was killed or stopped"),
-        (0, "has not answered rank 1 of 2 for 3 s (rank_timeout): the process that holds it, rank 0 or torchrun"),
+        (
+            1,
+            (
+                "rank 1 of 2 has given no sign of life for 3 s (rank_timeout): it was killed or"
+                " stopped"
+            ),
+        ),
+        (
+            0,
+            (
+                "has not answered rank 1 of 2 for 3 s (rank_timeout): the process that holds it,"
+                " rank 0 or torchrun"
+            ),
+        ),
     ],
 )
-def test_a_rank_that_is_stopped_inside_backward_ends_the_others_within_the_bound(on, tmp_path, stopped, said):
-    ended = on(ranks_work.train, **SAVED, spoil=f"stop {stopped} in backward", rank_timeout=3, ddp_timeout=600)
+def test_a_rank_that_is_stopped_inside_backward_ends_the_others_within_the_bound(
+    on, tmp_path, stopped, said
+):
+    ended = on(
+        ranks_work.train,
+        **SAVED,
+        spoil=f"stop {stopped} in backward",
+        rank_timeout=3,
+        ddp_timeout=600,
+    )
     assert (ended[1 - stopped].exit_code, ended[stopped].exit_code) == (3, -9)
     folder = tmp_path / "run-2"
     written = folder / f"stderr-{1 - stopped}"
     assert said in written.read_text()
-    assert written.stat().st_mtime - (folder / "stopped").stat().st_mtime < ranks_work.KILLED_AFTER_S - 5
+    assert (
+        written.stat().st_mtime - (folder / "stopped").stat().st_mtime
+        < ranks_work.KILLED_AFTER_S - 5
+    )
     assert checkpoint_files.newest_valid(folder).name == "checkpoint-2"
     if stopped == 1:
         again, whole = (
@@ -285,7 +358,9 @@ def test_a_rank_that_is_stopped_inside_backward_ends_the_others_within_the_bound
 @pytest.mark.slow
 def test_without_signs_of_life_a_stopped_rank_is_waited_for_until_it_is_killed(on, tmp_path):
     """Negative control: gloo notices when the connection closes, or after ddp_timeout."""
-    ended = on(ranks_work.train, **RUN, spoil="stop 1 in backward", rank_timeout=0.0, ddp_timeout=600)
+    ended = on(
+        ranks_work.train, **RUN, spoil="stop 1 in backward", rank_timeout=0.0, ddp_timeout=600
+    )
     assert [e.exit_code for e in ended] == [1, -9]
     result = (tmp_path / "run-2/unchanged-0").stat().st_mtime
     assert result - (tmp_path / "run-2/stopped").stat().st_mtime > ranks_work.KILLED_AFTER_S - 2
@@ -293,10 +368,12 @@ def test_without_signs_of_life_a_stopped_rank_is_waited_for_until_it_is_killed(o
 
 def test_a_rank_that_takes_longer_than_the_bound_and_lives_is_not_lost(on):
     """Negative control of the watch: it is the thread that beats, whatever the training does."""
-    assert [r["step"] for r in results(on(ranks_work.train, **RUN, spoil="slow", rank_timeout=2.0))] == [4, 4]
+    assert [
+        r["step"] for r in results(on(ranks_work.train, **RUN, spoil="slow", rank_timeout=2.0))
+    ] == [4, 4]
 
 
-# --- the exchanges ------------------------------------------------------------------------------------------------
+# --- the exchanges --------------------------------------------------------------------------------
 
 
 def test_every_exchange(children, tmp_path):
@@ -331,7 +408,9 @@ def test_outside_of_together_the_others_learn_only_that_it_is_gone(children, tmp
     ended = on_ranks(children, tmp_path, ranks_work.raises, True)
     assert ended[0].result[0] == "WeightSyncError"
     assert ended[1].result[0] == "RunError"
-    assert "does not answer" not in ended[1].result[1].replace("the other processes do not answer", "")
+    assert "does not answer" not in ended[1].result[1].replace(
+        "the other processes do not answer", ""
+    )
 
 
 def test_one_process_connects_nothing():

@@ -1,4 +1,5 @@
-"""A model that is split over two processes trains as one process trains it, samples what it trains, and comes back."""
+"""A model that is split over two processes trains as one process trains it, samples what it trains,
+and comes back."""
 
 import json
 import os
@@ -37,7 +38,13 @@ def on(children, tmp_path):
 
     def call(name="run", world=2, failpoint="", **settings):
         ended = on_ranks(
-            children, tmp_path / name, split.train, str(tmp_path / name), world=world, failpoint=failpoint, **settings
+            children,
+            tmp_path / name,
+            split.train,
+            str(tmp_path / name),
+            world=world,
+            failpoint=failpoint,
+            **settings,
         )
         return ended if failpoint else [e.result for e in ended if _went_well(e)]
 
@@ -54,23 +61,44 @@ KINDS = {
     "full": {},
     "lora": {"use_lora": True},
     "full, reference": {"beta": 0.1},
-    "full, reference that follows": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1},
+    "full, reference that follows": {
+        "beta": 0.1,
+        "sync_ref_model": True,
+        "ref_model_sync_steps": 1,
+    },
     "lora, reference": {"use_lora": True, "beta": 0.1},
     "lora on the head": {"use_lora": True, "lora_target_modules": ["q_proj", "lm_head"]},
     "lora and a head of its own": {
-        **{"use_lora": True, "lora_target_modules": ["q_proj"], "lora_modules_to_save": ["lm_head"], "beta": 0.1},
+        **{
+            "use_lora": True,
+            "lora_target_modules": ["q_proj"],
+            "lora_modules_to_save": ["lm_head"],
+            "beta": 0.1,
+        },
     },
     "everything that follows": {
-        **{"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "loss": "ppo", "anchor": "recomputed"},
+        **{
+            "beta": 0.1,
+            "sync_ref_model": True,
+            "ref_model_sync_steps": 1,
+            "loss": "ppo",
+            "anchor": "recomputed",
+        },
         **{"num_iterations": 2, "max_steps": 6, "max_off_policy_steps": 1},
     },
-    "recomputed anchor": {"loss": "ppo", "anchor": "recomputed", "num_iterations": 2, "max_steps": 4},
+    "recomputed anchor": {
+        "loss": "ppo",
+        "anchor": "recomputed",
+        "num_iterations": 2,
+        "max_steps": 4,
+    },
     "gradient checkpointing": {"gradient_checkpointing": True},
 }
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind == "full" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+    "kind",
+    [kind if kind == "full" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
 )
 def test_two_ranks_that_share_the_model_are_as_one(on, kind):
     settings = RUN | KINDS[kind]
@@ -83,16 +111,22 @@ def test_two_ranks_that_share_the_model_are_as_one(on, kind):
 
 
 @pytest.mark.parametrize("chunk_tokens", [pytest.param(256, marks=pytest.mark.slow), 5])
-def test_unequal_data_and_unequal_numbers_of_chunks_give_the_gradient_of_one_process(children, tmp_path, chunk_tokens):
+def test_unequal_data_and_unequal_numbers_of_chunks_give_the_gradient_of_one_process(
+    children, tmp_path, chunk_tokens
+):
     def of(world):
-        ended = on_ranks(children, tmp_path, split.gradient, str(tmp_path), UNEQUAL, chunk_tokens, world=world)
+        ended = on_ranks(
+            children, tmp_path, split.gradient, str(tmp_path), UNEQUAL, chunk_tokens, world=world
+        )
         return [e.result for e in ended if _went_well(e)]
 
     first, second = of(2)
     (one,) = of(1)
     assert first["chunks"] != second["chunks"] or chunk_tokens == 256
     for found in (first, second):
-        np.testing.assert_allclose(found["gradient"], one["gradient"], rtol=1e-4, atol=1e-6 * one["norm"])
+        np.testing.assert_allclose(
+            found["gradient"], one["gradient"], rtol=1e-4, atol=1e-6 * one["norm"]
+        )
         assert found["loss"] == pytest.approx(one["loss"], rel=1e-5)
 
 
@@ -106,16 +140,27 @@ def test_a_model_that_only_rank_0_reads_from_its_files_is_the_same_on_both(on, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("use_lora", "route"), [(True, "/v1/load_lora_adapter"), (False, "/collective_rpc")])
+@pytest.mark.parametrize(
+    ("use_lora", "route"), [(True, "/v1/load_lora_adapter"), (False, "/collective_rpc")]
+)
 def test_a_server_gets_whole_weights_after_every_step(on, tmp_path, use_lora, route):
     model = small_model()
     model.save_pretrained(tmp_path / "model")
-    settings = {"use_lora": use_lora, "max_off_policy_steps": 0, "max_steps": 3, "learning_rate": 1e-2}
+    settings = {
+        "use_lora": use_lora,
+        "max_off_policy_steps": 0,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+    }
     with FakeVLLM(model, build_tiny_tokenizer()) as server:
-        first, _ = on(model=str(tmp_path / "model"), inference=server.url, zero_variance="keep", **settings)
+        first, _ = on(
+            model=str(tmp_path / "model"), inference=server.url, zero_variance="keep", **settings
+        )
     assert first["share"] < 0.6
     assert max(first["apart"]) < 1e-4
-    assert [path for path, _ in server.calls].count(route) >= 4  # at the beginning and after each of three steps
+    assert [path for path, _ in server.calls].count(
+        route
+    ) >= 4  # at the beginning and after each of three steps
 
 
 def test_without_the_renewal_of_rank_0s_copy_the_sampler_falls_behind(on):
@@ -141,7 +186,9 @@ def test_what_is_saved_is_the_whole_policy(on, tmp_path):
 
 def test_modules_that_share_a_weight_share_one_on_another_device_though_an_adapter_is_on_one_of_them():
     def adapted():
-        return get_peft_model(small_policy(), LoraConfig(r=2, target_modules=["lm_head"])).base_model.model
+        return get_peft_model(
+            small_policy(), LoraConfig(r=2, target_modules=["lm_head"])
+        ).base_model.model
 
     model = adapted()
     with fsdp.preserved_ties(model):
@@ -150,7 +197,9 @@ def test_modules_that_share_a_weight_share_one_on_another_device_though_an_adapt
     assert model.lm_head.base_layer.weight.is_meta
     assert "tie_weights" not in vars(model)
 
-    with pytest.raises(KeyError, match="already exists"):  # what transformers does, which accelerate calls
+    with pytest.raises(
+        KeyError, match="already exists"
+    ):  # what transformers does, which accelerate calls
         adapted().to("meta").tie_weights()
 
 
@@ -159,20 +208,34 @@ def test_the_parts_of_an_adapter_are_found_in_layers_that_are_wrapped():
     names = set(get_peft_model_state_dict(model, save_embedding_layers=False))
     layers = model.base_model.model.model.layers
     layers[0] = checkpoint_wrapper(layers[0])
-    found = get_peft_model_state_dict(model, state_dict=fsdp.local_parameters(model), save_embedding_layers=False)
+    found = get_peft_model_state_dict(
+        model, state_dict=fsdp.local_parameters(model), save_embedding_layers=False
+    )
     assert {fsdp.plain(name) for name in found} == names
     assert len(names) == 2
-    assert not get_peft_model_state_dict(model, save_embedding_layers=False)  # by names that its modules do not have
+    assert not get_peft_model_state_dict(
+        model, save_embedding_layers=False
+    )  # by names that its modules do not have
 
 
-# --- checkpoints --------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
-SAVING = {"deterministic": True, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 1}
+SAVING = {
+    "deterministic": True,
+    "max_steps": 4,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "max_off_policy_steps": 1,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["full", "lora", "lora on the head", "full, reference that follows"])
-@pytest.mark.parametrize("failpoint", ["checkpoint.before_rename:2", "1/checkpoint.before_sending:2"])
+@pytest.mark.parametrize(
+    "kind", ["full", "lora", "lora on the head", "full, reference that follows"]
+)
+@pytest.mark.parametrize(
+    "failpoint", ["checkpoint.before_rename:2", "1/checkpoint.before_sending:2"]
+)
 def test_killed_while_it_saves_a_split_run_ends_with_the_same_weights(on, kind, failpoint):
     if kind != "full" and failpoint.startswith("1/"):
         pytest.skip("one kind is enough for rank 1")
@@ -190,8 +253,12 @@ def test_a_checkpoint_is_plain_files_that_do_not_show_how_the_run_was_split(on, 
     on("one", world=1, **SAVING)
     here, there = (tmp_path / name / "checkpoint-4" for name in ("run", "one"))
     assert {path.suffix for path in here.iterdir()} <= {".json", ".jsonl", ".safetensors", ".jinja"}
-    assert {p.name for p in here.iterdir()} - {p.name for p in there.iterdir()} == {"rng_1.safetensors"}
-    assert json.loads((here / "optimizer.json").read_text()) == json.loads((there / "optimizer.json").read_text())
+    assert {p.name for p in here.iterdir()} - {p.name for p in there.iterdir()} == {
+        "rng_1.safetensors"
+    }
+    assert json.loads((here / "optimizer.json").read_text()) == json.loads(
+        (there / "optimizer.json").read_text()
+    )
     for name in ("model.safetensors", "optimizer.safetensors"):
         ours, theirs = load_file(here / name), load_file(there / name)
         assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
@@ -209,14 +276,18 @@ def test_another_number_of_ranks_goes_on_from_it(on, kind, before, after):
     np.testing.assert_allclose(moved["values"], one["values"], rtol=1e-3, atol=2e-6)
 
 
-# --- what is not supported ----------------------------------------------------------------------------------------
+# --- what is not supported ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kind", "version", "said"),
     [
         (DistributedType.FSDP, 1, "set fsdp_version: 2"),
-        (DistributedType.MEGATRON_LM, 2, "splits the model by MEGATRON_LM, which is not supported: use FSDP2"),
+        (
+            DistributedType.MEGATRON_LM,
+            2,
+            "splits the model by MEGATRON_LM, which is not supported: use FSDP2",
+        ),
     ],
 )
 def test_other_ways_of_splitting_are_refused_with_what_to_do(kind, version, said):
@@ -242,11 +313,17 @@ def test_on_a_cpu_too_where_accelerate_would_split_nothing_and_say_nothing(monke
 
 
 def test_the_launchers_files_are_of_the_kinds_that_they_say():
-    assert load_config_from_file(str(split.ROOT / "configs/fsdp2.yaml")).distributed_type == DistributedType.FSDP
-    assert load_config_from_file(str(split.ROOT / "configs/zero3.yaml")).distributed_type == DistributedType.DEEPSPEED
+    assert (
+        load_config_from_file(str(split.ROOT / "configs/fsdp2.yaml")).distributed_type
+        == DistributedType.FSDP
+    )
+    assert (
+        load_config_from_file(str(split.ROOT / "configs/zero3.yaml")).distributed_type
+        == DistributedType.DEEPSPEED
+    )
 
 
-# --- precision ----------------------------------------------------------------------------------------------------
+# --- precision ------------------------------------------------------------------------------------
 
 
 def test_gradients_are_summed_and_log_probabilities_returned_in_full_precision(monkeypatch):
@@ -254,10 +331,20 @@ def test_gradients_are_summed_and_log_probabilities_returned_in_full_precision(m
     monkeypatch.setattr(os, "environ", dict(os.environ))
     split.as_launched()
     plugin = fsdp.FullyShardedDataParallelPlugin()
-    state = SimpleNamespace(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin, mixed_precision="bf16")
+    state = SimpleNamespace(
+        distributed_type=DistributedType.FSDP, fsdp_plugin=plugin, mixed_precision="bf16"
+    )
     plugin.set_mixed_precision("bf16")
-    assert plugin.mixed_precision_policy.reduce_dtype == plugin.mixed_precision_policy.output_dtype == torch.bfloat16
+    assert (
+        plugin.mixed_precision_policy.reduce_dtype
+        == plugin.mixed_precision_policy.output_dtype
+        == torch.bfloat16
+    )
     assert fsdp.adopt(SimpleNamespace(state=state))
     policy = plugin.mixed_precision_policy
-    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (
+        torch.bfloat16,
+        torch.float32,
+        None,
+    )
     assert not policy.cast_forward_inputs

@@ -1,4 +1,5 @@
-"""A trainer whose model is split over two processes, used in every way that a trainer of one process is."""
+"""A trainer whose model is split over two processes, used in every way that a trainer of one
+process is."""
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ def on(children, tmp_path):
     """Call a function on some ranks, in a folder of that name; what each rank returned."""
 
     def call(work, name="run", world=2, **settings):
-        return on_ranks(children, tmp_path / name, work, str(tmp_path / name), world=world, **settings)
+        return on_ranks(
+            children, tmp_path / name, work, str(tmp_path / name), world=world, **settings
+        )
 
     return call
 
@@ -35,7 +38,7 @@ def assert_as_one(first, one):
     np.testing.assert_allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
 
 
-# --- the pass of the batch's policy --------------------------------------------------------------------------------
+# --- the pass of the batch's policy ---------------------------------------------------------------
 
 
 def test_text_that_nobody_sampled_on_one_rank_alone_is_trained_as_one_process_trains_it(on):
@@ -47,14 +50,16 @@ def test_text_that_nobody_sampled_on_one_rank_alone_is_trained_as_one_process_tr
     assert_as_one(first, one)
 
 
-def test_where_each_rank_decides_alone_on_the_pass_of_the_batchs_policy_they_wait_for_each_other(on):
+def test_where_each_rank_decides_alone_on_the_pass_of_the_batchs_policy_they_wait_for_each_other(
+    on,
+):
     ended = on(split_runs.train_given, each_rank_decides=True, ddp_timeout=4)
     said = [rank.result[1] for rank in ended if rank.exit_code == 1]
     assert len(said) == 2
     assert any("lost the other processes" in text for text in said)
 
 
-# --- finished rollouts ---------------------------------------------------------------------------------------------
+# --- finished rollouts ----------------------------------------------------------------------------
 
 
 def test_finished_rollouts_are_shared_among_the_ranks(on):
@@ -65,7 +70,7 @@ def test_finished_rollouts_are_shared_among_the_ranks(on):
     assert_as_one(first, one)
 
 
-# --- before, between and after trainings ---------------------------------------------------------------------------
+# --- before, between and after trainings ----------------------------------------------------------
 
 MOMENTS = ("first", "taught", "trained", "again")
 
@@ -119,7 +124,7 @@ def test_the_same_trainer_goes_on_from_its_checkpoint(on, kind):
     assert_as_one(first, one)
 
 
-# --- what goes wrong on one rank -----------------------------------------------------------------------------------
+# --- what goes wrong on one rank ------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -146,7 +151,7 @@ def test_a_callback_that_stops_one_rank_stops_both_after_the_same_step(on):
     assert first["weights"] == second["weights"]
 
 
-# --- other settings of the launcher's file -------------------------------------------------------------------------
+# --- other settings of the launcher's file --------------------------------------------------------
 
 OTHERS = {
     "activation checkpointing": {"fsdp_activation_checkpointing": True},
@@ -167,7 +172,9 @@ def test_other_settings_of_the_split_change_nothing(on):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [{"use_lora": True}, {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1}])
+@pytest.mark.parametrize(
+    "kind", [{"use_lora": True}, {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1}]
+)
 def test_checkpoints_of_layers_that_are_wrapped_have_the_names_of_those_that_are_not(on, kind):
     settings = {"deterministic": True, "save_strategy": "steps", "save_steps": 2, **kind}
     wrapped = {"split": OTHERS["activation checkpointing"]}
@@ -181,15 +188,27 @@ def test_checkpoints_of_layers_that_are_wrapped_have_the_names_of_those_that_are
     assert_as_one(moved, one)
 
 
-# --- whole weights kept between forward and backward ---------------------------------------------------------------
+# --- whole weights kept between forward and backward ----------------------------------------------
 
-FOLLOWING = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "num_iterations": 2, "max_steps": 4}
+FOLLOWING = {
+    "beta": 0.1,
+    "sync_ref_model": True,
+    "ref_model_sync_steps": 1,
+    "num_iterations": 2,
+    "max_steps": 4,
+}
 KEPT = {"fsdp_reshard_after_forward": False}
 
 
 @pytest.mark.slow
 def test_weights_kept_whole_until_the_backward_pass_change_nothing(on):
-    settings = {"deterministic": True, "learning_rate": 1e-2, "anchor": "recomputed", "loss": "ppo", **FOLLOWING}
+    settings = {
+        "deterministic": True,
+        "learning_rate": 1e-2,
+        "anchor": "recomputed",
+        "loss": "ppo",
+        **FOLLOWING,
+    }
     kept, other = results(on(split.train, "kept", split=KEPT, **settings))
     dropped, _ = results(on(split.train, "dropped", **settings))
     assert kept["weights"] == other["weights"] == dropped["weights"]
@@ -200,9 +219,12 @@ def test_weights_kept_whole_until_the_backward_pass_change_nothing(on):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("spoil", "said"), [("left", "The size of tensor a"), ("asked", "got mixed torch.Tensor and DTensor")]
+    ("spoil", "said"),
+    [("left", "The size of tensor a"), ("asked", "got mixed torch.Tensor and DTensor")],
 )
-def test_left_there_or_taken_for_a_model_that_is_not_split_the_reference_cannot_be_put_in_place(on, spoil, said):
+def test_left_there_or_taken_for_a_model_that_is_not_split_the_reference_cannot_be_put_in_place(
+    on, spoil, said
+):
     settings = {"deterministic": True, "anchor": "recomputed", "loss": "ppo", **FOLLOWING}
     ended = on(split_runs.spoilt, "kept", spoil=spoil, split=KEPT, **settings)
     assert all(rank.exit_code == 1 and said in rank.result[1] for rank in ended)

@@ -1,4 +1,5 @@
-"""The script of two processes, as its documentation starts it: killed in the middle, it ends where it would have."""
+"""The script of two processes, as its documentation starts it: killed in the middle, it ends where
+it would have."""
 
 import os
 import re
@@ -19,7 +20,12 @@ ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/accelerate/cpu2.yaml"
 LAUNCHED = {
     "each holds the model": ["--config_file", str(CONFIG)],
-    "each holds half of it": ["--config_file", str(ROOT / "configs/fsdp2.yaml"), "--num_processes", "2"],
+    "each holds half of it": [
+        "--config_file",
+        str(ROOT / "configs/fsdp2.yaml"),
+        "--num_processes",
+        "2",
+    ],
 }
 STEPS = 8
 
@@ -27,10 +33,18 @@ STEPS = 8
 def start(launched, folder, log):
     script = str(ROOT / "examples/train_two_ranks.py")
     command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCHED[launched], script]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     with log.open("wb") as file:
         return subprocess.Popen(
-            [*command, str(folder), str(STEPS)], stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
+            [*command, str(folder), str(STEPS)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=ROOT,
         )
 
 

@@ -1,4 +1,5 @@
-"""A model that DeepSpeed splits over two processes trains as one process trains it, and comes back from its files."""
+"""A model that DeepSpeed splits over two processes trains as one process trains it, and comes back
+from its files."""
 
 import json
 import logging
@@ -42,7 +43,9 @@ def on(children, tmp_path):
 
     def call(name="run", world=2, failpoint="", work=zero_runs.train, **settings):
         folder = tmp_path / name
-        ended = on_ranks(children, folder, work, str(folder), world=world, failpoint=failpoint, **settings)
+        ended = on_ranks(
+            children, folder, work, str(folder), world=world, failpoint=failpoint, **settings
+        )
         return ended if failpoint else [_result(e) for e in ended]
 
     return call
@@ -69,7 +72,12 @@ KINDS = {
         "ref_model_sync_steps": 1,
         "persist": False,
     },
-    "stage 2, reference that follows": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "stage": 2},
+    "stage 2, reference that follows": {
+        "beta": 0.1,
+        "sync_ref_model": True,
+        "ref_model_sync_steps": 1,
+        "stage": 2,
+    },
     "stage 3, lora, reference": {"use_lora": True, "beta": 0.1, "persist": False},
     "stage 3, recomputed anchor": {
         "loss": "ppo",
@@ -84,11 +92,16 @@ KINDS = {
 
 
 def unsplit(settings):
-    return {name: value for name, value in settings.items() if name not in ("stage", "persist", "offload", "half")}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in ("stage", "persist", "offload", "half")
+    }
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind == "stage 3" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+    "kind",
+    [kind if kind == "stage 3" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
 )
 def test_two_ranks_that_share_the_model_are_as_one(on, kind):
     settings = RUN | KINDS[kind]
@@ -102,7 +115,8 @@ def test_two_ranks_that_share_the_model_are_as_one(on, kind):
 
 @pytest.mark.slow
 def test_a_step_with_every_row_would_be_another_run(on):
-    """Negative control: DeepSpeed steps inside a backward pass, so it must be told which of a step's is the last."""
+    """Negative control: DeepSpeed steps inside a backward pass, so it must be told which of a
+    step's is the last."""
     first, _ = on(spoil="a step with every row", persist=False, **RUN)
     (one,) = on("one", world=1, **RUN)
     assert not np.allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
@@ -145,16 +159,25 @@ def test_gradients_that_are_no_numbers_stop_the_run_and_change_no_weight(on, sta
         assert not rank["moved"]
 
 
-# --- checkpoints --------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
-SAVING = {"deterministic": True, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 1}
+SAVING = {
+    "deterministic": True,
+    "max_steps": 4,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "max_off_policy_steps": 1,
+}
 
 HALF = {
     "stage 3, bfloat16": {"half": True},
     "stage 1, bfloat16": {"half": True, "stage": 1},
-    "stage 2, bfloat16, reference that follows": KINDS["stage 2, reference that follows"] | {"half": True},
+    "stage 2, bfloat16, reference that follows": (
+        KINDS["stage 2, reference that follows"] | {"half": True}
+    ),
 }
-"""As on GPUs: the trainer itself computes in float32 on a CPU, so the ranks are made to do otherwise."""
+"""As on GPUs: the trainer itself computes in float32 on a CPU, so the ranks are made to do
+otherwise."""
 
 
 @pytest.mark.slow
@@ -200,15 +223,27 @@ def test_a_checkpoint_is_plain_files_that_do_not_show_how_the_run_was_split(on, 
     on(**SAVING | KINDS[kind])
     on("one", world=1, **SAVING | unsplit(KINDS[kind]))
     here, there = (tmp_path / name / "checkpoint-4" for name in ("run", "one"))
-    assert {path.suffix for path in here.iterdir()} <= {".json", ".jsonl", ".safetensors", ".jinja", ".md"}
-    assert {p.name for p in here.iterdir()} - {p.name for p in there.iterdir()} == {"rng_1.safetensors"}
-    assert json.loads((here / "optimizer.json").read_text()) == json.loads((there / "optimizer.json").read_text())
+    assert {path.suffix for path in here.iterdir()} <= {
+        ".json",
+        ".jsonl",
+        ".safetensors",
+        ".jinja",
+        ".md",
+    }
+    assert {p.name for p in here.iterdir()} - {p.name for p in there.iterdir()} == {
+        "rng_1.safetensors"
+    }
+    assert json.loads((here / "optimizer.json").read_text()) == json.loads(
+        (there / "optimizer.json").read_text()
+    )
     weights = next(path.name for path in here.glob("*model.safetensors"))
     for name in (weights, "optimizer.safetensors"):
         ours, theirs = load_file(here / name), load_file(there / name)
         assert ours.keys() == theirs.keys()
         for key, tensor in ours.items():
-            np.testing.assert_allclose(tensor, theirs[key], rtol=1e-3, atol=2e-6, err_msg=f"{name}: {key}")
+            np.testing.assert_allclose(
+                tensor, theirs[key], rtol=1e-3, atol=2e-6, err_msg=f"{name}: {key}"
+            )
 
 
 @pytest.mark.slow
@@ -229,7 +264,9 @@ def test_a_checkpoint_with_an_empty_group_of_parameters_is_read(tmp_path):
     """Optimizers had one in earlier runs with an adapter; DeepSpeed cannot have any."""
 
     def made(*sizes):
-        groups = [{"params": [torch.nn.Parameter(torch.ones(2)) for _ in range(size)]} for size in sizes]
+        groups = [
+            {"params": [torch.nn.Parameter(torch.ones(2)) for _ in range(size)]} for size in sizes
+        ]
         optimizer = torch.optim.AdamW(groups, lr=0.1)
         return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
@@ -243,7 +280,10 @@ def test_a_checkpoint_with_an_empty_group_of_parameters_is_read(tmp_path):
     again, its = made(1)
     checkpoint_files.load_optimizer(tmp_path, again)
     checkpoint_files.load_scheduler(tmp_path, its)
-    assert again.state_dict()["state"][0]["exp_avg"].tolist() == optimizer.state_dict()["state"][0]["exp_avg"].tolist()
+    assert (
+        again.state_dict()["state"][0]["exp_avg"].tolist()
+        == optimizer.state_dict()["state"][0]["exp_avg"].tolist()
+    )
     its.step()
     scheduler.step()
     assert its.get_last_lr() == scheduler.get_last_lr()[:1] == [pytest.approx(0.1 / 3)]
@@ -258,7 +298,7 @@ def test_another_way_of_splitting_goes_on_from_it(on):
     np.testing.assert_allclose(moved["values"], one["values"], rtol=1e-3, atol=2e-6)
 
 
-# --- models that are read under a configuration of DeepSpeed ---------------------------------------------------------
+# --- models that are read under a configuration of DeepSpeed --------------------------------------
 
 
 @pytest.mark.slow
@@ -276,11 +316,13 @@ def test_a_model_that_was_split_when_it_was_made_is_refused_with_what_to_do(on):
     assert "the model is split already, by deepspeed.zero.Init: give its name" in said
 
 
-# --- what the configuration of DeepSpeed may say --------------------------------------------------------------------
+# --- what the configuration of DeepSpeed may say --------------------------------------------------
 
 
 def settings(**changed):
-    return SimpleNamespace(**{"max_grad_norm": 0.01, "world_size": 2, "bf16": False, "fp16": False} | changed)
+    return SimpleNamespace(
+        **{"max_grad_norm": 0.01, "world_size": 2, "bf16": False, "fp16": False} | changed
+    )
 
 
 def config(stage=3, **changed):
@@ -293,10 +335,15 @@ def test_the_trainers_clipping_and_accumulation_win_with_a_warning(caplog):
         deepspeed.settle(given, settings())
     assert (given["gradient_clipping"], given["gradient_accumulation_steps"]) == (0.01, 1)
     assert "gradient_clipping is 0.01 (max_grad_norm); its configuration has 1.0" in caplog.text
-    assert "gradient_accumulation_steps is 1 (one step per batch); its configuration has 4" in caplog.text
+    assert (
+        "gradient_accumulation_steps is 1 (one step per batch); its configuration has 4"
+        in caplog.text
+    )
 
     caplog.clear()
-    deepspeed.settle(config(gradient_clipping="auto", gradient_accumulation_steps="auto"), settings())
+    deepspeed.settle(
+        config(gradient_clipping="auto", gradient_accumulation_steps="auto"), settings()
+    )
     assert not caplog.text
 
 
@@ -304,14 +351,21 @@ def test_half_precision_sums_gradients_in_float32():
     given = config()
     deepspeed.settle(given, settings(bf16=True))
     assert given["bf16"]["enabled"]
-    assert (given["communication_data_type"], given["data_types"]["grad_accum_dtype"]) == ("fp32", "fp32")
+    assert (given["communication_data_type"], given["data_types"]["grad_accum_dtype"]) == (
+        "fp32",
+        "fp32",
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "changed", "said"),
     [
         (config(stage=0), {}, "zero_stage 0 splits nothing: set it to 1, 2 or 3"),
-        (config(optimizer={"type": "Adam"}), {}, "section 'optimizer', which the trainer ignores: remove it"),
+        (
+            config(optimizer={"type": "Adam"}),
+            {},
+            "section 'optimizer', which the trainer ignores: remove it",
+        ),
         (config(scheduler={"type": "WarmupLR"}), {}, "section 'scheduler'"),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
@@ -329,7 +383,9 @@ def test_what_cannot_work_is_refused_by_name_with_what_to_do(given, changed, sai
 def test_one_process_on_a_cpu_is_not_split_and_told_so(caplog):
     state = SimpleNamespace(distributed_type=DistributedType.NO)
     with caplog.at_level(logging.WARNING):
-        assert not deepspeed.adopt(SimpleNamespace(state=state), SimpleNamespace(deepspeed_plugin=object()))
+        assert not deepspeed.adopt(
+            SimpleNamespace(state=state), SimpleNamespace(deepspeed_plugin=object())
+        )
     assert "one process on a CPU splits nothing" in caplog.text
 
 
@@ -337,7 +393,9 @@ def test_without_deepspeed_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     fsdp.require_launchable((None, None))
     monkeypatch.setenv(deepspeed.FLAG, "true")
-    with pytest.raises(ConfigError, match=re.escape(install_line("verifiers-trainer", "deepspeed"))):
+    with pytest.raises(
+        ConfigError, match=re.escape(install_line("verifiers-trainer", "deepspeed"))
+    ):
         fsdp.require_launchable((None, None))
 
 
@@ -351,11 +409,16 @@ def test_an_optimizer_cannot_be_given_for_parameters_that_will_be_emptied(monkey
 
 @pytest.mark.slow
 def test_where_it_is_installed_and_not_used_it_says_nothing_on_stdout():
-    """accelerate imports it in every training, and what a command prints there may be read by a program."""
+    """accelerate imports it in every training, and what a command prints there may be read by a
+    program."""
     needs_deepspeed()
 
     def said(preamble):
-        words = [sys.executable, "-c", f"{preamble}; import deepspeed.accelerator as a; a.get_accelerator()"]
+        words = [
+            sys.executable,
+            "-c",
+            f"{preamble}; import deepspeed.accelerator as a; a.get_accelerator()",
+        ]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
     assert said("import verifiers_trainer.distributed.deepspeed") == ""

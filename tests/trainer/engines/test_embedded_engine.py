@@ -1,4 +1,5 @@
-"""The embedded engine: the policy it samples is the trainer's, before, during and after an update."""
+"""The embedded engine: the policy it samples is the trainer's, before, during and
+after an update."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ from support.embedded import (
 from support.threads import no_new_thread
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines.embedded import model_inputs
-from verifiers_trainer.engines.embedded.engine import EmbeddedEngine, share_parameters, shares_parameters
+from verifiers_trainer.engines.embedded.engine import (
+    EmbeddedEngine,
+    share_parameters,
+    shares_parameters,
+)
 from verifiers_trainer.engines.embedded.gate import StepGate
 from verifiers_trainer.engines.protocol import Engine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
@@ -40,10 +45,12 @@ def change_weights(model) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+                parameter.add_(
+                    0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+                )
 
 
-# --- the distribution -------------------------------------------------------------------------------------------
+# --- the distribution -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -69,7 +76,10 @@ async def test_raw_logprobs_would_be_noticed():
 async def test_rows_that_join_and_leave_a_running_batch_do_not_disturb_each_other():
     model = small_model()
     generator = random.Random(0)
-    bodies = [ask("x" * generator.randint(1, 90), max_tokens=generator.randint(1, 60), seed=i) for i in range(40)]
+    bodies = [
+        ask("x" * generator.randint(1, 90), max_tokens=generator.randint(1, 60), seed=i)
+        for i in range(40)
+    ]
     with serving(model, concurrency=6) as engine:
         responses = await complete(engine, *bodies)
     for response in responses:
@@ -78,7 +88,9 @@ async def test_rows_that_join_and_leave_a_running_batch_do_not_disturb_each_othe
 
 async def test_a_cache_budget_of_one_request_serves_many_one_after_the_other():
     with serving(kv_bytes=1) as engine:
-        responses = await complete(engine, *[ask(f"{i}", max_tokens=4, ignore_eos=True) for i in range(12)])
+        responses = await complete(
+            engine, *[ask(f"{i}", max_tokens=4, ignore_eos=True) for i in range(12)]
+        )
     assert [response["usage"]["completion_tokens"] for response in responses] == [4] * 12
 
 
@@ -89,7 +101,7 @@ async def test_one_seed_gives_one_completion_and_another_seed_another():
     assert ids[0] == ids[1] != ids[2]
 
 
-# --- updates ----------------------------------------------------------------------------------------------------
+# --- updates --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -103,12 +115,15 @@ async def test_a_repeated_prompt_after_an_update_is_sampled_from_the_new_weights
             engine.set_version(1)
         (after,) = await complete(engine, body)
     assert (sampled_logprobs(after) - forward_logprobs(model, after)).abs().max() < 1e-4
-    assert (sampled_logprobs(before) - forward_logprobs(model, before)).abs().mean() > 0.01, "the update did nothing"
+    assert (sampled_logprobs(before) - forward_logprobs(model, before)).abs().mean() > 0.01, (
+        "the update did nothing"
+    )
     assert [span["version"] for span in after["choices"][0]["weight_versions"]] == [1]
 
 
 def steps_of(model):
-    """The times of the forward passes of a model, in the engine too; and a wait for the middle of a reply."""
+    """The times of the forward passes of a model, in the engine too; and a wait for the middle of a
+    reply."""
     steps, is_far = [], threading.Event()
 
     def step(module, args):
@@ -122,7 +137,8 @@ def steps_of(model):
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_request_in_flight_survives_an_update_and_its_spans_are_the_switch_points(mode):
-    """Weights of zero give exactly uniform log-probs, so the log-probs themselves show where the switch was."""
+    """Weights of zero give exactly uniform log-probs, so the log-probs themselves show where the
+    switch was."""
     model = small_model()
     vocabulary, (_, begun) = model.config.vocab_size, steps_of(model)
     with serving(model, mode=mode, max_seq_len=1024) as engine:
@@ -194,19 +210,25 @@ def test_overlapping_pauses_release_the_loop_when_the_last_one_leaves():
     thread.join()
 
 
-# --- determinism ------------------------------------------------------------------------------------------------
+# --- determinism ----------------------------------------------------------------------------------
 
 
 async def test_deterministic_mode_is_bitwise_equal_under_any_arrival_order_and_concurrency():
     model = small_model()
-    bodies = [ask(text * n, seed=31 * n + i, max_tokens=16) for n in (1, 3) for i, text in enumerate(TEXTS)]
+    bodies = [
+        ask(text * n, seed=31 * n + i, max_tokens=16)
+        for n in (1, 3)
+        for i, text in enumerate(TEXTS)
+    ]
 
     async def run(order: list[int], at_once: int) -> dict[int, tuple]:
         seen = {}
         with serving(model, mode="deterministic", concurrency=at_once) as engine:
             for start in range(0, len(order), at_once):
                 part = order[start : start + at_once]
-                for index, response in zip(part, await complete(engine, *[bodies[i] for i in part]), strict=True):
+                for index, response in zip(
+                    part, await complete(engine, *[bodies[i] for i in part]), strict=True
+                ):
                     bits = sampled_logprobs(response).numpy().tobytes()
                     seen[index] = (response["choices"][0]["token_ids"], bits)
         return seen
@@ -218,7 +240,7 @@ async def test_deterministic_mode_is_bitwise_equal_under_any_arrival_order_and_c
     assert await run(order[::-1], 3) == reference
 
 
-# --- sharing ----------------------------------------------------------------------------------------------------
+# --- sharing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -227,7 +249,9 @@ async def test_an_adapter_is_sampled_and_its_updates_are_seen(mode):
     base = small_model()
     base.activation_checkpointing_enable()
     base.enable_input_require_grads()
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model = peft.get_peft_model(
+        base, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     model.train()
     with serving(model, mode=mode) as engine:
         for scale in (0.05, 0.1):
@@ -254,13 +278,17 @@ def test_the_copy_shares_parameters_and_nothing_else():
     assert not shares_parameters(copy.deepcopy(model), model)
     engine_model.config.use_cache = False
     assert model.config.use_cache
-    assert {id(buffer) for buffer in engine_model.buffers()}.isdisjoint(id(buffer) for buffer in model.buffers())
+    assert {id(buffer) for buffer in engine_model.buffers()}.isdisjoint(
+        id(buffer) for buffer in model.buffers()
+    )
 
 
 async def test_a_forward_put_on_the_trained_instance_is_not_the_sampled_one():
     model = small_model()
     stock = copy.deepcopy(model)
-    model.forward = lambda *args, **kwargs: pytest.fail("the trainer's forward was called by the engine")
+    model.forward = lambda *args, **kwargs: pytest.fail(
+        "the trainer's forward was called by the engine"
+    )
     with serving(model) as engine:
         (response,) = await complete(engine, ask())
     assert (sampled_logprobs(response) - forward_logprobs(stock, response)).abs().max() < 1e-4
@@ -282,13 +310,15 @@ def test_prompt_learning_adapters_are_refused():
         share_parameters(peft.get_peft_model(small_model(), config))
 
 
-# --- life cycle -------------------------------------------------------------------------------------------------
+# --- life cycle -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_construction_starts_nothing_and_stop_leaves_nothing(mode):
     with no_new_thread():
-        engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), mode=mode, max_seq_len=128, concurrency=4)
+        engine = EmbeddedEngine(
+            small_model(), build_tiny_tokenizer(), mode=mode, max_seq_len=128, concurrency=4
+        )
     with no_new_thread():
         with pytest.raises(EndpointUnreachable, match="start"):
             _ = engine.base_url
@@ -312,7 +342,9 @@ async def test_a_stopped_engine_can_be_started_again():
 
 def test_a_forgotten_engine_stops_when_it_is_collected():
     with no_new_thread():
-        engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), max_seq_len=128, concurrency=4)
+        engine = EmbeddedEngine(
+            small_model(), build_tiny_tokenizer(), max_seq_len=128, concurrency=4
+        )
         engine.start(30)
         del engine
         gc.collect()
@@ -371,7 +403,7 @@ async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on():
         assert status == 200
 
 
-# --- configuration ----------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -391,15 +423,20 @@ def test_impossible_options_are_refused_by_name(options, named):
 
 @pytest.mark.parametrize("mode", ["auto", "continuous"])
 def test_the_modes_of_older_versions_are_padded(mode):
-    assert EmbeddedEngine(small_model(), build_tiny_tokenizer(), mode=mode, max_seq_len=64, concurrency=1).mode == (
-        "padded"
+    assert (
+        EmbeddedEngine(
+            small_model(), build_tiny_tokenizer(), mode=mode, max_seq_len=64, concurrency=1
+        ).mode
+        == "padded"
     )
 
 
 def test_recurrent_models_are_refused_with_the_alternative():
     from transformers import MambaConfig, MambaForCausalLM
 
-    model = MambaForCausalLM(MambaConfig(vocab_size=110, hidden_size=32, num_hidden_layers=1, state_size=4))
+    model = MambaForCausalLM(
+        MambaConfig(vocab_size=110, hidden_size=32, num_hidden_layers=1, state_size=4)
+    )
     engine = EmbeddedEngine(model, build_tiny_tokenizer(), max_seq_len=64, concurrency=1)
     with pytest.raises(ConfigError, match="vLLM"):
         engine.start(30)
@@ -409,17 +446,27 @@ async def test_other_attention_and_grouped_heads_give_the_same_distribution():
     from transformers import MistralConfig, MistralForCausalLM
 
     shape = {"vocab_size": 110, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 3, "sliding_window": 16}
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "eos_token_id": 3,
+        "sliding_window": 16,
+    }
     for attention in ("sdpa", "eager"):
         torch.manual_seed(0)
-        model = MistralForCausalLM(MistralConfig(**shape, **heads, attn_implementation=attention)).eval()
+        model = MistralForCausalLM(
+            MistralConfig(**shape, **heads, attn_implementation=attention)
+        ).eval()
         with serving(model) as engine:
             for response in await complete(engine, *[ask(text, max_tokens=24) for text in TEXTS]):
-                assert (sampled_logprobs(response) - forward_logprobs(model, response)).abs().max() < 1e-4
+                assert (
+                    sampled_logprobs(response) - forward_logprobs(model, response)
+                ).abs().max() < 1e-4
 
 
 async def test_autocast_samples_in_the_lower_precision_and_sees_updates():
-    """Casts cached across steps would keep the old weights; entering autocast anew in each step does not."""
+    """Casts cached across steps would keep the old weights; entering autocast anew in each step
+    does not."""
     model = build_tiny_model(layers=1, hidden=64, heads=2)
     with serving(model, autocast_dtype=torch.bfloat16) as engine:
         for _ in range(2):
@@ -481,7 +528,7 @@ async def test_smollm2_samples_its_own_distribution():
     assert "Paris" in responses[1]["choices"][0]["message"]["content"]
 
 
-# --- threads of the process ---------------------------------------------------------------------------------------
+# --- threads of the process -----------------------------------------------------------------------
 
 
 @pytest.fixture

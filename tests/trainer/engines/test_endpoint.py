@@ -1,4 +1,5 @@
-"""The endpoint's contract, over real HTTP: vLLM's field names, and a refusal for what cannot be honoured."""
+"""The endpoint's contract, over real HTTP: vLLM's field names, and a refusal for what cannot be
+honoured."""
 
 from __future__ import annotations
 
@@ -9,12 +10,26 @@ import aiohttp
 import pytest
 import torch
 
-from support.embedded import ask, complete, fine_tuned, forward_logprobs, post, sampled_logprobs, serving, small_model
+from support.embedded import (
+    ask,
+    complete,
+    fine_tuned,
+    forward_logprobs,
+    post,
+    sampled_logprobs,
+    serving,
+    small_model,
+)
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 MODES = ("padded", "deterministic")
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
+    }
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +48,15 @@ def taught(text: str, answer: str) -> object:
     """A small model that has learnt to answer ``text`` with ``answer``."""
     tokenizer, model = build_tiny_tokenizer(), small_model()
     body = [{"role": "user", "content": text}]
-    prompt = tokenizer.apply_chat_template(body, tools=TOOLS, add_generation_prompt=True)["input_ids"]
-    return fine_tuned(model, [(prompt, [*prompt, *tokenizer(answer)["input_ids"], tokenizer.eos_token_id])])
+    prompt = tokenizer.apply_chat_template(body, tools=TOOLS, add_generation_prompt=True)[
+        "input_ids"
+    ]
+    return fine_tuned(
+        model, [(prompt, [*prompt, *tokenizer(answer)["input_ids"], tokenizer.eos_token_id])]
+    )
 
 
-# --- responses --------------------------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 async def test_a_chat_completion_has_every_field_the_trainer_reads(engine):
@@ -46,13 +65,19 @@ async def test_a_chat_completion_has_every_field_the_trainer_reads(engine):
     tokenizer = build_tiny_tokenizer()
     prompt = [{"role": "user", "content": "reverse: abc"}]
     assert (
-        response["prompt_token_ids"] == tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+        response["prompt_token_ids"]
+        == tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
     )
     assert len(choice["token_ids"]) == 12
     assert choice["finish_reason"] == "length"
-    assert choice["message"] == {"role": "assistant", "content": tokenizer.decode(choice["token_ids"], True)}
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": tokenizer.decode(choice["token_ids"], True),
+    }
     entries = choice["logprobs"]["content"]
-    assert [entry["token"] for entry in entries] == [tokenizer.decode([token]) for token in choice["token_ids"]]
+    assert [entry["token"] for entry in entries] == [
+        tokenizer.decode([token]) for token in choice["token_ids"]
+    ]
     assert all(entry["logprob"] <= 0 and entry["top_logprobs"] == [] for entry in entries)
     assert choice["weight_versions"] == [{"version": 0, "start": 0, "end": 12}]
     assert response["usage"] == {
@@ -65,7 +90,9 @@ async def test_a_chat_completion_has_every_field_the_trainer_reads(engine):
 
 
 async def test_nothing_is_returned_that_was_not_asked_for(engine):
-    (response,) = await complete(engine, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})
+    (response,) = await complete(
+        engine, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    )
     assert "prompt_token_ids" not in response
     assert response["choices"][0]["logprobs"] is None
     assert {"token_ids", "weight_versions"}.isdisjoint(response["choices"][0])
@@ -74,23 +101,40 @@ async def test_nothing_is_returned_that_was_not_asked_for(engine):
 async def test_tokens_can_be_named_by_their_ids(engine):
     (response,) = await complete(engine, ask(return_tokens_as_token_ids=True))
     choice = response["choices"][0]
-    assert [e["token"] for e in choice["logprobs"]["content"]] == [f"token_id:{t}" for t in choice["token_ids"]]
+    assert [e["token"] for e in choice["logprobs"]["content"]] == [
+        f"token_id:{t}" for t in choice["token_ids"]
+    ]
 
 
 async def test_a_text_completion_takes_text_or_token_ids(engine):
     tokenizer = build_tiny_tokenizer()
     text = "once upon"
     ids = tokenizer(text)["input_ids"]
-    common = {"max_tokens": 5, "seed": 1, "return_token_ids": True, "logprobs": 1, "ignore_eos": True}
+    common = {
+        "max_tokens": 5,
+        "seed": 1,
+        "return_token_ids": True,
+        "logprobs": 1,
+        "ignore_eos": True,
+    }
     prompts = [text, [text], ids, [ids]]
-    answers = await post(engine, [{"prompt": prompt, **common} for prompt in prompts], "completions")
+    answers = await post(
+        engine, [{"prompt": prompt, **common} for prompt in prompts], "completions"
+    )
     choices = [answer["choices"][0] for status, answer in answers if status == 200]
     assert len(choices) == 4
     assert all(choice["prompt_token_ids"] == ids for choice in choices)
     assert len({tuple(choice["token_ids"]) for choice in choices}) == 1
     logprobs = choices[0]["logprobs"]
-    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == 5
-    assert "".join(logprobs["tokens"])[logprobs["text_offset"][3] :] == "".join(logprobs["tokens"][3:])
+    assert (
+        len(logprobs["tokens"])
+        == len(logprobs["token_logprobs"])
+        == len(logprobs["text_offset"])
+        == 5
+    )
+    assert "".join(logprobs["tokens"])[logprobs["text_offset"][3] :] == "".join(
+        logprobs["tokens"][3:]
+    )
 
 
 async def test_without_max_tokens_the_rest_of_the_context_is_used(engine):
@@ -130,10 +174,12 @@ async def test_a_stop_text_ends_the_completion_and_is_cut_off_the_text():
 
 
 async def test_filters_and_penalties_reach_the_sampler(engine):
-    (greedy, again) = await complete(engine, ask(top_k=1, seed=1), ask(temperature=0, seed=2))
+    greedy, again = await complete(engine, ask(top_k=1, seed=1), ask(temperature=0, seed=2))
     assert greedy["choices"][0]["token_ids"] == again["choices"][0]["token_ids"]
     assert sampled_logprobs(greedy).abs().max() == 0
-    (distinct,) = await complete(engine, ask(temperature=0, presence_penalty=2.0, frequency_penalty=2.0, max_tokens=8))
+    (distinct,) = await complete(
+        engine, ask(temperature=0, presence_penalty=2.0, frequency_penalty=2.0, max_tokens=8)
+    )
     (repeated,) = await complete(engine, ask(temperature=0, repetition_penalty=100.0, max_tokens=8))
     assert len(set(repeated["choices"][0]["token_ids"])) == len(repeated["choices"][0]["token_ids"])
     assert distinct["choices"][0]["token_ids"]
@@ -172,7 +218,7 @@ async def test_the_openai_client_reads_it(engine):
             )
 
 
-# --- several choices, log-probs, prompts ------------------------------------------------------------------------
+# --- several choices, log-probs, prompts ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -182,21 +228,37 @@ async def test_choices_of_one_request_are_the_completions_of_consecutive_seeds(m
         single = await complete(engine, *[ask(seed=5 + index) for index in range(3)])
     choices = several["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2]
-    assert [choice["token_ids"] for choice in choices] == [one["choices"][0]["token_ids"] for one in single]
+    assert [choice["token_ids"] for choice in choices] == [
+        one["choices"][0]["token_ids"] for one in single
+    ]
     assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
-    assert several["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in choices)
+    assert several["usage"]["completion_tokens"] == sum(
+        len(choice["token_ids"]) for choice in choices
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_rules_of_their_own_for_every_request_of_a_batch(mode):
-    """Log-probs are those of the distribution each request asked for, with neighbours that ask for others."""
+    """Log-probs are those of the distribution each request asked for, with neighbours that ask for
+    others."""
     model = small_model()
-    greedy, warm, cold = ask(temperature=0), ask(temperature=1.3, seed=1), ask(temperature=0.4, seed=2)
-    biased, short = ask(logit_bias={"20": 50.0}), ask(stop_token_ids=[*range(1, 99)], min_tokens=4, seed=3)
+    greedy, warm, cold = (
+        ask(temperature=0),
+        ask(temperature=1.3, seed=1),
+        ask(temperature=0.4, seed=2),
+    )
+    biased, short = (
+        ask(logit_bias={"20": 50.0}),
+        ask(stop_token_ids=[*range(1, 99)], min_tokens=4, seed=3),
+    )
     with serving(model, mode=mode) as engine:
-        first, second, third, fourth, fifth = await complete(engine, greedy, warm, cold, biased, short)
+        first, second, third, fourth, fifth = await complete(
+            engine, greedy, warm, cold, biased, short
+        )
     for response, temperature in ((second, 1.3), (third, 0.4)):
-        assert (sampled_logprobs(response) - forward_logprobs(model, response, temperature)).abs().max() < 1e-4
+        assert (
+            sampled_logprobs(response) - forward_logprobs(model, response, temperature)
+        ).abs().max() < 1e-4
     assert (sampled_logprobs(first) - forward_logprobs(model, first)).abs().max() < 1e-4
     assert set(fourth["choices"][0]["token_ids"]) == {20}
     tokens = fifth["choices"][0]["token_ids"]
@@ -211,11 +273,17 @@ async def test_the_most_likely_tokens_are_told_with_the_sampled_one(mode):
         (response,) = await complete(engine, ask(top_logprobs=3, return_tokens_as_token_ids=True))
     prompt, tokens = response["prompt_token_ids"], response["choices"][0]["token_ids"]
     with torch.no_grad():
-        logp = torch.log_softmax(model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1], -1)
+        logp = torch.log_softmax(
+            model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1], -1
+        )
     for entry, expected in zip(response["choices"][0]["logprobs"]["content"], logp, strict=True):
         best = expected.topk(3)
-        assert [other["token"] for other in entry["top_logprobs"]] == [f"token_id:{i}" for i in best.indices.tolist()]
-        assert [other["logprob"] for other in entry["top_logprobs"]] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert [other["token"] for other in entry["top_logprobs"]] == [
+            f"token_id:{i}" for i in best.indices.tolist()
+        ]
+        assert [other["logprob"] for other in entry["top_logprobs"]] == pytest.approx(
+            best.values.tolist(), abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("mode", ["padded", "deterministic"])
@@ -238,7 +306,9 @@ async def test_the_prompt_can_be_scored(mode):
         assert told[str(token)]["logprob"] == pytest.approx(expected[token].item(), abs=1e-4)
         assert told[str(token)]["rank"] == 1 + (expected > expected[token]).sum().item()
         best = expected.topk(2)
-        for rank, (other, logprob) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
+        for rank, (other, logprob) in enumerate(
+            zip(best.indices.tolist(), best.values.tolist(), strict=True), 1
+        ):
             assert told[str(other)] == {
                 "logprob": pytest.approx(logprob, abs=1e-4),
                 "rank": rank,
@@ -254,11 +324,15 @@ async def test_the_prompt_can_be_scored(mode):
 
 async def test_several_prompts_of_a_text_completion(engine):
     body = {"max_tokens": 3, "ignore_eos": True, "return_token_ids": True, "seed": 1, "n": 2}
-    answers = await post(engine, [{**body, "prompt": ["ab", "cde"]}, {**body, "prompt": "cde"}], "completions")
+    answers = await post(
+        engine, [{**body, "prompt": ["ab", "cde"]}, {**body, "prompt": "cde"}], "completions"
+    )
     both, second = (answer for _, answer in answers)
     assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
     assert [len(choice["prompt_token_ids"]) for choice in both["choices"]] == [2, 2, 3, 3]
-    assert [c["token_ids"] for c in both["choices"][2:]] == [c["token_ids"] for c in second["choices"]]
+    assert [c["token_ids"] for c in both["choices"][2:]] == [
+        c["token_ids"] for c in second["choices"]
+    ]
     assert both["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
 
 
@@ -283,7 +357,9 @@ async def test_which_stop_text_it_was_and_that_it_can_be_kept():
 async def test_a_thought_is_taken_out_of_the_content_when_asked_for():
     with serving(taught("say", "<think>hm</think>yes"), max_seq_len=512) as engine:
         fields = {"temperature": 0, "max_tokens": 40, "tools": TOOLS}
-        split, whole = await complete(engine, ask("say", **fields, separate_reasoning=True), ask("say", **fields))
+        split, whole = await complete(
+            engine, ask("say", **fields, separate_reasoning=True), ask("say", **fields)
+        )
     assert split["choices"][0]["message"]["reasoning_content"] == "hm"
     assert split["choices"][0]["message"]["content"] == "yes"
     assert whole["choices"][0]["message"]["content"] == "<think>hm</think>yes"
@@ -301,7 +377,12 @@ async def test_a_template_gets_its_variables_and_a_message_can_be_continued():
             engine,
             ask(chat_template_kwargs={"loud": True}),
             ask(),
-            {**ask(), "messages": begun, "add_generation_prompt": False, "continue_final_message": True},
+            {
+                **ask(),
+                "messages": begun,
+                "add_generation_prompt": False,
+                "continue_final_message": True,
+            },
         )
     assert tokenizer.decode(loud["prompt_token_ids"]).startswith("LOUD")
     assert loud["prompt_token_ids"][4:] == plain["prompt_token_ids"]
@@ -317,7 +398,7 @@ async def test_a_client_that_goes_away_drops_all_its_choices(mode):
         await asyncio.wait_for(complete(engine, ask(max_tokens=2)), 5)
 
 
-# --- tools ------------------------------------------------------------------------------------------------------
+# --- tools ----------------------------------------------------------------------------------------
 
 
 async def test_a_tool_call_round_trip():
@@ -326,7 +407,9 @@ async def test_a_tool_call_round_trip():
     with serving(taught("sum", written), max_seq_len=1024) as engine:
         fields = {"temperature": 0, "max_tokens": 200, "tools": TOOLS}
         first, plain = await complete(
-            engine, ask("sum", **fields), ask("sum", **{**fields, "tool_choice": "none", "max_tokens": 3})
+            engine,
+            ask("sum", **fields),
+            ask("sum", **{**fields, "tool_choice": "none", "max_tokens": 3}),
         )
         message = first["choices"][0]["message"]
         (call,) = message["tool_calls"]
@@ -336,12 +419,16 @@ async def test_a_tool_call_round_trip():
         assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2}
         assert "tool_calls" not in plain["choices"][0]["message"]
         result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
-        (second,) = await complete(engine, {**ask(**fields), "messages": [question, message, result]})
+        (second,) = await complete(
+            engine, {**ask(**fields), "messages": [question, message, result]}
+        )
     sampled = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
-    assert second["prompt_token_ids"][: len(sampled)] == sampled, "the second prompt must continue the first"
+    assert second["prompt_token_ids"][: len(sampled)] == sampled, (
+        "the second prompt must continue the first"
+    )
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -385,7 +472,13 @@ async def test_what_cannot_be_honoured_is_refused_by_name(engine, fields, named)
 
 
 async def test_neutral_values_of_unsupported_parameters_are_accepted(engine):
-    neutral = {"n": 1, "stream": False, "top_logprobs": 0, "logit_bias": None, "response_format": {"type": "text"}}
+    neutral = {
+        "n": 1,
+        "stream": False,
+        "top_logprobs": 0,
+        "logit_bias": None,
+        "response_format": {"type": "text"},
+    }
     await complete(engine, ask(**neutral, tool_choice="auto", user="me", top_k=-1))
 
 
@@ -404,14 +497,26 @@ async def test_bodies_that_are_no_json_and_prompts_that_are_no_tokens(engine):
         async with http.post(f"{engine.base_url}/nothing", data=b"{}") as response:
             assert response.status == 404
             assert "error" in await response.json()
-    bodies = [{"prompt": [999_999]}, {"prompt": ["a", 3]}, {"prompt": []}, {"prompt": [True]}, {"prompt": [[], [1]]}]
+    bodies = [
+        {"prompt": [999_999]},
+        {"prompt": ["a", 3]},
+        {"prompt": []},
+        {"prompt": [True]},
+        {"prompt": [[], [1]]},
+    ]
     for answer in await post(engine, bodies, "completions"):
         assert refusal(answer)["param"] == "prompt"
 
 
 async def test_fields_that_a_proxy_nests_are_fields_of_the_body(engine):
-    """rLLM's gateway sends ``extra_body`` as it is written for OpenAI's SDK, which would have flattened it."""
-    asked = {**ask(), "max_tokens": 2, "ignore_eos": True, "extra_body": {"return_token_ids": True, "max_tokens": 1}}
+    """rLLM's gateway sends ``extra_body`` as it is written for OpenAI's SDK, which would have
+    flattened it."""
+    asked = {
+        **ask(),
+        "max_tokens": 2,
+        "ignore_eos": True,
+        "extra_body": {"return_token_ids": True, "max_tokens": 1},
+    }
     nested, wrong = await post(engine, [asked, {**asked, "extra_body": {"no_such_field": 1}}])
     assert (nested[0], len(nested[1]["choices"][0]["token_ids"])) == (200, 2)
     assert refusal(wrong)["param"] == "no_such_field"
@@ -431,7 +536,7 @@ async def test_the_key_is_needed_and_differs_between_starts(engine):
         assert other.api_key != engine.api_key
 
 
-# --- information ------------------------------------------------------------------------------------------------
+# --- information ----------------------------------------------------------------------------------
 
 
 async def test_information_routes():
@@ -441,7 +546,10 @@ async def test_information_routes():
         root = engine.base_url.removesuffix("/v1")
 
         async def get(route: str) -> dict:
-            async with aiohttp.ClientSession(headers=headers) as http, http.get(root + route) as response:
+            async with (
+                aiohttp.ClientSession(headers=headers) as http,
+                http.get(root + route) as response,
+            ):
                 assert response.status == 200
                 return await response.json()
 

@@ -1,4 +1,5 @@
-"""Streamed completions, read by the real openai client: the same answer as without a stream, as it comes."""
+"""Streamed completions, read by the real openai client: the same answer as without a stream, as it
+comes."""
 
 from __future__ import annotations
 
@@ -37,18 +38,28 @@ def client_of(engine):
     return openai.AsyncOpenAI(base_url=engine.base_url, api_key=engine.api_key, max_retries=0)
 
 
-# --- by the openai client ---------------------------------------------------------------------------------------
+# --- by the openai client -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_stream_is_the_same_answer_piece_by_piece(mode):
     extra = {"return_token_ids": True, "return_weight_versions": True, "top_k": 20}
-    wanted = {"messages": HI, "max_tokens": 40, "seed": 7, "logprobs": True, "top_logprobs": 2, "extra_body": extra}
+    wanted = {
+        "messages": HI,
+        "max_tokens": 40,
+        "seed": 7,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "extra_body": extra,
+    }
     with serving(mode=mode) as engine:
         async with client_of(engine) as client:
             whole = await client.chat.completions.create(model=engine.served_model, **wanted)
             stream = await client.chat.completions.create(
-                model=engine.served_model, stream=True, stream_options={"include_usage": True}, **wanted
+                model=engine.served_model,
+                stream=True,
+                stream_options={"include_usage": True},
+                **wanted,
             )
             chunks = [chunk async for chunk in stream]
     *said, last = chunks
@@ -56,14 +67,19 @@ async def test_a_stream_is_the_same_answer_piece_by_piece(mode):
     assert len(choices) > 10
     assert choices[0].delta.role == "assistant"
     assert said[0].prompt_token_ids == whole.prompt_token_ids
-    assert "".join(choice.delta.content or "" for choice in choices) == whole.choices[0].message.content
+    assert (
+        "".join(choice.delta.content or "" for choice in choices)
+        == whole.choices[0].message.content
+    )
     tokens = [token for choice in choices for token in getattr(choice, "token_ids", None) or []]
     assert tokens == whole.choices[0].token_ids
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
     told = whole.choices[0].logprobs.content
     assert [entry.token for entry in entries] == [entry.token for entry in told]
     assert [len(entry.top_logprobs) for entry in entries] == [2] * len(told)
-    difference = np.array([entry.logprob for entry in entries]) - np.array([entry.logprob for entry in told])
+    difference = np.array([entry.logprob for entry in entries]) - np.array(
+        [entry.logprob for entry in told]
+    )
     assert np.abs(difference).max() < 1e-4
     assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + [
         whole.choices[0].finish_reason
@@ -76,10 +92,14 @@ async def test_a_stream_is_the_same_answer_piece_by_piece(mode):
 
 async def test_without_being_asked_for_there_is_no_usage_and_no_token_ids(engine):
     async with client_of(engine) as client:
-        stream = await client.chat.completions.create(model=engine.served_model, messages=HI, max_tokens=4, stream=True)
+        stream = await client.chat.completions.create(
+            model=engine.served_model, messages=HI, max_tokens=4, stream=True
+        )
         chunks = [chunk async for chunk in stream]
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
-    assert all({"token_ids", "weight_versions"}.isdisjoint(chunk.choices[0].to_dict()) for chunk in chunks)
+    assert all(
+        {"token_ids", "weight_versions"}.isdisjoint(chunk.choices[0].to_dict()) for chunk in chunks
+    )
 
 
 async def test_several_choices_of_several_prompts_are_told_apart(engine):
@@ -102,7 +122,8 @@ async def test_several_choices_of_several_prompts_are_told_apart(engine):
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_pieces_come_while_the_rest_is_still_being_drawn(mode):
-    """A weight update after the first piece changes the tokens that follow: they were not drawn yet."""
+    """A weight update after the first piece changes the tokens that follow: they were not drawn
+    yet."""
     model = small_model()
     with serving(model, mode=mode) as engine:
         async with client_of(engine) as client:
@@ -132,7 +153,11 @@ async def test_a_client_that_goes_away_ends_its_completion(goes_away):
         passes.clear()
         async with client_of(engine) as client:
             stream = await client.chat.completions.create(
-                model=engine.served_model, messages=HI, max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+                model=engine.served_model,
+                messages=HI,
+                max_tokens=200,
+                stream=True,
+                extra_body={"ignore_eos": True},
             )
             await anext(stream)
             if goes_away:
@@ -152,7 +177,11 @@ async def test_a_completion_that_fails_on_its_way_is_an_error_of_the_client(mode
     with serving(model, mode=mode) as engine:
         async with client_of(engine) as client:
             stream = await client.chat.completions.create(
-                model=engine.served_model, messages=HI, max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+                model=engine.served_model,
+                messages=HI,
+                max_tokens=200,
+                stream=True,
+                extra_body={"ignore_eos": True},
             )
 
             async def read():
@@ -169,7 +198,11 @@ async def test_a_completion_that_fails_on_its_way_is_an_error_of_the_client(mode
     ("route", "fields", "named"),
     [
         ("chat/completions", {"stream_options": {"include_usage": True}}, "stream_options"),
-        ("chat/completions", {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "continuous_usage"),
+        (
+            "chat/completions",
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "continuous_usage",
+        ),
         ("chat/completions", {"stream": True, "prompt_logprobs": 0}, "prompt_logprobs"),
         ("chat/completions", {"stream": True, "model": "other"}, "other"),
         ("completions", {"stream": True, "echo": True}, "echo"),
@@ -182,7 +215,7 @@ async def test_what_cannot_be_streamed_is_refused_by_name(engine, route, fields,
     assert named in answer["error"]["message"]
 
 
-# --- text out of tokens -----------------------------------------------------------------------------------------
+# --- text out of tokens ---------------------------------------------------------------------------
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -201,13 +234,19 @@ def pieces_of(events: list[bytes], index: int = 0) -> list[str]:
             continue
         for choice in json.loads(event.removeprefix(b"data: "))["choices"]:
             if choice["index"] == index:
-                found.append(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
+                found.append(
+                    choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+                )
     return found
 
 
-def streamed(tokens: list[int], chat: ChatFormat, stop: tuple[str, ...], ended_by: str | None) -> list[str]:
+def streamed(
+    tokens: list[int], chat: ChatFormat, stop: tuple[str, ...], ended_by: str | None
+) -> list[str]:
     body = decode_body(b'{"prompt": "x", "stream": true}', TextBody)
-    request = GenerationRequest("r", np.zeros(1, np.int32), SamplingParams(max_tokens=len(tokens), stop=stop))
+    request = GenerationRequest(
+        "r", np.zeros(1, np.int32), SamplingParams(max_tokens=len(tokens), stop=stop)
+    )
     reply = StreamedReply([request], body, chat, "m", None)
     events = [event for token in tokens[:-1] for event in reply.token(0, token, -1.0, None)]
     arrays = np.array(tokens, np.int32), np.full(len(tokens), -1, np.float32)
@@ -240,7 +279,9 @@ def test_pieces_are_the_text_for_any_bytes():
 def test_what_may_begin_a_stop_text_is_held():
     tokenizer = byte_tokenizer()
     chat = ChatFormat(tokenizer)
-    pieces = streamed(tokenizer("one </a two </answer>")["input_ids"], chat, ("</answer>", "\n\n"), "</answer>")
+    pieces = streamed(
+        tokenizer("one </a two </answer>")["input_ids"], chat, ("</answer>", "\n\n"), "</answer>"
+    )
     assert "".join(pieces) == "one </a two "
     assert " " in pieces  # what was held came once it was known to be text
     assert not any(piece.endswith("</") for piece in pieces)
@@ -265,7 +306,9 @@ def test_calls_of_tools_come_in_one_piece_at_the_end():
     text = 'Sure. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     tokens = tokenizer(text)["input_ids"]
     request = GenerationRequest("r", np.zeros(1, np.int32), SamplingParams(max_tokens=len(tokens)))
-    reply = StreamedReply([request], body, ChatFormat(tokenizer), "m", resolve_tool_call_parser("hermes", None))
+    reply = StreamedReply(
+        [request], body, ChatFormat(tokenizer), "m", resolve_tool_call_parser("hermes", None)
+    )
     assert not [event for token in tokens[:-1] for event in reply.token(0, token, -1.0, None)]
     arrays = np.array(tokens, np.int32), np.full(len(tokens), -1, np.float32)
     event, done = reply.finish(0, Generation(request, *arrays, finish_reason="stop"))

@@ -1,7 +1,9 @@
-"""A step of training where the chat template shows no tools: the model's own blocks of code, run, answered, trained.
+"""A step of training where the chat template shows no tools: the model's own blocks of code, run,
+answered, trained.
 
-A one-layer model is first taught to write a block and to repeat its output. Nothing after that is arranged: the engine
-knows its template, ``code_from="auto"`` asks it, and the trainer takes what was sampled.
+A one-layer model is first taught to write a block and to repeat its output. Nothing after that is
+arranged: the engine knows its template, ``code_from="auto"`` asks it, and the trainer takes what
+was sampled.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 
 BLIND = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content +"
+    " '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%"
+    " endif %}"
 )
 QUESTION, REMINDER, CODE = "sum", "Code!", "```python\n1+2\n```"
 OUTPUT = "Output:\nOut[1]: 3"
@@ -42,19 +45,38 @@ def env(**options: Any) -> vf.PythonEnv:
     given = {"code_from": "auto", "blocks_system_prompt": "", "blocks_reminder": REMINDER} | options
     rows = [{"question": QUESTION, "answer": "3"}] * 8
     rubric = vf.Rubric(funcs=[said_three])
-    return vf.PythonEnv("", dataset=rows, max_turns=3, rubric=rubric, sandbox="unsafe_subprocess", **given)
+    return vf.PythonEnv(
+        "", dataset=rows, max_turns=3, rubric=rubric, sandbox="unsafe_subprocess", **given
+    )
 
 
 @pytest.fixture(scope="module")
 def taught() -> Any:
-    """A model that mostly writes the block and says what it printed; warm enough that siblings differ."""
-    said = [("user", f"{QUESTION}\n\n{REMINDER}"), ("assistant", CODE), ("user", OUTPUT), ("assistant", "3")]
+    """A model that mostly writes the block and says what it printed; warm enough that siblings
+    differ."""
+    said = [
+        ("user", f"{QUESTION}\n\n{REMINDER}"),
+        ("assistant", CODE),
+        ("user", OUTPUT),
+        ("assistant", "3"),
+    ]
     messages = [{"role": role, "content": content} for role, content in said]
     tokenizer, model = blind_tokenizer(), small_model()
     examples = []
     for turn in (1, 3):
-        prompt = tokenizer.apply_chat_template(messages[:turn], add_generation_prompt=True)["input_ids"]
-        examples.append((prompt, [*prompt, *tokenizer(messages[turn]["content"])["input_ids"], tokenizer.eos_token_id]))
+        prompt = tokenizer.apply_chat_template(messages[:turn], add_generation_prompt=True)[
+            "input_ids"
+        ]
+        examples.append(
+            (
+                prompt,
+                [
+                    *prompt,
+                    *tokenizer(messages[turn]["content"])["input_ids"],
+                    tokenizer.eos_token_id,
+                ],
+            )
+        )
     return fine_tuned(model, examples)
 
 
@@ -88,10 +110,16 @@ def test_code_runs_and_what_it_printed_carries_no_loss(tmp_path, taught):
 def test_with_the_tool_alone_the_same_model_runs_nothing(tmp_path, taught, caplog):
     """Negative control, and the run says why."""
     environment = env(code_from="tool")
-    with trainer_of(tmp_path, environment, taught) as trainer, caplog.at_level("WARNING", "verifiers"):
+    with (
+        trainer_of(tmp_path, environment, taught) as trainer,
+        caplog.at_level("WARNING", "verifiers"),
+    ):
         results = environment.evaluate(trainer.client, num_examples=2)
     assert results["metrics"]["python_calls"] == [0.0, 0.0]
-    assert 'shows no tools, so the model does not know that it can call python; code_from="blocks"' in caplog.text
+    assert (
+        'shows no tools, so the model does not know that it can call python; code_from="blocks"'
+        in caplog.text
+    )
 
 
 def test_what_a_chat_template_shows():

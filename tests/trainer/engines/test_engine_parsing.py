@@ -1,4 +1,5 @@
-"""What is read out of a completion's text: tool calls by format, thoughts. Never an error, never a guess."""
+"""What is read out of a completion's text: tool calls by format, thoughts. Never an error, never a
+guess."""
 
 from __future__ import annotations
 
@@ -25,26 +26,35 @@ FRAGMENTS = st.sampled_from(
      '"', "\\", "\\ud800", ";", " ", "\n", "NaN", "1e999", "<|python_tag|>", "null", "ü", "\x00", "\ud800"]
 )  # fmt: skip
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
 CALLS = st.lists(
-    st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.dictionaries(st.text(), JSON, max_size=3)),
+    st.tuples(
+        st.text(st.characters(codec="utf-8"), min_size=1),
+        st.dictionaries(st.text(), JSON, max_size=3),
+    ),
     min_size=1,
     max_size=4,
 )
 
 
 def hermes(calls) -> str:
-    return "\n".join(f"<tool_call>{json.dumps({'name': n, 'arguments': a})}</tool_call>" for n, a in calls)
+    return "\n".join(
+        f"<tool_call>{json.dumps({'name': n, 'arguments': a})}</tool_call>" for n, a in calls
+    )
 
 
 def llama(calls) -> str:
     return "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls)
 
 
-# --- tool calls -------------------------------------------------------------------------------------------------
+# --- tool calls -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("parse", PARSERS)
@@ -86,7 +96,10 @@ def test_the_formats_in_detail():
         '<tool_call>{"name": "f"} and more</tool_call>',
     ):
         assert parse_hermes(good + bad) == (good + bad, [])
-    assert parse_hermes('<tool_call>{"name": "f", "arguments": {}}') == ("", [{"name": "f", "arguments": "{}"}])
+    assert parse_hermes('<tool_call>{"name": "f", "arguments": {}}') == (
+        "",
+        [{"name": "f", "arguments": "{}"}],
+    )
     quoted = '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>'
     assert parse_hermes(quoted)[1] == [{"name": "f", "arguments": '{"x": "</tool_call>"}'}]
     one = '{"name": "f", "parameters": {"a": 1}}'
@@ -112,21 +125,30 @@ def test_time_grows_with_the_length_and_not_with_its_square(parse, unit):
         return time.process_time() - begun
 
     took(20_000)
-    # 25 times the text: 25 times the time, or 625 times if it were quadratic; a scheduler's slip is far from either.
+    # 25 times the text: 25 times the time, or 625 times if it were quadratic; a scheduler's slip is
+    # far from either.
     assert took(500_000) < 150 * max(took(20_000), 0.0005)
 
 
 def test_the_parser_is_chosen_by_name_or_by_the_template():
     assert resolve_tool_call_parser("auto", "... <tool_call> ...") is parse_hermes
-    llama3 = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+    llama3 = (
+        'Respond in the format {"name": function name, "parameters": dictionary of argument name'
+        " and its value}."
+    )
     assert tool_call_format(llama3) == "llama3_json"
     assert tool_call_format(None) == tool_call_format("{{ messages }}") == "hermes"
-    assert resolve_tool_call_parser("none") is resolve_tool_call_parser(None) is TOOL_CALL_PARSERS["none"] is None
+    assert (
+        resolve_tool_call_parser("none")
+        is resolve_tool_call_parser(None)
+        is TOOL_CALL_PARSERS["none"]
+        is None
+    )
     with pytest.raises(ConfigError, match="llama3_json"):
         resolve_tool_call_parser("pythonic")
 
 
-# --- thoughts ---------------------------------------------------------------------------------------------------
+# --- thoughts -------------------------------------------------------------------------------------
 
 
 def test_thoughts_and_what_is_said():
@@ -140,7 +162,11 @@ def test_thoughts_and_what_is_said():
 
 
 @settings(max_examples=200)
-@given(text=st.lists(st.sampled_from(["<think>", "</think>", " ", "x"]) | st.text(max_size=3)).map("".join))
+@given(
+    text=st.lists(st.sampled_from(["<think>", "</think>", " ", "x"]) | st.text(max_size=3)).map(
+        "".join
+    )
+)
 def test_no_text_is_lost_in_the_split(text):
     for opened in (False, True):
         thought, rest = split_reasoning(text, opened)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from verifiers_trainer.engines.embedded.sampling import SamplingTable, TokenCounts, draw, pick, streams, uniforms
+from verifiers_trainer.engines.embedded.sampling import (
+    SamplingTable,
+    TokenCounts,
+    draw,
+    pick,
+    streams,
+    uniforms,
+)
 from verifiers_trainer.engines.requests import SamplingParams
 
 VOCABULARY = 12
@@ -18,11 +25,15 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
 
 def many_draws(logits_V: torch.Tensor, n: int = 4000, counts: TokenCounts | None = None, **rules):
     """Token ids and log-probs of ``n`` rows that differ in their seed alone."""
-    table = SamplingTable.build([SamplingParams(max_tokens=1, seed=i, **rules) for i in range(n)], torch.device("cpu"))
+    table = SamplingTable.build(
+        [SamplingParams(max_tokens=1, seed=i, **rules) for i in range(n)], torch.device("cpu")
+    )
     return draw(logits_V.expand(n, -1), table, np.zeros(n, np.int64), counts)[:2]
 
 
-def reference(logits_V: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> torch.Tensor:
+def reference(
+    logits_V: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
+) -> torch.Tensor:
     """The processed distribution, written token by token."""
     probs = torch.softmax(logits_V / temperature, 0)
     keep = probs >= min_p * probs.max()
@@ -83,10 +94,15 @@ def test_greedy_takes_the_best_token_and_reports_it_at_temperature_one():
 
 def test_a_row_does_not_depend_on_its_neighbours():
     alone = [SamplingParams(max_tokens=1, seed=9, top_p=0.9)]
-    crowd = [*alone, *(SamplingParams(max_tokens=1, seed=i, temperature=0.5, top_k=2) for i in range(7))]
+    crowd = [
+        *alone,
+        *(SamplingParams(max_tokens=1, seed=i, temperature=0.5, top_k=2) for i in range(7)),
+    ]
     for counter in range(20):
         logits_BV = logits(8, seed=counter)
-        one = draw(logits_BV[:1], SamplingTable.build(alone, torch.device("cpu")), np.array([counter]))
+        one = draw(
+            logits_BV[:1], SamplingTable.build(alone, torch.device("cpu")), np.array([counter])
+        )
         many = draw(logits_BV, SamplingTable.build(crowd, torch.device("cpu")), np.full(8, counter))
         assert one.tokens[0] == many.tokens[0]
 
@@ -95,7 +111,9 @@ def test_penalties_count_prompt_and_output_as_defined():
     logits_V = torch.zeros(VOCABULARY)
     logits_V[0], logits_V[1], logits_V[2] = 2.0, -2.0, 1.0
     counts = TokenCounts([np.array([0, 1])], [np.array([2, 2])], VOCABULARY, "cpu")
-    rules = SamplingParams(max_tokens=1, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+    rules = SamplingParams(
+        max_tokens=1, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25
+    )
     table = SamplingTable.build([rules], torch.device("cpu"))
     penalised = counts.penalise(logits_V[None], table.penalties)[0]
     assert penalised[0] == 1.0  # divided; in the prompt only, so not subtracted from
@@ -107,7 +125,10 @@ def test_penalties_count_prompt_and_output_as_defined():
 
 
 def test_a_bias_is_added_before_everything_else_and_to_its_own_row_alone():
-    rows = [SamplingParams(max_tokens=1, logit_bias=((3, 100.0), (4, -100.0))), SamplingParams(max_tokens=1)]
+    rows = [
+        SamplingParams(max_tokens=1, logit_bias=((3, 100.0), (4, -100.0))),
+        SamplingParams(max_tokens=1),
+    ]
     logits_BV = logits(1).expand(2, -1)
     kept = logits_BV.clone()
     drawn = draw(logits_BV, SamplingTable.build(rows, torch.device("cpu")), np.zeros(2, np.int64))
@@ -117,12 +138,17 @@ def test_a_bias_is_added_before_everything_else_and_to_its_own_row_alone():
 
 
 def test_a_row_that_is_too_short_cannot_draw_its_ends():
-    rules = [SamplingParams(max_tokens=9, stop_token_ids=(1, 2), min_tokens=3, seed=i) for i in range(400)]
+    rules = [
+        SamplingParams(max_tokens=9, stop_token_ids=(1, 2), min_tokens=3, seed=i)
+        for i in range(400)
+    ]
     logits_BV = torch.zeros(400, VOCABULARY)
     table = SamplingTable.build(rules, torch.device("cpu"))
     early, late = (draw(logits_BV, table, np.full(400, count)) for count in (2, 3))
     assert not torch.isin(early.tokens, torch.tensor([1, 2])).any()
-    torch.testing.assert_close(early.logprobs, torch.full((400,), -np.log(VOCABULARY - 2), dtype=torch.float32))
+    torch.testing.assert_close(
+        early.logprobs, torch.full((400,), -np.log(VOCABULARY - 2), dtype=torch.float32)
+    )
     assert torch.isin(late.tokens, torch.tensor([1, 2])).any()
 
 
@@ -133,25 +159,37 @@ def test_alternatives_are_of_the_distribution_drawn_from():
     assert drawn.top_tokens[0, :2].tolist() == best.indices[:2].tolist()
     torch.testing.assert_close(drawn.top_logprobs[0, :2], torch.log_softmax(best.values[:2], 0))
     assert drawn.top_logprobs[0, 2] == -torch.inf
-    assert draw(logits(2), SamplingTable.build(rows[1:] * 2, torch.device("cpu")), np.zeros(2)).top_tokens is None
+    assert (
+        draw(
+            logits(2), SamplingTable.build(rows[1:] * 2, torch.device("cpu")), np.zeros(2)
+        ).top_tokens
+        is None
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs an Apple GPU")
 def test_an_apple_gpu_which_has_no_float64_draws_the_same_tokens():
-    rows = [SamplingParams(max_tokens=1, seed=i, temperature=0.8, top_p=0.9, top_k=7) for i in range(64)]
-    there = draw(logits(64).to("mps"), SamplingTable.build(rows, torch.device("mps")), np.zeros(64, np.int64))
+    rows = [
+        SamplingParams(max_tokens=1, seed=i, temperature=0.8, top_p=0.9, top_k=7) for i in range(64)
+    ]
+    there = draw(
+        logits(64).to("mps"), SamplingTable.build(rows, torch.device("mps")), np.zeros(64, np.int64)
+    )
     here = draw(logits(64), SamplingTable.build(rows, torch.device("cpu")), np.zeros(64, np.int64))
     assert there.tokens.tolist() == here.tokens.tolist()
     torch.testing.assert_close(there.logprobs.cpu(), here.logprobs, atol=1e-5, rtol=0)
 
 
 def test_a_very_rare_token_has_its_share():
-    """Why ``pick`` sums in float64; the negative control in float32 rounds the token's interval to zero."""
+    """Why ``pick`` sums in float64; the negative control in float32 rounds the token's interval to
+    zero."""
     probs_BV = torch.tensor([[0.5, 0.5 - 1e-9, 1e-9]])
     u_B = np.array([1 - 4e-10])
     assert pick(probs_BV, u_B).tolist() == [2]
-    coarse = torch.searchsorted(probs_BV.cumsum(-1), torch.from_numpy(u_B).float()[:, None], right=True)
+    coarse = torch.searchsorted(
+        probs_BV.cumsum(-1), torch.from_numpy(u_B).float()[:, None], right=True
+    )
     assert coarse.item() != 2
 
 
@@ -173,7 +211,9 @@ def test_random_numbers_are_uniform_and_independent_of_neighbouring_seeds_and_co
     assert numbers.min() >= 0
     assert numbers.max() < 1
     histogram = np.histogram(numbers, bins=100, range=(0, 1))[0]
-    assert ((histogram - 400) ** 2 / 400).sum() < 160  # chi-square, 99 degrees of freedom, p about 1e-4
+    assert (
+        (histogram - 400) ** 2 / 400
+    ).sum() < 160  # chi-square, 99 degrees of freedom, p about 1e-4
     for other in (numbers[1:], numbers[:, 1:]):
         near = numbers[: other.shape[0], : other.shape[1]]
         assert abs(np.corrcoef(near.ravel(), other.ravel())[0, 1]) < 0.02

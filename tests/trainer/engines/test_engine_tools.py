@@ -1,7 +1,9 @@
-"""A step of training in an environment with tools: the model's own calls, parsed, answered, trained token by token.
+"""A step of training in an environment with tools: the model's own calls, parsed, answered, trained
+token by token.
 
-A one-layer model is first taught, by ordinary fine-tuning, to call a tool and to repeat its result. Nothing after that
-is arranged: the rollouts go through the embedded engine's endpoint, and the trainer takes what it sampled.
+A one-layer model is first taught, by ordinary fine-tuning, to call a tool and to repeat its result.
+Nothing after that is arranged: the rollouts go through the embedded engine's endpoint, and the
+trainer takes what it sampled.
 """
 
 from __future__ import annotations
@@ -42,14 +44,19 @@ def conversation() -> list[dict[str, Any]]:
     call = {"name": "add", "arguments": {"a": 1, "b": 2}}
     return [
         {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call}],
+        },
         {"role": "tool", "content": "3"},
         {"role": "assistant", "content": "3"},
     ]
 
 
 def taught() -> Any:
-    """A model that mostly calls the tool and says what it answered; warm enough that siblings differ."""
+    """A model that mostly calls the tool and says what it answered; warm enough that siblings
+    differ."""
     tokenizer, model, messages = build_tiny_tokenizer(), small_model(), conversation()
     render = functools.partial(tokenizer.apply_chat_template, tools=env().oai_tools)
     examples = []
@@ -93,9 +100,14 @@ def test_calls_results_and_answers_are_trained_exactly_as_sampled(tmp_path, teac
             first, second = record.turns[:2]
             sampled = [*first.prompt_ids.tolist(), *first.completion_ids.tolist()]
             assert second.prompt_ids[: len(sampled)].tolist() == sampled
-            answered = tokenizer.decode(second.prompt_ids[len(sampled) :].tolist(), skip_special_tokens=False)
+            answered = tokenizer.decode(
+                second.prompt_ids[len(sampled) :].tolist(), skip_special_tokens=False
+            )
             assert "<tool_response>\n" in answered
-        assert any("<tool_response>\n3\n</tool_response>" in tokenizer.decode(r.turns[1].prompt_ids) for r in called)
+        assert any(
+            "<tool_response>\n3\n</tool_response>" in tokenizer.decode(r.turns[1].prompt_ids)
+            for r in called
+        )
         trained = [row.token_ids[row.loss_mask] for rows in batch.rows_R for row in rows]
         spoken = [turn.completion_ids for record in records for turn in record.turns]
         assert sorted(np.concatenate(trained).tolist()) == sorted(np.concatenate(spoken).tolist())
@@ -112,11 +124,15 @@ def row_logprobs(model: Any, row: Any, temperature: float) -> torch.Tensor:
     prompts = row.seq_ids if row.prompt_seq_ids is None else row.prompt_seq_ids
     for sample in np.unique(row.seq_ids):
         own = row.seq_ids == sample
-        prompt = (row.seq_ids == prompts[own][0]) & ~own  # what it stands behind, if it shares a prompt
+        prompt = (
+            row.seq_ids == prompts[own][0]
+        ) & ~own  # what it stands behind, if it shares a prompt
         ids = torch.tensor(np.concatenate([row.token_ids[prompt], row.token_ids[own]]))[None].long()
         with torch.no_grad():
             logp = torch.log_softmax(model(ids).logits[0, :-1] / temperature, dim=-1)
-        parts.append(torch.cat([torch.zeros(1), logp.gather(1, ids[0, 1:, None])[:, 0]])[int(prompt.sum()) :])
+        parts.append(
+            torch.cat([torch.zeros(1), logp.gather(1, ids[0, 1:, None])[:, 0]])[int(prompt.sum()) :]
+        )
     return torch.cat(parts)
 
 
@@ -127,12 +143,17 @@ def test_a_step_moves_the_policy_and_counts_the_calls(tmp_path, teach):
         log = run(trainer)
     assert len(log.steps) == 1
     assert log.steps[0]["rollouts/errors"] == 0
-    assert any(not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert any(
+        not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters()
+    )
 
 
 def test_without_a_parser_nothing_is_called(tmp_path, teach):
     """Negative control: the same model, its calls left as text, never gets a result."""
     settings = {"tool_call_parser": "none", "no_signal_steps": 3}
-    with trainer_of(tmp_path, teach(), **settings) as trainer, pytest.raises(NoLearningSignal) as raised:
+    with (
+        trainer_of(tmp_path, teach(), **settings) as trainer,
+        pytest.raises(NoLearningSignal) as raised,
+    ):
         first_batch(trainer)
     assert set(raised.value.histogram) == {0.0}

@@ -1,4 +1,5 @@
-"""``history="exact"``: what was sampled stays as it is, so one conversation is one sample for any chat template."""
+"""``history="exact"``: what was sampled stays as it is, so one conversation is one sample for any
+chat template."""
 
 from __future__ import annotations
 
@@ -58,8 +59,9 @@ REASONING = """\
     {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {%- endif %}
 """
-"""Thoughts of turns before the last question are dropped, as in the templates of the Qwen3 family; without thinking the
-prompt of each answer ends in an empty thought, which later prompts do not have either."""
+"""Thoughts of turns before the last question are dropped, as in the templates of the Qwen3 family;
+without thinking the prompt of each answer ends in an empty thought, which later prompts do not have
+either."""
 NO_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -81,24 +83,35 @@ def talk(**options):
 
 
 class TokenServer:
-    """A text route that takes token ids; scripted, since a tiny model says nothing that a parser could read."""
+    """A text route that takes token ids; scripted, since a tiny model says nothing that a parser
+    could read."""
 
     def __init__(self, *said, template=REASONING, ends=True):
         self.script = list(said)
-        self.engine = ScriptedTokens(lambda prompt: self.script[min(len(self.asked), len(self.script)) - 1])
+        self.engine = ScriptedTokens(
+            lambda prompt: self.script[min(len(self.asked), len(self.script)) - 1]
+        )
         self.engine.tokenizer = self.tokenizer = tokenizer_with(template)
         self.asked: list[ModelRequest] = []
         self.ends = ends
 
     async def complete(self, request: ModelRequest) -> Response:
-        assert (request.message_type, request.tools, request.require_tokens) == ("completion", None, True)
+        assert (request.message_type, request.tools, request.require_tokens) == (
+            "completion",
+            None,
+            True,
+        )
         self.asked.append(request)
         ids, logprobs, finish = await self.engine(list(request.prompt), dict(request.sampling_args))
         if not self.ends:
             ids, logprobs, finish = ids[:-1], logprobs[:-1], "length"
-        tokens = ResponseTokens(*(np.array(a, t) for a, t in ((request.prompt, "i4"), (ids, "i4"), (logprobs, "f4"))))
+        tokens = ResponseTokens(
+            *(np.array(a, t) for a, t in ((request.prompt, "i4"), (ids, "i4"), (logprobs, "f4")))
+        )
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return Response(Message(role="assistant", content=text), finish, tokens=tokens, id=f"r{len(self.asked)}")
+        return Response(
+            Message(role="assistant", content=text), finish, tokens=tokens, id=f"r{len(self.asked)}"
+        )
 
     def client(self, **options):
         return ExactClient(self, self.tokenizer, **{"max_seq_len": 4096, **options})
@@ -109,17 +122,27 @@ class TokenServer:
 
 async def played(env, client, **sampling):
     example = next(iter(env.train_table))
-    context = RunContext(client=client, model="m", sampling_args=sampling, require_tokens=True, seed=0)
+    context = RunContext(
+        client=client, model="m", sampling_args=sampling, require_tokens=True, seed=0
+    )
     return await generate_and_score(env, Job(example, 0, 1, 0), context)
 
 
-# --- with the trainer and a real engine --------------------------------------------------------------------------
+# --- with the trainer and a real engine -----------------------------------------------------------
 
 
 def trainer_with(tmp_path, env=None, template=REASONING, model=None, **settings):
-    settings = {"zero_variance": "keep", "max_seq_len": 256, "sampling_args": NO_THOUGHTS, **settings}
+    settings = {
+        "zero_variance": "keep",
+        "max_seq_len": 256,
+        "sampling_args": NO_THOUGHTS,
+        **settings,
+    }
     return RLTrainer(
-        model or small_policy(), env or talk(), small_config(tmp_path, **settings), tokenizer_with(template)
+        model or small_policy(),
+        env or talk(),
+        small_config(tmp_path, **settings),
+        tokenizer_with(template),
     )
 
 
@@ -160,7 +183,10 @@ def test_training_and_the_hooks_go_by_it(tmp_path):
     assert max(step["sampler/log_ratio_abs"] for step in log.steps) < 1e-4
     with trainer:
         completion, _ = trainer.env.rollout(
-            client=trainer.client, model=trainer.model, prompt=[{"role": "user", "content": "hm"}], answer=""
+            client=trainer.client,
+            model=trainer.model,
+            prompt=[{"role": "user", "content": "hm"}],
+            answer="",
         )
         assert len(merge_turns(trainer.client.turns_of(completion))) == 1
 
@@ -172,7 +198,11 @@ def test_by_the_text_route_of_a_server(tmp_path):
     for history in ("template", "exact"):
         with FakeVLLM(small_model(), tokenizer_with(always)) as server:
             trainer = trainer_with(
-                tmp_path / history, model=small_model(), history=history, inference=server.url, **settings
+                tmp_path / history,
+                model=small_model(),
+                history=history,
+                inference=server.url,
+                **settings,
             )
             counts[history], _ = samples_per_rollout(trainer)
     assert (set(counts["template"]), set(counts["exact"])) == ({3}, {1})
@@ -194,19 +224,26 @@ def test_a_template_whose_turns_have_no_end_is_refused_before_anything_starts(tm
         small_trainer(tmp_path, history="exakt")
 
 
-# --- what a conversation becomes ---------------------------------------------------------------------------------
+# --- what a conversation becomes ------------------------------------------------------------------
 
 
 async def test_thoughts_stay_in_what_the_model_is_asked_with():
     server = TokenServer("<think>a</think>1", "<think>b</think>2", "<think>c</think>3")
     state = await played(talk(), server.client())
     first, second, third = server.prompts()
-    assert second.startswith(f"{first}<think>a</think>1<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n")
+    assert second.startswith(
+        f"{first}<think>a</think>1<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n"
+    )
     assert third.startswith(f"{second}<think>b</think>2<|im_end|>\n<|im_start|>user\nGo on.")
-    assert [m["content"] for m in state["completion"]][::2] == [f"<think>{t}</think>{n}" for t, n in ("a1", "b2", "c3")]
+    assert [m["content"] for m in state["completion"]][::2] == [
+        f"<think>{t}</think>{n}" for t, n in ("a1", "b2", "c3")
+    ]
     (sample,) = merge_turns(state.rollout().turns)
     trained = server.tokenizer.decode(sample.token_ids[sample.loss_mask])
-    assert trained == "<think>a</think>1<|im_end|><think>b</think>2<|im_end|><think>c</think>3<|im_end|>"
+    assert (
+        trained
+        == "<think>a</think>1<|im_end|><think>b</think>2<|im_end|><think>c</think>3<|im_end|>"
+    )
 
 
 async def test_a_turn_that_was_cut_gets_an_end_that_is_not_trained():
@@ -219,14 +256,18 @@ async def test_a_turn_that_was_cut_gets_an_end_that_is_not_trained():
 
 async def test_tools_are_called_and_answered():
     server = TokenServer(
-        '<think>add</think><tool_call>\n{"name": "add", "arguments": {"a": 0, "b": 1}}\n</tool_call>', "1"
+        '<think>add</think><tool_call>\n{"name": "add", "arguments": {"a": 0, "b":'
+        " 1}}\n</tool_call>",
+        "1",
     )
     state = await played(tool_env(1), server.client())
     assert state["reward"] == 1.0
     assert state["completion"][0]["tool_calls"][0].name == "add"
     first, second = server.prompts()
     assert "<tools>" in first
-    assert second.startswith(first + server.script[0] + "<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n")
+    assert second.startswith(
+        first + server.script[0] + "<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n"
+    )
     assert len(merge_turns(state.rollout().turns)) == 1
 
 
@@ -237,7 +278,11 @@ async def test_tools_are_called_and_answered():
 async def test_arguments_that_are_written_again_are_the_sampled_ones(arguments, is_same):
     said = '<tool_call>\n{"name": "add", "arguments": {"a": 0, "b": 1}}\n</tool_call>'
     server = TokenServer(said, "1")
-    client, asked, tools = server.client(), [{"role": "user", "content": "hm"}], tool_env(1).tool_defs
+    client, asked, tools = (
+        server.client(),
+        [{"role": "user", "content": "hm"}],
+        tool_env(1).tool_defs,
+    )
     message = (await client.complete(ModelRequest(asked, "m", tools=tools, rollout_id="r"))).message
     again = {**message, "tool_calls": [vf.ToolCall(message.tool_calls[0].id, "add", arguments)]}
     result = {"role": "tool", "content": "1", "tool_call_id": message.tool_calls[0].id}
@@ -248,7 +293,9 @@ async def test_arguments_that_are_written_again_are_the_sampled_ones(arguments, 
 
 async def test_thoughts_are_set_apart_when_asked():
     server = TokenServer("<think>a</think>1")
-    state = await played(talk(), server.client(), extra_body={"separate_reasoning": True, "top_k": 3})
+    state = await played(
+        talk(), server.client(), extra_body={"separate_reasoning": True, "top_k": 3}
+    )
     said = state["completion"][0]
     assert (said["reasoning_content"], said["content"]) == ("a", "1")
     assert server.asked[0].sampling_args["top_k"] == 3
@@ -264,7 +311,9 @@ async def test_an_edited_conversation_is_rendered_in_full():
     edited = [*asked, {**said, "content": "2"}, {"role": "user", "content": "again"}]
     for messages, rollout_id in ((edited, "r"), ([*asked, said, edited[-1]], "another")):
         await client.complete(ModelRequest(messages, "m", rollout_id=rollout_id))
-        full = server.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        full = server.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
         assert server.prompts()[-1] == full
 
 
@@ -284,7 +333,9 @@ async def test_what_cannot_be_asked_is_one_sentence():
     asked = ModelRequest([{"role": "user", "content": "hm"}], "m")
     with pytest.raises(OverlongPromptError, match="max_seq_len is 3"):
         await server.client(max_seq_len=3).complete(asked)
-    cut = await server.client(max_seq_len=9).complete(replace(asked, sampling_args={"truncate_prompt_tokens": 4}))
+    cut = await server.client(max_seq_len=9).complete(
+        replace(asked, sampling_args={"truncate_prompt_tokens": 4})
+    )
     assert cut.text == "1"
     assert server.asked.pop().sampling_args["max_tokens"] == 5
     with pytest.raises(ConfigError, match="cannot force a tool call"):
@@ -296,13 +347,14 @@ async def test_what_cannot_be_asked_is_one_sentence():
 
 
 def test_turns_that_end_otherwise_and_calls_without_words():
-    """Turns that do not end in the tokenizer's end token, and templates without what is said beside a call."""
+    """Turns that do not end in the tokenizer's end token, and templates without what is said beside
+    a call."""
     tools = tool_env(1).tool_defs
     other = tokenizer_with(REASONING.replace("<|im_end|>", "<|im_start|>"))
     require_exact_history(other, tools)
     silent = tokenizer_with(
-        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
-        "{{- (m.tool_calls | tojson) if m.tool_calls else m.content }}{{- '<|im_end|>\\n' }}{%- endfor %}"
-        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}{{- (m.tool_calls | tojson)"
+        " if m.tool_calls else m.content }}{{- '<|im_end|>\\n' }}{%- endfor %}{%- if"
+        " add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
     )
     require_exact_history(silent, tools)

@@ -1,4 +1,5 @@
-"""How much ``history="exact"`` remembers: tokens are counted where they are held, and the oldest are forgotten."""
+"""How much ``history="exact"`` remembers: tokens are counted where they are held, and the oldest
+are forgotten."""
 
 import random
 
@@ -21,14 +22,19 @@ class Talks:
 
     def __init__(self, count, seed=0):
         self.history, self.order = ExactHistory(build_tiny_tokenizer()), random.Random(seed)
-        self.told = {f"r{number}": [([said("user", f"q{number}")], [1, 2, 3])] for number in range(count)}
+        self.told = {
+            f"r{number}": [([said("user", f"q{number}")], [1, 2, 3])] for number in range(count)
+        }
         """Of each rollout the points that it may go on from: messages, ids."""
 
     def go_on(self, rollout):
         """One more answer; now and then from an earlier point, or the same answer again."""
         points = self.told[rollout]
         messages, ids = self.order.choice(points[-2:])
-        answer, sampled = said("assistant", f"a{self.order.randint(0, 3)}"), list(range(self.order.randint(1, 60)))
+        answer, sampled = (
+            said("assistant", f"a{self.order.randint(0, 3)}"),
+            list(range(self.order.randint(1, 60))),
+        )
         self.history.remember(messages, answer, ids, sampled, rollout)
         points.append(([*messages, answer, said("user", "and?")], [*ids, *sampled, 7, 8]))
         return [*messages, answer, said("user", "and?")], [*ids, *sampled]
@@ -51,8 +57,12 @@ def test_tokens_in_memory_are_bounded_whoever_holds_them(monkeypatch, seed):
     for _ in range(600):
         messages, ids = talks.go_on(talks.order.choice(list(talks.told)))
         assert talks.history.num_tokens == held(talks.history) <= LIMIT
-        uncounted = max(uncounted, held(talks.history) - sum(len(a.new) for a in talks.history._known.values()))
-    assert uncounted > LIMIT / 4  # held by answers that go on from forgotten ones: counting the known would not do
+        uncounted = max(
+            uncounted, held(talks.history) - sum(len(a.new) for a in talks.history._known.values())
+        )
+    assert (
+        uncounted > LIMIT / 4
+    )  # held by answers that go on from forgotten ones: counting the known would not do
     rollout = next(name for name, points in talks.told.items() if points[-1][0] == messages)
     assert talks.history.prompt_ids(messages, None, rollout)[: len(ids)] == ids
 
@@ -61,7 +71,9 @@ def test_an_answer_larger_than_all_that_may_be_kept_is_kept_alone(monkeypatch):
     monkeypatch.setattr(exact_history, "MAX_TOKENS", 10)
     history = ExactHistory(build_tiny_tokenizer())
     for number in range(3):
-        history.remember([said("user", f"q{number}")], said("assistant", "a"), [1] * 8, [2] * 8, None)
+        history.remember(
+            [said("user", f"q{number}")], said("assistant", "a"), [1] * 8, [2] * 8, None
+        )
         assert (len(history._known), history.num_tokens) == (1, 16)
 
 

@@ -1,4 +1,5 @@
-"""An event loop in a thread: results and errors come back, waits end, and what blocks it is named."""
+"""An event loop in a thread: results and errors come back, waits end, and what blocks
+it is named."""
 
 import asyncio
 import threading

@@ -1,4 +1,5 @@
-"""Prefill: what prompts have in common is computed once, and the head multiplies without copies of its weight."""
+"""Prefill: what prompts have in common is computed once, and the head multiplies without copies of
+its weight."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ async def test_the_tokens_with_which_all_prompts_begin_are_prefilled_once(kv_hea
         answers = await answering
         together = sum(tokens)
         tokens.clear()
-        alone = [(await complete(engine, ask(text, max_tokens=6, seed=i)))[0] for i, text in enumerate(texts)]
+        alone = [
+            (await complete(engine, ask(text, max_tokens=6, seed=i)))[0]
+            for i, text in enumerate(texts)
+        ]
     assert sum(tokens) - together > 2 * len(shots)
     for answer in [*answers, *alone]:
         assert (sampled_logprobs(answer) - forward_logprobs(model, answer)).abs().max() < 1e-4
@@ -61,7 +65,8 @@ def test_the_shared_prefix_leaves_a_token_in_each_prompt(prompts, shared):
 
 
 def test_a_head_multiplies_a_slice_without_a_copy_of_its_weight_for_each_row():
-    """Without the contiguous slice torch expands a frozen weight, as LoRA's base has: a `bmm` of eight copies."""
+    """Without the contiguous slice torch expands a frozen weight, as LoRA's base has: a `bmm` of
+    eight copies."""
     model = small_model().requires_grad_(False)
     ids = torch.arange(5, 13)[:, None].repeat(1, 6)
 

@@ -1,4 +1,5 @@
-"""How weights move: the choice, what is exported, and the wire contracts of files, NCCL and shared memory."""
+"""How weights move: the choice, what is exported, and the wire contracts of files, NCCL and shared
+memory."""
 
 import copy
 from types import SimpleNamespace
@@ -29,11 +30,17 @@ from verifiers_trainer.engines.vllm.weights.protocol import Deadline, label_of, 
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.settings.config import RLConfig
 
-# --- the choice ---------------------------------------------------------------------------------------------------
+# --- the choice -----------------------------------------------------------------------------------
 
 
 def situation(version="0.33.0", **facts):
-    given = {"has_adapter": False, "adapter_refused": None, "on_cuda": True, "same_device": False, **facts}
+    given = {
+        "has_adapter": False,
+        "adapter_refused": None,
+        "on_cuda": True,
+        "same_device": False,
+        **facts,
+    }
     return Situation(features=features_of(parse_version(version)), version=version, **given)
 
 
@@ -63,12 +70,22 @@ def test_the_method_follows_from_the_situation(facts, method):
         ("nccl", {"version": "0.29.0"}, "vLLM 0.29.0, and it needs 0.30"),
         ("nccl", {"on_cuda": False}, "not on a CUDA device"),
         ("ipc", {}, "not known to be on the same device"),
-        ("reload", {"version": "0.20.0", "has_adapter": True}, "it needs 0.27 or newer; use 'lora_dir'"),
+        (
+            "reload",
+            {"version": "0.20.0", "has_adapter": True},
+            "it needs 0.27 or newer; use 'lora_dir'",
+        ),
         ("lora_dir", {}, "no adapter is trained"),
-        ("lora_dir", {"has_adapter": True, "adapter_refused": "it trains biases"}, "it trains biases"),
+        (
+            "lora_dir",
+            {"has_adapter": True, "adapter_refused": "it trains biases"},
+            "it trains biases",
+        ),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_sent_and_names_what_can(wanted, facts, said):
+def test_what_cannot_work_is_refused_before_anything_is_sent_and_names_what_can(
+    wanted, facts, said
+):
     with pytest.raises(ConfigError, match=said):
         choose(wanted, situation(**facts))
 
@@ -84,12 +101,14 @@ def test_labels_of_runs_and_versions_are_told_apart():
     assert label_of(1, 5) != label_of(2, 5)
 
 
-# --- what is exported ---------------------------------------------------------------------------------------------
+# --- what is exported -----------------------------------------------------------------------------
 
 
 def adapted(model, **options):
     torch.manual_seed(1)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], **options)
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], **options
+    )
     made = get_peft_model(model, config)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -98,8 +117,12 @@ def adapted(model, **options):
     return made
 
 
-@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"use_rslora": True}])
-def test_an_adapter_is_exported_merged_under_the_names_of_a_checkpoint_and_nothing_is_changed(options):
+@pytest.mark.parametrize(
+    "options", [{}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"use_rslora": True}]
+)
+def test_an_adapter_is_exported_merged_under_the_names_of_a_checkpoint_and_nothing_is_changed(
+    options,
+):
     model = adapted(tiny_llama(), **options)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     tensors = exported(model)
@@ -124,7 +147,9 @@ def test_without_its_name_a_server_keeps_the_old_head(control):
     base, workers = small_model(), Workers()
     with FakeVLLM(base, build_tiny_tokenizer(), workers=workers) as fake:
         model = moved(base)
-        nameless = {name: tensor for name, tensor in exported(model).items() if name != "lm_head.weight"}
+        nameless = {
+            name: tensor for name, tensor in exported(model).items() if name != "lm_head.weight"
+        }
         for weights, is_same in ((nameless, False), (exported(model), True)):
             sync = NcclSync(9, "base-model", lambda weights=weights: weights, FEATURES, workers)
             sync.push(control(fake), 1, Deadline.after(20))
@@ -147,7 +172,8 @@ def test_adapters_that_no_server_takes_are_known(options, said):
 
 @pytest.fixture
 def one_of_two_ranks():
-    """This process as rank 0 of two, whose exchanges do nothing: what it holds is what a real rank 0 holds."""
+    """This process as rank 0 of two, whose exchanges do nothing: what it holds is what a real rank
+    0 holds."""
     from torch.distributed import destroy_process_group, init_process_group
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -170,8 +196,12 @@ def test_half_of_a_model_that_two_processes_hold_is_never_sent(one_of_two_ranks,
         sync.prepare(2)
     with pytest.raises(ConfigError, match="sharded over processes by FSDP2"):
         open_sync(model, config, servers, 1, features_of(parse_version("0.33.0")), "0.33.0")
-    assert [path.name for path in sync.folder.iterdir() if not path.name.startswith(".tmp")] == ["weights-v1"]
-    held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]  # negative control
+    assert [path.name for path in sync.folder.iterdir() if not path.name.startswith(".tmp")] == [
+        "weights-v1"
+    ]
+    held = [
+        p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()
+    ]  # negative control
     assert sum(tensor.numel() for tensor in held) < 0.6 * whole
 
 
@@ -182,7 +212,7 @@ def test_a_model_of_zero_3_is_refused():
         require_whole(model)
 
 
-# --- packed chunks ------------------------------------------------------------------------------------------------
+# --- packed chunks --------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 200))
@@ -190,7 +220,9 @@ def test_a_model_of_zero_3_is_refused():
 def test_packed_chunks_hold_all_bytes_in_order_and_close_with_the_tensor_that_exceeds(sizes, limit):
     tensors = {f"t{n}": torch.arange(size, dtype=torch.float32) + n for n, size in enumerate(sizes)}
     made = list(packed_chunks(tensors, limit))
-    assert torch.cat(made).numpy().tobytes() == b"".join(t.numpy().tobytes() for t in tensors.values())
+    assert torch.cat(made).numpy().tobytes() == b"".join(
+        t.numpy().tobytes() for t in tensors.values()
+    )
     assert all(len(chunk) > limit for chunk in made[:-1])
     last = 0
     for chunk in made:  # without its last tensor no chunk exceeds
@@ -208,10 +240,12 @@ def test_parts_for_shared_memory_close_before_the_tensor_that_would_exceed(sizes
     tensors = {f"t{n}": torch.zeros(size) for n, size in enumerate(sizes)}
     made = list(chunks(tensors, limit))
     assert [name for part in made for name in part] == list(tensors)
-    assert all(len(part) == 1 or sum(4 * t.numel() for t in part.values()) <= limit for part in made)
+    assert all(
+        len(part) == 1 or sum(4 * t.numel() for t in part.values()) <= limit for part in made
+    )
 
 
-# --- against a server ---------------------------------------------------------------------------------------------
+# --- against a server -----------------------------------------------------------------------------
 
 
 class Control:
@@ -256,7 +290,9 @@ def test_nccl_order_of_calls_bytes_and_version(control):
     base, workers = small_model(), Workers()
     with FakeVLLM(base, build_tiny_tokenizer(), workers=workers) as fake:
         server, model = control(fake), moved(base)
-        sync = NcclSync(9, "base-model", lambda: exported(model), FEATURES, workers, buffer_bytes=20_000)
+        sync = NcclSync(
+            9, "base-model", lambda: exported(model), FEATURES, workers, buffer_bytes=20_000
+        )
         assert sync.push(server, 1, Deadline.after(20)) == "base-model"
         assert fake.paths() == [
             "/get_world_size",
@@ -296,7 +332,9 @@ def test_workers_that_never_come_end_the_push_within_its_bound(control):
     workers.absent = True
     with FakeVLLM(base, build_tiny_tokenizer(), workers=workers) as fake:
         sync = NcclSync(9, "base-model", lambda: exported(base), FEATURES, workers)
-        with pytest.raises(WeightSyncError, match="joining the group of the server's workers") as caught:
+        with pytest.raises(
+            WeightSyncError, match="joining the group of the server's workers"
+        ) as caught:
             sync.push(control(fake), 1, Deadline.after(1.0))
         assert caught.value.elapsed_s < 5
 
@@ -311,19 +349,28 @@ def test_shared_memory_is_handed_over_in_parts(control):
 
     with FakeVLLM(base, build_tiny_tokenizer()) as fake:
         server, model = control(fake), moved(base)
-        sync = IpcSync(9, "base-model", lambda: exported(model), FEATURES, handle, chunk_bytes=20_000)
+        sync = IpcSync(
+            9, "base-model", lambda: exported(model), FEATURES, handle, chunk_bytes=20_000
+        )
         sync.push(server, 1, Deadline.after(20))
         assert fake.paths().count("/update_weights") > 1
         assert fake.paths()[0] == "/init_weight_transfer_engine"
         assert same(fake, model)
         names = [
-            name for path, body in fake.calls if path == "/update_weights" for name in body["update_info"]["names"]
+            name
+            for path, body in fake.calls
+            if path == "/update_weights"
+            for name in body["update_info"]["names"]
         ]
         assert names == list(exported(model))
-        assert not {pointer for pointer in alive} & {t.data_ptr() for t in exported(model).values()}  # copies
+        assert not {pointer for pointer in alive} & {
+            t.data_ptr() for t in exported(model).values()
+        }  # copies
 
 
-def test_adapter_names_are_never_used_twice_and_old_ones_are_unloaded_with_their_files(control, tmp_path):
+def test_adapter_names_are_never_used_twice_and_old_ones_are_unloaded_with_their_files(
+    control, tmp_path
+):
     base = small_model()
     model = get_peft_model(copy.deepcopy(base), LoraConfig(r=4, target_modules=["q_proj"]))
     with FakeVLLM(base, build_tiny_tokenizer()) as fake:
@@ -335,7 +382,13 @@ def test_adapter_names_are_never_used_twice_and_old_ones_are_unloaded_with_their
             names.append(sync.push(server, version, Deadline.after(20)))
             sync.retire([server], version)
         assert len(set(names)) == 5
-        assert names == ["policy-9-v0", "policy-9-v1", "policy-9-v1.1", "policy-9-v2", "policy-9-v3"]
+        assert names == [
+            "policy-9-v0",
+            "policy-9-v1",
+            "policy-9-v1.1",
+            "policy-9-v2",
+            "policy-9-v3",
+        ]
         assert fake.unloaded == names[:3]
         assert sorted(path.name for path in tmp_path.iterdir()) == names[3:]
         sync.close([server])
@@ -348,7 +401,10 @@ def test_what_a_server_lacks_for_adapters_is_said(control, tmp_path):
     model = get_peft_model(copy.deepcopy(base), LoraConfig(r=32, target_modules=["q_proj"]))
     sync = LoraDirSync(tmp_path, 9, model.save_pretrained, keep=1)
     sync.prepare(0)
-    for options, said in (({"lora": False}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"), ({}, "--max-lora-rank")):
+    for options, said in (
+        ({"lora": False}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+        ({}, "--max-lora-rank"),
+    ):
         with FakeVLLM(base, build_tiny_tokenizer(), **options) as fake:
             with pytest.raises(WeightSyncError, match=said):
                 sync.push(control(fake), 0, Deadline.after(20))

@@ -1,4 +1,5 @@
-"""The vLLM engine over HTTP: what it asks of a server, whose weights answered, several servers, settings."""
+"""The vLLM engine over HTTP: what it asks of a server, whose weights answered, several servers,
+settings."""
 
 import asyncio
 import copy
@@ -35,7 +36,7 @@ def trainer_of(server, tmp_path, **settings):
     return small_trainer(tmp_path, model=small_model(), **settings)
 
 
-# --- what a server must be -----------------------------------------------------------------------------------------
+# --- what a server must be ------------------------------------------------------------------------
 
 
 def test_features_come_with_versions():
@@ -53,7 +54,9 @@ def test_features_come_with_versions():
         ({"version": "0.9.1"}, "vLLM 0.9.1, which returns no token ids; use 0.11"),
     ],
 )
-def test_a_server_whose_tokens_cannot_be_trained_on_is_refused_at_its_first_completion(tmp_path, options, said):
+def test_a_server_whose_tokens_cannot_be_trained_on_is_refused_at_its_first_completion(
+    tmp_path, options, said
+):
     with served(**options) as server, trainer_of(server, tmp_path) as trainer:
         with pytest.raises(ConfigError, match=said):
             trainer.start_engine()
@@ -72,36 +75,52 @@ def test_nothing_that_answers_is_one_sentence_within_the_bound(tmp_path):
     trainer = small_trainer(tmp_path, inference="http://127.0.0.1:9/v1", vllm_server_timeout=0.5)
     with trainer:
         engine = open_engine(trainer.model, trainer.tokenizer, trainer.args, trainer.env)
-        with pytest.raises(EndpointUnreachable, match=r"no inference server answers at http://127\.0\.0\.1:9"):
+        with pytest.raises(
+            EndpointUnreachable, match=r"no inference server answers at http://127\.0\.0\.1:9"
+        ):
             engine.start(0.5)
 
 
 def test_a_server_without_the_routes_for_weights_says_so_before_training(tmp_path):
-    with served(dev_mode=False) as server, trainer_of(server, tmp_path, use_lora=False, sync_timeout=3.0) as trainer:
+    with (
+        served(dev_mode=False) as server,
+        trainer_of(server, tmp_path, use_lora=False, sync_timeout=3.0) as trainer,
+    ):
         with pytest.raises(WeightSyncError, match=r"pausing generation.*HTTP 404"):
             trainer.train()
 
 
-def test_a_server_without_adapters_gets_the_merged_weights_unless_adapters_are_asked_for(tmp_path, caplog):
+def test_a_server_without_adapters_gets_the_merged_weights_unless_adapters_are_asked_for(
+    tmp_path, caplog
+):
     caplog.set_level("INFO")
     with served(lora=False) as server:
         log = run(trainer_of(server, tmp_path, use_lora=True, max_steps=2, max_off_policy_steps=0))
         assert log.steps[-1]["sampler/log_ratio_abs"] < 1e-5
         assert server.adapters == {}
         assert "the adapter is merged, since" in caplog.text
-        assert "was started without adapters (vf-vllm --max-lora-rank N switches them on)" in caplog.text
-        with trainer_of(server, tmp_path / "asked", use_lora=True, weight_sync="lora_dir") as trainer:
-            with pytest.raises(ConfigError, match=r"weight_sync='lora_dir' cannot be used: .* without adapters"):
+        assert (
+            "was started without adapters (vf-vllm --max-lora-rank N switches them on)"
+            in caplog.text
+        )
+        with trainer_of(
+            server, tmp_path / "asked", use_lora=True, weight_sync="lora_dir"
+        ) as trainer:
+            with pytest.raises(
+                ConfigError, match=r"weight_sync='lora_dir' cannot be used: .* without adapters"
+            ):
                 trainer.start_engine()
 
 
-# --- a run ---------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("lora", "version"), [(True, "0.12.0"), (True, "0.33.0"), (False, "0.32.0"), (False, "0.33.0")]
 )
-def test_every_completion_has_the_version_that_sampled_it_and_no_token_is_older_than_the_lag(tmp_path, lora, version):
+def test_every_completion_has_the_version_that_sampled_it_and_no_token_is_older_than_the_lag(
+    tmp_path, lora, version
+):
     with served(version=version) as server:
         server.token_delay_s = 0.01  # requests in flight while weights change
         log = run(trainer_of(server, tmp_path, use_lora=lora, max_steps=4, max_off_policy_steps=1))
@@ -116,13 +135,17 @@ def test_every_completion_has_the_version_that_sampled_it_and_no_token_is_older_
 
 
 @pytest.mark.parametrize(("version", "versions"), [("0.33.0", {0, 1}), ("0.32.0", {0})])
-def test_an_answer_during_an_update_has_a_version_per_token_where_the_server_reports_it(tmp_path, version, versions):
+def test_an_answer_during_an_update_has_a_version_per_token_where_the_server_reports_it(
+    tmp_path, version, versions
+):
     """Without the server's spans the whole answer counts as old as its beginning."""
     with served(version=version) as server, trainer_of(server, tmp_path, use_lora=False) as trainer:
         client, server.token_delay_s = trainer.client, 0.05
 
         async def answered():
-            request = ModelRequest([UserMessage("count")], "", sampling_args={"max_tokens": 12}, seed=5)
+            request = ModelRequest(
+                [UserMessage("count")], "", sampling_args={"max_tokens": 12}, seed=5
+            )
             answer = asyncio.create_task(client.complete(request))
             while not server.sessions:  # noqa: ASYNC110 - the server runs in another thread
                 await asyncio.sleep(0.01)
@@ -155,7 +178,9 @@ def test_it_is_an_engine_and_leaves_nothing_behind(tmp_path):
             engine.base_url
 
 
-def test_weights_that_did_not_change_are_not_pushed_again_and_changed_ones_are_under_a_new_name(tmp_path):
+def test_weights_that_did_not_change_are_not_pushed_again_and_changed_ones_are_under_a_new_name(
+    tmp_path,
+):
     with served() as server, trainer_of(server, tmp_path) as trainer:
         trainer.start_engine()
         first = trainer.engine.served_model
@@ -192,14 +217,16 @@ def test_a_client_of_the_server_is_enough(tmp_path):
     with served() as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY")
         config = small_config(tmp_path, use_lora=True, zero_variance="keep")
-        with RLTrainer(small_model(), toy_env(), config, build_tiny_tokenizer(), client=client) as trainer:
+        with RLTrainer(
+            small_model(), toy_env(), config, build_tiny_tokenizer(), client=client
+        ) as trainer:
             trainer.train()
         assert server.paths().count("/v1/load_lora_adapter") == 3
     with pytest.raises(ConfigError, match="no base_url"):
         server_of(object())
 
 
-# --- the label, asked for once for many ------------------------------------------------------------------------------
+# --- the label, asked for once for many -----------------------------------------------------------
 
 
 async def test_many_completions_share_one_question_that_was_sent_after_each_of_them():
@@ -225,7 +252,7 @@ async def test_many_completions_share_one_question_that_was_sent_after_each_of_t
     assert len(asked) == 2
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def test_addresses_of_servers():
@@ -258,7 +285,10 @@ def test_where_to_sample_follows_from_the_settings(settings, url):
         ({"inference": "embeded"}, 'did you mean "embedded"'),
         ({"inference_base_url": "gpu:8000"}, "must be a URL"),
         ({"inference": "embedded", "inference_base_url": "http://gpu:8000"}, "give one of them"),
-        ({"inference": "vllm", "deterministic": True}, "deterministic=True needs the embedded engine"),
+        (
+            {"inference": "vllm", "deterministic": True},
+            "deterministic=True needs the embedded engine",
+        ),
         ({"weight_sync": "ncl"}, "weight_sync is 'ncl', did you mean \"nccl\""),
         ({"sync_timeout": 0}, "sync_timeout is 0"),
     ],
@@ -269,8 +299,11 @@ def test_settings_that_cannot_be_are_refused_together(tmp_path, settings, said):
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
-def test_two_runs_that_took_one_server_at_the_same_time_never_take_the_others_tokens(tmp_path, version):
-    """Both looked before either had pushed. Each repairs what the other did, and gives up after some repairs."""
+def test_two_runs_that_took_one_server_at_the_same_time_never_take_the_others_tokens(
+    tmp_path, version
+):
+    """Both looked before either had pushed. Each repairs what the other did, and gives up after
+    some repairs."""
 
     def first_token(trainer):
         arguments = {"return_weight_versions": True, "max_tokens": 2}
@@ -286,7 +319,11 @@ def test_two_runs_that_took_one_server_at_the_same_time_never_take_the_others_to
             one.start_engine()
             two.start_engine()
             runs = one.engine.run, two.engine.run
-            assert [first_token(trainer) for trainer in (one, two, one)] == [(runs[0], 0), (runs[1], 0), (runs[0], 0)]
+            assert [first_token(trainer) for trainer in (one, two, one)] == [
+                (runs[0], 0),
+                (runs[1], 0),
+                (runs[0], 0),
+            ]
 
             repair = one.engine._send_again
 
@@ -296,19 +333,28 @@ def test_two_runs_that_took_one_server_at_the_same_time_never_take_the_others_to
 
             one.engine._send_again = and_lose_it_again
             server.label = str(int(server.label) ^ 1 << 60)
-            with pytest.raises(WeightSyncError, match=r"again after 3 repairs.*give each a server of its own"):
+            with pytest.raises(
+                WeightSyncError, match=r"again after 3 repairs.*give each a server of its own"
+            ):
                 first_token(one)
 
 
-def test_a_server_that_is_there_by_chance_is_used_when_it_serves_the_same_model_and_no_other_run(caplog):
+def test_a_server_that_is_there_by_chance_is_used_when_it_serves_the_same_model_and_no_other_run(
+    caplog,
+):
     model = small_model()
     with served(name="org/tiny") as server:
         config = RLConfig()
-        config.derive(vllm_server_port=server.port)  # as if 8000 were that port, without asking for it
+        config.derive(
+            vllm_server_port=server.port
+        )  # as if 8000 were that port, without asking for it
         model.name_or_path = "elsewhere/tiny"
         assert choose_engine(model, config) == (server.url, "it serves the same model")
         server.adapters["policy-3f2-v7"] = server.model
-        assert choose_engine(model, config) == (None, f"the server at {server.url} belongs to another run")
+        assert choose_engine(model, config) == (
+            None,
+            f"the server at {server.url} belongs to another run",
+        )
         assert "has the weights of another run (policy-3f2-v7), so it is not used" in caplog.text
         server.adapters.clear()
         server.label = "3145735"
@@ -331,6 +377,7 @@ def test_a_device_is_shared_when_a_launcher_says_so_or_there_is_only_one(monkeyp
     monkeypatch.delenv(INFERENCE_DEVICES)
     for count, shared in ((1, True), (2, False)):
         monkeypatch.setattr(
-            "verifiers_trainer.engines.vllm.weights.opening._num_physical_devices", lambda count=count: count
+            "verifiers_trainer.engines.vllm.weights.opening._num_physical_devices",
+            lambda count=count: count,
         )
         assert shares_device(url, "cuda:0") == shared

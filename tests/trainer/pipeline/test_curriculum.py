@@ -1,4 +1,5 @@
-"""What changes while a run goes on: difficulties, reward weights, and which environment comes next."""
+"""What changes while a run goes on: difficulties, reward weights, and which
+environment comes next."""
 
 from __future__ import annotations
 
@@ -14,9 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import verifiers as vf
-from support.training import StepLog, digits, metrics_of, rows, run, small_config, small_policy, small_trainer, toy_env
+from support.training import (
+    StepLog,
+    digits,
+    metrics_of,
+    rows,
+    run,
+    small_config,
+    small_policy,
+    small_trainer,
+    toy_env,
+)
 from verifiers.errors import ConfigError
-from verifiers_trainer.pipeline.curriculum import RewardWeights, difficulty_at, effective_weights, rows_of
+from verifiers_trainer.pipeline.curriculum import (
+    RewardWeights,
+    difficulty_at,
+    effective_weights,
+    rows_of,
+)
 from verifiers_trainer.pipeline.mixture import MixtureSchedule, joined
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
@@ -49,13 +65,16 @@ def every_group_differs():
 def levels_env(count=16, reward=None):
     """Half of the rows easy ("e…"), half hard ("h…")."""
     data = [
-        {"question": f"{'e' if n % 2 else 'h'}{row['question']}{n}", "difficulty": 1 if n % 2 else 2}
+        {
+            "question": f"{'e' if n % 2 else 'h'}{row['question']}{n}",
+            "difficulty": 1 if n % 2 else 2,
+        }
         for n, row in enumerate(rows(count))
     ]
     return vf.SingleTurnEnv(dataset=data, rubric=vf.Rubric(funcs=[reward or every_group_differs()]))
 
 
-# --- difficulty -------------------------------------------------------------------------------------------------
+# --- difficulty -----------------------------------------------------------------------------------
 
 
 def test_the_first_threshold_that_is_higher_decides():
@@ -73,7 +92,9 @@ def test_a_difficulty_is_a_value_a_list_or_a_function_and_a_missing_one_is_easy(
     assert [row["q"] for row in rows_of(data, lambda row: row["q"] > 2, "d")] == [3, 4]
     assert [row["q"] for row in rows_of(data, 1, lambda row: row["q"] % 2)] == [1, 3]
     assert len(rows_of(data, None)) == 4
-    with pytest.raises(ConfigError, match=r"no row has the difficulty 'hard' .*; available: 'easy', 1, 2, 3"):
+    with pytest.raises(
+        ConfigError, match=r"no row has the difficulty 'hard' .*; available: 'easy', 1, 2, 3"
+    ):
         rows_of(data, "hard", "d")
     with pytest.raises(ConfigError, match=r"difficulty_key 'no\.where:f' cannot be loaded"):
         rows_of(data, 1, "no.where:f")
@@ -89,13 +110,17 @@ def test_rows_follow_the_schedule(tmp_path):
     assert set(kinds[:8]) == {"e"}
     assert set(kinds[8:12]) == {"h"}
     assert set("".join(kinds[12:])) == {"e", "h"}
-    without = played(small_trainer(tmp_path / "without", levels_env(), **settings))  # negative control
+    without = played(
+        small_trainer(tmp_path / "without", levels_env(), **settings)
+    )  # negative control
     assert {question[0] for step in without[:8] for question in step} == {"e", "h"}
 
 
 def test_a_pass_over_a_difficulty_repeats_no_row(tmp_path):
     settings = {"max_steps": 4, "zero_variance": "keep", "max_off_policy_steps": 0}
-    steps = played(small_trainer(tmp_path, levels_env(), difficulty_schedule=[(9.0, 1)], **settings))
+    steps = played(
+        small_trainer(tmp_path, levels_env(), difficulty_schedule=[(9.0, 1)], **settings)
+    )
     questions = [question for step in steps for question in step]
     assert len(set(questions)) == len(questions) == 8
 
@@ -107,7 +132,9 @@ def test_a_resumed_curriculum_goes_on_where_it_was(tmp_path):
         "save_strategy": "steps",
         "save_steps": 3,
     }
-    whole = run(small_trainer(tmp_path / "whole", levels_env(reward=digits), max_steps=6, **settings))
+    whole = run(
+        small_trainer(tmp_path / "whole", levels_env(reward=digits), max_steps=6, **settings)
+    )
     run(small_trainer(tmp_path / "parts", levels_env(reward=digits), max_steps=3, **settings))
     rest = run(
         small_trainer(tmp_path / "parts", levels_env(reward=digits), max_steps=6, **settings),
@@ -122,7 +149,9 @@ def test_a_subclass_decides_the_difficulty(tmp_path):
             return 1 if step < 2 else 2
 
     settings = {"max_steps": 4, "zero_variance": "keep", "max_off_policy_steps": 0}
-    trainer = Rising(small_policy(), levels_env(), small_config(tmp_path, **settings), build_tiny_tokenizer())
+    trainer = Rising(
+        small_policy(), levels_env(), small_config(tmp_path, **settings), build_tiny_tokenizer()
+    )
     kinds = [{question[0] for question in step} for step in played(trainer)]
     assert kinds == [{"e"}, {"e"}, {"h"}, {"h"}]
 
@@ -156,11 +185,20 @@ def test_the_example_trains_from_easy_to_hard(tmp_path):
     from verifiers_trainer.cli.plan import make_plan
 
     words = ["@", str(CONFIG), "--model", "builtin:tiny"]
-    small = {"batch_size": 8, "rollouts_per_example": 4, "micro_batch_size": 4, "max_tokens": 8, "max_seq_len": 200}
+    small = {
+        "batch_size": 8,
+        "rollouts_per_example": 4,
+        "micro_batch_size": 4,
+        "max_tokens": 8,
+        "max_seq_len": 200,
+    }
     small |= {"max_steps": 3, "zero_variance": "keep", "num_train_examples": 20}
     small |= {"inference": "embedded"}
     for name, value in small.items():
-        words += [f"--{'env' if name == 'num_train_examples' else 'trainer'}.args.{name}", str(value)]
+        words += [
+            f"--{'env' if name == 'num_train_examples' else 'trainer'}.args.{name}",
+            str(value),
+        ]
     words += ["--trainer.args.difficulty_schedule", "[[0.1, 1], [0.2, 5]]"]
     words += ["--trainer.args.reward_weights_schedule", "{ default = [1.0] }"]
     plan = make_plan(words, output_dir=str(tmp_path))
@@ -173,7 +211,7 @@ def test_the_example_trains_from_easy_to_hard(tmp_path):
     assert terms[-1] == {7}  # "What is 640 - 25 * 7 + 318?"
 
 
-# --- reward weights ---------------------------------------------------------------------------------------------
+# --- reward weights -------------------------------------------------------------------------------
 
 
 def counted_env(calls, group=False):
@@ -186,7 +224,9 @@ def counted_env(calls, group=False):
 
     rubric = vf.Rubric(funcs=[first, second], weights=[1.0, 0.0])
     if group:
-        rubric = vf.RubricGroup([vf.Rubric(funcs=[first]), vf.Rubric(funcs=[second])], weights=[1.0, 1.0])
+        rubric = vf.RubricGroup(
+            [vf.Rubric(funcs=[first]), vf.Rubric(funcs=[second])], weights=[1.0, 1.0]
+        )
     return vf.SingleTurnEnv(dataset=rows(4), rubric=rubric)
 
 
@@ -220,7 +260,9 @@ def test_weights_by_name_leave_the_others_as_they_are():
 
 def test_weights_that_fit_no_rubric_are_refused_before_the_first_step(tmp_path):
     env = counted_env([])
-    with pytest.raises(ConfigError, match="the rubric has the functions first, second: give a weight for each"):
+    with pytest.raises(
+        ConfigError, match="the rubric has the functions first, second: give a weight for each"
+    ):
         RewardWeights(env, {0: [1, 2, 3]})
     with pytest.raises(ConfigError, match="weights by their names"):
         small_trainer(tmp_path, env, reward_weights_schedule={"0": {"third": 1}}).train()
@@ -236,7 +278,7 @@ def test_a_hook_and_a_schedule_for_the_same_rewards_are_refused(tmp_path):
         Own(small_policy(), counted_env([]), config, build_tiny_tokenizer()).train()
 
 
-# --- several environments ---------------------------------------------------------------------------------------
+# --- several environments -------------------------------------------------------------------------
 
 
 def named(name, count=12, **options):
@@ -258,10 +300,14 @@ def test_every_share_is_kept_to_one_group_at_every_moment(weights, count):
     for index in range(count):
         begun[schedule.example(index).row["task"]] += 1
         for name, weight in shares.items():
-            assert abs(begun[name] - weight / sum(weights) * (index + 1)) <= len(weights) - 0.999 + 1
+            assert (
+                abs(begun[name] - weight / sum(weights) * (index + 1)) <= len(weights) - 0.999 + 1
+            )
     again = MixtureSchedule(env, list(env.train_table), shares, seed=1, shuffle=True)
     backwards = [again.example(index).example_id for index in reversed(range(count))]
-    assert backwards[::-1] == [schedule.example(index).example_id for index in range(count)]  # of the index alone
+    assert backwards[::-1] == [
+        schedule.example(index).example_id for index in range(count)
+    ]  # of the index alone
 
 
 def test_rows_of_each_environment_come_once_in_a_pass():
@@ -291,8 +337,12 @@ def test_shares_of_the_batches_follow_the_weights_and_are_logged(tmp_path):
         mean = 0.75 * row["env/a/reward"] + 0.25 * row["env/b/reward"]
         assert row["reward/mean"] == pytest.approx(mean)
         assert (row["env/a/errors"], row["env/b/errors"]) == (0, 0)
-    run(small_trainer(tmp_path / "without", pair(), **settings))  # negative control: by their sizes, 12 of 52
-    share = np.mean([row["env/a/share"] for row in metrics_of(tmp_path / "without") if "loss" in row])
+    run(
+        small_trainer(tmp_path / "without", pair(), **settings)
+    )  # negative control: by their sizes, 12 of 52
+    share = np.mean(
+        [row["env/a/share"] for row in metrics_of(tmp_path / "without") if "loss" in row]
+    )
     assert share < 0.5
 
 
@@ -302,12 +352,18 @@ def test_one_environment_has_no_numbers_of_its_own(tmp_path):
 
 
 def test_a_list_of_environments_is_a_group_of_them(tmp_path):
-    trainer = RLTrainer(small_policy(), [named("a"), named("b")], small_config(tmp_path), build_tiny_tokenizer())
+    trainer = RLTrainer(
+        small_policy(), [named("a"), named("b")], small_config(tmp_path), build_tiny_tokenizer()
+    )
     assert trainer.env.env_names == ["env_0", "env_1"]
     assert len(trainer.examples) == 24
     first = toy_env()
     assert joined([first]) is first
-    assert joined([named("a"), named("b"), named("c")], ["x", "x", None]).env_names == ["x", "x-2", "env_2"]
+    assert joined([named("a"), named("b"), named("c")], ["x", "x", None]).env_names == [
+        "x",
+        "x-2",
+        "env_2",
+    ]
 
 
 def test_weights_that_name_no_environment_are_refused(tmp_path):
@@ -318,12 +374,20 @@ def test_weights_that_name_no_environment_are_refused(tmp_path):
 
 
 def test_a_resumed_mixture_keeps_its_place_and_what_was_pending(tmp_path):
-    settings = {"env_weights": {"a": 2, "b": 1}, "deterministic": True, "save_strategy": "steps", "save_steps": 2}
+    settings = {
+        "env_weights": {"a": 2, "b": 1},
+        "deterministic": True,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
     whole = run(small_trainer(tmp_path / "whole", pair(), max_steps=5, **settings))
     run(small_trainer(tmp_path / "parts", pair(), max_steps=2, **settings))
     pending = (tmp_path / "parts" / "checkpoint-2" / "pending.jsonl").read_text().splitlines()
     assert {json.loads(line)["env"] for line in pending} <= {"a", "b"}
-    rest = run(small_trainer(tmp_path / "parts", pair(), max_steps=5, **settings), resume_from_checkpoint=True)
+    rest = run(
+        small_trainer(tmp_path / "parts", pair(), max_steps=5, **settings),
+        resume_from_checkpoint=True,
+    )
     assert rest.losses == whole.losses[2:]
 
 
@@ -378,17 +442,24 @@ def test_several_tables_of_a_file_are_a_mixture_by_their_weights(tmp_path, capsy
 
     plan = make_plan(["@", str(tmp_path / "again.toml")], output_dir=str(tmp_path / "again"))
     assert plan.env.env_names == ["reverse-text", "sums"]
-    plan.env.env_map["reverse-text"].rubric = plan.env.env_map["sums"].rubric = vf.Rubric(funcs=[every_group_differs()])
+    plan.env.env_map["reverse-text"].rubric = plan.env.env_map["sums"].rubric = vf.Rubric(
+        funcs=[every_group_differs()]
+    )
     trainer = RLTrainer(plan.settings.model, plan.env, plan.config)
     log = run(trainer)
-    assert [(step["env/reverse-text/share"], step["env/sums/share"]) for step in log.steps] == [(0.75, 0.25)] * 2
+    assert [(step["env/reverse-text/share"], step["env/sums/share"]) for step in log.steps] == [
+        (0.75, 0.25)
+    ] * 2
 
 
 @pytest.mark.parametrize(
     ("table", "said"),
     [
         ("weight = 0\nid = 'a'", r"weight in \[\[env\]\] number 2 must be a number above 0, not 0"),
-        ("id = 'a'\nwieght = 2", r"unknown key 'wieght' in \[\[env\]\] number 2, did you mean \"weight\""),
+        (
+            "id = 'a'\nwieght = 2",
+            r"unknown key 'wieght' in \[\[env\]\] number 2, did you mean \"weight\"",
+        ),
         ("name = 'x'", "number 2 needs an id"),
         ("id = 'a'\nargs = 3", r"args in \[\[env\]\] number 2 must be a table, not 3"),
     ],
@@ -407,5 +478,7 @@ def test_the_shipped_example_is_a_plan_as_it_is(tmp_path):
 
     plan = make_plan(["@", str(CONFIG)], output_dir=str(tmp_path))
     assert plan.config.difficulty_schedule[-1] == [2.0, [1, 2, 3, 4, 5]]
-    assert plan.config.reward_weights_schedule == {"0": {"correct_answer": 1.0, "format_reward": 0.2}}
+    assert plan.config.reward_weights_schedule == {
+        "0": {"correct_answer": 1.0, "format_reward": 0.2}
+    }
     RewardWeights(plan.env, plan.config.reward_weights_schedule)

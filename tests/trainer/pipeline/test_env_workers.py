@@ -1,4 +1,5 @@
-"""``num_env_workers``: environments in processes of their own, the policy and what is trained here."""
+"""``num_env_workers``: environments in processes of their own, the policy and what is
+trained here."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ def game(tmp_path, monkeypatch):
 
 
 def pids(batches):
-    return {int(record.metrics["pid"]) for batch in batches for group in batch.groups for record in group.rollouts}
+    return {
+        int(record.metrics["pid"])
+        for batch in batches
+        for group in batch.groups
+        for record in group.rollouts
+    }
 
 
 def test_rollouts_are_played_and_scored_elsewhere_and_trained_here(game):
@@ -114,5 +120,7 @@ def test_the_backend_is_the_one_asked_for(game, monkeypatch):
         return opening.ProcessChannel.open
 
     monkeypatch.setattr(opening, "_opener", opener)
-    with pipeline(Policy(), game, num_env_workers=1, env_worker_backend="ray", max_off_policy_steps=0):
+    with pipeline(
+        Policy(), game, num_env_workers=1, env_worker_backend="ray", max_off_policy_steps=0
+    ):
         assert asked == ["ray"]

@@ -1,4 +1,5 @@
-"""The loss "sft": which finished rollouts it imitates, on which tokens, and what a resumed run does."""
+"""The loss "sft": which finished rollouts it imitates, on which tokens, and what a resumed run
+does."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def config_of(folder="x", **settings):
 
 
 def trainer_of(folder, dataset=None, env=None, **settings):
-    return RLTrainer(small_policy(), env, config_of(folder, **settings), build_tiny_tokenizer(), dataset=dataset)
+    return RLTrainer(
+        small_policy(), env, config_of(folder, **settings), build_tiny_tokenizer(), dataset=dataset
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +49,36 @@ def saved_run(tmp_path_factory):
     return folder / "run"
 
 
-# --- which rollouts ---------------------------------------------------------------------------------------------
+# --- which rollouts -------------------------------------------------------------------------------
 
 
 def rollout(ids, reward, error=None, cut=False):
-    turn = Turn(np.array([1, 2, 3]), np.array(ids), np.zeros(len(ids), np.float32), NOT_SAMPLED, cut)
+    turn = Turn(
+        np.array([1, 2, 3]), np.array(ids), np.zeros(len(ids), np.float32), NOT_SAMPLED, cut
+    )
     return Rollout((turn,), reward, error=error, is_truncated=cut)
 
 
-ONE = [rollout([5, 6], 0.2), rollout([7], 1.0), rollout([7], 1.0), rollout([8], 1.0), rollout([9], math.nan)]
-TWO = [rollout([5], 0.5, "ModelError: gone"), rollout([5] * 90, 1.0), rollout([4], 0.9, cut=True), rollout([], 1.0)]
+ONE = [
+    rollout([5, 6], 0.2),
+    rollout([7], 1.0),
+    rollout([7], 1.0),
+    rollout([8], 1.0),
+    rollout([9], math.nan),
+]
+TWO = [
+    rollout([5], 0.5, "ModelError: gone"),
+    rollout([5] * 90, 1.0),
+    rollout([4], 0.9, cut=True),
+    rollout([], 1.0),
+]
 
 
 def kept(**settings):
-    return [rollout.turns[0].completion_ids.tolist() for rollout in imitated([ONE, TWO], config_of(**settings))]
+    return [
+        rollout.turns[0].completion_ids.tolist()
+        for rollout in imitated([ONE, TWO], config_of(**settings))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,38 +101,57 @@ def test_rollouts_are_selected_by_reward_length_duplicates_and_number(settings, 
 def test_what_is_left_out_is_counted(caplog):
     caplog.set_level("INFO")
     kept(min_reward=0.5, max_per_example=1)
-    assert "imitates 2 of 9 rollouts: 2 below min_reward, or of unknown reward, 1 duplicates" in caplog.text
-    with pytest.raises(DatasetError, match="no rollout to imitate is left of 9: 8 below min_reward"):
+    assert (
+        "imitates 2 of 9 rollouts: 2 below min_reward, or of unknown reward, 1 duplicates"
+        in caplog.text
+    )
+    with pytest.raises(
+        DatasetError, match="no rollout to imitate is left of 9: 8 below min_reward"
+    ):
         kept(min_reward=2)
 
 
 def test_the_settings_that_select_need_the_loss_that_reads_them():
-    with pytest.raises(ConfigError, match=r"min_reward selects rollouts to imitate: leave it out, or set loss='sft'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"min_reward selects rollouts to imitate: leave it out, or set loss='sft'",
+    ):
         RLConfig(min_reward=0.5).resolve()
     with pytest.raises(ConfigError, match="credit is of losses that read rewards"):
         RLConfig(loss="sft", credit="turn").resolve()
 
 
-# --- which tokens -----------------------------------------------------------------------------------------------
+# --- which tokens ---------------------------------------------------------------------------------
 
 
 def test_saved_tokens_are_imitated_as_they_were_sampled_and_text_by_the_template(saved_run):
     tokenizer = build_tiny_tokenizer()
     results = vf.load_results(saved_run)
-    sampled = {tuple(step["tokens"]["completion_ids"]) for state in results["states"] for step in state["trajectory"]}
+    sampled = {
+        tuple(step["tokens"]["completion_ids"])
+        for state in results["states"]
+        for step in state["trajectory"]
+    }
     groups = read_groups([saved_run], tokenizer, config_of(drop_duplicates=False))
     assert [len(group.rollouts) for group in groups] == [1] * 32
     turns = [group.rollouts[0].turns[0] for group in groups]
     assert {tuple(turn.completion_ids.tolist()) for turn in turns} == sampled
-    assert {turn.version for turn in turns} == {NOT_SAMPLED}  # no ratio to the policy that sampled them
+    assert {turn.version for turn in turns} == {
+        NOT_SAMPLED
+    }  # no ratio to the policy that sampled them
 
     as_text = {name: results[name] for name in ("prompts", "completions", "rewards")}
-    texts = [group.rollouts[0].turns[0] for group in read_groups(as_text, tokenizer, config_of(drop_duplicates=False))]
+    texts = [
+        group.rollouts[0].turns[0]
+        for group in read_groups(as_text, tokenizer, config_of(drop_duplicates=False))
+    ]
     assert {tokenizer.decode(turn.completion_ids[-1:]) for turn in texts} == {tokenizer.eos_token}
-    assert sum(map(len, (turn.completion_ids for turn in turns))) != sum(map(len, (t.completion_ids for t in texts)))
+    assert sum(map(len, (turn.completion_ids for turn in turns))) != sum(
+        map(len, (t.completion_ids for t in texts))
+    )
 
 
-# --- training ---------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 def test_saved_runs_are_imitated_without_an_engine(saved_run, tmp_path, caplog):
@@ -128,7 +166,12 @@ def test_saved_runs_are_imitated_without_an_engine(saved_run, tmp_path, caplog):
 
 
 def test_a_resumed_imitation_is_bit_for_bit_the_one_without_a_break(saved_run, tmp_path):
-    settings = {"saved_runs": [str(saved_run)], "save_strategy": "steps", "save_steps": 2, "seed": 3}
+    settings = {
+        "saved_runs": [str(saved_run)],
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "seed": 3,
+    }
     whole = trainer_of(tmp_path / "whole", max_steps=5, **settings)
     losses = run(whole).losses
     run(trainer_of(tmp_path / "parts", max_steps=2, **settings))
@@ -138,11 +181,17 @@ def test_a_resumed_imitation_is_bit_for_bit_the_one_without_a_break(saved_run, t
     for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(RunMismatch, match="rollouts was"):  # other rollouts, whatever the folder
-        run(trainer_of(tmp_path / "parts", max_steps=6, min_reward=0.01, **settings), resume_from_checkpoint=True)
+        run(
+            trainer_of(tmp_path / "parts", max_steps=6, min_reward=0.01, **settings),
+            resume_from_checkpoint=True,
+        )
 
 
 def test_nothing_to_imitate_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"the loss 'sft' imitates finished rollouts, and there are none: set saved_"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the loss 'sft' imitates finished rollouts, and there are none: set saved_",
+    ):
         trainer_of(tmp_path, env=toy_env())
     with pytest.raises(ConfigError, match=r"saved_runs is '/nowhere', and there is no such folder"):
         trainer_of(tmp_path, env=toy_env(), saved_runs="/nowhere")

@@ -1,4 +1,5 @@
-"""Training on finished rollouts: recorded tokens are trained as recorded, text is anchored on the policy itself."""
+"""Training on finished rollouts: recorded tokens are trained as recorded, text is anchored on the
+policy itself."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ import numpy as np
 import pytest
 
 import verifiers as vf
-from support.training import digits, metrics_of, rows, run, small_config, small_policy, small_trainer, toy_env
+from support.training import (
+    digits,
+    metrics_of,
+    rows,
+    run,
+    small_config,
+    small_policy,
+    small_trainer,
+    toy_env,
+)
 from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.pipeline.offline import OfflineRollouts, holds_rollouts, read_groups
@@ -18,14 +28,23 @@ from verifiers_trainer.trainer import RLTrainer
 
 def columns(count=6, siblings=2):
     """Of each prompt one answer of digits, worth 1, and others of letters, worth 0."""
-    prompts = [[{"role": "user", "content": row["question"]}] for row in rows(count) for _ in range(siblings)]
+    prompts = [
+        [{"role": "user", "content": row["question"]}]
+        for row in rows(count)
+        for _ in range(siblings)
+    ]
     good = [n % siblings == 0 for n in range(len(prompts))]
     answers = [[{"role": "assistant", "content": "12" if right else "ab"}] for right in good]
     return {"prompts": prompts, "completions": answers, "rewards": [float(right) for right in good]}
 
 
 def trainer_of(folder, dataset, env=None, model=None, **settings):
-    settings = {"batch_size": 4, "rollouts_per_example": 2, "micro_batch_size": 2, "max_steps": 3} | settings
+    settings = {
+        "batch_size": 4,
+        "rollouts_per_example": 2,
+        "micro_batch_size": 2,
+        "max_steps": 3,
+    } | settings
     config = small_config(folder, **settings)
     return RLTrainer(model or small_policy(), env, config, build_tiny_tokenizer(), dataset=dataset)
 
@@ -49,7 +68,7 @@ def saved_run(tmp_path_factory):
     return folder / "run"
 
 
-# --- what is read -----------------------------------------------------------------------------------------------
+# --- what is read ---------------------------------------------------------------------------------
 
 
 def test_what_counts_as_finished_rollouts(tmp_path):
@@ -75,7 +94,11 @@ def test_columns_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="the dataset has 12 prompts, 12 completions, 11 rewards"):
         read_groups(given, build_tiny_tokenizer(), small_config("x"))
     with pytest.raises(DatasetError, match="is empty"):
-        read_groups({"prompts": [], "completions": [], "rewards": []}, build_tiny_tokenizer(), small_config("x"))
+        read_groups(
+            {"prompts": [], "completions": [], "rewards": []},
+            build_tiny_tokenizer(),
+            small_config("x"),
+        )
 
 
 def test_recorded_tokens_are_read_as_they_were_sampled(saved_run):
@@ -84,12 +107,19 @@ def test_recorded_tokens_are_read_as_they_were_sampled(saved_run):
     steps = [step for state in results["states"] for step in state["trajectory"]]
     turns = [turn for group in groups for record in group.rollouts for turn in record.turns]
     assert len(turns) == len(steps) == 32
-    recorded = {(tuple(s["tokens"]["completion_ids"]), tuple(s["tokens"]["completion_logprobs"])) for s in steps}
-    assert {(tuple(t.completion_ids.tolist()), tuple(t.sampler_logprobs.tolist())) for t in turns} == recorded
-    assert {turn.version for turn in turns} == {-1}  # the number of another run's policy means nothing here
+    recorded = {
+        (tuple(s["tokens"]["completion_ids"]), tuple(s["tokens"]["completion_logprobs"]))
+        for s in steps
+    }
+    assert {
+        (tuple(t.completion_ids.tolist()), tuple(t.sampler_logprobs.tolist())) for t in turns
+    } == recorded
+    assert {turn.version for turn in turns} == {
+        -1
+    }  # the number of another run's policy means nothing here
 
 
-# --- training ---------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 def test_text_is_trained_without_engine_or_environment_at_ratio_one(tmp_path, caplog):
@@ -105,7 +135,13 @@ def test_text_is_trained_without_engine_or_environment_at_ratio_one(tmp_path, ca
 
 def test_a_policy_learns_from_text(tmp_path):
     trainer = trainer_of(
-        tmp_path, columns(), toy_env(), learning_rate=1e-2, num_train_epochs=20, max_steps=-1, inference="embedded"
+        tmp_path,
+        columns(),
+        toy_env(),
+        learning_rate=1e-2,
+        num_train_epochs=20,
+        max_steps=-1,
+        inference="embedded",
     )
     before = trainer.evaluate()["eval_reward"]
     run(trainer)
@@ -116,16 +152,24 @@ def test_a_policy_learns_from_text(tmp_path):
 
 def test_a_saved_run_is_anchored_on_its_recorded_log_probabilities(saved_run, tmp_path):
     """By the policy that sampled it ρ is 1; by another it is not, and the numbers say so."""
-    same = run(trainer_of(tmp_path / "same", str(saved_run), rollouts_per_example=4, learning_rate=0.0)).steps[0]
+    same = run(
+        trainer_of(tmp_path / "same", str(saved_run), rollouts_per_example=4, learning_rate=0.0)
+    ).steps[0]
     assert same["offline/recorded"] == 1
     assert same["ratio/mean"] == pytest.approx(1, abs=1e-4)
     assert same["ratio/max"] == pytest.approx(1, abs=1e-3)
     assert math.isnan(same["staleness/max"])  # nobody knows how old they are
     other = small_policy(seed=3)
-    off = run(trainer_of(tmp_path / "other", str(saved_run), model=other, rollouts_per_example=4)).steps[0]
+    off = run(
+        trainer_of(tmp_path / "other", str(saved_run), model=other, rollouts_per_example=4)
+    ).steps[0]
     assert abs(off["ratio/mean"] - 1) > 1e-3
-    as_text = {name: vf.load_results(saved_run)[name] for name in ("prompts", "completions", "rewards")}
-    text_step = run(trainer_of(tmp_path / "text", as_text, model=small_policy(seed=3), rollouts_per_example=4)).steps[0]
+    as_text = {
+        name: vf.load_results(saved_run)[name] for name in ("prompts", "completions", "rewards")
+    }
+    text_step = run(
+        trainer_of(tmp_path / "text", as_text, model=small_policy(seed=3), rollouts_per_example=4)
+    ).steps[0]
     assert text_step["ratio/mean"] == pytest.approx(1)  # text hides who wrote it
     assert text_step["offline/recorded"] == 0
 
@@ -147,9 +191,14 @@ def test_single_answers_are_compared_with_the_mean_of_the_dataset(tmp_path, capl
     given = columns(count=8, siblings=1)
     given["rewards"] = [float(n % 2) for n in range(8)]
     trainer = trainer_of(tmp_path, given, max_steps=2)
-    assert "0 of 8 prompts have two rollouts with known rewards: the baseline is the mean of the dataset" in caplog.text
+    assert (
+        "0 of 8 prompts have two rollouts with known rewards: the baseline is the mean of the"
+        " dataset" in caplog.text
+    )
     log = run(trainer)
-    assert [step["reward/mean"] for step in log.steps] == [trainer_mean(trainer, n) for n in range(2)]
+    assert [step["reward/mean"] for step in log.steps] == [
+        trainer_mean(trainer, n) for n in range(2)
+    ]
     assert {float(a) for one in trainer.batch.advantages_G for a in one} <= {0.5, -0.5}
 
 
@@ -160,21 +209,28 @@ def trainer_mean(trainer, place):
 
 def test_the_best_of_single_answers_is_refused(tmp_path):
     """Against the mean of the dataset half of them would be trained with a negative advantage."""
-    with pytest.raises(ConfigError, match=r"advantage='best' trains the best of siblings, and 0 of 8 prompts"):
+    with pytest.raises(
+        ConfigError, match=r"advantage='best' trains the best of siblings, and 0 of 8 prompts"
+    ):
         trainer_of(tmp_path, columns(count=8, siblings=1), advantage="best", loss="reinforce")
     trainer_of(tmp_path, columns(count=8, siblings=2), advantage="best", loss="reinforce")
 
 
 @pytest.mark.parametrize("overlong", ["mask", "drop"])
 def test_the_length_rules_hold_for_columns(tmp_path, overlong):
-    """The reward of an answer that is too long leaves the baseline of its siblings with overlong="drop"."""
+    """The reward of an answer that is too long leaves the baseline of its siblings with
+    overlong="drop"."""
     prompts = [[{"role": "user", "content": "q"}]] * 4
     answers = [[{"role": "assistant", "content": "ab" if n else "ab" * 40}] for n in range(4)]
     given = {"prompts": prompts, "completions": answers, "rewards": [9.0, 0.0, 1.0, 2.0]}
-    trainer = trainer_of(tmp_path, given, rollouts_per_example=4, max_seq_len=48, overlong=overlong, max_steps=1)
+    trainer = trainer_of(
+        tmp_path, given, rollouts_per_example=4, max_seq_len=48, overlong=overlong, max_steps=1
+    )
     run(trainer)
     mean = 1.0 if overlong == "drop" else 3.0
-    np.testing.assert_allclose(trainer.batch.advantages_G[0][1:], [0.0 - mean, 1.0 - mean, 2.0 - mean])
+    np.testing.assert_allclose(
+        trainer.batch.advantages_G[0][1:], [0.0 - mean, 1.0 - mean, 2.0 - mean]
+    )
 
 
 def test_a_pass_uses_every_group_once_in_an_order_of_the_seed():
@@ -185,14 +241,19 @@ def test_a_pass_uses_every_group_once_in_an_order_of_the_seed():
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(6))
     assert passes[0] != passes[1]
     assert pipeline.num_batches == 3
-    assert passes[0] == [group.index for taken in OfflineRollouts(groups, config)._pass(0) for group in taken]
+    assert passes[0] == [
+        group.index for taken in OfflineRollouts(groups, config)._pass(0) for group in taken
+    ]
 
 
 def test_a_resumed_run_goes_on_with_the_batch_that_follows(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 2, "seed": 3}
     whole = run(trainer_of(tmp_path / "whole", columns(), max_steps=5, **settings))
     run(trainer_of(tmp_path / "parts", columns(), max_steps=2, **settings))
-    rest = run(trainer_of(tmp_path / "parts", columns(), max_steps=5, **settings), resume_from_checkpoint=True)
+    rest = run(
+        trainer_of(tmp_path / "parts", columns(), max_steps=5, **settings),
+        resume_from_checkpoint=True,
+    )
     assert rest.losses == whole.losses[2:]
     assert [row["step"] for row in metrics_of(tmp_path / "parts")] == [1, 2, 3, 4, 5]
 
@@ -200,7 +261,9 @@ def test_a_resumed_run_goes_on_with_the_batch_that_follows(tmp_path):
 def test_equal_and_unknown_rewards_teach_nothing_and_end_the_run(tmp_path):
     given = columns()
     given["rewards"] = [None if n % 2 else 1.0 for n in range(12)]
-    with pytest.raises(NoLearningSignal, match="no group of the finished rollouts has two different rewards"):
+    with pytest.raises(
+        NoLearningSignal, match="no group of the finished rollouts has two different rewards"
+    ):
         trainer_of(tmp_path / "unknown", given, advantage="mean").train()
     given["rewards"] = [1.0] * 12
     with pytest.raises(NoLearningSignal):

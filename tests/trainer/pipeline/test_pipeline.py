@@ -1,4 +1,5 @@
-"""The pipeline against a scripted client: how much runs, what is trained, what ends a run, what it says meanwhile."""
+"""The pipeline against a scripted client: how much runs, what is trained, what ends a run, what it
+says meanwhile."""
 
 import asyncio
 import hashlib
@@ -58,7 +59,7 @@ def eventually(condition, timeout_s=5.0):
     assert condition()
 
 
-# --- how much runs ----------------------------------------------------------------------------------------------
+# --- how much runs --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -76,7 +77,9 @@ def test_what_runs_at_once_follows_from_the_lag(lag):
         assert source.pipeline.state.next_index == begun + 2
 
 
-@pytest.mark.parametrize(("max_steps", "num_new"), [(2, 0), (3, 2), (-1, 2)])  # the last two: negative controls
+@pytest.mark.parametrize(
+    ("max_steps", "num_new"), [(2, 0), (3, 2), (-1, 2)]
+)  # the last two: negative controls
 def test_no_rollout_is_started_with_the_policy_after_the_last_step(max_steps, num_new):
     policy = Policy()
     with pipeline(policy, max_off_policy_steps=0, max_steps=max_steps) as source:
@@ -84,7 +87,9 @@ def test_no_rollout_is_started_with_the_policy_after_the_last_step(max_steps, nu
         source.settle()
         assert source.pipeline.state.next_index == 4 + num_new
         state = source.snapshot()
-    with pipeline(policy, None, 2, state, max_off_policy_steps=0, max_steps=4) as source:  # a resumed, longer run
+    with pipeline(
+        policy, None, 2, state, max_off_policy_steps=0, max_steps=4
+    ) as source:  # a resumed, longer run
         assert sorted(indices(source.next_batch())) == [4, 5]
 
 
@@ -95,11 +100,13 @@ def test_no_more_than_max_concurrent_rollouts_are_in_flight():
     assert policy.max_in_flight == 8  # whole groups of four
 
 
-# --- which seeds are sampled with ----------------------------------------------------------------------------------
+# --- which seeds are sampled with -----------------------------------------------------------------
 
 
 def same_rows(count, member=""):
-    return vf.SingleTurnEnv(dataset=[{"question": f"{member}q0"}] * count, rubric=vf.Rubric(funcs=[number]))
+    return vf.SingleTurnEnv(
+        dataset=[{"question": f"{member}q0"}] * count, rubric=vf.Rubric(funcs=[number])
+    )
 
 
 def played_seeds(env, num_batches, state=None, **settings):
@@ -115,7 +122,9 @@ def played_seeds(env, num_batches, state=None, **settings):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_equal_rows_are_sampled_with_seeds_of_their_own_within_a_pass_and_after_it(shuffle):
-    seeds, _ = played_seeds(same_rows(4), 4, shuffle_dataset=shuffle)  # two passes of 4 rows x 4 siblings
+    seeds, _ = played_seeds(
+        same_rows(4), 4, shuffle_dataset=shuffle
+    )  # two passes of 4 rows x 4 siblings
     assert len(set(seeds[:16])) == 16
     assert len(set(seeds)) == len(seeds)
 
@@ -138,7 +147,10 @@ def test_rows_that_differ_are_sampled_with_the_seeds_of_their_content_alone():
     seeds, _ = played_seeds(counting_env(4), 1, seed=3)
     table = counting_env(4).train_table
     expected = [
-        int.from_bytes(hashlib.sha256(f"{3 * 1_000_003}:{table[row].hash}:{sibling}:0".encode()).digest()[:4], "big")
+        int.from_bytes(
+            hashlib.sha256(f"{3 * 1_000_003}:{table[row].hash}:{sibling}:0".encode()).digest()[:4],
+            "big",
+        )
         & 0x7FFFFFFF
         for row in range(2)
         for sibling in range(GROUP)
@@ -146,7 +158,7 @@ def test_rows_that_differ_are_sampled_with_the_seeds_of_their_content_alone():
     assert seeds[: 2 * GROUP] == expected
 
 
-# --- how old what is trained may be -----------------------------------------------------------------------------
+# --- how old what is trained may be ---------------------------------------------------------------
 
 
 def slow_one_in_five(seed):
@@ -184,11 +196,14 @@ def test_tokens_of_unknown_age_are_refused():
     class Silent(Policy):
         version = property(lambda self: -1, lambda self, value: None)
 
-    with pipeline(Silent()) as source, pytest.raises(ConfigError, match="does not report which policy version"):
+    with (
+        pipeline(Silent()) as source,
+        pytest.raises(ConfigError, match="does not report which policy version"),
+    ):
         source.next_batch()
 
 
-# --- groups of zero variance -------------------------------------------------------------------------------------
+# --- groups of zero variance ----------------------------------------------------------------------
 
 
 def test_dead_groups_are_dropped_counted_and_replaced():
@@ -196,7 +211,11 @@ def test_dead_groups_are_dropped_counted_and_replaced():
     with pipeline(policy, max_off_policy_steps=0) as source:
         first, second = steps(source, policy, 2)
     assert (indices(first), indices(second)) == ([1, 2], [4, 5])
-    assert (first.stats["groups/dead"], first.stats["groups/live"], first.stats["groups/backfilled"]) == (1, 2, 1)
+    assert (
+        first.stats["groups/dead"],
+        first.stats["groups/live"],
+        first.stats["groups/backfilled"],
+    ) == (1, 2, 1)
     assert first.stats["rollouts/generated"] == 3 * GROUP
     assert first.stats["reward/mean"] == pytest.approx((1 + 0.5 + 0.5) / 3)
 
@@ -234,8 +253,12 @@ def failing_if(condition):
 
 
 def test_rollouts_without_any_signal_since_the_start_end_the_run_with_a_histogram(few):
-    with pipeline(policy := Policy(dead_if(lambda n: True)), counting_env(12), max_off_policy_steps=0) as source:
-        with pytest.raises(NoLearningSignal, match=r"\(64 rollouts\) since the start of the run: no group") as raised:
+    with pipeline(
+        policy := Policy(dead_if(lambda n: True)), counting_env(12), max_off_policy_steps=0
+    ) as source:
+        with pytest.raises(
+            NoLearningSignal, match=r"\(64 rollouts\) since the start of the run: no group"
+        ) as raised:
             source.next_batch()
     assert raised.value.histogram == {1.0: 64}
     assert len(policy.requests) == 64
@@ -265,7 +288,9 @@ def test_the_hard_limit_of_those_who_set_it_counts_batches():
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_run_that_ever_had_signal_goes_on_and_warns_at_growing_intervals(few, caplog, tmp_path, resumed):
+def test_a_run_that_ever_had_signal_goes_on_and_warns_at_growing_intervals(
+    few, caplog, tmp_path, resumed
+):
     policy, env = Policy(failing_if(lambda n: 2 <= n < 80)), counting_env(90)
     with pipeline(policy, env, max_off_policy_steps=0) as source:
         steps(source, policy, 1)
@@ -281,7 +306,9 @@ def test_a_run_that_ever_had_signal_goes_on_and_warns_at_growing_intervals(few, 
     *warned, last = (record.message for record in caplog.records)
     batches = [int(re.search(r"\((\d+) batches", message)[1]) for message in warned]
     assert batches == [1, 2, 4, 8, 16]
-    assert re.search(r"rewards: 0 x \d+; a reward above 0 in at most 0.0\d+ of the rollouts, at 95 %", warned[-1])
+    assert re.search(
+        r"rewards: 0 x \d+; a reward above 0 in at most 0.0\d+ of the rollouts, at 95 %", warned[-1]
+    )
     assert last.startswith("skipped ")
 
 
@@ -296,17 +323,23 @@ def test_with_the_limit_off_a_run_without_signal_goes_on_where_by_default_it_end
                 source.next_batch()
 
 
-# --- solved ---------------------------------------------------------------------------------------------------------
+# --- solved ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("settings", "least"), [({}, 40), ({"no_signal_steps": 2}, 32)])
 def test_a_task_whose_rollouts_all_have_the_best_reward_is_solved(few, caplog, settings, least):
-    policy = Policy(turn_of_each(lambda name, turn: "1" if turn >= GROUP or int(name[1:]) >= 4 else str(turn % 2)))
+    policy = Policy(
+        turn_of_each(
+            lambda name, turn: "1" if turn >= GROUP or int(name[1:]) >= 4 else str(turn % 2)
+        )
+    )
     with pipeline(policy, counting_env(10), max_off_policy_steps=0, **settings) as source:
         assert None not in steps(source, policy, 2)
         assert source.next_batch() is None
         at_best = source.pipeline.state.signal.at_best
-    assert f"solved: the last {at_best} rollouts all had the best reward of the run, 1" in caplog.text
+    assert (
+        f"solved: the last {at_best} rollouts all had the best reward of the run, 1" in caplog.text
+    )
     assert least <= at_best < least + 16, "one pass, or the hard limit"
 
 
@@ -315,7 +348,10 @@ def test_a_task_whose_rollouts_all_have_the_best_reward_is_solved(few, caplog, s
     [
         (lambda completion, **_: 0.0, None),  # equal from the start: nobody knows a better one
         (lambda completion, **_: 1.0, None),
-        (lambda completion, **_: number(completion), "rows"),  # rows that a subclass draws: others may follow
+        (
+            lambda completion, **_: number(completion),
+            "rows",
+        ),  # rows that a subclass draws: others may follow
     ],
 )
 def test_rewards_that_were_always_equal_and_rows_of_a_subclass_are_never_solved(reward, schedule):
@@ -337,7 +373,9 @@ def test_rewards_that_were_always_equal_and_rows_of_a_subclass_are_never_solved(
 
 def test_one_worse_rollout_begins_the_count_anew():
     meter = SignalMeter(pipeline_config(), Signal(), 8)
-    best, worse = (Group(0, 0, tuple(replace(RECORD, reward=r) for _ in range(500))) for r in (1.0, 0.5))
+    best, worse = (
+        Group(0, 0, tuple(replace(RECORD, reward=r) for _ in range(500))) for r in (1.0, 0.5)
+    )
     meter.note_nothing([best])
     meter.note_nothing([worse])
     meter.note_nothing([best])
@@ -346,31 +384,45 @@ def test_one_worse_rollout_begins_the_count_anew():
     assert meter.is_solved()
 
 
-# --- dead batches are kept for reading ------------------------------------------------------------------------------
+# --- dead batches are kept for reading ------------------------------------------------------------
 
 
 def test_every_dead_batch_and_every_dropped_group_is_recorded():
     recorded = []
     config = pipeline_config(max_off_policy_steps=0, oversample=1.0)
     policy = Policy(dead_if(lambda n: n < 6 or n == 8))
-    context = RunContext(client=policy, model="policy", require_tokens=True, seed=0, rollout_timeout_s=30.0)
+    context = RunContext(
+        client=policy, model="policy", require_tokens=True, seed=0, rollout_timeout_s=30.0
+    )
     env = counting_env()
-    inner = Pipeline(env, list(env.train_table), context, config, record_dropped=lambda *a: recorded.append(a))
+    inner = Pipeline(
+        env, list(env.train_table), context, config, record_dropped=lambda *a: recorded.append(a)
+    )
     source = PipelineThread(inner)
     source.start()
     try:
         batches = steps(source, policy, 2)
     finally:
         source.close()
-    dropped = [(step, [group.index for group in groups], bool(numbers)) for step, groups, numbers in recorded]
+    dropped = [
+        (step, [group.index for group in groups], bool(numbers))
+        for step, groups, numbers in recorded
+    ]
     assert dropped == [(1, [0, 1], True), (1, [2, 3], True), (1, [4, 5], True)]
-    assert [[group.index for group in batch.discarded] for batch in batches] == [[], [8]]  # counted by their step
+    assert [[group.index for group in batch.discarded] for batch in batches] == [
+        [],
+        [8],
+    ]  # counted by their step
     assert [numbers["dead/rollouts"] for _, _, numbers in recorded[:3]] == [8, 16, 24]
     assert recorded[0][2]["dead/reward"] == 1.0
 
 
 def test_the_bound_of_a_rate():
-    for trials in (1, 7, 500):  # exact: the rate at which no success in so many is as unlikely as 5 %
+    for trials in (
+        1,
+        7,
+        500,
+    ):  # exact: the rate at which no success in so many is as unlikely as 5 %
         assert (1 - upper_bound(0, trials)) ** trials == pytest.approx(0.05)
     exact = next(p / 10_000 for p in range(10_000) if binomial_cdf(5, 500, p / 10_000) < 0.05)
     assert upper_bound(5, 500) == pytest.approx(exact, rel=0.03)
@@ -380,7 +432,7 @@ def binomial_cdf(k, n, p):
     return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
 
 
-# --- groups of zero variance that are kept --------------------------------------------------------------------------
+# --- groups of zero variance that are kept --------------------------------------------------------
 
 
 def test_a_dead_batch_that_is_kept_is_a_step():
@@ -390,16 +442,20 @@ def test_a_dead_batch_that_is_kept_is_a_step():
         batches = steps(source, policy, 20)
     assert [indices(batch) for batch in batches] == [[2 * n, 2 * n + 1] for n in range(20)]
     assert all(batch.stats["groups/dead"] == 2 for batch in batches)
-    assert all(rows for batch in batches for rows in batch.rows_R), "rows to compute a gradient of, zero as it is"
+    assert all(rows for batch in batches for rows in batch.rows_R), (
+        "rows to compute a gradient of, zero as it is"
+    )
 
 
 def test_a_batch_whose_rollouts_are_all_overlong_says_that_and_not_that_rewards_are_equal():
     with pipeline(Policy(), max_off_policy_steps=0, max_seq_len=4, no_signal_steps=1) as source:
-        with pytest.raises(NoLearningSignal, match=r"all rollouts were overlong or truncated.*Raise max_seq_len"):
+        with pytest.raises(
+            NoLearningSignal, match=r"all rollouts were overlong or truncated.*Raise max_seq_len"
+        ):
             source.next_batch()
 
 
-# --- failures ---------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 class FailsOnce(vf.SingleTurnEnv):
@@ -442,7 +498,9 @@ def test_an_unknown_reward_is_in_no_baseline_and_its_rollout_is_not_trained(env,
     for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
         np.testing.assert_array_equal(sorted(group.rewards), sorted(rewards))
         known = ~np.isnan(group.rewards)
-        np.testing.assert_allclose(advantages[known], group.rewards[known] - group.rewards[known].mean())
+        np.testing.assert_allclose(
+            advantages[known], group.rewards[known] - group.rewards[known].mean()
+        )
         assert np.isnan(advantages[~known]).all()
     assert batch.stats["reward/unscored"] == batch.stats["rollouts/errors"] == 2
     assert batch.stats["rollouts/trained"] == 6
@@ -454,7 +512,9 @@ def test_a_group_with_too_few_known_rewards_is_replaced():
             if state["example_id"] == 0 and state.seed_key[-1] in "01":
                 raise ConnectionError("no database")
 
-    with pipeline(Policy(counted()), counting_env(cls=FailsOften), max_off_policy_steps=0) as source:
+    with pipeline(
+        Policy(counted()), counting_env(cls=FailsOften), max_off_policy_steps=0
+    ) as source:
         assert indices(source.next_batch()) == [1, 2]
 
 
@@ -463,7 +523,9 @@ def test_when_most_rollouts_fail_the_run_ends_and_names_the_cause(caplog):
         raise ConnectionError("no judge")
 
     with pipeline(Policy(), counting_env(reward=no_judge), max_off_policy_steps=0) as source:
-        with pytest.raises(TooManyFaults, match=r"8 of the last 8 rollouts failed.*no judge") as raised:
+        with pytest.raises(
+            TooManyFaults, match=r"8 of the last 8 rollouts failed.*no judge"
+        ) as raised:
             source.next_batch()
     assert raised.value.count == 8
     assert "no judge" in raised.value.cause
@@ -483,7 +545,9 @@ def test_an_error_of_the_whole_run_is_raised_as_it_is_and_at_once():
             source.next_batch()
         assert time.monotonic() - started < 1
         assert raised.value.url == "http://x"
-        with pytest.raises(AuthenticationFailed):  # and again: the pipeline does not come back to life
+        with pytest.raises(
+            AuthenticationFailed
+        ):  # and again: the pipeline does not come back to life
             source.next_batch()
 
 
@@ -521,7 +585,7 @@ def test_a_group_that_somebody_else_cancels_is_an_error_and_not_a_silence():
             source.next_batch()
 
 
-# --- waits ------------------------------------------------------------------------------------------------------
+# --- waits ----------------------------------------------------------------------------------------
 
 
 def test_a_wait_that_takes_too_long_names_what_it_waited_for():
@@ -568,14 +632,15 @@ def test_code_that_blocks_the_event_loop_is_named_with_its_line(monkeypatch):
     with pipeline(Policy(), counting_env(cls=Blocks), generation_timeout=0.3) as source:
         try:
             with pytest.raises(
-                GenerationStalled, match=r"blocks the event loop of all rollouts at .*threading.py:\d+ \(wait\)"
+                GenerationStalled,
+                match=r"blocks the event loop of all rollouts at .*threading.py:\d+ \(wait\)",
             ):
                 source.next_batch()
         finally:
             release.set()
 
 
-# --- the end ----------------------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------
 
 
 def test_close_leaves_no_thread_and_no_task():
@@ -589,7 +654,9 @@ def test_close_leaves_no_thread_and_no_task():
         source.close()
         assert all(task.cancelled() for task in tasks)
         assert source.thread.loop.is_closed()
-        assert not [t for t in set(threading.enumerate()) - before if t.name == "verifiers-pipeline"]
+        assert not [
+            t for t in set(threading.enumerate()) - before if t.name == "verifiers-pipeline"
+        ]
         source.close()
 
 
@@ -599,7 +666,7 @@ def test_constructing_starts_nothing():
         PipelineThread(Pipeline(env, list(env.train_table), None, pipeline_config()))
 
 
-# --- the same again ---------------------------------------------------------------------------------------------
+# --- the same again -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -658,7 +725,7 @@ def test_dropped_groups_that_no_batch_has_counted_are_part_of_a_snapshot():
         assert [group.index for group in source.snapshot().discarded] == [3]
 
 
-# --- examples that are solved ---------------------------------------------------------------------------------------
+# --- examples that are solved ---------------------------------------------------------------------
 
 
 def solving(solved, **settings):
@@ -687,7 +754,9 @@ def test_examples_solved_twice_in_a_row_are_played_no_more(caplog):
 
 
 def test_an_example_that_is_solved_once_and_then_not_stays():
-    answers = turn_of_each(lambda name, turn: "1" if name == "q0" and turn // GROUP % 2 == 0 else str(turn % 2))
+    answers = turn_of_each(
+        lambda name, turn: "1" if name == "q0" and turn // GROUP % 2 == 0 else str(turn % 2)
+    )
     policy = Policy(answers)
     with pipeline(policy, counting_env(6), max_off_policy_steps=0, skip_solved=True) as source:
         batches = steps(source, policy, 12)
@@ -709,7 +778,9 @@ def test_a_mean_near_the_best_reward_counts_as_solved_and_a_best_of_nothing_neve
         return Group(index, index % 10, tuple(replace(RECORD, reward=reward) for reward in rewards))
 
     solved = Solved()
-    solved.count([group(1, 1.8, 1.85), group(11, 1.8, 1.8), group(2, 2.0, 0.0), group(12, 1.0, 1.7)])
+    solved.count(
+        [group(1, 1.8, 1.85), group(11, 1.8, 1.8), group(2, 2.0, 0.0), group(12, 1.0, 1.7)]
+    )
     assert (1 in solved, 2 in solved, len(solved)) == (True, False, 1)
     solved.count([group(21, math.nan, math.nan)])
     assert 1 in solved, "an unknown reward says nothing"
@@ -727,11 +798,15 @@ def test_what_is_solved_is_part_of_a_snapshot(tmp_path):
         state = source.snapshot()
     assert len(state.solved) == 2
     saved_state.save_pipeline(tmp_path, state, 9, {}, "builtin:tiny")
-    assert json.loads((tmp_path / saved_state.STATE).read_text())["model"] == "builtin:tiny"  # what vf-view names
+    assert (
+        json.loads((tmp_path / saved_state.STATE).read_text())["model"] == "builtin:tiny"
+    )  # what vf-view names
     loaded, version, _ = saved_state.load_pipeline(tmp_path)
     assert (loaded.solved, loaded.skipped) == (state.solved, state.skipped)
     again = Policy(dead_if(lambda n: n in {0, 3}))
-    with pipeline(again, counting_env(6), version, loaded, max_off_policy_steps=0, skip_solved=True) as source:
+    with pipeline(
+        again, counting_env(6), version, loaded, max_off_policy_steps=0, skip_solved=True
+    ) as source:
         steps(source, again, 6)
     assert played(again).keys() == {"q1", "q2", "q4", "q5"}
 

@@ -1,4 +1,5 @@
-"""The supervised warm-up teaches the form of an answer from training rows and stops at its target."""
+"""The supervised warm-up teaches the form of an answer from training rows and stops
+at its target."""
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from verifiers_trainer.settings.config import RLConfig
 
 def env_of(rows, parser=None):
     parser = parser or XMLParser(["answer"])
-    return vf.SingleTurnEnv(dataset=rows, parser=parser, rubric=vf.Rubric(funcs=[lambda **_: 0.0], parser=parser))
+    return vf.SingleTurnEnv(
+        dataset=rows, parser=parser, rubric=vf.Rubric(funcs=[lambda **_: 0.0], parser=parser)
+    )
 
 
 ROWS = [{"question": letter, "answer": letter} for letter in "abcdef"]
@@ -24,7 +27,7 @@ ROWS = [{"question": letter, "answer": letter} for letter in "abcdef"]
 def test_only_the_answer_and_its_end_are_learned():
     tokenizer = build_tiny_tokenizer()
     columns = answer_columns(env_of(ROWS))
-    (group, *_) = read_groups(columns, tokenizer, RLConfig(output_dir="x", loss="sft"))
+    group, *_ = read_groups(columns, tokenizer, RLConfig(output_dir="x", loss="sft"))
     (turn,) = group.rollouts[0].turns
     assert tokenizer.decode(turn.completion_ids) == "<answer>a</answer><|im_end|>"
     assert tokenizer.decode(turn.prompt_ids).endswith("a<|im_end|>\n<|im_start|>assistant\n")
@@ -51,7 +54,8 @@ def test_the_loss_falls_and_the_target_ends_it():
 
 @pytest.mark.parametrize("parser", [None, vf.Parser()], ids=["tags", "no tags"])
 def test_a_function_of_the_row_says_what_is_right(parser):
-    """With as without an ``XMLParser``: what is learned is what the function gives, not the row's answer."""
+    """With as without an ``XMLParser``: what is learned is what the function gives, not the row's
+    answer."""
     model, tokenizer, asked = small_policy(), build_tiny_tokenizer(), []
 
     def answers(row):
@@ -61,14 +65,25 @@ def test_a_function_of_the_row_says_what_is_right(parser):
     def loss_of(text):
         """Of the stock model, on the answer's tokens and the end token."""
         prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "c"}], add_generation_prompt=True, tokenize=True, return_dict=False
+            [{"role": "user", "content": "c"}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
         )
         answer = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+            logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[
+                0, len(prompt) - 1 : -1
+            ]
         return float(torch.nn.functional.cross_entropy(logits, torch.tensor(answer)))
 
-    options = {"reward": float, "target": 1.0, "max_steps": 60, "rows_per_step": 6, "learning_rate": 1e-2}
+    options = {
+        "reward": float,
+        "target": 1.0,
+        "max_steps": 60,
+        "rows_per_step": 6,
+        "learning_rate": 1e-2,
+    }
     warm_up(model, tokenizer, env_of(ROWS, parser), answers=answers, **options)
     assert sorted(asked) == list("abcdef")
     assert loss_of("cc!") < 1.0 < 3.0 < loss_of("<answer>c</answer>")
@@ -76,7 +91,12 @@ def test_a_function_of_the_row_says_what_is_right(parser):
 
 def test_without_reaching_the_target_it_ends_at_the_bound_with_cleared_gradients():
     model = small_policy()
-    assert warm_up(model, build_tiny_tokenizer(), env_of(ROWS), reward=lambda: 0.0, target=1.0, max_steps=3) == 3
+    assert (
+        warm_up(
+            model, build_tiny_tokenizer(), env_of(ROWS), reward=lambda: 0.0, target=1.0, max_steps=3
+        )
+        == 3
+    )
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -99,9 +119,14 @@ def test_one_seed_is_one_warm_up():
     assert not torch.equal(trained(1), trained(2))
 
 
-@pytest.mark.parametrize(("largest", "expected"), [(None, 1), (0, 3)], ids=["small model", "large model"])
-def test_a_small_model_is_computed_by_one_thread_from_the_first_step(largest, expected, monkeypatch):
-    """The large model is the negative control: it has the threads of the process, which are what they were after it."""
+@pytest.mark.parametrize(
+    ("largest", "expected"), [(None, 1), (0, 3)], ids=["small model", "large model"]
+)
+def test_a_small_model_is_computed_by_one_thread_from_the_first_step(
+    largest, expected, monkeypatch
+):
+    """The large model is the negative control: it has the threads of the process, which are what
+    they were after it."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if largest is not None:
         monkeypatch.setattr("verifiers_trainer.engines.embedded.threads.SMALL_PARAMETERS", largest)
@@ -109,7 +134,15 @@ def test_a_small_model_is_computed_by_one_thread_from_the_first_step(largest, ex
     model.register_forward_pre_hook(lambda *_: used.append(torch.get_num_threads()))
     torch.set_num_threads(3)
     try:
-        warm_up(model, build_tiny_tokenizer(), env_of(ROWS), reward=float, target=1.0, max_steps=2, rows_per_step=2)
+        warm_up(
+            model,
+            build_tiny_tokenizer(),
+            env_of(ROWS),
+            reward=float,
+            target=1.0,
+            max_steps=2,
+            rows_per_step=2,
+        )
         assert set(used) == {expected}
         assert torch.get_num_threads() == 3
     finally:

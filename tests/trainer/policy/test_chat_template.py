@@ -1,4 +1,5 @@
-"""The increasing-context check on real transformers tokenizers: the built-in one passes, a stripping template fails."""
+"""The increasing-context check on real transformers tokenizers: the built-in one passes, a
+stripping template fails."""
 
 from support.chat_templates import STRIPPING
 from verifiers.checks.chat_template import check_increasing_context

@@ -35,7 +35,9 @@ def adapted(whole, tmp_path):
     import torch
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(load_folder(whole)[0], LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    model = get_peft_model(
+        load_folder(whole)[0], LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    )
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.5)
@@ -50,9 +52,13 @@ def test_an_adapter_is_merged_into_its_base(whole, adapted):
     folder, model = adapted
     ids = torch.arange(5, 15)[None]
     with torch.no_grad():
-        expected, loaded, base = (m(ids).logits for m in (model.eval(), load_folder(folder)[0], load_folder(whole)[0]))
+        expected, loaded, base = (
+            m(ids).logits for m in (model.eval(), load_folder(folder)[0], load_folder(whole)[0])
+        )
     assert torch.allclose(expected, loaded, atol=1e-4)
-    assert not torch.allclose(base, loaded, atol=1e-1)  # negative control: the adapter changes the model
+    assert not torch.allclose(
+        base, loaded, atol=1e-1
+    )  # negative control: the adapter changes the model
 
 
 def test_a_run_folder_means_its_newest_checkpoint_and_an_empty_one_is_refused(whole, tmp_path):
@@ -81,11 +87,18 @@ def test_the_command_evaluates_a_folder(whole, tmp_path, monkeypatch, capfd):
     assert run_command(["said.py", "-m", "whole", "-t", "8", "-r", "2", "--json"]) == 0
     run = json.loads(capfd.readouterr().out)["runs"][0]
     assert not run["base_url"]
-    assert run_command(["said.py", "--resume", run["path"], "-t", "8", "--json"]) == 0  # the model is the run's
+    assert (
+        run_command(["said.py", "--resume", run["path"], "-t", "8", "--json"]) == 0
+    )  # the model is the run's
     assert json.loads(capfd.readouterr().out)["runs"][0]["resumed"] == 6
     assert (run["model"], run["num_rollouts"], run["num_errors"]) == ("whole", 6, 0)
     assert run["avg_reward"] > 0
-    assert run["local_model"]["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert run["local_model"]["sampling"] == {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+    }
     assert run_command(["said.py", "--resume", run["path"], "-t", "8"]) == 0
     summary = capfd.readouterr().out
     assert "temperature 1.0, top_k 0, top_p 1.0, min_p 0.0, max_tokens 8" in summary
@@ -98,9 +111,11 @@ def test_without_the_trainer_the_command_says_what_is_missing(tmp_path):
     (tmp_path / "said.py").write_text(ENVIRONMENT)
     (tmp_path / "whole").mkdir()
     script = (
-        "import sys; sys.modules['verifiers_trainer'] = None\n"
-        "from verifiers.cli.evaluate.command import run_command; sys.exit(run_command(['said.py', '-m', 'whole']))"
+        "import sys; sys.modules['verifiers_trainer'] = None\nfrom verifiers.cli.evaluate.command"
+        " import run_command; sys.exit(run_command(['said.py', '-m', 'whole']))"
     )
-    child = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert child.returncode == 2
     assert "trainer, which is not installed" in child.stderr

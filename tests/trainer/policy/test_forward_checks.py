@@ -1,4 +1,5 @@
-"""What the checks at the beginning of a run find in half precision, where rounding hides small faults."""
+"""What the checks at the beginning of a run find in half precision, where rounding hides small
+faults."""
 
 from contextlib import nullcontext
 
@@ -28,9 +29,20 @@ PRECISIONS = {
 
 def mixture(dtype):
     """Experts, whose batches change with what else is in the row."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 48, "num_hidden_layers": 2}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 48,
+        "num_hidden_layers": 2,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
     return build(Qwen3MoeConfig(vocab_size=VOCABULARY, **sizes, **heads, **experts), dtype)
 
 
@@ -48,8 +60,11 @@ def hooked(model, change):
 
 
 def leak(strength):
-    """Every token gets a part of the mean of all before it in the row, whichever sample they are of."""
-    return lambda hidden: hidden + strength * hidden.cumsum(1) / torch.arange(1, hidden.shape[1] + 1)[:, None]
+    """Every token gets a part of the mean of all before it in the row, whichever sample they are
+    of."""
+    return lambda hidden: (
+        hidden + strength * hidden.cumsum(1) / torch.arange(1, hidden.shape[1] + 1)[:, None]
+    )
 
 
 def by_place(hidden):
@@ -72,7 +87,8 @@ def test_samples_that_are_kept_apart_pass_in_half_precision(make, check, precisi
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("make", "strength"), [(tiny_llama, 0.03), (mixture, 0.01)])
 def test_a_leak_below_what_rounding_moves_between_shapes_is_found(make, strength, check, precision):
-    """Bounds wide enough for another shape's rounding would let it pass: it is smaller than they are."""
+    """Bounds wide enough for another shape's rounding would let it pass: it is smaller than they
+    are."""
     dtype, rounding = PRECISIONS[precision]
     with rounding():
         found = check(hooked(make(dtype), leak(strength)), is_half=True)
@@ -91,7 +107,9 @@ def test_a_sample_that_depends_on_its_place_alone_is_found(check, precision):
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.1])
-def test_a_run_in_bf16_with_weights_in_float32_gives_up_packing_for_a_leak_alone(tmp_path, caplog, strength):
+def test_a_run_in_bf16_with_weights_in_float32_gives_up_packing_for_a_leak_alone(
+    tmp_path, caplog, strength
+):
     trainer = small_trainer(tmp_path)
     trainer.args.derive(bf16=True)
     hooked(trainer.model, leak(strength))
@@ -101,9 +119,12 @@ def test_a_run_in_bf16_with_weights_in_float32_gives_up_packing_for_a_leak_alone
     assert ("packed samples see each other" in caplog.text) == (strength > 0)
 
 
-@pytest.mark.parametrize(("largest", "expected"), [(None, 1), (0, 3)], ids=["small model", "large model"])
+@pytest.mark.parametrize(
+    ("largest", "expected"), [(None, 1), (0, 3)], ids=["small model", "large model"]
+)
 def test_a_small_model_is_checked_by_one_thread(largest, expected, tmp_path, monkeypatch):
-    """The large model is the negative control: it has the threads of the process, which are what they were after it."""
+    """The large model is the negative control: it has the threads of the process, which are what
+    they were after it."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if largest is not None:
         monkeypatch.setattr("verifiers_trainer.engines.embedded.threads.SMALL_PARAMETERS", largest)

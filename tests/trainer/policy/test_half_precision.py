@@ -1,4 +1,5 @@
-"""fp16: the loss is scaled, steps whose gradients overflow are skipped, and the scale is part of a checkpoint."""
+"""fp16: the loss is scaled, steps whose gradients overflow are skipped, and the scale is part of a
+checkpoint."""
 
 import json
 
@@ -15,7 +16,10 @@ from verifiers_trainer.run import sanity_checks
 def used_scaler():
     """A scaler that has skipped a step, on the CPU, where the trainer itself has none."""
     layer = torch.nn.Linear(2, 1)
-    optimizer, scaler = torch.optim.SGD(layer.parameters()), torch.amp.GradScaler("cpu", init_scale=64.0)
+    optimizer, scaler = (
+        torch.optim.SGD(layer.parameters()),
+        torch.amp.GradScaler("cpu", init_scale=64.0),
+    )
     scaler.scale(layer(torch.full((1, 2), float("inf"))).sum()).backward()
     before = layer.weight.clone()
     scaler.step(optimizer)
@@ -89,17 +93,23 @@ def dtype_in_training(trainer):
 
 def test_bf16_is_computed_in_every_training_of_a_model(tmp_path, monkeypatch):
     """Whatever wraps the forward pass, as accelerate's autocast does, is kept from run to run."""
-    assert dtype_in_training(small_trainer(tmp_path / "f32", max_steps=1)) == torch.float32  # negative control
+    assert (
+        dtype_in_training(small_trainer(tmp_path / "f32", max_steps=1)) == torch.float32
+    )  # negative control
     trainer = in_half(small_trainer(tmp_path / "a", max_steps=1), "bf16", monkeypatch)
     assert dtype_in_training(trainer) == torch.bfloat16
     assert dtype_in_training(trainer) == torch.bfloat16
-    again = in_half(small_trainer(tmp_path / "b", model=trainer.model, max_steps=1), "bf16", monkeypatch)
+    again = in_half(
+        small_trainer(tmp_path / "b", model=trainer.model, max_steps=1), "bf16", monkeypatch
+    )
     assert dtype_in_training(again) == torch.bfloat16
 
 
 def test_bf16_is_computed_with_the_full_head_too(tmp_path, monkeypatch, caplog):
     trainer = in_half(small_trainer(tmp_path, max_steps=1), "bf16", monkeypatch)
-    monkeypatch.setattr(logprobs.LogitTransform, "of", lambda config: logprobs.LogitTransform(scale=1.5))
+    monkeypatch.setattr(
+        logprobs.LogitTransform, "of", lambda config: logprobs.LogitTransform(scale=1.5)
+    )
     assert dtype_in_training(trainer) == torch.bfloat16
     assert "the full head is used" in caplog.text
 
@@ -127,27 +137,38 @@ def test_in_fp16_a_run_is_that_of_float32_within_rounding(tmp_path, monkeypatch,
     assert "full head" not in caplog.text
     assert half["loss"] == pytest.approx(plain["loss"], rel=0.05)
     assert half["loss"] != plain["loss"]
-    assert half["grad_norm"] == pytest.approx(plain["grad_norm"], rel=0.05), "unscaled before it is clipped"
+    assert half["grad_norm"] == pytest.approx(plain["grad_norm"], rel=0.05), (
+        "unscaled before it is clipped"
+    )
     assert trainer.accelerator.scaler.get_scale() == 2.0**10
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.01])
-def test_half_precision_is_no_reason_to_give_up_the_chunked_head(tmp_path, monkeypatch, caplog, scale):
-    """Both heads see the same rounded states: a difference of a hundredth of the logits is found."""
+def test_half_precision_is_no_reason_to_give_up_the_chunked_head(
+    tmp_path, monkeypatch, caplog, scale
+):
+    """Both heads see the same rounded states: a difference of a hundredth of the
+    logits is found."""
     trainer = small_trainer(tmp_path)
     trainer.args.derive(bf16=True)
-    monkeypatch.setattr(logprobs.LogitTransform, "of", lambda config: logprobs.LogitTransform(scale))
+    monkeypatch.setattr(
+        logprobs.LogitTransform, "of", lambda config: logprobs.LogitTransform(scale)
+    )
     install_logprob_forward(trainer.model)
     with torch.autocast("cpu", torch.bfloat16):
         sanity_checks.check_forward(trainer.model, trainer.args)
     assert ("the full head is used" in caplog.text) is (scale != 1.0)
 
 
-def test_a_step_that_overflows_is_skipped_with_a_smaller_scale_and_training_goes_on(tmp_path, monkeypatch):
+def test_a_step_that_overflows_is_skipped_with_a_smaller_scale_and_training_goes_on(
+    tmp_path, monkeypatch
+):
     settings = {"deterministic": True, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
     trainer = in_fp16(small_trainer(tmp_path, **settings), 2.0**12, monkeypatch)
     scaler, parameter = trainer.accelerator.scaler, next(trainer.model.parameters())
-    parameter.register_hook(lambda grad: grad * float("inf") if scaler.get_scale() > 2.0**10 else grad)
+    parameter.register_hook(
+        lambda grad: grad * float("inf") if scaler.get_scale() > 2.0**10 else grad
+    )
     hashes = [weights_hash(trainer.model)]
     log = StepLog()
     log.on_step_end = lambda *_, **__: hashes.append(weights_hash(trainer.model))
@@ -156,7 +177,10 @@ def test_a_step_that_overflows_is_skipped_with_a_smaller_scale_and_training_goes
     assert scaler.get_scale() == 2.0**10
     assert hashes[0] == hashes[1] == hashes[2], "two steps were skipped"
     assert len(set(hashes[2:])) == 3
-    saved = [json.loads((tmp_path / f"checkpoint-{n}" / "scaler.json").read_text())["scale"] for n in (1, 2, 3, 4)]
+    saved = [
+        json.loads((tmp_path / f"checkpoint-{n}" / "scaler.json").read_text())["scale"]
+        for n in (1, 2, 3, 4)
+    ]
     assert saved == [2.0**11, 2.0**10, 2.0**10, 2.0**10]
 
 
@@ -167,4 +191,9 @@ def test_fp16_on_a_gpu_trains_and_resumes(tmp_path):
     log = run(small_trainer(tmp_path, **settings, max_steps=2))
     assert all(step["loss"] == step["loss"] for step in log.steps)
     assert (tmp_path / "checkpoint-2" / "scaler.json").is_file()
-    assert len(run(small_trainer(tmp_path, **settings, max_steps=4), resume_from_checkpoint=True).steps) == 2
+    assert (
+        len(
+            run(small_trainer(tmp_path, **settings, max_steps=4), resume_from_checkpoint=True).steps
+        )
+        == 2
+    )

@@ -1,4 +1,5 @@
-"""A model object samples for ``env.rollout`` and ``env.evaluate`` through the embedded engine, without a trainer."""
+"""A model object samples for ``env.rollout`` and ``env.evaluate`` through the embedded engine,
+without a trainer."""
 
 import copy
 import gc
@@ -43,14 +44,18 @@ def test_the_documented_evaluation_of_a_model_object(monkeypatch):
 
 def test_evaluate_samples_the_present_weights_of_the_model_itself():
     model, tokenizer = small_policy(), build_tiny_tokenizer()
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "a"}], add_generation_prompt=True, tokenize=False
+    )
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     said = []
     for seed in range(3):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(generator=torch.Generator().manual_seed(seed))
-        results = env().evaluate(model=model, num_examples=1, sampling_args={"temperature": 0.0, "max_tokens": 3})
+        results = env().evaluate(
+            model=model, num_examples=1, sampling_args={"temperature": 0.0, "max_tokens": 3}
+        )
         said.append(results["completions"][0][0]["content"])
         wanted = model.generate(ids, do_sample=False, max_new_tokens=3)[0, ids.shape[1] :]
         assert said[-1] == tokenizer.decode(wanted, skip_special_tokens=True)

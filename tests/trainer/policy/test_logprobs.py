@@ -1,4 +1,5 @@
-"""The chunked head against the stock one, samples kept apart in a row, and installation per instance.
+"""The chunked head against the stock one, samples kept apart in a row, and installation per
+instance.
 
 Source: logprobs.py.
 """
@@ -13,7 +14,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import CohereConfig, FalconMambaConfig, Gemma2Config, GraniteConfig, Lfm2Config, PhiConfig
+from transformers import (
+    CohereConfig,
+    FalconMambaConfig,
+    Gemma2Config,
+    GraniteConfig,
+    Lfm2Config,
+    PhiConfig,
+)
 
 from support.tiny_models import VOCABULARY, build, tiny_gpt2, tiny_llama, tiny_qwen3
 from verifiers.errors import ConfigError
@@ -47,7 +55,9 @@ LENGTHS = (9, 5, 12, 1, 4)
 
 def with_lora(model: nn.Module, **fields) -> nn.Module:
     torch.manual_seed(1)
-    wrapped = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **fields))
+    wrapped = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **fields)
+    )
     return wrapped.eval()
 
 
@@ -56,24 +66,31 @@ MODELS = {
     "qwen3, tied": tiny_qwen3,
     "phi, head with bias": lambda: build(PhiConfig(**SHAPE)),
     "gemma2, soft cap": lambda: build(
-        Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=3.0, sliding_window=4), attention="eager"
+        Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=3.0, sliding_window=4),
+        attention="eager",
     ),
     "cohere, scaled": lambda: build(CohereConfig(**SHAPE, logit_scale=0.25)),
     "granite, divided": lambda: build(GraniteConfig(**SHAPE, logits_scaling=4.0)),
     "gpt2": lambda: tiny_gpt2(torch.float32),
     "lora": lambda: with_lora(tiny_llama(), target_modules="all-linear"),
     "lora on the head": lambda: with_lora(tiny_llama(), target_modules=["q_proj", "lm_head"]),
-    "lora, head saved": lambda: with_lora(tiny_llama(), target_modules=["q_proj"], modules_to_save=["lm_head"]),
+    "lora, head saved": lambda: with_lora(
+        tiny_llama(), target_modules=["q_proj"], modules_to_save=["lm_head"]
+    ),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 
 
 def packed_row(lengths=LENGTHS, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(0, VOCABULARY, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(
+        0, VOCABULARY, (sum(lengths),), generator=torch.Generator().manual_seed(seed)
+    )
     return tokens, torch.cat([torch.arange(n) for n in lengths])
 
 
-def stock_logprobs(model: nn.Module, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+def stock_logprobs(
+    model: nn.Module, tokens: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
     """Log-probs [T] of one sample by the stock forward, entry 0 zero."""
     with stock_forward(model):
         logits = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0, :-1] / temperature
@@ -87,7 +104,7 @@ def gradients(model: nn.Module, value: torch.Tensor) -> torch.Tensor:
     return torch.cat([g.flatten() for g in found])
 
 
-# --- the head ---------------------------------------------------------------------------------------------------
+# --- the head -------------------------------------------------------------------------------------
 
 
 @EVERY_MODEL
@@ -95,11 +112,18 @@ def test_packed_values_and_gradients_equal_the_stock_model_sample_by_sample(name
     model = MODELS[name]()
     install_logprob_forward(model, chunk_tokens=8)
     tokens, positions = packed_row()
-    ours = model(input_ids=tokens[None], position_ids=positions[None], labels=tokens[None], inv_temperature=1 / 0.7)
+    ours = model(
+        input_ids=tokens[None],
+        position_ids=positions[None],
+        labels=tokens[None],
+        inv_temperature=1 / 0.7,
+    )
     stock = torch.cat([stock_logprobs(model, part, 0.7) for part in tokens.split(LENGTHS)])
     coefficients = torch.randn(len(tokens), generator=torch.Generator().manual_seed(1))
     assert torch.allclose(ours.logprobs, stock, atol=1e-5)
-    mine, theirs = (gradients(model, (coefficients * values).sum()) for values in (ours.logprobs, stock))
+    mine, theirs = (
+        gradients(model, (coefficients * values).sum()) for values in (ours.logprobs, stock)
+    )
     assert (mine - theirs).norm() / theirs.norm() < 1e-5
     assert check_head(model).ok
     assert check_packing(model).ok
@@ -110,7 +134,12 @@ EQUAL, UNEQUAL = (30, 28, 30, 29, 30, 27, 30, 30), (100, 2, 2, 2, 2, 2, 2, 2)
 
 @pytest.mark.parametrize(
     ("name", "shared"),
-    [(name, shared) for name in MODELS for shared in (False, True) if not (shared and "gemma2" in name)],
+    [
+        (name, shared)
+        for name in MODELS
+        for shared in (False, True)
+        if not (shared and "gemma2" in name)
+    ],
 )  # windows are no part of the mask: there prompts are not shared
 def test_samples_side_by_side_have_the_values_and_gradients_of_one_row(name, shared):
     model = MODELS[name]()
@@ -124,7 +153,9 @@ def test_samples_side_by_side_have_the_values_and_gradients_of_one_row(name, sha
     coefficients = torch.randn(len(tokens), generator=torch.Generator().manual_seed(1))
     side_by_side, one_row = model(**row).logprobs, model(**row, as_one_row=True).logprobs
     assert torch.allclose(side_by_side, one_row, atol=1e-5)
-    mine, theirs = (gradients(model, (coefficients * values).sum()) for values in (side_by_side, one_row))
+    mine, theirs = (
+        gradients(model, (coefficients * values).sum()) for values in (side_by_side, one_row)
+    )
     assert (mine - theirs).norm() / theirs.norm() < 1e-5
 
 
@@ -182,7 +213,10 @@ def test_temperature_may_differ_from_sample_to_sample():
     tokens, positions = packed_row((6, 7))
     inverse = torch.cat([torch.full((6,), 1 / 0.5), torch.full((7,), 1 / 2.0)])
     out = model(input_ids=tokens, position_ids=positions, inv_temperature=inverse).logprobs
-    expected = [stock_logprobs(model, part, t) for part, t in zip(tokens.split((6, 7)), (0.5, 2.0), strict=True)]
+    expected = [
+        stock_logprobs(model, part, t)
+        for part, t in zip(tokens.split((6, 7)), (0.5, 2.0), strict=True)
+    ]
     assert torch.allclose(out, torch.cat(expected), atol=1e-5)
 
 
@@ -195,7 +229,9 @@ def test_a_loss_mask_spares_the_head_and_changes_nothing_else():
     masked = model(input_ids=tokens, position_ids=positions, loss_mask=mask).logprobs
     assert torch.allclose(masked, torch.where(mask, full, 0.0), atol=1e-6)
     seen = []
-    handle = model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    handle = model.lm_head.register_forward_hook(
+        lambda module, inputs, output: seen.append(len(inputs[0]))
+    )
     model(input_ids=tokens, position_ids=positions, loss_mask=mask)
     handle.remove()
     assert sum(seen) == int((mask & (positions != 0)).sum())
@@ -215,7 +251,8 @@ def head_products(model, monkeypatch):
 
 @pytest.mark.parametrize("num_chunks", [1, 3, 50])
 def test_the_head_is_called_once_whatever_the_number_of_chunks(num_chunks, monkeypatch):
-    """What gathers a split weight does it around a call: ranks with different numbers of chunks would wait for ever."""
+    """What gathers a split weight does it around a call: ranks with different numbers of chunks
+    would wait for ever."""
     model = tiny_llama()
     install_logprob_forward(model)
     tokens, positions = packed_row()
@@ -299,14 +336,21 @@ def test_logits_of_more_than_a_chunk_never_exist(full_head, bound):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3, tied", "lora on the head", "lora, head saved"])
-@pytest.mark.parametrize(("kept_bytes", "num_products"), [(None, 5), (0, 10)], ids=["small", "large"])
-def test_small_logits_are_kept_for_the_gradient_and_large_ones_made_again(name, kept_bytes, num_products, monkeypatch):
+@pytest.mark.parametrize(
+    ("kept_bytes", "num_products"), [(None, 5), (0, 10)], ids=["small", "large"]
+)
+def test_small_logits_are_kept_for_the_gradient_and_large_ones_made_again(
+    name, kept_bytes, num_products, monkeypatch
+):
     model = MODELS[name]()
     install_logprob_forward(model, chunk_tokens=6)
     tokens, positions = packed_row()  # 26 tokens that something predicts: five chunks
 
     def gradient():
-        return gradients(model, model(input_ids=tokens, position_ids=positions, inv_temperature=1.3).logprobs.sum())
+        return gradients(
+            model,
+            model(input_ids=tokens, position_ids=positions, inv_temperature=1.3).logprobs.sum(),
+        )
 
     expected = gradient()
     if kept_bytes is not None:
@@ -336,9 +380,17 @@ def test_logits_of_unknown_size_and_those_of_a_fixed_number_of_head_calls_are_ma
     assert calls(lambda values: head(values)) == 2
 
 
-@pytest.mark.parametrize(("fitting", "num_chunks"), [(600, 2), (100, 5)], ids=["small vocabulary", "large"])
-def test_a_chunk_on_a_cpu_is_256_tokens_or_as_many_as_make_a_block_that_is_given_back(fitting, num_chunks, monkeypatch):
-    head, hidden, labels = nn.Linear(4, 50), torch.randn(1200, 4), torch.zeros(1200, dtype=torch.int64)
+@pytest.mark.parametrize(
+    ("fitting", "num_chunks"), [(600, 2), (100, 5)], ids=["small vocabulary", "large"]
+)
+def test_a_chunk_on_a_cpu_is_256_tokens_or_as_many_as_make_a_block_that_is_given_back(
+    fitting, num_chunks, monkeypatch
+):
+    head, hidden, labels = (
+        nn.Linear(4, 50),
+        torch.randn(1200, 4),
+        torch.zeros(1200, dtype=torch.int64),
+    )
     monkeypatch.setattr(logprobs_module, "STORED_LOGITS_BYTES", fitting * 50 * 4)
     chunks = []
 
@@ -351,7 +403,7 @@ def test_a_chunk_on_a_cpu_is_256_tokens_or_as_many_as_make_a_block_that_is_given
     assert chunks == [1200 // num_chunks] * num_chunks
 
 
-# --- samples kept apart -------------------------------------------------------------------------------------------
+# --- samples kept apart ---------------------------------------------------------------------------
 
 
 def test_without_use_cache_false_samples_see_each_other():
@@ -362,9 +414,14 @@ def test_without_use_cache_false_samples_see_each_other():
         alone = model(input_ids=tokens[None, 9:]).logits[0]
         leaking = model(input_ids=tokens[None], position_ids=positions[None]).logits[0, 9:]
         masked = model(
-            input_ids=tokens[None], position_ids=positions[None], attention_mask=torch.ones(1, 14), use_cache=False
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            attention_mask=torch.ones(1, 14),
+            use_cache=False,
         ).logits[0, 9:]
-        apart = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False).logits[0, 9:]
+        apart = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False).logits[
+            0, 9:
+        ]
     assert (leaking - alone).abs().max() > 0.1
     assert (masked - alone).abs().max() > 0.1
     assert (apart - alone).abs().max() < 1e-5
@@ -385,7 +442,12 @@ def test_the_packing_check_finds_a_backbone_that_keeps_a_cache(dtype):
     "config",
     [
         FalconMambaConfig(
-            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, state_size=4, bos_token_id=1, eos_token_id=2
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            num_hidden_layers=1,
+            state_size=4,
+            bos_token_id=1,
+            eos_token_id=2,
         ),
         Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]),
     ],
@@ -412,7 +474,8 @@ def test_a_mask_or_a_cache_from_the_caller_is_refused():
 @EVERY_MODEL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_right_head_differs_by_less_than_the_one_bound_in_every_precision(name, dtype):
-    """Float32 weights are computed in bfloat16 by autocast: both heads then see the same rounded states."""
+    """Float32 weights are computed in bfloat16 by autocast: both heads then see the same rounded
+    states."""
     model = MODELS[name]().to(dtype)
     install_logprob_forward(model)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
@@ -451,7 +514,9 @@ def test_the_entropy_has_the_gradient_of_the_stock_distributions(name, chunk_tok
     stock = []
     with stock_forward(model):
         for part in tokens.split(LENGTHS):
-            log_p = torch.log_softmax(model(input_ids=part[None], use_cache=False).logits[0, :-1] / 0.7, -1)
+            log_p = torch.log_softmax(
+                model(input_ids=part[None], use_cache=False).logits[0, :-1] / 0.7, -1
+            )
             stock += [log_p.new_zeros(1), -(log_p.exp() * log_p).sum(-1)]
     expected = torch.cat(stock)
     assert torch.allclose(ours, expected, atol=1e-4)
@@ -460,7 +525,7 @@ def test_the_entropy_has_the_gradient_of_the_stock_distributions(name, chunk_tok
     assert not model(**row).entropy.requires_grad  # negative control
 
 
-# --- installation -------------------------------------------------------------------------------------------------
+# --- installation ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["llama", "lora"])

@@ -1,4 +1,5 @@
-"""A model is made ready: adapter by the fields, no dropout, trainable weights in fp32, weights that fit or an error."""
+"""A model is made ready: adapter by the fields, no dropout, trainable weights in fp32, weights that
+fit or an error."""
 
 import pytest
 import torch
@@ -48,7 +49,9 @@ def test_a_name_loads_model_and_tokenizer_with_the_keywords():
 def test_an_environment_in_completion_mode_needs_no_chat_template():
     tokenizer = build_tiny_tokenizer()
     tokenizer.chat_template = None
-    env = vf.SingleTurnEnv(dataset=[{"prompt": "a"}], rubric=toy_env().rubric, message_type="completion")
+    env = vf.SingleTurnEnv(
+        dataset=[{"prompt": "a"}], rubric=toy_env().rubric, message_type="completion"
+    )
     preparation.ensure_chat_template(tokenizer, env, RLConfig())
     assert tokenizer.chat_template is None
 
@@ -59,16 +62,25 @@ def test_a_base_model_gets_a_plain_template_that_only_appends(adds_bos, caplog):
     tokenizer.chat_template, tokenizer.bos_token = None, "<|im_start|>"
     if adds_bos:  # as Llama's
         bos = ("<|im_start|>", tokenizer.bos_token_id)
-        tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+        tokenizer._tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos[0]} $A", special_tokens=[bos]
+        )
     preparation.ensure_chat_template(tokenizer, toy_env(), RLConfig())
-    assert "has no chat template, and the environment uses chat messages: a plain template is used" in caplog.text
+    assert (
+        "has no chat template, and the environment uses chat messages: a plain template is used"
+        in caplog.text
+    )
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"text": "hi", "type": "text"}]},
     ]
     first = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert first == "<|im_start|>" * adds_bos + "System:\nBe brief.\n\nUser:\nhi\n\nAssistant:\n"
-    answered = [*messages, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "more"}]
+    answered = [
+        *messages,
+        {"role": "assistant", "content": "yo"},
+        {"role": "user", "content": "more"},
+    ]
     second = tokenizer.apply_chat_template(answered, add_generation_prompt=True, tokenize=False)
     assert second == f"{first}yo{tokenizer.eos_token}\n\nUser:\nmore\n\nAssistant:\n"
     report = check_increasing_context(tokenizer)
@@ -79,14 +91,16 @@ def test_a_server_renders_the_template_that_it_has(tmp_path):
     tokenizer = build_tiny_tokenizer()
     tokenizer.chat_template = None
     settings = small_config(tmp_path, inference="http://127.0.0.1:1/v1")
-    with pytest.raises(ConfigError, match=r"no chat template.*start the server with the same template"):
+    with pytest.raises(
+        ConfigError, match=r"no chat template.*start the server with the same template"
+    ):
         preparation.ensure_chat_template(tokenizer, toy_env(), settings)
     settings.history = "exact"  # prompts are sent as token ids
     preparation.ensure_chat_template(tokenizer, toy_env(), settings)
     assert tokenizer.chat_template
 
 
-# --- merged models ----------------------------------------------------------------------------------------------
+# --- merged models --------------------------------------------------------------------------------
 
 TIED = [
     {"target_modules": ["q_proj"]},
@@ -102,7 +116,9 @@ def tied_and_adapted(options):
     """(a model with a tied head and a trained adapter, its logits)"""
     model = small_policy()
     assert model.config.tie_word_embeddings
-    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options)).eval()
+    model = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options)
+    ).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -119,7 +135,9 @@ IDS = torch.arange(1, 20).unsqueeze(0)
 def test_a_merged_model_of_a_tied_head_gives_the_trained_logits_when_loaded(tmp_path, options):
     model, trained = tied_and_adapted(options)
     preparation.save_merged(model, tmp_path)
-    torch.testing.assert_close(model(IDS).logits, trained, atol=0, rtol=0)  # the model in training is not changed
+    torch.testing.assert_close(
+        model(IDS).logits, trained, atol=0, rtol=0
+    )  # the model in training is not changed
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(loaded(IDS).logits, trained, atol=1e-4, rtol=1e-4)
     assert loaded.config.tie_word_embeddings == (options == TIED[0])
@@ -146,7 +164,7 @@ def test_merging_into_a_shared_weight_changes_both_layers(tmp_path, monkeypatch)
     assert (loaded(IDS).logits - trained).abs().max() > 1
 
 
-# --- does the template only append? -----------------------------------------------------------------------------
+# --- does the template only append? ---------------------------------------------------------------
 
 
 class Talk(vf.MultiTurnEnv):
@@ -177,7 +195,9 @@ def tokenizer_with(template):
     ],
     ids=["without a bound", "three turns", "groups", "tools"],
 )
-def test_a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an_error_when_required(env, caplog):
+def test_a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an_error_when_required(
+    env, caplog
+):
     tokenizer = tokenizer_with(STRIPPING)
 
     preparation.probe_template(tokenizer, env, RLConfig())
@@ -187,7 +207,9 @@ def test_a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an
     assert "differs at token" in record.message
     assert "<think>" in record.message
     assert "use a chat template that keeps them" in record.message
-    with pytest.raises(ConfigError, match=r"(?s)differs at token.*set require_increasing_context=False"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)differs at token.*set require_increasing_context=False"
+    ):
         preparation.probe_template(tokenizer, env, STRICT)
 
 
@@ -217,7 +239,9 @@ def test_a_template_that_cannot_be_probed_is_a_warning_and_an_error_when_require
 
 def test_the_trainer_looks_before_anything_starts(tmp_path, caplog):
     def trainer(**settings):
-        return RLTrainer(small_policy(), talk(), small_config(tmp_path, **settings), tokenizer_with(STRIPPING))
+        return RLTrainer(
+            small_policy(), talk(), small_config(tmp_path, **settings), tokenizer_with(STRIPPING)
+        )
 
     assert trainer().engine is None
     assert "does not only append" in caplog.text
@@ -225,7 +249,7 @@ def test_the_trainer_looks_before_anything_starts(tmp_path, caplog):
         trainer(require_increasing_context=True)
 
 
-# --- adapters, dropout, precision, weights ----------------------------------------------------------------------
+# --- adapters, dropout, precision, weights --------------------------------------------------------
 
 
 def test_the_lora_fields_make_the_adapter_and_the_seed_its_weights(tmp_path):
@@ -248,7 +272,10 @@ def test_the_lora_fields_make_the_adapter_and_the_seed_its_weights(tmp_path):
     again, other = adapter(0), adapter(5)
     lora = one.peft_config["default"]
     assert (lora.r, lora.lora_alpha, lora.lora_dropout) == (3, 7, 0.25)
-    assert {n.split(".")[-4] for n, _ in one.named_parameters() if "lora_A" in n} == {"q_proj", "v_proj"}
+    assert {n.split(".")[-4] for n, _ in one.named_parameters() if "lora_A" in n} == {
+        "q_proj",
+        "v_proj",
+    }
     assert any(m.p == 0.25 for m in one.modules() if isinstance(m, torch.nn.Dropout))
     assert weights_hash(one) == weights_hash(again)
     assert weights_hash(one) != weights_hash(other)
@@ -270,7 +297,9 @@ def test_dropout_is_switched_off_and_said(tmp_path, caplog):
     assert not any(module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
     assert model.config.attn_pdrop == 0
 
-    preparation.prepare(small_policy(), small_config(tmp_path, use_lora=True, lora_dropout=0.2), None)
+    preparation.prepare(
+        small_policy(), small_config(tmp_path, use_lora=True, lora_dropout=0.2), None
+    )
     assert "lora_dropout is switched off" in caplog.text
 
 
@@ -279,13 +308,17 @@ def test_trainable_weights_are_fp32_and_frozen_ones_stay_as_they_are(tmp_path):
     full = preparation.prepare(half, small_config(tmp_path), None)
     assert {p.dtype for p in full.parameters()} == {torch.float32}
 
-    adapted = preparation.prepare(small_policy().to(torch.bfloat16), small_config(tmp_path, use_lora=True), None)
+    adapted = preparation.prepare(
+        small_policy().to(torch.bfloat16), small_config(tmp_path, use_lora=True), None
+    )
     kinds = {(p.requires_grad, p.dtype) for p in adapted.parameters()}
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])
-def test_on_a_cpu_bf16_is_for_the_frozen_weights_under_an_adapter(tmp_path, monkeypatch, has_instructions):
+def test_on_a_cpu_bf16_is_for_the_frozen_weights_under_an_adapter(
+    tmp_path, monkeypatch, has_instructions
+):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_instructions})
 
     def frozen(**settings):
@@ -293,12 +326,16 @@ def test_on_a_cpu_bf16_is_for_the_frozen_weights_under_an_adapter(tmp_path, monk
         assert {p.dtype for p in prepared.parameters() if p.requires_grad} == {torch.float32}
         return {p.dtype for p in prepared.parameters() if not p.requires_grad}
 
-    assert frozen(use_lora=True, bf16=True) == {torch.bfloat16 if has_instructions else torch.float32}
+    assert frozen(use_lora=True, bf16=True) == {
+        torch.bfloat16 if has_instructions else torch.float32
+    }
     assert frozen(use_lora=True) == {torch.float32}
     assert frozen(bf16=True) == set()
 
 
-def test_a_run_with_the_frozen_weights_in_bf16_agrees_with_its_sampler_and_learns(tmp_path, monkeypatch):
+def test_a_run_with_the_frozen_weights_in_bf16_agrees_with_its_sampler_and_learns(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     done = run(small_trainer(tmp_path, use_lora=True, bf16=True, max_steps=2, deterministic=True))
     assert 0 < done.steps[0]["sampler/log_ratio_abs"] < 0.1
@@ -321,7 +358,9 @@ def test_weights_are_loaded_in_place_and_must_fit(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["odd"] = tensors.pop("model.norm.weight")
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"missing \['model.norm.weight'\], unexpected \['odd'\]"):
+    with pytest.raises(
+        CheckpointError, match=r"missing \['model.norm.weight'\], unexpected \['odd'\]"
+    ):
         preparation.load_weights(model, tmp_path)
 
 
@@ -335,7 +374,9 @@ def test_a_folder_without_weights_is_named(tmp_path):
 
 def test_an_adapter_of_another_shape_is_refused(tmp_path):
     def adapter(**settings):
-        return preparation.prepare(small_policy(), small_config(tmp_path, use_lora=True, **settings), None)
+        return preparation.prepare(
+            small_policy(), small_config(tmp_path, use_lora=True, **settings), None
+        )
 
     preparation.save_weights(adapter(lora_target_modules=["q_proj"]), tmp_path)
     with pytest.raises(CheckpointError, match="do not fit this model: missing"):

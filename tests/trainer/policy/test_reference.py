@@ -1,4 +1,5 @@
-"""The reference policy: what it computes, when it follows the policy, what it costs, and that it survives a kill."""
+"""The reference policy: what it computes, when it follows the policy, what it costs, and that it
+survives a kill."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def tokens(count=9):
 def adapted(model):
     from peft import LoraConfig, get_peft_model
 
-    wrapped = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    wrapped = get_peft_model(
+        model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:
@@ -36,7 +39,7 @@ def logprobs(model, **arguments):
         return model(**arguments).logprobs
 
 
-# --- what it computes -------------------------------------------------------------------------------------------
+# --- what it computes -----------------------------------------------------------------------------
 
 
 def test_a_full_model_is_compared_with_a_copy_that_training_does_not_touch():
@@ -62,10 +65,14 @@ def test_an_adapter_is_switched_off_and_that_equals_a_frozen_copy_of_the_base():
     assert reference.weights is None  # no memory
     flags = {name: parameter.requires_grad for name, parameter in wrapped.named_parameters()}
     wrapped.train()
-    assert torch.allclose(reference(input_ids=ids).logprobs, logprobs(base, input_ids=ids), atol=1e-6)
+    assert torch.allclose(
+        reference(input_ids=ids).logprobs, logprobs(base, input_ids=ids), atol=1e-6
+    )
     assert wrapped.training
     assert (logprobs(wrapped, input_ids=ids) - logprobs(base, input_ids=ids)).abs().max() > 1e-3
-    assert {name: parameter.requires_grad for name, parameter in wrapped.named_parameters()} == flags
+    assert {
+        name: parameter.requires_grad for name, parameter in wrapped.named_parameters()
+    } == flags
 
 
 def test_an_adapter_that_was_partly_frozen_stays_so():
@@ -97,7 +104,8 @@ def test_a_synced_reference_is_the_mixture_of_the_rule(adapter):
 
 
 def test_the_engines_module_does_not_see_the_reference():
-    """The engine computes with the same parameters at the same time, in module objects of its own."""
+    """The engine computes with the same parameters at the same time, in module
+    objects of its own."""
     model, ids = small_policy(), tokens()
     initial_model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     install_logprob_forward(model)
@@ -106,12 +114,14 @@ def test_the_engines_module_does_not_see_the_reference():
         for parameter in model.parameters():
             parameter.add_(0.1)
     expected = initial_model(input_ids=ids).logits
-    model.model.layers[0].register_forward_hook(lambda *_: seen.append(initial_model(input_ids=ids).logits))
+    model.model.layers[0].register_forward_hook(
+        lambda *_: seen.append(initial_model(input_ids=ids).logits)
+    )
     reference(input_ids=ids)
     assert torch.equal(seen[0], expected)
 
 
-# --- in training ------------------------------------------------------------------------------------------------
+# --- in training ----------------------------------------------------------------------------------
 
 
 def test_without_a_penalty_there_is_no_reference_and_no_pass_for_it(tmp_path, monkeypatch):
@@ -132,7 +142,12 @@ def test_the_penalty_is_zero_at_first_and_grows_as_the_policy_leaves(tmp_path):
 
 def test_a_larger_beta_keeps_the_policy_nearer(tmp_path):
     def distance(beta):
-        settings = {"learning_rate": 1e-2, "max_steps": 8, "deterministic": True, "lr_scheduler_type": "constant"}
+        settings = {
+            "learning_rate": 1e-2,
+            "max_steps": 8,
+            "deterministic": True,
+            "lr_scheduler_type": "constant",
+        }
         log = run(small_trainer(tmp_path / str(beta), beta=beta, **settings))
         return log.steps[-1]["kl_ref"]
 
@@ -149,7 +164,12 @@ def test_the_kind_of_the_penalty_is_the_one_asked_for(tmp_path, kind):
 
 def test_a_reference_that_is_synced_every_step_is_the_policy_of_the_step_before(tmp_path):
     synced = small_trainer(
-        tmp_path, beta=0.01, sync_ref_model=True, ref_model_sync_steps=1, ref_model_mixup_alpha=1.0, max_steps=3
+        tmp_path,
+        beta=0.01,
+        sync_ref_model=True,
+        ref_model_sync_steps=1,
+        ref_model_mixup_alpha=1.0,
+        max_steps=3,
     )
     log = run(synced)
     for name, parameter in synced.model.named_parameters():
@@ -162,18 +182,28 @@ def test_the_reference_is_asked_by_the_chunked_head(tmp_path, monkeypatch):
 
     calls, chunked = [], module.chunked_logprobs
     monkeypatch.setattr(
-        module, "chunked_logprobs", lambda *a, **k: calls.append(torch.is_grad_enabled()) or chunked(*a, **k)
+        module,
+        "chunked_logprobs",
+        lambda *a, **k: calls.append(torch.is_grad_enabled()) or chunked(*a, **k),
     )
     log = run(small_trainer(tmp_path, beta=0.01, max_steps=1))
     rows = int(log.steps[0]["packing/rows"])
     assert calls[-2 * rows :] == [False] * rows + [True] * rows
 
 
-RUN = {"deterministic": True, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "beta": 0.05}
+RUN = {
+    "deterministic": True,
+    "max_steps": 4,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "beta": 0.05,
+}
 SYNC = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
 
 
-@pytest.mark.parametrize("settings", [SYNC, {}, {"use_lora": True, **SYNC}], ids=["synced", "copy", "lora synced"])
+@pytest.mark.parametrize(
+    "settings", [SYNC, {}, {"use_lora": True, **SYNC}], ids=["synced", "copy", "lora synced"]
+)
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, settings):
     whole = run(small_trainer(tmp_path / "whole", **RUN, **settings))
     parts = tmp_path / "parts"
@@ -185,7 +215,8 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, settings):
 
 
 def test_without_its_file_a_checkpoint_cannot_be_continued(tmp_path, monkeypatch):
-    """Negative control: a reference that is made anew from the resumed weights would end elsewhere without a word."""
+    """Negative control: a reference that is made anew from the resumed weights would end elsewhere
+    without a word."""
     whole = run(small_trainer(tmp_path / "whole", **RUN, **SYNC))
     parts = tmp_path / "parts"
     run(small_trainer(parts, **{**RUN, "max_steps": 2}, **SYNC))
@@ -208,7 +239,7 @@ def test_another_models_reference_is_refused(tmp_path):
         wrapped.load(tmp_path)
 
 
-# --- settings ---------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def test_following_without_a_penalty_is_refused_and_grpo_follows(tmp_path):

@@ -1,4 +1,5 @@
-"""Siblings behind one copy of their prompt: every sample is still there, and nothing that is computed for it changes.
+"""Siblings behind one copy of their prompt: every sample is still there, and nothing that is
+computed for it changes.
 
 Source: shared_prompts.py, packing.py, logprobs.py.
 """
@@ -15,7 +16,14 @@ from transformers import MistralConfig
 from support.tiny_models import VOCABULARY, build, tiny_llama, tiny_qwen3
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.aggregation import step_weights
-from verifiers_trainer.algorithm.packing import PackedRow, Part, forward_arguments, pack, shared, shared_prompt_parts
+from verifiers_trainer.algorithm.packing import (
+    PackedRow,
+    Part,
+    forward_arguments,
+    pack,
+    shared,
+    shared_prompt_parts,
+)
 from verifiers_trainer.algorithm.samples import Sample, rollout_samples
 from verifiers_trainer.distributed.batch_sharing import from_bytes, to_bytes
 from verifiers_trainer.policy.forward_checks import can_share, check_packing, check_sharing
@@ -26,23 +34,31 @@ IN_ROW = ("token_ids", "loss_mask", "sampler_logprobs", "advantage", "version")
 
 
 def make_groups(groups: list[tuple[int, list[int]]], seed: int = 0) -> list[Sample]:
-    """A prompt of so many tokens, and answers of so many, for each group; some answers go on for a second turn."""
+    """A prompt of so many tokens, and answers of so many, for each group; some answers go on for a
+    second turn."""
     rng = np.random.default_rng(seed)
     samples: list[Sample] = []
     for number, (prompt_len, answers) in enumerate(groups):
         prompt = rng.integers(3, VOCABULARY, prompt_len)
         for answer_len in answers:
             answer = rng.integers(3, VOCABULARY, answer_len)
-            turns = [Turn(prompt, answer, -rng.uniform(0.1, 3, answer_len), int(rng.integers(0, 9)))]
+            turns = [
+                Turn(prompt, answer, -rng.uniform(0.1, 3, answer_len), int(rng.integers(0, 9)))
+            ]
             if rng.random() < 0.3:
                 said, more = rng.integers(3, VOCABULARY, 2), rng.integers(3, VOCABULARY, 3)
-                turns.append(Turn(np.concatenate([prompt, answer, said]), more, -rng.uniform(0.1, 3, 3), 9))
-            samples += rollout_samples(turns, float(rng.normal()), rollout=len(samples), group=number).samples
+                turns.append(
+                    Turn(np.concatenate([prompt, answer, said]), more, -rng.uniform(0.1, 3, 3), 9)
+                )
+            samples += rollout_samples(
+                turns, float(rng.normal()), rollout=len(samples), group=number
+            ).samples
     return samples
 
 
 def samples_of(row: PackedRow) -> list[tuple[np.ndarray, ...]]:
-    """The samples of a row as they were before: a shared prompt put back before each of its branches."""
+    """The samples of a row as they were before: a shared prompt put back before each of its
+    branches."""
     prompts = row.seq_ids if row.prompt_seq_ids is None else row.prompt_seq_ids
     are_shared = {int(back) for own, back in zip(row.seq_ids, prompts, strict=True) if own != back}
     found = []
@@ -56,7 +72,9 @@ def samples_of(row: PackedRow) -> list[tuple[np.ndarray, ...]]:
     return found
 
 
-GROUPS = st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=6)), max_size=6)
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=6)), max_size=6
+)
 
 
 @given(groups=GROUPS, room=st.integers(0, 60), world=st.integers(1, 4))
@@ -80,7 +98,9 @@ def test_every_sample_is_whole_behind_its_prompt(groups, room, world):
 
 def test_only_equal_prompts_of_one_group_are_shared():
     samples = make_groups([(4, [2, 3]), (4, [2])])
-    same_prompt = rollout_samples([Turn(samples[0].token_ids[:4], [5], [-1.0], 0)], 1.0, group=1).samples
+    same_prompt = rollout_samples(
+        [Turn(samples[0].token_ids[:4], [5], [-1.0], 0)], 1.0, group=1
+    ).samples
     parts = shared_prompt_parts([*samples, *same_prompt], range(len(samples) + 1), max_tokens=100)
     assert sorted(part.members for part in parts) == [(1, 0), (2,), (3,)]
     assert [part.prompt for part in parts if len(part.members) > 1] == [4]
@@ -103,7 +123,9 @@ def test_how_much_is_saved_is_told():
     samples = make_groups([(50, [5] * 8)], seed=2)
     weights = step_weights(samples, "token_mean").weights
     assert shared(pack(samples, weights, max_tokens=600), samples, weights) == 0
-    assert shared(pack(samples, weights, max_tokens=600, share_prompts=True), samples, weights) > 0.7
+    assert (
+        shared(pack(samples, weights, max_tokens=600, share_prompts=True), samples, weights) > 0.7
+    )
 
 
 def loss_and_gradient(model, rows_R, with_prompts: bool = True) -> tuple[float, torch.Tensor]:
@@ -144,8 +166,15 @@ def test_the_gradient_is_that_of_samples_that_stand_alone(make, recompute):
 
 
 def test_a_model_whose_layers_need_another_mask_does_not_share():
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    window = build(MistralConfig(vocab_size=VOCABULARY, **sizes, num_key_value_heads=2, sliding_window=4))
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    window = build(
+        MistralConfig(vocab_size=VOCABULARY, **sizes, num_key_value_heads=2, sliding_window=4)
+    )
     assert check_packing(window).ok
     assert not can_share(window)
     assert not check_sharing(window).ok
@@ -156,7 +185,9 @@ def test_a_model_whose_layers_need_another_mask_does_not_share():
 
 def test_shared_rows_travel_between_ranks():
     samples = make_groups([(9, [3, 1, 6])])
-    (rows,) = pack(samples, step_weights(samples, "token_mean").weights, max_tokens=60, share_prompts=True)
+    (rows,) = pack(
+        samples, step_weights(samples, "token_mean").weights, max_tokens=60, share_prompts=True
+    )
     (back,) = from_bytes(to_bytes(rows))
     np.testing.assert_array_equal(back.prompt_seq_ids, rows[0].prompt_seq_ids)
     assert back.num_tokens == rows[0].num_tokens

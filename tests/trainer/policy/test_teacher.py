@@ -1,4 +1,5 @@
-"""On-policy distillation: the teacher scores what the policy sampled, in this process or on a server."""
+"""On-policy distillation: the teacher scores what the policy sampled, in this process or on a
+server."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ def scored_rows(trainer):
     """The packed rows of a step with the teacher's log-probabilities."""
     kept = []
     step = trainer.training_step
-    trainer.training_step = lambda model, inputs, n=None: (step(model, inputs, n), kept.extend(inputs.rows_R[0]))[0]
+    trainer.training_step = lambda model, inputs, n=None: (
+        step(model, inputs, n),
+        kept.extend(inputs.rows_R[0]),
+    )[0]
     run(trainer)
     return kept
 
@@ -47,21 +51,34 @@ def divergence(policy, teacher, rows):
         install_logprob_forward(model)
     tensors = [row.to_tensors() for row in rows]
     with torch.no_grad():
-        found = [policy(**forward_arguments(row), teacher=teacher).reverse_kl[row["loss_mask"]] for row in tensors]
+        found = [
+            policy(**forward_arguments(row), teacher=teacher).reverse_kl[row["loss_mask"]]
+            for row in tensors
+        ]
     return float(torch.cat(found).mean())
 
 
 @pytest.mark.parametrize(  # of one noisy, one not
     ("loss", "rate", "steps", "batch"), [("distill", 2e-2, 30, 32), ("gkd", 1e-2, 15, 8)]
 )
-def test_the_policy_comes_nearer_to_its_teacher_whatever_the_rewards(tmp_path, folder, loss, rate, steps, batch):
+def test_the_policy_comes_nearer_to_its_teacher_whatever_the_rewards(
+    tmp_path, folder, loss, rate, steps, batch
+):
     """All rewards are equal: a policy gradient would have nothing to learn from."""
     env = toy_env(reward=lambda **_: 1.0)
-    settings = {"learning_rate": rate, "max_steps": steps, "batch_size": batch, "deterministic": True}
+    settings = {
+        "learning_rate": rate,
+        "max_steps": steps,
+        "batch_size": batch,
+        "deterministic": True,
+    }
     trainer = distilled(tmp_path, folder, env=env, loss=loss, **settings)
     log = run(trainer)
     rows, teacher = trainer.batch.rows_R[0], get_model(str(folder))
-    found, before = divergence(trainer.model, teacher, rows), divergence(small_policy(), teacher, rows)
+    found, before = (
+        divergence(trainer.model, teacher, rows),
+        divergence(small_policy(), teacher, rows),
+    )
     assert found < 0.8 * before
     assert log.steps[0]["groups/dead"] == 0
 
@@ -73,26 +90,42 @@ def test_the_divergences_over_the_vocabulary_are_those_of_the_stock_models(num_c
     teacher.model.norm.weight.data *= 12
     ids = torch.randint(4, 100, (1, 12), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(12) >= 5
-    log_pi, log_t = (m(input_ids=ids).logits[0, 4:-1].div(0.7).log_softmax(-1) for m in (policy, teacher))
+    log_pi, log_t = (
+        m(input_ids=ids).logits[0, 4:-1].div(0.7).log_softmax(-1) for m in (policy, teacher)
+    )
     expected = (log_pi.exp() * (log_pi - log_t)).sum(-1), (log_t.exp() * (log_t - log_pi)).sum(-1)
     parameters = list(policy.parameters())
     gradients = [torch.autograd.grad(one.sum(), parameters, retain_graph=True) for one in expected]
     install_logprob_forward(policy)
     install_logprob_forward(teacher)
-    arguments = {"input_ids": ids, "loss_mask": mask, "inv_temperature": 1 / 0.7, "num_chunks": num_chunks}
+    arguments = {
+        "input_ids": ids,
+        "loss_mask": mask,
+        "inv_temperature": 1 / 0.7,
+        "num_chunks": num_chunks,
+    }
     out = policy(**arguments, teacher=teacher)
-    for found, value, gradient in zip((out.reverse_kl, out.forward_kl), expected, gradients, strict=True):
+    for found, value, gradient in zip(
+        (out.reverse_kl, out.forward_kl), expected, gradients, strict=True
+    ):
         torch.testing.assert_close(found[mask], value)
         assert not found[~mask].any()
-        for one, other in zip(torch.autograd.grad(found.sum(), parameters, retain_graph=True), gradient, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # the stock norm computes in float32
-    assert float((expected[0] - expected[1]).detach().abs().max()) > 1e-3  # negative control: the two differ
+        for one, other in zip(
+            torch.autograd.grad(found.sum(), parameters, retain_graph=True), gradient, strict=True
+        ):
+            torch.testing.assert_close(
+                one, other, rtol=1e-5, atol=1e-6
+            )  # the stock norm computes in float32
+    assert (
+        float((expected[0] - expected[1]).detach().abs().max()) > 1e-3
+    )  # negative control: the two differ
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert policy(**arguments).reverse_kl is None
 
 
 def test_the_teacher_scores_each_token_given_those_before_it(tmp_path, folder, monkeypatch):
-    """Against the stock model on each sample alone, with a shared prompt in the row; by an endpoint the same."""
+    """Against the stock model on each sample alone, with a shared prompt in the row; by an endpoint
+    the same."""
     teacher = Teacher.open(str(folder), build_tiny_tokenizer(), "cpu")
     rows = scored_rows(distilled(tmp_path, folder, max_steps=1))
     assert any(row.prompt_seq_ids is not None for row in rows)
@@ -111,7 +144,12 @@ def test_the_teacher_scores_each_token_given_those_before_it(tmp_path, folder, m
 
 
 def test_a_resumed_distillation_is_bit_for_bit_the_one_without_a_break(tmp_path, folder):
-    settings = {"deterministic": True, "save_strategy": "steps", "save_steps": 1, "max_off_policy_steps": 0}
+    settings = {
+        "deterministic": True,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "max_off_policy_steps": 0,
+    }
     whole = distilled(tmp_path / "whole", folder, max_steps=3, **settings)
     losses = run(whole).losses
     run(distilled(tmp_path / "parts", folder, max_steps=1, **settings))
@@ -123,7 +161,10 @@ def test_a_resumed_distillation_is_bit_for_bit_the_one_without_a_break(tmp_path,
     small_policy(seed=6).save_pretrained(other)
     build_tiny_tokenizer().save_pretrained(other)
     with pytest.raises(RunMismatch, match="teacher was"):
-        run(distilled(tmp_path / "parts", other, max_steps=4, **settings), resume_from_checkpoint=True)
+        run(
+            distilled(tmp_path / "parts", other, max_steps=4, **settings),
+            resume_from_checkpoint=True,
+        )
 
 
 def test_the_penalty_beta_is_towards_the_teacher(tmp_path, folder):
@@ -131,15 +172,23 @@ def test_the_penalty_beta_is_towards_the_teacher(tmp_path, folder):
     assert isinstance(trainer.reference, Teacher)
     assert run(trainer).steps[0]["kl_ref"] > 1e-3
     plain = run(small_trainer(tmp_path / "plain", beta=0.1, max_steps=1))
-    assert plain.steps[0]["kl_ref"] == pytest.approx(0, abs=1e-6)  # negative control: the policy itself
+    assert plain.steps[0]["kl_ref"] == pytest.approx(
+        0, abs=1e-6
+    )  # negative control: the policy itself
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"loss": "distill"}, "the loss 'distill' needs a teacher"),
-        ({"loss": "gkd", "teacher": "http://x/v1"}, "set loss='distill', or give the teacher's folder"),
-        ({"loss": "distill", "teacher": "x", "beta": 0.1}, "beta adds a penalty towards the teacher"),
+        (
+            {"loss": "gkd", "teacher": "http://x/v1"},
+            "set loss='distill', or give the teacher's folder",
+        ),
+        (
+            {"loss": "distill", "teacher": "x", "beta": 0.1},
+            "beta adds a penalty towards the teacher",
+        ),
         ({"teacher": "x"}, "no part of the loss reads it"),
         ({"teacher": "x", "beta": 0.1, "sync_ref_model": True}, "leave one of them out"),
         ({"teacher": "http://x/v1", "loss": "distill", "temperature": 0.7}, "set temperature=1"),
@@ -157,6 +206,8 @@ def test_another_vocabulary_and_a_missing_server_are_named(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has another vocabulary than the policy"):
         small_trainer(tmp_path / "run", loss="distill", teacher=str(tmp_path))
-    with pytest.raises(EndpointUnreachable, match=r"the teacher http://127.0.0.1:9/v1/models failed"):
+    with pytest.raises(
+        EndpointUnreachable, match=r"the teacher http://127.0.0.1:9/v1/models failed"
+    ):
         EndpointTeacher("http://127.0.0.1:9/v1")._score([1, 2])
     assert small_config(tmp_path, loss="distill", teacher="x").component == "ref_kl"

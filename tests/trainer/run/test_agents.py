@@ -1,4 +1,5 @@
-"""Training through an agent program: real processes in a sandbox, sampled tokens as they were sampled."""
+"""Training through an agent program: real processes in a sandbox, sampled tokens as they were
+sampled."""
 
 import asyncio
 import functools
@@ -39,7 +40,9 @@ def talker(**parameters):
         command=["python3", "agent.py", "{prompt}"],
         files={"agent.py": TALKER},
         dataset=[{"question": "hm"}] * 4,
-        rubric=vf.Rubric(funcs=[lambda state: float(sum(map(ord, state["files"].get("answer.txt", ""))) % 7)]),
+        rubric=vf.Rubric(
+            funcs=[lambda state: float(sum(map(ord, state["files"].get("answer.txt", ""))) % 7)]
+        ),
         collect=["answer.txt"],
         tools=[],
         **parameters,
@@ -47,7 +50,9 @@ def talker(**parameters):
 
 
 def test_two_steps_through_an_agent_have_no_fork_and_equal_probabilities(tmp_path):
-    trainer = small_trainer(tmp_path, talker(), max_seq_len=128, zero_variance="keep", max_off_policy_steps=0)
+    trainer = small_trainer(
+        tmp_path, talker(), max_seq_len=128, zero_variance="keep", max_off_policy_steps=0
+    )
     metrics = run(trainer).steps
     assert trainer.args.history == "exact"
     assert len(metrics) == 2
@@ -66,7 +71,9 @@ def test_negative_control_side_calls_would_be_samples_of_their_own(tmp_path):
 
 def silent(**parameters):
     """An environment of an agent that is never started."""
-    return vf.AgentEnv(command=["x"], dataset=[{"question": "?"}], rubric=toy_env().rubric, **parameters)
+    return vf.AgentEnv(
+        command=["x"], dataset=[{"question": "?"}], rubric=toy_env().rubric, **parameters
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,5 +86,7 @@ def silent(**parameters):
         (toy_env, {}, "template"),
     ],
 )
-def test_an_agents_history_is_exact_unless_a_setting_says_otherwise(tmp_path, env, settings, expected):
+def test_an_agents_history_is_exact_unless_a_setting_says_otherwise(
+    tmp_path, env, settings, expected
+):
     assert small_trainer(tmp_path, env(), **settings).args.history == expected

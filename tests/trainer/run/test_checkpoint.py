@@ -1,4 +1,5 @@
-"""A checkpoint is whole or absent: damage is found, planted files are not opened, the last good one is never lost."""
+"""A checkpoint is whole or absent: damage is found, planted files are not opened, the last good one
+is never lost."""
 
 import hashlib
 import importlib
@@ -52,7 +53,7 @@ def test_a_checkpoint_holds_safetensors_and_json_alone_and_verifies(trained):
     assert not list(trained.glob(".tmp-*"))
 
 
-# --- damage -----------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def flip_a_byte(path):
@@ -70,8 +71,12 @@ def remove(path):
 
 
 @pytest.mark.parametrize("damage", [flip_a_byte, truncate, remove])
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "rl_state.json", "pending.jsonl"])
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(folder, damage, name, caplog):
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "rl_state.json", "pending.jsonl"]
+)
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
+    folder, damage, name, caplog
+):
     damage(folder / "checkpoint-4" / name)
 
     with pytest.raises(CheckpointError, match=f"{name} is missing or damaged") as raised:
@@ -83,7 +88,15 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(fold
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"files": {}}', '{"files": 3}', '{"files": {"../x": {}}}', '{"files": {"/etc/passwd": {}}}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"files": {}}',
+        '{"files": 3}',
+        '{"files": {"../x": {}}}',
+        '{"files": {"/etc/passwd": {}}}',
+    ],
 )
 def test_a_manifest_that_cannot_be_one_is_refused(folder, content):
     (folder / "checkpoint-4" / "MANIFEST.json").write_text(content)
@@ -94,8 +107,12 @@ def test_a_manifest_that_cannot_be_one_is_refused(folder, content):
 
 def test_a_checkpoint_of_earlier_versions_verifies_by_its_own_checksums(folder):
     made = folder / "checkpoint-4"
-    files = {file.name: file.read_bytes() for file in made.iterdir() if file.name != "MANIFEST.json"}
-    listed = {name: {"size": len(b), "sha256": hashlib.sha256(b).hexdigest()} for name, b in files.items()}
+    files = {
+        file.name: file.read_bytes() for file in made.iterdir() if file.name != "MANIFEST.json"
+    }
+    listed = {
+        name: {"size": len(b), "sha256": hashlib.sha256(b).hexdigest()} for name, b in files.items()
+    }
     checkpoint_files.write_json(made / "MANIFEST.json", {"schema": 2, "files": listed})
     checkpoint_files.verify(made)
     flip_a_byte(made / "optimizer.safetensors")
@@ -131,7 +148,7 @@ def test_with_nothing_whole_left_resuming_says_so(tmp_path):
         small_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
-# --- what is planted is not executed ----------------------------------------------------------------------------
+# --- what is planted is not executed --------------------------------------------------------------
 
 
 class Bomb:
@@ -142,7 +159,14 @@ class Bomb:
         return open, (self.canary, "w")
 
 
-PLANTED = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth", "training_args.bin")
+PLANTED = (
+    "optimizer.pt",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state.pth",
+    "rng_state_0.pth",
+    "training_args.bin",
+)
 
 
 def test_a_planted_pickle_is_never_opened(folder, tmp_path):
@@ -162,21 +186,27 @@ def test_a_pickle_in_the_place_of_the_weights_is_refused(folder, tmp_path):
     canary = tmp_path / "canary"
     made = folder / "checkpoint-4"
     (made / "model.safetensors").write_bytes(pickle.dumps(Bomb(canary)))
-    files = {p.name: checkpoint_files._describe(p) for p in made.iterdir() if p.name != "MANIFEST.json"}
-    checkpoint_files.write_json(made / "MANIFEST.json", {"schema": 1, "files": files})  # even with a forged manifest
+    files = {
+        p.name: checkpoint_files._describe(p) for p in made.iterdir() if p.name != "MANIFEST.json"
+    }
+    checkpoint_files.write_json(
+        made / "MANIFEST.json", {"schema": 1, "files": files}
+    )  # even with a forged manifest
 
     with pytest.raises(CheckpointError, match="cannot be resumed from: SafetensorError"):
         run(small_trainer(folder, **STEPS | {"max_steps": 5}), resume_from_checkpoint=True)
     assert not canary.exists()
 
 
-# --- writing ----------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["before_manifest", "before_rename"])
 def test_a_write_that_fails_leaves_nothing_and_says_where(tmp_path, place):
     with failpoints.armed(f"checkpoint.{place}:1:ENOSPC"):
-        with pytest.raises(CheckpointError, match=r"checkpoint-2 could not be written: .*No space left"):
+        with pytest.raises(
+            CheckpointError, match=r"checkpoint-2 could not be written: .*No space left"
+        ):
             run(small_trainer(tmp_path, **STEPS))
     assert not list(tmp_path.glob("*checkpoint*"))
 
@@ -212,7 +242,7 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-10"]
 
 
-# --- only the same run goes on ----------------------------------------------------------------------------------
+# --- only the same run goes on --------------------------------------------------------------------
 
 
 def test_another_configuration_is_refused_with_every_difference(folder):
@@ -227,7 +257,9 @@ def test_another_configuration_is_refused_with_every_difference(folder):
 
 def test_other_examples_are_another_run(folder):
     with pytest.raises(RunMismatch, match="examples was"):
-        small_trainer(folder, toy_env(count=41), **STEPS | {"max_steps": 6}).train(resume_from_checkpoint=True)
+        small_trainer(folder, toy_env(count=41), **STEPS | {"max_steps": 6}).train(
+            resume_from_checkpoint=True
+        )
 
 
 def test_edited_source_of_the_environment_is_another_run_unless_accepted_and_then_recorded(
@@ -235,14 +267,19 @@ def test_edited_source_of_the_environment_is_another_run_unless_accepted_and_the
 ):
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "edited_reward.py"
-    code = "def share(completion):\n    return float(sum(c.isdigit() for c in completion[-1]['content']))\n"
+    code = (
+        "def share(completion):\n    return float(sum(c.isdigit() for c in"
+        " completion[-1]['content']))\n"
+    )
     source.write_text(code)
     settings = STEPS | {"max_steps": 2}
 
     def trainer(**more):
         monkeypatch.delitem(sys.modules, "edited_reward", raising=False)
         reward = importlib.import_module("edited_reward").share
-        return small_trainer(tmp_path / "run", toy_env(reward), **settings | {"max_steps": 4} | more)
+        return small_trainer(
+            tmp_path / "run", toy_env(reward), **settings | {"max_steps": 4} | more
+        )
 
     run(trainer(max_steps=2))
     source.write_text(f"{code}# edited\n")
@@ -251,12 +288,16 @@ def test_edited_source_of_the_environment_is_another_run_unless_accepted_and_the
     ) as raised:
         trainer().train(resume_from_checkpoint=True)
     assert set(raised.value.differences) == {"code"}
-    with pytest.raises(RunMismatch, match=r"temperature was 1\.0, is 0\.9; edited_reward\.py changed"):
+    with pytest.raises(
+        RunMismatch, match=r"temperature was 1\.0, is 0\.9; edited_reward\.py changed"
+    ):
         trainer(temperature=0.9, accept_changed_code=True).train(resume_from_checkpoint=True)
 
     run(trainer(accept_changed_code=True), resume_from_checkpoint=True)
     assert "continuing although edited_reward.py changed" in caplog.text
-    saved = json.loads((tmp_path / "run" / "checkpoint-4" / "rl_state.json").read_text())["configuration"]
+    saved = json.loads((tmp_path / "run" / "checkpoint-4" / "rl_state.json").read_text())[
+        "configuration"
+    ]
     assert saved["changed_code"] == ["edited_reward.py"]
     again = trainer(max_steps=6)
     again.checkpoints.starting_point(True)  # the accepted code is the run's now
@@ -269,8 +310,8 @@ def test_a_run_says_its_whole_objective_and_every_checkpoint_has_it(tmp_path, ca
     with caplog.at_level("INFO", "verifiers_trainer"):
         run(trainer)
     said = (
-        "loss grpo = ppo (epsilon_low 0.2, epsilon_high 0.28); aggregation sequence_mean; advantage mean_std; "
-        "KL 0.01 x k3 to the first policy; anchor sampler"
+        "loss grpo = ppo (epsilon_low 0.2, epsilon_high 0.28); aggregation sequence_mean; advantage"
+        " mean_std; KL 0.01 x k3 to the first policy; anchor sampler"
     )
     assert caplog.text.count(f"objective: {said}") == 1
     saved = json.loads((tmp_path / "checkpoint-2" / "rl_state.json").read_text())
@@ -279,7 +320,12 @@ def test_a_run_says_its_whole_objective_and_every_checkpoint_has_it(tmp_path, ca
 
 
 def test_what_does_not_change_the_objective_may_change(folder):
-    settings = STEPS | {"max_steps": 5, "save_steps": 1, "eval_num_examples": 3, "micro_batch_size": 2}
+    settings = STEPS | {
+        "max_steps": 5,
+        "save_steps": 1,
+        "eval_num_examples": 3,
+        "micro_batch_size": 2,
+    }
     run(small_trainer(folder, **settings), resume_from_checkpoint=True)
     assert (folder / "checkpoint-5").is_dir()
 
@@ -296,7 +342,9 @@ def test_weights_of_another_model_are_refused(folder, tmp_path):
 
     model = build_tiny_model(layers=2, hidden=32, heads=2)
     with pytest.raises(CheckpointError, match="do not fit this model: missing"):
-        small_trainer(folder, model=model, **STEPS | {"max_steps": 6}).train(resume_from_checkpoint=True)
+        small_trainer(folder, model=model, **STEPS | {"max_steps": 6}).train(
+            resume_from_checkpoint=True
+        )
 
 
 def test_a_fresh_run_moves_an_earlier_one_aside_and_mixes_nothing(folder, caplog):
@@ -309,7 +357,7 @@ def test_a_fresh_run_moves_an_earlier_one_aside_and_mixes_nothing(folder, caplog
     assert "holds an earlier run" in caplog.text
 
 
-# --- the parts --------------------------------------------------------------------------------------------------
+# --- the parts ------------------------------------------------------------------------------------
 
 
 def test_the_generators_continue_exactly_where_they_were(tmp_path):
@@ -323,12 +371,16 @@ def test_the_generators_continue_exactly_where_they_were(tmp_path):
     assert [draw() for _ in range(3)] == expected
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop])
+@pytest.mark.parametrize(
+    "kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop]
+)
 def test_an_optimizer_continues_bit_for_bit(tmp_path, kind):
     def make():
         torch.manual_seed(0)
         layer = torch.nn.Linear(3, 2)
-        return layer, kind(layer.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        return layer, kind(
+            layer.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {})
+        )
 
     def step(layer, optimizer, seed):
         torch.manual_seed(seed)
@@ -351,7 +403,9 @@ def test_an_optimizer_continues_bit_for_bit(tmp_path, kind):
 
 def test_an_optimizer_of_other_parameters_is_refused(tmp_path):
     layer = torch.nn.Linear(2, 2)
-    checkpoint_files.save_optimizer(tmp_path, torch.optim.AdamW([{"params": [layer.weight]}, {"params": [layer.bias]}]))
+    checkpoint_files.save_optimizer(
+        tmp_path, torch.optim.AdamW([{"params": [layer.weight]}, {"params": [layer.bias]}])
+    )
     with pytest.raises(CheckpointError, match="cannot be resumed from"):
         checkpoint_files.load_optimizer(tmp_path, torch.optim.AdamW(layer.parameters()))
 
@@ -359,9 +413,13 @@ def test_an_optimizer_of_other_parameters_is_refused(tmp_path):
 def test_pending_rollouts_come_back_as_they_were(tmp_path):
     turn = Turn([1, 2], [3, 4, 5], np.float32([-0.1, -1e-7, -30.25]), version=np.int32([3, 3, 4]))
     row = {"prompt": [{"role": "user", "content": "\ud800\u2028 0"}], "answer": object()}
-    unknown = Rollout((turn,), float("nan"), {"f": float("nan")}, "ModelError: x", None, False, row, [])
+    unknown = Rollout(
+        (turn,), float("nan"), {"f": float("nan")}, "ModelError: x", None, False, row, []
+    )
     known = Rollout((Turn([1], [2], [-0.5], 7),), 0.1 + 0.2, {"f": 1e-300}, None, "stop", True)
-    state = PipelineState(9, 4, 8, [Group(6, 11, (unknown, known))], [Group(5, 10, (known,))], [7, 8])
+    state = PipelineState(
+        9, 4, 8, [Group(6, 11, (unknown, known))], [Group(5, 10, (known,))], [7, 8]
+    )
     save_pipeline(tmp_path, state, 4, {"loss": "cispo"})
 
     loaded, version, configuration = load_pipeline(tmp_path)
@@ -377,7 +435,11 @@ def test_pending_rollouts_come_back_as_they_were(tmp_path):
     assert branch.sampler_logprobs.tobytes() == as_sampled.sampler_logprobs.tobytes()
     assert first.turns[0].sampler_logprobs.tolist() == turn.sampler_logprobs.tolist()
     assert first.turns[0].version.tolist() == [3, 3, 4]
-    assert (second.turns[0].version, second.is_truncated, first.error.text) == (7, True, "ModelError: x")
+    assert (second.turns[0].version, second.is_truncated, first.error.text) == (
+        7,
+        True,
+        "ModelError: x",
+    )
 
 
 def test_another_format_is_refused_by_its_number(tmp_path):

@@ -17,7 +17,8 @@ from verifiers_trainer.trainer import RLTrainer
 
 
 class AtStep(TrainerCallback):
-    """Calls ``act`` at the beginning of the third step, with its batch, or at the end of the second."""
+    """Calls ``act`` at the beginning of the third step, with its batch, or at the end of the
+    second."""
 
     def __init__(self, act, begins=True):
         self.act, self.begins = act, begins
@@ -43,7 +44,11 @@ def after_two_steps(then):
 
     def reward(completion, **_):
         trainer = reward.trainer
-        return then(completion) if trainer.state.global_step >= 2 else digits(completion) + reward.tick()
+        return (
+            then(completion)
+            if trainer.state.global_step >= 2
+            else digits(completion) + reward.tick()
+        )
 
     reward.count = 0
 
@@ -68,7 +73,11 @@ ENDINGS = {
     "faults": (TooManyFaults, fail, {}),
     "signal": (NoLearningSignal, lambda completion: -1.0, {"no_signal_steps": 1}),
     "stalled": (GenerationStalled, hang, {"generation_timeout": 0.4, "rollout_timeout": 60.0}),
-    "callback": (ZeroDivisionError, digits, {"callbacks": [AtStep(raising(ZeroDivisionError("a bug")), begins=False)]}),
+    "callback": (
+        ZeroDivisionError,
+        digits,
+        {"callbacks": [AtStep(raising(ZeroDivisionError("a bug")), begins=False)]},
+    ),
     "ctrl-c": (KeyboardInterrupt, digits, {"callbacks": [AtStep(raising(KeyboardInterrupt()))]}),
 }
 
@@ -84,12 +93,18 @@ def test_whatever_ends_a_run_saves_its_last_whole_step(tmp_path, caplog, ending)
     saved = tmp_path / "checkpoint-2"
     checkpoint_files.verify(saved)
     state = load_file(saved / "model.safetensors")
-    assert all(torch.equal(state[name], value) for name, value in trainer.model.state_dict().items() if name in state)
+    assert all(
+        torch.equal(state[name], value)
+        for name, value in trainer.model.state_dict().items()
+        if name in state
+    )
     assert "saved step 2, the last before training ended" in caplog.text
     env, reward = after_two_steps(digits)
     again = small_trainer(tmp_path, env, max_steps=3, max_off_policy_steps=0)
     reward.trainer = again
-    assert [round(row["staleness/max"]) for row in run(again, resume_from_checkpoint=True).steps] == [0]
+    assert [
+        round(row["staleness/max"]) for row in run(again, resume_from_checkpoint=True).steps
+    ] == [0]
     assert [row["step"] for row in metrics_of(tmp_path) if "loss" in row] == [1, 2, 3]
 
 
@@ -129,10 +144,14 @@ def steep(row):
 
 
 @pytest.mark.parametrize("bad", [True, False])
-def test_weights_that_are_bad_are_not_saved_and_those_before_a_bad_gradient_are(tmp_path, caplog, bad):
+def test_weights_that_are_bad_are_not_saved_and_those_before_a_bad_gradient_are(
+    tmp_path, caplog, bad
+):
     steep.active = False
     trainer = small_trainer(tmp_path, max_steps=4, max_off_policy_steps=0, loss=steep)
-    trainer.add_callback(AtStep((lambda: ruin(trainer)) if bad else lambda: setattr(steep, "active", True)))
+    trainer.add_callback(
+        AtStep((lambda: ruin(trainer)) if bad else lambda: setattr(steep, "active", True))
+    )
     with pytest.raises(NonFiniteLoss) as raised:
         trainer.train()
     assert raised.value.key == ("log-probability of the policy" if bad else "gradient norm")
@@ -172,11 +191,13 @@ def test_amid_the_updates_of_one_batch_the_step_is_saved_and_resumes(tmp_path):
     assert len(run(again, resume_from_checkpoint=True).steps) == 5
 
 
-# --- solved, and dead from the start ----------------------------------------------------------------------------
+# --- solved, and dead from the start --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
-def test_a_solved_task_ends_training_without_an_error_saved_and_stays_so(tmp_path, monkeypatch, caplog, iterations):
+def test_a_solved_task_ends_training_without_an_error_saved_and_stays_so(
+    tmp_path, monkeypatch, caplog, iterations
+):
     monkeypatch.setattr(health, "SOLVED_ROLLOUTS", 32)
     env, reward = after_two_steps(lambda completion: 2.0)
     settings = {"max_steps": 50, "max_off_policy_steps": 0, "num_iterations": iterations}
@@ -212,7 +233,10 @@ def test_a_run_that_is_dead_from_its_start_leaves_its_batches_and_rollouts_to_re
         (0, 3, 24),
     ]
     assert lines[-1]["dead/success_bound"] == pytest.approx(1 - 0.05 ** (1 / 24))
-    rollouts = [json.loads(line) for line in Path(tmp_path, "completions", "dropped-1.jsonl").read_text().splitlines()]
+    rollouts = [
+        json.loads(line)
+        for line in Path(tmp_path, "completions", "dropped-1.jsonl").read_text().splitlines()
+    ]
     assert len(rollouts) == 24
     assert {row["reward"] for row in rollouts} == {0.0}
     assert {row["advantage"] for row in rollouts} == {None}
@@ -229,7 +253,12 @@ def test_resuming_drops_the_dropped_rollouts_of_steps_that_are_trained_again(tmp
 
 
 def test_kept_dead_batches_are_steps_of_schedule_and_max_steps(tmp_path):
-    settings = {"zero_variance": "keep", "max_steps": 5, "lr_scheduler_type": "linear", "generation_timeout": 10.0}
+    settings = {
+        "zero_variance": "keep",
+        "max_steps": 5,
+        "lr_scheduler_type": "linear",
+        "generation_timeout": 10.0,
+    }
     log = run(small_trainer(tmp_path, toy_env(lambda completion, **_: 1.0), **settings))
     assert [row["groups/dead"] for row in log.steps] == [2] * 5
     rates = [row["learning_rate"] for row in log.steps]

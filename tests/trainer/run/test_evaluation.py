@@ -1,4 +1,5 @@
-"""Evaluations before, during and after training: same engine, fixed weights, results kept, failures survived."""
+"""Evaluations before, during and after training: same engine, fixed weights, results kept, failures
+survived."""
 
 import json
 import math
@@ -24,16 +25,32 @@ def test_before_during_and_after_training(tmp_path):
     trainer.close()
 
     assert before.keys() == after.keys()
-    assert {"eval_reward", "eval_reward_stderr", "eval_digits", "eval_num_unscored", "eval_truncated"} <= before.keys()
+    assert {
+        "eval_reward",
+        "eval_reward_stderr",
+        "eval_digits",
+        "eval_num_unscored",
+        "eval_truncated",
+    } <= before.keys()
     assert 0 <= before["eval_reward"] <= 1
     lines = [row for row in metrics_of(tmp_path) if "eval_reward" in row]
     assert [row["step"] for row in lines] == [0, 1, 2, 2]
-    assert {path.name for path in (tmp_path / "eval").iterdir()} == {"step-0", "step-1", "step-2", "step-2-2"}
-    assert (len(saved_rows(tmp_path / "eval" / "step-0")), len(saved_rows(tmp_path / "eval" / "step-2-2"))) == (8, 3)
+    assert {path.name for path in (tmp_path / "eval").iterdir()} == {
+        "step-0",
+        "step-1",
+        "step-2",
+        "step-2-2",
+    }
+    assert (
+        len(saved_rows(tmp_path / "eval" / "step-0")),
+        len(saved_rows(tmp_path / "eval" / "step-2-2")),
+    ) == (8, 3)
 
 
 def test_the_strategy_can_be_set_by_attribute_and_runs_at_the_start(tmp_path):
-    trainer = small_trainer(tmp_path, max_steps=1, eval_on_start=True, eval_strategy="steps", eval_steps=5)
+    trainer = small_trainer(
+        tmp_path, max_steps=1, eval_on_start=True, eval_strategy="steps", eval_steps=5
+    )
     run(trainer)
     assert [row["step"] for row in metrics_of(tmp_path) if "eval_reward" in row] == [0, 1]
 
@@ -41,15 +58,21 @@ def test_the_strategy_can_be_set_by_attribute_and_runs_at_the_start(tmp_path):
 def test_an_evaluation_changes_neither_weights_nor_the_run(tmp_path):
     settings = {"max_steps": 3, "deterministic": True}
     plain = small_trainer(tmp_path / "plain", **settings)
-    watched = small_trainer(tmp_path / "watched", **settings, eval_strategy="steps", eval_steps=1, eval_num_examples=2)
+    watched = small_trainer(
+        tmp_path / "watched", **settings, eval_strategy="steps", eval_steps=1, eval_num_examples=2
+    )
     one, other = run(plain), run(watched)
     assert one.losses == other.losses
     assert weights_hash(plain.model) == weights_hash(watched.model)
 
 
 def test_another_environment_and_its_own_sampling(tmp_path):
-    other = vf.SingleTurnEnv(dataset=rows(5), rubric=vf.Rubric(funcs=[lambda completion, **_: 0.25]))
-    trainer = small_trainer(tmp_path, eval_env=other, eval_rollouts_per_example=2, eval_sampling_args={"max_tokens": 1})
+    other = vf.SingleTurnEnv(
+        dataset=rows(5), rubric=vf.Rubric(funcs=[lambda completion, **_: 0.25])
+    )
+    trainer = small_trainer(
+        tmp_path, eval_env=other, eval_rollouts_per_example=2, eval_sampling_args={"max_tokens": 1}
+    )
     metrics = trainer.evaluate(num_examples=-1)
     trainer.close()
     assert metrics["eval_reward"] == 0.25
@@ -58,7 +81,9 @@ def test_another_environment_and_its_own_sampling(tmp_path):
     assert all(len(row["completion"][-1]["content"]) <= 20 for row in stored)
     assert metrics["eval_truncated"] > 0.5
     assert metrics["eval_tokens"] == 10
-    assert math.isnan(metrics["eval_pass_at_1"])  # the reward is graded, and no success metric is named
+    assert math.isnan(
+        metrics["eval_pass_at_1"]
+    )  # the reward is graded, and no success metric is named
 
 
 def test_rows_and_a_prefix_of_ones_own(tmp_path):
@@ -88,7 +113,12 @@ class BrokenEvaluation(vf.SingleTurnEnv):
 
 def test_an_evaluation_that_fails_is_reported_and_training_goes_on(tmp_path, caplog):
     broken = BrokenEvaluation(dataset=rows(4), rubric=vf.Rubric(funcs=[digits]))
-    settings = {"eval_env": broken, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "reward"}
+    settings = {
+        "eval_env": broken,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "metric_for_best_model": "reward",
+    }
     assert len(run(small_trainer(tmp_path, **settings)).steps) == 2
     assert "the evaluation at step 1 failed; training continues: the judge is down" in caplog.text
 
@@ -134,7 +164,9 @@ def test_the_best_checkpoint_is_kept_and_loaded_at_the_end(tmp_path):
 
 def test_playing_leaves_nothing_open(tmp_path):
     with small_trainer(tmp_path) as trainer:
-        results = run_rollouts(trainer.training_run, trainer.run_context(), inputs=[{"question": "a"}])
+        results = run_rollouts(
+            trainer.training_run, trainer.run_context(), inputs=[{"question": "a"}]
+        )
         assert len(results) == 1
         assert not (tmp_path / "eval").exists()
     with pytest.raises(CheckpointError):

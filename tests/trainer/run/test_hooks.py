@@ -1,4 +1,5 @@
-"""Methods that a subclass writes: which batch, which rows of it, what a rollout is worth, how it is evaluated."""
+"""Methods that a subclass writes: which batch, which rows of it, what a rollout is worth, how it is
+evaluated."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def questions(batch):
     return [group.rollouts[0].text["prompt"][-1]["content"] for group in batch.groups]
 
 
-# --- calling ----------------------------------------------------------------------------------------------------
+# --- calling --------------------------------------------------------------------------------------
 
 
 def test_a_hook_gets_what_it_names_and_nothing_else():
@@ -44,11 +45,13 @@ def test_a_hook_gets_what_it_names_and_nothing_else():
     assert subclass_hooks.call(lambda step: step, known) == 2
     assert subclass_hooks.call(lambda epoch, /, step=0: (epoch, step), known) == (1, 2)
     assert subclass_hooks.call(lambda epoch, **rest: rest, known) == {"step": 2, "states": []}
-    with pytest.raises(ConfigError, match="requires 'batch', which the trainer does not provide; it provides epoch"):
+    with pytest.raises(
+        ConfigError, match="requires 'batch', which the trainer does not provide; it provides epoch"
+    ):
         subclass_hooks.call(lambda batch: 0, known)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 class OneLetterFirst(RLTrainer):
@@ -62,13 +65,17 @@ class OneLetterFirst(RLTrainer):
 
 
 def test_rows_that_a_subclass_returns_are_what_is_played(tmp_path):
-    trainer = trainer_of(OneLetterFirst, tmp_path, toy_env(count=4), max_steps=4, zero_variance="keep")
+    trainer = trainer_of(
+        OneLetterFirst, tmp_path, toy_env(count=4), max_steps=4, zero_variance="keep"
+    )
     trainer.calls, played = [], []
     log = StepLog()
     log.on_step_end = lambda *_, **__: played.extend(questions(trainer.batch))
     trainer.add_callback(log)
     trainer.train()
-    assert played == [f"e{epoch}s{step}{row}" for epoch in (0, 1) for step in (0, 1) for row in "ab"]
+    assert played == [
+        f"e{epoch}s{step}{row}" for epoch in (0, 1) for step in (0, 1) for row in "ab"
+    ]
     assert [place[:2] for place in trainer.calls[:4]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert trainer.calls[0][2] == "MainThread"  # the first tells which kind of batch it is
     assert trainer.num_steps_per_epoch == 2
@@ -118,7 +125,10 @@ def test_fewer_rows_than_a_step_takes_are_played_several_times_and_it_is_said(tm
     batch = first_batch(trainer)
     trainer.close()
     assert questions(batch) == ["only", "only"]
-    texts = [[record.text["completion"][-1]["content"] for record in group.rollouts] for group in batch.groups]
+    texts = [
+        [record.text["completion"][-1]["content"] for record in group.rollouts]
+        for group in batch.groups
+    ]
     assert texts[0] != texts[1]  # the same example twice in a step is sampled twice, not copied
     assert "get_batch returned 1 rows, and a step takes 2" in caplog.text
 
@@ -139,7 +149,9 @@ def test_chosen_rows_resume_where_they_were(tmp_path):
     whole = trainer_of(OneLetterFirst, tmp_path / "whole", **settings)
     whole.calls = []
     losses = run(whole).losses
-    first = trainer_of(OneLetterFirst, tmp_path / "two", **settings | {"save_strategy": "steps", "save_steps": 2})
+    first = trainer_of(
+        OneLetterFirst, tmp_path / "two", **settings | {"save_strategy": "steps", "save_steps": 2}
+    )
     first.calls = []
     run(first)
     (tmp_path / "two" / "checkpoint-4").rename(tmp_path / "gone")
@@ -149,7 +161,7 @@ def test_chosen_rows_resume_where_they_were(tmp_path):
     assert weights_hash(again.model) == weights_hash(whole.model)
 
 
-# --- rollouts ---------------------------------------------------------------------------------------------------
+# --- rollouts -------------------------------------------------------------------------------------
 
 
 class PlaysItself(RLTrainer):
@@ -177,7 +189,9 @@ def test_rollouts_that_a_subclass_played_are_trained_on_the_tokens_that_were_sam
     log = run(trainer)
     assert weights_hash(trainer.model) != before
     assert [step["rollouts/generated"] for step in log.steps] == [6, 6]
-    assert all(step["sampler/log_ratio_abs"] < 1e-4 for step in log.steps)  # else the tokens were others
+    assert all(
+        step["sampler/log_ratio_abs"] < 1e-4 for step in log.steps
+    )  # else the tokens were others
     assert [step["staleness/max"] for step in log.steps] == [0, 0]
     assert {line["policy_version"] for line in metrics_of(tmp_path)} == {1, 2}
     group = trainer.batch.groups[0]
@@ -202,7 +216,9 @@ def test_a_resumed_run_asks_for_the_step_that_follows(tmp_path):
 
 class TwoTurns(vf.MultiTurnEnv):
     def __init__(self):
-        super().__init__(dataset=[{"question": "ab"}] * 4, rubric=vf.Rubric(funcs=[digits]), max_turns=2)
+        super().__init__(
+            dataset=[{"question": "ab"}] * 4, rubric=vf.Rubric(funcs=[digits]), max_turns=2
+        )
 
     def env_response(self, messages, state):
         return [{"role": "user", "content": "again"}]
@@ -221,7 +237,9 @@ def test_text_that_the_policy_did_not_sample_is_refused(tmp_path):
             answer = [{"role": "assistant", "content": "12"}]
             return [{"question": "a"}], [answer, answer], [1.0, 0.0]
 
-    with pytest.raises(ConfigError, match=r"message 0 of completion 0 was not sampled through trainer\.client"):
+    with pytest.raises(
+        ConfigError, match=r"message 0 of completion 0 was not sampled through trainer\.client"
+    ):
         trainer_of(Invents, tmp_path).train()
 
 
@@ -249,12 +267,15 @@ def test_groups_may_be_returned_and_equal_rewards_end_the_run(tmp_path):
             prompts, completions, rewards = super().get_batch()
             return prompts, completions, [1.0 for _ in rewards]
 
-    with pytest.raises(NoLearningSignal, match=r"in 2 batches .* no group had two different rewards"):
+    with pytest.raises(
+        NoLearningSignal, match=r"in 2 batches .* no group had two different rewards"
+    ):
         trainer_of(Equal, tmp_path / "equal", no_signal_steps=2).train()
 
 
 def test_the_length_rules_hold_for_groups_that_a_hook_returns(tmp_path):
-    """An answer of four tokens is cut by max_tokens; its reward becomes 0, as for rollouts of the pipeline."""
+    """An answer of four tokens is cut by max_tokens; its reward becomes 0, as for rollouts of the
+    pipeline."""
 
     class Cut(PlaysItself):
         def get_batch(self):
@@ -262,7 +283,8 @@ def test_the_length_rules_hold_for_groups_that_a_hook_returns(tmp_path):
             return prompts, completions, [1.0 + n for n in range(len(completions))]
 
     plain, zeroed = (
-        trainer_of(Cut, tmp_path / str(zero), max_steps=1, zero_truncated_completions=zero) for zero in (False, True)
+        trainer_of(Cut, tmp_path / str(zero), max_steps=1, zero_truncated_completions=zero)
+        for zero in (False, True)
     )
     for trainer in (plain, zeroed):
         run(trainer)
@@ -270,10 +292,12 @@ def test_the_length_rules_hold_for_groups_that_a_hook_returns(tmp_path):
     rewards = [rollout.reward for group in zeroed.batch.groups for rollout in group.rollouts]
     assert any(cut)
     assert rewards == [0.0 if is_cut else 1.0 + n for n, is_cut in enumerate(cut)]
-    assert [rollout.reward for group in plain.batch.groups for rollout in group.rollouts] == [1.0 + n for n in range(6)]
+    assert [rollout.reward for group in plain.batch.groups for rollout in group.rollouts] == [
+        1.0 + n for n in range(6)
+    ]
 
 
-# --- rewards ----------------------------------------------------------------------------------------------------
+# --- rewards --------------------------------------------------------------------------------------
 
 
 def length(completion, **_):
@@ -286,7 +310,9 @@ def two_rubrics(calls=None):
             calls.append(1)
         return digits(completion)
 
-    rubric = vf.RubricGroup([vf.Rubric(funcs=[counted]), vf.Rubric(funcs=[length])], names=["right", "long"])
+    rubric = vf.RubricGroup(
+        [vf.Rubric(funcs=[counted]), vf.Rubric(funcs=[length])], names=["right", "long"]
+    )
     return vf.SingleTurnEnv(dataset=[{"question": "ab"}] * 8, rubric=rubric)
 
 
@@ -305,7 +331,9 @@ def test_weights_that_change_in_a_hook_change_rewards_and_score_nothing_again(tm
     calls, records = [], []
     trainer = trainer_of(Weighs, tmp_path, two_rubrics(calls), max_steps=6, zero_variance="keep")
     log = StepLog()
-    log.on_step_end = lambda *_, **__: records.extend((g.index, r) for g in trainer.batch.groups for r in g.rollouts)
+    log.on_step_end = lambda *_, **__: records.extend(
+        (g.index, r) for g in trainer.batch.groups for r in g.rollouts
+    )
     trainer.add_callback(log)
     trainer.train()
     assert {index // 8 for index, _ in records} == {0, 1}
@@ -313,7 +341,9 @@ def test_weights_that_change_in_a_hook_change_rewards_and_score_nothing_again(tm
         assert record.reward == record.metrics["counted" if index < 8 else "length"]
     assert trainer.env.rubric.get_group_weights() == [1.0, 1.0]
     played = len(records)
-    assert played <= len(calls) <= played + 2 * 8  # each rollout once; at most two batches were begun ahead
+    assert (
+        played <= len(calls) <= played + 2 * 8
+    )  # each rollout once; at most two batches were begun ahead
 
 
 def test_without_the_hook_the_rubric_decides(tmp_path):
@@ -353,7 +383,7 @@ def test_completions_that_were_never_scored_are_scored(tmp_path):
     assert list(trainer.compute_rewards(answers, [{"prompt": "q"}, {"prompt": "q"}])) == [0.5, 1.0]
 
 
-# --- evaluation and generation ----------------------------------------------------------------------------------
+# --- evaluation and generation --------------------------------------------------------------------
 
 
 def test_an_evaluation_of_ones_own_may_take_nothing_and_return_a_number(tmp_path):
@@ -405,7 +435,9 @@ def test_the_policy_answers_texts_messages_and_rows_and_as_an_openai_client(tmp_
     import openai
 
     with small_trainer(tmp_path) as trainer:
-        completions = trainer.generate(["ab", [{"role": "user", "content": "cd"}], {"prompt": "ef"}])
+        completions = trainer.generate(
+            ["ab", [{"role": "user", "content": "cd"}], {"prompt": "ef"}]
+        )
         assert [completion[0]["role"] for completion in completions] == ["assistant"] * 3
         assert all(len(trainer.client.turns_of(completion)) == 1 for completion in completions)
         answer = trainer.client.chat.completions.create(
@@ -414,7 +446,9 @@ def test_the_policy_answers_texts_messages_and_rows_and_as_an_openai_client(tmp_
             max_tokens=3,
         )
         assert isinstance(answer, openai.types.chat.ChatCompletion)
-        assert trainer.client.completions.create(model=trainer.client.model, prompt="ab", max_tokens=2).choices
+        assert trainer.client.completions.create(
+            model=trainer.client.model, prompt="ab", max_tokens=2
+        ).choices
 
 
 async def test_under_a_running_loop_the_openai_client_is_awaited(tmp_path):

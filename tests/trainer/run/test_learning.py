@@ -1,4 +1,5 @@
-"""The whole of it: rollouts, advantages, loss and optimizer make a policy better, and the numbers say so honestly."""
+"""The whole of it: rollouts, advantages, loss and optimizer make a policy better, and the numbers
+say so honestly."""
 
 import pytest
 import torch
@@ -12,7 +13,12 @@ from verifiers_trainer.policy.logprobs import install_logprob_forward
 
 def test_a_policy_learns_a_toy_task_one_step_off_policy(tmp_path):
     trainer = small_trainer(
-        tmp_path, batch_size=32, rollouts_per_example=8, learning_rate=6e-3, max_tokens=6, max_steps=40
+        tmp_path,
+        batch_size=32,
+        rollouts_per_example=8,
+        learning_rate=6e-3,
+        max_tokens=6,
+        max_steps=40,
     )
 
     before = trainer.evaluate()["eval_reward"]
@@ -41,7 +47,9 @@ def test_sampler_and_trainer_agree_about_the_tokens_of_the_first_step(tmp_path, 
 def test_an_environment_that_samples_at_another_temperature_than_is_trained_is_refused(tmp_path):
     class Cold(type(toy_env())):
         async def get_model_response(self, state, prompt, **options):
-            return await super().get_model_response(state, prompt, **options, sampling_args={"temperature": 0.7})
+            return await super().get_model_response(
+                state, prompt, **options, sampling_args={"temperature": 0.7}
+            )
 
     env = Cold(dataset=[{"question": "a"}, {"question": "b"}], rubric=toy_env().rubric)
 
@@ -49,7 +57,7 @@ def test_an_environment_that_samples_at_another_temperature_than_is_trained_is_r
         run(small_trainer(tmp_path, env, max_steps=1))
 
 
-# --- however a step is cut into rows, its gradient is the same --------------------------------------------------
+# --- however a step is cut into rows, its gradient is the same ------------------------------------
 
 
 @pytest.fixture(scope="module")

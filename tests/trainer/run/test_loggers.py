@@ -21,7 +21,11 @@ from verifiers_trainer.trainer import RLTrainer
 
 def test_a_line_is_json_whatever_the_numbers_are(tmp_path):
     file = MetricsFile(tmp_path / "new" / "folder")
-    file.write(3, 3, {"a": float("nan"), "b": np.float32(0.5), "c": torch.tensor(2), "d": float("inf"), "e": 1})
+    file.write(
+        3,
+        3,
+        {"a": float("nan"), "b": np.float32(0.5), "c": torch.tensor(2), "d": float("inf"), "e": 1},
+    )
     (row,) = read_metrics(file.path)
     assert {name: row[name] for name in "abcde"} == {"a": None, "b": 0.5, "c": 2, "d": None, "e": 1}
     assert (row["step"], row["policy_version"]) == (3, 3)
@@ -43,7 +47,10 @@ def test_an_evaluation_before_training_stays_with_the_run_it_was_made_for(tmp_pa
     trainer = small_trainer(tmp_path, max_steps=1)
     trainer.evaluate(num_examples=2)
     run(trainer)
-    assert [(row["step"], "eval_reward" in row) for row in metrics_of(tmp_path)] == [(0, True), (1, False)]
+    assert [(row["step"], "eval_reward" in row) for row in metrics_of(tmp_path)] == [
+        (0, True),
+        (1, False),
+    ]
 
 
 def test_a_resumed_run_reads_as_one(tmp_path):
@@ -56,7 +63,10 @@ def test_a_resumed_run_reads_as_one(tmp_path):
 
 def test_completions_hold_what_was_said_and_what_it_was_worth(tmp_path):
     run(small_trainer(tmp_path, max_steps=1, log_completions=True))
-    rows = [json.loads(line) for line in (tmp_path / "completions" / "step-1.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "completions" / "step-1.jsonl").read_text().splitlines()
+    ]
     assert sum(row["trained"] for row in rows) == 8
     assert {row.get("excluded") for row in rows if not row["trained"]} <= {"no_signal"}
     for row in rows:
@@ -64,7 +74,13 @@ def test_completions_hold_what_was_said_and_what_it_was_worth(tmp_path):
         assert row["completion"][0]["role"] == "assistant"
         assert row["metrics"]["digits"] == row["reward"]
         assert row["completion_tokens"] in range(1, 5)
-        assert {"example_id", "advantage", "stop_condition", "error", "policy_version"} <= row.keys()
+        assert {
+            "example_id",
+            "advantage",
+            "stop_condition",
+            "error",
+            "policy_version",
+        } <= row.keys()
     assert sum(row["advantage"] for row in rows if row["trained"]) == pytest.approx(0, abs=1e-9)
 
 
@@ -82,7 +98,7 @@ def test_completions_of_hostile_text_are_plain_ascii(tmp_path):
     assert b"\x1b" not in content
 
 
-# --- trackers ---------------------------------------------------------------------------------------------------
+# --- trackers -------------------------------------------------------------------------------------
 
 
 class Recorder(TrainerCallback):
@@ -131,14 +147,21 @@ def absent():
 
 
 @pytest.mark.parametrize(
-    ("tracker", "said"), [(Raises, "no network"), (Hangs, "does not come to an end"), (absent, "is not installed")]
+    ("tracker", "said"),
+    [(Raises, "no network"), (Hangs, "does not come to an end"), (absent, "is not installed")],
 )
-def test_a_tracker_that_fails_hangs_or_is_absent_costs_one_warning(tmp_path, monkeypatch, caplog, tracker, said):
+def test_a_tracker_that_fails_hangs_or_is_absent_costs_one_warning(
+    tmp_path, monkeypatch, caplog, tracker, said
+):
     monkeypatch.setitem(trackers.FACTORIES, "wandb", tracker)
     monkeypatch.setattr(trackers, "CLOSE_S", 0.2)
     with caplog.at_level(logging.WARNING, "verifiers_trainer.run.trackers"):
         run(small_trainer(tmp_path, max_steps=3, report_to=["wandb"]))
-    warnings = [record.message for record in caplog.records if record.name == "verifiers_trainer.run.trackers"]
+    warnings = [
+        record.message
+        for record in caplog.records
+        if record.name == "verifiers_trainer.run.trackers"
+    ]
     assert len(warnings) == 1
     assert said in warnings[0]
     assert len(metrics_of(tmp_path)) == 3
@@ -158,23 +181,36 @@ def test_a_tracker_that_is_too_slow_is_given_up_and_never_waited_for(monkeypatch
     assert "has not taken the last 4 events" in caplog.text
 
 
-def test_a_tracker_that_is_not_installed_is_named_before_the_model_is_loaded(tmp_path, monkeypatch, caplog):
+def test_a_tracker_that_is_not_installed_is_named_before_the_model_is_loaded(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="cannot load the"):
-        RLTrainer("no/such-model", toy_env(), small_config(tmp_path, report_to=["wandb", "trackio"]))
+        RLTrainer(
+            "no/such-model", toy_env(), small_config(tmp_path, report_to=["wandb", "trackio"])
+        )
     for name in ("wandb", "trackio"):
-        sentence = f"{name} is not installed and gets no numbers: {install_line('verifiers-trainer', name)};"
+        sentence = (
+            f"{name} is not installed and gets no numbers:"
+            f" {install_line('verifiers-trainer', name)};"
+        )
         assert caplog.text.count(sentence) == 1
 
 
 def test_a_tracker_of_tables_gets_the_completions_of_every_logged_step(tmp_path, monkeypatch):
     class Tables(Recorder):
         def on_completions(self, args, step, control, groups):
-            self.events.append(("table", step, [r.reward for group in groups for r in group.rollouts]))
+            self.events.append(
+                ("table", step, [r.reward for group in groups for r in group.rollouts])
+            )
 
     recorder = Tables()
     monkeypatch.setitem(trackers.FACTORIES, "wandb", lambda: recorder)
-    run(small_trainer(tmp_path, max_steps=4, report_to="wandb", log_completions=True, logging_steps=2))
+    run(
+        small_trainer(
+            tmp_path, max_steps=4, report_to="wandb", log_completions=True, logging_steps=2
+        )
+    )
     tables = {event[1]: event[2] for event in recorder.events if event[0] == "table"}
     assert sorted(tables) == [2, 4]
     for step, rewards in tables.items():
@@ -201,14 +237,16 @@ def test_the_end_waits_for_a_tracker_that_is_slow_to_finish(monkeypatch, caplog)
     assert "gets no more numbers" not in caplog.text
 
 
-# --- the picture ------------------------------------------------------------------------------------------------
+# --- the picture ----------------------------------------------------------------------------------
 
 
 def test_the_learning_curve_is_drawn_with_gaps_and_evaluations(tmp_path):
     file = MetricsFile(tmp_path)
     file.write(0, 0, {"eval_reward": 0.1, "eval_reward_stderr": None})
     for step in range(1, 15):
-        file.write(step, step, {"reward/mean": float("nan") if step == 3 else step / 20, "entropy": 1.0})
+        file.write(
+            step, step, {"reward/mean": float("nan") if step == 3 else step / 20, "entropy": 1.0}
+        )
     draw_learning_curve(file.path, tmp_path / "curve.png", "a title")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -223,7 +261,9 @@ def test_a_run_that_ended_before_its_first_step_is_an_earlier_run_too(tmp_path):
     ours = MetricsFile(tmp_path)
     ours.write(0, 0, {"eval_reward": 0.1})  # an evaluation before training: part of this run
     assert not ours.holds_earlier
-    assert MetricsFile(tmp_path).holds_earlier  # in another process that line is of a run that is over
+    assert MetricsFile(
+        tmp_path
+    ).holds_earlier  # in another process that line is of a run that is over
 
 
 def test_a_second_training_does_not_take_over_what_stood_before_the_first(tmp_path):

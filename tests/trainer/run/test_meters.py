@@ -49,7 +49,9 @@ def test_ratios_are_over_trained_tokens_and_agreement_over_those_of_the_present_
 def test_an_answer_that_began_under_older_weights_is_not_compared():
     """Its later tokens are of the present version, and follow keys and values of the older one."""
     version = torch.tensor([-2, 3, 4, 4, 4, -2, 4, 4, -2, -1, 4])
-    sample = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2])  # the prompt of 0 is 1's too, where prompts are shared
+    sample = torch.tensor(
+        [0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2]
+    )  # the prompt of 0 is 1's too, where prompts are shared
     ones = torch.ones(11)
     mask = version != -2
     found = {"loss_mask": mask, "weight": mask.float(), "version": version, "seq_ids": sample}
@@ -84,7 +86,9 @@ def test_a_disagreement_is_refused_and_reshaped_sampling_is_not_judged():
     meter = RatioMeter(4)
     meter.add(torch.full((5,), 0.01), torch.zeros(5), None, row())
     config = pipeline_config()
-    with pytest.raises(ConfigError, match=r"disagree by 0.01 nats per token \(0.01 at most; 0.0001 allowed\)"):
+    with pytest.raises(
+        ConfigError, match=r"disagree by 0.01 nats per token \(0.01 at most; 0.0001 allowed\)"
+    ):
         check_ratio(meter, config, torch.float32, on_server=False)
     check_ratio(meter, config, torch.bfloat16, on_server=False)
     check_ratio(meter, pipeline_config(top_p=0.9), torch.float32, on_server=False)
@@ -97,7 +101,10 @@ def group_of(*records):
 def test_a_rollout_that_has_a_reward_has_not_failed():
     meter = FaultMeter(pipeline_config(max_error_fraction=0.0))
     meter.add(group_of(*[(0.0, "ToolError: the model's own doing")] * 8))
-    with pytest.raises(TooManyFaults, match="1 of the last 9 rollouts failed: ModelError; the last with ModelError: x"):
+    with pytest.raises(
+        TooManyFaults,
+        match="1 of the last 9 rollouts failed: ModelError; the last with ModelError: x",
+    ):
         meter.add(group_of((math.nan, "ModelError: x")))
 
 
@@ -162,10 +169,12 @@ def test_batches_without_signal_are_said_at_growing_intervals_and_their_end_is_s
     meter.note_batch([same])
     assert len(caplog.records) == 5  # after 1, 1, 2 and 4 batches, and the end
     assert (
-        "(4 batches, 8 rollouts, 0 s since the last one with a signal; rewards: 1 x 8; a reward above 1 in"
-        in caplog.records[3].message
+        "(4 batches, 8 rollouts, 0 s since the last one with a signal; rewards: 1 x 8; a reward"
+        " above 1 in" in caplog.records[3].message
     )
-    assert caplog.records[-1].message.startswith("skipped 5 batches in a row without a learning signal")
+    assert caplog.records[-1].message.startswith(
+        "skipped 5 batches in a row without a learning signal"
+    )
 
 
 def rollouts_of_turns(num_turns, rewards=()):
@@ -187,7 +196,11 @@ def test_that_gamma_0_trains_the_last_turn_alone_is_said_once_with_the_first_tur
 
 @pytest.mark.parametrize(
     ("settings", "rewards"),
-    [({"credit": "turn", "gamma": 0.0}, (0.0, 1.0)), ({"credit": "turn", "gamma": 0.5}, ()), ({}, ())],
+    [
+        ({"credit": "turn", "gamma": 0.0}, (0.0, 1.0)),
+        ({"credit": "turn", "gamma": 0.5}, ()),
+        ({}, ()),
+    ],
 )
 def test_with_rewards_of_turns_or_another_gamma_nothing_is_said(caplog, settings, rewards):
     """Negative control."""

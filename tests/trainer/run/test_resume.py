@@ -1,4 +1,5 @@
-"""A run that is killed and resumed ends exactly as one that was not; a run twice is the same run twice."""
+"""A run that is killed and resumed ends exactly as one that was not; a run twice is the same run
+twice."""
 
 import logging
 
@@ -8,7 +9,13 @@ from transformers import TrainerCallback
 from support.training import files_hash, metrics_of, run, small_trainer, weights_hash
 from support.training_child import SAVED, child_context, train_in_child
 
-RUN = {"deterministic": True, "max_steps": 6, "save_strategy": "steps", "save_steps": 2, "log_completions": True}
+RUN = {
+    "deterministic": True,
+    "max_steps": 6,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "log_completions": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +51,12 @@ def assert_same_run(one, other):
         rollouts = f"completions/step-{step}.jsonl"
         assert (one / rollouts).read_bytes() == (other / rollouts).read_bytes()
     untimed = [
-        {k: v for k, v in row.items() if not k.startswith(("time", "throughput", "alarm"))} for row in metrics_of(one)
+        {k: v for k, v in row.items() if not k.startswith(("time", "throughput", "alarm"))}
+        for row in metrics_of(one)
     ]
     assert untimed == [
-        {k: v for k, v in row.items() if not k.startswith(("time", "throughput", "alarm"))} for row in metrics_of(other)
+        {k: v for k, v in row.items() if not k.startswith(("time", "throughput", "alarm"))}
+        for row in metrics_of(other)
     ]
 
 
@@ -61,7 +70,9 @@ def test_two_deterministic_runs_are_one(tmp_path, undisturbed, lag):
 
 
 def test_another_seed_is_another_run(tmp_path, undisturbed):
-    log = run(small_trainer(tmp_path, **RUN | {"save_strategy": "no", "seed": 7}, max_off_policy_steps=1))
+    log = run(
+        small_trainer(tmp_path, **RUN | {"save_strategy": "no", "seed": 7}, max_off_policy_steps=1)
+    )
 
     assert log.losses != [loss for _, loss in losses(undisturbed(1))]
 
@@ -91,13 +102,17 @@ def killed_and_resumed_ends_the_same(tmp_path, children, undisturbed, lag, failp
 
 
 @pytest.mark.parametrize(("lag", "failpoint", "newest"), KILLS)
-def test_killed_at_a_checkpoint_and_resumed_is_the_same_run(tmp_path, children, undisturbed, lag, failpoint, newest):
+def test_killed_at_a_checkpoint_and_resumed_is_the_same_run(
+    tmp_path, children, undisturbed, lag, failpoint, newest
+):
     killed_and_resumed_ends_the_same(tmp_path, children, undisturbed, lag, failpoint, newest)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lag", "failpoint", "newest"), MORE)
-def test_killed_at_every_failpoint_and_resumed_is_the_same_run(tmp_path, children, undisturbed, lag, failpoint, newest):
+def test_killed_at_every_failpoint_and_resumed_is_the_same_run(
+    tmp_path, children, undisturbed, lag, failpoint, newest
+):
     killed_and_resumed_ends_the_same(tmp_path, children, undisturbed, lag, failpoint, newest)
 
 
@@ -124,13 +139,24 @@ def test_a_training_of_two_roles_that_is_killed_and_resumed_is_the_same_run(tmp_
     assert train_in_child(children, killed, **RUN | ROLES) == 0
 
     assert_same_run(whole, killed)
-    reference = "reference.safetensors"  # moved at the third step, after the checkpoint that the run goes on from
-    assert files_hash(whole / "checkpoint-6", reference) == files_hash(killed / "checkpoint-6", reference)
-    assert files_hash(whole / "checkpoint-6", reference) != files_hash(whole / "checkpoint-2", reference)
+    reference = (  # moved at the third step, after the checkpoint that the run goes on from
+        "reference.safetensors"
+    )
+    assert files_hash(whole / "checkpoint-6", reference) == files_hash(
+        killed / "checkpoint-6", reference
+    )
+    assert files_hash(whole / "checkpoint-6", reference) != files_hash(
+        whole / "checkpoint-2", reference
+    )
 
 
 def test_without_determinism_a_resumed_run_trains_what_was_pending_and_counts_on(tmp_path):
-    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3, "max_off_policy_steps": 1}
+    settings = {
+        "max_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "max_off_policy_steps": 1,
+    }
     run(small_trainer(tmp_path, **settings))
 
     trainer = small_trainer(tmp_path, **settings | {"max_steps": 6})
@@ -153,11 +179,14 @@ def test_a_finished_run_is_not_trained_further(tmp_path):
     assert again.policy_version == 2
 
 
-# --- another number of steps ------------------------------------------------------------------------------------------
+# --- another number of steps ----------------------------------------------------------------------
 
 
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 100}
-PLATEAU |= {"metric_for_best_model": "eval_reward", "eval_num_examples": 2}  # its best value is infinite at first
+PLATEAU |= {
+    "metric_for_best_model": "eval_reward",
+    "eval_num_examples": 2,
+}  # its best value is infinite at first
 
 
 def linear(lr, total):
@@ -165,13 +194,22 @@ def linear(lr, total):
 
 
 def rates_of(folder, caplog, first, then, **settings):
-    """Learning rates of a run of ``first`` steps that stops after two, resumed with ``then`` steps."""
-    settings = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3, "max_off_policy_steps": 0, **settings}
+    """Learning rates of a run of ``first`` steps that stops after two, resumed with
+    ``then`` steps."""
+    settings = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "learning_rate": 1e-3,
+        "max_off_policy_steps": 0,
+        **settings,
+    }
     trainer = small_trainer(folder, max_steps=first, **settings)
     trainer.add_callback(StopsAfter(2))
     begun = run(trainer).steps
     with caplog.at_level(logging.INFO, "verifiers_trainer"):
-        rest = run(small_trainer(folder, max_steps=then, **settings), resume_from_checkpoint=True).steps
+        rest = run(
+            small_trainer(folder, max_steps=then, **settings), resume_from_checkpoint=True
+        ).steps
     return [step["learning_rate"] for step in [*begun, *rest]]
 
 
@@ -184,11 +222,16 @@ class StopsAfter(TrainerCallback):
 
 
 @pytest.mark.parametrize(("first", "then"), [(4, 8), (8, 4), (2, 4)])
-def test_a_schedule_follows_the_length_of_the_resumed_run_and_says_so(tmp_path, caplog, first, then):
+def test_a_schedule_follows_the_length_of_the_resumed_run_and_says_so(
+    tmp_path, caplog, first, then
+):
     found = rates_of(tmp_path, caplog, first, then, lr_scheduler_type="linear")
     assert found == pytest.approx(linear(1e-3, first)[:2] + linear(1e-3, then)[2:], rel=1e-9)
     old, new = ([*linear(1e-3, total), 0.0][2] for total in (first, then))
-    said = f"max_steps was {first} and is {then}: from here on the schedule 'linear' is that of {then} steps; "
+    said = (
+        f"max_steps was {first} and is {then}: from here on the schedule 'linear' is that of {then}"
+        " steps; "
+    )
     assert f"{said}the learning rate of step 3 is {new:.3g}, and not {old:.3g}" in caplog.text
 
 
@@ -207,5 +250,7 @@ def test_a_schedule_without_an_end_goes_on(tmp_path, caplog, settings):
 
 
 def test_the_same_length_says_nothing(tmp_path, caplog):
-    assert rates_of(tmp_path, caplog, 4, 4, lr_scheduler_type="linear") == pytest.approx(linear(1e-3, 4))
+    assert rates_of(tmp_path, caplog, 4, 4, lr_scheduler_type="linear") == pytest.approx(
+        linear(1e-3, 4)
+    )
     assert "max_steps was" not in caplog.text

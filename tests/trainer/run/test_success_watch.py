@@ -25,10 +25,14 @@ def test_a_rising_reward_with_a_falling_success_is_an_alarm():
 
 
 @pytest.mark.parametrize(
-    ("reward", "success"), [((0.2, 0.9), (0.1, 0.6)), ((0.5, 0.5), (0.5, 0.5)), ((0.9, 0.2), (0.6, 0.1))]
+    ("reward", "success"),
+    [((0.2, 0.9), (0.1, 0.6)), ((0.5, 0.5), (0.5, 0.5)), ((0.9, 0.2), (0.6, 0.1))],
 )
 def test_reward_and_success_that_move_together_are_none(reward, success):
-    assert not any(any(alarmed(noisy(*reward, seed=seed), noisy(*success, seed=seed + 50))) for seed in range(20))
+    assert not any(
+        any(alarmed(noisy(*reward, seed=seed), noisy(*success, seed=seed + 50)))
+        for seed in range(20)
+    )
 
 
 def test_steps_without_a_success_metric_are_not_watched():
@@ -38,7 +42,10 @@ def test_steps_without_a_success_metric_are_not_watched():
 
 
 def test_the_learning_curve_is_drawn_with_success_and_the_non_solution_line(tmp_path):
-    lines = [{"step": n, "reward/mean": n / 9, "reward/success": n / 18, "reward/non_solution": 0.3} for n in range(10)]
+    lines = [
+        {"step": n, "reward/mean": n / 9, "reward/success": n / 18, "reward/non_solution": 0.3}
+        for n in range(10)
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "with.svg", "run")
     picture = (tmp_path / "with.svg").read_text()

@@ -1,4 +1,5 @@
-"""The tokens of trained rollouts in ``completions/step-<n>.jsonl``: log-probabilities, ratios, masks and weights."""
+"""The tokens of trained rollouts in ``completions/step-<n>.jsonl``: log-probabilities, ratios,
+masks and weights."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def spread(value, size):
 
 
 def trained_tokens(rollouts):
-    """(policy's log-probability, sampler's, weight, advantage) of every token with loss, over all turns."""
+    """(policy's log-probability, sampler's, weight, advantage) of every token with loss, over all
+    turns."""
     found = []
     for row in rollouts:
         for turn in row.get("turn_tokens", []):
@@ -38,7 +40,9 @@ def trained_tokens(rollouts):
 
 
 def talk():
-    return Talk(dataset=rows(), eval_dataset=rows(8, 1), rubric=vf.Rubric(funcs=[digits]), max_turns=2)
+    return Talk(
+        dataset=rows(), eval_dataset=rows(8, 1), rubric=vf.Rubric(funcs=[digits]), max_turns=2
+    )
 
 
 class Pair(vf.MultiAgentEnv):
@@ -58,14 +62,28 @@ def pair():
 
 @pytest.mark.parametrize(
     "layout",
-    [{}, {"share_prompts": False}, {"packing": False}, {"updates_per_batch": 2}, {"env": talk}, {"env": pair}],
+    [
+        {},
+        {"share_prompts": False},
+        {"packing": False},
+        {"updates_per_batch": 2},
+        {"env": talk},
+        {"env": pair},
+    ],
     ids=["shared", "own-prompts", "unpacked", "updates", "turns", "roles"],
 )
 def test_ratios_and_weights_of_the_file_are_those_of_the_step(tmp_path, layout):
-    """Oracle: the trainer's own sums over the tokens of the step, which never pass through the file."""
+    """Oracle: the trainer's own sums over the tokens of the step, which never pass through the
+    file."""
     layout = dict(layout)
     env = layout.pop("env", lambda: None)()
-    settings = {"log_completions": True, "max_steps": 4, "num_iterations": 2, "learning_rate": 0.02, "loss": "ppo"}
+    settings = {
+        "log_completions": True,
+        "max_steps": 4,
+        "num_iterations": 2,
+        "learning_rate": 0.02,
+        "loss": "ppo",
+    }
     trainer = small_trainer(tmp_path, env, **settings, **layout)
     run(trainer)
     lines = [line for line in metrics_of(tmp_path) if "ratio/mean" in line]
@@ -81,7 +99,9 @@ def test_ratios_and_weights_of_the_file_are_those_of_the_step(tmp_path, layout):
         assert len(rollouts) == line["rollouts/generated"]
         assert sum(row["trained"] for row in rollouts) == line["rollouts/trained"]
         assert np.any(advantage)
-    assert any(abs(line["ratio/mean"] - 1) > 1e-3 for line in lines)  # negative control: not all ratios are one
+    assert any(
+        abs(line["ratio/mean"] - 1) > 1e-3 for line in lines
+    )  # negative control: not all ratios are one
 
 
 def test_the_texts_of_the_tokens_are_the_completion(tmp_path):
@@ -99,7 +119,9 @@ def test_groups_without_a_signal_are_kept_and_labelled(tmp_path):
     def sometimes(completion, prompt, **_):
         return 0.5 if prompt[-1]["content"] < "m" else digits(completion)
 
-    env = vf.SingleTurnEnv(dataset=rows(), eval_dataset=rows(8, 1), rubric=vf.Rubric(funcs=[sometimes]))
+    env = vf.SingleTurnEnv(
+        dataset=rows(), eval_dataset=rows(8, 1), rubric=vf.Rubric(funcs=[sometimes])
+    )
     run(small_trainer(tmp_path, env, log_completions=True, max_steps=3, max_tokens=8))
     lines = [line for line in metrics_of(tmp_path) if "reward/mean" in line]
     backfilled = 0

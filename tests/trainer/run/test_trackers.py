@@ -25,7 +25,9 @@ def trained(tmp_path, monkeypatch):
         for key, value in environment.items():
             monkeypatch.setenv(key, value)
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(trackers, "CLOSE_S", 60.0)  # a busy machine takes longer to start a tracker
+        monkeypatch.setattr(
+            trackers, "CLOSE_S", 60.0
+        )  # a busy machine takes longer to start a tracker
         run(small_trainer(tmp_path, max_steps=STEPS, report_to=name))
         rewards = [row["reward/mean"] for row in metrics_of(tmp_path)]
         assert len(rewards) == STEPS
@@ -45,17 +47,27 @@ run(small_trainer(Path({folder!r}), max_steps={steps}, **settings), resume_from_
 """
 
 
-def test_wandb_keeps_an_offline_run_with_completions_asks_nobody_to_log_in_and_goes_on_when_resumed(tmp_path):
+def test_wandb_keeps_an_offline_run_with_completions_asks_nobody_to_log_in_and_goes_on_when_resumed(
+    tmp_path,
+):
     if find_spec("wandb") is None:
         pytest.skip("wandb is not installed: python3 tests/real/peers.py trackers")
     secrets = {"WANDB_API_KEY", "WANDB_MODE"}
     environment = {key: value for key, value in os.environ.items() if key not in secrets}
-    environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    environment |= {
+        "HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+    }
     ids = []
     for steps, resumes in ((STEPS, False), (STEPS + 1, True), (1, False)):
         before = set(tmp_path.glob("wandb/offline-run-*/*.wandb"))
         done = subprocess.run(
-            [sys.executable, "-c", WITH_WANDB.format(folder=str(tmp_path), steps=steps, resumes=resumes)],
+            [
+                sys.executable,
+                "-c",
+                WITH_WANDB.format(folder=str(tmp_path), steps=steps, resumes=resumes),
+            ],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -68,13 +80,17 @@ def test_wandb_keeps_an_offline_run_with_completions_asks_nobody_to_log_in_and_g
         content = kept.read_bytes()
         assert content.count(b"train/reward/mean") >= (1 if resumes else steps)
         assert b"train/grad_norm" in content
-        tables = [json.loads(path.read_text()) for path in kept.parent.rglob("completions_*.table.json")]
+        tables = [
+            json.loads(path.read_text()) for path in kept.parent.rglob("completions_*.table.json")
+        ]
         assert len(tables) == (1 if resumes else steps)
         columns = ["step", "example_id", "prompt", "completion", "answer", "reward", "digits"]
         assert tables[0]["columns"][: len(columns)] == columns
         assert len(tables[0]["data"]) == 8
         ids.append(kept.stem.removeprefix("run-"))
-    assert ids[0] == ids[1] != ids[2], "a resumed training continues its run, another one begins its own"
+    assert ids[0] == ids[1] != ids[2], (
+        "a resumed training continues its run, another one begins its own"
+    )
 
 
 def test_tensorboard_has_every_step(trained):
@@ -94,5 +110,10 @@ def test_trackio_has_every_step(trained, tmp_path):
 
     _, rewards = trained("trackio", TRACKIO_DIR=str(tmp_path / "trackio"))
     database = max((tmp_path / "trackio").glob("*.db"), key=lambda path: path.stat().st_size)
-    lines = [json.loads(row[0]) for row in sqlite3.connect(database).execute("select metrics from metrics order by id")]
-    assert [line["train/reward/mean"] for line in lines if "train/reward/mean" in line] == pytest.approx(rewards)
+    lines = [
+        json.loads(row[0])
+        for row in sqlite3.connect(database).execute("select metrics from metrics order by id")
+    ]
+    assert [
+        line["train/reward/mean"] for line in lines if "train/reward/mean" in line
+    ] == pytest.approx(rewards)

@@ -1,4 +1,5 @@
-"""``RLTrainer``: what it refuses, what it never does to weights, adapters, and the numbers it leaves."""
+"""``RLTrainer``: what it refuses, what it never does to weights, adapters, and the numbers it
+leaves."""
 
 import subprocess
 import sys
@@ -23,18 +24,27 @@ from support.training import (
     toy_env,
     weights_hash,
 )
-from verifiers.errors import ConfigError, DatasetError, NoLearningSignal, NonFiniteLoss, TooManyFaults
+from verifiers.errors import (
+    ConfigError,
+    DatasetError,
+    NoLearningSignal,
+    NonFiniteLoss,
+    TooManyFaults,
+)
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.policy.loading import get_tokenizer
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
-# --- constructing -----------------------------------------------------------------------------------------------
+# --- constructing ---------------------------------------------------------------------------------
 
 
 def test_importing_the_package_loads_no_torch_and_the_trainer_no_vllm():
-    code = "import sys, verifiers_trainer; sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
+    code = (
+        "import sys, verifiers_trainer; sys.exit(bool({'torch', 'transformers'} &"
+        " sys.modules.keys()))"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
     assert "vllm" not in sys.modules
 
@@ -61,7 +71,9 @@ def test_constructing_starts_nothing_and_seeds_nothing(tmp_path):
 def test_training_leaves_no_thread(tmp_path):
     before = set(threading.enumerate())
     run(small_trainer(tmp_path, max_steps=1))
-    left = {t for t in set(threading.enumerate()) - before if t.name.startswith(("verifiers", "vf-"))}
+    left = {
+        t for t in set(threading.enumerate()) - before if t.name.startswith(("verifiers", "vf-"))
+    }
     assert left == set()
 
 
@@ -76,7 +88,12 @@ def test_the_callers_configuration_is_not_changed(tmp_path):
 
 def test_what_is_set_on_the_configuration_afterwards_is_what_is_trained_with(tmp_path):
     config = small_config(tmp_path)
-    config.temperature, config.max_steps, config.eval_strategy, config.eval_steps = 0.5, 1, "steps", 1
+    config.temperature, config.max_steps, config.eval_strategy, config.eval_steps = (
+        0.5,
+        1,
+        "steps",
+        1,
+    )
     trainer = RLTrainer(small_policy(), toy_env(), config, build_tiny_tokenizer())
     batch = run(trainer)
     assert len(batch.steps) == 1
@@ -126,12 +143,19 @@ def test_an_empty_dataset_is_refused(tmp_path):
 
 def test_passes_over_the_examples_decide_the_number_of_steps(tmp_path):
     config = RLConfig(
-        output_dir=str(tmp_path), batch_size=8, rollouts_per_example=4, micro_batch_size=4, num_train_epochs=2
+        output_dir=str(tmp_path),
+        batch_size=8,
+        rollouts_per_example=4,
+        micro_batch_size=4,
+        num_train_epochs=2,
     )
-    assert RLTrainer(small_policy(), toy_env(count=10), config, build_tiny_tokenizer()).args.max_steps == 10
+    assert (
+        RLTrainer(small_policy(), toy_env(count=10), config, build_tiny_tokenizer()).args.max_steps
+        == 10
+    )
 
 
-# --- numbers that are none --------------------------------------------------------------------------------------
+# --- numbers that are none ------------------------------------------------------------------------
 
 
 def assert_refused(trainer, key, match=None):
@@ -168,12 +192,16 @@ def spoil_first_trained(name, value):
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_sampled_log_probability_that_is_no_number_stops_the_run(tmp_path, value):
     assert_refused(
-        poisoned(small_trainer(tmp_path), spoil_first_trained("sampler_logprobs", value)), "sampled log-probability"
+        poisoned(small_trainer(tmp_path), spoil_first_trained("sampler_logprobs", value)),
+        "sampled log-probability",
     )
 
 
 def test_an_advantage_that_is_no_number_stops_the_run(tmp_path):
-    assert_refused(poisoned(small_trainer(tmp_path), spoil_first_trained("advantage", float("inf"))), "advantage")
+    assert_refused(
+        poisoned(small_trainer(tmp_path), spoil_first_trained("advantage", float("inf"))),
+        "advantage",
+    )
 
 
 def test_what_is_no_number_where_nothing_is_trained_does_not_matter(tmp_path):
@@ -225,7 +253,15 @@ def test_a_reward_function_that_gives_nan_is_an_unknown_reward_and_never_a_numbe
         score = digits(completion)
         return float("nan") if score > 0 else score + len(completion[-1]["content"] or "")
 
-    log = run(small_trainer(tmp_path, toy_env(sometimes), max_steps=1, min_group_fraction=0.5, max_error_fraction=1.0))
+    log = run(
+        small_trainer(
+            tmp_path,
+            toy_env(sometimes),
+            max_steps=1,
+            min_group_fraction=0.5,
+            max_error_fraction=1.0,
+        )
+    )
     assert log.steps[0]["reward/unscored"] > 0
     assert np.isfinite(log.steps[0]["loss"])
 
@@ -241,12 +277,14 @@ def test_a_reward_that_always_fails_ends_the_run_with_its_cause(tmp_path):
 
 
 def test_rewards_that_never_differ_end_the_run(tmp_path):
-    trainer = small_trainer(tmp_path, toy_env(lambda completion, **_: 1.0), no_signal_steps=2, oversample=1.0)
+    trainer = small_trainer(
+        tmp_path, toy_env(lambda completion, **_: 1.0), no_signal_steps=2, oversample=1.0
+    )
     with pytest.raises(NoLearningSignal, match=r"rewards: 1 x"):
         trainer.train()
 
 
-# --- adapters ---------------------------------------------------------------------------------------------------
+# --- adapters -------------------------------------------------------------------------------------
 
 
 LORA = {"use_lora": True, "lora_rank": 2, "lora_alpha": 4, "learning_rate": 5e-3}
@@ -254,7 +292,9 @@ LORA = {"use_lora": True, "lora_rank": 2, "lora_alpha": 4, "learning_rate": 5e-3
 
 def adapter_hash(model):
     return weights_hash(
-        torch.nn.ModuleList([m for n, m in model.named_modules() if "lora_" in n and not list(m.children())])
+        torch.nn.ModuleList(
+            [m for n, m in model.named_modules() if "lora_" in n and not list(m.children())]
+        )
     )
 
 
@@ -263,7 +303,12 @@ def base_hash(model):
 
 
 def test_an_adapter_trains_alone_is_saved_alone_and_resumes(tmp_path):
-    settings = LORA | {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "deterministic": True}
+    settings = LORA | {
+        "max_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "deterministic": True,
+    }
     trainer = small_trainer(tmp_path / "one", **settings)
     base, adapter = base_hash(trainer.model), adapter_hash(trainer.model)
     log = run(trainer)
@@ -296,7 +341,9 @@ def test_merged_and_unmerged_adapters_give_the_same_log_probabilities(tmp_path):
 def test_a_model_that_has_an_adapter_keeps_it(tmp_path):
     from peft import LoraConfig, get_peft_model
 
-    wrapped = get_peft_model(small_policy(), LoraConfig(r=3, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    wrapped = get_peft_model(
+        small_policy(), LoraConfig(r=3, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    )
     trainer = small_trainer(tmp_path, model=wrapped, use_lora=True, max_steps=1)
     assert trainer.model is wrapped
     run(trainer)
@@ -319,16 +366,25 @@ def test_the_builtin_model_with_an_adapter_by_name(tmp_path):
 
 
 def test_sync_and_async_with_lag_zero_are_one(tmp_path):
-    """In deterministic mode a run with lag 0 does not depend on how it is pipelined: every token is of its step."""
+    """In deterministic mode a run with lag 0 does not depend on how it is pipelined: every token is
+    of its step."""
     log = run(small_trainer(tmp_path, deterministic=True, max_off_policy_steps=0, max_steps=3))
-    assert all(step["staleness/max"] == 0 and step["sampler/log_ratio_abs"] < 1e-5 for step in log.steps)
+    assert all(
+        step["staleness/max"] == 0 and step["sampler/log_ratio_abs"] < 1e-5 for step in log.steps
+    )
     other = run(
-        small_trainer(tmp_path / "again", deterministic=True, max_off_policy_steps=0, max_steps=3, max_concurrent=4)
+        small_trainer(
+            tmp_path / "again",
+            deterministic=True,
+            max_off_policy_steps=0,
+            max_steps=3,
+            max_concurrent=4,
+        )
     )
     assert other.losses == log.losses
 
 
-# --- what a run leaves ------------------------------------------------------------------------------------------
+# --- what a run leaves ----------------------------------------------------------------------------
 
 REQUIRED = """reward/mean reward/std reward/min reward/max reward/unscored reward/digits groups/live groups/dead
 groups/dropped_stale groups/backfilled rollouts/errors rollouts/truncated rollouts/overlong rollouts/timeouts
@@ -339,7 +395,9 @@ throughput/generated_tokens_per_s packing/rows packing/fill step policy_version 
 
 
 def test_every_step_has_its_line_with_every_number(tmp_path):
-    trainer = small_trainer(tmp_path, max_steps=3, log_completions=True, save_strategy="steps", save_steps=1)
+    trainer = small_trainer(
+        tmp_path, max_steps=3, log_completions=True, save_strategy="steps", save_steps=1
+    )
     run(trainer)
     lines = metrics_of(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3]
@@ -364,11 +422,17 @@ def test_the_saved_model_is_an_ordinary_one(tmp_path):
     assert weights_hash(loaded) == weights_hash(trainer.model)
     assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
     assert not list((tmp_path / "model").glob("*.bin"))
-    assert trainer.model(input_ids=torch.tensor([[1, 2]])).logits.shape[-1] == loaded.config.vocab_size
+    assert (
+        trainer.model(input_ids=torch.tensor([[1, 2]])).logits.shape[-1] == loaded.config.vocab_size
+    )
 
 
 def test_epoch_strategies_mean_passes_over_the_examples(tmp_path):
-    run(small_trainer(tmp_path, toy_env(count=4), max_steps=5, save_strategy="epoch", eval_strategy="epoch"))
+    run(
+        small_trainer(
+            tmp_path, toy_env(count=4), max_steps=5, save_strategy="epoch", eval_strategy="epoch"
+        )
+    )
     assert {step for step, _ in checkpoint_files.steps_in(tmp_path)} >= {2, 4}
     assert {row["step"] for row in metrics_of(tmp_path) if "eval_reward" in row} >= {2, 4}
 
@@ -383,7 +447,9 @@ def test_training_again_starts_afresh(tmp_path):
 
 def test_gradient_checkpointing_and_dropout_do_not_change_the_gradient(tmp_path):
     plain = small_trainer(tmp_path / "a", max_steps=1, deterministic=True)
-    other = small_trainer(tmp_path / "b", max_steps=1, deterministic=True, gradient_checkpointing=True)
+    other = small_trainer(
+        tmp_path / "b", max_steps=1, deterministic=True, gradient_checkpointing=True
+    )
     one, two = run(plain), run(other)
     assert other.model.is_activation_checkpointing
     assert one.losses == two.losses

@@ -1,4 +1,5 @@
-"""Older and other names of settings: every row of the tables, as a keyword and as an attribute, written and read."""
+"""Older and other names of settings: every row of the tables, as a keyword and as an attribute,
+written and read."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "means"), ROWS, ids=[f"{name}={value}" for name, value, _ in ROWS])
+@pytest.mark.parametrize(
+    ("name", "value", "means"), ROWS, ids=[f"{name}={value}" for name, value, _ in ROWS]
+)
 @pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
 def test_a_name_means_the_same_as_keyword_and_as_attribute(kind, name, value, means):
     constructed = kind(**{name: value})
@@ -81,7 +84,11 @@ def test_every_row_leads_to_a_field_and_hides_none():
 def test_a_name_that_was_not_set_reads_as_the_setting_it_bears_on():
     config = RLConfig(rollouts_per_example=32, max_prompt_len=9)
     config.micro_batch_size = 16
-    assert (config.num_generations, config.max_prompt_length, config.scale_rewards) == (32, 9, "mean")
+    assert (config.num_generations, config.max_prompt_length, config.scale_rewards) == (
+        32,
+        9,
+        "mean",
+    )
     assert (config.per_device_train_batch_size, config.gae_lambda) == (16, None)
 
 
@@ -137,7 +144,9 @@ def test_the_defaults_of_grpo_scripts_are_dr_grpo():
 
 def test_two_names_of_one_setting_must_agree():
     assert RLConfig(group_size=4, num_generations=4).rollouts_per_example == 4
-    with pytest.raises(ConfigError, match="num_generations is another name of group_size, and their values differ"):
+    with pytest.raises(
+        ConfigError, match="num_generations is another name of group_size, and their values differ"
+    ):
         RLConfig(group_size=4, num_generations=8)
     with pytest.raises(ConfigError, match="another name of micro_batch_size"):
         RLConfig(micro_batch_size=4, per_device_train_batch_size=8)
@@ -161,7 +170,11 @@ def test_a_name_without_effect_says_so_once_and_as_a_warning(caplog):
 
 @pytest.mark.parametrize(
     ("module", "name", "value"),
-    [("trainer", "RLTrainer", RLTrainer), ("config", "RLConfig", RLConfig), ("orchestrator", "Orchestrator", Pipeline)],
+    [
+        ("trainer", "RLTrainer", RLTrainer),
+        ("config", "RLConfig", RLConfig),
+        ("orchestrator", "Orchestrator", Pipeline),
+    ],
 )
 def test_the_modules_of_the_trainer_of_older_versions(module, name, value):
     assert getattr(importlib.import_module(f"verifiers.rl.trainer.{module}"), name) is value
@@ -182,7 +195,7 @@ def test_a_misspelt_name_is_refused_as_keyword_and_said_as_attribute(caplog):
     assert "my_own_note" not in caplog.text
 
 
-# --- GRPOConfig -------------------------------------------------------------------------------------------------
+# --- GRPOConfig -----------------------------------------------------------------------------------
 
 
 def rollouts_per_step(world=1, **settings):
@@ -194,8 +207,13 @@ def rollouts_per_step(world=1, **settings):
 
 def test_rollouts_of_a_step_are_what_grpo_scripts_multiply():
     assert rollouts_per_step() == (8, 8)
-    assert rollouts_per_step(per_device_train_batch_size=4, gradient_accumulation_steps=4, num_generations=8) == (16, 4)
-    assert rollouts_per_step(2, per_device_train_batch_size=4, gradient_accumulation_steps=4) == (32, 4)
+    assert rollouts_per_step(
+        per_device_train_batch_size=4, gradient_accumulation_steps=4, num_generations=8
+    ) == (16, 4)
+    assert rollouts_per_step(2, per_device_train_batch_size=4, gradient_accumulation_steps=4) == (
+        32,
+        4,
+    )
 
 
 def test_a_given_batch_size_is_multiplied_by_the_steps_of_accumulation():
@@ -206,24 +224,47 @@ def test_a_given_batch_size_is_multiplied_by_the_steps_of_accumulation():
 
 def test_what_is_assigned_later_is_multiplied_too():
     config = grpo_defaults("x")
-    config.per_device_train_batch_size, config.num_generations, config.gradient_accumulation_steps = 8, 16, 4
+    (
+        config.per_device_train_batch_size,
+        config.num_generations,
+        config.gradient_accumulation_steps,
+    ) = (
+        8,
+        16,
+        4,
+    )
     config.resolve()
-    assert (config.batch_size, config.micro_batch_size, config.gradient_accumulation_steps) == (32, 8, 1)
+    assert (config.batch_size, config.micro_batch_size, config.gradient_accumulation_steps) == (
+        32,
+        8,
+        1,
+    )
 
 
 def test_a_group_that_does_not_divide_the_product_is_explained_in_the_users_terms():
     with pytest.raises(
         ConfigError,
-        match=r"batch_size 32 \(per_device_train_batch_size 8 x processes 1 x gradient_accumulation_steps 4\) is not "
-        "divisible by rollouts_per_example = 12; the nearest that are: 24 or 48",
+        match=(
+            r"batch_size 32 \(per_device_train_batch_size 8 x processes 1 x"
+            r" gradient_accumulation_steps 4\) is not "
+            "divisible by rollouts_per_example = 12; the nearest that are: 24 or 48"
+        ),
     ):
         grpo_defaults(num_generations=12).resolve()
 
 
 def test_the_defaults_of_grpo():
     config = GRPOConfig()
-    assert (config.loss, config.aggregation, config.use_lora) == ("dr_grpo", "constant_length", False)
-    assert (config.mask_truncated_completions, config.max_grad_norm, config.save_steps) == (True, 0.01, 500)
+    assert (config.loss, config.aggregation, config.use_lora) == (
+        "dr_grpo",
+        "constant_length",
+        False,
+    )
+    assert (config.mask_truncated_completions, config.max_grad_norm, config.save_steps) == (
+        True,
+        0.01,
+        500,
+    )
     assert (config.mask_ratio_low, config.mask_ratio_high) == (0.0, float("inf"))
     assert config.report_to == ["wandb"]
     assert not config.is_given("loss")
@@ -261,7 +302,9 @@ def test_overrides_of_grpo_defaults_win_under_any_name_and_the_rest_stays_a_defa
     assert (config.rollouts_per_example, config.micro_batch_size) == (4, 2)
     config.resolve()
     assert config.batch_size == 8
-    assert config.steps_for(10) == 10  # two passes of ten examples, four rollouts each, eight a step
+    assert (
+        config.steps_for(10) == 10
+    )  # two passes of ten examples, four rollouts each, eight a step
     assert grpo_defaults("x", batch_size=64).batch_size == 64
 
 
@@ -272,7 +315,7 @@ def test_lora_defaults_are_over_the_attention_projections():
     assert str(config.task_type) == "CAUSAL_LM" or config.task_type.value == "CAUSAL_LM"
 
 
-# --- updates of a batch -----------------------------------------------------------------------------------------
+# --- updates of a batch ---------------------------------------------------------------------------
 
 
 def test_examples_of_an_update_become_updates_of_a_batch_when_the_batch_is_known():
@@ -284,18 +327,30 @@ def test_examples_of_an_update_become_updates_of_a_batch_when_the_batch_is_known
     with pytest.raises(ConfigError, match=r"ppo_mini_batch_size is 5, .* must divide the 16"):
         RLConfig(ppo_mini_batch_size=5, rollouts_per_example=8, batch_size=128).resolve()
     with pytest.raises(ConfigError, match="ppo_mini_batch_size 4 means 4 updates of a batch"):
-        RLConfig(ppo_mini_batch_size=4, rollouts_per_example=8, batch_size=128, updates_per_batch=2).resolve()
+        RLConfig(
+            ppo_mini_batch_size=4, rollouts_per_example=8, batch_size=128, updates_per_batch=2
+        ).resolve()
 
 
 def test_steps_per_generation_counts_micro_batches_as_grpo_scripts_do():
-    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_generations": 8}
+    settings = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "num_generations": 8,
+    }
     config = GRPOConfig(**settings, steps_per_generation=8)
     for _ in range(2):
         config.resolve(2)
         assert (config.updates_per_batch, config.batch_size) == (2, 4 * 2 * 8)
-    assert rollouts_per_step(2, **settings) == (32, 4)  # negative control: an update is what a step was
+    assert rollouts_per_step(2, **settings) == (
+        32,
+        4,
+    )  # negative control: an update is what a step was
     assert rollouts_per_step(batch_size=64, updates_per_batch=4, num_generations=8) == (64, 8)
-    with pytest.raises(ConfigError, match="steps_per_generation 6 is not a multiple of gradient_accumulation_steps 4"):
+    with pytest.raises(
+        ConfigError,
+        match="steps_per_generation 6 is not a multiple of gradient_accumulation_steps 4",
+    ):
         GRPOConfig(**settings, steps_per_generation=6).resolve()
 
 

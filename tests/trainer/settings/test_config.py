@@ -1,4 +1,5 @@
-"""Settings: everything wrong is said at once, what is changed later counts, and every field does something."""
+"""Settings: everything wrong is said at once, what is changed later counts, and every field does
+something."""
 
 import ast
 from pathlib import Path
@@ -36,8 +37,10 @@ def test_every_problem_is_in_one_error():
     )
     assert said.startswith("7 setting(s) of the training cannot be used:")
     for part in (
-        "batch_size 100 is not divisible by rollouts_per_example = 16 and micro_batch_size x processes = 8; "
-        "the nearest that are: 96 or 112",
+        (
+            "batch_size 100 is not divisible by rollouts_per_example = 16 and micro_batch_size x"
+            " processes = 8; the nearest that are: 96 or 112"
+        ),
         "temperature is 0.0; it must be a number in [1e-06, 2]",
         "cisop",
         "did you mean 'cispo'",
@@ -66,12 +69,16 @@ def test_the_nearest_batch_sizes_that_are_named_are_accepted(settings, near):
 def test_the_number_of_processes_counts_in_the_divisibility():
     config = RLConfig(batch_size=16, rollouts_per_example=4, micro_batch_size=8)
     config.resolve(2)
-    with pytest.raises(ConfigError, match="micro_batch_size x processes = 24; the nearest that are: 24"):
+    with pytest.raises(
+        ConfigError, match="micro_batch_size x processes = 24; the nearest that are: 24"
+    ):
         config.resolve(3)
 
 
 def test_unknown_keywords_are_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match=r"'temprature' \(did you mean 'temperature'\?\).*'batchsize'"):
+    with pytest.raises(
+        ConfigError, match=r"'temprature' \(did you mean 'temperature'\?\).*'batchsize'"
+    ):
         RLConfig(temprature=0.7, batchsize=3)
 
 
@@ -101,13 +108,16 @@ def test_unknown_keywords_are_refused_with_the_nearest_name():
     ids=str,
 )
 def test_what_cannot_work_is_refused(settings):
-    (name, *_) = settings
+    name, *_ = settings
     assert name in problems(**{"batch_size": 512} | settings)
 
 
 def test_settings_of_transformers_that_cannot_be_honoured_are_refused_with_the_way_to_do_it():
     said = problems(gradient_accumulation_steps=4, torch_compile=True, neftune_noise_alpha=5.0)
-    assert "gradient_accumulation_steps is 4, which this trainer does not support: batch_size counts all" in said
+    assert (
+        "gradient_accumulation_steps is 4, which this trainer does not support: batch_size"
+        " counts all" in said
+    )
     assert said.startswith("3 setting(s)")
     unsupported = {name: one for name in field_names() if (one := mark(name, Unsupported))}
     assert len(unsupported) == 8
@@ -115,7 +125,7 @@ def test_settings_of_transformers_that_cannot_be_honoured_are_refused_with_the_w
         assert getattr(RLConfig(), name) in one.off
 
 
-# --- what follows from other settings ---------------------------------------------------------------------------
+# --- what follows from other settings -------------------------------------------------------------
 
 
 def test_what_is_changed_after_construction_is_honoured_with_what_follows_from_it():
@@ -168,7 +178,9 @@ def test_auto_reports_to_wandb_only_where_it_is_installed_and_configured(monkeyp
     config.resolve()
     assert trackers(config.report_to) == []
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr("verifiers_trainer.settings.cross_field_rules.find_spec", lambda name: object())
+    monkeypatch.setattr(
+        "verifiers_trainer.settings.cross_field_rules.find_spec", lambda name: object()
+    )
     assert trackers(config.report_to) == ["wandb"]
 
 
@@ -182,14 +194,18 @@ def test_a_private_copy_does_not_change_the_original():
 def test_steps_follow_from_passes_when_only_those_are_given():
     shape = {"batch_size": 32, "rollouts_per_example": 8, "micro_batch_size": 8}
     assert RLConfig(**shape, num_train_epochs=2).steps_for(10) == 5
-    assert RLConfig(**shape, max_steps=-1).steps_for(10) == 8  # three passes are transformers' default
+    assert (
+        RLConfig(**shape, max_steps=-1).steps_for(10) == 8
+    )  # three passes are transformers' default
     assert RLConfig(**shape, num_train_epochs=2, max_steps=7).steps_for(10) == 7
     assert RLConfig(**shape).steps_for(10) == 500
 
 
 def test_sampling_names_only_what_differs_from_plain_sampling():
     assert RLConfig().sampling() == {"temperature": 1.0}
-    assert RLConfig(top_p=0.9, top_k=20, min_p=0.1, max_tokens=8, sampling_args={"stop": ["x"]}).sampling() == {
+    assert RLConfig(
+        top_p=0.9, top_k=20, min_p=0.1, max_tokens=8, sampling_args={"stop": ["x"]}
+    ).sampling() == {
         "temperature": 1.0,
         "top_p": 0.9,
         "top_k": 20,
@@ -208,18 +224,38 @@ def own(rewards_G, lengths_G=None):
     [
         (
             {},
-            "loss cispo (ratio_cap 5.0, ratio_floor 0.0, mask_ratio_low 0.125, mask_ratio_high 8.0); aggregation "
-            "token_mean; advantage mean; no KL; anchor sampler",
+            (
+                "loss cispo (ratio_cap 5.0, ratio_floor 0.0, mask_ratio_low 0.125, mask_ratio_high"
+                " 8.0); aggregation token_mean; advantage mean; no KL; anchor sampler"
+            ),
         ),
         (
-            {"loss": "gspo", "anchor": "recomputed", "tis_cap": 2.0, "geo_mask": (0.9, 1.1), "credit": "turn"},
-            "loss gspo (epsilon_low 0.0003, epsilon_high 0.0004); aggregation sequence_mean; advantage mean per turn, "
-            "gamma 1; no KL; anchor recomputed, tis_cap 2.0, geo_mask (0.9, 1.1)",
+            {
+                "loss": "gspo",
+                "anchor": "recomputed",
+                "tis_cap": 2.0,
+                "geo_mask": (0.9, 1.1),
+                "credit": "turn",
+            },
+            (
+                "loss gspo (epsilon_low 0.0003, epsilon_high 0.0004); aggregation sequence_mean;"
+                " advantage mean per turn, gamma 1; no KL; anchor recomputed, tis_cap 2.0, geo_mask"
+                " (0.9, 1.1)"
+            ),
         ),
         (
-            {"loss": "dr_grpo", "max_completion_len": 99, "beta": 0.1, "kl_type": "k2", "sync_ref_model": True},
-            "loss dr_grpo = ppo (epsilon_low 0.2, epsilon_high 0.2); aggregation constant_length 99; advantage mean; "
-            "KL 0.1 x k2 to one updated every 100 steps; anchor sampler",
+            {
+                "loss": "dr_grpo",
+                "max_completion_len": 99,
+                "beta": 0.1,
+                "kl_type": "k2",
+                "sync_ref_model": True,
+            },
+            (
+                "loss dr_grpo = ppo (epsilon_low 0.2, epsilon_high 0.2); aggregation"
+                " constant_length 99; advantage mean; KL 0.1 x k2 to one updated every 100 steps;"
+                " anchor sampler"
+            ),
         ),
         (
             {"loss": "math:sqrt", "advantage": own},
@@ -241,5 +277,13 @@ def test_every_field_of_ours_is_read_somewhere():
             tree = ast.parse(path.read_text())
             read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     own = set(Settings.__annotations__)
-    of_transformers = {"eval_steps", "logging_steps", "lr_scheduler_type", "max_grad_norm", "save_steps"}
-    assert own - read - of_transformers - BOUNDS.keys() == set()  # test_objective reads each bound through its loss
+    of_transformers = {
+        "eval_steps",
+        "logging_steps",
+        "lr_scheduler_type",
+        "max_grad_norm",
+        "save_steps",
+    }
+    assert (
+        own - read - of_transformers - BOUNDS.keys() == set()
+    )  # test_objective reads each bound through its loss

@@ -1,4 +1,5 @@
-"""The lines of the settings: they name the fields of transformers, and their choices are those of the tables."""
+"""The lines of the settings: they name the fields of transformers, and their choices are those of
+the tables."""
 
 from __future__ import annotations
 
@@ -16,26 +17,39 @@ from verifiers_trainer.algorithm.losses import KL_TYPES
 from verifiers_trainer.cli.settings import plain_types
 from verifiers_trainer.settings import fields
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.fields import DECLARED, PARTS, Inherited, Settings, field_names, problem_of
+from verifiers_trainer.settings.fields import (
+    DECLARED,
+    PARTS,
+    Inherited,
+    Settings,
+    field_names,
+    problem_of,
+)
 from verifiers_trainer.settings.recipes import RECIPES
 
 OF_TRANSFORMERS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
 
 
 def choices(name):
-    return [choice for part in PARTS[name] if get_origin(part) is Literal for choice in get_args(part)]
+    return [
+        choice for part in PARTS[name] if get_origin(part) is Literal for choice in get_args(part)
+    ]
 
 
 def test_the_listed_fields_of_transformers_are_those_of_the_listed_version():
     assert metadata.version("transformers").startswith(f"{fields.TRANSFORMERS}.")
-    assert set(Inherited.__annotations__) == OF_TRANSFORMERS.keys() - Settings.__annotations__.keys()
+    assert (
+        set(Inherited.__annotations__) == OF_TRANSFORMERS.keys() - Settings.__annotations__.keys()
+    )
     assert field_names() == {field.name for field in dataclasses.fields(RLConfig)}
 
 
 @pytest.mark.parametrize("name", Inherited.__annotations__)
 def test_a_default_of_transformers_has_the_type_and_the_range_of_its_line(name):
     field = OF_TRANSFORMERS[name]
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    default = (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
     default = getattr(default, "value", default)
     assert fits(default, plain_types()[name])
     assert problem_of(name, default) is None
@@ -74,8 +88,16 @@ def test_the_choices_of_a_line_are_those_of_its_table():
         ("ratio_cap", -1, "ratio_cap is -1; it must be a number in [0, inf]"),
         ("min_reward", float("nan"), "min_reward is nan; it must be a number in [-inf, inf]"),
         ("batch_size", 64.0, "batch_size is 64.0; it must be a whole number in [1, 1e+09]"),
-        ("max_steps", 0, "max_steps is 0; it must be a whole number in [1, 1e+12], or -1 for passes alone"),
-        ("overlong", "msak", "overlong is 'msak', did you mean \"mask\"?; it must be one of mask, drop"),
+        (
+            "max_steps",
+            0,
+            "max_steps is 0; it must be a whole number in [1, 1e+12], or -1 for passes alone",
+        ),
+        (
+            "overlong",
+            "msak",
+            "overlong is 'msak', did you mean \"mask\"?; it must be one of mask, drop",
+        ),
         ("save_strategy", 3, "save_strategy is 3; it must be one of no, steps, epoch, best"),
     ],
 )
@@ -86,8 +108,17 @@ def test_a_value_outside_its_line_is_refused_with_what_is_allowed(name, value, s
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("ratio_cap", float("inf")), ("min_reward", float("-inf")), ("max_steps", -1), ("max_tokens", None)),
-        *(("save_strategy", SaveStrategy.BEST), ("recipe", None), ("gradient_accumulation_steps", 1)),
+        *(
+            ("ratio_cap", float("inf")),
+            ("min_reward", float("-inf")),
+            ("max_steps", -1),
+            ("max_tokens", None),
+        ),
+        *(
+            ("save_strategy", SaveStrategy.BEST),
+            ("recipe", None),
+            ("gradient_accumulation_steps", 1),
+        ),
     ],
 )
 def test_a_value_at_the_end_of_its_line_is_allowed(name, value: Any):

@@ -20,7 +20,9 @@ def test_a_recipe_has_its_values_and_its_config_is_valid(name):
     assigned.recipe = name
     for one in (config, assigned, config.private_copy()):
         one.resolve()
-        assert {setting: getattr(one, setting) for setting in RECIPES[name].settings} == RECIPES[name].settings
+        assert {setting: getattr(one, setting) for setting in RECIPES[name].settings} == RECIPES[
+            name
+        ].settings
         assert one.max_steps % one.steps_per_batch == 0
 
 
@@ -39,21 +41,30 @@ def test_what_is_given_wins_and_without_a_recipe_the_defaults_return():
     config.resolve()
     default = RLConfig()
     default.resolve()
-    assert {name: getattr(config, name) for name in NAMES} == {name: getattr(default, name) for name in NAMES}
+    assert {name: getattr(config, name) for name in NAMES} == {
+        name: getattr(default, name) for name in NAMES
+    }
     assert config.max_steps == default.max_steps == 500
 
 
 def test_the_loss_of_a_recipe_brings_what_its_name_means():
     config = RLConfig(recipe="clipped_updates", loss="dr_grpo")
     config.resolve()
-    assert (config.loss, config.aggregation, config.advantage) == ("dr_grpo", "constant_length", "mean_std")
+    assert (config.loss, config.aggregation, config.advantage) == (
+        "dr_grpo",
+        "constant_length",
+        "mean_std",
+    )
 
 
 def test_the_page_has_the_table():
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     expected = [
         f"| `{name}` | "
-        + ", ".join(f'`{key}` "{v}"' if isinstance(v, str) else f"`{key}` {v}" for key, v in recipe.settings.items())
+        + ", ".join(
+            f'`{key}` "{v}"' if isinstance(v, str) else f"`{key}` {v}"
+            for key, v in recipe.settings.items()
+        )
         + f" | {recipe.source} |"
         for name, recipe in RECIPES.items()
     ]

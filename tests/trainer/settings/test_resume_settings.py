@@ -1,4 +1,5 @@
-"""Which settings a resumed training may change: every field, inherited ones included, must match unless marked."""
+"""Which settings a resumed training may change: every field, inherited ones included, must match
+unless marked."""
 
 import dataclasses
 import enum
@@ -35,7 +36,9 @@ SILENT_IN_0_2_0 = {
     "tool_call_parser": "hermes",
 }
 FIELDS = [field for field in dataclasses.fields(RLConfig) if field.init]
-MUST_MATCH = [field.name for field in FIELDS if not mark(field.name, Free) and not mark(field.name, FreeKeys)]
+MUST_MATCH = [
+    field.name for field in FIELDS if not mark(field.name, Free) and not mark(field.name, FreeKeys)
+]
 UNREAD = BOUNDS.keys() - OBJECTIVES["cispo"].reads.keys()
 MAY_CHANGE = [field.name for field in FIELDS if mark(field.name, Free)]
 
@@ -66,7 +69,9 @@ def resumed(folder):
 
 def other_value(name, value):
     """A value that the setting may have by its own line, other than ``value``."""
-    choices = [choice for part in PARTS[name] if get_origin(part) is Literal for choice in get_args(part)]
+    choices = [
+        choice for part in PARTS[name] if get_origin(part) is Literal for choice in get_args(part)
+    ]
     span = mark(name, Meta)
     if choices:
         other = next(choice for choice in choices if choice != getattr(value, "value", value))
@@ -76,11 +81,19 @@ def other_value(name, value):
         other = next(member for member in type(value) if member is not value)
     elif span:
         candidates = [number for number in (span.ge, span.le, 1, 2, 0.5) if number is not None]
-        other = next(number for number in candidates if number != value and problem_of(name, number) is None)
+        other = next(
+            number for number in candidates if number != value and problem_of(name, number) is None
+        )
     elif isinstance(value, int | float):
         other = value + 1
     else:
-        other = {"other": 1} if isinstance(value, dict) else ["other"] if isinstance(value, list) else f"other {value}"
+        other = (
+            {"other": 1}
+            if isinstance(value, dict)
+            else ["other"]
+            if isinstance(value, list)
+            else f"other {value}"
+        )
     assert other != value
     return other
 
@@ -88,7 +101,9 @@ def other_value(name, value):
 @pytest.mark.parametrize(("name", "value"), SILENT_IN_0_2_0.items())
 def test_a_setting_that_version_0_2_0_let_pass_is_refused(folder, name, value):
     trainer = small_trainer(folder, **STEPS | {"max_steps": 4, name: value})
-    with pytest.raises(RunMismatch, match=rf"belongs to another configuration: {name} was .*, is {value!r}") as raised:
+    with pytest.raises(
+        RunMismatch, match=rf"belongs to another configuration: {name} was .*, is {value!r}"
+    ) as raised:
         trainer.train(resume_from_checkpoint=True)
     assert set(raised.value.differences) == {name}
 
@@ -101,7 +116,8 @@ def test_every_field_is_classified_one_way_or_the_other():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in [*MUST_MATCH, "model_init_kwargs", "lora_config"] if name not in UNREAD]
+    "name",
+    [name for name in [*MUST_MATCH, "model_init_kwargs", "lora_config"] if name not in UNREAD],
 )
 def test_a_setting_without_a_mark_must_match(resumed, caplog, name):
     if mark(name, OnceSet):
@@ -117,7 +133,10 @@ def test_a_setting_without_a_mark_must_match(resumed, caplog, name):
 def test_a_bound_must_match_where_the_loss_reads_it(resumed, name):
     assert resumed(name) == 2
     value = {"epsilon": 0.1, "delta": 9.0, "dual_clip": 3.0}[name]
-    assert RLConfig(loss="ppo").resume_values()[name] != RLConfig(loss="ppo", **{name: value}).resume_values()[name]
+    assert (
+        RLConfig(loss="ppo").resume_values()[name]
+        != RLConfig(loss="ppo", **{name: value}).resume_values()[name]
+    )
     assert RLConfig(loss="grpo").resume_values()["loss"] == "ppo"  # as version 0.2.0 recorded it
 
 
@@ -140,7 +159,9 @@ def test_what_follows_from_a_setting_being_given_counts(tmp_path, folder):
     """With "gspo", epsilon = 0.2 given is another bound than epsilon = 0.2 by default."""
     run(small_trainer(tmp_path, **STEPS, loss="gspo"))
     with pytest.raises(RunMismatch, match="loss_defaults was"):
-        small_trainer(tmp_path, **STEPS | {"max_steps": 4}, loss="gspo", epsilon=0.2).train(resume_from_checkpoint=True)
+        small_trainer(tmp_path, **STEPS | {"max_steps": 4}, loss="gspo", epsilon=0.2).train(
+            resume_from_checkpoint=True
+        )
 
 
 def test_a_metric_for_the_best_model_may_be_set_later_and_not_changed(tmp_path):
@@ -148,28 +169,43 @@ def test_a_metric_for_the_best_model_may_be_set_later_and_not_changed(tmp_path):
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
     run(small_trainer(tmp_path, **settings))
     run(small_trainer(tmp_path, **settings | best | {"max_steps": 4}), resume_from_checkpoint=True)
-    with pytest.raises(RunMismatch, match="metric_for_best_model was 'eval_reward', is 'eval_tokens'"):
-        small_trainer(tmp_path, **settings | best | {"max_steps": 6, "metric_for_best_model": "eval_tokens"}).train(
-            resume_from_checkpoint=True
-        )
+    with pytest.raises(
+        RunMismatch, match="metric_for_best_model was 'eval_reward', is 'eval_tokens'"
+    ):
+        small_trainer(
+            tmp_path, **settings | best | {"max_steps": 6, "metric_for_best_model": "eval_tokens"}
+        ).train(resume_from_checkpoint=True)
 
 
 def test_how_a_model_is_read_may_change_and_its_token_is_not_written():
     def values(**kwargs):
         return RLConfig(model_init_kwargs=kwargs).resume_values()["model_init_kwargs"]
 
-    assert values(revision="a", token="secret", attn_implementation="sdpa") == values(revision="a", device_map="cpu")
+    assert values(revision="a", token="secret", attn_implementation="sdpa") == values(
+        revision="a", device_map="cpu"
+    )
     assert values(revision="a") != values(revision="b")
     assert "secret" not in json.dumps(values(token="secret"))
 
 
 def test_a_lora_config_is_compared_by_what_it_sets():
     def values(modules, **options):
-        config = LoraConfig(r=7, lora_dropout=0.1, target_modules=modules, base_model_name_or_path="here", **options)
+        config = LoraConfig(
+            r=7, lora_dropout=0.1, target_modules=modules, base_model_name_or_path="here", **options
+        )
         return RLConfig(lora_config=config).resume_values()["lora_config"]
 
-    modules = ["k_proj", "q_proj", "v_proj"]  # a set in the LoraConfig, whose order differs from process to process
-    assert values(modules) == {"lora_dropout": 0.1, "peft_type": "LORA", "r": 7, "target_modules": modules}
+    modules = [
+        "k_proj",
+        "q_proj",
+        "v_proj",
+    ]  # a set in the LoraConfig, whose order differs from process to process
+    assert values(modules) == {
+        "lora_dropout": 0.1,
+        "peft_type": "LORA",
+        "r": 7,
+        "target_modules": modules,
+    }
     assert values(modules[::-1]) == values(modules)
     assert values(modules, use_rslora=True) != values(modules)
 
@@ -184,7 +220,7 @@ def test_a_function_is_its_name_and_an_object_its_class():
     assert values["advantage"].endswith("Own")
 
 
-# --- checkpoints of version 0.2.0 -------------------------------------------------------------------------------
+# --- checkpoints of version 0.2.0 -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -210,9 +246,13 @@ def test_a_checkpoint_of_0_2_0_resumes_to_the_same_losses(saved_by_0_2_0, caplog
             log = run(small_trainer(saved_by_0_2_0, **OLD_RUN), resume_from_checkpoint=True)
     finally:
         torch.set_num_threads(threads)
-    before = numbers(json.loads((SAVED / "training-losses.json").read_text()))  # last digits are of that processor
+    before = numbers(
+        json.loads((SAVED / "training-losses.json").read_text())
+    )  # last digits are of that processor
     assert numbers(log.losses) == pytest.approx(before[2:], rel=1e-5)
-    assert numbers([loss for _, loss in losses_of(saved_by_0_2_0)]) == pytest.approx(before, rel=1e-5)
+    assert numbers([loss for _, loss in losses_of(saved_by_0_2_0)]) == pytest.approx(
+        before, rel=1e-5
+    )
     assert "adam_beta2" in caplog.text  # it cannot be compared
     _, _, configuration = load_pipeline(saved_by_0_2_0 / "checkpoint-4")
     assert configuration["adam_beta2"] == 0.999
@@ -220,5 +260,7 @@ def test_a_checkpoint_of_0_2_0_resumes_to_the_same_losses(saved_by_0_2_0, caplog
 
 def test_a_checkpoint_of_0_2_0_is_compared_in_what_it_records(saved_by_0_2_0):
     with pytest.raises(RunMismatch) as raised:
-        small_trainer(saved_by_0_2_0, **OLD_RUN, weight_decay=0.1, optim="sgd").train(resume_from_checkpoint=True)
+        small_trainer(saved_by_0_2_0, **OLD_RUN, weight_decay=0.1, optim="sgd").train(
+            resume_from_checkpoint=True
+        )
     assert raised.value.differences == {"weight_decay": (0.0, 0.1)}

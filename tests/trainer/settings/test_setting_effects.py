@@ -51,7 +51,7 @@ def records_of(batch):
     return [record for group in batch.groups for record in group.rollouts]
 
 
-# --- rows -------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def test_only_the_kept_rows_are_trained_and_the_evaluation_set_stays(tmp_path):
@@ -60,7 +60,9 @@ def test_only_the_kept_rows_are_trained_and_the_evaluation_set_stays(tmp_path):
     profiles = [RowProfile(example.example_id, example.hash, 1, 2) for example in kept]
     write_useful(tmp_path / "useful.jsonl", kept, profiles, env, "m")
     assert len(trained_examples(tmp_path, env)) == 40  # negative control
-    assert trained_examples(tmp_path, env, keep_rows=str(tmp_path / "useful.jsonl")) == [one.hash for one in kept]
+    assert trained_examples(tmp_path, env, keep_rows=str(tmp_path / "useful.jsonl")) == [
+        one.hash for one in kept
+    ]
     assert len(env.eval_table) == 8
     with pytest.raises(ConfigError, match=r"nothing\.jsonl' cannot be read"):
         small_trainer(tmp_path, toy_env(), keep_rows=str(tmp_path / "nothing.jsonl"))
@@ -74,7 +76,7 @@ def trained_examples(folder, env, **settings):
         trainer.close()
 
 
-# --- model ------------------------------------------------------------------------------------------------------
+# --- model ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -123,7 +125,9 @@ def test_a_lora_config_replaces_the_fields(tmp_path):
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_gradient_checkpointing_computes_the_forward_pass_again_and_the_same(tmp_path, wanted):
-    trainer = small_trainer(tmp_path, gradient_checkpointing=wanted, deterministic=True, max_steps=1)
+    trainer = small_trainer(
+        tmp_path, gradient_checkpointing=wanted, deterministic=True, max_steps=1
+    )
     calls = []
     trainer.model.model.layers[0].mlp.register_forward_pre_hook(
         lambda module, inputs: calls.append(torch.is_grad_enabled())
@@ -135,7 +139,7 @@ def test_gradient_checkpointing_computes_the_forward_pass_again_and_the_same(tmp
     assert sum(calls) == (2 * rows if wanted else rows)
 
 
-# --- lengths ----------------------------------------------------------------------------------------------------
+# --- lengths --------------------------------------------------------------------------------------
 
 
 def long_and_short():
@@ -147,13 +151,19 @@ def test_prompts_above_the_limit_are_not_used(tmp_path, caplog):
     assert len(small_trainer(tmp_path, long_and_short()).examples) == 20
     trainer = small_trainer(tmp_path, long_and_short(), max_prompt_len=24)
     assert {example.row["question"] for example in trainer.examples} == {"aa"}
-    assert "10 of 20 examples have prompts of more than max_prompt_len = 24 tokens and are not used" in caplog.text
+    assert (
+        "10 of 20 examples have prompts of more than max_prompt_len = 24 tokens and are not used"
+        in caplog.text
+    )
     with pytest.raises(DatasetError, match="every prompt is longer"):
         assert small_trainer(tmp_path, long_and_short(), max_prompt_len=3).examples
 
 
 def test_prompts_above_the_limit_keep_their_end_when_asked(tmp_path, caplog):
-    settings = {"zero_variance": "keep", "deterministic": True}  # the first two prompts, of which one is long
+    settings = {
+        "zero_variance": "keep",
+        "deterministic": True,
+    }  # the first two prompts, of which one is long
     trainer = small_trainer(tmp_path, long_and_short(), max_prompt_length=24, **settings)
     whole = small_trainer(tmp_path, long_and_short(), **settings)
     longest = max(len(record.turns[0].prompt_ids) for record in records_of(batch_of(whole)))
@@ -173,17 +183,32 @@ def test_prompts_of_several_turns_keep_the_end_of_their_text(tmp_path, caplog, s
 
     questions = ["ab", "abcdefghijklmnopqrst", "z" * 30]
     env = Turns(
-        dataset=[{"question": q} for q in questions], rubric=toy_env().rubric, max_turns=2, system_prompt=system
+        dataset=[{"question": q} for q in questions],
+        rubric=toy_env().rubric,
+        max_turns=2,
+        system_prompt=system,
     )
-    shortened = [{"role": "system", "content": ""}] * bool(system) + [{"role": "user", "content": "abcdef"}]
+    shortened = [{"role": "system", "content": ""}] * bool(system) + [
+        {"role": "user", "content": "abcdef"}
+    ]
     limit = num_prompt_tokens({"prompt": shortened}, build_tiny_tokenizer(), env)
     trainer = small_trainer(
-        tmp_path, env, max_prompt_length=limit, shuffle_dataset=False, zero_variance="keep", max_seq_len=256
+        tmp_path,
+        env,
+        max_prompt_length=limit,
+        shuffle_dataset=False,
+        zero_variance="keep",
+        max_seq_len=256,
     )
     kept = [example.row["prompt"][-1]["content"] for example in trainer.examples]
-    assert all(question.endswith(end) and end for question, end in zip(questions, kept, strict=True)), kept
+    assert all(
+        question.endswith(end) and end for question, end in zip(questions, kept, strict=True)
+    ), kept
     assert "truncate_prompt_tokens" not in trainer.args.sampling()
-    assert f"{3 if system else 2} of 3 examples have prompts of more than max_prompt_len" in caplog.text
+    assert (
+        f"{3 if system else 2} of 3 examples have prompts of more than max_prompt_len"
+        in caplog.text
+    )
     turns = [record.turns for record in records_of(batch_of(trainer))]
     assert max(len(turn[0].prompt_ids) for turn in turns) <= limit
     assert any(len(turn[1].prompt_ids) > limit for turn in turns)
@@ -237,7 +262,11 @@ def state_with(reward, prompt, sampled):
     from verifiers.rollouts.state import TrajectoryStep
     from verifiers.types import ResponseTokens
 
-    ids = np.arange(prompt, dtype=np.int32), np.arange(sampled, dtype=np.int32), np.zeros(sampled, np.float32)
+    ids = (
+        np.arange(prompt, dtype=np.int32),
+        np.arange(sampled, dtype=np.int32),
+        np.zeros(sampled, np.float32),
+    )
     step = TrajectoryStep(tokens=ResponseTokens(*ids, version=0))
     return vf.State(reward=reward, trajectory=[step])
 
@@ -250,7 +279,7 @@ def test_overlong_rollouts_count_in_the_baseline_or_not(overlong, known):
     assert (~np.isnan(rewards)).tolist() == known
 
 
-# --- sampling ---------------------------------------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 
 def test_a_turn_ends_at_a_stop_text(tmp_path):
@@ -259,12 +288,16 @@ def test_a_turn_ends_at_a_stop_text(tmp_path):
     for one in records_of(stopped):
         assert not re.search("[a-z]", one.text["completion"][-1]["content"] or "")
     free = batch_of(small_trainer(tmp_path, max_tokens=24, zero_variance="keep"))
-    assert any(re.search("[a-z]", one.text["completion"][-1]["content"] or "") for one in records_of(free))
+    assert any(
+        re.search("[a-z]", one.text["completion"][-1]["content"] or "") for one in records_of(free)
+    )
 
 
 def test_penalties_reach_the_sampler(tmp_path):
     def repeats(**settings):
-        trainer = small_trainer(tmp_path, max_tokens=40, deterministic=True, zero_variance="keep", **settings)
+        trainer = small_trainer(
+            tmp_path, max_tokens=40, deterministic=True, zero_variance="keep", **settings
+        )
         ids = [one.turns[0].completion_ids for one in records_of(batch_of(trainer))]
         return sum(len(one) - len(set(one.tolist())) for one in ids)
 
@@ -277,7 +310,9 @@ def test_another_distribution_than_the_trained_one_is_said_or_refused(caplog):
     caplog.clear()
     RLConfig().resolve()
     assert not caplog.text
-    with pytest.raises(ConfigError, match="truncated_sampling='refuse' and frequency_penalty, top_k"):
+    with pytest.raises(
+        ConfigError, match="truncated_sampling='refuse' and frequency_penalty, top_k"
+    ):
         RLConfig(top_k=5, frequency_penalty=0.5, truncated_sampling="refuse").resolve()
     RLConfig(truncated_sampling="refuse").resolve()
 
@@ -287,7 +322,7 @@ def test_guided_sampling_is_refused_where_nothing_can_guide():
         RLConfig(guided_regex="a+").resolve()
 
 
-# --- pipeline ---------------------------------------------------------------------------------------------------
+# --- pipeline -------------------------------------------------------------------------------------
 
 
 class Busy:
@@ -313,14 +348,19 @@ def test_scoring_is_bounded(tmp_path, limit, most):
         async with busy:
             return len(completion[-1]["content"] or "")
 
-    batch_of(small_trainer(tmp_path, toy_env(slow), max_concurrent_scoring=limit, zero_variance="keep"))
+    batch_of(
+        small_trainer(tmp_path, toy_env(slow), max_concurrent_scoring=limit, zero_variance="keep")
+    )
     assert busy.most in most
 
 
 def test_tool_calls_are_bounded_for_all_rollouts_together(tmp_path):
     with small_trainer(tmp_path, max_concurrent_tools=1) as trainer:
         trainer.start_engine()
-        slot, free = trainer.run_context().tool_slot, small_trainer(tmp_path).args.max_concurrent_tools
+        slot, free = (
+            trainer.run_context().tool_slot,
+            small_trainer(tmp_path).args.max_concurrent_tools,
+        )
     busy = Busy()
 
     async def calls():
@@ -336,7 +376,9 @@ def test_tool_calls_are_bounded_for_all_rollouts_together(tmp_path):
 
 
 def test_the_engine_gets_its_settings(tmp_path):
-    trainer = small_trainer(tmp_path, tool_call_parser="none", embedded_mode="padded", embedded_concurrency=3)
+    trainer = small_trainer(
+        tmp_path, tool_call_parser="none", embedded_mode="padded", embedded_concurrency=3
+    )
     with trainer:
         trainer.start_engine()
         engine = trainer.engine
@@ -348,7 +390,7 @@ def test_the_engine_gets_its_settings(tmp_path):
         assert trainer.engine._parser is not None
 
 
-# --- evaluation, logging, saving ----------------------------------------------------------------------------------
+# --- evaluation, logging, saving ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("size", "most"), [(2, [2]), (None, range(3, 9))])
@@ -360,7 +402,9 @@ def test_evaluation_rollouts_at_a_time(tmp_path, size, most):
             async with busy:
                 return await super().get_model_response(*args, **keywords)
 
-    env = Slow(dataset=[{"question": "a"}], eval_dataset=[{"question": "b"}] * 8, rubric=toy_env().rubric)
+    env = Slow(
+        dataset=[{"question": "a"}], eval_dataset=[{"question": "b"}] * 8, rubric=toy_env().rubric
+    )
     chosen = {} if size is None else {"per_device_eval_batch_size": size}
     with small_trainer(tmp_path, env, **chosen) as trainer:
         trainer.evaluate()
@@ -369,7 +413,9 @@ def test_evaluation_rollouts_at_a_time(tmp_path, size, most):
 
 def test_an_evaluation_set_of_its_own(tmp_path):
     rows = [{"question": "xyz"}, {"question": "uvw"}, {"question": "rst"}]
-    trainer = RLTrainer(small_policy(), toy_env(), small_config(tmp_path), build_tiny_tokenizer(), eval_dataset=rows)
+    trainer = RLTrainer(
+        small_policy(), toy_env(), small_config(tmp_path), build_tiny_tokenizer(), eval_dataset=rows
+    )
     with trainer:
         trainer.evaluate(num_examples=2)
         assert [part["prompts"][0][-1]["content"] for part in trainer.eval_dataloader] == ["xyz"]
@@ -389,20 +435,34 @@ def test_evaluation_before_the_first_step(tmp_path):
 
 def test_a_training_set_of_its_own(tmp_path):
     rows = [{"question": "xyz"}, {"question": "uvw"}]
-    config = small_config(tmp_path, zero_variance="keep", deterministic=True)  # else a second pass may be faster
+    config = small_config(
+        tmp_path, zero_variance="keep", deterministic=True
+    )  # else a second pass may be faster
     trainer = RLTrainer(small_policy(), toy_env(), config, build_tiny_tokenizer(), dataset=rows)
-    assert {one.text["prompt"][-1]["content"] for one in records_of(batch_of(trainer))} == {"xyz", "uvw"}
+    assert {one.text["prompt"][-1]["content"] for one in records_of(batch_of(trainer))} == {
+        "xyz",
+        "uvw",
+    }
 
 
 def test_a_loss_and_an_advantage_by_keyword(tmp_path):
     trainer = RLTrainer(
-        small_policy(), toy_env(), small_config(tmp_path), build_tiny_tokenizer(), loss="reinforce", advantage="rloo"
+        small_policy(),
+        toy_env(),
+        small_config(tmp_path),
+        build_tiny_tokenizer(),
+        loss="reinforce",
+        advantage="rloo",
     )
     assert (trainer.args.loss, trainer.args.advantage) == ("reinforce", "rloo")
 
 
 def test_rollouts_are_printed_when_asked(tmp_path, capsys):
-    run(small_trainer(tmp_path, max_steps=2, log_completions=True, num_completions_to_print=2, logging_steps=2))
+    run(
+        small_trainer(
+            tmp_path, max_steps=2, log_completions=True, num_completions_to_print=2, logging_steps=2
+        )
+    )
     printed = capsys.readouterr().out
     assert "Step 2" in printed
     assert "Step 1" not in printed
@@ -431,23 +491,38 @@ def test_checkpoints_of_every_nth_step_stay(tmp_path):
 
 
 def test_the_folder_of_what_is_sent_to_a_server(tmp_path):
-    settings = {"use_lora": True, "weight_sync": "lora_dir", "max_steps": 1, "zero_variance": "keep"}
-    for given, folder in (({}, tmp_path / "run" / "sync"), ({"sync_dir": str(tmp_path / "mine")}, tmp_path / "mine")):
+    settings = {
+        "use_lora": True,
+        "weight_sync": "lora_dir",
+        "max_steps": 1,
+        "zero_variance": "keep",
+    }
+    for given, folder in (
+        ({}, tmp_path / "run" / "sync"),
+        ({"sync_dir": str(tmp_path / "mine")}, tmp_path / "mine"),
+    ):
         with FakeVLLM(small_model(), build_tiny_tokenizer()) as server:
-            trainer = small_trainer(tmp_path / "run", model=small_model(), inference=server.url, **settings, **given)
+            trainer = small_trainer(
+                tmp_path / "run", model=small_model(), inference=server.url, **settings, **given
+            )
             with trainer:
                 trainer.start_engine()
                 assert list(folder.glob("policy-*"))
 
 
-# --- objective and bounds -----------------------------------------------------------------------------------------
+# --- objective and bounds -------------------------------------------------------------------------
 
 
 def test_the_floor_of_the_ratio_reaches_the_loss(tmp_path):
     """A token that has become less likely still gets the weight of the floor."""
-    token = (torch.tensor([value]) for value in (-3.0, -1.0, 1.0, True, 0))  # log π, log μ, advantage, mask, sample
+    token = (
+        torch.tensor([value]) for value in (-3.0, -1.0, 1.0, True, 0)
+    )  # log π, log μ, advantage, mask, sample
     row = LossInput(*token)
-    found = [float(small_trainer(tmp_path, ratio_floor=floor).criterion(row).losses[0]) for floor in (0.0, 0.5)]
+    found = [
+        float(small_trainer(tmp_path, ratio_floor=floor).criterion(row).losses[0])
+        for floor in (0.0, 0.5)
+    ]
     assert found[1] / found[0] == pytest.approx(0.5 / np.exp(-2.0), rel=1e-5)
 
 
@@ -458,8 +533,16 @@ def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(tmp_path):
                 await asyncio.sleep(20)
             return await super().get_model_response(state, *args, **keywords)
 
-    env = Slow(dataset=[{"question": "slow"}, {"question": "a"}, {"question": "b"}], rubric=toy_env().rubric)
-    settings = {"shuffle_dataset": False, "zero_variance": "keep", "max_off_policy_steps": 0, "max_error_fraction": 1.0}
+    env = Slow(
+        dataset=[{"question": "slow"}, {"question": "a"}, {"question": "b"}],
+        rubric=toy_env().rubric,
+    )
+    settings = {
+        "shuffle_dataset": False,
+        "zero_variance": "keep",
+        "max_off_policy_steps": 0,
+        "max_error_fraction": 1.0,
+    }
     trainer = small_trainer(tmp_path, env, rollout_timeout=0.5, **settings)
     batch = batch_of(trainer)
     errors = {record.text["prompt"][-1]["content"]: record.error for record in records_of(batch)}
@@ -469,7 +552,7 @@ def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(tmp_path):
     assert small_trainer(tmp_path).args.rollout_timeout is None  # then generation_timeout bounds it
 
 
-# --- combinations that cannot be ----------------------------------------------------------------------------------
+# --- combinations that cannot be ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -477,7 +560,10 @@ def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(tmp_path):
     [
         ({"max_prompt_len": 2048}, "max_prompt_len 2048 leaves no room"),
         ({"max_completion_len": 4096}, "max_completion_len 4096 leaves no room"),
-        ({"prompt_overflow": "cut"}, "prompt_overflow is 'cut'; it must be one of skip, truncate_left"),
+        (
+            {"prompt_overflow": "cut"},
+            "prompt_overflow is 'cut'; it must be one of skip, truncate_left",
+        ),
         ({"stale_policy": "dropp"}, "stale_policy is 'dropp', did you mean \"drop\""),
         ({"master_weights": "bf16"}, "master_weights is 'bf16'"),
         ({"overlong": "cut"}, "overlong is 'cut'"),
@@ -507,10 +593,12 @@ def test_what_half_precision_asks_for_is_said_once(caplog):
     assert caplog.text.count("computes in float32") == (not torch.cuda.is_available())
 
 
-# --- stale rollouts ---------------------------------------------------------------------------------------------
+# --- stale rollouts -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("policy_name", "slow_ones_are_trained"), [("wait", True), ("drop", False)])
+@pytest.mark.parametrize(
+    ("policy_name", "slow_ones_are_trained"), [("wait", True), ("drop", False)]
+)
 def test_slow_rollouts_are_waited_for_or_dropped(tmp_path, policy_name, slow_ones_are_trained):
     """The first two examples take as long as many steps of the others."""
 
@@ -522,7 +610,12 @@ def test_slow_rollouts_are_waited_for_or_dropped(tmp_path, policy_name, slow_one
 
     rows = [{"question": "slow"}] * 2 + [{"question": f"q{n}"} for n in range(60)]
     env = Slow(dataset=rows, rubric=toy_env().rubric)
-    settings = {"shuffle_dataset": False, "max_off_policy_steps": 2, "zero_variance": "keep", "oversample": 8.0}
+    settings = {
+        "shuffle_dataset": False,
+        "max_off_policy_steps": 2,
+        "zero_variance": "keep",
+        "oversample": 8.0,
+    }
     trainer = small_trainer(tmp_path, env, max_steps=6, stale_policy=policy_name, **settings)
     trained = []
 

@@ -1,8 +1,10 @@
-"""Agent programs as data: what to call, with which files and variables, and in which dialect it speaks.
+"""Agent programs as data: what to call, with which files and variables, and in which dialect it
+speaks.
 
-Names are looked up in ``BUILTIN``, then among the entry points of the group ``verifiers.agents`` of the installed
-distributions, whose value is an ``Agent``. Programs are installed by ``vf-install --agent NAME`` into a folder of their
-own (``agents_folder``), one for each version; nothing is downloaded here, and no program is part of this library.
+Names are looked up in ``BUILTIN``, then among the entry points of the group ``verifiers.agents`` of
+the installed distributions, whose value is an ``Agent``. Programs are installed by ``vf-install
+--agent NAME`` into a folder of their own (``agents_folder``), one for each version; nothing is
+downloaded here, and no program is part of this library.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent program. Texts may hold placeholders: ``{prompt}``, ``{base_url}`` (ends in ``/v1``), ``{root_url}``
-    (without it), ``{model}``, ``{program}`` (the file found by ``executable``), ``{package}`` (its installed folder),
-    ``{home}`` and ``{work}``, all as paths inside the sandbox. The word ``{args}`` of a command is where further
-    arguments go.
+    """An agent program. Texts may hold placeholders: ``{prompt}``, ``{base_url}`` (ends in
+    ``/v1``), ``{root_url}`` (without it), ``{model}``, ``{program}`` (the file found by
+    ``executable``), ``{package}`` (its installed folder), ``{home}`` and ``{work}``, all as paths
+    inside the sandbox. The word ``{args}`` of a command is where further arguments go.
 
     >>> agent = vf.Agent("mine", command=("python", "agent.py", "{prompt}"))
     >>> agent.filled({"prompt": "Fix it.", "model": "policy"}).command
@@ -76,7 +78,10 @@ class Agent:
         *Raises* ConfigError when its command takes none.
         """
         if arguments and "{args}" not in self.command:
-            raise ConfigError(f"the command of the agent {self.name!r} has no place for agent_args", key="agent_args")
+            raise ConfigError(
+                f"the command of the agent {self.name!r} has no place for agent_args",
+                key="agent_args",
+            )
         words = ((word,) if word != "{args}" else tuple(arguments) for word in self.command)
         return replace(self, command=tuple(chain.from_iterable(words)))
 
@@ -106,7 +111,8 @@ class Installed:
 
 
 def find_agent(name: str) -> Agent:
-    """The agent of this name; ``name`` may end in ``@VERSION``. *Raises* ConfigError for an unknown name."""
+    """The agent of this name; ``name`` may end in ``@VERSION``. *Raises* ConfigError for an unknown
+    name."""
     name = name.partition("@")[0]
     if name in programs.BUILTIN:
         return Agent(name, **programs.BUILTIN[name])
@@ -114,12 +120,14 @@ def find_agent(name: str) -> Agent:
     if name in points:
         agent = points[name].load()
         if not isinstance(agent, Agent):
-            raise ConfigError(f"the entry point {name!r} ({points[name].value}) is not an Agent", key="agent")
+            raise ConfigError(
+                f"the entry point {name!r} ({points[name].value}) is not an Agent", key="agent"
+            )
         return agent
     names = sorted({*programs.BUILTIN, *points})
     raise ConfigError(
-        f"there is no agent {name!r} (for a program of your own pass command=[…]); known are {', '.join(names)}"
-        f"{closest(name, names)}",
+        f"there is no agent {name!r} (for a program of your own pass command=[…]); known are"
+        f" {', '.join(names)}{closest(name, names)}",
         key="agent",
     )
 
@@ -134,7 +142,8 @@ def _of_distributions() -> list[Any]:
 
 
 def agents_folder() -> Path:
-    """Where agents are installed: the variable ``VF_AGENTS``, else ``agents`` in the user's cache folder."""
+    """Where agents are installed: the variable ``VF_AGENTS``, else ``agents`` in the user's cache
+    folder."""
     named = os.environ.get(FOLDER_VARIABLE)
     return Path(named).expanduser().resolve() if named else user_cache_folder() / "agents"
 
@@ -146,24 +155,29 @@ def find_installed(agent: Agent, version: str = "") -> Installed:
     """
     for program in agent.needs:
         if shutil.which(program) is None:
-            raise ConfigError(f"the agent {agent.name!r} runs with {program}, which is not on the path", key="agent")
+            raise ConfigError(
+                f"the agent {agent.name!r} runs with {program}, which is not on the path",
+                key="agent",
+            )
     found = installed_versions(agent)
     name = f"{agent.name}@{version}" if version else agent.name
     if not found:
         raise ConfigError(
-            f"the agent {agent.name!r} is not installed; install it with: vf-install --agent {name}", key="agent"
+            f"the agent {agent.name!r} is not installed; install it with: vf-install --agent"
+            f" {name}",
+            key="agent",
         )
     if version and version not in found:
         raise ConfigError(
-            f"the agent {agent.name!r} is installed in version {', '.join(found)}, not {version}; install it with: "
-            f"vf-install --agent {name}",
+            f"the agent {agent.name!r} is installed in version {', '.join(found)}, not {version};"
+            f" install it with: vf-install --agent {name}",
             key="agent",
         )
     newest = version or max(found, key=_order)
     if agent.min_version and _order(newest) < _order(agent.min_version):
         raise ConfigError(
-            f"the agent {agent.name!r} is installed in version {newest}, and {agent.min_version} or later is needed; "
-            f"install it with: vf-install --agent {agent.name}",
+            f"the agent {agent.name!r} is installed in version {newest}, and {agent.min_version} or"
+            f" later is needed; install it with: vf-install --agent {agent.name}",
             key="agent",
         )
     folder = found[newest]
@@ -172,8 +186,8 @@ def find_installed(agent: Agent, version: str = "") -> Installed:
     matches = sorted(glob.glob(str(folder / agent.executable)))
     if not matches:
         raise ConfigError(
-            f"the agent {agent.name!r} in {folder} has no {agent.executable}; install it again with: "
-            f"vf-install --agent {name}",
+            f"the agent {agent.name!r} in {folder} has no {agent.executable}; install it again"
+            f" with: vf-install --agent {name}",
             key="agent",
         )
     return Installed(folder, newest, Path(matches[0]))
@@ -190,11 +204,16 @@ def version_in(agent: Agent, folder: Path) -> str:
 
     *Raises* ConfigError when it is not there, or when what it calls its version is none.
     """
-    version = _npm_version(folder, agent) if agent.registry == "npm" else _python_version(folder, agent)
+    version = (
+        _npm_version(folder, agent) if agent.registry == "npm" else _python_version(folder, agent)
+    )
     if version is None:
         raise ConfigError(f"the package {agent.package} was not installed into {folder}")
     if not _VERSION.fullmatch(version):
-        raise ConfigError(f"the package {agent.package} has the version {version[:80]!r}, which is none", key="agent")
+        raise ConfigError(
+            f"the package {agent.package} has the version {version[:80]!r}, which is none",
+            key="agent",
+        )
     return version
 
 
@@ -209,10 +228,16 @@ def _npm_version(folder: Path, agent: Agent) -> str | None:
 
 
 def _python_version(folder: Path, agent: Agent) -> str | None:
-    pattern = re.compile(rf"{re.escape(agent.package.replace('-', '_'))}-(.+)\.dist-info", re.IGNORECASE)
-    return next((match[1] for path in folder.iterdir() if (match := pattern.fullmatch(path.name))), None)
+    pattern = re.compile(
+        rf"{re.escape(agent.package.replace('-', '_'))}-(.+)\.dist-info", re.IGNORECASE
+    )
+    return next(
+        (match[1] for path in folder.iterdir() if (match := pattern.fullmatch(path.name))), None
+    )
 
 
 def _order(version: str) -> list[tuple[int, str]]:
     """A key that orders versions by their numbers."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"[.\-+]", version)]
+    return [
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"[.\-+]", version)
+    ]

@@ -1,13 +1,14 @@
 """What one rollout of an agent has said so far: which calls continue which, and in which role.
 
-Agents write the history of each call anew. They serialise tool arguments again, drop reasoning, move marks for caches
-and strip spaces; the model's tokens are still those that it sampled. ``Conversation.restored`` therefore replaces each
-message of a prompt that means the same as a known one, after a prefix that means the same, by the known one. A message
-that the agent really changed stays as the agent wrote it, and so does everything after it.
+Agents write the history of each call anew. They serialise tool arguments again, drop reasoning,
+move marks for caches and strip spaces; the model's tokens are still those that it sampled.
+``Conversation.restored`` therefore replaces each message of a prompt that means the same as a known
+one, after a prefix that means the same, by the known one. A message that the agent really changed
+stays as the agent wrote it, and so does everything after it.
 
-Roles say what a call was for: ``main`` (the agent's own conversation), ``subagent`` (another conversation, whose result
-the main one reads), ``summary`` (what the main conversation is replaced by) and ``side`` (a title, a topic: no tools).
-They are known when the rollout is over.
+Roles say what a call was for: ``main`` (the agent's own conversation), ``subagent`` (another
+conversation, whose result the main one reads), ``summary`` (what the main conversation is replaced
+by) and ``side`` (a title, a topic: no tools). They are known when the rollout is over.
 """
 
 from __future__ import annotations
@@ -66,9 +67,14 @@ class Conversation:
         return restored
 
     def add(
-        self, prompt: Sequence[Message], answer: Message, tools: Iterable[str] = (), echo: Message | None = None
+        self,
+        prompt: Sequence[Message],
+        answer: Message,
+        tools: Iterable[str] = (),
+        echo: Message | None = None,
     ) -> None:
-        """Add a call. ``echo``: the answer as the agent's dialect gives it back, where that differs in meaning."""
+        """Add a call. ``echo``: the answer as the agent's dialect gives it back, where that differs
+        in meaning."""
         digest, continues = "", None
         for message in prompt:
             digest = _digest(digest, message)
@@ -82,7 +88,8 @@ class Conversation:
 
     @property
     def num_rewrites(self) -> int:
-        """How often the agent rewrote its main conversation, so that later calls continue none of it."""
+        """How often the agent rewrote its main conversation, so that later calls continue none of
+        it."""
         main = [call for call, role in zip(self.calls, self.roles(), strict=True) if role == "main"]
         return max(0, sum(call.continues is None for call in main) - 1)
 
@@ -113,7 +120,8 @@ class Conversation:
         return roles
 
     def _threads(self) -> list[list[int]]:
-        """Numbers of the calls of each conversation; a second continuation of one call is a thread of its own."""
+        """Numbers of the calls of each conversation; a second continuation of one call is a thread
+        of its own."""
         threads: list[list[int]] = []
         for number, call in enumerate(self.calls):
             for thread in threads:
@@ -125,7 +133,8 @@ class Conversation:
         return threads
 
     def _is_summary(self, number: int, roles: Sequence[Role]) -> bool:
-        """Whether a later start of the main conversation quotes this answer, instead of continuing it."""
+        """Whether a later start of the main conversation quotes this answer, instead of continuing
+        it."""
         answer = message_text(self.calls[number].answer).strip()
         if len(answer) < MIN_QUOTED or any(call.continues == number for call in self.calls):
             return False
@@ -149,17 +158,24 @@ def _digest(before: str, message: Mapping[str, Any]) -> str:
     role = message.get("role")
     text = message_text(message)
     content = message.get("content")
-    parts = content if isinstance(content, list | tuple) else ()  # of a text these would be its characters
+    parts = (
+        content if isinstance(content, list | tuple) else ()
+    )  # of a text these would be its characters
     others = [part for part in parts if isinstance(part, Mapping) and part.get("type") != "text"]
     fields = [
         before,
         role,
         text.strip() if role == "assistant" else text,
-        [{name: value for name, value in part.items() if name != "cache_control"} for part in others],
+        [
+            {name: value for name, value in part.items() if name != "cache_control"}
+            for part in others
+        ],
         message.get("tool_call_id"),
         [_call(call) for call in message.get("tool_calls") or ()],
     ]
-    return hashlib.blake2b(json.dumps(fields, default=str, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(fields, default=str, sort_keys=True).encode(), digest_size=16
+    ).hexdigest()
 
 
 def _call(call: Mapping[str, Any]) -> list[Any]:

@@ -1,6 +1,7 @@
 """``AgentEnv``: an agent program works on each row, in a sandbox of its own without a network.
 
-``turns`` makes its model calls the turns of the rollout; this module has the parameters, the sandbox and the files.
+``turns`` makes its model calls the turns of the rollout; this module has the parameters, the
+sandbox and the files.
 """
 
 from __future__ import annotations
@@ -49,29 +50,32 @@ class AgentOptions(ConversationOptions, total=False):
 
 
 class AgentEnv(AgentTurns):
-    """An environment in which an agent program works, in a sandbox without a network that reaches its model alone.
+    """An environment in which an agent program works, in a sandbox without a network that reaches
+    its model alone.
 
     Args:
-        agent: A name ("codex", "opencode", "pi", "claude-code", "qwen-code", "mini-swe-agent", or of an entry
-            point in ``verifiers.agents``; "codex@0.169.0" for one version), an ``Agent``, or an async function
-            of the state for a framework in this process, which takes its base URL from
-            ``vf.model_gateway(state)``.
-        command: Any other program, with placeholders as in ``Agent``; a word that names a file of the working
-            directory is copied into the work folder. A program also finds ``OPENAI_BASE_URL``,
-            ``ANTHROPIC_BASE_URL``, ``VF_MODEL`` and ``VF_PROMPT`` in its environment.
-        dialect: The only API of models that is offered ("chat", "responses", "messages"); default: the agent's,
-            or all.
+        agent: A name ("codex", "opencode", "pi", "claude-code", "qwen-code", "mini-swe-agent", or
+            of an entry point in ``verifiers.agents``; "codex@0.169.0" for one version), an
+            ``Agent``, or an async function of the state for a framework in this process, which
+            takes its base URL from ``vf.model_gateway(state)``.
+        command: Any other program, with placeholders as in ``Agent``; a word that names a file of
+            the working directory is copied into the work folder. A program also finds
+            ``OPENAI_BASE_URL``, ``ANTHROPIC_BASE_URL``, ``VF_MODEL`` and ``VF_PROMPT`` in its
+            environment.
+        dialect: The only API of models that is offered ("chat", "responses", "messages"); default:
+            the agent's, or all.
         agent_args: Further arguments of the agent's command.
-        files: Path -> text, bytes or ``Path`` of the host, written before the agent starts; relative paths are
-            in the work folder; ``~/`` is its home, where texts may hold placeholders, as configurations do. A
-            row adds its own in ``info["files"]``.
-        collect: Patterns of files in the work folder that are read at the end into ``state["files"]``. A row
-            adds its own in ``info["collect"]``.
+        files: Path -> text, bytes or ``Path`` of the host, written before the agent starts;
+            relative paths are in the work folder; ``~/`` is its home, where texts may hold
+            placeholders, as configurations do. A row adds its own in ``info["files"]``.
+        collect: Patterns of files in the work folder that are read at the end into
+            ``state["files"]``. A row adds its own in ``info["collect"]``.
         packages: Distributions that Python programs inside can import.
         environment_vars: Environment variables that the agent sees beside those above.
         tools: Names of the agent's tools that the model sees; default: all.
         trained_roles: Which of "main", "subagent", "summary" and "side" are trained.
-        history: "exact" (a conversation stays one sample, as sampled) or "template", for the trainer.
+        history: "exact" (a conversation stays one sample, as sampled) or "template", for the
+            trainer.
         sandbox: A backend or its name; "auto" selects the first isolating one whose probe passes.
         memory_gb: Memory of a sandbox.
         disk_size_gb: Disk space of a sandbox.
@@ -83,7 +87,8 @@ class AgentEnv(AgentTurns):
         max_file_mb: Largest file that is collected.
         keep_workdirs: A folder of the host for a copy of each work folder.
 
-    *Raises* ConfigError for an invalid parameter; at the first rollout for an agent that is not installed.
+    *Raises* ConfigError for an invalid parameter; at the first rollout for an agent that is not
+    installed.
 
     >>> import openai
     >>> from verifiers.testing import ScriptedClient
@@ -124,10 +129,15 @@ class AgentEnv(AgentTurns):
     ):
         super().__init__(**parameters)
         if (agent is None) is (command is None) and not (agent is None and self._runs_in_process):
-            raise ConfigError("AgentEnv needs agent= (a name, an Agent or a function) or command=[…], and not both")
+            raise ConfigError(
+                "AgentEnv needs agent= (a name, an Agent or a function) or command=[…], and not"
+                " both"
+            )
         if isinstance(collect, str):
             raise ConfigError("collect is a list of patterns, not one text", key="collect")
-        self.set_agent(agent, command, dialect, agent_args, trained_roles, history, max_idle_seconds)
+        self.set_agent(
+            agent, command, dialect, agent_args, trained_roles, history, max_idle_seconds
+        )
         self.files = {**named_files(self.command or []), **contents(files)}
         self.collect, self.keep_workdirs = list(collect), keep_workdirs
         self.seen_tools = None if tools is None else list(tools)
@@ -141,36 +151,47 @@ class AgentEnv(AgentTurns):
             file_mb=max(1, int(min(disk_size_gb, memory_gb) * 1024)),
             env={str(name): str(value) for name, value in (environment_vars or {}).items()},
         )
-        self.process_limits = Limits(int(max_output_mb * 2**20), int(max_log_kb * 1024), int(max_file_mb * 2**20))
+        self.process_limits = Limits(
+            int(max_output_mb * 2**20), int(max_log_kb * 1024), int(max_file_mb * 2**20)
+        )
         for metric in METRICS:
             self.monitor_rubric.add_metric(metric)
         self._backend: SandboxBackend | None = None
 
-    # --- methods to override ----------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------
 
     def post_rollout(self, state: State) -> Any:
-        """Called when the agent has ended, while its sandbox, if any, is still open. Sync or async."""
+        """Called when the agent has ended, while its sandbox, if any, is still open.
+        Sync or async."""
 
-    # --- one rollout ----------------------------------------------------------------------------------------------
+    # --- one rollout ------------------------------------------------------------------------------
 
     @setup(priority=FIRST)
     async def select_sandbox(self, state: State) -> None:
-        """Find the backend of an agent program, so that one that cannot hold it ends the run before the first call."""
+        """Find the backend of an agent program, so that one that cannot hold it ends the run before
+        the first call."""
         if self._backend is None and self.described_agent() is not None:
             backend = await backend_for(self.sandbox)
             check_backend(backend)
             self._backend = backend
 
-    async def open_process(self, agent: Agent, installed: Installed | None, route: Route, state: State) -> AgentProcess:
-        """Open a sandbox, and prepare the agent in it with the files of the environment and of the row."""
+    async def open_process(
+        self, agent: Agent, installed: Installed | None, route: Route, state: State
+    ) -> AgentProcess:
+        """Open a sandbox, and prepare the agent in it with the files of the environment and of the
+        row."""
         assert self._backend is not None
         info = state["info"] if isinstance(state["info"], Mapping) else {}
         files = {**self.files, **contents(info.get("files"))}
         prompt = self.prompt_for_agent(state)
         async with opening(self.max_startup_wait_seconds):
             places = await asyncio.to_thread(Places.within, self._backend)
-            sandbox = await self._backend.open(spec_for(self.sandbox_spec, installed, agent, places.is_isolated))
-            return await AgentProcess.open(agent, installed, sandbox, places, route, prompt, files, self.process_limits)
+            sandbox = await self._backend.open(
+                spec_for(self.sandbox_spec, installed, agent, places.is_isolated)
+            )
+            return await AgentProcess.open(
+                agent, installed, sandbox, places, route, prompt, files, self.process_limits
+            )
 
     @cleanup(priority=FIRST)
     async def finish_rollout(self, state: State) -> None:
@@ -186,8 +207,9 @@ async def model_gateway(state: State) -> AsyncIterator[str]:
     Args:
         state: The state of the rollout, which the agent function received.
 
-    It speaks chat completions, responses and messages; any API key is accepted, and the model's name is not read. Every
-    call is a turn of the rollout. *Raises* ConfigError for the state of another environment than ``AgentEnv``.
+    It speaks chat completions, responses and messages; any API key is accepted, and the model's
+    name is not read. Every call is a turn of the rollout. *Raises* ConfigError for the state of
+    another environment than ``AgentEnv``.
 
     >>> async def agent(state):
     ...     async with vf.model_gateway(state) as url:

@@ -1,15 +1,18 @@
 """The server that agents take for a model's API: one per process, on loopback and on a Unix socket.
 
-Each rollout has a route of its own, ``/r/<id>/v1/…``, whose id cannot be guessed. A request there waits in the
-rollout's ``Route`` until the rollout answers it. Promise:
+Each rollout has a route of its own, ``/r/<id>/v1/…``, whose id cannot be guessed. A request there
+waits in the rollout's ``Route`` until the rollout answers it. Promise:
 
 * every dialect, as a stream or not; a stream gets keep-alive events while the model is slow;
-* a request that the agent repeats, also while the first is being answered, gets the same answer and is one call;
-* what cannot be served is answered in the dialect of the request with one sentence, and noted in ``Route.refusals``;
+* a request that the agent repeats, also while the first is being answered, gets the same answer and
+  is one call;
+* what cannot be served is answered in the dialect of the request with one sentence, and noted in
+  ``Route.refusals``;
 * the route of a rollout that is over answers at once.
 
-The server has an event loop and a thread of its own, so it answers while the loop of the rollouts is busy, and serves
-the rollouts of every loop. It starts with the first route and ends with the process.
+The server has an event loop and a thread of its own, so it answers while the loop of the rollouts
+is busy, and serves the rollouts of every loop. It starts with the first route and ends with the
+process.
 """
 
 from __future__ import annotations
@@ -33,7 +36,14 @@ from typing import Any
 from aiohttp import web
 
 from verifiers.clients.dialects import DIALECTS, Dialect, DialectRequest
-from verifiers.clients.serving import DIALECT_OF, Answer, ModelServer, models_body, read_object, send_stream
+from verifiers.clients.serving import (
+    DIALECT_OF,
+    Answer,
+    ModelServer,
+    models_body,
+    read_object,
+    send_stream,
+)
 from verifiers.errors import ConfigError, InfraError, ModelRefused
 from verifiers.runtime.alive import is_alive
 from verifiers.types import Message, Response
@@ -54,7 +64,8 @@ MODEL_FIELDS = {"id": MODEL, "type": "model", "display_name": MODEL}
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One model call of an agent; ``answer`` and ``refuse`` may be called from any thread, the first one counts."""
+    """One model call of an agent; ``answer`` and ``refuse`` may be called from any thread, the
+    first one counts."""
 
     dialect: str
     request: DialectRequest
@@ -71,14 +82,19 @@ class Call:
         self._settle(ModelRefused(message, status=status))
 
     def _settle(self, outcome: Response | ModelRefused) -> None:
-        with contextlib.suppress(RuntimeError):  # the gateway ended with the process: no agent is left to answer
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the gateway ended with the process: no agent is left to answer
             self._loop.call_soon_threadsafe(_set, self._future, outcome)
 
     async def outcome(self) -> Response:
-        """Wait for the answer, on the gateway's loop, any number of times. *Raises* ModelRefused."""
+        """Wait for the answer, on the gateway's loop, any number of times. *Raises*
+        ModelRefused."""
         outcome = await asyncio.shield(self._future)
         if isinstance(outcome, ModelRefused):
-            raise ModelRefused(str(outcome), status=outcome.status)  # a new one: each request that waits raises its own
+            raise ModelRefused(
+                str(outcome), status=outcome.status
+            )  # a new one: each request that waits raises its own
         return outcome
 
     def echo(self, response: Response) -> Message | None:
@@ -88,7 +104,10 @@ class Call:
         if self.dialect == "chat":
             written: Mapping[str, Any] = {"messages": [body["choices"][0]["message"]]}
         elif self.dialect == "messages":
-            written = {"messages": [{"role": "assistant", "content": body["content"]}], "max_tokens": 1}
+            written = {
+                "messages": [{"role": "assistant", "content": body["content"]}],
+                "max_tokens": 1,
+            }
         else:
             written = {"input": body["output"]}
         try:
@@ -105,7 +124,8 @@ def _set(future: asyncio.Future[Response | ModelRefused], outcome: Response | Mo
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """The way from one agent to its rollout. ``next`` is awaited in the loop that opened the route."""
+    """The way from one agent to its rollout. ``next`` is awaited in the loop that
+    opened the route."""
 
     id: str
     dialects: tuple[str, ...]
@@ -163,9 +183,12 @@ class Route:
 
 
 def _key(dialect: str, request: DialectRequest) -> bytes:
-    """Equal for a request and its repetition, as a stream or not: everything that the model sees, and no id."""
+    """Equal for a request and its repetition, as a stream or not: everything that the model sees,
+    and no id."""
     seen = [dialect, request.messages, request.tools, dict(request.sampling_args)]
-    return hashlib.blake2b(json.dumps(seen, default=str, sort_keys=True).encode(), digest_size=16).digest()
+    return hashlib.blake2b(
+        json.dumps(seen, default=str, sort_keys=True).encode(), digest_size=16
+    ).digest()
 
 
 class Gateway(ModelServer):
@@ -226,14 +249,19 @@ class Gateway(ModelServer):
         route_id, _, path = rest.partition("/")
         if not request.path.startswith("/r/") or not path:
             raise ModelRefused(
-                f"{request.method} {request.path} is not a path of this gateway: write the base URL as /r/<id>/v1",
+                f"{request.method} {request.path} is not a path of this gateway: write the base URL"
+                " as /r/<id>/v1",
                 status=404,
             )
         route = self._routes.get(route_id)
         if route is None:
             reason = self._ended.get(route_id)
             raise ModelRefused(
-                "there is no rollout with this id" if reason is None else f"the rollout is over: {reason}",
+                (
+                    "there is no rollout with this id"
+                    if reason is None
+                    else f"the rollout is over: {reason}"
+                ),
                 status=404,
             )
         path = path.removeprefix("v1/").removeprefix("v1/")  # some clients add one of their own
@@ -260,8 +288,11 @@ class Gateway(ModelServer):
             return await send_stream(request, events, partial(dialect.error_event, request=parsed))
         return dialect.response_body(await call.outcome(), parsed)
 
-    async def _events(self, dialect: Dialect, call: Call, parsed: DialectRequest) -> AsyncGenerator[bytes, None]:
-        """The answer as a stream: at once, or an opening and keep-alive events after ``keep_alive_s``."""
+    async def _events(
+        self, dialect: Dialect, call: Call, parsed: DialectRequest
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer as a stream: at once, or an opening and keep-alive events after
+        ``keep_alive_s``."""
         waiting = asyncio.ensure_future(call.outcome())
         opening, write = b"".join(dialect.stream_opening(parsed)), dialect.stream_events
         try:
@@ -279,20 +310,22 @@ def _offered(method: str, path: str, route: Route) -> Dialect:
     if dialect is None or method != "POST":
         offered = ", ".join(DIALECTS[name].PATHS[0] for name in route.dialects)
         raise ModelRefused(
-            f"the agent called {method} /v1/{path}, which is not offered; offered are {offered} and models",
+            f"the agent called {method} /v1/{path}, which is not offered; offered are {offered} and"
+            " models",
             status=404,
         )
     if dialect.NAME not in route.dialects:
         raise ModelRefused(
-            f"the agent called /v1/{path}, the dialect {dialect.NAME!r}, which this environment does not offer "
-            f"(dialect={route.dialects[0]!r})",
+            f"the agent called /v1/{path}, the dialect {dialect.NAME!r}, which this environment"
+            f" does not offer (dialect={route.dialects[0]!r})",
             status=404,
         )
     return dialect
 
 
 def _base() -> Path:
-    """The folder for temporary files; ``/tmp`` where its path is too long for a Unix socket (108 bytes on Linux)."""
+    """The folder for temporary files; ``/tmp`` where its path is too long for a Unix socket (108
+    bytes on Linux)."""
     folder = Path(tempfile.gettempdir())
     return folder if len(os.fsencode(folder)) <= MAX_BASE_BYTES else Path("/tmp")
 
@@ -326,7 +359,8 @@ def gateway() -> Gateway:
 
 
 def _forget() -> None:
-    """After a fork the thread is gone: the child starts a gateway of its own, and leaves its parent's folder alone."""
+    """After a fork the thread is gone: the child starts a gateway of its own, and leaves its
+    parent's folder alone."""
     global _gateway, _lock
     if _gateway is not None:
         atexit.unregister(_gateway.stop)

@@ -17,7 +17,10 @@ import posixpath
 from pathlib import Path
 
 from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.capabilities import (
+    EnvironmentCapabilities,
+    EnvironmentResourceCapabilities,
+)
 
 from verifiers.errors import ConfigError, SandboxError
 from verifiers.sandbox import Sandbox as Session
@@ -39,9 +42,10 @@ _BUILDING = asyncio.Lock()
 class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed where types are checked
     """A Harbor environment.
 
-    Arguments of ``--ek``: ``host_images``, images separated by commas in whose place this machine's system programs
-    stand; ``images``, a folder with the root file systems of others, as that of ``HarborEnv``; ``without_network``,
-    true to run tasks that ask for a network or say nothing about it; ``backend``, a sandbox with the capability "root".
+    Arguments of ``--ek``: ``host_images``, images separated by commas in whose place this machine's
+    system programs stand; ``images``, a folder with the root file systems of others, as that of
+    ``HarborEnv``; ``without_network``, true to run tasks that ask for a network or say nothing
+    about it; ``backend``, a sandbox with the capability "root".
     """
 
     def __init__(
@@ -53,7 +57,10 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
         backend: str = "bubblewrap",
         **keywords: object,
     ):
-        self._host_images, self._images = {name.strip() for name in host_images.split(",")} - {""}, images
+        self._host_images, self._images = (
+            {name.strip() for name in host_images.split(",")} - {""},
+            images,
+        )
         self._without_network, self._backend = without_network, backend
         self._build = Dockerfile()
         self._session: Session | None = None
@@ -74,7 +81,9 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
     def _validate_definition(self) -> None:
         path, config = self.environment_dir / "Dockerfile", self.task_env_config
         if (self.environment_dir / "docker-compose.yaml").exists():
-            raise ConfigError(f"{self.environment_name}: docker-compose.yaml is not supported by {self.type()}")
+            raise ConfigError(
+                f"{self.environment_name}: docker-compose.yaml is not supported by {self.type()}"
+            )
         if path.is_file():
             self._build = read_dockerfile(path, self._start_of)
         elif config.docker_image:
@@ -84,8 +93,8 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
             self._build.folders.append(config.workdir)
         if self._network_is_public and not self._without_network:
             raise ConfigError(
-                f"{self.environment_name}: the sandbox has no network; set [environment] network_mode = "
-                '"no-network" in its task.toml, or pass --ek without_network=true'
+                f"{self.environment_name}: the sandbox has no network; set [environment]"
+                ' network_mode = "no-network" in its task.toml, or pass --ek without_network=true'
             )
 
     def _start_of(self, image: str) -> Dockerfile:
@@ -94,12 +103,12 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
         if self._images:
             return building.start(image, ImageStore(self._images), self.environment_name)
         raise ConfigError(
-            f"{self.environment_name}: its image {image!r} is not here, and none is downloaded; pass --ek "
-            f"host_images={image} to use this machine's system programs in its place, or --ek images=FOLDER with "
-            f"its root file system"
+            f"{self.environment_name}: its image {image!r} is not here, and none is downloaded;"
+            f" pass --ek host_images={image} to use this machine's system programs in its place, or"
+            " --ek images=FOLDER with its root file system"
         )
 
-    # --- one life -------------------------------------------------------------------------------------------------
+    # --- one life ---------------------------------------------------------------------------------
 
     async def start(self, force_build: bool) -> None:
         layer = await self._layer(force_build)
@@ -143,7 +152,7 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
         finally:
             await session.close()
 
-    # --- commands and files ---------------------------------------------------------------------------------------
+    # --- commands and files -----------------------------------------------------------------------
 
     async def exec(
         self,
@@ -154,7 +163,9 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
         user: str | int | None = None,
     ) -> ExecResult:
         if self._resolve_user(user) not in ROOT_USERS:
-            raise ConfigError(f"{self.environment_name}: the sandbox has one user; it cannot run as {user!r}")
+            raise ConfigError(
+                f"{self.environment_name}: the sandbox has one user; it cannot run as {user!r}"
+            )
         variables = [f"{name}={value}" for name, value in (self._merge_env(env) or {}).items()]
         folder = cwd or self._build.workdir
         argv = ["env", *variables, "bash", "-c", 'cd "$0" && eval "$1"', folder, command]
@@ -163,14 +174,22 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
         stderr = "\n".join(part for part in (result.stderr, result.error) if part)
         code = 1 if result.exit_code is None else result.exit_code
-        return ExecResult(stdout=result.stdout, stderr=stderr, return_code=128 - code if code < 0 else code)
+        return ExecResult(
+            stdout=result.stdout, stderr=stderr, return_code=128 - code if code < 0 else code
+        )
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         folder, name = posixpath.split(target_path)
-        await put(self._running(), await asyncio.to_thread(pack, [(Path(source_path), name)]), folder or ".")
+        await put(
+            self._running(),
+            await asyncio.to_thread(pack, [(Path(source_path), name)]),
+            folder or ".",
+        )
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        await put(self._running(), await asyncio.to_thread(pack, [(Path(source_dir), ".")]), target_dir)
+        await put(
+            self._running(), await asyncio.to_thread(pack, [(Path(source_dir), ".")]), target_dir
+        )
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         content = await self._running().read_file(source_path)
@@ -181,9 +200,13 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
         packed = await take(self._running(), source_dir)
         if packed is None or not packed.is_folder:
             raise FileNotFoundError(f"{source_dir} is no folder of the sandbox")
-        await asyncio.to_thread(unpack_sent, packed.archive, Path(target_dir))  # what leads out is left out
+        await asyncio.to_thread(
+            unpack_sent, packed.archive, Path(target_dir)
+        )  # what leads out is left out
 
     def _running(self) -> Session:
         if self._session is None:
-            raise SandboxError(f"{self.environment_name}: the sandbox is not running; start() opens it")
+            raise SandboxError(
+                f"{self.environment_name}: the sandbox is not running; start() opens it"
+            )
         return self._session

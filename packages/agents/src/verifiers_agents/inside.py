@@ -1,9 +1,10 @@
 """Run one agent program inside its sandbox, forward its model calls, and keep its output.
 
-A program of its own, which imports nothing but the standard library: ``inside.py SETTINGS``, where SETTINGS is a JSON
-file. Connections to ``port`` on loopback are forwarded to the Unix socket ``socket`` (None: nothing is forwarded). The
-agent's output goes into the file ``log``; ``output_of`` reads it, also while it is written. The report is one line of
-JSON on stdout: ``exit_code``, ``flooded``, ``left`` (names of processes that outlived the agent), or ``failed``.
+A program of its own, which imports nothing but the standard library: ``inside.py SETTINGS``, where
+SETTINGS is a JSON file. Connections to ``port`` on loopback are forwarded to the Unix socket
+``socket`` (None: nothing is forwarded). The agent's output goes into the file ``log``;
+``output_of`` reads it, also while it is written. The report is one line of JSON on stdout:
+``exit_code``, ``flooded``, ``left`` (names of processes that outlived the agent), or ``failed``.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ CHUNK = 65536
 HEAD = struct.Struct("<Q")
 """Start of the log file: how many bytes the agent wrote."""
 POLL_S = 0.05
-"""Interval of checks whether the agent has ended, where the system has no descriptors of processes."""
+"""Interval of checks whether the agent has ended, where the system has no descriptors
+of processes."""
 
 
 class Log:
-    """The first and the last half of what was written, in a file of bounded size that is readable at any time."""
+    """The first and the last half of what was written, in a file of bounded size that is readable
+    at any time."""
 
     def __init__(self, path: str, max_bytes: int):
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -51,7 +54,8 @@ def place(position: int, half: int) -> tuple[int, int]:
 
 
 def output_of(content: bytes, max_bytes: int) -> tuple[bytes, int]:
-    """(the output, with a note where its middle was dropped, bytes that the agent wrote) of a log file's content.
+    """(the output, with a note where its middle was dropped, bytes that the agent wrote) of a log
+    file's content.
 
     >>> log = Log("/tmp/verifiers-log-doctest", 8)
     >>> log.write(b"abcdefghijk")
@@ -71,7 +75,8 @@ def output_of(content: bytes, max_bytes: int) -> tuple[bytes, int]:
 
 
 def forward(port: int, path: str) -> None:
-    """Accept connections on loopback, and connect each with the socket ``path``; returns once it listens."""
+    """Accept connections on loopback, and connect each with the socket ``path``; returns once it
+    listens."""
     listening = socket.create_server(("127.0.0.1", port), backlog=128)
 
     def accept() -> None:
@@ -127,11 +132,16 @@ def run(settings: dict[str, object]) -> dict[str, object]:
     flooded = _read(agent, log, int(str(settings["max_output_bytes"])))
     if flooded:
         os.killpg(agent.pid, signal.SIGKILL)
-    return {"exit_code": agent.wait(), "flooded": flooded, "left": left_processes(agent.pid, bool(settings["alone"]))}
+    return {
+        "exit_code": agent.wait(),
+        "flooded": flooded,
+        "left": left_processes(agent.pid, bool(settings["alone"])),
+    }
 
 
 def _read(agent: subprocess.Popen[bytes], log: Log, max_bytes: int) -> bool:
-    """Copy the output into the log until the agent ends; whether it wrote more than ``max_bytes``."""
+    """Copy the output into the log until the agent ends; whether it wrote more than
+    ``max_bytes``."""
     assert agent.stdout is not None
     output = agent.stdout.fileno()
     ended = os.pidfd_open(agent.pid) if hasattr(os, "pidfd_open") else None
@@ -152,7 +162,8 @@ def _read(agent: subprocess.Popen[bytes], log: Log, max_bytes: int) -> bool:
 
 
 def left_processes(session: int, alone: bool) -> list[str]:
-    """Names of the processes that the agent left: of its session, or all others where the sandbox is theirs alone."""
+    """Names of the processes that the agent left: of its session, or all others where the sandbox
+    is theirs alone."""
     known = {1, os.getpid(), os.getppid()}
     names = []
     for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):

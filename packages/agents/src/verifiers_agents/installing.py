@@ -1,8 +1,9 @@
 """``vf-install --agent NAME``: install an agent program from npm or the Python package index.
 
-Each version goes into a folder of its own below ``agents_folder``, beside this Python and not into it. The folder gets
-its name only when it is complete, so an interrupted installation leaves no agent that half works. No code of the
-package runs here: npm runs no scripts, and Python packages are wheels.
+Each version goes into a folder of its own below ``agents_folder``, beside this Python and not into
+it. The folder gets its name only when it is complete, so an interrupted installation leaves no
+agent that half works. No code of the package runs here: npm runs no scripts, and Python packages
+are wheels.
 """
 
 from __future__ import annotations
@@ -30,12 +31,18 @@ def install_agent(call: Call, name: str) -> None:
         raise ConfigError(f"--agent takes one name and no environment, not {' '.join(call.words)}")
     agent, version = find_agent(name), name.partition("@")[2]
     if not agent.registry:
-        raise ConfigError(f"the agent {agent.name!r} is not installed by this command: it names no package")
+        raise ConfigError(
+            f"the agent {agent.name!r} is not installed by this command: it names no package"
+        )
     present = installed_versions(agent)
     if not call.options["upgrade"] and (version in present if version else present):
         found = find_installed(agent, version)
         _print_result(
-            call, agent, found.version, found.folder, "is installed already (--upgrade looks for a newer one)"
+            call,
+            agent,
+            found.version,
+            found.folder,
+            "is installed already (--upgrade looks for a newer one)",
         )
         return
     folder = agents_folder() / agent.name
@@ -45,8 +52,8 @@ def install_agent(call: Call, name: str) -> None:
         call.say(installer.command_line(command))
         return
     call.note(
-        f"vf-install: {agent.package}, {agent.note or 'no licence known'}; none of its code runs while it is "
-        "installed; AgentEnv runs it in a sandbox without a network"
+        f"vf-install: {agent.package}, {agent.note or 'no licence known'}; none of its code runs"
+        " while it is installed; AgentEnv runs it in a sandbox without a network"
     )
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".installing-", dir=folder))
@@ -68,7 +75,9 @@ def _command(agent: Agent, version: str, folder: Path) -> list[str]:
     more = agent.further_packages
     if agent.registry == "npm":
         if shutil.which("npm") is None:
-            raise ConfigError(f"the agent {agent.name!r} is installed with npm, which is not on the path")
+            raise ConfigError(
+                f"the agent {agent.name!r} is installed with npm, which is not on the path"
+            )
         requirement = f"{agent.package}@{version or 'latest'}"
         flags = ["--ignore-scripts", "--no-audit", "--no-fund"]
         return ["npm", "install", "--prefix", str(folder), *flags, requirement, *more]
@@ -79,5 +88,6 @@ def _command(agent: Agent, version: str, folder: Path) -> list[str]:
 def _print_result(call: Call, agent: Agent, version: str, folder: Path, outcome: str) -> None:
     call.facts |= {"distribution": agent.package, "version": version}
     call.say(
-        f"{agent.name} {version} {outcome}: {folder}\nuse it: vf.AgentEnv(agent={agent.name!r}, dataset=…, rubric=…)"
+        f"{agent.name} {version} {outcome}: {folder}\nuse it: vf.AgentEnv(agent={agent.name!r},"
+        " dataset=…, rubric=…)"
     )

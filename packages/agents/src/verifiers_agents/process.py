@@ -1,7 +1,9 @@
-"""Run one agent program in a sandbox: its files, its command, its end, its log, and the files it leaves.
+"""Run one agent program in a sandbox: its files, its command, its end, its log, and the files it
+leaves.
 
-The promise: the agent reaches nothing but its model, through one socket; when ``AgentProcess`` is closed, none of its
-processes runs; its log is readable however it ended. Its end is a report or one error.
+The promise: the agent reaches nothing but its model, through one socket; when ``AgentProcess`` is
+closed, none of its processes runs; its log is readable however it ended. Its end is a report or one
+error.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ LOG_LINES = 3
 """Last lines of the log that an error quotes."""
 SHARED_NODE = "/usr/share/nodejs"
 """Where Debian's package of node keeps a part of it."""
-SETTINGS = {"memory": "memory_gb", "cpu": "timeout_minutes", "wall": "timeout_minutes", "file": "disk_size_gb"}
+SETTINGS = {
+    "memory": "memory_gb",
+    "cpu": "timeout_minutes",
+    "wall": "timeout_minutes",
+    "file": "disk_size_gb",
+}
 """Limit of a sandbox -> the parameter that sets it."""
 
 _FIND = """
@@ -113,10 +120,15 @@ class Ending:
     seconds: float = 0.0
 
 
-def spec_for(spec: SandboxSpec, installed: Installed | None, agent: Agent, is_isolated: bool = True) -> SandboxSpec:
-    """The spec with what an agent needs: limits that a runtime such as node can start within, and where it is isolated
-    its program, the programs of the host that it runs with, and the socket of its model."""
-    spec = replace(spec, num_processes=max(spec.num_processes, NUM_PROCESSES), limit_address_space=False)
+def spec_for(
+    spec: SandboxSpec, installed: Installed | None, agent: Agent, is_isolated: bool = True
+) -> SandboxSpec:
+    """The spec with what an agent needs: limits that a runtime such as node can start within, and
+    where it is isolated its program, the programs of the host that it runs with, and the socket of
+    its model."""
+    spec = replace(
+        spec, num_processes=max(spec.num_processes, NUM_PROCESSES), limit_address_space=False
+    )
     if not is_isolated:
         return spec
     mounts = {f"{MOUNTED}/inside.py": inside.__file__, SOCKETS: str(gateway().folder)}
@@ -138,12 +150,17 @@ def spec_for(spec: SandboxSpec, installed: Installed | None, agent: Agent, is_is
 
 def named_files(command: Sequence[str]) -> dict[str, bytes]:
     """The files of the working directory that a command names by a relative path."""
-    paths = [word for word in command[1:] if not Path(word).is_absolute() and ".." not in Path(word).parts]
+    paths = [
+        word
+        for word in command[1:]
+        if not Path(word).is_absolute() and ".." not in Path(word).parts
+    ]
     return {path: Path(path).read_bytes() for path in paths if Path(path).is_file()}
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """The file that a command gives to its interpreter: its second word, if that is a relative path of a file.
+    """The file that a command gives to its interpreter: its second word, if that is a relative path
+    of a file.
 
     >>> script_of(["python3", "agent.py", "{prompt}"])
     'agent.py'
@@ -153,11 +170,15 @@ def script_of(command: Sequence[str]) -> str | None:
 
 
 def contents(files: Mapping[str, str | bytes | Path] | None) -> dict[str, str | bytes]:
-    """Files by path with their contents read. *Raises* ConfigError for what is neither text, bytes nor ``Path``."""
+    """Files by path with their contents read. *Raises* ConfigError for what is neither text, bytes
+    nor ``Path``."""
     read: dict[str, str | bytes] = {}
     for path, content in (files or {}).items():
         if not isinstance(content, str | bytes | Path):
-            raise ConfigError(f"files maps paths to text, bytes or Path, not {type(content).__name__}", key="files")
+            raise ConfigError(
+                f"files maps paths to text, bytes or Path, not {type(content).__name__}",
+                key="files",
+            )
         read[path] = content.read_bytes() if isinstance(content, Path) else content
     return read
 
@@ -166,14 +187,16 @@ def check_backend(backend: SandboxBackend) -> None:
     """*Raises* ConfigError for a sandbox that cannot mount an agent and the socket of its model."""
     if "isolation" in backend.capabilities and "mounts" not in backend.capabilities:
         raise ConfigError(
-            "an agent runs in a sandbox that can mount its program and the socket of its model, which "
-            f"{backend.name!r} cannot: use sandbox='bubblewrap', or for trusted agents 'unsafe_subprocess'",
+            "an agent runs in a sandbox that can mount its program and the socket of its model,"
+            f" which {backend.name!r} cannot: use sandbox='bubblewrap', or for trusted agents"
+            " 'unsafe_subprocess'",
             key="sandbox",
         )
 
 
 class AgentProcess:
-    """One agent in one sandbox. ``open`` prepares it, ``run`` runs it, ``collect`` reads what it left."""
+    """One agent in one sandbox. ``open`` prepares it, ``run`` runs it, ``collect`` reads what it
+    left."""
 
     def __init__(self, agent: Agent, sandbox: Sandbox, places: Places, limits: Limits):
         self._agent, self._sandbox, self._places, self._limits = agent, sandbox, places, limits
@@ -194,14 +217,18 @@ class AgentProcess:
         files: Mapping[str, str | bytes],
         limits: Limits,
     ) -> AgentProcess:
-        """Write the files into a sandbox that was opened for this agent; it is closed when that fails.
+        """Write the files into a sandbox that was opened for this agent; it is closed when that
+        fails.
 
         *Raises* SandboxError.
         """
         if places.is_isolated:
             root_url, package = f"http://127.0.0.1:{PORT}{route.path}", f"{MOUNTED}/package"
         else:
-            root_url, package = route.url.removesuffix("/v1"), str(installed.folder if installed else "")
+            root_url, package = (
+                route.url.removesuffix("/v1"),
+                str(installed.folder if installed else ""),
+            )
         program = installed.program if installed is not None else None
         values = {
             "prompt": prompt,
@@ -209,7 +236,11 @@ class AgentProcess:
             "root_url": root_url,
             "model": MODEL,
             "package": package,
-            "program": f"{package}/{program.relative_to(installed.folder)}" if installed and program else "",
+            "program": (
+                f"{package}/{program.relative_to(installed.folder)}"
+                if installed and program
+                else ""
+            ),
             "home": places.home,
             "work": places.work,
         }
@@ -226,27 +257,37 @@ class AgentProcess:
     async def run(self) -> None:
         """Run the agent to its end.
 
-        *Raises* AgentError when it cannot be started or ends with another code than 0; SandboxLimit when it writes more
-        than its bound, or reaches a limit of its sandbox.
+        *Raises* AgentError when it cannot be started or ends with another code than 0; SandboxLimit
+        when it writes more than its bound, or reaches a limit of its sandbox.
         """
         self._started = time.monotonic()
-        python = interpreter(self._places.has_image) if self._places.is_isolated else [sys.executable]
-        program = [*python, "-I", "-S", f"{MOUNTED}/inside.py" if self._places.is_isolated else inside.__file__]
+        python = (
+            interpreter(self._places.has_image) if self._places.is_isolated else [sys.executable]
+        )
+        program = [
+            *python,
+            "-I",
+            "-S",
+            f"{MOUNTED}/inside.py" if self._places.is_isolated else inside.__file__,
+        ]
         try:
-            result = await self._sandbox.exec([*program, f"{self._places.root}/settings.json"], timeout_s=10**7)
+            result = await self._sandbox.exec(
+                [*program, f"{self._places.root}/settings.json"], timeout_s=10**7
+            )
         finally:
             self.ending.seconds = time.monotonic() - self._started
         report = self._report(result)
         if (failed := report.get("failed")) is not None:
             raise AgentError(
-                f"the agent {self._agent.name!r} could not be started: {failed}; its sandbox has the system's "
-                "programs, and files that the command names after its first word: ['python3', 'agent.py', '{prompt}']"
+                f"the agent {self._agent.name!r} could not be started: {failed}; its sandbox has"
+                " the system's programs, and files that the command names after its first word:"
+                " ['python3', 'agent.py', '{prompt}']"
             )
         self.ending.exit_code, self.ending.left = report["exit_code"], report["left"]
         if report["flooded"]:
             raise SandboxLimit(
-                f"the agent {self._agent.name!r} was ended: it wrote more than {self._limits.max_output_bytes} bytes "
-                "(max_output_mb)",
+                f"the agent {self._agent.name!r} was ended: it wrote more than"
+                f" {self._limits.max_output_bytes} bytes (max_output_mb)",
                 limit="output",
             )
 
@@ -255,30 +296,39 @@ class AgentProcess:
             limit = "wall" if result.timed_out else str(result.limit)
             setting = f" ({SETTINGS[limit]})" if limit in SETTINGS else ""
             raise SandboxLimit(
-                f"the agent {self._agent.name!r} was ended: its sandbox reached the limit of {limit}{setting}",
+                f"the agent {self._agent.name!r} was ended: its sandbox reached the limit of"
+                f" {limit}{setting}",
                 limit=limit,
             )
         try:
             report: dict[str, Any] = json.loads(result.stdout)
         except ValueError:
             reason = result.error or result.stderr or f"exit code {result.exit_code}"
-            raise AgentError(f"the agent {self._agent.name!r} was lost with its sandbox: {reason}") from None
+            raise AgentError(
+                f"the agent {self._agent.name!r} was lost with its sandbox: {reason}"
+            ) from None
         return report
 
     def check_exit_code(self) -> None:
-        """*Raises* AgentError that quotes the end of the log when the agent ended with another code than 0."""
+        """*Raises* AgentError that quotes the end of the log when the agent ended with another code
+        than 0."""
         code = self.ending.exit_code
         if code:
             how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
             absent = self._absent_script
             why = (
-                f"; {absent} is no file of the working directory {os.getcwd()}, so it was not copied" if absent else ""
+                f"; {absent} is no file of the working directory {os.getcwd()}, so it was not"
+                " copied"
+                if absent
+                else ""
             )
             raise AgentError(f"the agent {self._agent.name!r} {how}{self.last_lines()}{why}")
 
     def last_lines(self) -> str:
         """The last lines of the log that have words, for a message."""
-        lines = [line.strip() for line in self.ending.log.splitlines() if any(map(str.isalnum, line))][-LOG_LINES:]
+        lines = [
+            line.strip() for line in self.ending.log.splitlines() if any(map(str.isalnum, line))
+        ][-LOG_LINES:]
         return f"; its log ends with: {' | '.join(lines)}" if lines else "; it wrote nothing"
 
     async def collect(self, patterns: Sequence[str], keep: Path | None) -> None:
@@ -290,19 +340,28 @@ class AgentProcess:
         self.is_collected = True
         try:
             if patterns or keep is not None:
-                await self._sandbox.restart()  # what the agent left running could change files while they are read
+                await (
+                    self._sandbox.restart()
+                )  # what the agent left running could change files while they are read
             content = await self._sandbox.read_file(self._places.log)
             output, ending.log_bytes = inside.output_of(content, limits.max_log_bytes)
             ending.log = output.decode("utf-8", "replace")
             for name, size in await self._matching(patterns):
                 if size > limits.max_file_bytes:
-                    ending.notes.append(f"{name} was not collected: {size} bytes are more than max_file_mb")
+                    ending.notes.append(
+                        f"{name} was not collected: {size} bytes are more than max_file_mb"
+                    )
                     continue
                 data = await self._sandbox.read_file(f"{self._places.work}/{name}")
                 ending.files[name] = _text(data)
             if keep is not None:
                 await self._keep(keep)
-        except (SandboxError, OSError, ValueError, TypeError) as error:  # the latter for an answer that is no list
+        except (
+            SandboxError,
+            OSError,
+            ValueError,
+            TypeError,
+        ) as error:  # the latter for an answer that is no list
             ending.notes.append(f"the sandbox could not be read: {error}")
 
     async def _matching(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
@@ -317,7 +376,9 @@ class AgentProcess:
 
     async def _keep(self, keep: Path) -> None:
         target = f"{self._places.root}/work.tar"
-        result = await self._sandbox.exec(_PACK.format(target=target, work=self._places.work), timeout_s=COLLECT_S)
+        result = await self._sandbox.exec(
+            _PACK.format(target=target, work=self._places.work), timeout_s=COLLECT_S
+        )
         if result.error or result.timed_out:
             self.ending.notes.append(f"the work folder was not kept: {result.error or 'time-out'}")
             return
@@ -330,7 +391,9 @@ class AgentProcess:
             return
         if left_out:
             names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-            self.ending.notes.append(f"the copy of the work folder is without {names}, which lead out of it")
+            self.ending.notes.append(
+                f"the copy of the work folder is without {names}, which lead out of it"
+            )
 
     async def close(self) -> None:
         """End every process of the agent and delete its files."""
@@ -342,7 +405,8 @@ class AgentProcess:
         places, limits, agent = self._places, self._limits, self._agent
         await self._sandbox.write_file(f"{places.work}/.verifiers", b"")
         result = await self._sandbox.exec(
-            f"import os\nos.remove({places.work + '/.verifiers'!r})\nos.makedirs({places.home!r}, exist_ok=True)",
+            f"import os\nos.remove({places.work + '/.verifiers'!r})\nos.makedirs({places.home!r},"
+            " exist_ok=True)",
             timeout_s=COLLECT_S,
         )
         if result.error:

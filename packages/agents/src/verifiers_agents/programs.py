@@ -1,7 +1,9 @@
-"""The agents that are known by name, as found by running them; each entry is the fields of an ``Agent``.
+"""The agents that are known by name, as found by running them; each entry is the fields of an
+``Agent``.
 
-Every configuration turns off what an agent in a sandbox without a network cannot do: updates, telemetry, model lists,
-retries of its own. It leaves the agent's instructions and tools as they are.
+Every configuration turns off what an agent in a sandbox without a network cannot do: updates,
+telemetry, model lists, retries of its own. It leaves the agent's instructions and tools as they
+are.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ _PI = json.dumps(
     },
     indent=1,
 )
-_MINI = "python3 -m minisweagent.run.mini -y --exit-immediately -m openai/{model} {args} -t {prompt}"
+_MINI = (
+    "python3 -m minisweagent.run.mini -y --exit-immediately -m openai/{model} {args} -t {prompt}"
+)
 
 BUILTIN: dict[str, dict[str, Any]] = {
     "codex": {
@@ -91,7 +95,17 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "note": "MIT",
     },
     "pi": {
-        "command": ("node", "{program}", "--provider", "local", "--model", "{model}", "{args}", "-p", "{prompt}"),
+        "command": (
+            "node",
+            "{program}",
+            "--provider",
+            "local",
+            "--model",
+            "{model}",
+            "{args}",
+            "-p",
+            "{prompt}",
+        ),
         "dialect": "chat",
         "environment": {"PI_OFFLINE": "1"},
         "files": {"~/.pi/agent/models.json": _PI},
@@ -103,7 +117,14 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "note": "MIT",
     },
     "claude-code": {
-        "command": ("{program}", "--bare", "-p", "--dangerously-skip-permissions", "{args}", "{prompt}"),
+        "command": (
+            "{program}",
+            "--bare",
+            "-p",
+            "--dangerously-skip-permissions",
+            "{args}",
+            "{prompt}",
+        ),
         "dialect": "messages",
         "environment": {
             "ANTHROPIC_BASE_URL": "{root_url}",
@@ -126,7 +147,11 @@ BUILTIN: dict[str, dict[str, Any]] = {
     "qwen-code": {
         "command": ("node", "{program}", "--yolo", "{args}", "-p", "{prompt}"),
         "dialect": "chat",
-        "environment": {"OPENAI_BASE_URL": "{base_url}", "OPENAI_API_KEY": KEY, "OPENAI_MODEL": "{model}"},
+        "environment": {
+            "OPENAI_BASE_URL": "{base_url}",
+            "OPENAI_API_KEY": KEY,
+            "OPENAI_MODEL": "{model}",
+        },
         "files": {"~/.qwen/settings.json": '{"privacy": {"usageStatisticsEnabled": false}}'},
         "registry": "npm",
         "package": "@qwen-code/qwen-code",

@@ -1,13 +1,14 @@
 """``AgentTurns``: the model calls of an agent program are the turns of a rollout.
 
-Promise: the agent's request is the next prompt of the rollout, and the model's completion answers it; the end of the
-process ends the rollout. A request that cannot be answered, an agent that dies, hangs or floods, and a limit that is
-reached are each one sentence on that rollout, whose finished turns stay. When a rollout is over, nothing of its agent
-runs.
+Promise: the agent's request is the next prompt of the rollout, and the model's completion answers
+it; the end of the process ends the rollout. A request that cannot be answered, an agent that dies,
+hangs or floods, and a limit that is reached are each one sentence on that rollout, whose finished
+turns stay. When a rollout is over, nothing of its agent runs.
 
-An environment inherits it, calls ``set_agent`` in its constructor and opens the sandbox in ``open_process``. A rollout
-that ``prepare_agent`` did not prepare has no agent, and is that of the environment's other base class. ``gateway``
-serves the calls, ``process`` runs the program, ``conversation`` says which calls belong together.
+An environment inherits it, calls ``set_agent`` in its constructor and opens the sandbox in
+``open_process``. A rollout that ``prepare_agent`` did not prepare has no agent, and is that of the
+environment's other base class. ``gateway`` serves the calls, ``process`` runs the program,
+``conversation`` says which calls belong together.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ from verifiers_agents.gateway import Call, Route, gateway
 from verifiers_agents.process import AgentProcess, Ending, script_of
 
 FIRST, LAST = 1000, -1000
-"""Priorities of the clean-up outside the range of subclasses: the agent ends first, its sandbox closes last."""
+"""Priorities of the clean-up outside the range of subclasses: the agent ends first, its sandbox
+closes last."""
 TRAINED_ROLES: tuple[Role, ...] = ("main", "subagent", "summary")
 MAX_IDLE_S = 600.0
 AgentFunction = Callable[[State], Awaitable[object]]
 SAMPLING = frozenset("temperature top_p stop tool_choice response_format".split())
 """Sampling arguments of the agent's requests that count where the run sets none of that name."""
 TRAINED_SAMPLING = frozenset(("stop",))
-"""Those of them that count in training, where others would change the distribution that is trained."""
+"""Those of them that count in training, where others would change the distribution
+that is trained."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +63,14 @@ class AgentRun:
     """Runs the agent; its end is the end of the rollout."""
 
     async def next_call(self, idle_s: float) -> Call | None:
-        """The next call; None when the agent has ended. *Raises* TimeoutError after ``idle_s`` without either."""
+        """The next call; None when the agent has ended. *Raises* TimeoutError after ``idle_s``
+        without either."""
         assert self.task is not None
         waiting = asyncio.ensure_future(self.route.next())
         try:
-            done, _ = await asyncio.wait({waiting, self.task}, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {waiting, self.task}, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if self.task in done:
                 return None
             if waiting not in done:
@@ -75,7 +81,8 @@ class AgentRun:
 
 
 def side_calls(state: State) -> float:
-    """Calls beside the agent's conversations, such as for a title; they are recorded, and not trained."""
+    """Calls beside the agent's conversations, such as for a title; they are recorded, and not
+    trained."""
     return float(_roles(state).count("side"))
 
 
@@ -121,19 +128,32 @@ class AgentTurns(MultiTurnEnv):
     ) -> None:
         """Set the agent of the rollouts. *Raises* ConfigError for an invalid parameter."""
         if agent is not None and command is not None:
-            raise ConfigError("pass agent= (a name or an Agent) or command=[…], and not both", key="agent")
+            raise ConfigError(
+                "pass agent= (a name or an Agent) or command=[…], and not both", key="agent"
+            )
         if dialect is not None and dialect not in DIALECTS:
-            raise ConfigError(f"dialect is {dialect!r}; it must be one of {', '.join(DIALECTS)}", key="dialect")
+            raise ConfigError(
+                f"dialect is {dialect!r}; it must be one of {', '.join(DIALECTS)}", key="dialect"
+            )
         if history not in ("exact", "template"):
-            raise ConfigError(f'history is {history!r}; it must be "exact" or "template"', key="history")
+            raise ConfigError(
+                f'history is {history!r}; it must be "exact" or "template"', key="history"
+            )
         if unknown := sorted({*trained_roles} - {*ROLES}):
-            raise ConfigError(f"trained_roles has {unknown[0]!r}; roles are {', '.join(ROLES)}", key="trained_roles")
+            raise ConfigError(
+                f"trained_roles has {unknown[0]!r}; roles are {', '.join(ROLES)}",
+                key="trained_roles",
+            )
         if isinstance(command, str) or isinstance(agent_args, str):
             raise ConfigError("command and agent_args are lists of texts, not one text")
         self.agent, self.dialect = agent, dialect
         self.command = None if command is None else [str(word) for word in command]
         self.agent_args = [str(word) for word in agent_args]
-        self.trained_roles, self.history, self.max_idle_seconds = tuple(trained_roles), history, max_idle_seconds
+        self.trained_roles, self.history, self.max_idle_seconds = (
+            tuple(trained_roles),
+            history,
+            max_idle_seconds,
+        )
 
     def identity(self) -> dict[str, Any]:
         """The parameters, and the version of an installed agent."""
@@ -143,12 +163,13 @@ class AgentTurns(MultiTurnEnv):
                 described["agent_version"] = installed.version
         return described
 
-    # --- methods to override ----------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------
 
     async def run_agent(self, state: State) -> object:
         """Run the agent to its end: the program in its sandbox, or the function of ``agent=``.
 
-        Override it for a framework in this process; its model calls go to ``vf.model_gateway(state)``.
+        Override it for a framework in this process; its model calls go to
+        ``vf.model_gateway(state)``.
         """
         run = agent_run(state)
         if run.process is None:
@@ -161,20 +182,23 @@ class AgentTurns(MultiTurnEnv):
         """The task as the agent is given it: the texts of the row's prompt."""
         return "\n\n".join(filter(None, map(message_text, state["prompt"])))
 
-    async def open_process(self, agent: Agent, installed: Installed | None, route: Route, state: State) -> AgentProcess:
+    async def open_process(
+        self, agent: Agent, installed: Installed | None, route: Route, state: State
+    ) -> AgentProcess:
         """Prepare the agent in a sandbox of the rollout."""
         raise NotImplementedError(f"{type(self).__name__} must define open_process")
 
     def agent_seconds_left(self, state: State) -> float:
-        """Seconds until a stop condition ends the agent, by a limit other than those of every rollout."""
+        """Seconds until a stop condition ends the agent, by a limit other than those of every
+        rollout."""
         return math.inf
 
-    # --- one rollout ----------------------------------------------------------------------------------------------
+    # --- one rollout ------------------------------------------------------------------------------
 
     @setup(priority=FIRST)
     async def prepare_agent(self, state: State) -> None:
-        """Find the agent, so that an invalid setting ends the run before the first model call, and open the rollout's
-        route to the model. The agent starts after every other preparation."""
+        """Find the agent, so that an invalid setting ends the run before the first model call, and
+        open the rollout's route to the model. The agent starts after every other preparation."""
         agent = self.described_agent()
         installed = self.installed(agent)
         offered = self.dialect or (agent.dialect if agent is not None else None)
@@ -182,7 +206,10 @@ class AgentTurns(MultiTurnEnv):
         state["agent"], state["files"] = {"name": _name(self.agent, agent)}, {}
         state.saved_columns = ("agent", "files")
         if agent is not None:
-            state["agent"] |= {"command": list(agent.command), "version": installed.version if installed else None}
+            state["agent"] |= {
+                "command": list(agent.command),
+                "version": installed.version if installed else None,
+            }
 
     async def _start(self, run: AgentRun, state: State) -> None:
         agent = self.described_agent()
@@ -191,7 +218,8 @@ class AgentTurns(MultiTurnEnv):
         run.task = asyncio.ensure_future(self.run_agent(state))
 
     def described_agent(self) -> Agent | None:
-        """The agent as data; None for a framework in this process. *Raises* ConfigError for an unknown name."""
+        """The agent as data; None for a framework in this process. *Raises* ConfigError for an
+        unknown name."""
         if isinstance(self.agent, Agent):
             agent = self.agent
         elif isinstance(self.agent, str):
@@ -210,7 +238,8 @@ class AgentTurns(MultiTurnEnv):
         return type(self).run_agent is not AgentTurns.run_agent
 
     def installed(self, agent: Agent | None) -> Installed | None:
-        """Where the agent is installed; None for one that is not installed. *Raises* ConfigError when it is missing."""
+        """Where the agent is installed; None for one that is not installed. *Raises* ConfigError
+        when it is missing."""
         if agent is None or not agent.registry:
             return None
         version = self.agent.partition("@")[2] if isinstance(self.agent, str) else ""
@@ -234,8 +263,8 @@ class AgentTurns(MultiTurnEnv):
                     await asyncio.sleep(max(0.0, self.agent_seconds_left(state)) + 0.01)
                     return False
                 raise SandboxLimit(
-                    f"the agent {state['agent']['name']!r} was ended: it neither called the model nor ended for "
-                    f"{self.max_idle_seconds:g} s (max_idle_seconds)",
+                    f"the agent {state['agent']['name']!r} was ended: it neither called the model"
+                    f" nor ended for {self.max_idle_seconds:g} s (max_idle_seconds)",
                     limit="wall",
                 ) from None
             if run.call is None:
@@ -247,7 +276,8 @@ class AgentTurns(MultiTurnEnv):
     async def _check_end(self, run: AgentRun, state: State) -> None:
         """*Raises* AgentError for an agent that failed, or never called the model.
 
-        One that fails because a limit of tokens cut the last answer is no error: the rollout is truncated, and scored.
+        One that fails because a limit of tokens cut the last answer is no error: the rollout is
+        truncated, and scored.
         """
         if run.process is not None:
             await self._collect(run, state)
@@ -260,8 +290,13 @@ class AgentTurns(MultiTurnEnv):
         if not run.steps:
             end, name = "", state["agent"]["name"]
             if run.process is not None:
-                end = f" (its address is in OPENAI_BASE_URL and ANTHROPIC_BASE_URL){run.process.last_lines()}"
-            raise AgentError(_with_refusals(f"the agent {name!r} ended without a model call{end}", run))
+                end = (
+                    " (its address is in OPENAI_BASE_URL and"
+                    f" ANTHROPIC_BASE_URL){run.process.last_lines()}"
+                )
+            raise AgentError(
+                _with_refusals(f"the agent {name!r} ended without a model call{end}", run)
+            )
 
     def turns_so_far(self, state: State) -> int:
         """The turns that a limit of turns counts: all but side calls."""
@@ -293,16 +328,25 @@ class AgentTurns(MultiTurnEnv):
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
     ) -> Response:
-        """One completion of the agent's call, with its tools and those of its sampling arguments that count."""
+        """One completion of the agent's call, with its tools and those of its sampling arguments
+        that count."""
         run = _running(state)
         if run is None or (call := run.call) is None:
-            return await super().get_model_response(state, prompt, client, model, tool_defs, sampling_args)
-        offered = [tool for tool in call.request.tools if self.seen_tools is None or tool.name in self.seen_tools]
+            return await super().get_model_response(
+                state, prompt, client, model, tool_defs, sampling_args
+            )
+        offered = [
+            tool
+            for tool in call.request.tools
+            if self.seen_tools is None or tool.name in self.seen_tools
+        ]
         if offered and not state["tool_defs"]:
             state["tool_defs"] = offered
         arguments = {**self._sampling(state, call), **(sampling_args or {})}
         try:
-            return await super().get_model_response(state, prompt, client, model, tool_defs or offered, arguments)
+            return await super().get_model_response(
+                state, prompt, client, model, tool_defs or offered, arguments
+            )
         except BaseException as error:  # the agent waits: it learns of every failure; raised again
             call.refuse(*_refusal(error))
             raise
@@ -313,15 +357,21 @@ class AgentTurns(MultiTurnEnv):
         theirs = call.request.sampling_args
         is_training = state.run is not None and state.run.require_tokens
         counted = TRAINED_SAMPLING if is_training else SAMPLING
-        merged = {name: value for name, value in theirs.items() if name in counted and name not in own}
+        merged = {
+            name: value for name, value in theirs.items() if name in counted and name not in own
+        }
         if merged.get("tool_choice") == "auto":
             del merged["tool_choice"]
         if theirs.get("max_tokens") is not None:
-            name = next((alias for alias in MAX_TOKENS_ALIASES if own.get(alias) is not None), "max_tokens")
+            name = next(
+                (alias for alias in MAX_TOKENS_ALIASES if own.get(alias) is not None), "max_tokens"
+            )
             merged[name] = min(theirs["max_tokens"], own.get(name) or theirs["max_tokens"])
         return merged
 
-    async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
+    async def add_model_response(
+        self, state: State, prompt_messages: Messages, response: Response
+    ) -> None:
         """Record the turn, and answer the agent's call."""
         await super().add_model_response(state, prompt_messages, response)
         run = _running(state)
@@ -337,7 +387,8 @@ class AgentTurns(MultiTurnEnv):
         call.answer(response)
 
     def render_completion(self, state: State) -> Any:
-        """Set the role of each turn, and ``state["completion"]``: what followed the first prompt of the main turns."""
+        """Set the role of each turn, and ``state["completion"]``: what followed the first prompt of
+        the main turns."""
         run = _running(state)
         if run is None:
             return super().render_completion(state)
@@ -366,7 +417,8 @@ class AgentTurns(MultiTurnEnv):
             run.task.cancel()
             await asyncio.wait([run.task])
         if run.task is not None and not run.task.cancelled():
-            run.task.exception()  # it is the rollout's error already, or came after the rollout's end
+            # it is the rollout's error already, or came after the rollout's end
+            run.task.exception()
         await self._collect(run, state)
         ending = run.process.ending if run.process is not None else Ending()
         state["agent"] |= {
@@ -388,7 +440,11 @@ class AgentTurns(MultiTurnEnv):
             return
         info = state["info"] if isinstance(state["info"], Mapping) else {}
         patterns = [*self.collect, *(info.get("collect") or ())]
-        keep = Path(self.keep_workdirs) / state["trajectory_id"] if self.keep_workdirs is not None else None
+        keep = (
+            Path(self.keep_workdirs) / state["trajectory_id"]
+            if self.keep_workdirs is not None
+            else None
+        )
         await run.process.collect(patterns, keep)
         state["files"] = run.process.ending.files
 
@@ -409,12 +465,19 @@ def agent_run(state: State) -> AgentRun:
     """The agent of a running rollout. *Raises* ConfigError for a rollout without one."""
     run = _running(state)
     if run is None:
-        raise ConfigError("this rollout has no agent: vf.model_gateway(state) serves a running rollout of vf.AgentEnv")
+        raise ConfigError(
+            "this rollout has no agent: vf.model_gateway(state) serves a running rollout of"
+            " vf.AgentEnv"
+        )
     return run
 
 
 def _name(given: object, agent: Agent | None) -> str:
-    return agent.name if agent is not None else str(getattr(given, "__name__", "") or type(given).__name__)
+    return (
+        agent.name
+        if agent is not None
+        else str(getattr(given, "__name__", "") or type(given).__name__)
+    )
 
 
 def _refusal(error: BaseException) -> tuple[int, str]:
@@ -422,14 +485,22 @@ def _refusal(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OverlongPromptError):
         return 400, f"the prompt is too long: {error}"
     if isinstance(error, ModelError):
-        return error.status if isinstance(error.status, int) else 502, f"the model did not answer: {error}"
+        return (
+            error.status if isinstance(error.status, int) else 502
+        ), f"the model did not answer: {error}"
     return 503, "the rollout was ended while the model answered"
 
 
 def _why_over(state: State) -> str:
     error = state["error"]
-    return f"{type(error).__name__}: {error}" if error is not None else str(state["stop_condition"] or "cancelled")
+    return (
+        f"{type(error).__name__}: {error}"
+        if error is not None
+        else str(state["stop_condition"] or "cancelled")
+    )
 
 
 def _with_refusals(sentence: str, run: AgentRun) -> str:
-    return "; ".join([sentence, *(refusal for refusal in run.route.refusals if refusal not in sentence)])
+    return "; ".join(
+        [sentence, *(refusal for refusal in run.route.refusals if refusal not in sentence)]
+    )

@@ -4,9 +4,10 @@
     env = vf.load_environment("reverse-text")
     results = env.evaluate(client, model="…", num_examples=20, rollouts_per_example=4)
 
-Names are imported on first use, so ``import verifiers`` is fast and needs neither torch nor datasets nor openai.
-``__init__.pyi`` lists the same names for type checkers and editors. Names and modules of older versions
-(``verifiers.envs``, ``verifiers.utils.data_utils``) resolve to the current ones; the tables are in ``compat``.
+Names are imported on first use, so ``import verifiers`` is fast and needs neither torch nor
+datasets nor openai. ``__init__.pyi`` lists the same names for type checkers and editors. Names and
+modules of older versions (``verifiers.envs``, ``verifiers.utils.data_utils``) resolve to the
+current ones; the tables are in ``compat``.
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ __version__ = "0.2.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _MODULES: dict[str, str] = {
-    "environments": ("Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv EnvGroup"),
-    "environments.multi_agent": "MultiAgentEnv ProposerSolverEnv Role SimulatedUserEnv TwoPlayerEnv",
+    "environments": (
+        "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv"
+        " EnvGroup"
+    ),
+    "environments.multi_agent": (
+        "MultiAgentEnv ProposerSolverEnv Role SimulatedUserEnv TwoPlayerEnv"
+    ),
     "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
     "rollouts.author_code": "stop setup cleanup teardown reward metric advantage",
     "types": (
-        "Message Messages SystemMessage UserMessage AssistantMessage ToolMessage TextMessage ToolCall Tool "
-        "TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest Response ResponseTokens Usage "
-        "SamplingArgs Info RewardFunc DatasetBuilder"
+        "Message Messages SystemMessage UserMessage AssistantMessage ToolMessage TextMessage"
+        " ToolCall Tool TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest"
+        " Response ResponseTokens Usage SamplingArgs Info RewardFunc DatasetBuilder"
     ),
     "rollouts.state": "State",
     "rollouts.steps": "TrajectoryStep TrajectoryStepTokens",
@@ -41,12 +47,12 @@ _MODULES: dict[str, str] = {
     "results.rows": "RolloutInput RolloutOutput",
     "rubrics.scoring": "RolloutScore RolloutScores",
     "results": (
-        "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs "
-        "export_trajectories"
+        "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample"
+        " ProcessedOutputs export_trajectories"
     ),
     "clients": (
-        "Client ClientConfig EndpointConfig OpenAIChatCompletionsClient OpenAICompletionsClient OpenAIResponsesClient "
-        "AnthropicMessagesClient as_client use_client load_endpoints"
+        "Client ClientConfig EndpointConfig OpenAIChatCompletionsClient OpenAICompletionsClient"
+        " OpenAIResponsesClient AnthropicMessagesClient as_client use_client load_endpoints"
     ),
     "environments.registry": "load_environment list_environments",
     "checks": "audit_environment check_environment",
@@ -55,19 +61,23 @@ _MODULES: dict[str, str] = {
     "data.example_sets": "load_example_dataset",
     "runtime.logs": "setup_logging log_level quiet_verifiers",
     "data.text": (
-        "ensure_keys extract_boxed_answer extract_hash_answer strip_non_numeric BOXED_SYSTEM_PROMPT "
-        "THINK_BOXED_SYSTEM_PROMPT"
+        "ensure_keys extract_boxed_answer extract_hash_answer strip_non_numeric BOXED_SYSTEM_PROMPT"
+        " THINK_BOXED_SYSTEM_PROMPT"
     ),
     "errors": (
-        "VerifiersError UsageError ConfigError MissingKeyError DatasetError UnknownEnvironment EnvironmentLoadError "
-        "RunBusy RunMismatch RolloutError ModelError RateLimited ModelUnavailable ModelRefused MalformedResponse "
-        "EmptyModelResponseError OverlongPromptError EnvironmentFault RolloutTimeout ScoringError AgentError ToolError "
-        "ToolParseError ToolCallError InfraError TunnelError WorkerLost SandboxError SandboxUnavailable SandboxLimit "
-        "RunError JournalError TooManyFaults BudgetExhausted AuthenticationFailed ModelNotFound EndpointUnreachable "
-        "WeightSyncError CheckpointError NonFiniteLoss NoLearningSignal GenerationStalled"
+        "VerifiersError UsageError ConfigError MissingKeyError DatasetError UnknownEnvironment"
+        " EnvironmentLoadError RunBusy RunMismatch RolloutError ModelError RateLimited"
+        " ModelUnavailable ModelRefused MalformedResponse EmptyModelResponseError"
+        " OverlongPromptError EnvironmentFault RolloutTimeout ScoringError AgentError ToolError"
+        " ToolParseError ToolCallError InfraError TunnelError WorkerLost SandboxError"
+        " SandboxUnavailable SandboxLimit RunError JournalError TooManyFaults BudgetExhausted"
+        " AuthenticationFailed ModelNotFound EndpointUnreachable WeightSyncError CheckpointError"
+        " NonFiniteLoss NoLearningSignal GenerationStalled"
     ),
 }
-_HOME = {name: f"verifiers.{module}" for module, names in _MODULES.items() for name in names.split()}
+_HOME = {
+    name: f"verifiers.{module}" for module, names in _MODULES.items() for name in names.split()
+}
 
 _SUBMODULES = frozenset("types errors clients testing parsers rubrics environments results".split())
 """Public submodules: ``vf.types`` works without importing it."""
@@ -82,7 +92,8 @@ _AGENTS = frozenset("Agent AgentEnv HarborEnv model_gateway".split())
 """Names from the package verifiers-agents."""
 
 _INTEGRATIONS = frozenset("TextArenaEnv ReasoningGymEnv GymEnv MCPEnv OpenEnvEnv".split())
-"""Names that need an extra; like those of the trainer not in ``__all__``, so that ``import *`` always works."""
+"""Names that need an extra; like those of the trainer not in ``__all__``, so that ``import *``
+always works."""
 
 legacy_modules.register()
 moved.register("verifiers", moved.MOVED)
@@ -128,13 +139,16 @@ def _from_trainer(name: str) -> Any:
         from verifiers.runtime.install_lines import install_line
 
         raise AttributeError(
-            f"vf.{name} is in the trainer, which is not installed: {install_line('verifiers-trainer')}"
+            f"vf.{name} is in the trainer, which is not installed:"
+            f" {install_line('verifiers-trainer')}"
         ) from None
     return getattr(trainer, name)
 
 
 def _suggestion(name: str) -> str:
-    if name.startswith("_"):  # tools ask every object for names of their own: __wrapped__, __file__, __test__
+    if name.startswith(
+        "_"
+    ):  # tools ask every object for names of their own: __wrapped__, __file__, __test__
         return ""
     from verifiers.runtime.suggest import SIMILAR, close_match
 

@@ -46,7 +46,13 @@ from verifiers.environments.integrations import MCPEnv as MCPEnv
 from verifiers.environments.integrations import OpenEnvEnv as OpenEnvEnv
 from verifiers.environments.integrations import ReasoningGymEnv as ReasoningGymEnv
 from verifiers.environments.integrations import TextArenaEnv as TextArenaEnv
-from verifiers.environments.multi_agent import MultiAgentEnv, ProposerSolverEnv, Role, SimulatedUserEnv, TwoPlayerEnv
+from verifiers.environments.multi_agent import (
+    MultiAgentEnv,
+    ProposerSolverEnv,
+    Role,
+    SimulatedUserEnv,
+    TwoPlayerEnv,
+)
 from verifiers.environments.registry import list_environments, load_environment
 from verifiers.errors import (
     AgentError,

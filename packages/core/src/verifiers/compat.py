@@ -1,7 +1,8 @@
 """Tables of older names of core; the rest of the code uses canonical names only.
 
-Each table maps an old name to the canonical one. Using an old name logs one debug line per process; passing both
-names of one argument is a ``ConfigError``. ``legacy.modules`` makes the modules of ``MODULES`` importable.
+Each table maps an old name to the canonical one. Using an old name logs one debug line per process;
+passing both names of one argument is a ``ConfigError``. ``legacy.modules`` makes the modules of
+``MODULES`` importable.
 """
 
 from __future__ import annotations
@@ -47,18 +48,22 @@ SANDBOX_HOOKS = {"get_sandbox_request": "get_sandbox_spec"}
 """Hooks of sandbox environments that a subclass may define under an older name."""
 
 REMOTE_SANDBOX = frozenset(
-    "docker_image start_command gpu_count gpu_type team_id labels sandbox_name advanced_configs max_retries base_delay "
-    "backoff_factor max_backoff_seconds jitter sandbox_client_max_workers sandbox_client_max_connections "
-    "sandbox_client_max_keepalive_connections sandbox_wait_for_creation_max_attempts".split()
+    "docker_image start_command gpu_count gpu_type team_id labels sandbox_name advanced_configs"
+    " max_retries base_delay backoff_factor max_backoff_seconds jitter sandbox_client_max_workers"
+    " sandbox_client_max_connections sandbox_client_max_keepalive_connections"
+    " sandbox_wait_for_creation_max_attempts".split()
 )
 """Parameters of sandbox environments that apply only to remote services, not to a local sandbox."""
 
 _SCORING = "verifiers.legacy.scoring"
 RUBRIC_METHODS = {
-    **{f"_{name}": name for name in ("get_reward_func_names", "get_reward_funcs", "get_reward_weights")},
+    **{
+        f"_{name}": name
+        for name in ("get_reward_func_names", "get_reward_funcs", "get_reward_weights")
+    },
     **{
         name: f"{_SCORING}:{name}"
-        for name in ("score_rollouts score_rollouts_sync score_nothing dummy_score_rollout dummy_score_group".split())
+        for name in "score_rollouts score_rollouts_sync score_nothing dummy_score_rollout dummy_score_group".split()
     },
     "cleanup": f"{_SCORING}:clean_up",
 }
@@ -74,14 +79,17 @@ ENVIRONMENT_METHODS = {
     "_prepare_rollout_results": "verifiers.legacy.running:rollout_results",
     "_cleanup": "verifiers.legacy.running:clean_up",
     "_teardown": "verifiers.legacy.running:tear_down",
-    "increment_state_usage_from_response": "verifiers.legacy.running:increment_state_usage_from_response",
+    "increment_state_usage_from_response": (
+        "verifiers.legacy.running:increment_state_usage_from_response"
+    ),
     "mark_timed_out": "verifiers.legacy.running:mark_timed_out",
     "run_rollouts": "verifiers.legacy.running:run_rollouts",
     **{
         name: f"verifiers.legacy.tokens:{name}"
         for name in (
-            "format_prompt format_dataset parse_chat_completion_logprobs parse_chat_completion_tokens "
-            "parse_completion_logprobs parse_completion_tokens process_chat_format_vllm process_completion_format_vllm"
+            "format_prompt format_dataset parse_chat_completion_logprobs"
+            " parse_chat_completion_tokens parse_completion_logprobs parse_completion_tokens"
+            " process_chat_format_vllm process_completion_format_vllm"
         ).split()
     },
 }
@@ -94,8 +102,12 @@ ENVIRONMENT_PROPERTIES = {
 """Attributes of environments that older tools read -> functions that compute them."""
 TOOL_PROPERTIES = {"tool_monitor_rubric": "verifiers.legacy.monitors:tool_monitor_rubric"}
 """Likewise of tool environments."""
-TIMES = {name: f"{name}_ms" for name in ("setup", "generation", "scoring", "model", "env", "total", "overhead")}
-"""Names below a rollout's timing whose values were seconds, most of them spans -> the present key, in milliseconds."""
+TIMES = {
+    name: f"{name}_ms"
+    for name in ("setup", "generation", "scoring", "model", "env", "total", "overhead")
+}
+"""Names below a rollout's timing whose values were seconds, most of them spans -> the present key,
+in milliseconds."""
 
 ENDPOINT_KEYS = {
     "url": "api_base_url",
@@ -123,33 +135,47 @@ LATER = {
     "BrowserEnv": f"{_EDITION}; write a vf.StatefulToolEnv whose tools drive the browser",
     "CliAgentEnv": f"{_EDITION}; a vf.AgentEnv with a command runs an agent's program in a sandbox",
     "RLMEnv": f"{_EDITION}; write a vf.StatefulToolEnv with a tool that asks the model again",
-    "OpenCodeEnv": f"{_EDITION}; write a vf.MultiTurnEnv whose env_response runs the agent's commands",
+    "OpenCodeEnv": (
+        f"{_EDITION}; write a vf.MultiTurnEnv whose env_response runs the agent's commands"
+    ),
     "ComposableEnv": f"{_EDITION}; a vf.EnvGroup combines environments",
     "RendererClient": f"{_EDITION}; vf.OpenAIChatCompletionsClient keeps the ids the server saw",
-    "NeMoRLChatCompletionsClient": "it is not a name of verifiers itself; import it from verifiers.clients",
-    "OpenAIChatCompletionsTokenClient": "it is not needed: vf.OpenAIChatCompletionsClient keeps the ids the server saw",
+    "NeMoRLChatCompletionsClient": (
+        "it is not a name of verifiers itself; import it from verifiers.clients"
+    ),
+    "OpenAIChatCompletionsTokenClient": (
+        "it is not needed: vf.OpenAIChatCompletionsClient keeps the ids the server saw"
+    ),
     "start_server": f"{_EDITION}; {_SERVING}",
     "stop_server": f"{_EDITION}; {_SERVING}",
     "serve": f"{_EDITION}; {_SERVING}",
     "update": f"{_EDITION}; change the state in env_response or setup_state",
     "Taskset": f"{_EDITION}; a dataset and a vf.Rubric under a vf.MultiTurnEnv say the same",
-    "Harness": f"{_EDITION}; override rollout(self, input, client, model, sampling_args) of an environment",
+    "Harness": (
+        f"{_EDITION}; override rollout(self, input, client, model, sampling_args) of an environment"
+    ),
 }
 """Names of ``verifiers`` that only older versions had, with their replacements."""
 
 LATER_MODULES = {
     "serve": f"{_EDITION}; {_SERVING}",
     "utils.serve_utils": f"{_EDITION}; {_SERVING}",
-    "v1": f"{_EDITION}; `vf-serve-env ENV --wire zmq` serves an environment to its client, which needs its own Python "
-    "environment",
+    "v1": (
+        f"{_EDITION}; `vf-serve-env ENV --wire zmq` serves an environment to its client, which"
+        " needs its own Python environment"
+    ),
 }
-"""Modules below ``verifiers`` that only older versions had, with their replacements; they raise ImportError."""
+"""Modules below ``verifiers`` that only older versions had, with their replacements; they raise
+ImportError."""
 
 SUBSTITUTES: dict[str, dict[str, str]] = {
     "envs.experimental.gym_env": {"GymMonitorRubric": "vf.GymEnv measures its steps itself"},
-    "utils.eval_utils": {"run_evaluations_tui": "vf-eval shows a run in the terminal, vf-tui saved ones"},
+    "utils.eval_utils": {
+        "run_evaluations_tui": "vf-eval shows a run in the terminal, vf-tui saved ones"
+    },
 }
-"""Module below ``verifiers`` -> its names that this edition does not have, with their replacements."""
+"""Module below ``verifiers`` -> its names that this edition does not have, with their
+replacements."""
 
 MODULES: dict[str, str] = {
     "envs": "verifiers.environments verifiers.environments.integrations",
@@ -203,13 +229,15 @@ MODULES: dict[str, str] = {
     "utils.path_utils": "verifiers.legacy.paths",
     "utils.response_utils": "",
     "utils.save_utils": (
-        "verifiers.legacy.saving verifiers.results.rows verifiers.results.export verifiers.results.run_metadata"
+        "verifiers.legacy.saving verifiers.results.rows verifiers.results.export"
+        " verifiers.results.run_metadata"
     ),
     "utils.thread_utils": "verifiers.legacy.threads",
     "utils.tool_utils": "verifiers.data.tool_schema",
     "utils.usage_utils": "verifiers.legacy.usage",
 }
-"""Module below ``verifiers`` -> the modules that have its names now, searched in this order after ``MODULE_NAMES``."""
+"""Module below ``verifiers`` -> the modules that have its names now, searched in this order after
+``MODULE_NAMES``."""
 
 _CONVERSATIONS = "verifiers.legacy.conversations"
 MODULE_NAMES: dict[str, dict[str, str]] = {
@@ -218,7 +246,9 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
         "Error": "verifiers.errors:RolloutError",
         "InvalidModelResponseError": "verifiers.errors:MalformedResponse",
     },
-    "runtime.calls": {name: f"verifiers.rollouts.author_code:{name}" for name in ("maybe_await", "is_awaitable")},
+    "runtime.calls": {
+        name: f"verifiers.rollouts.author_code:{name}" for name in ("maybe_await", "is_awaitable")
+    },
     "types": {
         "Rollout": "verifiers.rollouts.rollout:Rollout",
         "RolloutTiming": "verifiers.rollouts.rollout:Timing",
@@ -231,9 +261,10 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
         **{
             name: f"verifiers.legacy.type_names:{name}"
             for name in (
-                "MessageType ChatMessages ClientType FinishReason MessageContent ContentPart GenericContentPart "
-                "ThinkingBlock JsonPrimitive IndividualRewardFunc GroupRewardFunc StartCallback ProgressCallback "
-                "LogCallback TokenUsage Endpoint Endpoints VersionInfo CustomBaseModel TimeSpan TimeSpans"
+                "MessageType ChatMessages ClientType FinishReason MessageContent ContentPart"
+                " GenericContentPart ThinkingBlock JsonPrimitive IndividualRewardFunc"
+                " GroupRewardFunc StartCallback ProgressCallback LogCallback TokenUsage Endpoint"
+                " Endpoints VersionInfo CustomBaseModel TimeSpan TimeSpans"
             ).split()
         },
         **{name: f"verifiers.legacy.evaluating:{name}" for name in ("EvalConfig", "EvalRunConfig")},
@@ -244,7 +275,9 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     },
     "clients.client": {"resolve_client": "verifiers.clients:as_client"},
     "envs.environment": {"get_results_path": "verifiers.legacy.paths:get_results_path"},
-    "envs.multiturn_env": {"MultiTurnMonitorRubric": "verifiers.legacy.monitors:MultiTurnMonitorRubric"},
+    "envs.multiturn_env": {
+        "MultiTurnMonitorRubric": "verifiers.legacy.monitors:MultiTurnMonitorRubric"
+    },
     "envs.tool_env": {"ToolMonitorRubric": "verifiers.legacy.monitors:ToolMonitorRubric"},
     "envs.sandbox_env": {
         "SandboxEnv": "verifiers:SandboxEnv",
@@ -253,13 +286,16 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     "envs.python_env": {"PythonEnv": "verifiers:PythonEnv"},
     "utils.data_utils": {"format_dataset": f"{_CONVERSATIONS}:format_dataset"},
     "utils.message_utils": {
-        **{name: f"{_CONVERSATIONS}:{name}" for name in ("sanitize_tool_calls", "strip_nones_from_content")},
+        **{
+            name: f"{_CONVERSATIONS}:{name}"
+            for name in ("sanitize_tool_calls", "strip_nones_from_content")
+        },
         **{
             name: f"verifiers.legacy.raw_messages:{name}"
             for name in (
-                "from_raw_message from_raw_content_part normalize_messages maybe_normalize_messages "
-                "message_to_printable messages_to_printable serialize_message_for_output "
-                "serialize_messages_for_output format_messages"
+                "from_raw_message from_raw_content_part normalize_messages maybe_normalize_messages"
+                " message_to_printable messages_to_printable serialize_message_for_output"
+                " serialize_messages_for_output format_messages"
             ).split()
         },
     },
@@ -272,17 +308,30 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
         "convert_func_to_tool_def": "verifiers.data.tool_schema:tool_from_function",
         "is_valid_tool_content_parts": "verifiers.legacy.raw_messages:is_valid_tool_content_parts",
     },
-    "rubrics.judge_rubric": {"DEFAULT_JUDGE_PROMPT": "verifiers.legacy.prompts:DEFAULT_JUDGE_PROMPT"},
+    "rubrics.judge_rubric": {
+        "DEFAULT_JUDGE_PROMPT": "verifiers.legacy.prompts:DEFAULT_JUDGE_PROMPT"
+    },
     "rubrics.experimental.hybrid_math_rubric": {
         "DEFAULT_JUDGE_PROMPT": "verifiers.rubrics.judging:MATH_VERDICT_PROMPT"
     },
     "utils.response_utils": {
         name: f"{_CONVERSATIONS}:{name}"
-        for name in ("parse_response_message", "parse_response_messages", "parse_response_tokens", "parse_is_truncated")
+        for name in (
+            "parse_response_message",
+            "parse_response_messages",
+            "parse_response_tokens",
+            "parse_is_truncated",
+        )
     },
     "utils.error_utils": {
         name: f"{_CONVERSATIONS}:{name}"
-        for name in ("ErrorChain", "get_error_chain", "get_vf_error_chain", "error_info", "error_type_name")
+        for name in (
+            "ErrorChain",
+            "get_error_chain",
+            "get_vf_error_chain",
+            "error_info",
+            "error_type_name",
+        )
     },
     "utils.eval_utils": {
         "load_endpoints": "verifiers.clients:load_endpoints",
@@ -297,7 +346,9 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
 
 
 UNCHANGED = {
-    "Environment(max_workers=8)": "the most threads that run a run's synchronous rewards and tools; 32 when not given",
+    "Environment(max_workers=8)": (
+        "the most threads that run a run's synchronous rewards and tools; 32 when not given"
+    ),
     "env.oai_tools": "`env.tool_defs`, the same list",
     'state["oai_tools"]': '`state["tool_defs"]`, the same list',
     'state["id"]': '`state["example_id"]`',
@@ -305,17 +356,28 @@ UNCHANGED = {
     'state["responses"]': 'the `response` of every step of `state["trajectory"]`',
     'metadata["time_ms"]': '`metadata["time"] * 1000`',
     'load_environment("vf-name")': '`load_environment("name")`',
-    'load_environment("owner/name@1.0")': '`load_environment("name")`, refused unless that version is installed',
-    "judge(prompt, completion, answer, state, **slots)": "further keywords fill further `{slot}`s of its prompt",
-    "update_tool_args(tool_args, messages, state)": "`update_tool_args(tool_name, tool_args, messages, state)`",
+    'load_environment("owner/name@1.0")': (
+        '`load_environment("name")`, refused unless that version is installed'
+    ),
+    "judge(prompt, completion, answer, state, **slots)": (
+        "further keywords fill further `{slot}`s of its prompt"
+    ),
+    "update_tool_args(tool_args, messages, state)": (
+        "`update_tool_args(tool_name, tool_args, messages, state)`"
+    ),
     "env_response(…) -> (messages, state)": "`env_response(…) -> messages`",
     "is_completed(messages, state)": "a method marked `@vf.stop`",
     "setup_state(state) -> state": "`setup_state(state)`, which changes it in place",
-    "rollout(client, model, prompt=…) -> (completion, state)": "`rollout(input, client, model) -> state`",
+    "rollout(client, model, prompt=…) -> (completion, state)": (
+        "`rollout(input, client, model) -> state`"
+    ),
     "score_rollout(prompt, completion, answer, state)": "`score_rollout(state)`",
-    "run_group(…, gen_sampling_args=, gen_sem=, score_sem=) -> states": "`run_group(…, sampling_args=) -> rows`",
+    "run_group(…, gen_sampling_args=, gen_sem=, score_sem=) -> states": (
+        "`run_group(…, sampling_args=) -> rows`"
+    ),
 }
-"""Older forms that still work and are in no other table, with their meaning, in Markdown for the reference page."""
+"""Older forms that still work and are in no other table, with their meaning, in Markdown for the
+reference page."""
 
 PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Names of `verifiers`", NAMES),
@@ -339,20 +401,33 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Modules", {f"verifiers.{module}": homes for module, homes in MODULES.items()}),
     (
         "Names of modules",
-        {f"verifiers.{module}.{name}": home for module, names in MODULE_NAMES.items() for name, home in names.items()},
+        {
+            f"verifiers.{module}.{name}": home
+            for module, names in MODULE_NAMES.items()
+            for name, home in names.items()
+        },
     ),
     ("Not in this edition", LATER),
-    ("Modules not in this edition", {f"verifiers.{module}": how for module, how in LATER_MODULES.items()}),
+    (
+        "Modules not in this edition",
+        {f"verifiers.{module}": how for module, how in LATER_MODULES.items()},
+    ),
     (
         "Names of modules not in this edition",
-        {f"verifiers.{module}.{name}": how for module, names in SUBSTITUTES.items() for name, how in names.items()},
+        {
+            f"verifiers.{module}.{name}": how
+            for module, names in SUBSTITUTES.items()
+            for name, how in names.items()
+        },
     ),
 )
-"""(title, table) in the order of the reference page, ``docs/compat_page.py``; other packages may define one too."""
+"""(title, table) in the order of the reference page, ``docs/compat_page.py``; other packages may
+define one too."""
 
 
 def load(target: str) -> Any:
-    """The object at ``module:name``. ``legacy`` is the top layer, so lower layers import it by name."""
+    """The object at ``module:name``. ``legacy`` is the top layer, so lower layers import it by
+    name."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -366,13 +441,18 @@ def hook(owner: object, name: str, table: Mapping[str, str]) -> Any:
     return getattr(owner, name)
 
 
-def rename(keywords: Mapping[str, Any], table: Mapping[str, str], where: str = "the call") -> dict[str, Any]:
-    """``keywords`` with canonical names. *Raises* ConfigError when both names of one argument are passed."""
+def rename(
+    keywords: Mapping[str, Any], table: Mapping[str, str], where: str = "the call"
+) -> dict[str, Any]:
+    """``keywords`` with canonical names. *Raises* ConfigError when both names of one argument are
+    passed."""
     renamed = {name: value for name, value in keywords.items() if name not in table}
     for old in keywords.keys() & table.keys():
         new = table[old]
         if new in renamed:
-            raise ConfigError(f"{where}: {old!r} is the older name of {new!r}; give one of them", key=old)
+            raise ConfigError(
+                f"{where}: {old!r} is the older name of {new!r}; give one of them", key=old
+            )
         note(old, new)
         renamed[new] = keywords[old]
     return renamed

@@ -1,24 +1,25 @@
-"""The exception hierarchy. The class determines the scope of a failure: the call, one rollout, or the run.
+"""The exception hierarchy. The class determines the scope of a failure: the call, one rollout, or
+the run.
 
-    VerifiersError
-    ├─ UsageError                 invalid use, raised before the first model call; commands exit 2
-    │   ├─ ConfigError(ValueError)            ├─ MissingKeyError
-    │   ├─ DatasetError(ValueError)           ├─ UnknownEnvironment(ValueError, LookupError)
-    │   ├─ EnvironmentLoadError(RuntimeError) ├─ RunBusy        ├─ RunMismatch
-    ├─ RolloutError               failure of one rollout: recorded on it, never raised by a run
-    │   ├─ ModelError: RateLimited · ModelUnavailable · ModelRefused · MalformedResponse ─ EmptyModelResponseError
-    │   ├─ OverlongPromptError    the rollout loop turns it into a stop condition
-    │   ├─ EnvironmentFault · RolloutTimeout · ScoringError · AgentError
-    │   ├─ ToolError: ToolParseError · ToolCallError
-    │   └─ InfraError: TunnelError · WorkerLost · SandboxError: SandboxUnavailable · SandboxLimit
-    └─ RunError                   the run cannot continue; everything acknowledged is on disk; commands exit 3
-        ├─ JournalError · TooManyFaults · BudgetExhausted
-        ├─ AuthenticationFailed · ModelNotFound · EndpointUnreachable   (exit 2: correctable by the user)
-        └─ WeightSyncError · CheckpointError · NonFiniteLoss · NoLearningSignal · GenerationStalled   (training)
+    VerifiersError ├─ UsageError                 invalid use, raised before the first model call;
+    commands exit 2 │   ├─ ConfigError(ValueError)            ├─ MissingKeyError │   ├─
+    DatasetError(ValueError)           ├─ UnknownEnvironment(ValueError, LookupError) │   ├─
+    EnvironmentLoadError(RuntimeError) ├─ RunBusy        ├─ RunMismatch ├─ RolloutError
+    failure of one rollout: recorded on it, never raised by a run │   ├─ ModelError: RateLimited ·
+    ModelUnavailable · ModelRefused · MalformedResponse ─ EmptyModelResponseError │   ├─
+    OverlongPromptError    the rollout loop turns it into a stop condition │   ├─ EnvironmentFault ·
+    RolloutTimeout · ScoringError · AgentError │   ├─ ToolError: ToolParseError · ToolCallError │
+    └─ InfraError: TunnelError · WorkerLost · SandboxError: SandboxUnavailable · SandboxLimit └─
+    RunError                   the run cannot continue; everything acknowledged is on disk; commands
+    exit 3
+        ├─ JournalError · TooManyFaults · BudgetExhausted ├─ AuthenticationFailed · ModelNotFound ·
+        EndpointUnreachable   (exit 2: correctable by the user) └─ WeightSyncError · CheckpointError
+        · NonFiniteLoss · NoLearningSignal · GenerationStalled   (training)
 
 Errors are classified where they occur, chained with ``from``, and have facts as attributes:
-``RateLimited("…", retry_after_s=4.0).retry_after_s``. ``asyncio.CancelledError`` and ``KeyboardInterrupt`` are never
-converted to one of these. This module imports no other module of the package.
+``RateLimited("…", retry_after_s=4.0).retry_after_s``. ``asyncio.CancelledError`` and
+``KeyboardInterrupt`` are never converted to one of these. This module imports no other module of
+the package.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class VerifiersError(Exception):
     def __init__(self, message: str = "", **facts: object):
         super().__init__(message)
         if unknown := facts.keys() - FACTS:
-            raise TypeError(f"{type(self).__name__} has no fact {sorted(unknown)}; add it to errors.FACTS")
+            raise TypeError(
+                f"{type(self).__name__} has no fact {sorted(unknown)}; add it to errors.FACTS"
+            )
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:
@@ -59,7 +62,7 @@ def _rebuild(cls: type[VerifiersError], message: str, facts: dict[str, Any]) -> 
     return cls(message, **facts)
 
 
-# --- invalid use ------------------------------------------------------------------------------------------------
+# --- invalid use ----------------------------------------------------------------------------------
 
 
 class UsageError(VerifiersError):
@@ -96,18 +99,26 @@ class RunMismatch(UsageError):
     """A run directory holds another configuration (``differences``: key -> (stored, new))."""
 
 
-# --- one rollout's failure --------------------------------------------------------------------------------------
+# --- one rollout's failure ------------------------------------------------------------------------
 
 
 def where_of(error: BaseException) -> str | None:
-    """The function or hook that failed, with the author's file and line where they are known; None without one."""
+    """The function or hook that failed, with the author's file and line where they are known; None
+    without one."""
     facts = error.facts if isinstance(error, VerifiersError) else {}
-    name = next((str(facts[fact]) for fact in ("function", "hook", "waiting_for") if facts.get(fact)), None)
-    return f"{name} ({facts['file']}:{facts['line']})" if name and facts.get("file") and facts.get("line") else name
+    name = next(
+        (str(facts[fact]) for fact in ("function", "hook", "waiting_for") if facts.get(fact)), None
+    )
+    return (
+        f"{name} ({facts['file']}:{facts['line']})"
+        if name and facts.get("file") and facts.get("line")
+        else name
+    )
 
 
 class RolloutError(VerifiersError):
-    """Failure of one rollout. ``retryable``: running it again may help; ``scorable``: caused by the model's output."""
+    """Failure of one rollout. ``retryable``: running it again may help; ``scorable``: caused by the
+    model's output."""
 
 
 class ModelError(RolloutError):
@@ -127,7 +138,8 @@ class ModelUnavailable(ModelError):
 
 
 class ModelRefused(ModelError):
-    """The endpoint refused this request with another 4xx (``status``, ``body``; a server also ``field``, ``code``)."""
+    """The endpoint refused this request with another 4xx (``status``, ``body``; a server also
+    ``field``, ``code``)."""
 
 
 class MalformedResponse(ModelError):
@@ -155,7 +167,8 @@ class RolloutTimeout(RolloutError):
 
 
 class ScoringError(RolloutError):
-    """A reward function failed or returned no finite number: the reward is unknown (``function``)."""
+    """A reward function failed or returned no finite number: the reward is unknown
+    (``function``)."""
 
 
 class ToolError(RolloutError):
@@ -183,7 +196,8 @@ class InfraError(RolloutError):
 
 
 class WorkerLost(InfraError):
-    """An environment worker or its connection was lost. On a rollout: every worker that ran it died."""
+    """An environment worker or its connection was lost. On a rollout: every worker that ran it
+    died."""
 
     retryable = False
 
@@ -205,12 +219,13 @@ class SandboxUnavailable(SandboxError):
 
 
 class SandboxLimit(SandboxError):
-    """Executed code hit its time, memory or output limit (``limit``); caused by the model's output."""
+    """Executed code hit its time, memory or output limit (``limit``); caused by the
+    model's output."""
 
     scorable = True
 
 
-# --- the run cannot continue ------------------------------------------------------------------------------------
+# --- the run cannot continue ----------------------------------------------------------------------
 
 
 class RunError(VerifiersError):
@@ -226,7 +241,8 @@ class TooManyFaults(RunError):
 
 
 class BudgetExhausted(RunError):
-    """The next request does not fit into what the run may spend (``max_cost_usd``, ``max_total_tokens``)."""
+    """The next request does not fit into what the run may spend (``max_cost_usd``,
+    ``max_total_tokens``)."""
 
 
 class AuthenticationFailed(RunError):
@@ -256,11 +272,13 @@ class CheckpointError(RunError):
 
 
 class NonFiniteLoss(RunError):
-    """NaN or infinity in a loss, log-probability, reward or gradient; no step was taken (``key``, ``dump``)."""
+    """NaN or infinity in a loss, log-probability, reward or gradient; no step was taken (``key``,
+    ``dump``)."""
 
 
 class NoLearningSignal(RunError):
-    """No group of the run, or of ``no_signal_steps`` batches, had two different rewards (``histogram``)."""
+    """No group of the run, or of ``no_signal_steps`` batches, had two different rewards
+    (``histogram``)."""
 
 
 class GenerationStalled(RunError):

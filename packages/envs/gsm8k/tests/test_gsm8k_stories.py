@@ -1,4 +1,5 @@
-"""Every story's answer, found again from the text of the question alone, by another way than the story's own."""
+"""Every story's answer, found again from the text of the question alone, by another way than the
+story's own."""
 
 import re
 from collections import Counter
@@ -102,7 +103,9 @@ def posts(length, width, gap):
 
 @pytest.fixture(scope="module")
 def rows():
-    return generate_rows(37 * 40, seed=5, held_out=False) + generate_rows(37 * 10, seed=5, held_out=True)
+    return generate_rows(37 * 40, seed=5, held_out=False) + generate_rows(
+        37 * 10, seed=5, held_out=True
+    )
 
 
 def test_there_are_at_least_25_stories_and_each_has_a_solver():
@@ -166,9 +169,13 @@ def test_training_and_held_out_problems_never_share_a_story_with_its_numbers():
 
 
 def test_without_the_rule_two_seeds_would_share_problems():
-    """The twin: the space of numbers is small enough that chance alone would not keep the sets apart."""
+    """The twin: the space of numbers is small enough that chance alone would not keep the sets
+    apart."""
     seeds = [
-        {(row["info"]["story"], tuple(row["info"]["numbers"])) for row in generate_rows(6000, seed, False)}
+        {
+            (row["info"]["story"], tuple(row["info"]["numbers"]))
+            for row in generate_rows(6000, seed, False)
+        }
         for seed in (0, 1)
     ]
     assert seeds[0] & seeds[1]

@@ -1,4 +1,5 @@
-"""kuhn-poker: its rules, its exact numbers against independent computations, and what each player is shown."""
+"""kuhn-poker: its rules, its exact numbers against independent computations, and what each player
+is shown."""
 
 import random
 from itertools import product
@@ -9,7 +10,7 @@ import verifiers as vf
 from verifiers.testing import ScriptedClient, run_rollout_sync
 from vf_kuhn_poker import PolicyClient, load_environment, rules, view, words_of
 
-# --- the exact numbers --------------------------------------------------------------------------------------------
+# --- the exact numbers ----------------------------------------------------------------------------
 
 
 def table(first, second):
@@ -20,7 +21,9 @@ def table(first, second):
         their_bets, their_calls = second["JQK"[theirs] + "p"][1], second["JQK"[theirs] + "b"][1]
         win = 1 if mine > theirs else -1
         value += bets * (their_calls * 2 * win + (1 - their_calls))
-        value += (1 - bets) * ((1 - their_bets) * win + their_bets * (calls * 2 * win - (1 - calls)))
+        value += (1 - bets) * (
+            (1 - their_bets) * win + their_bets * (calls * 2 * win - (1 - calls))
+        )
     return value / 6
 
 
@@ -31,7 +34,10 @@ def brute_force_exploitability(policy):
     def strategy(moves, nodes):
         return {node: (1 - move, move) for node, move in zip(nodes, moves.values(), strict=True)}
 
-    first_nodes, second_nodes = ["J", "Q", "K", "Jpb", "Qpb", "Kpb"], ["Jp", "Qp", "Kp", "Jb", "Qb", "Kb"]
+    first_nodes, second_nodes = (
+        ["J", "Q", "K", "Jpb", "Qpb", "Kpb"],
+        ["Jp", "Qp", "Kp", "Jb", "Qb", "Kb"],
+    )
     best_first = max(table(strategy(moves, first_nodes), policy) for moves in pure)
     best_second = min(table(policy, strategy(moves, second_nodes)) for moves in pure)
     return (best_first - best_second) / 2
@@ -41,11 +47,15 @@ def brute_force_exploitability(policy):
 def test_an_equilibrium_cannot_be_exploited_and_is_worth_the_value_of_the_game(alpha):
     policy = rules.equilibrium(alpha)
     assert rules.exploitability(policy) == pytest.approx(0, abs=1e-12)
-    assert rules.game_value((policy, policy)) == pytest.approx(-1 / 18) == pytest.approx(rules.VALUE)
+    assert (
+        rules.game_value((policy, policy)) == pytest.approx(-1 / 18) == pytest.approx(rules.VALUE)
+    )
 
 
 def test_uniform_play_has_the_known_exploitability():
-    assert rules.exploitability(rules.uniform()) == pytest.approx(11 / 24)  # NashConv 11/12, as others report
+    assert rules.exploitability(rules.uniform()) == pytest.approx(
+        11 / 24
+    )  # NashConv 11/12, as others report
 
 
 def test_random_policies_agree_with_the_brute_force():
@@ -71,7 +81,7 @@ def test_no_other_alpha_is_an_equilibrium():
         rules.equilibrium(0.4)
 
 
-# --- the environment ----------------------------------------------------------------------------------------------
+# --- the environment ------------------------------------------------------------------------------
 
 
 def hand(deal, replies, **options):
@@ -97,14 +107,25 @@ def test_a_hand_ends_and_pays_by_the_rules(deal, words, letters, chips):
     for style, replies in (("words", words), ("letters", list(letters.replace("x", "?")))):
         state, client = hand(deal, replies, style=style)
         assert (state["game"], len(client.requests)) == ((deal, letters), len(replies))
-        assert (state["metrics"]["first"], state["metrics"]["second"], state["reward"]) == (chips, -chips, chips)
+        assert (state["metrics"]["first"], state["metrics"]["second"], state["reward"]) == (
+            chips,
+            -chips,
+            chips,
+        )
         assert state["metrics"]["illegal_replies"] == letters.count("x")
 
 
 def test_neither_player_sees_the_card_of_the_other():
     state, client = hand("KJ", ["check", "bet", "call"])
-    texts = [" ".join(message["content"] for message in request.prompt[1:]) for request in client.requests]
-    assert [("king" in text, "jack" in text) for text in texts] == [(True, False), (False, True), (True, False)]
+    texts = [
+        " ".join(message["content"] for message in request.prompt[1:])
+        for request in client.requests
+    ]
+    assert [("king" in text, "jack" in text) for text in texts] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
     assert texts[2].endswith("check Your opponent bets. Do you fold or call?")
     assert state["error"] is None
 
@@ -113,7 +134,9 @@ def test_neither_player_sees_the_card_of_the_other():
 def test_the_views_are_the_prompts_of_all_twelve_nodes(style):
     seen = {}
     for deal, moves in product(rules.DEALS, ("pbp", "pbb", "bp", "bb", "pp")):
-        replies = [words_of(moves[:n])[move] if style == "words" else move for n, move in enumerate(moves)]
+        replies = [
+            words_of(moves[:n])[move] if style == "words" else move for n, move in enumerate(moves)
+        ]
         _, client = hand(deal, replies, style=style)
         for number, request in enumerate(client.requests):
             node = deal[number % 2] + moves[:number]
@@ -126,7 +149,9 @@ def test_the_views_are_the_prompts_of_all_twelve_nodes(style):
 def test_a_fixed_opponent_plays_the_other_seat_and_is_not_trained(seat, style):
     env = load_environment(opponent="equilibrium", seat=seat, style=style)
     assert env.trained_roles == (seat,)
-    results = env.evaluate(PolicyClient(rules.equilibrium(0.1)), "m", num_examples=6, rollouts_per_example=2)
+    results = env.evaluate(
+        PolicyClient(rules.equilibrium(0.1)), "m", num_examples=6, rollouts_per_example=2
+    )
     assert results.metadata.avg_metrics["illegal_replies"] == 0
     assert results["reward"] == [row[seat] for row in results.outputs]
 
@@ -141,14 +166,24 @@ def test_a_policy_client_plays_its_policy():
 
 @pytest.mark.parametrize("opponent", ["policy", "equilibrium"])
 def test_workers_play_the_hands_that_this_process_would_have_played(opponent):
-    """Both seats are the caller's model, or one has a client of its own, which each worker makes for itself."""
+    """Both seats are the caller's model, or one has a client of its own, which each worker makes
+    for itself."""
 
     def rows(**options):
         env = vf.load_environment("kuhn-poker", opponent=opponent, num_eval_examples=6)
         model = PolicyClient({node: (0.4, 0.6) for node in rules.NODES})
-        results = env.evaluate(model, "m", num_examples=6, rollouts_per_example=4, **{"seed": 3} | options)
+        results = env.evaluate(
+            model, "m", num_examples=6, rollouts_per_example=4, **{"seed": 3} | options
+        )
         return [
-            (row.example_id, row.prompt, row.completion, row.reward, row.metrics, row.stop_condition)
+            (
+                row.example_id,
+                row.prompt,
+                row.completion,
+                row.reward,
+                row.metrics,
+                row.stop_condition,
+            )
             for row in results.outputs
         ]
 
@@ -159,12 +194,14 @@ def test_workers_play_the_hands_that_this_process_would_have_played(opponent):
 
 
 def test_an_audit_of_a_game_reaches_its_end():
-    """Every change of the question earns something in both seats, which leaves the search nothing to change."""
+    """Every change of the question earns something in both seats, which leaves the search nothing
+    to change."""
     assert not vf.audit_environment(load_environment()).ok
 
 
 @pytest.mark.parametrize(
-    "options", [{"seat": "third"}, {"style": "verse"}, {"num_train_examples": 0}, {"num_eval_examples": True}]
+    "options",
+    [{"seat": "third"}, {"style": "verse"}, {"num_train_examples": 0}, {"num_eval_examples": True}],
 )
 def test_an_invalid_argument_is_refused_by_name(options):
     with pytest.raises(vf.ConfigError, match=next(iter(options))):

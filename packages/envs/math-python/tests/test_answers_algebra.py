@@ -1,4 +1,5 @@
-"""The answers of the topic algebra, computed: by sympy where it solves the problem, else by trying everything."""
+"""The answers of the topic algebra, computed: by sympy where it solves the problem, else by trying
+everything."""
 
 import math
 
@@ -20,7 +21,9 @@ def interpolated(points, at):
 
 def function_of_the_reciprocal():
     at, inverse = sp.symbols("at inverse")
-    solved = sp.solve([at + 2 * inverse - 3 * 4, inverse + 2 * at - sp.Rational(3, 4)], [at, inverse])
+    solved = sp.solve(
+        [at + 2 * inverse - 3 * 4, inverse + 2 * at - sp.Rational(3, 4)], [at, inverse]
+    )
     return solved[at]
 
 
@@ -54,7 +57,9 @@ def product_over_roots_of_unity():
 
 CHECKS = {
     "cubes-of-roots": lambda: sp.expand(sum(root**3 for root in roots_of(x**2 - 7 * x + 3))),
-    "fifth-power-sum": lambda: sp.simplify((lambda r: r**5 + 1 / r**5)(max(sp.solve(x + 1 / x - 5, x)))),
+    "fifth-power-sum": lambda: sp.simplify(
+        (lambda r: r**5 + 1 / r**5)(max(sp.solve(x + 1 / x - 5, x)))
+    ),
     "two-absolute-values": lambda: sum(real_roots(sp.Abs(2 * x - 5) + sp.Abs(x + 1) - 12)),
     "two-square-roots": lambda: sum(sp.solve(sp.sqrt(x + 7) + sp.sqrt(x - 5) - 6, x)),
     "cubic-through-four-points": lambda: interpolated([(1, 1), (2, 4), (3, 9), (4, 22)], 6),
@@ -66,10 +71,16 @@ CHECKS = {
         sp.Poly(x**4 - 5 * x**2 + 4 - sign * x, x).count_roots(*bounds)
         for sign, bounds in ((1, (0, None)), (-1, (None, 0)))
     ),
-    "remainder-of-a-high-power": lambda: sp.rem(sp.Poly(x**100, x), sp.Poly(x**2 - 3 * x + 2, x)).eval(3),
-    "sum-from-product-and-squares": lambda: max(a + b for a, b in sp.solve([x * y - 16, x**2 + y**2 - 68], [x, y])),
+    "remainder-of-a-high-power": (
+        lambda: sp.rem(sp.Poly(x**100, x), sp.Poly(x**2 - 3 * x + 2, x)).eval(3)
+    ),
+    "sum-from-product-and-squares": lambda: max(
+        a + b for a, b in sp.solve([x * y - 16, x**2 + y**2 - 68], [x, y])
+    ),
     "least-weighted-squares": lambda: sp.minimum((x**2 + 4 * (5 - x) ** 2), x),
-    "function-three-times": lambda: (lambda f: f(f(f(sp.Integer(2)))))(lambda t: (2 * t + 3) / (t - 1)),
+    "function-three-times": lambda: (lambda f: f(f(f(sp.Integer(2)))))(
+        lambda t: (2 * t + 3) / (t - 1)
+    ),
     "function-of-the-reciprocal": function_of_the_reciprocal,
     "coefficients-of-even-powers": even_coefficients,
     "endless-square-root": endless_square_root,

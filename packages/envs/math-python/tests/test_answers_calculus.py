@@ -1,4 +1,5 @@
-"""The answers of the topic calculus, computed: by sympy where it solves the problem, else by trying everything."""
+"""The answers of the topic calculus, computed: by sympy where it solves the problem, else by trying
+everything."""
 
 import pytest
 import sympy as sp
@@ -30,7 +31,9 @@ CHECKS = {
     "derivative-of-a-product": lambda: diff(x**3 * exp(2 * x), x).subs(x, 1),
     "limit-of-a-sine": lambda: limit(sin(3 * r) / (5 * r), r, 0),
     "greatest-value-of-a-cubic": lambda: sp.maximum(r**3 - 6 * r**2 + 9 * r, r, sp.Interval(0, 5)),
-    "between-parabola-and-line": lambda: integrate(r + 2 - r**2, (r, *sorted(sp.solve(r**2 - r - 2, r)))),
+    "between-parabola-and-line": lambda: integrate(
+        r + 2 - r**2, (r, *sorted(sp.solve(r**2 - r - 2, r)))
+    ),
     "integral-of-the-logarithm": lambda: integrate(log(x), (x, 1, E)),
     "compound-limit": lambda: limit((1 + 2 / n) ** n, n, oo),
     "taylor-coefficient": lambda: diff(exp(r) * cos(r), r, 4).subs(r, 0) / 24,
@@ -41,7 +44,9 @@ CHECKS = {
     "inflection-point": lambda: sp.solve(diff(r**3 - 9 * r**2 + 5 * r + 2, r, 2), r)[0],
     "solid-of-revolution": lambda: integrate(pi * sqrt(x) ** 2, (x, 0, 4)),
     "second-derivative": lambda: diff(log(r**2 + 1), r, 2).subs(r, 2),
-    "length-of-a-curve": lambda: integrate(sqrt(1 + diff(Rational(2, 3) * x ** Rational(3, 2), x) ** 2), (x, 0, 3)),
+    "length-of-a-curve": lambda: integrate(
+        sqrt(1 + diff(Rational(2, 3) * x ** Rational(3, 2), x) ** 2), (x, 0, 3)
+    ),
     "integral-to-infinity": lambda: integrate(x**2 * exp(-x), (x, 0, oo)),
     "tangent-line": lambda: line_at(x**3 - x, 2),
     "largest-open-box": lambda: sp.maximum(r * (12 - 2 * r) ** 2, r, sp.Interval(0, 6)),
@@ -50,7 +55,9 @@ CHECKS = {
     "mean-value-of-sine": lambda: integrate(sin(x), (x, 0, pi)) / pi,
     "implicit-derivative": lambda: slope_of_curve(lambda a, b: a**2 + a * b + b**2 - 7, (1, 2)),
     "growth-equation": growth,
-    "integral-of-an-absolute-value": lambda: integrate(4 - r**2, (r, 0, 2)) + integrate(r**2 - 4, (r, 2, 3)),
+    "integral-of-an-absolute-value": lambda: (
+        integrate(4 - r**2, (r, 0, 2)) + integrate(r**2 - 4, (r, 2, 3))
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""The answers of the topic combinatorics, computed: by sympy where it solves the problem, else by trying everything."""
+"""The answers of the topic combinatorics, computed: by sympy where it solves the problem, else by
+trying everything."""
 
 from collections import Counter
 from functools import cache
@@ -17,7 +18,14 @@ def anagrams(word):
 
     @cache
     def count(left):
-        return sum(count(tuple(n - (i == j) for j, n in enumerate(left))) for i, n in enumerate(left) if n) or 1
+        return (
+            sum(
+                count(tuple(n - (i == j) for j, n in enumerate(left)))
+                for i, n in enumerate(left)
+                if n
+            )
+            or 1
+        )
 
     return count(tuple(Counter(word).values()))
 
@@ -33,11 +41,15 @@ def paths_around(forbidden, end):
 
 
 def derangements(size):
-    return sum(all(place != one for place, one in enumerate(order)) for order in permutations(range(size)))
+    return sum(
+        all(place != one for place, one in enumerate(order)) for order in permutations(range(size))
+    )
 
 
 def full_houses():
-    deck = [(rank, suit) for rank in range(4) for suit in range(4)]  # 4 of the 13 ranks: 4 * 3 ordered pairs
+    deck = [
+        (rank, suit) for rank in range(4) for suit in range(4)
+    ]  # 4 of the 13 ranks: 4 * 3 ordered pairs
     hands = combinations(deck, 5)
     found = sum(sorted(Counter(rank for rank, _ in hand).values()) == [2, 3] for hand in hands)
     return found * (13 * 12) // (4 * 3)
@@ -54,7 +66,11 @@ def crossings(size):
 
 
 def distinct_parts(total):
-    return sum(sum(parts) == total for size in range(1, 5) for parts in combinations(range(1, total + 1), size))
+    return sum(
+        sum(parts) == total
+        for size in range(1, 5)
+        for parts in combinations(range(1, total + 1), size)
+    )
 
 
 def change(total, coins):
@@ -96,28 +112,40 @@ def is_self_inverse(f):
 CHECKS = {
     "letters-of-mississippi": lambda: anagrams("MISSISSIPPI"),
     "letters-of-mathematics": lambda: anagrams("MATHEMATICS"),
-    "gifts-for-three-children": lambda: sum(len(set(given)) == 3 for given in product(range(3), repeat=5)),
+    "gifts-for-three-children": lambda: sum(
+        len(set(given)) == 3 for given in product(range(3), repeat=5)
+    ),
     "paths-around-a-point": lambda: paths_around((3, 2), (6, 4)),
     "hats-mixed-up": lambda: derangements(6),
-    "four-numbers-with-sum-twelve": lambda: sum(sum(three) <= 12 for three in product(range(13), repeat=3)),
+    "four-numbers-with-sum-twelve": lambda: sum(
+        sum(three) <= 12 for three in product(range(13), repeat=3)
+    ),
     "no-two-consecutive": lambda: sum(not n & n >> 1 for n in range(2**12)),
-    "increasing-digits": lambda: sum(all(a < b for a, b in pairwise(str(n))) for n in range(1000, 10000)),
+    "increasing-digits": lambda: sum(
+        all(a < b for a, b in pairwise(str(n))) for n in range(1000, 10000)
+    ),
     "full-houses": full_houses,
     "dominoes": lambda: tilings(10),
     "crossing-diagonals": lambda: crossings(10),
-    "committee": lambda: sum(sum(one < 7 for one in four) >= 2 for four in combinations(range(13), 4)),
+    "committee": lambda: sum(
+        sum(one < 7 for one in four) >= 2 for four in combinations(range(13), 4)
+    ),
     "distinct-parts": lambda: distinct_parts(10),
     "changing-half-a-dollar": lambda: change(50, (1, 5, 10, 25)),
     "round-table": round_tables,
     "no-three-ones": lambda: sum("111" not in f"{n:010b}" for n in range(2**10)),
     "central-trinomial": lambda: sp.Poly((1 + x + x**2) ** 8, x).coeff_monomial(x**8),
-    "rectangles-in-a-grid": lambda: sum((7 - width) * (7 - height) for width in range(1, 7) for height in range(1, 7)),
+    "rectangles-in-a-grid": lambda: sum(
+        (7 - width) * (7 - height) for width in range(1, 7) for height in range(1, 7)
+    ),
     "parentheses": lambda: matched(6),
     "coloured-squares": colourings_up_to_rotation,
     "three-groups": lambda: groups(6, 3),
     "rooks-off-the-diagonal": lambda: derangements(8),
     "numbers-with-a-seven": lambda: sum("7" in str(n) for n in range(1, 1001)),
-    "neighbouring-letters-differ": lambda: sum(len(list(groupby(w))) == 5 for w in product("ABC", repeat=5)),
+    "neighbouring-letters-differ": lambda: sum(
+        len(list(groupby(w))) == 5 for w in product("ABC", repeat=5)
+    ),
     "self-inverse-functions": lambda: sum(map(is_self_inverse, product(range(5), repeat=5))),
 }
 

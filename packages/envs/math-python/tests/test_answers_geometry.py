@@ -1,8 +1,22 @@
-"""The answers of the topic geometry, computed: by sympy where it solves the problem, else by trying everything."""
+"""The answers of the topic geometry, computed: by sympy where it solves the problem, else by trying
+everything."""
 
 import pytest
 import sympy as sp
-from sympy import Circle, Ellipse, Line, Point, Polygon, Rational, RegularPolygon, Triangle, cos, pi, sin, sqrt
+from sympy import (
+    Circle,
+    Ellipse,
+    Line,
+    Point,
+    Polygon,
+    Rational,
+    RegularPolygon,
+    Triangle,
+    cos,
+    pi,
+    sin,
+    sqrt,
+)
 
 from vf_math_python.written import problems
 
@@ -14,7 +28,9 @@ def triangle(a, b, c):
 
 
 def chord(radius, distance):
-    first, second = Circle(Point(0, 0), radius).intersection(Line(Point(distance, 0), Point(distance, 1)))
+    first, second = Circle(Point(0, 0), radius).intersection(
+        Line(Point(distance, 0), Point(distance, 1))
+    )
     return first.distance(second)
 
 
@@ -69,7 +85,9 @@ def trapezoid(long, short, left, right):
     """Height and foot from the two legs; the foot of the left leg is at the origin."""
     foot, height = sp.symbols("foot height", real=True)
     gap = long - short
-    solutions = sp.solve([foot**2 + height**2 - left**2, (gap - foot) ** 2 + height**2 - right**2], [foot, height])
+    solutions = sp.solve(
+        [foot**2 + height**2 - left**2, (gap - foot) ** 2 + height**2 - right**2], [foot, height]
+    )
     return (long + short) * max(height for _, height in solutions) / 2
 
 
@@ -90,7 +108,9 @@ CHECKS = {
     "circumscribed-circle": lambda: triangle(13, 14, 15).circumradius,
     "area-of-a-pentagon": lambda: abs(Polygon((0, 0), (6, 1), (8, 5), (3, 7), (-1, 4)).area),
     "chord": lambda: chord(10, 6),
-    "distance-to-a-line": lambda: Line(5 * t - 12 * sp.Symbol("y") + 7, x="t", y="y").distance(Point(3, 4)),
+    "distance-to-a-line": (
+        lambda: Line(5 * t - 12 * sp.Symbol("y") + 7, x="t", y="y").distance(Point(3, 4))
+    ),
     "regular-hexagon": lambda: RegularPolygon(Point(0, 0), 4, 6).area,
     "ring-of-a-square": lambda: ring_of_a_square(6),
     "regular-tetrahedron": lambda: volume(*(sp.Matrix(v) * 3 / sqrt(2) for v in TETRAHEDRON)),
@@ -109,7 +129,9 @@ CHECKS = {
     "clock-hands": lambda: clock(3, 40),
     "cyclic-quadrilateral": lambda: cyclic_area(5, 6, 7, 8),
     "trapezoid": lambda: trapezoid(20, 10, 6, 8),
-    "foci-of-an-ellipse": lambda: (lambda foci: foci[0].distance(foci[1]))(Ellipse(Point(0, 0), 5, 3).foci),
+    "foci-of-an-ellipse": lambda: (lambda foci: foci[0].distance(foci[1]))(
+        Ellipse(Point(0, 0), 5, 3).foci
+    ),
     "distances-in-an-equilateral-triangle": lambda: distances(10),
 }
 TETRAHEDRON = ((1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1))  # edges of 2 * sqrt(2)

@@ -1,4 +1,5 @@
-"""The answers of the topic number theory, computed: by sympy where it solves the problem, else by trying everything."""
+"""The answers of the topic number theory, computed: by sympy where it solves the problem, else by
+trying everything."""
 
 import math
 from itertools import count
@@ -48,7 +49,9 @@ CHECKS = {
     "totient": lambda: sum(math.gcd(n, 2024) == 1 for n in range(1, 2025)),
     "threes-in-a-factorial": lambda: first(lambda n: math.factorial(100) % 3**n != 0) - 1,
     "factorial-divisible-by-a-thousand": lambda: first(lambda n: math.factorial(n) % 1000 == 0),
-    "palindromic-primes": lambda: sum(sp.isprime(n) and str(n) == str(n)[::-1] for n in range(100, 1000)),
+    "palindromic-primes": lambda: sum(
+        sp.isprime(n) and str(n) == str(n)[::-1] for n in range(100, 1000)
+    ),
 }
 
 

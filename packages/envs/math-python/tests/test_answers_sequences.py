@@ -1,4 +1,5 @@
-"""The answers of the topic sequences, computed: by sympy where it solves the problem, else by trying everything."""
+"""The answers of the topic sequences, computed: by sympy where it solves the problem, else by
+trying everything."""
 
 import math
 from itertools import accumulate, count
@@ -61,7 +62,9 @@ CHECKS = {
     "sum-of-fibonacci-numbers": lambda: sum(fibonacci(20)),
     "doubling-plus-three": lambda: repeated(lambda a: 2 * a + 3, 1, 9),
     "sum-of-squares": lambda: sum(k * k for k in range(1, 31)),
-    "alternating-geometric-series": lambda: sp.summation(12 * sp.Rational(-2, 3) ** (n - 1), (n, 1, sp.oo)),
+    "alternating-geometric-series": lambda: sp.summation(
+        12 * sp.Rational(-2, 3) ** (n - 1), (n, 1, sp.oo)
+    ),
     "series-with-growing-numerators": lambda: sp.summation(n / 3**n, (n, 1, sp.oo)),
     "arithmetic-sequence": arithmetic_sum,
     "digits-to-a-hundred": lambda: sum(int(digit) for k in range(1, 101) for digit in str(k)),
@@ -73,7 +76,9 @@ CHECKS = {
     "integer-parts-of-roots": lambda: sum(math.isqrt(k) for k in range(1, 101)),
     "binomial-sum": lambda: sum(math.comb(10, k) * 2**k for k in range(11)),
     "alternating-squares": lambda: sum((-1) ** (k + 1) * k * k for k in range(1, 21)),
-    "telescoping-series": lambda: sp.limit(sp.summation(1 / (n**2 - 1), (n, 2, sp.Symbol("m"))), sp.Symbol("m"), sp.oo),
+    "telescoping-series": lambda: sp.limit(
+        sp.summation(1 / (n**2 - 1), (n, 2, sp.Symbol("m"))), sp.Symbol("m"), sp.oo
+    ),
     "three-n-plus-one": lambda: collatz(27),
     "digit-of-a-long-number": lambda: int("".join(map(str, range(1, 500)))[999]),
     "even-fibonacci-numbers": lambda: sum(f for f in fibonacci(30) if f < 1000 and f % 2 == 0),

@@ -1,4 +1,5 @@
-"""The answers of the generated problems, computed again from their numbers by another way than the generator's."""
+"""The answers of the generated problems, computed again from their numbers by another way than the
+generator's."""
 
 import math
 from collections import Counter
@@ -47,7 +48,8 @@ def different(kinds, draws):
     counts = {0: 1}
     for _ in range(draws):
         counts = {
-            d: counts.get(d, 0) * d + counts.get(d - 1, 0) * (kinds - d + 1) for d in range(min(draws, kinds) + 1)
+            d: counts.get(d, 0) * d + counts.get(d - 1, 0) * (kinds - d + 1)
+            for d in range(min(draws, kinds) + 1)
         }
     return Fraction(sum(d * ways for d, ways in counts.items()), kinds**draws)
 
@@ -82,20 +84,27 @@ SOLVERS = {
     "divisor_sum": lambda n: sum(d for d in range(1, n + 1) if n % d == 0),
     "two_congruences": lambda m, n, a, b: first(lambda t: t % m == a and t % n == b),
     "coprime_count": lambda top, n: sum(math.gcd(t, n) == 1 for t in range(1, top + 1)),
-    "factorial_zeros": lambda n, index: sp.multiplicity((2, 3, 5, 7, 11, 13)[index], math.factorial(n)),
+    "factorial_zeros": lambda n, index: sp.multiplicity(
+        (2, 3, 5, 7, 11, 13)[index], math.factorial(n)
+    ),
     "digit_sum": lambda b, e: sum(b**e // 10**i % 10 for i in range(200)),
     "collatz_steps": lambda n: collatz(n),
     "paths_around_a_point": lambda right, up, i, j: paths(right, up, (i, j)),
     "bounded_sums": lambda parts, bound, total: by_convolution(parts, range(bound + 1), total),
-    "subsets_with_a_sum": lambda size, total: sp.Poly(sp.prod(1 + x**k for k in range(1, size + 1)), x).coeff_monomial(
-        x**total
+    "subsets_with_a_sum": (
+        lambda size, total: sp.Poly(
+            sp.prod(1 + x**k for k in range(1, size + 1)), x
+        ).coeff_monomial(x**total)
     ),
     "dice_sum": lambda dice, index, total: Fraction(
-        by_convolution(dice, range(1, (4, 6, 8, 10)[index] + 1), total), (4, 6, 8, 10)[index] ** dice
+        by_convolution(dice, range(1, (4, 6, 8, 10)[index] + 1), total),
+        (4, 6, 8, 10)[index] ** dice,
     ),
     "different_draws": different,
     "same_colour": same_colour,
-    "binomial_coefficient": lambda a, b, power, k: sp.Poly((a * x + b) ** power, x).coeff_monomial(x**k),
+    "binomial_coefficient": (
+        lambda a, b, power, k: sp.Poly((a * x + b) ** power, x).coeff_monomial(x**k)
+    ),
     "quadratic_through_points": polynomial,
     "determinant": lambda *n: sp.Matrix(3, 3, n).det(),
     "powers_of_roots": root_powers,
@@ -103,7 +112,9 @@ SOLVERS = {
     "area_of_a_quadrilateral": quadrilateral,
     "triangle_area": lambda a, b, c: sp.Triangle(sss=(a, b, c)).area,
     "lattice_points_in_a_circle": in_circle,
-    "polynomial_integral": lambda a, b, c, low, high: sp.integrate(a * x**2 + b * x + c, (x, low, high)),
+    "polynomial_integral": lambda a, b, c, low, high: sp.integrate(
+        a * x**2 + b * x + c, (x, low, high)
+    ),
 }
 
 
@@ -122,7 +133,9 @@ def value_of(answer):
 @pytest.fixture(scope="module")
 def rows():
     number = len(KINDS)
-    return generate_rows(25 * number, seed=3, held_out=False) + generate_rows(10 * number, seed=3, held_out=True)
+    return generate_rows(25 * number, seed=3, held_out=False) + generate_rows(
+        10 * number, seed=3, held_out=True
+    )
 
 
 def test_every_kind_has_a_second_way():
@@ -142,9 +155,18 @@ def test_the_answer_is_the_same_by_another_way(rows, name):
 
 def test_the_numbers_of_a_problem_stand_in_its_text(rows):
     for row in rows:
-        if row["info"]["name"] in ("two_congruences", "paths_around_a_point", "triangle_area", "same_colour"):
+        if row["info"]["name"] in (
+            "two_congruences",
+            "paths_around_a_point",
+            "triangle_area",
+            "same_colour",
+        ):
             assert all(str(number) in row["question"] for number in row["info"]["numbers"]), row
 
 
 def test_fractions_are_reduced():
-    assert (latex(Fraction(4, 6)), latex(Fraction(-1, 2)), latex(-3)) == ("\\frac{2}{3}", "-\\frac{1}{2}", "-3")
+    assert (latex(Fraction(4, 6)), latex(Fraction(-1, 2)), latex(-3)) == (
+        "\\frac{2}{3}",
+        "-\\frac{1}{2}",
+        "-3",
+    )

@@ -1,4 +1,5 @@
-"""math-python: its rows, its reward, its tool, its sources, and whole rollouts against a scripted model."""
+"""math-python: its rows, its reward, its tool, its sources, and whole rollouts against a scripted
+model."""
 
 import json
 import re
@@ -16,7 +17,10 @@ from vf_math_python.written import TOPICS, problems, written_rows
 SANDBOXES = [
     "unsafe_subprocess",
     pytest.param(
-        "bubblewrap", marks=pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+        "bubblewrap",
+        marks=pytest.mark.skipif(
+            shutil.which("bwrap") is None, reason="bubblewrap is not installed"
+        ),
     ),
 ]
 
@@ -30,7 +34,8 @@ def block(code):
 
 
 class NotShownTools(ScriptedClient):
-    """A client that knows that its model's chat template shows no tools, as the embedded one does."""
+    """A client that knows that its model's chat template shows no tools, as the
+    embedded one does."""
 
     async def shows_tools(self):
         return False
@@ -49,7 +54,7 @@ def told(results, rollout=0):
     return [m["content"] for m in results["completion"][rollout] if m["role"] == "tool"]
 
 
-# --- rows -------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
@@ -117,7 +122,7 @@ def test_the_prompt_names_the_tool_and_the_box():
     assert "\\boxed{}" in SYSTEM_PROMPT
 
 
-# --- reward -----------------------------------------------------------------------------------------------------
+# --- reward ---------------------------------------------------------------------------------------
 
 
 REPLIES = [
@@ -156,7 +161,9 @@ def test_a_box_that_only_the_tool_printed_is_no_answer():
 def test_an_oracle_earns_one_on_every_written_and_on_generated_problems():
     env = load(num_train_examples=140, num_eval_examples=140)
     right = answers(env.dataset, env.eval_dataset)
-    oracle = ScriptedClient(lambda request: f"The answer is \\boxed{{{right[request.prompt[-1]['content']]}}}.")
+    oracle = ScriptedClient(
+        lambda request: f"The answer is \\boxed{{{right[request.prompt[-1]['content']]}}}."
+    )
     results = env.evaluate(oracle, "scripted")
     assert list(results["reward"]) == [1.0] * 140
     assert list(env.generate(list(env.dataset), oracle, "scripted")["reward"]) == [1.0] * 140
@@ -164,7 +171,7 @@ def test_an_oracle_earns_one_on_every_written_and_on_generated_problems():
     assert list(env.evaluate(wrong, "scripted", num_examples=10)["reward"]) == [0.0] * 10
 
 
-# --- the tool ---------------------------------------------------------------------------------------------------
+# --- the tool -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
@@ -190,31 +197,41 @@ def test_a_model_that_computes_with_the_tool_is_right(sandbox):
 
 
 SOLUTIONS = {
-    "letters-of-banana": """
+    "letters-of-banana": (
+        """
 from fractions import Fraction
 from itertools import permutations
 words = set(permutations("BANANA"))
-print(Fraction(sum("AA" not in "".join(word) for word in words), len(words)))""",
+print(Fraction(sum("AA" not in "".join(word) for word in words), len(words)))"""
+    ),
     "numbers-with-a-seven": "print(sum('7' in str(n) for n in range(1, 1001)))",
-    "integral-of-a-rational-function": """
+    "integral-of-a-rational-function": (
+        """
 from sympy import *
 x = symbols("x")
-print(latex(integrate(1 / (1 + x**2), (x, 0, 1))))""",
+print(latex(integrate(1 / (1 + x**2), (x, 0, 1))))"""
+    ),
     "median": "from sympy import *\nprint(latex(sqrt(Rational(2*13**2 + 2*15**2 - 14**2, 4))))",
-    "three-by-three-determinant": "import numpy\nprint(round(numpy.linalg.det([[2, 1, 3], [0, 4, 1], [5, 2, 6]])))",
+    "three-by-three-determinant": (
+        "import numpy\nprint(round(numpy.linalg.det([[2, 1, 3], [0, 4, 1], [5, 2, 6]])))"
+    ),
     "remainder-of-a-high-power": "print((2**100 - 1) * 3 + 2 - 2**100)",
-    "best-of-seven": """
+    "best-of-seven": (
+        """
 from fractions import Fraction as F
 def win(a, b):
     if a == 4 or b == 4:
         return F(a == 4)
     return F(3, 5) * win(a + 1, b) + F(2, 5) * win(a, b + 1)
-print(win(0, 0))""",
-    "three-n-plus-one": """
+print(win(0, 0))"""
+    ),
+    "three-n-plus-one": (
+        """
 n, steps = 27, 0
 while n != 1:
     n, steps = (n // 2 if n % 2 == 0 else 3 * n + 1), steps + 1
-print(steps)""",
+print(steps)"""
+    ),
 }
 
 
@@ -279,7 +296,9 @@ def test_the_example_of_a_block_prints_what_the_prompt_says():
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_model_that_is_not_shown_tools_is_told_to_write_blocks(num_workers):
-    env = vf.load_environment("math-python", sandbox="unsafe_subprocess", num_train_examples=1, num_eval_examples=1)
+    env = vf.load_environment(
+        "math-python", sandbox="unsafe_subprocess", num_train_examples=1, num_eval_examples=1
+    )
     client = NotShownTools([block("6 * 7"), "done"])
     results = env.evaluate(client, "small", num_workers=num_workers)
     system, user = client.requests[0].prompt
@@ -300,15 +319,24 @@ def test_a_model_that_is_not_shown_tools_is_told_to_write_blocks(num_workers):
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_the_embedded_model_really_runs_code_in_bubblewrap():
     env = load(sandbox="bubblewrap", max_turns=2, num_train_examples=1, num_eval_examples=3)
-    results = env.evaluate("local", sampling_args={"temperature": 0.0, "max_tokens": 250, "stop": ["\n```\n"]})
+    results = env.evaluate(
+        "local", sampling_args={"temperature": 0.0, "max_tokens": 250, "stop": ["\n```\n"]}
+    )
     assert {state["code_from"] for state in results["states"]} == {"blocks"}
-    printed = [m["content"] for completion in results["completion"] for m in completion if m["role"] == "user"]
+    printed = [
+        m["content"]
+        for completion in results["completion"]
+        for m in completion
+        if m["role"] == "user"
+    ]
     assert printed
     assert all(text.startswith("Output:\n") for text in printed)
     assert sum(results["metrics"]["sandbox_command_execution_time"]) > 0
 
 
-@pytest.mark.parametrize(("given", "told"), [("Be brief.", "Be brief.\n\nYou can run"), ("", None), (None, None)])
+@pytest.mark.parametrize(
+    ("given", "told"), [("Be brief.", "Be brief.\n\nYou can run"), ("", None), (None, None)]
+)
 def test_a_system_prompt_of_ones_own_in_blocks(given, told):
     env = load(code_from="blocks", system_prompt=given, num_train_examples=1, num_eval_examples=1)
     client = ScriptedClient("done")
@@ -325,7 +353,7 @@ def test_the_turns_are_bounded():
     assert list(results["reward"]) == [0.0]
 
 
-# --- arguments and sources --------------------------------------------------------------------------------------
+# --- arguments and sources ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -349,13 +377,20 @@ def test_an_argument_that_cannot_be_used_is_named(arguments, named):
 
 
 def test_the_arguments_of_older_guides():
-    env = vf.load_environment("vf-math-python", split="train", rollouts_per_example=8, max_concurrent=512)
+    env = vf.load_environment(
+        "vf-math-python", split="train", rollouts_per_example=8, max_concurrent=512
+    )
     assert (env.rollouts_per_example, env.max_concurrent) == (8, 512)
     assert isinstance(env, vf.PythonEnv)
-    math = vf.load_environment("math-python", dataset_name="math", num_train_examples=1000)  # nothing is fetched yet
+    math = vf.load_environment(
+        "math-python", dataset_name="math", num_train_examples=1000
+    )  # nothing is fetched yet
     assert math.max_turns == 10
     tested = load(eval_split="test", num_eval_examples=5)
-    assert tested.get_eval_dataset()["question"] == load(num_eval_examples=5).get_eval_dataset()["question"]
+    assert (
+        tested.get_eval_dataset()["question"]
+        == load(num_eval_examples=5).get_eval_dataset()["question"]
+    )
 
 
 def test_a_set_with_two_splits_is_read_from_both():
@@ -390,7 +425,9 @@ def no_network(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["math", "math500", "aime2024", "aime2025"])
 def test_without_a_network_a_published_set_names_the_offline_choice(name):
     env = load(dataset_name=name)
-    with pytest.raises(vf.DatasetError, match="leave dataset_name out: math-python then uses its own problems"):
+    with pytest.raises(
+        vf.DatasetError, match="leave dataset_name out: math-python then uses its own problems"
+    ):
         env.get_eval_dataset()
 
 

@@ -31,7 +31,7 @@ def tool_texts(state):
     return [message["content"] for message in state["completion"] if message["role"] == "tool"]
 
 
-# --- questions --------------------------------------------------------------------------------------------------
+# --- questions ------------------------------------------------------------------------------------
 
 
 def test_questions_are_right_about_the_catalogue():
@@ -39,15 +39,22 @@ def test_questions_are_right_about_the_catalogue():
     axes, mugs = catalogue["axes"], catalogue["mugs"]
     numbers = dict(all_questions(catalogue, ["axes", "mugs"]))
     assert numbers["How many axes are there in the east warehouse?"] == axes.stock["east"]
-    assert numbers["How many axes are there in all warehouses together?"] == sum(axes.stock[w] for w in WAREHOUSES)
-    assert numbers["What are all mugs in the west warehouse worth, in cents?"] == mugs.stock["west"] * mugs.price_cents
+    assert numbers["How many axes are there in all warehouses together?"] == sum(
+        axes.stock[w] for w in WAREHOUSES
+    )
+    assert (
+        numbers["What are all mugs in the west warehouse worth, in cents?"]
+        == mugs.stock["west"] * mugs.price_cents
+    )
     together = axes.stock["north"] + mugs.stock["north"]
     assert numbers["How many axes and mugs together are there in the north warehouse?"] == together
 
 
 def test_no_held_out_item_is_in_a_training_question():
     def items_of(rows):
-        return {word for row in rows for word in re.findall("[a-z]+", row["question"]) if word in ITEMS}
+        return {
+            word for row in rows for word in re.findall("[a-z]+", row["question"]) if word in ITEMS
+        }
 
     train, held_out = draw_rows(400, 0, held_out=False), draw_rows(50, 1, held_out=True)
     assert len({row["question"] for row in [*train, *held_out]}) == 450
@@ -56,16 +63,28 @@ def test_no_held_out_item_is_in_a_training_question():
 
 def test_the_seed_chooses_stock_and_questions():
     assert len(ITEMS) == len(set(ITEMS)) == 60
-    assert draw_rows(9, 1, held_out=True) == draw_rows(9, 1, held_out=True) != draw_rows(9, 2, held_out=True)
+    assert (
+        draw_rows(9, 1, held_out=True)
+        == draw_rows(9, 1, held_out=True)
+        != draw_rows(9, 2, held_out=True)
+    )
     assert make_catalogue(1) == make_catalogue(1) != make_catalogue(2)
 
 
-# --- the reward -------------------------------------------------------------------------------------------------
+# --- the reward -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("17", 17), (" 1,234 ", 1234), ("17 cents", None), ("1,23", None), ("", None), (None, None), ("9" * 99, None)],
+    [
+        ("17", 17),
+        (" 1,234 ", 1234),
+        ("17 cents", None),
+        ("1,23", None),
+        ("", None),
+        (None, None),
+        ("9" * 99, None),
+    ],
 )
 def test_only_a_number_alone_is_read(text, number):
     assert read_number(text) == number
@@ -73,7 +92,12 @@ def test_only_a_number_alone_is_read(text, number):
 
 @pytest.mark.parametrize(
     ("last", "reward"),
-    [("It is <answer>{}</answer>.", 1.0), ("It is {}.", 0.0), ("<answer>x{}</answer>", 0.0), ("", 0.0)],
+    [
+        ("It is <answer>{}</answer>.", 1.0),
+        ("It is {}.", 0.0),
+        ("<answer>x{}</answer>", 0.0),
+        ("", 0.0),
+    ],
 )
 def test_the_last_message_must_hold_the_number_in_tags(last, reward):
     env = load_environment(num_train_examples=1, num_eval_examples=1)
@@ -84,11 +108,14 @@ def test_the_last_message_must_hold_the_number_in_tags(last, reward):
 
 def test_an_answer_before_the_last_message_does_not_count():
     env = load_environment(num_train_examples=1, num_eval_examples=1)
-    early = {"content": f"<answer>{env.get_eval_dataset()[0]['answer']}</answer>", "tool_calls": call("list_items")}
+    early = {
+        "content": f"<answer>{env.get_eval_dataset()[0]['answer']}</answer>",
+        "tool_calls": call("list_items"),
+    }
     assert play(early, "I am not sure.", env=env)["reward"] == 0.0
 
 
-# --- the server -------------------------------------------------------------------------------------------------
+# --- the server -----------------------------------------------------------------------------------
 
 
 def test_the_server_answers_and_explains_what_it_does_not_know():
@@ -127,7 +154,11 @@ def looking_up(request):
     warehouses = [word for word in words if word in WAREHOUSES] or list(WAREHOUSES)
     answers = [int(message["content"]) for message in request.prompt if message["role"] == "tool"]
     if not answers:
-        calls = [call("get_stock", item=item, warehouse=where)[0] for item in items for where in warehouses]
+        calls = [
+            call("get_stock", item=item, warehouse=where)[0]
+            for item in items
+            for where in warehouses
+        ]
         return calls + (call("get_price", item=items[0]) if "worth" in question else [])
     return f"<answer>{answers[0] * answers[1] if 'worth' in question else sum(answers)}</answer>"
 
@@ -139,7 +170,7 @@ def test_an_oracle_that_uses_the_tools_earns_one():
     assert list(results["metrics"]["looked_up"]) == [1.0] * 50
 
 
-# --- the environment --------------------------------------------------------------------------------------------
+# --- the environment ------------------------------------------------------------------------------
 
 
 def test_it_loads_by_its_id_and_is_clean():

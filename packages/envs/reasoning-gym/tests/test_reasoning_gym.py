@@ -1,4 +1,5 @@
-"""reasoning-gym: real generators through the package; skipped where Reasoning Gym is not installed."""
+"""reasoning-gym: real generators through the package; skipped where Reasoning Gym is
+not installed."""
 
 import pytest
 
@@ -14,7 +15,9 @@ from vf_reasoning_gym import DEFAULT_GENERATORS, load_environment
 
 def answering(env):
     """A player that gives each generator's own answer."""
-    answers = {row["question"]: f"<answer>{row['answer']}</answer>" for row in env.get_eval_dataset()}
+    answers = {
+        row["question"]: f"<answer>{row['answer']}</answer>" for row in env.get_eval_dataset()
+    }
     return ScriptedClient(lambda request: answers[request.prompt[-1]["content"]])
 
 
@@ -29,8 +32,13 @@ def test_a_wrong_answer_or_none_earns_less():
     env = load_environment("chain_sum", num_train_examples=2, num_eval_examples=2)
     row = env.get_eval_dataset()[0]
     assert run_rollout_sync(env, ScriptedClient(["<answer>no idea</answer>"]), row)["reward"] < 0.1
-    assert run_rollout_sync(env, ScriptedClient([row["answer"]]), row)["reward"] < 0.1  # without the tags
-    assert run_rollout_sync(env, ScriptedClient([f"<answer>{row['answer']}</answer>"]), row)["reward"] == 1.0
+    assert (
+        run_rollout_sync(env, ScriptedClient([row["answer"]]), row)["reward"] < 0.1
+    )  # without the tags
+    assert (
+        run_rollout_sync(env, ScriptedClient([f"<answer>{row['answer']}</answer>"]), row)["reward"]
+        == 1.0
+    )
 
 
 def test_problems_are_the_seeds_and_held_out_ones_are_not_trained_on():
@@ -46,7 +54,10 @@ def test_problems_are_the_seeds_and_held_out_ones_are_not_trained_on():
 
 def test_generators_can_be_chosen_weighted_and_configured():
     env = load_environment(
-        gym=[{"name": "chain_sum", "weight": 9.0, "config": {"max_terms": 2}}, {"name": "leg_counting", "weight": 1.0}],
+        gym=[
+            {"name": "chain_sum", "weight": 9.0, "config": {"max_terms": 2}},
+            {"name": "leg_counting", "weight": 1.0},
+        ],
         num_train_examples=60,
     )
     tasks = env.get_dataset()["task"][:]

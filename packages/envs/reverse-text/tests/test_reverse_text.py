@@ -29,10 +29,12 @@ def completion(text):
 
 def score(env, text, answer):
     rubric = env.rubric
-    return rubric.score_rollout_sync(prompt=[], completion=completion(text), answer=answer, state={})
+    return rubric.score_rollout_sync(
+        prompt=[], completion=completion(text), answer=answer, state={}
+    )
 
 
-# --- texts ------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
 def test_every_word_length_from_2_to_12_has_words():
@@ -66,8 +68,13 @@ def test_a_generated_text_has_exactly_the_length_asked_for(unit, length):
 
 
 def test_texts_do_not_depend_on_the_process():
-    program = "from vf_reverse_text.texts import generate_texts; print(generate_texts('sentence', 20, 30, 3, 5))"
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    program = (
+        "from vf_reverse_text.texts import generate_texts; print(generate_texts('sentence', 20, 30,"
+        " 3, 5))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.strip() == repr(generate_texts("sentence", 20, 30, 3, 5))
 
 
@@ -96,11 +103,13 @@ def test_loading_offline_takes_less_than_a_second():
     assert time.perf_counter() - started < 1.0
 
 
-# --- prompts ----------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def test_a_word_prompt_is_the_word_alone():
-    row = load_environment(unit="word", min_chars=3, max_chars=6, num_train_examples=1).get_dataset()[0]
+    row = load_environment(
+        unit="word", min_chars=3, max_chars=6, num_train_examples=1
+    ).get_dataset()[0]
     (message,) = row["prompt"]
     assert message == {"role": "user", "content": row["answer"][::-1]}
     assert 3 <= len(message["content"]) <= 6
@@ -113,19 +122,29 @@ def test_longer_units_come_with_an_instruction(unit):
 
 
 @pytest.mark.parametrize(
-    ("unit", "given", "roles"), [("word", SYSTEM_PROMPT, ["system", "user"]), ("paragraph", "", ["user"])]
+    ("unit", "given", "roles"),
+    [("word", SYSTEM_PROMPT, ["system", "user"]), ("paragraph", "", ["user"])],
 )
 def test_a_given_system_prompt_wins_over_the_unit(unit, given, roles):
-    prompt = load_environment(unit=unit, num_train_examples=1, system_prompt=given).get_dataset()[0]["prompt"]
+    prompt = load_environment(unit=unit, num_train_examples=1, system_prompt=given).get_dataset()[
+        0
+    ]["prompt"]
     assert [message["role"] for message in prompt] == roles
 
 
-# --- scoring ----------------------------------------------------------------------------------------------------
+# --- scoring --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("answer", "target"),
-    [("olleh", "olleh"), ("hello", "olleh"), ("", "olleh"), ("ollehh", "olleh"), ("xyz", "olleh"), ("OLLEH", "olleh")],
+    [
+        ("olleh", "olleh"),
+        ("hello", "olleh"),
+        ("", "olleh"),
+        ("ollehh", "olleh"),
+        ("xyz", "olleh"),
+        ("OLLEH", "olleh"),
+    ],
 )
 def test_the_ratio_is_difflibs(answer, target):
     assert sequence_ratio(answer, target) == difflib.SequenceMatcher(None, answer, target).ratio()
@@ -135,7 +154,11 @@ def test_one_slip_in_a_long_text_costs_little_unless_frequent_characters_are_ign
     target = "the rain in spain stays mainly in the plain and " * 6
     slip = "#" + target[1:]
     assert sequence_ratio(slip, target) > 0.99
-    assert sequence_ratio(slip, target, autojunk=True) == difflib.SequenceMatcher(None, slip, target).ratio() < 0.1
+    assert (
+        sequence_ratio(slip, target, autojunk=True)
+        == difflib.SequenceMatcher(None, slip, target).ratio()
+        < 0.1
+    )
 
 
 def test_an_endless_answer_is_scored_in_bounded_time_and_poorly():
@@ -156,7 +179,12 @@ def test_an_endless_answer_is_scored_in_bounded_time_and_poorly():
         ("olleh", 0.0, 0.0, 0.0),
         ("<reversed_text>olleh", 0.0, 0.0, None),
         ("<reversed_text></reversed_text>", 0.0, 0.0, None),
-        ("<reversed_text>hello</reversed_text> no: <reversed_text>olleh</reversed_text>", 0.4, 0.0, None),
+        (
+            "<reversed_text>hello</reversed_text> no: <reversed_text>olleh</reversed_text>",
+            0.4,
+            0.0,
+            None,
+        ),
         ("", 0.0, 0.0, 0.0),
     ],
 )
@@ -169,7 +197,7 @@ def test_rewards_of_an_answer(text, reward, exact, well_formed):
         assert result["metrics"]["format_reward"] == pytest.approx(well_formed)
 
 
-# --- whole rollouts ---------------------------------------------------------------------------------------------
+# --- whole rollouts -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -189,12 +217,14 @@ def test_an_echo_earns_less_than_an_oracle():
 
 
 def test_it_loads_by_its_id():
-    env = vf.load_environment("reverse-text", unit="word", num_train_examples=3, num_eval_examples=2)
+    env = vf.load_environment(
+        "reverse-text", unit="word", num_train_examples=3, num_eval_examples=2
+    )
     assert isinstance(env, vf.SingleTurnEnv)
     assert env.env_id == "reverse-text"
 
 
-# --- arguments --------------------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,15 +250,18 @@ def test_an_argument_that_cannot_be_used_is_named(arguments, named):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "lengths"), [({"min_chars": 300}, {300}), ({"max_chars": 40}, {40}), ({"min_chars": 150}, None)]
+    ("bounds", "lengths"),
+    [({"min_chars": 300}, {300}), ({"max_chars": 40}, {40}), ({"min_chars": 150}, None)],
 )
 def test_one_bound_moves_the_others_default_out_of_its_way(bounds, lengths):
-    texts = load_environment(num_train_examples=5, num_eval_examples=5, **bounds).get_dataset()["answer"]
+    texts = load_environment(num_train_examples=5, num_eval_examples=5, **bounds).get_dataset()[
+        "answer"
+    ]
     found = {len(text) for text in texts}
     assert found == lengths if lengths else found <= set(range(150, 181))
 
 
-# --- public datasets --------------------------------------------------------------------------------------------
+# --- public datasets ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -245,7 +278,9 @@ def write_dataset(folder, rows):
 
 @pytest.mark.usefixtures("no_network")
 def test_a_dataset_of_texts_is_split_without_overlap(tmp_path):
-    name = write_dataset(tmp_path / "texts", [{"prompt": f" Text number {i % 30}. "} for i in range(60)])
+    name = write_dataset(
+        tmp_path / "texts", [{"prompt": f" Text number {i % 30}. "} for i in range(60)]
+    )
     env = load_environment(dataset_name=name, num_eval_examples=10, num_train_examples=1000)
     train, held_out = set(env.get_dataset()["answer"]), set(env.get_eval_dataset()["answer"])
     assert (len(train), len(held_out), train & held_out) == (20, 10, set())
@@ -254,7 +289,10 @@ def test_a_dataset_of_texts_is_split_without_overlap(tmp_path):
 
 @pytest.mark.usefixtures("no_network")
 def test_a_dataset_of_conversations_gives_its_last_user_message(tmp_path):
-    chats = [[{"role": "system", "content": "x"}, {"role": "user", "content": f"ab{i}"}] for i in range(3)]
+    chats = [
+        [{"role": "system", "content": "x"}, {"role": "user", "content": f"ab{i}"}]
+        for i in range(3)
+    ]
     name = write_dataset(tmp_path / "chats", [{"prompt": chat} for chat in chats])
     env = load_environment(dataset_name=name, num_eval_examples=1, num_train_examples=5)
     assert {row["answer"] for row in env.get_dataset()} < {"0ba", "1ba", "2ba"}
@@ -263,7 +301,11 @@ def test_a_dataset_of_conversations_gives_its_last_user_message(tmp_path):
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [([{"body": "x"}], "columns body"), ([{"text": "x"}, {"text": "x"}], "1 different texts"), (None, "cannot load")],
+    [
+        ([{"body": "x"}], "columns body"),
+        ([{"text": "x"}, {"text": "x"}], "1 different texts"),
+        (None, "cannot load"),
+    ],
 )
 def test_a_dataset_that_cannot_be_used_says_why_and_what_works_offline(tmp_path, rows, message):
     name = str(tmp_path / "absent") if rows is None else write_dataset(tmp_path / "rows", rows)
@@ -286,7 +328,8 @@ def test_shots_are_solved_examples_that_are_neither_trained_on_nor_held_out():
             assert asked["content"][::-1] == row["answer"]
             pairs = list(zip(shots[::2], shots[1::2], strict=True))
             assert all(
-                said["content"] == f"<reversed_text>{text['content'][::-1]}</reversed_text>" for text, said in pairs
+                said["content"] == f"<reversed_text>{text['content'][::-1]}</reversed_text>"
+                for text, said in pairs
             )
             texts = {text["content"] for text, _ in pairs}
             known = {row["answer"][::-1] for row in [*env.get_dataset(), *env.get_eval_dataset()]}
@@ -296,7 +339,7 @@ def test_shots_are_solved_examples_that_are_neither_trained_on_nor_held_out():
         load_environment(num_shots=-1)
 
 
-# --- speed ------------------------------------------------------------------------------------------------------
+# --- speed ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=300, deadline=None)
@@ -315,5 +358,7 @@ def test_without_the_fast_matcher_difflibs_is_used():
         "import sys; sys.modules['cydifflib'] = None; import vf_reverse_text.scoring as s, difflib;"
         "print(s.SequenceMatcher is difflib.SequenceMatcher, s.sequence_ratio('abcd', 'cdab'))"
     )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.split() == ["True", str(sequence_ratio("abcd", "cdab"))]

@@ -13,7 +13,8 @@ from vf_small_tasks.tasks import CAPITALS, in_words
 
 @functools.cache
 def environment(task):
-    """The environment of a task, for all tests that only run it: those of 100,000 rows take a third of a second."""
+    """The environment of a task, for all tests that only run it: those of 100,000 rows take a third
+    of a second."""
     return load_environment(task=task)
 
 
@@ -50,8 +51,18 @@ def test_the_answer_is_right_and_nothing_that_needs_no_thought_is(task):
         ("capitals", "It's PARIS, of course.", "Paris", 1.0),
         ("capitals", "Parisian life", "Paris", 0.0),
         ("capitals", "Not Rome but Paris.", "Paris", 0.0),
-        ("json", '{"job": "pilot","age":52,"name":"Eve"}\n', '{"name": "Eve", "age": 52, "job": "pilot"}', 1.0),
-        ("json", '{"name": "Eve", "age": "52", "job": "pilot"}', '{"name": "Eve", "age": 52, "job": "pilot"}', 0.0),
+        (
+            "json",
+            '{"job": "pilot","age":52,"name":"Eve"}\n',
+            '{"name": "Eve", "age": 52, "job": "pilot"}',
+            1.0,
+        ),
+        (
+            "json",
+            '{"name": "Eve", "age": "52", "job": "pilot"}',
+            '{"name": "Eve", "age": 52, "job": "pilot"}',
+            0.0,
+        ),
         ("json", 'Here: {"name": "Eve"}', '{"name": "Eve"}', 0.0),
         ("json", "[" * 100_000, '{"name": "Eve"}', 0.0),
         ("names", " Adams, Tim\n", "Adams, Tim", 1.0),
@@ -81,7 +92,9 @@ ROWS = {
 def test_rows_are_distinct_and_no_solved_example_is_one(task):
     env = load_environment(task=task, num_train_examples=2000)
     questions = [
-        prompt[-1]["content"] for data in (env.get_dataset(), env.get_eval_dataset()) for prompt in data["prompt"]
+        prompt[-1]["content"]
+        for data in (env.get_dataset(), env.get_eval_dataset())
+        for prompt in data["prompt"]
     ]
     shown = {question for question, _ in TASKS[task].shots}
     assert len(questions) == len(set(questions)) == min(2100, ROWS[task])
@@ -104,7 +117,9 @@ def test_all_takes_the_tasks_in_turn():
 
 def test_the_seed_chooses_the_rows_and_the_held_out_ones_do_not_move():
     def held_out(seed, num_train=20):
-        return load_environment(task="names", seed=seed, num_train_examples=num_train).get_eval_dataset()["answer"][:]
+        return load_environment(
+            task="names", seed=seed, num_train_examples=num_train
+        ).get_eval_dataset()["answer"][:]
 
     assert held_out(1) == held_out(1, 500) != held_out(2)
 
@@ -113,7 +128,11 @@ def test_the_seed_chooses_the_rows_and_the_held_out_ones_do_not_move():
 def test_the_solved_examples_stand_before_the_question(num_shots):
     (prompt,) = load_environment(task="numbers", num_shots=num_shots).get_dataset(1)["prompt"]
     expected = 4 if num_shots == -1 else num_shots
-    assert [message["role"] for message in prompt] == ["system", *["user", "assistant"] * expected, "user"]
+    assert [message["role"] for message in prompt] == [
+        "system",
+        *["user", "assistant"] * expected,
+        "user",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -136,4 +155,7 @@ def test_the_first_capitals_are_half_known_ones_in_an_order_of_the_seed(seed):
     first = [row["answer"] for row in rows[:8]]
     assert set(first) == TASKS["capitals"].first
     assert len({row["answer"] for row in rows}) == 29
-    assert first != [example.row["answer"] for example in load_environment(seed=seed + 1).eval_table][:8]
+    assert (
+        first
+        != [example.row["answer"] for example in load_environment(seed=seed + 1).eval_table][:8]
+    )

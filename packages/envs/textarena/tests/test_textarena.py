@@ -37,7 +37,9 @@ def test_an_oracle_that_plays_well_earns_one():
 
 
 def test_a_model_that_says_nothing_earns_nothing_and_the_game_ends():
-    results = load_environment(num_train_examples=1, num_eval_examples=3).evaluate(ScriptedClient(["?"]), "scripted")
+    results = load_environment(num_train_examples=1, num_eval_examples=3).evaluate(
+        ScriptedClient(["?"]), "scripted"
+    )
     assert list(results["reward"]) == [0.0] * 3
     assert {state["stop_condition"] for state in results["states"]} == {"has_final_env_response"}
 
@@ -50,7 +52,10 @@ def test_a_game_that_is_cut_is_worth_nothing():
 
 def test_the_seed_deals_the_games_and_held_out_seeds_are_never_trained_on():
     def seeds(env):
-        return [[row["info"]["seed"] for row in rows] for rows in (env.get_dataset(), env.get_eval_dataset())]
+        return [
+            [row["info"]["seed"] for row in rows]
+            for rows in (env.get_dataset(), env.get_eval_dataset())
+        ]
 
     train, held_out = seeds(load_environment(num_train_examples=20, num_eval_examples=10, seed=5))
     assert train == list(range(5, 25))
@@ -58,7 +63,10 @@ def test_the_seed_deals_the_games_and_held_out_seeds_are_never_trained_on():
 
     def transcripts(seed):
         env = load_environment(num_train_examples=1, num_eval_examples=8, seed=seed)
-        return [str(completion) for completion in env.evaluate(ScriptedClient(halving), "scripted")["completion"]]
+        return [
+            str(completion)
+            for completion in env.evaluate(ScriptedClient(halving), "scripted")["completion"]
+        ]
 
     assert transcripts(5) == transcripts(5) != transcripts(100)
 
@@ -71,7 +79,9 @@ def test_thinking_is_asked_for_unless_it_is_turned_off():
     assert not load_environment(system_prompt="").system_prompt
 
 
-@pytest.mark.parametrize("game", ["FrozenLake-v0", "Mastermind-v0", "TowerOfHanoi-v0", "LightsOut-v0"])
+@pytest.mark.parametrize(
+    "game", ["FrozenLake-v0", "Mastermind-v0", "TowerOfHanoi-v0", "LightsOut-v0"]
+)
 def test_other_games_play(game):
     env = load_environment(game=game, max_turns=3, num_train_examples=1, num_eval_examples=1)
     state = env.evaluate(ScriptedClient([move("right")]), "scripted")["states"][0]
@@ -86,9 +96,13 @@ def test_it_loads_by_its_id_and_is_clean():
     assert (env.game, env.max_turns) == (DEFAULT_GAME, 7)
     report = vf.check_environment("textarena")
     assert report.ok, report
-    assert [warning.code for warning in report.warnings] == []  # the oracle solves what no script guesses
+    assert [
+        warning.code for warning in report.warnings
+    ] == []  # the oracle solves what no script guesses
     guesses = iter([move(n % 20 + 1) for n in range(999)])
-    report = vf.check_environment("textarena", n=8, client=ScriptedClient(lambda request: next(guesses)))
+    report = vf.check_environment(
+        "textarena", n=8, client=ScriptedClient(lambda request: next(guesses))
+    )
     assert report.ok, report
     assert not report.warnings, report
 

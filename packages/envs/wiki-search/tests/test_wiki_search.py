@@ -28,7 +28,7 @@ def tools(env):
     return {tool.__name__: tool for tool in env.tools}
 
 
-# --- data -----------------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 def test_every_answer_stands_in_its_section():
@@ -46,14 +46,22 @@ def test_pages_and_sections_have_one_id_each():
 
 
 def test_the_shipped_pages_are_plain_ascii_json_lines():
-    for line in gzip.decompress((DATA / "pages.jsonl.gz").read_bytes()).decode("ascii").splitlines():
+    for line in (
+        gzip.decompress((DATA / "pages.jsonl.gz").read_bytes()).decode("ascii").splitlines()
+    ):
         assert json.loads(line).keys() == {"page_id", "title", "sections"}
 
 
 def test_evaluation_asks_about_other_pages_than_training_whatever_the_seed():
-    first, second = (vf.load_environment("wiki-search", num_eval_examples=-1, seed=seed) for seed in (0, 1))
-    trained = {example.row["info"]["page_id"] for env in (first, second) for example in env.train_table}
-    measured = {example.row["info"]["page_id"] for env in (first, second) for example in env.eval_table}
+    first, second = (
+        vf.load_environment("wiki-search", num_eval_examples=-1, seed=seed) for seed in (0, 1)
+    )
+    trained = {
+        example.row["info"]["page_id"] for env in (first, second) for example in env.train_table
+    }
+    measured = {
+        example.row["info"]["page_id"] for env in (first, second) for example in env.eval_table
+    }
     assert len(measured) > 20
     assert not trained & measured
 
@@ -67,7 +75,7 @@ def test_a_question_by_capital_does_not_name_its_country(env):
             assert corpus.page(info["page_id"]).title not in question
 
 
-# --- tools ----------------------------------------------------------------------------------------------------------
+# --- tools ----------------------------------------------------------------------------------------
 
 
 def test_search_finds_the_page_of_every_held_out_question(env):
@@ -106,7 +114,10 @@ def test_unknown_ids_are_told_to_the_model(env, tool, given, says):
 
 def test_sections_of_markdown_pages():
     page = from_markdown("9", "Owl", "# Food\nMice.\n## Food\nVoles.\n\n# Empty\n")
-    assert list(page.sections.items()) == [("9:food", ("Food", "Mice.")), ("9:food-2", ("Food", "Voles."))]
+    assert list(page.sections.items()) == [
+        ("9:food", ("Food", "Mice.")),
+        ("9:food-2", ("Food", "Voles.")),
+    ]
 
 
 def test_words_are_those_of_text_and_query_alike():
@@ -114,7 +125,7 @@ def test_words_are_those_of_text_and_query_alike():
     assert words_of("glass ß 1,022 km") == ["glass", "ß", "1", "022", "km"]
 
 
-# --- answers --------------------------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -138,15 +149,18 @@ def test_another_answer(given, answer):
 
 
 def test_every_answer_matches_itself_and_no_empty_one():
-    answers = {json.loads(line)["answer"] for line in (DATA / "questions.jsonl").read_text().splitlines()}
+    answers = {
+        json.loads(line)["answer"] for line in (DATA / "questions.jsonl").read_text().splitlines()
+    }
     assert all(normalised(answer) and matches(answer, answer) for answer in answers)
 
 
-# --- playing --------------------------------------------------------------------------------------------------------
+# --- playing --------------------------------------------------------------------------------------
 
 
 def player(request):
-    """Search, list, read, and answer with what ``answer`` of the row says: every tool as a model would use it."""
+    """Search, list, read, and answer with what ``answer`` of the row says: every tool as a model
+    would use it."""
     info, answer = SECTION[request.prompt[-1 - 2 * _calls(request)]["content"]]
     step = _calls(request)
     calls = [("search_pages", {"query": answer}), ("view_sections", {"page_id": info["page_id"]}),
@@ -165,7 +179,9 @@ SECTION = {}
 
 
 def test_a_player_that_uses_the_tools_gets_everything(env):
-    SECTION.update({e.row["prompt"][-1]["content"]: (e.row["info"], e.row["answer"]) for e in env.eval_table})
+    SECTION.update(
+        {e.row["prompt"][-1]["content"]: (e.row["info"], e.row["answer"]) for e in env.eval_table}
+    )
     results = env.evaluate(ScriptedClient(player), "m", num_examples=60)
     assert [row["reward"] for row in results["outputs"]] == [1.0] * 60
     assert {row["metrics"]["evidence_read"] for row in results["outputs"]} == {1.0}
@@ -174,7 +190,9 @@ def test_a_player_that_uses_the_tools_gets_everything(env):
 
 def test_a_guess_without_reading_is_right_or_wrong_but_has_no_evidence(env):
     right = env.eval_table[0].row["answer"]
-    outputs = env.evaluate(ScriptedClient(f"<answer>{right}</answer>"), "m", num_examples=2)["outputs"]
+    outputs = env.evaluate(ScriptedClient(f"<answer>{right}</answer>"), "m", num_examples=2)[
+        "outputs"
+    ]
     assert [row["reward"] for row in outputs] == [1.0, 0.0]
     assert [row["metrics"]["evidence_read"] for row in outputs] == [0.0, 0.0]
 
@@ -187,14 +205,16 @@ def test_turns_are_bounded():
     assert row["reward"] == 0.0
 
 
-# --- the judge ------------------------------------------------------------------------------------------------------
+# --- the judge ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("verdict", "reward"), [("Yes.", 1.0), ("no", 0.0)])
 def test_a_judge_decides_where_one_is_named(verdict, reward):
     with FakeServer(verdict) as judge:
         env = vf.load_environment("wiki-search", judge_model="judge", judge_base_url=judge.url)
-        (row,) = env.evaluate(ScriptedClient("<answer>Atlantis</answer>"), "m", num_examples=1)["outputs"]
+        (row,) = env.evaluate(ScriptedClient("<answer>Atlantis</answer>"), "m", num_examples=1)[
+            "outputs"
+        ]
         assert "Atlantis" in json.dumps(judge.requests[-1])
     assert row["reward"] == reward
     assert row["metrics"]["exact_match"] == 0.0
@@ -203,18 +223,22 @@ def test_a_judge_decides_where_one_is_named(verdict, reward):
 def test_a_judge_without_verdict_leaves_the_reward_unknown():
     with FakeServer("It depends.") as judge:
         env = vf.load_environment("wiki-search", judge_model="judge", judge_base_url=judge.url)
-        (row,) = env.evaluate(ScriptedClient("<answer>Atlantis</answer>"), "m", num_examples=1)["outputs"]
+        (row,) = env.evaluate(ScriptedClient("<answer>Atlantis</answer>"), "m", num_examples=1)[
+            "outputs"
+        ]
     assert row["reward"] is None or row["reward"] != row["reward"]
     assert row["error"]["error"] == "ScoringError"
 
 
 def test_no_answer_needs_no_judge():
-    env = vf.load_environment("wiki-search", judge_model="judge", judge_base_url="http://127.0.0.1:9/v1")
+    env = vf.load_environment(
+        "wiki-search", judge_model="judge", judge_base_url="http://127.0.0.1:9/v1"
+    )
     (row,) = env.evaluate(ScriptedClient("I do not know."), "m", num_examples=1)["outputs"]
     assert row["reward"] == 0.0
 
 
-# --- arguments ------------------------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -234,7 +258,9 @@ def test_the_hub_without_network_names_the_choice_that_needs_none(monkeypatch):
         vf.load_environment("wiki-search", corpus="rare-wiki")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is not None, reason="the extra dense is installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("onnxruntime") is not None, reason="the extra dense is installed"
+)
 def test_a_missing_extra_is_named_before_the_first_request():
     with pytest.raises(vf.ConfigError, match=re.escape(install_line("vf-wiki-search", "dense"))):
         vf.load_environment("wiki-search", retriever="dense")
@@ -253,4 +279,7 @@ def test_dense_retrieval_finds_by_meaning(tmp_path, monkeypatch):
     retriever = make_retriever("dense", Corpus(pages))
     assert retriever.search("a small island south of Sicily", 1)[0].page_id == "malta"
     assert list(tmp_path.rglob("*.npy")), "the vectors were kept"
-    assert make_retriever("dense", Corpus(pages)).search("landlocked steppe in Asia", 1)[0].page_id == "mongolia"
+    assert (
+        make_retriever("dense", Corpus(pages)).search("landlocked steppe in Asia", 1)[0].page_id
+        == "mongolia"
+    )

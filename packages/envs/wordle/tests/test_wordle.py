@@ -1,4 +1,5 @@
-"""wordle: its rules against an independent formulation, its rewards, and whole games against a scripted model."""
+"""wordle: its rules against an independent formulation, its rewards, and whole games against a
+scripted model."""
 
 import itertools
 import re
@@ -13,7 +14,18 @@ from hypothesis import strategies as st
 import verifiers as vf
 from verifiers.testing import ScriptedClient, run_rollout_sync
 from vf_wordle import WordleEnv, load_environment
-from vf_wordle.rules import Game, Move, Rules, describe, hint_ignored, is_over, judge, mark, read_guess, replay
+from vf_wordle.rules import (
+    Game,
+    Move,
+    Rules,
+    describe,
+    hint_ignored,
+    is_over,
+    judge,
+    mark,
+    read_guess,
+    replay,
+)
 from vf_wordle.words import HELD_OUT_EVERY, LENGTHS, load_words, secrets, valid_guesses
 
 FIVE = Rules(5, 6, False, valid_guesses(5))
@@ -34,7 +46,7 @@ def users(state):
     return [message["content"] for message in state["completion"] if message["role"] == "user"]
 
 
-# --- marks ------------------------------------------------------------------------------------------------------
+# --- marks ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -58,18 +70,25 @@ def test_marks_are_the_real_games(guess, answer, marks):
 
 
 def brute_force(guess, answer):
-    """The one string over G, Y, X that has every property of a marking; found by trying all of them."""
+    """The one string over G, Y, X that has every property of a marking; found by trying all of
+    them."""
     in_both = Counter(guess) & Counter(answer)
 
     def is_marking(marks):
         triples = list(zip(guess, answer, marks, strict=True))
-        if any((m == "G") != (g == a) for g, a, m in triples):  # green: exactly where the letters agree
+        if any(
+            (m == "G") != (g == a) for g, a, m in triples
+        ):  # green: exactly where the letters agree
             return False
         for letter in set(guess):
             own = [m for g, m in zip(guess, marks, strict=True) if g == letter]
-            if len(own) - own.count("X") != in_both[letter]:  # as many marks as the words share of the letter
+            if (
+                len(own) - own.count("X") != in_both[letter]
+            ):  # as many marks as the words share of the letter
                 return False
-            if "XY" in "".join(m for m in own if m != "G"):  # yellows stand left of what is not marked
+            if "XY" in "".join(
+                m for m in own if m != "G"
+            ):  # yellows stand left of what is not marked
                 return False
         return True
 
@@ -78,19 +97,24 @@ def brute_force(guess, answer):
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.integers(1, 6).flatmap(lambda n: st.tuples(*[st.text("abc", min_size=n, max_size=n)] * 2)))
+@given(
+    st.integers(1, 6).flatmap(lambda n: st.tuples(*[st.text("abc", min_size=n, max_size=n)] * 2))
+)
 def test_marks_agree_with_a_brute_force_formulation(words):
     assert mark(*words) == brute_force(*words)
 
 
 def test_a_rule_that_forgets_counts_fails_the_brute_force_formulation():
     def naive(guess, answer):
-        return "".join("G" if g == a else "Y" if g in answer else "X" for g, a in zip(guess, answer, strict=True))
+        return "".join(
+            "G" if g == a else "Y" if g in answer else "X"
+            for g, a in zip(guess, answer, strict=True)
+        )
 
     assert naive("speed", "abide") != brute_force("speed", "abide") == mark("speed", "abide")
 
 
-# --- reading a guess --------------------------------------------------------------------------------------------
+# --- reading a guess ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -135,7 +159,7 @@ def test_a_reply_that_does_not_count_says_why(content, problem):
     assert len(move.problem) < 200
 
 
-# --- hard mode --------------------------------------------------------------------------------------------------
+# --- hard mode ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,7 +169,11 @@ def test_a_reply_that_does_not_count_says_why(content, problem):
         ([("crane", "GXXXX")], "clump", None),
         ([("crane", "XXXYX")], "bulky", "the guess must contain N"),
         ([("crane", "XXXYX")], "point", None),
-        ([("crane", "XXXYX")], "crane", None),  # the real game lets absent letters and old places be used again
+        (
+            [("crane", "XXXYX")],
+            "crane",
+            None,
+        ),  # the real game lets absent letters and old places be used again
         ([("speed", "XXYYX")], "begin", "the guess must contain E 2 times"),
         ([("speed", "XXYYX")], "melee", None),
         ([("speed", "XXGYX")], "ready", "letter 3 must be E"),
@@ -167,20 +195,25 @@ def test_only_hard_mode_refuses_a_guess_that_ignores_a_hint():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(secrets(5, False)), st.lists(st.sampled_from(load_words("answers.txt", 5)), max_size=5))
+@given(
+    st.sampled_from(secrets(5, False)),
+    st.lists(st.sampled_from(load_words("answers.txt", 5)), max_size=5),
+)
 def test_the_answer_itself_is_never_refused_in_hard_mode(answer, guesses):
     moves = [Move(guess, mark(guess, answer)) for guess in guesses]
     assert hint_ignored(answer, moves) is None
 
 
-# --- games ------------------------------------------------------------------------------------------------------
+# --- games ----------------------------------------------------------------------------------------
 
 
 def test_a_game_ends_when_the_word_is_found_or_no_guess_is_left():
     found = replay(["[point]", "[crane]", "[cloud]"], "crane", FIVE)
     assert [move.word for move in found.moves] == ["point", "crane"]
     assert found.is_solved
-    lost = replay(["[point]", None, "[zzzzz]", "[cloud]", "[point]", "[point]", "[crane]"], "crane", FIVE)
+    lost = replay(
+        ["[point]", None, "[zzzzz]", "[cloud]", "[point]", "[point]", "[crane]"], "crane", FIVE
+    )
     assert len(lost.moves) == 6
     assert (lost.is_solved, lost.num_invalid) == (False, 2)
     assert is_over("crane", lost.moves, FIVE)
@@ -204,7 +237,7 @@ def test_the_player_is_told_letters_marks_and_what_is_left():
     assert describe("crane", [Move(problem="No.")], FIVE).startswith("No.\n\nYou have 5")
 
 
-# --- words ------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -230,7 +263,9 @@ def test_no_held_out_word_is_ever_secret_in_training_whatever_the_seeds(length):
     assert train | held_out == set(load_words("answers.txt", length))
     assert HELD_OUT_EVERY - 2 < len(train) / len(held_out) < HELD_OUT_EVERY
     for seed in (0, 1):
-        env = load_environment(word_length=length, num_train_examples=100, num_eval_examples=50, seed=seed)
+        env = load_environment(
+            word_length=length, num_train_examples=100, num_eval_examples=50, seed=seed
+        )
         assert set(env.get_dataset()["answer"]) <= train
         assert set(env.get_eval_dataset()["answer"]) <= held_out
 
@@ -248,13 +283,16 @@ def test_the_seed_chooses_the_games_on_every_machine():
 
     assert first(3) == first(3) != first(4)
     program = (
-        "from vf_wordle import *; print(load_environment(num_train_examples=5, seed=3).get_dataset()['answer'][:])"
+        "from vf_wordle import *; print(load_environment(num_train_examples=5,"
+        " seed=3).get_dataset()['answer'][:])"
     )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.strip() == repr(first(3))
 
 
-# --- rewards ----------------------------------------------------------------------------------------------------
+# --- rewards --------------------------------------------------------------------------------------
 
 
 def test_an_oracle_earns_the_most_there_is():
@@ -303,7 +341,9 @@ def test_greens_and_yellows_of_the_last_guess_are_worth_something_when_the_word_
 def test_no_game_that_was_lost_earns_as_much_as_one_that_was_won_last(length):
     env = load_environment(word_length=length, num_train_examples=1, num_eval_examples=1)
     answer = env.get_eval_dataset()[0]["answer"]
-    near = max(valid_guesses(length) - {answer}, key=lambda word: (mark(word, answer).count("G"), word))
+    near = max(
+        valid_guesses(length) - {answer}, key=lambda word: (mark(word, answer).count("G"), word)
+    )
     lost, won = (rollout(env, answer, [say(near)] * 5 + [say(last)]) for last in (near, answer))
     assert 0.5 < lost["metrics"]["partial_answer"] < 1.0
     assert lost["reward"] < won["reward"] == pytest.approx(1 + 1 / 6 + 0.2)
@@ -311,19 +351,29 @@ def test_no_game_that_was_lost_earns_as_much_as_one_that_was_won_last(length):
 
 def test_the_format_reward_wants_the_tags_that_were_asked_for():
     bare = "<guess>[crane]</guess>"
-    assert rollout(load_environment(use_think=False), "crane", [bare])["metrics"]["format_reward"] == 1.0
-    assert rollout(load_environment(use_think=True), "crane", [bare])["metrics"]["format_reward"] == pytest.approx(0.6)
+    assert (
+        rollout(load_environment(use_think=False), "crane", [bare])["metrics"]["format_reward"]
+        == 1.0
+    )
+    assert rollout(load_environment(use_think=True), "crane", [bare])["metrics"][
+        "format_reward"
+    ] == pytest.approx(0.6)
     assert rollout(load_environment(), "crane", [say("crane")])["metrics"]["format_reward"] == 1.0
     silent = rollout(load_environment(), "crane", ["crane"] * 6)
     assert silent["metrics"]["format_reward"] == silent["reward"] == 0.0
 
 
 def test_a_game_plays_on_without_brackets():
-    assert rollout(load_environment(), "crane", ["<guess>crane</guess>"])["metrics"]["correct_answer"] == 1.0
+    assert (
+        rollout(load_environment(), "crane", ["<guess>crane</guess>"])["metrics"]["correct_answer"]
+        == 1.0
+    )
 
 
 def test_of_several_guesses_in_one_reply_the_first_counts():
-    state = rollout(load_environment(), "crane", ["<guess>[crane]</guess><guess>[point]</guess>", say("crane")])
+    state = rollout(
+        load_environment(), "crane", ["<guess>[crane]</guess><guess>[point]</guess>", say("crane")]
+    )
     assert state["metrics"]["length_bonus"] == 1.0
 
 
@@ -354,7 +404,7 @@ def test_games_of_other_sizes():
     assert "'crane' has 5 letters; the word has 7." in users(state)[0]
 
 
-# --- the environment --------------------------------------------------------------------------------------------
+# --- the environment ------------------------------------------------------------------------------
 
 
 def test_thinking_is_asked_for_unless_it_is_turned_off():
@@ -372,14 +422,19 @@ def test_it_loads_by_its_id_and_is_clean_but_for_the_size_of_its_reward():
     assert (env.env_id, env.max_turns) == ("wordle", 6)
     report = vf.check_environment("wordle", n=2)
     assert report.ok, report
-    assert [warning.code for warning in report.warnings] == ["reward-outside-range"]  # 2.2 at most, as documented
+    assert [warning.code for warning in report.warnings] == [
+        "reward-outside-range"
+    ]  # 2.2 at most, as documented
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         ({"num_train_examples": 0}, "num_train_examples"),
-        ({"num_train_examples": 5000}, "num_train_examples=5000 is more than the 20.. training words of 5 letters"),
+        (
+            {"num_train_examples": 5000},
+            "num_train_examples=5000 is more than the 20.. training words of 5 letters",
+        ),
         ({"num_eval_examples": 1000}, "num_eval_examples=1000 is more than the 209 held-out words"),
         ({"num_eval_examples": True}, "num_eval_examples"),
         ({"word_length": 3}, "word_length must be 4 to 8, not 3"),

@@ -1,8 +1,9 @@
-"""Shared code of the adapters: token samples of a rollout, replacement of unknown rewards, rows, offline groups.
+"""Shared code of the adapters: token samples of a rollout, replacement of unknown rewards, rows,
+offline groups.
 
-All adapters merge turns as the trainer does (``transcript.branches``) and treat unknown rewards alike: with siblings
-available an unknown reward becomes the mean of the known ones, otherwise 0.0; in both cases all its tokens are
-masked and ``vf_unscored`` is 1. This module depends on no peer.
+All adapters merge turns as the trainer does (``transcript.branches``) and treat unknown rewards
+alike: with siblings available an unknown reward becomes the mean of the known ones, otherwise 0.0;
+in both cases all its tokens are masked and ``vf_unscored`` is 1. This module depends on no peer.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ WITH_TOKENS = {"logprobs": True, "return_tokens_as_token_ids": True}
 class ExportSample:
     """One token sample for a peer, split before the first sampled token.
 
-    Example: ``ExportSample([1, 15], [7, 2, 9, 8], [1, 1, 0, 1], [-.1, -.7, 0, -.2], [4, 4, -2, 5], 1.0, True)``
+    Example: ``ExportSample([1, 15], [7, 2, 9, 8], [1, 1, 0, 1], [-.1, -.7, 0, -.2], [4, 4, -2, 5],
+    1.0, True)``
     """
 
     prompt_ids: list[int]
@@ -63,7 +65,8 @@ class ExportSample:
     response_mask: list[int]
     """1 = sampled by the policy, 0 = written by the environment."""
     logprobs: list[float]
-    """Log-probabilities under the processed distribution that was sampled; 0.0 where the mask is 0."""
+    """Log-probabilities under the processed distribution that was sampled; 0.0 where
+    the mask is 0."""
     versions: list[int]
     temperature: float
     is_last: bool
@@ -73,21 +76,32 @@ class ExportSample:
         """Return the same tokens with all of them masked."""
         zeros = [0] * len(self.response_ids)
         return ExportSample(
-            self.prompt_ids, self.response_ids, zeros, [0.0] * len(zeros), self.versions, self.temperature, self.is_last
+            self.prompt_ids,
+            self.response_ids,
+            zeros,
+            [0.0] * len(zeros),
+            self.versions,
+            self.temperature,
+            self.is_last,
         )
 
 
-def export_samples(rollout: Mapping[str, Any], temperature: float | None = None) -> list[ExportSample]:
-    """Return the token samples of a finished rollout (a ``State``, or an output with its trajectory), in order.
+def export_samples(
+    rollout: Mapping[str, Any], temperature: float | None = None
+) -> list[ExportSample]:
+    """Return the token samples of a finished rollout (a ``State``, or an output with its
+    trajectory), in order.
 
-    ``temperature`` defaults to that of the rollout's sampling arguments, else 1.0. Empty when no token was sampled.
-    *Raises* ConfigError when a turn has no token ids: tokenising its text again may give other ids.
+    ``temperature`` defaults to that of the rollout's sampling arguments, else 1.0. Empty when no
+    token was sampled. *Raises* ConfigError when a turn has no token ids: tokenising its text again
+    may give other ids.
     """
     for number, step in enumerate(rollout.get("trajectory") or ()):
         if step["tokens"] is None:
             raise ConfigError(
-                f"turn {number} of a rollout of example {rollout['example_id']} has no token ids and no "
-                "log-probabilities; sample from a server that returns them (return_token_ids, logprobs)"
+                f"turn {number} of a rollout of example {rollout['example_id']} has no token ids"
+                " and no log-probabilities; sample from a server that returns them"
+                " (return_token_ids, logprobs)"
             )
     if temperature is None:
         sampling = rollout.get("sampling_args") or {}
@@ -131,12 +145,14 @@ class Worth:
 
 
 def worth(rollout: Mapping[str, Any]) -> Worth:
-    """Return the worth of a rollout without siblings: an unknown reward becomes 0.0, which biases baselines."""
+    """Return the worth of a rollout without siblings: an unknown reward becomes 0.0, which biases
+    baselines."""
     return group_worth([rollout], default=0.0)[0]
 
 
 def group_worth(rollouts: Sequence[Mapping[str, Any]], default: float | None = None) -> list[Worth]:
-    """Return the worth of siblings: an unknown reward becomes the mean of the known ones (0.0 without any)."""
+    """Return the worth of siblings: an unknown reward becomes the mean of the known ones (0.0
+    without any)."""
     rewards = [math.nan if one["reward"] is None else float(one["reward"]) for one in rollouts]
     known = [reward for reward in rewards if not math.isnan(reward)]
     if default is None:
@@ -149,14 +165,19 @@ def group_worth(rollouts: Sequence[Mapping[str, Any]], default: float | None = N
     return result
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def peer_task(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a dataset row to a task of plain JSON types; always with ``prompt answer info task example_id``."""
+    """Convert a dataset row to a task of plain JSON types; always with ``prompt answer info task
+    example_id``."""
     info = row.get("info")
     task = {
-        "prompt": [dict(message) for message in row["prompt"]] if isinstance(row["prompt"], list) else row["prompt"],
+        "prompt": (
+            [dict(message) for message in row["prompt"]]
+            if isinstance(row["prompt"], list)
+            else row["prompt"]
+        ),
         "answer": row.get("answer", ""),
         "info": json.loads(info) if isinstance(info, str) and info else dict(info or {}),
         "task": row.get("task", "default"),
@@ -177,16 +198,26 @@ def row_of(task: Mapping[str, Any], message_type: str = "chat") -> dict[str, Any
     return row | {"prompt": normalize_messages(row["prompt"], message_type)}
 
 
-def limit(env: Environment, max_samples: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def limit(
+    env: Environment, max_samples: int | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the first ``max_samples`` (train, eval) tasks of an environment; None returns all."""
     if max_samples is not None and max_samples < 1:
-        raise ConfigError(f"max_samples is {max_samples}; it must be at least 1, or None for all", key="max_samples")
+        raise ConfigError(
+            f"max_samples is {max_samples}; it must be at least 1, or None for all",
+            key="max_samples",
+        )
     return _head(env.get_dataset, max_samples), _head(env.get_eval_dataset, max_samples)
 
 
-def _head(get: Callable[[], Sequence[Mapping[str, Any]]], count: int | None) -> list[dict[str, Any]]:
+def _head(
+    get: Callable[[], Sequence[Mapping[str, Any]]], count: int | None
+) -> list[dict[str, Any]]:
     rows = get()
-    return [peer_task(rows[index]) for index in range(min(len(rows), len(rows) if count is None else count))]
+    return [
+        peer_task(rows[index])
+        for index in range(min(len(rows), len(rows) if count is None else count))
+    ]
 
 
 async def generate_group(
@@ -197,7 +228,8 @@ async def generate_group(
     sampling_args: Mapping[str, Any],
     max_retries: int = 0,
 ) -> list[Any]:
-    """Run and score siblings together, with their tokens; failures are recorded in their rollouts, not raised."""
+    """Run and score siblings together, with their tokens; failures are recorded in their rollouts,
+    not raised."""
     return await env.run_group(
         group_inputs=list(rows),
         client=client,
@@ -208,10 +240,15 @@ async def generate_group(
     )
 
 
-async def score_completion(env: Environment, task: Mapping[str, Any], completion: Messages) -> float:
-    """Return the reward of a completion of a task in a single-turn environment; NaN when unknown."""
+async def score_completion(
+    env: Environment, task: Mapping[str, Any], completion: Messages
+) -> float:
+    """Return the reward of a completion of a task in a single-turn environment; NaN
+    when unknown."""
     text = completion if isinstance(completion, str) else completion[-1]["content"]
-    state = await scored_rollout(env, row_of(task, env.message_type), _FixedCompletion(text), "fixed")
+    state = await scored_rollout(
+        env, row_of(task, env.message_type), _FixedCompletion(text), "fixed"
+    )
     return float(state["reward"])
 
 

@@ -1,12 +1,14 @@
-"""``to_inspect``: a finished run as an Inspect log, for its viewer, its tables and whatever reads ``.eval`` files.
+"""``to_inspect``: a finished run as an Inspect log, for its viewer, its tables and whatever reads
+``.eval`` files.
 
     from verifiers_integrations.inspect import to_inspect
     to_inspect("outputs/evals/reverse-text/…", out="reverse-text.eval")
 
-Promise: every rollout is one sample (epoch = sibling + 1) with its messages, its tool calls and their results, its
-scores, its error. The means in the log are ours: of the known rewards, with errors clustered by example. An unknown
-reward has no score; the sample carries the error, and the log counts it. Nothing is generated again (``inspect_task``
-runs an environment inside Inspect).
+Promise: every rollout is one sample (epoch = sibling + 1) with its messages, its tool calls and
+their results, its
+scores, its error. The means in the log are ours: of the known rewards, with errors clustered by
+example. An unknown reward has no score; the sample carries the error, and the log counts it.
+Nothing is generated again (``inspect_task`` runs an environment inside Inspect).
 """
 
 from __future__ import annotations
@@ -29,14 +31,17 @@ REWARD = "reward"
 
 
 def to_inspect(source: GenerateOutputs | str | Path, out: str | Path = "x.eval") -> Path:
-    """Write the results, or those of a run directory, to ``out`` (``.eval`` or ``.json``); the path.
+    """Write the results, or those of a run directory, to ``out`` (``.eval`` or ``.json``); the
+    path.
 
     *Raises* ImportError without Inspect, ConfigError when there are no results.
     """
     results = load_results(source) if isinstance(source, str | Path) else source
     path = Path(out)
     if path.suffix not in (".eval", ".json"):
-        raise ConfigError(f"out={str(out)!r} must end in .eval or .json, the formats of Inspect's logs", key="out")
+        raise ConfigError(
+            f"out={str(out)!r} must end in .eval or .json, the formats of Inspect's logs", key="out"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     load("log").write_eval_log(eval_log(results), str(path))
     return path
@@ -47,11 +52,16 @@ def eval_log(results: GenerateOutputs) -> Any:
     log, facts = load("log"), results.metadata
     created = str(facts["date"])
     model = facts["model"] or "unknown"
-    samples = [_sample(output, epoch, model) for output, epoch in zip(results.outputs, _epochs(results), strict=True)]
+    samples = [
+        _sample(output, epoch, model)
+        for output, epoch in zip(results.outputs, _epochs(results), strict=True)
+    ]
     ids = list(dict.fromkeys(sample.id for sample in samples))
     epochs = max((sample.epoch for sample in samples), default=1)
     name = facts["env_id"] or "verifiers"
-    plan = log.EvalPlan(steps=[log.EvalPlanStep(solver="verifiers", params=json_ready(facts["env_args"]))])
+    plan = log.EvalPlan(
+        steps=[log.EvalPlanStep(solver="verifiers", params=json_ready(facts["env_args"]))]
+    )
     spec = log.EvalSpec(
         created=created,
         task=name,
@@ -90,7 +100,11 @@ def _results(results: GenerateOutputs) -> Any:
     log, outputs = load("log"), results.outputs
     names = dict.fromkeys(name for output in outputs for name in output["metrics"])
     columns = {REWARD: [output["reward"] for output in outputs]}
-    columns |= {name: [o["metrics"].get(name, math.nan) for o in outputs] for name in names if name != REWARD}
+    columns |= {
+        name: [o["metrics"].get(name, math.nan) for o in outputs]
+        for name in names
+        if name != REWARD
+    }
     examples = [output["example_id"] for output in outputs]
     unscored = sum(math.isnan(value) for value in columns[REWARD])
     return log.EvalResults(
@@ -104,17 +118,28 @@ def _results(results: GenerateOutputs) -> Any:
 def _score_of_all(name: str, values: Sequence[float], examples: Sequence[Any]) -> Any:
     log = load("log")
     numbers = {"mean": mean(values), "stderr": clustered_stderr(values, examples)}
-    metrics = {key: log.EvalMetric(name=key, value=value) for key, value in numbers.items() if not math.isnan(value)}
+    metrics = {
+        key: log.EvalMetric(name=key, value=value)
+        for key, value in numbers.items()
+        if not math.isnan(value)
+    }
     scored = len(known(values))
     return log.EvalScore(
-        name=name, scorer=name, scored_samples=scored, unscored_samples=len(values) - scored, metrics=metrics
+        name=name,
+        scorer=name,
+        scored_samples=scored,
+        unscored_samples=len(values) - scored,
+        metrics=metrics,
     )
 
 
 def _sample(output: Mapping[str, Any], epoch: int, model: str) -> Any:
     log, error = load("log"), output["error"]
     metadata = {
-        **{name: json_ready(output[name]) for name in ("task", "info", "stop_condition", "is_truncated")},
+        **{
+            name: json_ready(output[name])
+            for name in ("task", "info", "stop_condition", "is_truncated")
+        },
         "vf_unscored": math.isnan(output["reward"]),
     }
     return log.EvalSample(
@@ -144,7 +169,9 @@ def _model_output(output: Mapping[str, Any], model: str) -> Any:
     used = output["token_usage"] or {}
     read, written = int(used.get("input_tokens") or 0), int(used.get("output_tokens") or 0)
     reason = STOP_REASONS["length" if output["is_truncated"] else "stop"]
-    choices = [types.ChatCompletionChoice(message=replies[-1], stop_reason=reason)] if replies else []
+    choices = (
+        [types.ChatCompletionChoice(message=replies[-1], stop_reason=reason)] if replies else []
+    )
     usage = types.ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
     return types.ModelOutput(model=model, choices=choices, usage=usage)
 
@@ -153,8 +180,15 @@ def _scores(output: Mapping[str, Any]) -> dict[str, Any]:
     """The known numbers of a rollout."""
     score = load("scorer").Score
     answer = last_text(_completion(output), "assistant")
-    numbers = {REWARD: output["reward"], **{k: v for k, v in output["metrics"].items() if k != REWARD}}
-    return {name: score(value=float(value), answer=answer) for name, value in numbers.items() if not math.isnan(value)}
+    numbers = {
+        REWARD: output["reward"],
+        **{k: v for k, v in output["metrics"].items() if k != REWARD},
+    }
+    return {
+        name: score(value=float(value), answer=answer)
+        for name, value in numbers.items()
+        if not math.isnan(value)
+    }
 
 
 def _error(error: Mapping[str, Any]) -> Any:

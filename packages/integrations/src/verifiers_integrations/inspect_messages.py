@@ -1,6 +1,8 @@
-"""Messages and tools in Inspect's types, and back. Knows no log and no task (``inspect``, ``inspect_task``).
+"""Messages and tools in Inspect's types, and back. Knows no log and no task (``inspect``,
+``inspect_task``).
 
-Imported only by these two, once ``inspect_ai`` is known to be there; what a function needs of it, it imports itself.
+Imported only by these two, once ``inspect_ai`` is known to be there; what a function needs of it,
+it imports itself.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from verifiers.types import Message, ToolCall
 
 VERSIONS = ("0.3.285",)
 """Versions of inspect-ai this was run with."""
-STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_calls", "stop": "stop", "abort": "unknown"}
+STOP_REASONS = {
+    "length": "max_tokens",
+    "tool_calls": "tool_calls",
+    "stop": "stop",
+    "abort": "unknown",
+}
 FINISH_REASONS = {"max_tokens": "length", "model_length": "length", "tool_calls": "tool_calls"}
 
 log = logging.getLogger(__name__)
@@ -30,7 +37,10 @@ def load(module: str) -> ModuleType:
     """A module of Inspect, ``load("log")``. *Raises* ImportError that says what to install."""
     global _warned
     if util.find_spec("inspect_ai") is None:
-        raise ImportError(f"inspect_ai is not installed: {install_line('verifiers', 'inspect')}", name="inspect_ai")
+        raise ImportError(
+            f"inspect_ai is not installed: {install_line('verifiers', 'inspect')}",
+            name="inspect_ai",
+        )
     try:
         found = metadata.version("inspect-ai")
     except metadata.PackageNotFoundError:  # a checkout on the path
@@ -54,7 +64,9 @@ def _to_message(message: Mapping[str, Any], names: dict[str, str]) -> Any:
     role = message["role"]
     if role == "assistant":
         calls = [_to_call(call, names) for call in message.get("tool_calls") or ()]
-        return model.ChatMessageAssistant(content=_to_assistant_content(message), tool_calls=calls or None)
+        return model.ChatMessageAssistant(
+            content=_to_assistant_content(message), tool_calls=calls or None
+        )
     if role == "tool":
         call_id = message.get("tool_call_id")
         return model.ChatMessageTool(
@@ -69,7 +81,10 @@ def _to_assistant_content(message: Mapping[str, Any]) -> Any:
     if not reasoning:
         return message_text(message)
     model = load("model")
-    return [model.ContentReasoning(reasoning=reasoning), model.ContentText(text=message_text(message))]
+    return [
+        model.ContentReasoning(reasoning=reasoning),
+        model.ContentText(text=message_text(message)),
+    ]
 
 
 def _to_content(content: object) -> Any:
@@ -95,7 +110,9 @@ def _to_call(call: Mapping[str, Any], names: dict[str, str]) -> Any:
             raise ValueError("the arguments are no object")
     except ValueError as error:
         arguments, problem = {"raw": call["arguments"]}, str(error)
-    return load("tool").ToolCall(id=call["id"], function=call["name"], arguments=arguments, parse_error=problem)
+    return load("tool").ToolCall(
+        id=call["id"], function=call["name"], arguments=arguments, parse_error=problem
+    )
 
 
 def to_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
@@ -120,11 +137,17 @@ def to_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
 def from_assistant(reply: Any) -> Message:
     """Convert an Inspect assistant message to ours."""
     message = Message(role="assistant", content=reply.text)
-    reasoning = [part.reasoning for part in reply.content if part.type == "reasoning"] if _has_parts(reply) else []
+    reasoning = (
+        [part.reasoning for part in reply.content if part.type == "reasoning"]
+        if _has_parts(reply)
+        else []
+    )
     if reasoning:
         message["reasoning_content"] = "\n".join(reasoning)
     if reply.tool_calls:
-        message["tool_calls"] = [ToolCall(call.id, call.function, call.arguments) for call in reply.tool_calls]
+        message["tool_calls"] = [
+            ToolCall(call.id, call.function, call.arguments) for call in reply.tool_calls
+        ]
         message["content"] = reply.text or None
     return message
 

@@ -4,11 +4,13 @@
     from inspect_ai.tool import bash
     Task(dataset=…, solver=basic_agent(tools=[bash()]), sandbox="verifiers", scorer=…)
 
-Promise: each sample has a sandbox of its own without a network, writable below ``/`` but for the system programs, that
-is closed when the sample ends. A command that overruns its time is ended with all other processes of the sandbox. A
-Dockerfile is not built; ``sandbox=("verifiers", PATH)`` is refused.
+Promise: each sample has a sandbox of its own without a network, writable below ``/`` but for the
+system programs, that is closed when the sample ends. A command that overruns its time is ended with
+all other processes of the sandbox. A Dockerfile is not built; ``sandbox=("verifiers", PATH)`` is
+refused.
 
-Imported by Inspect only (an entry point of its group ``inspect_ai`` names this module): it needs ``inspect-ai``.
+Imported by Inspect only (an entry point of its group ``inspect_ai`` names this module): it needs
+``inspect-ai``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from verifiers.sandbox import Sandbox, SandboxSpec, backend_for
 
 WALL_S = 6 * 3600.0
 WORKDIR = "/workspace"
-SPEC = SandboxSpec(cpu_s=WALL_S, wall_s=WALL_S, working_dir=WORKDIR, writable_root=True, max_output_bytes=10 * 2**20)
+SPEC = SandboxSpec(
+    cpu_s=WALL_S,
+    wall_s=WALL_S,
+    working_dir=WORKDIR,
+    writable_root=True,
+    max_output_bytes=10 * 2**20,
+)
 ROOT_USERS = (None, "root", "0")
 
 
@@ -41,7 +49,9 @@ class VerifiersSandbox(SandboxEnvironment):  # type: ignore[misc]  # Inspect is 
         cls, task_name: str, config: object, metadata: Mapping[str, str]
     ) -> dict[str, VerifiersSandbox]:
         if config is not None:
-            raise ConfigError(f"task {task_name}: the sandbox 'verifiers' takes no configuration, got {config!r}")
+            raise ConfigError(
+                f"task {task_name}: the sandbox 'verifiers' takes no configuration, got {config!r}"
+            )
         return {"default": cls(await (await backend_for("bubblewrap")).open(SPEC))}
 
     @classmethod

@@ -17,15 +17,20 @@ from verifiers_trainer.algorithm.batch import Group
 
 
 def offline_groups(path: str | Path) -> list[Group]:
-    """Return the groups of a file of trajectories, in the order of their first rows, ready for ``batch.build``.
+    """Return the groups of a file of trajectories, in the order of their first rows, ready for
+    ``batch.build``.
 
-    Rows with the same ``example_id`` form a group, rows with the same ``rollout`` a rollout. *Raises* DatasetError for
-    a damaged file, ConfigError for a row without log-probabilities, which importance ratios need.
+    Rows with the same ``example_id`` form a group, rows with the same ``rollout`` a rollout.
+    *Raises* DatasetError for a damaged file, ConfigError for a row without log-probabilities, which
+    importance ratios need.
     """
     by_example: dict[Any, dict[int, list[TrajectoryRow]]] = {}
     for row in read_trajectories(path):
         if row.logprobs is None:
-            raise ConfigError(f"{path}: rollout {row.rollout} has no logprobs; sample from a server that returns them")
+            raise ConfigError(
+                f"{path}: rollout {row.rollout} has no logprobs; sample from a server that returns"
+                " them"
+            )
         by_example.setdefault(row.example_id, {}).setdefault(row.rollout, []).append(row)
     return [
         Group(index, example_id, tuple(_rollout(rows) for rows in rollouts.values()))
@@ -42,5 +47,6 @@ def _turns(row: TrajectoryRow) -> list[Turn]:
     assert row.logprobs is not None
     ids, start = np.concatenate((row.prompt_ids, row.completion_ids)), len(row.prompt_ids)
     return [
-        Turn(ids[: start + a], row.completion_ids[a:b], row.logprobs[a:b], row.versions[a:b]) for a, b in row.turns()
+        Turn(ids[: start + a], row.completion_ids[a:b], row.logprobs[a:b], row.versions[a:b])
+        for a, b in row.turns()
     ]

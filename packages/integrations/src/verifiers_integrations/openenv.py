@@ -1,15 +1,19 @@
 """An environment as a server that OpenEnv's clients reset and step: ``vf-serve-env``.
 
-Each WebSocket at ``/ws`` is a session. ``reset`` starts a rollout of one example, and ``step`` is the answer to its
-next model call: the client is the model. Promise:
+Each WebSocket at ``/ws`` is a session. ``reset`` starts a rollout of one example, and ``step`` is
+the answer to its next model call: the client is the model. Promise:
 
-* a session plays the environment's own loop, with its tools, turns, limits and rewards, over as many turns as it has;
-* sessions run at the same time and share nothing but the environment; a session that ends cancels its rollout;
-* the last observation of a rollout has its reward; an unknown reward is ``null``, with the reason in ``metadata``.
+* a session plays the environment's own loop, with its tools, turns, limits and rewards, over as
+  many turns as it has;
+* sessions run at the same time and share nothing but the environment; a session that ends cancels
+  its rollout;
+* the last observation of a rollout has its reward; an unknown reward is ``null``, with the reason
+  in ``metadata``.
 
-An action is ``{"content": …, "tool_calls": [{"id", "name", "arguments"}]}``, or one of OpenEnv's actions for tools,
-``{"type": "call_tool", "tool_name": …, "arguments": {…}}`` and ``{"type": "list_tools"}``. Tasks are listed by the
-routes of OpenEnv's Task API. ``POST /reset`` and ``POST /step`` are not served: they have no session.
+An action is ``{"content": …, "tool_calls": [{"id", "name", "arguments"}]}``, or one of OpenEnv's
+actions for tools, ``{"type": "call_tool", "tool_name": …, "arguments": {…}}`` and ``{"type":
+"list_tools"}``. Tasks are listed by the routes of OpenEnv's Task API. ``POST /reset`` and ``POST
+/step`` are not served: they have no session.
 """
 
 from __future__ import annotations
@@ -66,8 +70,15 @@ OBSERVATION_SCHEMA = {
             "items": {"type": "object"},
             "description": "Messages since the last action.",
         },
-        "replaces": {"type": "boolean", "description": "Whether they are the whole conversation, written anew."},
-        "tools": {"type": "array", "items": {"type": "object"}, "description": "The tools of the next action."},
+        "replaces": {
+            "type": "boolean",
+            "description": "Whether they are the whole conversation, written anew.",
+        },
+        "tools": {
+            "type": "array",
+            "items": {"type": "object"},
+            "description": "The tools of the next action.",
+        },
         "text": {"type": "string", "description": "The text of the last message."},
     },
 }
@@ -100,19 +111,23 @@ class Session:
         self._tools: list[dict[str, Any]] = []
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Start the rollout of the example that ``data`` names. *Raises* BadMessage where it names none."""
+        """Start the rollout of the example that ``data`` names. *Raises* BadMessage where it names
+        none."""
         row, task = _example(self._env, data)
         await self.close()
         self._calls = asyncio.Queue()
         self._seen, self._task, self.num_steps = [], task, 0
         self.episode_id = str(data.get("episode_id") or uuid.uuid4())
         self._rollout = asyncio.create_task(
-            self._env.run_rollout(row, self, MODEL, sampling_args={}, state_columns=["final_env_response"])
+            self._env.run_rollout(
+                row, self, MODEL, sampling_args={}, state_columns=["final_env_response"]
+            )
         )
         return await self._observe()
 
     async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the model call that waits. *Raises* BadMessage without one, or for an action that is none."""
+        """Answer the model call that waits. *Raises* BadMessage without one, or for an action that
+        is none."""
         if action.get("type") == "list_tools":
             return {"observation": {"tools": self._tools}, "reward": None, "done": False}
         if self._answer is None:
@@ -157,9 +172,13 @@ class Session:
 
     def _asks(self, request: ModelRequest) -> dict[str, Any]:
         prompt = (
-            request.prompt if not isinstance(request.prompt, str) else [{"role": "user", "content": request.prompt}]
+            request.prompt
+            if not isinstance(request.prompt, str)
+            else [{"role": "user", "content": request.prompt}]
         )
-        follows = [_plain(message) for message in prompt[: len(self._seen)]] == [_plain(seen) for seen in self._seen]
+        follows = [_plain(message) for message in prompt[: len(self._seen)]] == [
+            _plain(seen) for seen in self._seen
+        ]
         new = prompt[len(self._seen) :] if follows else prompt
         self._seen, self._tools = [*prompt], [_mcp_tool(tool) for tool in request.tools or ()]
         observation = {**_as_observation(new), "replaces": not follows, "tools": self._tools}
@@ -182,7 +201,8 @@ class Session:
 
 
 class EnvServer:
-    """Serves an environment to as many as ``max_sessions`` sessions at once; ``app()`` is the aiohttp application."""
+    """Serves an environment to as many as ``max_sessions`` sessions at once; ``app()`` is the
+    aiohttp application."""
 
     def __init__(self, env: Environment, max_sessions: int = MAX_SESSIONS):
         if max_sessions < 1:
@@ -218,18 +238,26 @@ class EnvServer:
 
     async def _metadata(self, _: web.Request) -> web.Response:
         about = (type(self.env).__doc__ or "").strip().partition("\n")[0]
-        return _json({"name": self.name, "description": about, "version": self.env.env_version or None})
+        return _json(
+            {"name": self.name, "description": about, "version": self.env.env_version or None}
+        )
 
     async def _schema(self, _: web.Request) -> web.Response:
-        return _json({"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA})
+        return _json(
+            {"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
+        )
 
     async def _no_session(self, request: web.Request) -> web.Response:
-        return _json({"detail": f"{request.path} has no session; use the WebSocket at /ws"}, status=501)
+        return _json(
+            {"detail": f"{request.path} has no session; use the WebSocket at /ws"}, status=501
+        )
 
     async def _splits(self, _: web.Request) -> web.Response:
         sets = {"train": self.env.dataset, "eval": self.env.eval_dataset}
         kinds = {"train": "train", "eval": "validation"}
-        return _json([{"name": name, "type": kinds[name]} for name, rows in sets.items() if rows is not None])
+        return _json(
+            [{"name": name, "type": kinds[name]} for name, rows in sets.items() if rows is not None]
+        )
 
     async def _tasks(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -249,7 +277,10 @@ class EnvServer:
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30)
         await socket.prepare(request)
         if self.num_sessions >= self.max_sessions:
-            refused = {"message": f"all {self.max_sessions} sessions are in use", "code": "CAPACITY_REACHED"}
+            refused = {
+                "message": f"all {self.max_sessions} sessions are in use",
+                "code": "CAPACITY_REACHED",
+            }
             await socket.send_json({"type": "error", "data": refused})
             await socket.close()
             return socket
@@ -263,7 +294,8 @@ class EnvServer:
         return socket
 
     async def _serve(self, socket: web.WebSocketResponse, session: Session) -> None:
-        """Answer messages in order; a client that leaves while its rollout works ends the session at once."""
+        """Answer messages in order; a client that leaves while its rollout works ends the session
+        at once."""
         incoming: asyncio.Queue[Any] = asyncio.Queue()
 
         async def read() -> None:
@@ -305,7 +337,9 @@ async def _answer_to(text: str, session: Session) -> dict[str, Any] | None:
                 return {"type": "state", "data": session.state()}
             case "close":
                 return None
-        return _error(f"a message of type {kind!r} is not one of reset, step, state, close", "UNKNOWN_TYPE")
+        return _error(
+            f"a message of type {kind!r} is not one of reset, step, state, close", "UNKNOWN_TYPE"
+        )
     except BadMessage as error:
         return _error(str(error), error.code)
     except VerifiersError as error:
@@ -335,11 +369,17 @@ def _task(rows: Sequence[Mapping[str, Any]], index: int) -> dict[str, Any]:
     if not -len(rows) <= index < len(rows):
         raise BadMessage(f"the index {index} is outside of {len(rows)} tasks")
     row = rows[index]
-    return {"index": index, "example_id": row["example_id"], "prompt": json_ready(row["prompt"]), "task": row["task"]}
+    return {
+        "index": index,
+        "example_id": row["example_id"],
+        "prompt": json_ready(row["prompt"]),
+        "task": row["task"],
+    }
 
 
 def _example(env: Environment, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(row, its place) of ``split`` and ``index``; without an index the seed chooses, without either the first row."""
+    """(row, its place) of ``split`` and ``index``; without an index the seed chooses, without
+    either the first row."""
     split = data.get("split") or ("train" if env.dataset is not None else "eval")
     rows = rows_of(env, str(split))
     given = data.get("index")
@@ -352,13 +392,25 @@ def _example(env: Environment, data: Mapping[str, Any]) -> tuple[dict[str, Any],
 def _message_of(action: Mapping[str, Any], number: int) -> AssistantMessage:
     """The message of the model that an action is. *Raises* BadMessage."""
     if action.get("type") == "call_tool":
-        action = {"tool_calls": [{"name": action.get("tool_name"), "arguments": action.get("arguments") or {}}]}
+        action = {
+            "tool_calls": [
+                {"name": action.get("tool_name"), "arguments": action.get("arguments") or {}}
+            ]
+        }
     content, calls = action.get("content"), action.get("tool_calls") or []
-    if not isinstance(content, str | None) or not isinstance(calls, list) or (content is None and not calls):
-        raise BadMessage('an action is {"content": "…"} or {"tool_calls": [{"name": …, "arguments": {…}}]}')
+    if (
+        not isinstance(content, str | None)
+        or not isinstance(calls, list)
+        or (content is None and not calls)
+    ):
+        raise BadMessage(
+            'an action is {"content": "…"} or {"tool_calls": [{"name": …, "arguments": {…}}]}'
+        )
     tool_calls = []
     for place, call in enumerate(calls):
-        if not isinstance(call, Mapping) or not isinstance((call.get("function") or call).get("name"), str):
+        if not isinstance(call, Mapping) or not isinstance(
+            (call.get("function") or call).get("name"), str
+        ):
             raise BadMessage(f"tool call {place} has no name")
         read = ToolCall.from_wire({**call, "id": call.get("id") or f"call-{number}-{place}"})
         if not isinstance(read.arguments, str):

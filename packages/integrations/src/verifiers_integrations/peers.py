@@ -1,4 +1,5 @@
-"""Peer packages of the adapters: imported on first use through ``Peer.load``, with a check of the version.
+"""Peer packages of the adapters: imported on first use through ``Peer.load``, with a check of the
+version.
 
 Importing this module imports no peer.
 """
@@ -20,7 +21,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The package of a peer, for example ``Peer("trl", "trl", ("1.16.0",), lambda: "pip install trl")``."""
+    """The package of a peer, for example ``Peer("trl", "trl", ("1.16.0",), lambda: "pip install
+    trl")``."""
 
     package: str
     """Name of the imported package."""
@@ -33,7 +35,9 @@ class Peer:
     def load(self, module: str = "") -> Any:
         """Import the package, or a module in it. *Raises* ImportError with the install command."""
         if importlib.util.find_spec(self.package) is None:
-            raise ImportError(f"{self.package} is not installed: {self.install()}", name=self.package)
+            raise ImportError(
+                f"{self.package} is not installed: {self.install()}", name=self.package
+            )
         self._check_version()
         return importlib.import_module(f"{self.package}.{module}" if module else self.package)
 
@@ -42,16 +46,28 @@ class Peer:
             version = metadata.version(self.distribution)
         except metadata.PackageNotFoundError:  # a checkout on the path
             return
-        if self.versions and version not in self.versions and (self.distribution, version) not in _warned:
+        if (
+            self.versions
+            and version not in self.versions
+            and (self.distribution, version) not in _warned
+        ):
             _warned.add((self.distribution, version))
-            log.warning("%s is %s; this adapter was tested with %s", self.package, version, ", ".join(self.versions))
+            log.warning(
+                "%s is %s; this adapter was tested with %s",
+                self.package,
+                version,
+                ", ".join(self.versions),
+            )
 
 
 _warned: set[tuple[str, str]] = set()
 
 
 def beside_trainer(requirements: str) -> str:
-    """Commands for a Python of its own, for peers that need other versions of libraries than the trainer does."""
+    """Commands for a Python of its own, for peers that need other versions of libraries than the
+    trainer does."""
     library = requirement("verifiers")
-    adapters = " ".join(requirement(name) for name in ("verifiers-trainer", "verifiers-integrations"))
+    adapters = " ".join(
+        requirement(name) for name in ("verifiers-trainer", "verifiers-integrations")
+    )
     return f"pip install {requirements} {library}; pip install --no-deps {adapters}"

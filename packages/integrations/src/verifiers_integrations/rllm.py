@@ -1,12 +1,14 @@
 """rLLM: run environments as its ``Workflow`` or ``AgentFlow``, on its verl and Tinker backends.
 
-    AgentTrainer(config=config, workflow_class=VerifiersWorkflow, backend=config.backend, train_dataset=…,
+    AgentTrainer(config=config, workflow_class=VerifiersWorkflow, backend=config.backend,
+    train_dataset=…,
                  workflow_args={"vf_env": env, "sampling_args": {"temperature": 1.0}}).train()
 
-A step has the ids and log-probabilities that its engine sampled, and the weight version; the reward is that of the
-environment. Rollouts are run without their siblings, so an unknown reward becomes 0.0 with ``vf_unscored = 1`` and no
-steps (rLLM's baseline counts the 0.0). Written for rLLM's types of August 2026 and tested with a double of them; rLLM
-is not on a package index. ``examples/verifiers_env`` has scripts.
+A step has the ids and log-probabilities that its engine sampled, and the weight version; the reward
+is that of the environment. Rollouts are run without their siblings, so an unknown reward becomes
+0.0 with ``vf_unscored = 1`` and no steps (rLLM's baseline counts the 0.0). Written for rLLM's types
+of August 2026 and tested with a double of them; rLLM is not on a package index.
+``examples/verifiers_env`` has scripts.
 """
 
 from __future__ import annotations
@@ -40,30 +42,44 @@ VERIFIERS_KEYS = ("env_id", "env_args", "sampling_args", "max_samples")
 BACKENDS = ("verl", "tinker", "fireworks")
 
 
-# --- configuration ----------------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 
-def from_config(config: Mapping[str, Any]) -> tuple[Environment, dict[str, Any], list[Any], list[Any]]:
-    """Return (environment, sampling arguments, train tasks, eval tasks) of ``config.verifiers`` and ``config.backend``.
+def from_config(
+    config: Mapping[str, Any],
+) -> tuple[Environment, dict[str, Any], list[Any], list[Any]]:
+    """Return (environment, sampling arguments, train tasks, eval tasks) of ``config.verifiers`` and
+    ``config.backend``.
 
-    *Raises* ConfigError for a missing ``verifiers.env_id``, an unknown key below ``verifiers``, an unknown backend, or
-    a Tinker run whose sampling temperature is not 1.0 (by the keys of either version).
+    *Raises* ConfigError for a missing ``verifiers.env_id``, an unknown key below ``verifiers``, an
+    unknown backend, or a Tinker run whose sampling temperature is not 1.0 (by the keys of either
+    version).
     """
     table = _plain(config.get("verifiers") or {})
     if unknown := [name for name in table if name not in VERIFIERS_KEYS]:
-        raise ConfigError(f"verifiers.{unknown[0]} is unknown; keys are {', '.join(VERIFIERS_KEYS)}", key=unknown[0])
+        raise ConfigError(
+            f"verifiers.{unknown[0]} is unknown; keys are {', '.join(VERIFIERS_KEYS)}",
+            key=unknown[0],
+        )
     if not table.get("env_id"):
-        raise ConfigError("verifiers.env_id is missing; give +verifiers.env_id=owner/name", key="verifiers.env_id")
+        raise ConfigError(
+            "verifiers.env_id is missing; give +verifiers.env_id=owner/name", key="verifiers.env_id"
+        )
     unified = config.get("rllm") or {}
     backend = config.get("backend") or unified.get("backend") or "verl"
     if backend not in BACKENDS:
-        raise ConfigError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}", key="backend")
+        raise ConfigError(
+            f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}", key="backend"
+        )
     sampling = dict(table.get("sampling_args") or {})
     rollout = (unified.get("rollout") or {}).get("train") or {}
-    temperatures = [one.get("temperature") for one in (config.get("sampling") or {}, rollout, sampling)]
+    temperatures = [
+        one.get("temperature") for one in (config.get("sampling") or {}, rollout, sampling)
+    ]
     if backend == "tinker" and any(value not in (None, 1.0) for value in temperatures):
         raise ConfigError(
-            "Tinker trains only on samples of temperature 1.0: give sampling.temperature=1.0", key="temperature"
+            "Tinker trains only on samples of temperature 1.0: give sampling.temperature=1.0",
+            key="temperature",
         )
     env = load_environment(table["env_id"], **(table.get("env_args") or {}))
     train, held_out = limit(env, table.get("max_samples"))
@@ -77,7 +93,7 @@ def _plain(value: object) -> Any:
     return [_plain(member) for member in value] if isinstance(value, list | tuple) else value
 
 
-# --- client over a rollout engine -------------------------------------------------------------------------------------
+# --- client over a rollout engine -----------------------------------------------------------------
 
 
 class RolloutEngine(Protocol):
@@ -96,8 +112,11 @@ class RolloutEngine(Protocol):
     def get_model_response(self) -> Callable[..., Any]: ...
 
 
-def rollout_engine_client(rollout_engine: RolloutEngine, model: str, application_id_fn: Callable[[], str]) -> Any:
-    """Return a client over a rollout engine: a ``TokenClient`` if it supports token ids, else over messages."""
+def rollout_engine_client(
+    rollout_engine: RolloutEngine, model: str, application_id_fn: Callable[[], str]
+) -> Any:
+    """Return a client over a rollout engine: a ``TokenClient`` if it supports token ids, else over
+    messages."""
     if not getattr(rollout_engine, "supports_token_in_token_out", False):
         return _MessageClient(rollout_engine, model, application_id_fn)
 
@@ -106,9 +125,13 @@ def rollout_engine_client(rollout_engine: RolloutEngine, model: str, application
             sampled = await rollout_engine.get_token_output_from_token_input(
                 token_input=prompt_ids, application_id=application_id_fn(), **sampling
             )
-        except Exception as error:  # rLLM signals an overlong prompt by an event; the client maps other errors
+        except (
+            Exception
+        ) as error:  # rLLM signals an overlong prompt by an event; the client maps other errors
             if "MAX_PROMPT_LENGTH" in str(getattr(error, "reason", "")):
-                raise OverlongPromptError(f"the prompt of {len(prompt_ids)} tokens is too long") from error
+                raise OverlongPromptError(
+                    f"the prompt of {len(prompt_ids)} tokens is too long"
+                ) from error
             raise
         output = rollout_engine.assemble_model_output(prompt_ids, sampled)
         return (
@@ -130,7 +153,9 @@ class _MessageClient:
 
     base_url, api_key = "http://rollout-engine.invalid/v1", "none"
 
-    def __init__(self, rollout_engine: RolloutEngine, model: str, application_id_fn: Callable[[], str]):
+    def __init__(
+        self, rollout_engine: RolloutEngine, model: str, application_id_fn: Callable[[], str]
+    ):
         self._engine, self.model, self._application_id = rollout_engine, model, application_id_fn
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
@@ -156,14 +181,29 @@ class _MessageClient:
 def _to_response(output: Any) -> dict[str, Any]:
     """Convert a ``ModelOutput`` to an OpenAI response."""
     calls = [_call(call, number) for number, call in enumerate(output.tool_calls or ())]
-    message = {"role": "assistant", "content": output.content if output.content is not None else output.text}
+    message = {
+        "role": "assistant",
+        "content": output.content if output.content is not None else output.text,
+    }
     message |= {"tool_calls": calls} if calls else {}
     message |= {"reasoning_content": output.reasoning} if output.reasoning else {}
-    logprobs = None if output.logprobs is None else {"content": [{"logprob": value} for value in output.logprobs]}
-    choice = {"index": 0, "message": message, "finish_reason": output.finish_reason or "stop", "logprobs": logprobs}
+    logprobs = (
+        None
+        if output.logprobs is None
+        else {"content": [{"logprob": value} for value in output.logprobs]}
+    )
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": output.finish_reason or "stop",
+        "logprobs": logprobs,
+    }
     response: dict[str, Any] = {"id": "", "choices": [choice]}
     if output.completion_ids is not None and output.prompt_ids is not None:
-        choice["token_ids"], response["prompt_token_ids"] = list(output.completion_ids), list(output.prompt_ids)
+        choice["token_ids"], response["prompt_token_ids"] = (
+            list(output.completion_ids),
+            list(output.prompt_ids),
+        )
     if getattr(output, "weight_version", None) is not None:
         response["weight_version"] = output.weight_version
     return response
@@ -176,8 +216,13 @@ def _call(call: object, number: int) -> dict[str, Any]:
         return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
     function = get(call, "function") or call
-    name, arguments = (function, get(call, "arguments")) if isinstance(function, str) else (None, None)
-    name, arguments = name or get(function, "name"), arguments if name else get(function, "arguments")
+    name, arguments = (
+        (function, get(call, "arguments")) if isinstance(function, str) else (None, None)
+    )
+    name, arguments = (
+        name or get(function, "name"),
+        arguments if name else get(function, "arguments"),
+    )
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     return {
         "id": get(call, "id") or f"call-{number}",
@@ -186,15 +231,18 @@ def _call(call: object, number: int) -> dict[str, Any]:
     }
 
 
-# --- rollouts ---------------------------------------------------------------------------------------------------------
+# --- rollouts -------------------------------------------------------------------------------------
 
 
 def to_episode(rollout: Mapping[str, Any], env: Environment, task: object, uid: str) -> Any:
-    """Convert a rollout to an ``Episode``: one ``Step`` per turn, with all fields that rLLM does not set."""
+    """Convert a rollout to an ``Episode``: one ``Step`` per turn, with all fields that rLLM does
+    not set."""
     types, value = RLLM.load("agents.agent"), worth(rollout)
     steps = [] if value.is_masked else [_step(types.Step, step) for step in rollout["trajectory"]]
     trajectory = types.Trajectory(name=TRAJECTORY, steps=steps, reward=value.reward)
-    metrics = {name: number for name, number in rollout["metrics"].items() if not math.isnan(number)}
+    metrics = {
+        name: number for name, number in rollout["metrics"].items() if not math.isnan(number)
+    }
     return types.Episode(
         id=uid,
         task=task,
@@ -209,7 +257,8 @@ def _step(kind: Callable[..., Any], step: Mapping[str, Any]) -> Any:
     tokens = step["tokens"]
     if tokens is None:
         raise ConfigError(
-            "the rollout engine returned no token ids, which rLLM trains on: use an engine that returns them"
+            "the rollout engine returned no token ids, which rLLM trains on: use an engine that"
+            " returns them"
         )
     version = min(np.atleast_1d(tokens["version"]).tolist())
     return kind(
@@ -234,7 +283,7 @@ def _reason(rollout: Mapping[str, Any], env: Environment) -> Any:
     return getattr(reasons, STOPS.get(stop, "ENV_DONE"))
 
 
-# --- workflow and agent flow ------------------------------------------------------------------------------------------
+# --- workflow and agent flow ----------------------------------------------------------------------
 
 
 @functools.cache
@@ -244,7 +293,8 @@ def workflow_class(base: type) -> type:
     class VerifiersWorkflow(base):
         """Runs one task of an environment and returns its episode.
 
-        vf_env: the environment. sampling_args: for every model call, in addition to those of the engine.
+        vf_env: the environment. sampling_args: for every model call, in addition to those of the
+        engine.
         max_retries: retries of a rollout after a transient error.
         """
 
@@ -261,12 +311,18 @@ def workflow_class(base: type) -> type:
             self.sampling_args, self.max_retries = dict(sampling_args or {}), max_retries
 
         async def run(self, task: dict[str, Any], uid: str, **_: Any) -> Any:
-            """Run one rollout and return its episode; an error becomes the termination reason, not an exception."""
+            """Run one rollout and return its episode; an error becomes the termination reason, not
+            an exception."""
             self.reset(task, uid)
             client = rollout_engine_client(self.engine, _model_of(self.engine), lambda: uid)
             row = row_of(task, self.vf_env.message_type)
             (rollout,) = await generate_group(
-                self.vf_env, [row], client, _model_of(self.engine), self.sampling_args, self.max_retries
+                self.vf_env,
+                [row],
+                client,
+                _model_of(self.engine),
+                self.sampling_args,
+                self.max_retries,
             )
             return to_episode(rollout, self.vf_env, task, uid)
 
@@ -278,13 +334,24 @@ def _model_of(engine: object) -> str:
 
 
 class VerifiersAgentFlow:
-    """An ``AgentFlow``: runs a task through the gateway at ``config.base_url``, which records the tokens.
+    """An ``AgentFlow``: runs a task through the gateway at ``config.base_url``, which records the
+    tokens.
 
-    The trajectory of the episode has no steps: the gateway adds those it recorded for ``session_uid``.
+    The trajectory of the episode has no steps: the gateway adds those it recorded for
+    ``session_uid``.
     """
 
-    def __init__(self, vf_env: Environment, sampling_args: Mapping[str, Any] | None = None, max_retries: int = 0):
-        self.vf_env, self.sampling_args, self.max_retries = vf_env, dict(sampling_args or {}), max_retries
+    def __init__(
+        self,
+        vf_env: Environment,
+        sampling_args: Mapping[str, Any] | None = None,
+        max_retries: int = 0,
+    ):
+        self.vf_env, self.sampling_args, self.max_retries = (
+            vf_env,
+            dict(sampling_args or {}),
+            max_retries,
+        )
 
     async def arun(self, task: Any, config: Any) -> Any:
         """Run one rollout and return its episode."""

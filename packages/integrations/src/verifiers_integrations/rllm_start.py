@@ -1,8 +1,10 @@
-"""Determine how to start a run on rLLM: the installed trainer, its configuration, and its arguments.
+"""Determine how to start a run on rLLM: the installed trainer, its configuration, and its
+arguments.
 
-rLLM has two trainers: the unified one composes ``unified`` with ``rllm/backend=…`` and has the settings of the run
-below ``rllm``; the older one has a configuration per backend. ``start_of`` takes arguments of the older guide for both.
-Written for the configurations of both; rLLM is not on a package index. Starts nothing.
+rLLM has two trainers: the unified one composes ``unified`` with ``rllm/backend=…`` and has the
+settings of the run below ``rllm``; the older one has a configuration per backend. ``start_of``
+takes arguments of the older guide for both. Written for the configurations of both; rLLM is not on
+a package index. Starts nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +22,13 @@ CONFIGS = "pkg://rllm.trainer.config"
 """Search path of hydra for rLLM's configurations."""
 OLDER = {"verl": "agent_ppo_trainer", "tinker": "tinker_rl_trainer"}
 """Backend -> configuration of the older trainer."""
-MOVED = {"trainer.": "rllm.trainer.", "sampling.": "rllm.rollout.train.", "algorithm.": "rllm.algorithm."}
-"""Key prefixes of the older Tinker configuration -> prefixes of the unified one. Those of verl are unchanged."""
+MOVED = {
+    "trainer.": "rllm.trainer.",
+    "sampling.": "rllm.rollout.train.",
+    "algorithm.": "rllm.algorithm.",
+}
+"""Key prefixes of the older Tinker configuration -> prefixes of the unified one. Those of verl are
+unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +48,8 @@ class Start:
 def start_of(words: Sequence[str], is_unified: bool | None = None) -> Start:
     """Return how the installed rLLM runs command-line arguments such as ``+backend=tinker``.
 
-    ``is_unified``: which trainer; None detects the installed one. *Raises* ImportError without rLLM; ConfigError
-    for a backend that the trainer does not have.
+    ``is_unified``: which trainer; None detects the installed one. *Raises* ImportError without
+    rLLM; ConfigError for a backend that the trainer does not have.
     """
     if is_unified is None:
         RLLM.load()
@@ -50,11 +57,14 @@ def start_of(words: Sequence[str], is_unified: bool | None = None) -> Start:
     backend = _backend(words)
     if is_unified:
         moved = [_rename_key(word) for word in words] if backend == "tinker" else list(words)
-        return Start("unified", (f"rllm/backend={backend}", *moved), "trainer.unified_trainer", backend)
+        return Start(
+            "unified", (f"rllm/backend={backend}", *moved), "trainer.unified_trainer", backend
+        )
     if backend not in OLDER:
         known = ", ".join(OLDER)
         raise ConfigError(
-            f"backend is {backend!r}; this rLLM's trainer has {known}: install a newer one", key="backend"
+            f"backend is {backend!r}; this rLLM's trainer has {known}: install a newer one",
+            key="backend",
         )
     more = () if backend == "tinker" else ("rllm.workflow.use_workflow=true",)
     return Start(OLDER[backend], (*more, *words), "trainer.agent_trainer", backend)
@@ -64,7 +74,9 @@ def _backend(words: Sequence[str]) -> str:
     values = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("backend=")]
     backend = values[-1] if values else "verl"
     if backend not in BACKENDS:
-        raise ConfigError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}", key="backend")
+        raise ConfigError(
+            f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}", key="backend"
+        )
     return backend
 
 
@@ -78,7 +90,8 @@ def _rename_key(word: str) -> str:
 
 
 def as_dataset(start: Start, tasks: Sequence[dict[str, Any]], split: str) -> Any:
-    """Convert tasks to a dataset of the trainer; the older one of verl reads a file, so the dataset is registered."""
+    """Convert tasks to a dataset of the trainer; the older one of verl reads a file, so the dataset
+    is registered."""
     datasets = RLLM.load("data.dataset")
     if start.is_unified or start.backend != "verl":
         return datasets.Dataset(list(tasks))

@@ -30,14 +30,21 @@ from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.types import ModelRequest, Response
-from verifiers_integrations.common import ExportSample, export_samples, generate_group, group_worth, row_of
+from verifiers_integrations.common import (
+    ExportSample,
+    export_samples,
+    generate_group,
+    group_worth,
+    row_of,
+)
 from verifiers_integrations.peers import Peer, beside_trainer
 from verifiers_integrations.skyrl_data import KEY, export_dataset, task_of
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-__all__ = ["VerifiersGenerator", "environment", "export_dataset", "task_of"]  # noqa: F822 - created on access
+# VerifiersGenerator is created on access
+__all__ = ["VerifiersGenerator", "environment", "export_dataset", "task_of"]  # noqa: F822
 
 SKYRL = Peer(
     "skyrl",
@@ -47,10 +54,15 @@ SKYRL = Peer(
 )
 MODULE = "verifiers_integrations.skyrl"
 SAMPLING = frozenset(
-    "max_tokens temperature top_p top_k min_p min_tokens stop stop_token_ids seed repetition_penalty presence_penalty "
-    "frequency_penalty include_stop_str_in_output".split()
+    "max_tokens temperature top_p top_k min_p min_tokens stop stop_token_ids seed"
+    " repetition_penalty presence_penalty frequency_penalty include_stop_str_in_output".split()
 )
-OFF: dict[str, tuple[Any, ...]] = {"top_k": (-1, 0), "min_p": (0.0,), "top_p": (1.0,), "min_tokens": (0,)}
+OFF: dict[str, tuple[Any, ...]] = {
+    "top_k": (-1, 0),
+    "min_p": (0.0,),
+    "top_p": (1.0,),
+    "min_tokens": (0,),
+}
 """Values that disable a sampling argument."""
 
 log = logging.getLogger(__name__)
@@ -62,7 +74,7 @@ def environment(env_id: str, env_args: str) -> Environment:
     return load_environment(env_id, **json.loads(env_args))
 
 
-# --- the generator ----------------------------------------------------------------------------------------------------
+# --- the generator --------------------------------------------------------------------------------
 
 
 class _TokenIdClient:
@@ -105,8 +117,11 @@ class _Generator:
         self.generator_cfg, self.tokenizer, self.model = generator_cfg, tokenizer, model
         self.engines, self.max_retries = inference_engine_client, max_retries
 
-    async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:
-        """Return a ``GeneratorOutput``. *Raises* RunError when every token of a training batch is masked."""
+    async def generate(
+        self, input_batch: Mapping[str, Any], disable_tqdm: bool = False
+    ) -> dict[str, Any]:
+        """Return a ``GeneratorOutput``. *Raises* RunError when every token of a training batch is
+        masked."""
         sampling, is_training = self._sampling(input_batch)
         groups = _groups(input_batch)
         client = _TokenIdClient(self.engines.get_endpoint_url().rstrip("/") + "/v1")
@@ -130,12 +145,22 @@ class _Generator:
         args = dict(input_batch.get("sampling_params") or {})
         phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")
         if phase == "train" and "logprobs" in args and args["logprobs"] is None:
-            raise ConfigError("training needs log-probabilities: set generator.sampling_params.logprobs=0")
-        args = {name: value for name, value in args.items() if name in SAMPLING and value is not None}
-        return {name: value for name, value in args.items() if value not in OFF.get(name, ())}, phase == "train"
+            raise ConfigError(
+                "training needs log-probabilities: set generator.sampling_params.logprobs=0"
+            )
+        args = {
+            name: value for name, value in args.items() if name in SAMPLING and value is not None
+        }
+        return {
+            name: value for name, value in args.items() if value not in OFF.get(name, ())
+        }, phase == "train"
 
     async def _run_group(
-        self, batch: Mapping[str, Any], indices: Sequence[int], client: ClientLike, sampling: Mapping[str, Any]
+        self,
+        batch: Mapping[str, Any],
+        indices: Sequence[int],
+        client: ClientLike,
+        sampling: Mapping[str, Any],
     ) -> list[_Outcome]:
         """Run and score the siblings of one prompt."""
         prompts, extras = batch["prompts"], batch.get("env_extras") or [{}] * len(batch["prompts"])
@@ -149,7 +174,9 @@ class _Generator:
         for rollout, worth in zip(rollouts, group_worth(rollouts), strict=True):
             samples = export_samples(rollout, temperature) or [self._empty_sample(rollout, env)]
             samples = [one.masked() for one in samples] if worth.is_masked else samples
-            metrics = {name: float(value) for name, value in rollout["metrics"].items() if value == value}
+            metrics = {
+                name: float(value) for name, value in rollout["metrics"].items() if value == value
+            }
             metrics |= {**worth.metrics, "vf_error": float(rollout["error"] is not None)}
             details = rollout["error"]
             error = None if details is None else f"{details['error']}: {details['message']}"
@@ -158,7 +185,8 @@ class _Generator:
         return outcomes
 
     def _empty_sample(self, rollout: Mapping[str, Any], env: Environment) -> ExportSample:
-        """Return the sample of a rollout without sampled tokens: its prompt, and a masked end token."""
+        """Return the sample of a rollout without sampled tokens: its prompt, and a masked end
+        token."""
         text = self.tokenizer.apply_chat_template(
             [dict(message) for message in rollout["prompt"]],
             tools=env.tool_defs or None,
@@ -172,31 +200,49 @@ class _Generator:
         errors = [one.error for one in outcomes if one.error]
         if errors:
             log.warning(
-                "%d of %d rollouts failed and are masked; first error: %s", len(errors), len(outcomes), errors[0]
+                "%d of %d rollouts failed and are masked; first error: %s",
+                len(errors),
+                len(outcomes),
+                errors[0],
             )
-        if is_training and not any(any(sample.response_mask) for one in outcomes for sample in one.samples):
-            raise RunError(f"every token of this batch is masked; first error: {errors[0] if errors else None}")
+        if is_training and not any(
+            any(sample.response_mask) for one in outcomes for sample in one.samples
+        ):
+            raise RunError(
+                f"every token of this batch is masked; first error: {errors[0] if errors else None}"
+            )
         forked = next((one for one in outcomes if len(one.samples) > 1), None)
         if forked is not None and not self.generator_cfg.step_wise_trajectories:
             raise ConfigError(
-                f"a rollout has {len(forked.samples)} token samples, because a prompt does not start with the earlier "
-                "turns: set generator.step_wise_trajectories=true, or use a chat template that keeps earlier turns"
+                f"a rollout has {len(forked.samples)} token samples, because a prompt does not"
+                " start with the earlier turns: set generator.step_wise_trajectories=true, or use"
+                " a chat template that keeps earlier turns"
             )
 
     def _output(self, outcomes: Sequence[_Outcome], batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the lists of SkyRL, one entry per token sample."""
         utils = SKYRL.load("train.generators.utils")
         config, ids = self.generator_cfg, batch.get("trajectory_ids")
-        flat = [(index, one, sample) for index, one in enumerate(outcomes) for sample in one.samples]
+        flat = [
+            (index, one, sample) for index, one in enumerate(outcomes) for sample in one.samples
+        ]
         rewards = [one.reward if sample.is_last else 0.0 for _, one, sample in flat]
         masks = [sample.response_mask for _, _, sample in flat]
         stops = [one.stop for _, one, _ in flat]
         # without env_classes: SkyRL would look them up among its own environments
-        metrics = utils.get_rollout_metrics([sample.response_ids for _, _, sample in flat], rewards, loss_masks=masks)
+        metrics = utils.get_rollout_metrics(
+            [sample.response_ids for _, _, sample in flat], rewards, loss_masks=masks
+        )
         if config.zero_reward_on_non_stop:
-            rewards = [reward if stop == "stop" else 0.0 for reward, stop in zip(rewards, stops, strict=True)]
+            rewards = [
+                reward if stop == "stop" else 0.0
+                for reward, stop in zip(rewards, stops, strict=True)
+            ]
         if config.apply_overlong_filtering:
-            masks = [mask if stop == "stop" else [0] * len(mask) for mask, stop in zip(masks, stops, strict=True)]
+            masks = [
+                mask if stop == "stop" else [0] * len(mask)
+                for mask, stop in zip(masks, stops, strict=True)
+            ]
         step_wise = bool(config.step_wise_trajectories)
         return {
             "prompt_token_ids": [sample.prompt_ids for _, _, sample in flat],
@@ -226,14 +272,21 @@ def _groups(batch: Mapping[str, Any]) -> list[list[int]]:
 def _means(outcomes: Sequence[_Outcome]) -> dict[str, float]:
     """Return ``vf/<name>``: the mean of each metric over the rollouts that have it."""
     names = sorted({name for one in outcomes for name in one.metrics})
-    values_by_name = {name: [one.metrics[name] for one in outcomes if name in one.metrics] for name in names}
-    return {f"vf/{name.removeprefix('vf_')}": sum(values) / len(values) for name, values in values_by_name.items()}
+    values_by_name = {
+        name: [one.metrics[name] for one in outcomes if name in one.metrics] for name in names
+    }
+    return {
+        f"vf/{name.removeprefix('vf_')}": sum(values) / len(values)
+        for name, values in values_by_name.items()
+    }
 
 
 @functools.cache
 def _generator_class() -> type:
     base = SKYRL.load("train.generators.base").GeneratorInterface
-    return type("VerifiersGenerator", (_Generator, base), {"__module__": MODULE, "__doc__": __doc__})
+    return type(
+        "VerifiersGenerator", (_Generator, base), {"__module__": MODULE, "__doc__": __doc__}
+    )
 
 
 def __getattr__(name: str) -> Any:

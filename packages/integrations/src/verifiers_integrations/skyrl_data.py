@@ -1,7 +1,7 @@
 """Export the rows of an environment as data of SkyRL, and read them back.
 
-The column ``verifiers`` has all fields except the prompt, nested values as JSON text, so rows of different environments
-have one schema. ``skyrl.VerifiersGenerator`` reads them.
+The column ``verifiers`` has all fields except the prompt, nested values as JSON text, so rows of
+different environments have one schema. ``skyrl.VerifiersGenerator`` reads them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ def export_dataset(
     env_id: str | None = None,
     env_args: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write ``train.parquet`` and, if there are evaluation rows, ``eval.parquet``; return the folder.
+    """Write ``train.parquet`` and, if there are evaluation rows, ``eval.parquet``; return the
+    folder.
 
-    The generator loads the environment by ``env_id`` and ``env_args``, which default to those of ``env``.
-    *Raises* ConfigError without an id, and for prompts that are not messages of text.
+    The generator loads the environment by ``env_id`` and ``env_args``, which default to those of
+    ``env``. *Raises* ConfigError without an id, and for prompts that are not messages of text.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     name = env_id or env.env_id
     if not name:
-        raise ConfigError("the generator loads the environment by its id: give env_id, the id of an installed package")
+        raise ConfigError(
+            "the generator loads the environment by its id: give env_id, the id of an installed"
+            " package"
+        )
     arguments = json.dumps(dict(env.env_args if env_args is None else env_args))
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,10 +54,20 @@ def export_dataset(
 
 def _row(task: Mapping[str, Any], env_id: str, env_args: str) -> dict[str, Any]:
     prompt = task["prompt"]
-    if not isinstance(prompt, list) or any(not isinstance(message.get("content"), str) for message in prompt):
-        raise ConfigError("SkyRL takes prompts of text messages only; the prompts of this environment have others")
-    fields = {"answer": str(task["answer"]), "task": task["task"], "info": json.dumps(task["info"], default=str)}
-    others = {name: value for name, value in task.items() if name not in (*fields, "prompt", "example_id")}
+    if not isinstance(prompt, list) or any(
+        not isinstance(message.get("content"), str) for message in prompt
+    ):
+        raise ConfigError(
+            "SkyRL takes prompts of text messages only; the prompts of this environment have others"
+        )
+    fields = {
+        "answer": str(task["answer"]),
+        "task": task["task"],
+        "info": json.dumps(task["info"], default=str),
+    }
+    others = {
+        name: value for name, value in task.items() if name not in (*fields, "prompt", "example_id")
+    }
     return {
         "prompt": [{"role": message["role"], "content": message["content"]} for message in prompt],
         "env_class": KEY,
@@ -68,7 +82,8 @@ def _row(task: Mapping[str, Any], env_id: str, env_args: str) -> dict[str, Any]:
 
 
 def task_of(prompt: Iterable[Mapping[str, Any]], extras: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task of a prompt and its extras. *Raises* ConfigError for rows not written by ``export_dataset``."""
+    """Return the task of a prompt and its extras. *Raises* ConfigError for rows not written by
+    ``export_dataset``."""
     column = (extras or {}).get(KEY)
     if not column:
         raise ConfigError(f"a row has no column {KEY!r}; write the dataset with export_dataset")

@@ -1,10 +1,11 @@
-"""Commands that train with SkyRL and ``VerifiersGenerator``, and that export the rows of an environment.
+"""Commands that train with SkyRL and ``VerifiersGenerator``, and that export the rows of an
+environment.
 
-    python -m verifiers_integrations.skyrl_entrypoint export reverse-text data/reverse-text
-    python -m verifiers_integrations.skyrl_entrypoint data.train_data=... trainer.policy.model.path=...
+    python -m verifiers_integrations.skyrl_entrypoint export reverse-text data/reverse-text python
+    -m verifiers_integrations.skyrl_entrypoint data.train_data=... trainer.policy.model.path=...
 
-With SkyRL's command: ``trainer.override_entrypoint=verifiers_integrations.skyrl_entrypoint``. All other
-arguments are settings of SkyRL. Training needs CUDA and was not run.
+With SkyRL's command: ``trainer.override_entrypoint=verifiers_integrations.skyrl_entrypoint``. All
+other arguments are settings of SkyRL. Training needs CUDA and was not run.
 """
 
 from __future__ import annotations
@@ -27,10 +28,16 @@ PROGRAM = "python -m verifiers_integrations.skyrl_entrypoint"
 def experiment(cfg: Any) -> Any:
     """Return SkyRL's experiment of a configuration, with ``VerifiersGenerator``."""
     base = skyrl.SKYRL.load("train.entrypoints.main_base").BasePPOExp
-    name_of = skyrl.SKYRL.load("backends.skyrl_train.inference_servers.utils").resolve_policy_model_name
+    name_of = skyrl.SKYRL.load(
+        "backends.skyrl_train.inference_servers.utils"
+    ).resolve_policy_model_name
 
-    def get_generator(self: Any, cfg: Any, tokenizer: PreTrainedTokenizerBase, inference_engine_client: Any) -> Any:
-        return skyrl.VerifiersGenerator(cfg.generator, tokenizer, inference_engine_client, name_of(cfg))
+    def get_generator(
+        self: Any, cfg: Any, tokenizer: PreTrainedTokenizerBase, inference_engine_client: Any
+    ) -> Any:
+        return skyrl.VerifiersGenerator(
+            cfg.generator, tokenizer, inference_engine_client, name_of(cfg)
+        )
 
     return type("VerifiersExp", (base,), {"get_generator": get_generator})(cfg)
 
@@ -53,14 +60,18 @@ def train(words: Sequence[str]) -> None:
 
 def export(words: Sequence[str]) -> None:
     """Write the rows of an environment and print the paths."""
-    parser = argparse.ArgumentParser(prog=f"{PROGRAM} export", description="Write an environment's rows for SkyRL.")
+    parser = argparse.ArgumentParser(
+        prog=f"{PROGRAM} export", description="Write an environment's rows for SkyRL."
+    )
     parser.add_argument("env_id")
     parser.add_argument("out_dir")
     parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
     parser.add_argument("--max-samples", type=int)
     args = parser.parse_args(list(words))
     env = load_environment(args.env_id, **args.env_args)
-    folder = skyrl.export_dataset(env, args.out_dir, args.max_samples, env_id=args.env_id, env_args=args.env_args)
+    folder = skyrl.export_dataset(
+        env, args.out_dir, args.max_samples, env_id=args.env_id, env_args=args.env_args
+    )
     sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))
 
 

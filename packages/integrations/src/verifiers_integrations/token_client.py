@@ -1,8 +1,9 @@
 """``TokenClient``: an OpenAI-compatible client over an engine that takes and returns token ids.
 
-The environment sees chat messages, the engine token ids. Sampled ids are stored unchanged; text is decoded from them
-and never tokenised again. It is a core ``Client`` (``complete``), and has ``.chat.completions.create`` and
-``.completions.create`` for code that expects an ``AsyncOpenAI``. It adds no sampling arguments.
+The environment sees chat messages, the engine token ids. Sampled ids are stored unchanged; text is
+decoded from them and never tokenised again. It is a core ``Client`` (``complete``), and has
+``.chat.completions.create`` and ``.completions.create`` for code that expects an ``AsyncOpenAI``.
+It adds no sampling arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from verifiers.clients.dialects.chat import completion_body
-from verifiers.errors import ConfigError, MalformedResponse, ModelError, OverlongPromptError, VerifiersError
+from verifiers.errors import (
+    ConfigError,
+    MalformedResponse,
+    ModelError,
+    OverlongPromptError,
+    VerifiersError,
+)
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens, Usage
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
@@ -30,16 +37,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Generate = Callable[[list[int], dict[str, Any]], "Awaitable[Sequence[Any]] | Sequence[Any]"]
-"""(prompt ids, sampling) -> (token ids, log-probs, finish reason[, policy version]), or an awaitable of it; the version
-is one number, or one per token."""
+"""(prompt ids, sampling) -> (token ids, log-probs, finish reason[, policy version]), or an
+awaitable of it; the version is one number, or one per token."""
 SAMPLING = frozenset(
-    "max_tokens temperature top_p top_k min_p min_tokens stop stop_token_ids seed repetition_penalty "
-    "presence_penalty frequency_penalty logit_bias ignore_eos".split()
+    "max_tokens temperature top_p top_k min_p min_tokens stop stop_token_ids seed"
+    " repetition_penalty presence_penalty frequency_penalty logit_bias ignore_eos".split()
 )
 """Sampling arguments passed to the engine."""
 ACCEPTED = frozenset(
-    "n stream logprobs top_logprobs return_token_ids return_tokens_as_token_ids return_weight_versions "
-    "parallel_tool_calls tool_choice user metadata".split()
+    "n stream logprobs top_logprobs return_token_ids return_tokens_as_token_ids"
+    " return_weight_versions parallel_tool_calls tool_choice user metadata".split()
 )
 """Arguments accepted without effect: always on, or unrelated to sampling."""
 RETURNED = ("return_token_ids", "logprobs", "return_weight_versions")
@@ -52,11 +59,13 @@ class TokenClient:
     """A client over ``generate``.
 
     tokenizer: renders messages and tools with its chat template, and decodes.
-    tool_call_parser: "auto" (the format of the chat template), a name, a function from text to (text, calls), or
-        None; used when the request has tools.
-    reasoning_parser: a function from text to (reasoning, text), as ``split_reasoning``; None keeps all in the content.
-    history: "render" renders the whole conversation each turn; "exact" keeps the sampled ids as the prefix and
-        renders only new messages, so a rollout never forks (the model then sees its earlier reasoning again).
+    tool_call_parser: "auto" (the format of the chat template), a name, a function from text to
+        (text, calls), or None; used when the request has tools.
+    reasoning_parser: a function from text to (reasoning, text), as ``split_reasoning``; None keeps
+    all in the content.
+    history: "render" renders the whole conversation each turn; "exact" keeps the sampled ids as the
+        prefix and renders only new messages, so a rollout never forks (the model then sees its
+        earlier reasoning again).
     max_seq_len: longer prompts, and prompts of this length, raise ``OverlongPromptError``.
     """
 
@@ -74,7 +83,9 @@ class TokenClient:
         max_seq_len: int | None = None,
     ):
         if history not in ("render", "exact"):
-            raise ConfigError(f'history is {history!r}; it must be "render" or "exact"', key="history")
+            raise ConfigError(
+                f'history is {history!r}; it must be "render" or "exact"', key="history"
+            )
         self.model, self.base_url, self.api_key = model, base_url, api_key
         self.tokenizer, self._generate = tokenizer, generate
         self._chat = ChatFormat(tokenizer)
@@ -94,22 +105,29 @@ class TokenClient:
         """See ``aclose``."""
 
     def prompt_ids(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Render a conversation with the generation prompt. *Raises* ConfigError when the template rejects it."""
+        """Render a conversation with the generation prompt. *Raises* ConfigError when the template
+        rejects it."""
         try:
             rendered = self._chat.prompt_ids(
-                json.dumps(list(messages)).encode(), json.dumps(list(tools)).encode() if tools else None
+                json.dumps(list(messages)).encode(),
+                json.dumps(list(tools)).encode() if tools else None,
             )
         except BadRequest as error:
             raise ConfigError(str(error)) from error
         return rendered.tolist()
 
     async def complete(self, request: ModelRequest) -> Response:
-        """Sample one completion; see ``Client.complete``. *Raises* ModelError from errors of ``generate``."""
+        """Sample one completion; see ``Client.complete``. *Raises* ModelError from errors of
+        ``generate``."""
         prompt_ids = self._ids_of(request)
         if self._max_seq_len is not None and len(prompt_ids) >= self._max_seq_len:
-            raise OverlongPromptError(f"the prompt has {len(prompt_ids)} tokens, the limit is {self._max_seq_len}")
+            raise OverlongPromptError(
+                f"the prompt has {len(prompt_ids)} tokens, the limit is {self._max_seq_len}"
+            )
         try:
             output = self._generate(list(prompt_ids), self._sampling(request))
             output = await output if inspect.isawaitable(output) else output
@@ -139,18 +157,25 @@ class TokenClient:
         if request.seed is not None:
             args["seed"] = request.seed
         if args.get("n", 1) != 1 or args.get("stream"):
-            raise ConfigError("a TokenClient returns one whole completion: n must be 1, and stream off")
+            raise ConfigError(
+                "a TokenClient returns one whole completion: n must be 1, and stream off"
+            )
         for name in sorted(args.keys() - SAMPLING - ACCEPTED - _warned):
             _warned.add(name)
             log.warning("the engine of this client has no sampling argument %r; ignored", name)
-        return {name: value for name, value in args.items() if name in SAMPLING and value is not None}
+        return {
+            name: value for name, value in args.items() if name in SAMPLING and value is not None
+        }
 
-    def _response(self, request: ModelRequest, prompt_ids: list[int], output: Sequence[Any]) -> Response:
+    def _response(
+        self, request: ModelRequest, prompt_ids: list[int], output: Sequence[Any]
+    ) -> Response:
         token_ids, logprobs, finish = output[:3]
         if logprobs is None or len(logprobs) != len(token_ids):
             raise MalformedResponse(
-                f"the engine returned {len(token_ids)} token ids and {'no' if logprobs is None else len(logprobs)} "
-                "log-probabilities; training needs one for each",
+                f"the engine returned {len(token_ids)} token ids and"
+                f" {'no' if logprobs is None else len(logprobs)} log-probabilities; training needs"
+                " one for each",
                 field="completion_logprobs",
             )
         version = output[3] if len(output) > 3 and output[3] is not None else -1
@@ -158,15 +183,24 @@ class TokenClient:
         self._count += 1
         message, finish = self._message(list(token_ids), str(finish or "stop"), request)
         if self._history is not None and request.message_type != "completion":
-            self._history.remember(request.prompt, message, prompt_ids, list(token_ids), request.rollout_id)
+            self._history.remember(
+                request.prompt, message, prompt_ids, list(token_ids), request.rollout_id
+            )
         tokens = ResponseTokens(
-            np.asarray(prompt_ids, np.int32), np.asarray(token_ids, np.int32), np.asarray(logprobs, np.float32), version
+            np.asarray(prompt_ids, np.int32),
+            np.asarray(token_ids, np.int32),
+            np.asarray(logprobs, np.float32),
+            version,
         )
         usage = Usage(len(prompt_ids), len(token_ids))
         oldest = int(np.min(version))
-        return Response(message, finish, usage, tokens, oldest, model=self.model, id=f"cmpl-{self._count}")
+        return Response(
+            message, finish, usage, tokens, oldest, model=self.model, id=f"cmpl-{self._count}"
+        )
 
-    def _message(self, token_ids: list[int], finish: str, request: ModelRequest) -> tuple[Message, str]:
+    def _message(
+        self, token_ids: list[int], finish: str, request: ModelRequest
+    ) -> tuple[Message, str]:
         text = self._chat.decode(token_ids)
         finish = "length" if finish in ("length", "max_tokens") else finish
         reasoning = ""
@@ -175,16 +209,23 @@ class TokenClient:
         parser = self._parse_calls if request.tools else None
         return message_of_text(text, finish, parser, str(self._count), reasoning)
 
-    # --- OpenAI interface -----------------------------------------------------------------------------------------
+    # --- OpenAI interface -------------------------------------------------------------------------
 
     async def _create_chat(
-        self, *, messages: Sequence[Any], model: str = "", tools: Sequence[Mapping[str, Any]] | None = None, **args: Any
+        self,
+        *,
+        messages: Sequence[Any],
+        model: str = "",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **args: Any,
     ) -> Any:
         from openai.types.chat import ChatCompletion
 
         rollout_id = (args.pop("extra_headers", None) or {}).get("X-Session-ID")
         args.pop("timeout", None)
-        request = ModelRequest(list(messages), model or self.model, "chat", tools, args, rollout_id=rollout_id)
+        request = ModelRequest(
+            list(messages), model or self.model, "chat", tools, args, rollout_id=rollout_id
+        )
         response = await self.complete(request)
         return ChatCompletion.model_validate(completion_body(response, True, RETURNED))
 
@@ -192,12 +233,15 @@ class TokenClient:
         from openai.types import Completion
 
         args.pop("extra_headers", None)
-        response = await self.complete(ModelRequest(prompt, model or self.model, "completion", None, args))
+        response = await self.complete(
+            ModelRequest(prompt, model or self.model, "completion", None, args)
+        )
         return Completion.model_validate(completion_body(response, False, RETURNED))
 
 
 def served_generate(base_url: str, api_key: str, model: str) -> Generate:
-    """Return token-in/token-out over an OpenAI endpoint that takes and returns token ids, such as vLLM."""
+    """Return token-in/token-out over an OpenAI endpoint that takes and returns token ids, such as
+    vLLM."""
     from verifiers.clients.http import OpenAIChatCompletionsClient
 
     client = OpenAIChatCompletionsClient(base_url=base_url, api_key=api_key)

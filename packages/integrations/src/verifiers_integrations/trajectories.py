@@ -1,7 +1,9 @@
-"""The peer-neutral way out and back in: token-exact trajectories as JSON lines, for any trainer without an adapter.
+"""The peer-neutral way out and back in: token-exact trajectories as JSON lines, for any trainer
+without an adapter.
 
-Promise: what a server sampled is what stands in the file. Nothing is decoded, re-encoded, padded or cut. One line is
-one token row; a rollout whose turns fork has several, which share ``rollout``. Keys, ``C`` completion tokens::
+Promise: what a server sampled is what stands in the file. Nothing is decoded, re-encoded, padded or
+cut. One line is one token row; a rollout whose turns fork has several, which share ``rollout``.
+Keys, ``C`` completion tokens::
 
     prompt_ids       list[int]     ids before the first sampled token
     completion_ids   list[int]     [C] sampled tokens and, between turns, the environment's
@@ -13,8 +15,9 @@ one token row; a rollout whose turns fork has several, which share ``rollout``. 
     example_id       int           rows of one example form a group
     rollout          int           rows of one rollout share it
 
-``write_trajectories`` is ``vf.export_trajectories`` and takes a run directory as well. ``read_trajectories`` checks
-every line; turning rows into groups to train on is ``verifiers_integrations.common``'s.
+``write_trajectories`` is ``vf.export_trajectories`` and takes a run directory as well.
+``read_trajectories`` checks every line; turning rows into groups to train on is
+``verifiers_integrations.common``'s.
 """
 
 from __future__ import annotations
@@ -42,9 +45,10 @@ COLUMNS = "prompt_ids completion_ids completion_mask logprobs versions reward ad
 class TrajectoryRow:
     """One line. Example: two turns of two tokens with one token of the environment between them::
 
-    TrajectoryRow(prompt_ids=[1, 5], completion_ids=[7, 2, 9, 8, 2], completion_mask=[1, 1, 0, 1, 1],
-                  logprobs=[-.1, -.2, 0, -.3, -.4], versions=[4, 4, -1, 5, 5], reward=1.0, advantage=0.5,
-                  example_id=0, rollout=3)
+    TrajectoryRow(prompt_ids=[1, 5], completion_ids=[7, 2, 9, 8, 2], completion_mask=[1, 1, 0, 1,
+    1],
+                  logprobs=[-.1, -.2, 0, -.3, -.4], versions=[4, 4, -1, 5, 5], reward=1.0,
+                  advantage=0.5, example_id=0, rollout=3)
     """
 
     prompt_ids: np.ndarray  # int32 [P]
@@ -61,7 +65,9 @@ class TrajectoryRow:
 
     def turns(self) -> list[tuple[int, int]]:
         """(start, end) of each stretch of sampled tokens within the completion."""
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], self.completion_mask.astype(np.int8), [0]))))
+        edges = np.flatnonzero(
+            np.diff(np.concatenate(([0], self.completion_mask.astype(np.int8), [0])))
+        )
         return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
@@ -77,7 +83,8 @@ def write_trajectories(source: GenerateOutputs | str | Path, path: str | Path) -
 
 
 def read_trajectories(path: str | Path) -> list[TrajectoryRow]:
-    """Every row of a file, in order. *Raises* DatasetError that names the line and what is wrong with it."""
+    """Every row of a file, in order. *Raises* DatasetError that names the line and what is wrong
+    with it."""
     return list(iterate_trajectories(path))
 
 
@@ -118,7 +125,9 @@ def _check(row: TrajectoryRow) -> None:
     for name in ("completion_mask", "logprobs", "versions"):
         values = getattr(row, name)
         if values is not None and len(values) != len(row.completion_ids):
-            raise ValueError(f"{name} has {len(values)} entries for {len(row.completion_ids)} completion_ids")
+            raise ValueError(
+                f"{name} has {len(values)} entries for {len(row.completion_ids)} completion_ids"
+            )
 
 
 def _array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:

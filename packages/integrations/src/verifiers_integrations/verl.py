@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 _warned: set[str] = set()
 
 
-# --- the loop ---------------------------------------------------------------------------------------------------------
+# --- the loop -------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=32)
@@ -64,7 +64,9 @@ def environment(env_id: str, env_args: str) -> Environment:
     """Load the environment of a worker, once per id and arguments."""
     env = load_environment(env_id, **json.loads(env_args))
     if any(function.is_group for function in env.rubric.plan().functions):
-        raise ConfigError(f"the rubric of {env_id} compares siblings, but verl runs each rollout separately")
+        raise ConfigError(
+            f"the rubric of {env_id} compares siblings, but verl runs each rollout separately"
+        )
     return env
 
 
@@ -76,11 +78,14 @@ def _warn_once(kind: str, message: str) -> None:
 
 
 class _AgentLoop:
-    """Implementation of ``VerifiersAgentLoop``, mixed with verl's base class. Its arguments are set in agent_loop.yaml.
+    """Implementation of ``VerifiersAgentLoop``, mixed with verl's base class. Its arguments are set
+    in agent_loop.yaml.
 
-    metrics: reward functions to report; the same for every rollout, since verl reads the names of the first one.
+    metrics: reward functions to report; the same for every rollout, since verl reads the names of
+    the first one.
     history: "render", or "exact" so that no rollout forks.
-    forks: "error" for a worker that takes one output per rollout, "list" for one that takes several.
+    forks: "error" for a worker that takes one output per rollout, "list" for one that takes
+    several.
     max_retries: retries of a rollout after a transient error.
     """
 
@@ -100,15 +105,22 @@ class _AgentLoop:
     ):
         super().__init__(*args, **kwargs)
         if forks not in FORKS:
-            raise ConfigError(f"forks is {forks!r}; it must be one of {', '.join(FORKS)}", key="forks")
+            raise ConfigError(
+                f"forks is {forks!r}; it must be one of {', '.join(FORKS)}", key="forks"
+            )
         self.forks, self.max_retries, self.metrics = forks, int(max_retries), tuple(metrics)
-        self.client_options: dict[str, Any] = {"history": history, "tool_call_parser": tool_call_parser}
+        self.client_options: dict[str, Any] = {
+            "history": history,
+            "tool_call_parser": tool_call_parser,
+        }
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """Run one rollout; return an ``AgentLoopOutput``, or a list of them for a fork with ``forks="list"``."""
+        """Run one rollout; return an ``AgentLoopOutput``, or a list of them for a fork with
+        ``forks="list"``."""
         if not sampling_params.get("logprobs"):
             raise ConfigError(
-                "training needs log-probabilities: set actor_rollout_ref.rollout.calculate_log_probs=True"
+                "training needs log-probabilities: set"
+                " actor_rollout_ref.rollout.calculate_log_probs=True"
             )
         extra = row["extra_info"]
         env = environment(extra["env_id"], extra["env_args"])
@@ -117,16 +129,19 @@ class _AgentLoop:
         client = self._client(sampling_params, versions)
         first = client.prompt_ids(task["prompt"], env.tool_defs or None)
         await self._check_prompt(first, task["prompt"], env)
-        sampling = {name: sampling_params[name] for name in PEER_SAMPLING if name in sampling_params}
+        sampling = {
+            name: sampling_params[name] for name in PEER_SAMPLING if name in sampling_params
+        }
         (rollout,) = await generate_group(env, [task], client, "policy", sampling, self.max_retries)
         if rollout["error"] is not None:
             _warn_once(str(rollout["error"]["error"]), str(rollout["error"]["message"]))
         samples = export_samples(rollout, float(sampling_params.get("temperature") or 1.0))
         if len(samples) > 1 and self.forks == "error":
             raise ConfigError(
-                f"example {task['example_id']} of {extra['env_id']} has {len(samples)} token samples, because a prompt "
-                "does not start with the earlier turns, and this worker takes one: set history: exact in "
-                "agent_loop.yaml (or forks: list for a worker that takes several)"
+                f"example {task['example_id']} of {extra['env_id']} has {len(samples)} token"
+                " samples, because a prompt does not start with the earlier turns, and this worker"
+                " takes one: set history: exact in agent_loop.yaml (or forks: list for a worker"
+                " that takes several)"
             )
         value = worth(rollout)
         seconds = time.perf_counter() - start
@@ -135,9 +150,13 @@ class _AgentLoop:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _client(self, sampling_params: Mapping[str, Any], versions: list[int]) -> TokenClient:
-        """Return a client of the servers that bounds each turn by the remaining length of the rollout."""
+        """Return a client of the servers that bounds each turn by the remaining length of the
+        rollout."""
         request_id, first_lengths = uuid4().hex, list[int]()
-        prompt_length, length = self.rollout_config.prompt_length, self.rollout_config.response_length
+        prompt_length, length = (
+            self.rollout_config.prompt_length,
+            self.rollout_config.response_length,
+        )
 
         async def generate(prompt_ids: list[int], sampling: dict[str, Any]) -> Sequence[Any]:
             if not first_lengths:
@@ -153,12 +172,15 @@ class _AgentLoop:
             finish = "length" if len(output.token_ids) >= max_tokens else "stop"
             return list(output.token_ids), output.log_probs, finish, step
 
-        return TokenClient(generate, self.tokenizer, max_seq_len=prompt_length + length, **self.client_options)
+        return TokenClient(
+            generate, self.tokenizer, max_seq_len=prompt_length + length, **self.client_options
+        )
 
     async def _check_prompt(
         self, prompt_ids: Sequence[int], prompt: Iterable[Mapping[str, Any]], env: Environment
     ) -> None:
-        """Check that verl renders the first prompt equally. *Raises* ConfigError with the first difference."""
+        """Check that verl renders the first prompt equally. *Raises* ConfigError with the first
+        difference."""
         if len(prompt_ids) > self.rollout_config.prompt_length:
             return  # verl would truncate it; here the rollout is masked
         messages = [dict(message) for message in prompt]
@@ -183,9 +205,13 @@ class _AgentLoop:
         seconds: float,
         versions: list[int],
     ) -> Any:
-        """Convert a token sample to an output of verl; without sampled tokens it has a masked end token."""
+        """Convert a token sample to an output of verl; without sampled tokens it has a masked end
+        token."""
         peer = VERL.load("experimental.agent_loop.agent_loop")
-        prompt_length, length = self.rollout_config.prompt_length, self.rollout_config.response_length
+        prompt_length, length = (
+            self.rollout_config.prompt_length,
+            self.rollout_config.response_length,
+        )
         if sample is None:
             sample = ExportSample(first, [self.tokenizer.eos_token_id], [0], [0.0], [-1], 1.0, True)
         is_overlong = len(sample.prompt_ids) > prompt_length or len(sample.response_ids) > length
@@ -194,7 +220,10 @@ class _AgentLoop:
         metrics = {} if value.is_unscored else rollout["metrics"]
         info = {name: float(metrics.get(name, 0.0)) for name in self.metrics}
         info |= {**value.metrics, "vf_error": float(rollout["error"] is not None)}
-        info |= {"vf_truncated": float(bool(rollout["is_truncated"])), "vf_overlong": float(is_overlong)}
+        info |= {
+            "vf_truncated": float(bool(rollout["is_truncated"])),
+            "vf_overlong": float(is_overlong),
+        }
         steps = versions or [None]  # type: ignore[list-item]
         return peer.AgentLoopOutput(
             prompt_ids=sample.prompt_ids[-prompt_length:],
@@ -216,9 +245,14 @@ class _AgentLoop:
 
 @functools.cache
 def _loop_class() -> type:
-    """Create the class that agent_loop.yaml names. It is not registered: that would replace the entry of the file."""
+    """Create the class that agent_loop.yaml names. It is not registered: that would replace the
+    entry of the file."""
     peer = VERL.load("experimental.agent_loop.agent_loop")
-    return type("VerifiersAgentLoop", (_AgentLoop, peer.AgentLoopBase), {"__module__": MODULE, "__doc__": __doc__})
+    return type(
+        "VerifiersAgentLoop",
+        (_AgentLoop, peer.AgentLoopBase),
+        {"__module__": MODULE, "__doc__": __doc__},
+    )
 
 
 def __getattr__(name: str) -> Any:

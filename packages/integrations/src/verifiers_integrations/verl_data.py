@@ -1,7 +1,8 @@
 """Export the rows of an environment as data of verl, with the configuration of the agent loop.
 
-``extra_info`` has all fields except the prompt (answer, info, id and arguments of the environment) as JSON text, so
-rows of different environments have one schema. ``verl.VerifiersAgentLoop`` is the loop.
+``extra_info`` has all fields except the prompt (answer, info, id and arguments of the environment)
+as JSON text, so rows of different environments have one schema. ``verl.VerifiersAgentLoop`` is the
+loop.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ def export_dataset(
 ) -> Path:
     """Write ``train.parquet``, ``eval.parquet`` and ``agent_loop.yaml``; return the folder.
 
-    Workers load the environment by ``env_id`` and ``env_args``, which default to those of ``env``. Without evaluation
-    rows no ``eval.parquet`` is written. *Raises* ConfigError without an id.
+    Workers load the environment by ``env_id`` and ``env_args``, which default to those of ``env``.
+    Without evaluation rows no ``eval.parquet`` is written. *Raises* ConfigError without an id.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     name = env_id or env.env_id
     if not name:
-        raise ConfigError("verl's workers load the environment by its id: give env_id, the id of an installed package")
+        raise ConfigError(
+            "verl's workers load the environment by its id: give env_id, the id of an installed"
+            " package"
+        )
     arguments = dict(env.env_args if env_args is None else env_args)
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,16 +53,23 @@ def export_dataset(
         if tasks:
             rows = [_row(task, name, arguments, split) for task in tasks]
             pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
-    names = json.dumps([function.name for function in env.rubric.plan().functions if not function.is_group])
+    names = json.dumps(
+        [function.name for function in env.rubric.plan().functions if not function.is_group]
+    )
     loop = f"- name: {NAME}\n  _target_: {MODULE}.VerifiersAgentLoop\n  metrics: {names}\n"
     (folder / "agent_loop.yaml").write_text(loop, encoding="utf-8")
     return folder
 
 
-def _row(task: Mapping[str, Any], env_id: str, env_args: Mapping[str, Any], split: str) -> dict[str, Any]:
+def _row(
+    task: Mapping[str, Any], env_id: str, env_args: Mapping[str, Any], split: str
+) -> dict[str, Any]:
     prompt = task["prompt"]
     if not isinstance(prompt, list):
-        raise ConfigError("verl takes prompts of messages: an environment with plain text prompts cannot be exported")
+        raise ConfigError(
+            "verl takes prompts of messages: an environment with plain text prompts cannot be"
+            " exported"
+        )
     messages = [{"role": message["role"], "content": _text(message)} for message in prompt]
     return {
         "prompt": messages,
@@ -78,18 +89,25 @@ def _row(task: Mapping[str, Any], env_id: str, env_args: Mapping[str, Any], spli
 def _text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        raise ConfigError("verl takes prompts of text: images and audio in a prompt cannot be exported", key="prompt")
+        raise ConfigError(
+            "verl takes prompts of text: images and audio in a prompt cannot be exported",
+            key="prompt",
+        )
     return content or ""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """``python -m verifiers_integrations.verl ENV OUT_DIR``: export the rows of an environment."""
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Write an environment's rows for verl.")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {MODULE}", description="Write an environment's rows for verl."
+    )
     parser.add_argument("env_id")
     parser.add_argument("out_dir")
     parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
     parser.add_argument("--max-samples", type=int)
     args = parser.parse_args(argv)
     env = load_environment(args.env_id, **args.env_args)
-    folder = export_dataset(env, args.out_dir, args.max_samples, env_id=args.env_id, env_args=args.env_args)
+    folder = export_dataset(
+        env, args.out_dir, args.max_samples, env_id=args.env_id, env_args=args.env_args
+    )
     sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))

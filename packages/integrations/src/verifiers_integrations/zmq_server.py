@@ -1,18 +1,22 @@
-"""An environment as a server for clients of another project's `verifiers` 0.4: ``vf-serve-env ENV --wire zmq``.
+"""An environment as a server for clients of another project's `verifiers` 0.4: ``vf-serve-env ENV
+--wire zmq``.
 
-That project's trainer plays its environments through ``verifiers.v1.serve.EnvClient``: ZeroMQ with MessagePack. The
-client sends a task, an endpoint and sampling arguments; this server plays the rollout with the environment's own loop
-against that endpoint, and sends the record back. Promise:
+That project's trainer plays its environments through ``verifiers.v1.serve.EnvClient``: ZeroMQ with
+MessagePack. The client sends a task, an endpoint and sampling arguments; this server plays the
+rollout with the environment's own loop against that endpoint, and sends the record back. Promise:
 
-* rollouts run at the same time; what fails in one is the answer of that request alone, and the server continues;
-* token ids and log-probabilities are the sampled ones; a turn that does not continue the ids before it starts a branch;
-* an unknown reward is ``None``, with its error in the trace; that client's own sum ``trace.reward`` leaves it out;
+* rollouts run at the same time; what fails in one is the answer of that request alone, and the
+  server continues;
+* token ids and log-probabilities are the sampled ones; a turn that does not continue the ids before
+  it starts a branch;
+* an unknown reward is ``None``, with its error in the trace; that client's own sum ``trace.reward``
+  leaves it out;
 * ``cancel`` ends a rollout and runs its clean-up handlers, and so does the end of the server.
 
-A request is four frames ``[client, request id, method, body]``; the methods are health, run and cancel. An answer is
-``[client, request id, "reply", body]``, after any number of ``"delta"`` frames: of a rollout there is one when it
-begins and one when it ends. There is no authentication, and a request names the endpoint and the variable of its key:
-serve to machines you trust.
+A request is four frames ``[client, request id, method, body]``; the methods are health, run and
+cancel. An answer is ``[client, request id, "reply", body]``, after any number of ``"delta"``
+frames: of a rollout there is one when it begins and one when it ends. There is no authentication,
+and a request names the endpoint and the variable of its key: serve to machines you trust.
 """
 
 from __future__ import annotations
@@ -53,8 +57,18 @@ TASK_FIELDS: dict[str, Sequence[Any]] = {
     "timeout": (None, dict.fromkeys(("setup", "agent", "finalize", "scoring"))),
     "resources": (None, dict.fromkeys(("cpu", "memory", "gpu", "disk"))),
 }
-"""Fields of a task that ask for a container or a limit -> the values with which they ask for nothing."""
-OTHER_FIELDS = ("idx", "id", "name", "description", "artifact_max_bytes", "prompt", "system_prompt", "split")
+"""Fields of a task that ask for a container or a limit -> the values with which they ask for
+nothing."""
+OTHER_FIELDS = (
+    "idx",
+    "id",
+    "name",
+    "description",
+    "artifact_max_bytes",
+    "prompt",
+    "system_prompt",
+    "split",
+)
 STOP_CONDITIONS = {
     StopReason.ERROR: "error",
     StopReason.TIMEOUT: "agent_timeout",
@@ -62,13 +76,15 @@ STOP_CONDITIONS = {
     StopReason.MAX_COMPLETION_TOKENS: "max_output_tokens",
     StopReason.PROMPT_TOO_LONG: "max_input_tokens",
 }
-"""Names there of limits and failures; that client calls a trace truncated by them. Other conditions keep their name."""
+"""Names there of limits and failures; that client calls a trace truncated by them. Other conditions
+keep their name."""
 TOKEN_IDS: dict[str, Any] = {"logprobs": True, "extra_body": {"return_token_ids": True}}
 """What a training client's endpoint has to return."""
 
 
 class Timeout(msgspec.Struct):
-    """Time limits of a request to the endpoint, in seconds; None = the default of ``ClientConfig``."""
+    """Time limits of a request to the endpoint, in seconds; None = the default of
+    ``ClientConfig``."""
 
     connect: float | None = None
     read: float | None = None
@@ -89,14 +105,20 @@ class Endpoint(msgspec.Struct):
         """Our settings of it. *Raises* ConfigError for a variable that is not set."""
         unset = [name for name in self.headers_from_env.values() if name not in os.environ]
         if unset:
-            raise ConfigError(f"headers_from_env: {unset[0]} is not set where the server runs", key="headers_from_env")
+            raise ConfigError(
+                f"headers_from_env: {unset[0]} is not set where the server runs",
+                key="headers_from_env",
+            )
         config = ClientConfig(
             api_base_url=self.base_url,
             api_key_var=self.api_key_var,
-            extra_headers=self.headers | {name: os.environ[var] for name, var in self.headers_from_env.items()},
+            extra_headers=self.headers
+            | {name: os.environ[var] for name, var in self.headers_from_env.items()},
         )
         limits = {"timeout": self.timeout.read, "connect_timeout": self.timeout.connect}
-        return config.model_copy(update={name: limit for name, limit in limits.items() if limit is not None})
+        return config.model_copy(
+            update={name: limit for name, limit in limits.items() if limit is not None}
+        )
 
 
 class RunRequest(msgspec.Struct):
@@ -115,9 +137,11 @@ class CancelRequest(msgspec.Struct):
 
 
 class ZmqServer:
-    """Serves an environment at ``address``, with as many as ``max_sessions`` rollouts at once; the others wait.
+    """Serves an environment at ``address``, with as many as ``max_sessions`` rollouts at once; the
+    others wait.
 
-    *Raises* ConfigError for an environment whose rewards compare the rollouts of a group, and without pyzmq.
+    *Raises* ConfigError for an environment whose rewards compare the rollouts of a group, and
+    without pyzmq.
     """
 
     def __init__(self, env: Environment, address: str, max_sessions: int = MAX_SESSIONS):
@@ -128,8 +152,8 @@ class ZmqServer:
         self.name = env.env_id or type(env).__name__
         if env.rubric.has_group_rewards:
             raise ConfigError(
-                f"{self.name} scores the rollouts of a group together, and a request of this wire is one rollout; "
-                "serve an environment whose functions score one rollout"
+                f"{self.name} scores the rollouts of a group together, and a request of this wire"
+                " is one rollout; serve an environment whose functions score one rollout"
             )
         self._slots = asyncio.Semaphore(max_sessions)
         self._runs: dict[tuple[bytes, bytes], asyncio.Task[None]] = {}
@@ -137,9 +161,11 @@ class ZmqServer:
         self._socket: Any = None
 
     async def serve(self, started: Callable[[str], None], ended: asyncio.Event) -> None:
-        """Answer until ``ended`` is set, then cancel the rollouts that run, and close the environment.
+        """Answer until ``ended`` is set, then cancel the rollouts that run, and close the
+        environment.
 
-        ``started`` receives the address with the port that was bound. *Raises* ConfigError when it cannot be bound.
+        ``started`` receives the address with the port that was bound. *Raises* ConfigError when it
+        cannot be bound.
         """
         import zmq.asyncio
 
@@ -152,7 +178,9 @@ class ZmqServer:
             try:
                 self._socket.bind(self.address)
             except self._zmq.ZMQError as error:
-                raise ConfigError(f"{self.address} cannot be listened at: {error}; give --port") from error
+                raise ConfigError(
+                    f"{self.address} cannot be listened at: {error}; give --port"
+                ) from error
             started(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
             receiving = asyncio.create_task(self._receive())
             ending = asyncio.create_task(ended.wait())
@@ -192,7 +220,9 @@ class ZmqServer:
 
     async def _answer(self, client: bytes, request: bytes, method: bytes, body: bytes) -> None:
         async def send(route: bytes, value: Mapping[str, Any]) -> None:
-            await self._socket.send_multipart([client, request, route, msgspec.msgpack.encode(value)])
+            await self._socket.send_multipart(
+                [client, request, route, msgspec.msgpack.encode(value)]
+            )
 
         try:
             match method:
@@ -216,8 +246,11 @@ class ZmqServer:
             return
         await send(b"reply", {"success": True, "error": None, **answer})
 
-    async def _run(self, request: RunRequest, send: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """Play the rollout, sending its trace; the fields of the last answer. *Raises* whatever it cannot play."""
+    async def _run(
+        self, request: RunRequest, send: Callable[[dict[str, Any]], Any]
+    ) -> dict[str, Any]:
+        """Play the rollout, sending its trace; the fields of the last answer. *Raises* whatever it
+        cannot play."""
         row, config = row_of(self.env, request.task_data), request.client.config()
         sampling = {name: value for name, value in request.sampling.items() if value is not None}
         trains = request.client.type == "train"
@@ -233,7 +266,12 @@ class ZmqServer:
                 "sampling": request.sampling,
             }
         }
-        opened = {"version": 1, "id": trace, "verifiers": {"version": VERSION, "commit": None}, "task": task}
+        opened = {
+            "version": 1,
+            "id": trace,
+            "verifiers": {"version": VERSION, "commit": None},
+            "task": task,
+        }
         await send({
             "trace": trace,
             "open": opened,
@@ -250,12 +288,15 @@ class ZmqServer:
         steps = output["trajectory"]
         if trains and any(step["tokens"] is None for step in steps):
             raise ConfigError(
-                f"{request.client.base_url} returned no token ids and log-probabilities for the request option "
-                "return_token_ids; a training client needs an endpoint that does"
+                f"{request.client.base_url} returned no token ids and log-probabilities for the"
+                " request option return_token_ids; a training client needs an endpoint that does"
             )
         nodes, calls = graph_of(steps, tools := tools_of(output["tool_defs"]), request)
         used = output["token_usage"] or {}
-        counts = {"num_input_tokens": used.get("input_tokens", 0), "num_output_tokens": used.get("output_tokens", 0)}
+        counts = {
+            "num_input_tokens": used.get("input_tokens", 0),
+            "num_output_tokens": used.get("output_tokens", 0),
+        }
         counts["num_total_tokens"] = sum(counts.values())
         ended = {**_outcome(output, began), "tools": tools, **counts}
         errors = _errors(output["error"])
@@ -264,23 +305,38 @@ class ZmqServer:
             "id": uuid.uuid4().hex,
             "env": {"id": self.name, "name": None},
             "task": task,
-            **{"group": None, "run": None, "ok": ended["ok"], "is_timeout": ended["is_timeout"], "errors": []},
+            **{
+                "group": None,
+                "run": None,
+                "ok": ended["ok"],
+                "is_timeout": ended["is_timeout"],
+                "errors": [],
+            },
             **counts,
         }
         return {"head": head, "traces": [{"id": trace, "nodes": len(nodes), "calls": len(calls)}]}
 
 
 def row_of(env: Environment, task: Mapping[str, Any]) -> dict[str, Any]:
-    """The row that a task asks for: its own ``prompt`` or ``question``, else row ``idx`` of the ``split``.
+    """The row that a task asks for: its own ``prompt`` or ``question``, else row ``idx`` of the
+    ``split``.
 
-    A ``system_prompt`` replaces the environment's; columns beside the task's fields are columns of the row.
+    A ``system_prompt`` replaces the environment's; columns beside the task's fields are columns of
+    the row.
 
-    *Raises* ConfigError for a task that names no row, or that asks for a container or a limit of its own.
+    *Raises* ConfigError for a task that names no row, or that asks for a container or a limit of
+    its own.
     """
     for name, neutral in TASK_FIELDS.items():
         if name in task and task[name] not in neutral:
-            raise ConfigError(f"the task sets {name}, which this environment cannot follow; leave it out")
-    columns = {name: value for name, value in task.items() if name not in TASK_FIELDS and name not in OTHER_FIELDS}
+            raise ConfigError(
+                f"the task sets {name}, which this environment cannot follow; leave it out"
+            )
+    columns = {
+        name: value
+        for name, value in task.items()
+        if name not in TASK_FIELDS and name not in OTHER_FIELDS
+    }
     prompt, system = task.get("prompt"), task.get("system_prompt")
     question = prompt if isinstance(prompt, str) else columns.get("question")
     if prompt is None and question is None:
@@ -302,7 +358,8 @@ def _own_row(env: Environment, task: Mapping[str, Any]) -> dict[str, Any]:
     rows, index = rows_of(env, str(split)), task.get("idx")
     if not isinstance(index, int) or not 0 <= index < len(rows):
         raise ConfigError(
-            f"the task has no prompt, and its idx {index!r} is none of the {len(rows)} rows of {split}; give one"
+            f"the task has no prompt, and its idx {index!r} is none of the {len(rows)} rows of"
+            f" {split}; give one"
         )
     return dict(rows[index])
 
@@ -310,10 +367,12 @@ def _own_row(env: Environment, task: Mapping[str, Any]) -> dict[str, Any]:
 def graph_of(
     steps: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]], request: RunRequest
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(nodes, calls) of a trajectory: a node for each message, whose token ids continue those of its parents.
+    """(nodes, calls) of a trajectory: a node for each message, whose token ids continue those of
+    its parents.
 
-    The ids between two completions belong to the last message between them. A turn whose prompt does not continue the
-    messages and ids of the turn before begins a branch, with the whole prompt as new nodes.
+    The ids between two completions belong to the last message between them. A turn whose prompt
+    does not continue the messages and ids of the turn before begins a branch, with the whole prompt
+    as new nodes.
     """
     nodes: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
@@ -322,7 +381,9 @@ def graph_of(
     ids: list[int] = []
     for step in steps:
         prompt = [message_of(message) for message in _messages(step["prompt"], "user")]
-        (reply,) = [message_of(message) for message in _messages(step["completion"], "assistant")][:1] or [_EMPTY]
+        (reply,) = [message_of(message) for message in _messages(step["completion"], "assistant")][
+            :1
+        ] or [_EMPTY]
         tokens = step["tokens"]
         prompt_ids = [] if tokens is None else [int(token) for token in tokens["prompt_ids"]]
         if prompt[: len(messages)] != messages or prompt_ids[: len(ids)] != ids:
@@ -345,7 +406,13 @@ def graph_of(
     return nodes, calls
 
 
-_EMPTY = {"role": "assistant", "content": "", "reasoning_content": None, "tool_calls": None, "provider_state": None}
+_EMPTY = {
+    "role": "assistant",
+    "content": "",
+    "reasoning_content": None,
+    "tool_calls": None,
+    "provider_state": None,
+}
 
 
 def _node(
@@ -356,7 +423,12 @@ def _node(
     tools: list[dict[str, Any]],
 ) -> dict[str, Any]:
     mask = [False] * len(given) + [True] * len(sampled)
-    node: dict[str, Any] = {"parent": parent, "semantic_parents": [], "message": message, "sampled": False}
+    node: dict[str, Any] = {
+        "parent": parent,
+        "semantic_parents": [],
+        "message": message,
+        "sampled": False,
+    }
     node |= {
         "timestamp": time.time(),
         "token_ids": [*given, *sampled],
@@ -378,7 +450,10 @@ def _call(step: Mapping[str, Any], node: int, request: RunRequest) -> dict[str, 
         "sampling": request.sampling,
         "endpoint": "/chat/completions",
     }
-    call |= {"finish_reason": reason if reason in ("stop", "length", "tool_calls") else None, "time": {}}
+    call |= {
+        "finish_reason": reason if reason in ("stop", "length", "tool_calls") else None,
+        "time": {},
+    }
     if (usage := getattr(response, "usage", None)) is not None:
         call["usage"] = {
             "prompt_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -389,7 +464,9 @@ def _call(step: Mapping[str, Any], node: int, request: RunRequest) -> dict[str, 
     return call
 
 
-def _messages(messages: Sequence[Mapping[str, Any]] | str, role: str) -> Sequence[Mapping[str, Any]]:
+def _messages(
+    messages: Sequence[Mapping[str, Any]] | str, role: str
+) -> Sequence[Mapping[str, Any]]:
     return [{"role": role, "content": messages}] if isinstance(messages, str) else messages
 
 
@@ -400,14 +477,25 @@ def message_of(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         content = [_part(part) for part in content]
     if role == "assistant":
-        text = "".join(part.get("text", "") for part in content) if isinstance(content, list) else content
+        text = (
+            "".join(part.get("text", "") for part in content)
+            if isinstance(content, list)
+            else content
+        )
         calls = [_tool_call(call) for call in plain.get("tool_calls") or ()] or None
         thought = plain.get("reasoning_content")
         return _EMPTY | {"content": text, "reasoning_content": thought, "tool_calls": calls}
     if role == "tool":
-        call = {"role": "tool", "tool_call_id": plain.get("tool_call_id") or "", "content": content or ""}
+        call = {
+            "role": "tool",
+            "tool_call_id": plain.get("tool_call_id") or "",
+            "content": content or "",
+        }
         return call | {"name": plain.get("name")}
-    return {"role": "system" if role in ("system", "developer") else "user", "content": content or ""}
+    return {
+        "role": "system" if role in ("system", "developer") else "user",
+        "content": content or "",
+    }
 
 
 def _part(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -416,7 +504,10 @@ def _part(part: Mapping[str, Any]) -> dict[str, Any]:
             return {"type": "text", "text": part.get("text", "")}
         case "image_url":
             image = part["image_url"]
-            return {"type": "image_url", "image_url": {"url": image["url"] if isinstance(image, Mapping) else image}}
+            return {
+                "type": "image_url",
+                "image_url": {"url": image["url"] if isinstance(image, Mapping) else image},
+            }
         case "input_audio":
             return {"type": "text", "text": "[audio]"}
     return {"type": "text", "text": msgspec.json.encode(part).decode()}
@@ -426,7 +517,12 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or call
     arguments = function.get("arguments") or "{}"
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return {"id": call.get("id") or "", "type": "function", "name": function["name"], "arguments": text}
+    return {
+        "id": call.get("id") or "",
+        "type": "function",
+        "name": function["name"],
+        "arguments": text,
+    }
 
 
 def tools_of(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
@@ -453,7 +549,9 @@ def _outcome(output: Mapping[str, Any], began: float) -> dict[str, Any]:
     reason = output["stop_condition"]
     return {
         "rewards": {"reward": known},
-        "metrics": {name: None if math.isnan(value) else value for name, value in output["metrics"].items()},
+        "metrics": {
+            name: None if math.isnan(value) else value for name, value in output["metrics"].items()
+        },
         "info": json_ready(output["info"]) | {"example_id": output["example_id"]},
         "is_completed": True,
         "ok": output["error"] is None and known is not None,

@@ -1,11 +1,13 @@
-"""Base of the container backends: the root file system, the guest init in it, and the connection to the guest init.
+"""Base of the container backends: the root file system, the guest init in it, and the connection to
+the guest init.
 
-Each backend defines in ``launch`` the command that runs the guest init in a container, and the clean-up after that
-command ends. The root consists of host files, read-only, as with ``bubblewrap``: no image is pulled.
+Each backend defines in ``launch`` the command that runs the guest init in a container, and the
+clean-up after that command ends. The root consists of host files, read-only, as with
+``bubblewrap``: no image is pulled.
 
-The connection is the command's input and output (``Pipe``). The input closes when this process ends, also by SIGKILL;
-then the guest init ends, and the container with it. A shell waits for the command and removes the container, so the
-clean-up does not depend on this process.
+The connection is the command's input and output (``Pipe``). The input closes when this process
+ends, also by SIGKILL; then the guest init ends, and the container with it. A shell waits for the
+command and removes the container, so the clean-up does not depend on this process.
 """
 
 from __future__ import annotations
@@ -56,15 +58,18 @@ assert status.get("NoNewPrivs", "1") == "1", "the code can gain privileges"
 assert not os.path.exists(HOST_FILE), "a file of the host is visible"
 os.getpid() < 100, os.listdir("/sandbox/home")
 """
-"""Run in a session before a backend counts as available. ``HOST_FILE`` is replaced by the path of this module."""
+"""Run in a session before a backend counts as available. ``HOST_FILE`` is replaced by the path of
+this module."""
 PROBE_S = 60.0
 ROOT_VERSION = 1
 """Version of the root's layout; cached roots of another version are not used."""
 FIRST_UID = 2**21
-"""First of the user ids that hosts do not assign. Each sandbox has another: the kernel counts processes per user."""
+"""First of the user ids that hosts do not assign. Each sandbox has another: the kernel counts
+processes per user."""
 _uids = itertools.count(random.SystemRandom().randrange(2**28))
 CLEAN_UP = 'after=$1; shift; "$@"; code=$?; eval "$after" </dev/null >/dev/null 2>&1; exit $code'
-"""Shell script: run a command, then the clean-up command in its first argument; exit with the command's code."""
+"""Shell script: run a command, then the clean-up command in its first argument; exit with the
+command's code."""
 MAX_ERROR_CHARS = 400
 _QUIET: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
@@ -102,11 +107,15 @@ class ContainerBackend(ABC):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        return frozenset({"numpy", "sympy", "files", "state", "isolation"} | ({"network"} if self.network else set()))
+        return frozenset(
+            {"numpy", "sympy", "files", "state", "isolation"}
+            | ({"network"} if self.network else set())
+        )
 
     @abstractmethod
     async def launch(self, program: str, spec: SandboxSpec, init_command: list[str]) -> Launch:
-        """The command of a container that runs ``init_command``; ``ROOT`` is an empty, size-limited tmpfs."""
+        """The command of a container that runs ``init_command``; ``ROOT`` is an empty, size-limited
+        tmpfs."""
 
     def find(self) -> str | None:
         """Path of the program; None when it is not installed."""
@@ -121,10 +130,15 @@ class ContainerBackend(ABC):
         spec.refuse_root(self.name)
         spec.refuse_mounts(self.name)
         if spec.network and not self.network:
-            raise ConfigError(f"The sandbox {self.name!r} has no network; leave network=False or use a remote backend")
+            raise ConfigError(
+                f"The sandbox {self.name!r} has no network; leave network=False or use a remote"
+                " backend"
+            )
         require(spec.packages)
         if (program := self.find()) is None:
-            raise SandboxUnavailable(f"The program {self.program!r} is not installed", names=[self.name])
+            raise SandboxUnavailable(
+                f"The program {self.program!r} is not installed", names=[self.name]
+            )
 
         async def connect() -> InitConnection:
             launch = await self.launch(program, spec, _init_command(spec))
@@ -136,20 +150,30 @@ class ContainerBackend(ABC):
         try:
             sandbox = await self.open(SandboxSpec())
             try:
-                result = await sandbox.exec(PROBE.replace("HOST_FILE", repr(__file__)), timeout_s=PROBE_S)
+                result = await sandbox.exec(
+                    PROBE.replace("HOST_FILE", repr(__file__)), timeout_s=PROBE_S
+                )
             finally:
                 await sandbox.close()
         except (SandboxError, OSError) as error:
             return Availability(False, str(error))
         if result.value != "(True, [])":
-            return Availability(False, f"a session was not isolated: {result.error or result.value}")
+            return Availability(
+                False, f"a session was not isolated: {result.error or result.value}"
+            )
         return Availability(True, f"a session in {self.name} answered")
 
 
 class Pipe:
     """An ``InitConnection`` over the input and output of the command that runs the container."""
 
-    def __init__(self, process: asyncio.subprocess.Process, errors: IO[bytes], max_body_bytes: int, after: str):
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        errors: IO[bytes],
+        max_body_bytes: int,
+        after: str,
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._errors, self._after = process, errors, after
@@ -175,27 +199,38 @@ class Pipe:
         )
         pipe = cls(process, errors, max_body_bytes, after)
         try:
-            await pipe.request({"op": "kill"})  # no process to kill yet: the reply confirms that the guest init runs
+            await pipe.request(
+                {"op": "kill"}
+            )  # no process to kill yet: the reply confirms that the guest init runs
         except ConnectionResetError as error:
             await pipe.close()
-            raise SandboxUnavailable(f"{name} could not start a sandbox: {error}", names=[name]) from error
+            raise SandboxUnavailable(
+                f"{name} could not start a sandbox: {error}", names=[name]
+            ) from error
         except BaseException:  # a cancelled start must not leave a container; raised again
             await pipe.close()
             raise
         return pipe
 
-    async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    async def request(
+        self, header: dict[str, Any], body: bytes = b""
+    ) -> tuple[dict[str, Any], bytes]:
         if self._end_reason is not None:
             raise ConnectionResetError(self._end_reason)
-        reply: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[tuple[dict[str, Any], bytes]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._pending.append(reply)
         self._input.write(frames.pack(header, body))
-        with contextlib.suppress(OSError):  # the command has ended: _read sets the reason on the reply
+        with contextlib.suppress(
+            OSError
+        ):  # the command has ended: _read sets the reason on the reply
             await self._input.drain()
         return await reply
 
     async def close(self) -> None:
-        """Close the input, which ends the guest init; after ``END_S`` clean up and kill the command instead."""
+        """Close the input, which ends the guest init; after ``END_S`` clean up and kill the command
+        instead."""
         if self._errors.closed:
             return
         self._fail("closed")
@@ -217,7 +252,11 @@ class Pipe:
             while True:
                 lengths = await self._output.readexactly(frames.LENGTHS.size)
                 header_size, body_size = frames.LENGTHS.unpack(lengths)
-                if header_size > MAX_HEAD_BYTES or body_size > self._max_body_bytes or not self._pending:
+                if (
+                    header_size > MAX_HEAD_BYTES
+                    or body_size > self._max_body_bytes
+                    or not self._pending
+                ):
                     return self._fail("it sent a malformed reply")
                 header = json.loads(await self._output.readexactly(header_size))
                 body = await self._output.readexactly(body_size)
@@ -242,11 +281,16 @@ class Pipe:
             return "closed"
         self._errors.seek(0)
         lines = self._errors.read(2**16).decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][:MAX_ERROR_CHARS] if lines else f"its command ended with {self._process.returncode}"
+        return (
+            lines[-1][:MAX_ERROR_CHARS]
+            if lines
+            else f"its command ended with {self._process.returncode}"
+        )
 
 
 def file_sizes(spec: SandboxSpec) -> tuple[int, int]:
-    """Sizes of the file systems ``ROOT`` and ``SHARED`` in MB; their sum is the limit of the sandbox."""
+    """Sizes of the file systems ``ROOT`` and ``SHARED`` in MB; their sum is the limit of the
+    sandbox."""
     all_mb = max(2, min(spec.file_mb, spec.memory_mb))
     shared_mb = max(1, min(64, all_mb // 8))
     return all_mb - shared_mb, shared_mb
@@ -269,7 +313,8 @@ def _init_command(spec: SandboxSpec) -> list[str]:
 
 @lru_cache
 def root_for(packages: tuple[str, ...]) -> Root:
-    """The root for these packages, created once in the user's cache folder; it contains only mount points and links."""
+    """The root for these packages, created once in the user's cache folder; it contains only mount
+    points and links."""
     layout = mounts.mounts(packages)
     contents = repr(
         (
@@ -281,7 +326,9 @@ def root_for(packages: tuple[str, ...]) -> Root:
         )
     )
     digest = hashlib.sha256(contents.encode()).hexdigest()[:16]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verifiers" / "sandbox"
+    caches = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verifiers" / "sandbox"
+    )
     folder = caches / digest
     if not folder.exists():
         caches.mkdir(parents=True, exist_ok=True)
@@ -302,7 +349,9 @@ def _create_root(folder: Path, layout: mounts.Mounts) -> None:
         path.mkdir(mode=0o755)
     for inside in [*layout.folders(), ROOT, "/proc", "/sys", "/dev", "/run", "/etc"]:
         (folder / f"root{inside}").mkdir(mode=0o755, parents=True, exist_ok=True)
-    (folder / f"root{ROOT}").chmod(0o1777)  # engines copy the mode of the mount point to the mounted file system
+    (folder / f"root{ROOT}").chmod(
+        0o1777
+    )  # engines copy the mode of the mount point to the mounted file system
     for inside, path in layout.visible.items():
         mount_point = folder / f"root{inside}"
         if path.is_dir():

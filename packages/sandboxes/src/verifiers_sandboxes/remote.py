@@ -1,8 +1,10 @@
-"""Sandboxes on machines of a service: one small machine per sandbox, which runs the guest init as a container does.
+"""Sandboxes on machines of a service: one small machine per sandbox, which runs the guest init as a
+container does.
 
-A service must be able to run a command, upload and download a file, and end the machine. Each request to the guest init
-is one command, so a call costs a round trip to the service. The machine is the boundary: the code is not confined
-further inside, and can interfere with the guest init of its sandbox only.
+A service must be able to run a command, upload and download a file, and end the machine. Each
+request to the guest init is one command, so a call costs a round trip to the service. The machine
+is the boundary: the code is not confined further inside, and can interfere with the guest init of
+its sandbox only.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ from verifiers_sandboxes.remote_processes import (
 MAX_INLINE_BYTES = 2**14
 """Larger requests are uploaded as a file, because services bound the length of a command."""
 SETUP_S = 300.0
-RUN_INIT = "import sys; sys.path.insert(0, {bundle!r}); from guest.init import {name}; del sys.path[0]; {name}()"
+RUN_INIT = (
+    "import sys; sys.path.insert(0, {bundle!r}); from guest.init import {name}; del sys.path[0];"
+    " {name}()"
+)
 
 
 class Machine(Protocol):
@@ -53,7 +58,8 @@ class Machine(Protocol):
 
 
 class RemoteBackend(ABC):
-    """A ``SandboxBackend`` over a service. Packages are installed on the machine unless its image has them."""
+    """A ``SandboxBackend`` over a service. Packages are installed on the machine unless its image
+    has them."""
 
     name: str
     package: str
@@ -79,7 +85,8 @@ class RemoteBackend(ABC):
         spec.refuse_mounts(self.name)
         if importlib.util.find_spec(self.package) is None:
             raise SandboxUnavailable(
-                f"The package {self.distribution!r} is not installed; pip install {self.distribution}",
+                f"The package {self.distribution!r} is not installed; pip install"
+                f" {self.distribution}",
                 names=[self.name],
             )
 
@@ -112,7 +119,9 @@ class RemoteBackend(ABC):
             if isinstance(error, VerifiersError) or not isinstance(error, Exception):
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise SandboxUnavailable(f"{self.name} could not start a sandbox: {reason}", names=[self.name]) from error
+            raise SandboxUnavailable(
+                f"{self.name} could not start a sandbox: {reason}", names=[self.name]
+            ) from error
 
 
 class _Commands:
@@ -124,13 +133,17 @@ class _Commands:
         self._max_bytes = frames.LENGTHS.size + MAX_HEAD_BYTES + max_reply_bytes(spec)
         self._closed = False
 
-    async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    async def request(
+        self, header: dict[str, Any], body: bytes = b""
+    ) -> tuple[dict[str, Any], bytes]:
         if self._closed:
             raise ConnectionResetError("closed")
         try:
             code, encoded = await self._send(frames.pack(header, body))
         except Exception as error:
-            raise ConnectionAbortedError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+            raise ConnectionAbortedError(
+                f"{type(error).__name__}: {error}".splitlines()[0]
+            ) from error
         if code != 0:
             raise ConnectionResetError(f"the guest init did not answer (exit code {code})")
         if len(encoded) > 2 * self._max_bytes:
@@ -156,7 +169,9 @@ class _Commands:
             argument, source = "-", f" < {self._folder}/{token}.request"
             await self._machine.upload(f"{self._folder}/{token}.request", packed)
         reply = f"{self._folder}/{token}.reply"
-        command = f"{_python(self._folder, 'send')} {self._folder}/socket {argument} {reply}{source}"
+        command = (
+            f"{_python(self._folder, 'send')} {self._folder}/socket {argument} {reply}{source}"
+        )
         code, printed = await self._machine.run(command, self._wall_s)
         if code == 0 and printed.strip() == "@":  # the reply is too long to be printed
             return code, await self._machine.download(reply)
@@ -175,8 +190,8 @@ async def _start_init(machine: Machine, spec: SandboxSpec) -> InitConnection:
         if code != 0:
             last = (printed.strip().splitlines() or ["pip printed nothing"])[-1]
             raise ConfigError(
-                f"The sandbox needs {', '.join(spec.packages)}, which could not be installed on the machine: {last}; "
-                "use an image that contains them, or network=True",
+                f"The sandbox needs {', '.join(spec.packages)}, which could not be installed on the"
+                f" machine: {last}; use an image that contains them, or network=True",
                 names=[*spec.packages],
             )
     settings = encoded_settings(spec, f"{folder}/home", [], [], confined=False)
@@ -188,7 +203,9 @@ async def _run(machine: Machine, command: str) -> None:
     """*Raises* SandboxUnavailable when the command fails."""
     code, printed = await machine.run(command + " 2>&1", SETUP_S)
     if code != 0:
-        raise SandboxUnavailable(f"The machine could not be prepared: {printed.strip()[-400:] or f'exit code {code}'}")
+        raise SandboxUnavailable(
+            f"The machine could not be prepared: {printed.strip()[-400:] or f'exit code {code}'}"
+        )
 
 
 def _python(folder: str, name: str) -> str:
@@ -205,5 +222,7 @@ def _guest_zip() -> bytes:
 
 
 async def _end(machine: Machine) -> None:
-    with contextlib.suppress(Exception):  # the service ends a machine that cannot be reached after wall_s
+    with contextlib.suppress(
+        Exception
+    ):  # the service ends a machine that cannot be reached after wall_s
         await asyncio.wait_for(machine.end(), 3 * END_S)

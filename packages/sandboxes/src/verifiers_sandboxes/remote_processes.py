@@ -1,8 +1,9 @@
-"""The processes of a sandbox whose first process is the guest init (``guest.init``), reached over a connection to it.
+"""The processes of a sandbox whose first process is the guest init (``guest.init``), reached over a
+connection to it.
 
-The connection is the input and output of a container's command, or a sequence of commands on a remote machine.
-Received data is untrusted: sizes are bounded here, and ``Channel`` validates a worker's answers as with every other
-backend.
+The connection is the input and output of a container's command, or a sequence of commands on a
+remote machine. Received data is untrusted: sizes are bounded here, and ``Channel`` validates a
+worker's answers as with every other backend.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from verifiers.sandbox.host.session import LIMITS, MAX_READ_BYTES, max_header_by
 from verifiers.sandbox.protocol import SandboxSpec
 
 END_S = 20.0
-"""Seconds to wait for the guest init to kill its processes before its container or machine is ended."""
+"""Seconds to wait for the guest init to kill its processes before its container or machine is
+ended."""
 MAX_HEAD_BYTES = 2**16
 
 
 class InitConnection(Protocol):
     """A connection to one guest init."""
 
-    async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    async def request(
+        self, header: dict[str, Any], body: bytes = b""
+    ) -> tuple[dict[str, Any], bytes]:
         """Return the reply: header and body.
 
         *Raises* ConnectionResetError when the guest init has ended (the code may have killed it),
@@ -37,12 +41,14 @@ class InitConnection(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the guest init, every process it started and their files. A second call does nothing."""
+        """End the guest init, every process it started and their files. A second call
+        does nothing."""
         ...
 
 
 class RemoteProcesses:
-    """``Processes`` behind a connection. ``connect`` creates the container or machine; it *raises* SandboxError."""
+    """``Processes`` behind a connection. ``connect`` creates the container or machine; it *raises*
+    SandboxError."""
 
     def __init__(self, connect: Callable[[], Awaitable[InitConnection]]):
         self._connect = connect
@@ -107,7 +113,14 @@ class RemoteProcesses:
         try:
             reply, outputs = await asyncio.wait_for(self._connection.request({"op": op}), END_S)
             self._store_outputs(reply, outputs)
-        except (ConnectionError, TimeoutError, ValueError, TypeError, KeyError, OverflowError) as error:
+        except (
+            ConnectionError,
+            TimeoutError,
+            ValueError,
+            TypeError,
+            KeyError,
+            OverflowError,
+        ) as error:
             if isinstance(error, ConnectionAbortedError):
                 self._transport_error = error
             await self._disconnect()
@@ -129,7 +142,8 @@ class RemoteProcesses:
         os.pwrite(self._area_fd, outputs[stdout_bytes:], frames.OUTPUT.size + room)
 
     async def _forward(self, worker: socket.socket, init: InitConnection) -> None:
-        """Pass requests for the worker to the guest init and its answers back, until either side ends."""
+        """Pass requests for the worker to the guest init and its answers back, until either side
+        ends."""
         reader, writer = await asyncio.open_connection(sock=worker)
         try:
             while True:
@@ -143,7 +157,9 @@ class RemoteProcesses:
         except ConnectionAbortedError as error:
             self._transport_error = error
         except (asyncio.IncompleteReadError, OSError):
-            pass  # the session dropped this worker or the guest init ended; the session sees the closed connection
+            # the session dropped this worker or the guest init ended; the session sees the closed
+            # connection
+            pass
         finally:
             writer.transport.abort()
 
@@ -156,10 +172,13 @@ class RemoteProcesses:
             await connection.close()
 
 
-def encoded_settings(spec: SandboxSpec, home: str, mount_points: list[str], folders: list[str], confined: bool) -> str:
+def encoded_settings(
+    spec: SandboxSpec, home: str, mount_points: list[str], folders: list[str], confined: bool
+) -> str:
     """The guest init's settings, as its command-line argument.
 
-    ``mount_points``: in-memory file systems, whose files count as memory. ``folders``: created at the start.
+    ``mount_points``: in-memory file systems, whose files count as memory. ``folders``: created at
+    the start.
     ``confined``: drop privileges and install the system-call filter.
     """
     settings = {

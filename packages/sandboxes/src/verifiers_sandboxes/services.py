@@ -1,8 +1,10 @@
-"""E2B, Modal, Daytona and Prime Intellect: create a machine, run a command on it, transfer files, end it.
+"""E2B, Modal, Daytona and Prime Intellect: create a machine, run a command on it, transfer files,
+end it.
 
-Each service reads its key where its package does (``E2B_API_KEY``; ``MODAL_TOKEN_ID`` and ``MODAL_TOKEN_SECRET`` or
-``~/.modal.toml``; ``DAYTONA_API_KEY``; ``PRIME_API_KEY`` or ``prime login``). The calls are checked
-against the types of the packages; none was tested against the live service.
+Each service reads its key where its package does (``E2B_API_KEY``; ``MODAL_TOKEN_ID`` and
+``MODAL_TOKEN_SECRET`` or ``~/.modal.toml``; ``DAYTONA_API_KEY``; ``PRIME_API_KEY`` or ``prime
+login``). The calls are checked against the types of the packages; none was tested against the live
+service.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class _E2BMachine:
 
 
 class Modal(RemoteBackend):
-    """A ``SandboxBackend``; the packages are a layer of the image, so the machine needs no network."""
+    """A ``SandboxBackend``; the packages are a layer of the image, so the machine
+    needs no network."""
 
     name = package = distribution = "modal"
 
@@ -201,7 +204,8 @@ class _PrimeMachine:
         await self._client.upload_bytes(self.id, path, data, path.rpartition("/")[2])
 
     async def download(self, path: str) -> bytes:
-        """Read the file with a command, because the package's download writes a file on this machine."""
+        """Read the file with a command, because the package's download writes a file on this
+        machine."""
         code, printed = await self.run(f"base64 -w0 {path}", 600)
         if code != 0:
             raise FileNotFoundError(path)

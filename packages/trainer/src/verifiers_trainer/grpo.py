@@ -1,10 +1,12 @@
-"""``GRPOConfig`` and ``GRPOTrainer``: ``RLTrainer`` under the names and with the defaults of GRPO scripts.
+"""``GRPOConfig`` and ``GRPOTrainer``: ``RLTrainer`` under the names and with the defaults of GRPO
+scripts.
 
-The one rule implemented here is the batch size: an optimizer step takes ``per_device_train_batch_size`` x
-processes x ``gradient_accumulation_steps`` rollouts, and a batch ``updates_per_batch`` times as many; when
-``batch_size`` is set, a batch is ``batch_size`` x ``gradient_accumulation_steps``. ``steps_per_generation`` counts
-micro-batches, so ``updates_per_batch`` is that over ``gradient_accumulation_steps``. Other spellings of settings are in
-``settings.compat``.
+The one rule implemented here is the batch size: an optimizer step takes
+``per_device_train_batch_size`` x processes x ``gradient_accumulation_steps`` rollouts, and a batch
+``updates_per_batch`` times as many; when ``batch_size`` is set, a batch is ``batch_size`` x
+``gradient_accumulation_steps``. ``steps_per_generation`` counts micro-batches, so
+``updates_per_batch`` is that over ``gradient_accumulation_steps``. Other spellings of settings are
+in ``settings.compat``.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ LARGEST_MICRO_BATCH = 8
 
 
 class GRPOConfig(RLConfig):
-    """``RLConfig`` with the defaults of GRPO scripts: the loss of Dr. GRPO, all parameters, a small KL penalty.
+    """``RLConfig`` with the defaults of GRPO scripts: the loss of Dr. GRPO, all parameters, a small
+    KL penalty.
 
-    Accepts GRPO's names: ``num_generations``, ``per_device_train_batch_size``, ``max_completion_length`` and others.
+    Accepts GRPO's names: ``num_generations``, ``per_device_train_batch_size``,
+    ``max_completion_length`` and others.
 
         args = vf.GRPOConfig(learning_rate=1e-5, per_device_train_batch_size=8, num_generations=16)
     """
@@ -47,7 +51,9 @@ class GRPOConfig(RLConfig):
     }
     """Defaults that differ from ``RLConfig``."""
 
-    if TYPE_CHECKING:  # GRPO's names are not fields: a type checker accepts any name, the constructor checks
+    if (
+        TYPE_CHECKING
+    ):  # GRPO's names are not fields: a type checker accepts any name, the constructor checks
 
         def __init__(self, **settings: object) -> None: ...
 
@@ -59,15 +65,19 @@ class GRPOConfig(RLConfig):
             steps = steps if self.is_given("gradient_accumulation_steps") else 1
             batch = self.batch_size * steps
             if not self.is_given("micro_batch_size"):
-                fitting = [n for n in range(1, LARGEST_MICRO_BATCH + 1) if batch % (n * world_size) == 0]
+                fitting = [
+                    n for n in range(1, LARGEST_MICRO_BATCH + 1) if batch % (n * world_size) == 0
+                ]
                 self.derive(micro_batch_size=max(fitting, default=micro))
             product = f"batch_size {self.batch_size} x gradient_accumulation_steps {steps}"
         else:
             updates = self.updates_per_batch
             batch = micro * world_size * steps * updates
             product = (
-                f"per_device_train_batch_size {micro} x processes {world_size} x gradient_accumulation_steps {steps}"
-                + f" x updates_per_batch {updates}" * (updates != 1)
+                f"per_device_train_batch_size {micro} x processes {world_size} x"
+                f" gradient_accumulation_steps {steps}"
+                + f" x updates_per_batch {updates}"
+                * (updates != 1)
             )
         if batch != self.batch_size or steps != 1:
             self.batch_is = f" ({product})"
@@ -75,35 +85,41 @@ class GRPOConfig(RLConfig):
         self._explicit.add("batch_size")
 
     def _derive_updates_of_generation(self, accumulation: int) -> None:
-        """Set ``updates_per_batch`` to ``steps_per_generation``, which counts micro-batches, over those of a step."""
+        """Set ``updates_per_batch`` to ``steps_per_generation``, which counts micro-batches, over
+        those of a step."""
         steps = self.other_spelling("steps_per_generation")
         if steps is None or accumulation == 1:
             return
         if steps % accumulation:
             raise ConfigError(
-                f"steps_per_generation {steps} is not a multiple of gradient_accumulation_steps {accumulation}: a "
-                "batch is divided among whole optimizer steps"
+                f"steps_per_generation {steps} is not a multiple of gradient_accumulation_steps"
+                f" {accumulation}: a batch is divided among whole optimizer steps"
             )
-        self.steps_per_generation = steps // accumulation  # of the one micro-batch that a step is from here on
+        self.steps_per_generation = (
+            steps // accumulation
+        )  # of the one micro-batch that a step is from here on
 
 
 class GRPOTrainer(RLTrainer):
     """``RLTrainer`` whose settings are a ``GRPOConfig``.
 
-    trainer = vf.GRPOTrainer(model=model, processing_class=tokenizer, env=env, args=vf.grpo_defaults("my-run"))
+    trainer = vf.GRPOTrainer(model=model, processing_class=tokenizer, env=env,
+    args=vf.grpo_defaults("my-run"))
     """
 
     config_class = GRPOConfig
 
 
 def grpo_defaults(run_name: str = "grpo", **overrides: object) -> GRPOConfig:
-    """Settings for examples, in ``outputs/<run_name>``; ``overrides`` (under any of their names) take precedence.
+    """Settings for examples, in ``outputs/<run_name>``; ``overrides`` (under any of their names)
+    take precedence.
 
     Args:
         run_name: Name of the run and of its folder.
         overrides: Settings under any of their names, which take precedence.
 
-    Other values count as defaults: ``num_train_epochs``, for example, may still derive ``max_steps``.
+    Other values count as defaults: ``num_train_epochs``, for example, may still derive
+    ``max_steps``.
     """
     settings = {
         "run_name": run_name,
@@ -124,7 +140,9 @@ def grpo_defaults(run_name: str = "grpo", **overrides: object) -> GRPOConfig:
         "log_completions": True,
         "report_to": "wandb",
     }
-    canonical = compat.canonical(overrides, lambda name: settings.get(name, GRPOConfig.default_of(name)))
+    canonical = compat.canonical(
+        overrides, lambda name: settings.get(name, GRPOConfig.default_of(name))
+    )
     config = GRPOConfig(**{**settings, **canonical})
     config._explicit = {"run_name", *canonical}
     return config
@@ -140,5 +158,8 @@ def lora_defaults(r: int = 8, alpha: int = 16, **options: object) -> LoraConfig:
     """
     from peft import LoraConfig
 
-    defaults: dict[str, Any] = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "task_type": "CAUSAL_LM"}
+    defaults: dict[str, Any] = {
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+        "task_type": "CAUSAL_LM",
+    }
     return LoraConfig(**{"r": r, "lora_alpha": alpha} | defaults | options)

@@ -1,12 +1,14 @@
-"""``HFLoop``: transformers' training loop with four abstract methods for what reinforcement learning changes.
+"""``HFLoop``: transformers' training loop with four abstract methods for what reinforcement
+learning changes.
 
-This module holds every private name of transformers and accelerate that the trainer uses; it does not depend on
-rollouts. A subclass defines four methods (``begin``, ``step``, ``run_evaluation``, ``save_checkpoint``) and overrides
-some of transformers' public ones (``get_train_dataloader``, ``compute_loss``, ``evaluate``, ``save_model``, ``log``).
+This module holds every private name of transformers and accelerate that the trainer uses; it does
+not depend on rollouts. A subclass defines four methods (``begin``, ``step``, ``run_evaluation``,
+``save_checkpoint``) and overrides some of transformers' public ones (``get_train_dataloader``,
+``compute_loss``, ``evaluate``, ``save_model``, ``log``).
 
-One "batch" of the loop is one optimizer step. The loop has no epochs, because the stream of batches has no length;
-"epoch" in ``eval_strategy`` and ``save_strategy`` means a pass over the examples, which ``step`` counts in
-``state.epoch``.
+One "batch" of the loop is one optimizer step. The loop has no epochs, because the stream of batches
+has no length; "epoch" in ``eval_strategy`` and ``save_strategy`` means a pass over the examples,
+which ``step`` counts in ``state.epoch``.
 """
 
 from __future__ import annotations
@@ -56,34 +58,51 @@ FORCED = {
 """Values of transformers' settings that the loop requires, set on the private copy."""
 
 TRAINER_STATE = "trainer_state.json"
-DECISIONS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+DECISIONS = (
+    "should_training_stop",
+    "should_epoch_stop",
+    "should_save",
+    "should_evaluate",
+    "should_log",
+)
 """Control flags that a callback may set; all ranks must agree on them."""
 
 
 class Steps(TrainerCallback):
-    """Continues the loop's ``step`` where it stopped, and triggers "epoch" strategies at the end of a pass."""
+    """Continues the loop's ``step`` where it stopped, and triggers "epoch" strategies at the end of
+    a pass."""
 
     def __init__(self, loop: HFLoop):
         self.loop = loop
         self._passes = 0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self._passes = int(state.epoch or 0)
-        state.compute_steps(args, state.max_steps)  # a resumed state holds the intervals of the earlier run
+        state.compute_steps(
+            args, state.max_steps
+        )  # a resumed state holds the intervals of the earlier run
         self.loop.begin()
 
     def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
         next(self.loop.running)
 
     def on_optimizer_step(self, *_: object, **__: object) -> None:
-        self.loop.accelerator.gradient_state._set_sync_gradients(True)  # the schedule continues, whatever was withheld
+        self.loop.accelerator.gradient_state._set_sync_gradients(
+            True
+        )  # the schedule continues, whatever was withheld
         next(self.loop.running)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> Any:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> Any:
         next(self.loop.running, None)
         if int(state.epoch) > self._passes:
             self._passes = int(state.epoch)
-            control.should_evaluate |= args.eval_strategy == "epoch" and args.eval_delay <= state.epoch
+            control.should_evaluate |= (
+                args.eval_strategy == "epoch" and args.eval_delay <= state.epoch
+            )
             control.should_save |= args.save_strategy == "epoch"
         return control
 
@@ -114,17 +133,18 @@ class HFLoop(Trainer):
         super().__init__(callbacks=[self._steps, *callbacks], **keywords)
         self.remove_callback(PrinterCallback)
 
-    # --- abstract methods ---------------------------------------------------------------------------------------
+    # --- abstract methods -------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Prepare the first batch; called after model, optimizer and checkpoint are loaded."""
         raise NotImplementedError
 
     def step(self, model: torch.nn.Module, batch: Any) -> Generator[Tensor]:
-        """One optimizer step. Yields the loss three times, for the loop to do its part in the meantime:
+        """One optimizer step. Yields the loss three times, for the loop to do its part in the
+        meantime:
 
-        clip the gradients of the backward passes; ``optimizer.step()``; step the scheduler and count the step in
-        ``state.global_step``.
+        clip the gradients of the backward passes; ``optimizer.step()``; step the scheduler and
+        count the step in ``state.global_step``.
         """
         raise NotImplementedError
 
@@ -136,19 +156,25 @@ class HFLoop(Trainer):
         """Write the checkpoint of the present step."""
         raise NotImplementedError
 
-    # --- for a subclass -----------------------------------------------------------------------------------------
+    # --- for a subclass ---------------------------------------------------------------------------
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the present step."""
         return float(self._get_learning_rate())
 
-    def gradients_exchanged(self, model: torch.nn.Module, exchanged: bool) -> AbstractContextManager[Any]:
-        """Context around forward and backward of a packed row: ranks exchange gradients with the last row alone.
+    def gradients_exchanged(
+        self, model: torch.nn.Module, exchanged: bool
+    ) -> AbstractContextManager[Any]:
+        """Context around forward and backward of a packed row: ranks exchange gradients with the
+        last row alone.
 
-        A split model exchanges with every row: gradients that are not exchanged would be held whole.
+        A split model exchanges with every row: gradients that are not exchanged would be held
+        whole.
         """
-        if deepspeed.is_used(self.accelerator):  # it exchanges with every row, and steps on the one marked last
+        if deepspeed.is_used(
+            self.accelerator
+        ):  # it exchanges with every row, and steps on the one marked last
             self.accelerator.gradient_state._set_sync_gradients(exchanged)
             return nullcontext()
         exchanged = exchanged or self.splits
@@ -156,20 +182,25 @@ class HFLoop(Trainer):
         return nullcontext() if exchanged else self.accelerator.no_sync(model=model)
 
     def scale_is_too_large(self) -> bool:
-        """Whether fp16's loss scale alone may explain non-finite gradients: the scaler skips the step and halves it."""
+        """Whether fp16's loss scale alone may explain non-finite gradients: the scaler skips the
+        step and halves it."""
         scaler = self.accelerator.scaler
         return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
 
-    # --- the model and the optimizer ----------------------------------------------------------------------------
+    # --- the model and the optimizer --------------------------------------------------------------
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         self.splits = fsdp.adopt(self.accelerator, self.args)
-        self.is_deepspeed_enabled = deepspeed.is_used(self.accelerator)  # prevents moving the whole model to the device
+        self.is_deepspeed_enabled = deepspeed.is_used(
+            self.accelerator
+        )  # prevents moving the whole model to the device
         self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
 
     def train(self, *args: Any, **keywords: Any) -> Any:
-        self.is_deepspeed_enabled = False  # transformers would read and write DeepSpeed's own checkpoints
+        self.is_deepspeed_enabled = (
+            False  # transformers would read and write DeepSpeed's own checkpoints
+        )
         if deepspeed.is_used(self.accelerator):
             self._earlier_engine = deepspeed.detach_engine(self.accelerator)
         try:
@@ -182,7 +213,9 @@ class HFLoop(Trainer):
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if is_new:
-            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+            optimizer.param_groups[:] = [
+                group for group in optimizer.param_groups if group["params"]
+            ]
             deepspeed.remember(optimizer)
         return optimizer
 
@@ -192,11 +225,15 @@ class HFLoop(Trainer):
         with fsdp.preserved_ties(self.model):
             prepared = super()._prepare_for_training(*args, **keywords)
         if self._earlier_engine is not None:
-            self.accelerator.deepspeed_engine_wrapped, self._earlier_engine = self._earlier_engine, None
+            self.accelerator.deepspeed_engine_wrapped, self._earlier_engine = (
+                self._earlier_engine,
+                None,
+            )
         return prepared
 
     def withhold_update(self) -> None:
-        """Make the optimizer's step of the present ``step``, which has no gradients, change nothing."""
+        """Make the optimizer's step of the present ``step``, which has no gradients, change
+        nothing."""
         self.accelerator.gradient_state._set_sync_gradients(False)
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
@@ -206,17 +243,25 @@ class HFLoop(Trainer):
         return fsdp.whole(norm) if isinstance(norm, Tensor) else norm
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm) if self.accelerator.sync_gradients else 0.0
+        norm = (
+            super()._get_grad_norm(model, grad_norm=grad_norm)
+            if self.accelerator.sync_gradients
+            else 0.0
+        )
         self.grad_norm = math.nan if norm is None else float(norm)
         return norm
 
-    # --- a step -------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
-    def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> Tensor:
         self.running = self.step(model, inputs)
         return next(self.running)
 
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, None]:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, None]:
         batch = next(epoch_iterator, None)
         if batch is None:
             self.is_complete = self.control.should_training_stop = True
@@ -235,7 +280,11 @@ class HFLoop(Trainer):
         except VerifiersError as error:
             if self.args.eval_required:
                 raise
-            log.warning("the evaluation at step %d failed; training continues: %s", self.state.global_step, error)
+            log.warning(
+                "the evaluation at step %d failed; training continues: %s",
+                self.state.global_step,
+                error,
+            )
             self.control.should_evaluate = False
             return {}
         self._report_to_hp_search(trial, self.state.global_step, metrics)
@@ -244,7 +293,8 @@ class HFLoop(Trainer):
             metric = metric if metric.startswith("eval_") else f"eval_{metric}"
             if metric not in metrics:
                 raise ConfigError(
-                    f"metric_for_best_model is {metric!r}, and the evaluation has {', '.join(metrics) or 'no metrics'}"
+                    f"metric_for_best_model is {metric!r}, and the evaluation has"
+                    f" {', '.join(metrics) or 'no metrics'}"
                 )
             self.lr_scheduler.step(metrics[metric])
         return metrics
@@ -256,7 +306,9 @@ class HFLoop(Trainer):
         """Postpone saving and stopping to the last of the steps of a batch."""
         control, pending = self.control, self._pending_decisions
         if self.ranks.world > 1:  # a callback may set a flag on one rank alone
-            flags = self.ranks.any([getattr(control, name) for name in DECISIONS], "the end of the step")
+            flags = self.ranks.any(
+                [getattr(control, name) for name in DECISIONS], "the end of the step"
+            )
             control.__dict__.update(zip(DECISIONS, flags, strict=True))
         decisions = (control.should_save or pending[0], control.should_training_stop or pending[1])
         within = bool(self.state.global_step % self.args.steps_per_batch) and not self.is_complete
@@ -264,15 +316,21 @@ class HFLoop(Trainer):
         control.should_save, control.should_training_stop = (False, False) if within else decisions
         super()._maybe_log_save_evaluate(*args, **keywords)
 
-    # --- checkpoints --------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         self.save_checkpoint()
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        if deepspeed.is_used(self.accelerator) and not any(map(deepspeed.holds, self.model.parameters())):
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: torch.nn.Module | None = None
+    ) -> None:
+        if deepspeed.is_used(self.accelerator) and not any(
+            map(deepspeed.holds, self.model.parameters())
+        ):
             return  # too early: DeepSpeed may round the parameters it takes over
-        preparation.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        preparation.load_weights(
+            self.model if model is None else model, Path(resume_from_checkpoint)
+        )
 
     def _load_best_model(self) -> None:
         preparation.load_weights(self.model, Path(self.state.best_model_checkpoint or ""))
@@ -288,23 +346,33 @@ class HFLoop(Trainer):
                 self._change_length(state["max_steps"])
 
     def _change_length(self, earlier: int) -> None:
-        """Follow the schedule of this run's ``max_steps`` from the next step on, and log what that changes."""
-        steps, schedule = self.args.max_steps, getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        """Follow the schedule of this run's ``max_steps`` from the next step on, and log what that
+        changes."""
+        steps, schedule = (
+            self.args.max_steps,
+            getattr(self.lr_scheduler, "scheduler", self.lr_scheduler),
+        )
         length = f"max_steps was {earlier} and is {steps}"
         if not isinstance(schedule, LambdaLR) or not self._created_lr_scheduler:
             log.info("%s; the learning rate does not depend on it", length)
             return
         next_step = schedule.last_epoch
-        before, now = (self._factors(total, max(earlier, steps))[next_step:] for total in (earlier, steps))
+        before, now = (
+            self._factors(total, max(earlier, steps))[next_step:] for total in (earlier, steps)
+        )
         if before == now:
             log.info("%s; the learning rate does not depend on it", length)
             return
-        rates = [base * factor(next_step) for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+        rates = [
+            base * factor(next_step)
+            for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        ]
         for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         schedule._last_lr = rates
         log.warning(
-            "%s: from here on the schedule %r is that of %d steps; the learning rate of step %d is %.3g, and not %.3g",
+            "%s: from here on the schedule %r is that of %d steps; the learning rate of step %d is"
+            " %.3g, and not %.3g",
             length,
             getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type),
             steps,
@@ -314,10 +382,13 @@ class HFLoop(Trainer):
         )
 
     def _factors(self, max_steps: int, count: int) -> list[float]:
-        """The schedule's factor of the learning rate in each of ``count`` steps, in a run of ``max_steps``."""
+        """The schedule's factor of the learning rate in each of ``count`` steps, in a run of
+        ``max_steps``."""
         unused, options = torch.optim.SGD([torch.zeros(1)], lr=1.0), self.args.lr_scheduler_kwargs
         warmup = self.args.get_warmup_steps(max_steps)
-        schedule: Any = get_scheduler(self.args.lr_scheduler_type, unused, warmup, max_steps, options)  # type: ignore[arg-type]
+        schedule: Any = get_scheduler(
+            self.args.lr_scheduler_type, unused, warmup, max_steps, options
+        )  # type: ignore[arg-type]
         return [schedule.lr_lambdas[0](step) for step in range(count + 1)]
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:

@@ -1,4 +1,5 @@
-"""Module paths of version 0.2.0 that stand elsewhere now. They are internal, and code that imports them still works."""
+"""Module paths of version 0.2.0 that stand elsewhere now. They are internal, and code that imports
+them still works."""
 
 MOVED: dict[str, str] = {
     "advantages": "algorithm.advantages",
@@ -114,4 +115,5 @@ MOVED: dict[str, str] = {
     "warmup": "pipeline.warmup",
     "zero": "distributed.deepspeed",
 }
-"""Module below ``verifiers_trainer`` -> where it is now, below ``verifiers_trainer`` or in another package."""
+"""Module below ``verifiers_trainer`` -> where it is now, below ``verifiers_trainer`` or in another
+package."""

@@ -1,13 +1,15 @@
-"""``RLTrainer``: reinforcement learning of a language model in an environment, on ``transformers.Trainer``.
+"""``RLTrainer``: reinforcement learning of a language model in an environment, on
+``transformers.Trainer``.
 
-``RLTrainer.step`` is one optimizer step; ``begin`` comes before the first, and each batch has one or more of them.
-The parts: ``TrainingRun`` (policy, settings, environments, processes), ``PolicyServer`` (engine and clients),
-``StepRecorder`` (metrics and completions), ``Checkpoints``, and a source of batches (``pipeline``). ``HFLoop`` is
-transformers' loop. The loss is defined in ``algorithm``.
+``RLTrainer.step`` is one optimizer step; ``begin`` comes before the first, and each batch has one
+or more of them. The parts: ``TrainingRun`` (policy, settings, environments, processes),
+``PolicyServer`` (engine and clients), ``StepRecorder`` (metrics and completions), ``Checkpoints``,
+and a source of batches (``pipeline``). ``HFLoop`` is transformers' loop. The loss is defined in
+``algorithm``.
 
-A subclass may override ``get_batch``, ``sample_batch``, ``compute_rewards``, ``evaluate`` and ``compute_loss``.
-Constructing a trainer starts nothing: the engine starts with ``train`` or ``evaluate`` and ends with ``close``, at the
-end of ``train``, or of the ``with`` block.
+A subclass may override ``get_batch``, ``sample_batch``, ``compute_rewards``, ``evaluate`` and
+``compute_loss``. Constructing a trainer starts nothing: the engine starts with ``train`` or
+``evaluate`` and ends with ``close``, at the end of ``train``, or of the ``with`` block.
 """
 
 from __future__ import annotations
@@ -83,19 +85,20 @@ class RLTrainer(HFLoop):
         callbacks: Callbacks of transformers.
         optimizers: Optimizer and scheduler in place of those of the settings, as in transformers.
         peft_config: A PEFT configuration, which overrides the LoRA settings.
-        dataset: Rows that replace the environment's. A ``dataset`` of finished rollouts (a saved run, results,
-            or columns of prompts, completions and rewards) is trained on without generating, and needs no
-            environment (``offline``).
+        dataset: Rows that replace the environment's. A ``dataset`` of finished rollouts (a saved
+            run, results, or columns of prompts, completions and rewards) is trained on without
+            generating, and needs no environment (``offline``).
         eval_dataset: Rows that replace the environment's evaluation set.
         eval_env: Another environment to evaluate in.
-        client: A vLLM server to sample on in place of the engine of the settings: its URL, or a client of it.
+        client: A vLLM server to sample on in place of the engine of the settings: its URL, or a
+            client of it.
         loss: Overrides the setting of this name.
         advantage: Overrides the setting of this name.
 
     Raises ``ConfigError`` with every problem at once.
 
-        trainer = vf.RLTrainer("builtin:tiny", "reverse-text", vf.RLConfig(batch_size=64, rollouts_per_example=8))
-        trainer.train()
+        trainer = vf.RLTrainer("builtin:tiny", "reverse-text", vf.RLConfig(batch_size=64,
+        rollouts_per_example=8)) trainer.train()
     """
 
     config_class: type[RLConfig] = RLConfig
@@ -123,21 +126,31 @@ class RLTrainer(HFLoop):
         fsdp.require_launchable(optimizers)
         args = context.either("args", args, "config", config)
         server = context.server_of(client)
-        settings = context.final_settings(args, self.config_class, inference=server, loss=loss, advantage=advantage)
-        report_to = installed(trackers(settings.report_to))  # transformers' own reporting is off: ours runs on threads
+        settings = context.final_settings(
+            args, self.config_class, inference=server, loss=loss, advantage=advantage
+        )
+        report_to = installed(
+            trackers(settings.report_to)
+        )  # transformers' own reporting is off: ours runs on threads
         settings.set_fields(FORCED)
-        with checkpoint_files.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
+        with (
+            checkpoint_files.untouched_rng()
+        ):  # transformers seeds in its constructor; this one seeds in train()
             self.training_run = run = TrainingRun.open(
                 model,
                 env,
                 settings,
-                tokenizer=context.either("processing_class", processing_class, "tokenizer", tokenizer),
+                tokenizer=context.either(
+                    "processing_class", processing_class, "tokenizer", tokenizer
+                ),
                 dataset=dataset,
                 eval_env=eval_env,
                 eval_rows=eval_dataset,
                 peft_config=peft_config,
             )
-            self.criterion = Objective.of(resolve_loss(settings.loss, **settings.loss_parameters()), settings)
+            self.criterion = Objective.of(
+                resolve_loss(settings.loss, **settings.loss_parameters()), settings
+            )
             self.server = PolicyServer(run)
             self.recorder = StepRecorder(run, report_to)
             self.checkpoints = Checkpoints(run, self.recorder.file)
@@ -151,7 +164,8 @@ class RLTrainer(HFLoop):
             self._resumed_from: Path | None = None
             self._drawn_step = 0
             self._ends_on_every_rank = False
-            """Whether the error that ends training is raised on every rank, so that all can save together."""
+            """Whether the error that ends training is raised on every rank, so that all can save
+            together."""
             self._push_error: WeightSyncError | None = None
             super().__init__(
                 ranks=run.ranks,
@@ -159,32 +173,43 @@ class RLTrainer(HFLoop):
                 args=settings,
                 processing_class=run.tokenizer,
                 train_dataset=None,
-                eval_dataset=[] if settings.eval_strategy != "no" else None,  # ``evaluate`` selects the rows
+                eval_dataset=(
+                    [] if settings.eval_strategy != "no" else None
+                ),  # ``evaluate`` selects the rows
                 callbacks=[self.recorder.trackers, *(callbacks or [])],
                 optimizers=optimizers,
             )
         run.copy_policy(self.splits)
 
-    # --- train --------------------------------------------------------------------------------------------------
+    # --- train ------------------------------------------------------------------------------------
 
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: str | bool | None = None, **keywords: Any
     ) -> TrainOutput:
-        """Train for ``max_steps`` optimizer steps; ``True`` resumes from the newest valid checkpoint, a path from it.
+        """Train for ``max_steps`` optimizer steps; ``True`` resumes from the newest valid
+        checkpoint, a path from it.
 
-        Ends earlier when the task is solved (``is_complete``). Without a checkpoint, an earlier run in the output
-        folder is moved aside. Raises ``RunError`` and its subclasses when training cannot continue, after the last
-        whole step is saved; ``RunMismatch`` when the checkpoint has another configuration.
+        Ends earlier when the task is solved (``is_complete``). Without a checkpoint, an earlier run
+        in the output folder is moved aside. Raises ``RunError`` and its subclasses when training
+        cannot continue, after the last whole step is saved; ``RunMismatch`` when the checkpoint has
+        another configuration.
         """
         with self.ranks.together():
             return self._train(resume_from_checkpoint, keywords)
 
-    def _train(self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]) -> TrainOutput:
+    def _train(
+        self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]
+    ) -> TrainOutput:
         folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
         self._resumed_from, self.is_complete = folder, False
         self.newest, self._ends_on_every_rank, self._push_error = None, False, None
         if folder is not None and step >= self.args.max_steps:
-            log.warning("%s is of step %d and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
+            log.warning(
+                "%s is of step %d and max_steps is %d: nothing to train",
+                folder,
+                step,
+                self.args.max_steps,
+            )
             preparation.load_weights(self.model, folder)
             self.training_run.renew()
             self.state.global_step = step
@@ -192,9 +217,13 @@ class RLTrainer(HFLoop):
         set_seed(self.args.seed)
         install_logprob_forward(self.model)
         try:
-            output = super().train(resume_from_checkpoint=str(folder) if folder else None, **keywords)
+            output = super().train(
+                resume_from_checkpoint=str(folder) if folder else None, **keywords
+            )
             self.ranks.share(self._raise_push_error, "the end of training")
-            self.ranks.gather([0.0], "the end of training")  # rank 0 holds the store: it leaves when all have read it
+            self.ranks.gather(
+                [0.0], "the end of training"
+            )  # rank 0 holds the store: it leaves when all have read it
             if self.args.load_best_model_at_end:
                 self.training_run.renew()
             return output
@@ -211,12 +240,16 @@ class RLTrainer(HFLoop):
             raise self._push_error
 
     def _save_last_step(self, error: BaseException) -> None:
-        """Save the last whole step of a run that ends with ``error``, unless that says that its weights are bad.
+        """Save the last whole step of a run that ends with ``error``, unless that says that its
+        weights are bad.
 
-        Of several ranks, only when all of them have the error: a checkpoint is written by all together.
+        Of several ranks, only when all of them have the error: a checkpoint is written by all
+        together.
         """
         step = self.state.global_step
-        if (self.args.folder / f"{checkpoint_files.PREFIX}{step}" / checkpoint_files.MANIFEST).is_file():
+        if (
+            self.args.folder / f"{checkpoint_files.PREFIX}{step}" / checkpoint_files.MANIFEST
+        ).is_file():
             return
         reason = None
         if isinstance(error, NonFiniteLoss) and error.key in sanity_checks.OF_THE_WEIGHTS:
@@ -228,11 +261,17 @@ class RLTrainer(HFLoop):
         if reason is None and not isinstance(error, CheckpointError):
             try:
                 self.save_checkpoint(is_last=True)
-                log.warning("saved step %d, the last before training ended: %s", step, error or type(error).__name__)
+                log.warning(
+                    "saved step %d, the last before training ended: %s",
+                    step,
+                    error or type(error).__name__,
+                )
             except Exception as failed:  # noqa: BLE001 - the error that ended training is the one to raise
                 reason = f"{type(failed).__name__}: {failed}"
         if reason is not None:
-            log.warning("step %d, the last before training ended, could not be saved: %s", step, reason)
+            log.warning(
+                "step %d, the last before training ended, could not be saved: %s", step, reason
+            )
 
     def begin(self) -> None:
         """Start the engine and the pipeline with the present weights."""
@@ -260,7 +299,8 @@ class RLTrainer(HFLoop):
         self.batches.start(self.policy_version, self._start)
 
     def _open_batches(self) -> BatchSource:
-        """The pipeline, or what a subclass's ``get_batch`` returns; with its ``compute_rewards``, if it has one."""
+        """The pipeline, or what a subclass's ``get_batch`` returns; with its ``compute_rewards``,
+        if it has one."""
         run = self.training_run
         draws = self.args.difficulty_schedule or subclass_hooks.is_overridden(
             self, RLTrainer, *custom_batches.DRAWING_METHODS
@@ -283,10 +323,11 @@ class RLTrainer(HFLoop):
         )
 
     def get_train_dataloader(self) -> Any:
-        """The stream of optimizer steps, until the task is solved: ``num_iterations`` passes over each batch's.
+        """The stream of optimizer steps, until the task is solved: ``num_iterations`` passes over
+        each batch's.
 
-        A step has the statistics of its own rollouts, and of the batch what is not about rollouts; the time that the
-        batch took is the first step's.
+        A step has the statistics of its own rollouts, and of the batch what is not about rollouts;
+        the time that the batch took is the first step's.
         """
         while (batch := self._next_batch()) is not None:
             steps, per_batch = batch.steps, self.args.steps_per_batch
@@ -337,7 +378,9 @@ class RLTrainer(HFLoop):
         mean_loss = float(self.ranks.gather([float(loss)], "the loss of the step").mean())
         seconds = time.perf_counter() - started
         step.numbers |= {"loss": mean_loss, **step.meter.summary(), "time/train": seconds}
-        step.numbers["throughput/train_tokens_per_s"] = sum(row.num_tokens for row in step.rows) / seconds
+        step.numbers["throughput/train_tokens_per_s"] = (
+            sum(row.num_tokens for row in step.rows) / seconds
+        )
         yield loss
         with self.weight_update():
             yield loss
@@ -345,17 +388,24 @@ class RLTrainer(HFLoop):
         self.finish_step()
 
     def _new_step(self, batch: TrainBatch) -> Step:
-        """The step on ``batch``, whose rows have the log-probabilities that stay fixed during the whole batch."""
+        """The step on ``batch``, whose rows have the log-probabilities that stay fixed during the
+        whole batch."""
         rank, steps_per_batch = self.accelerator.process_index, self.args.steps_per_batch
         reference = self.reference if self.training_run.whole_teacher is None else None
         for rows in self._rows_of(batch):
             needs_old = old_logprobs.needs_old(rows, steps_per_batch, self.args.anchor)
-            if steps_per_batch > 1:  # collective for a split model: all ranks run the forward pass, or none
-                needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[0]
+            if (
+                steps_per_batch > 1
+            ):  # collective for a split model: all ranks run the forward pass, or none
+                needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[
+                    0
+                ]
             old = self.model if needs_old else None
             old_logprobs.annotate(rows, self.args.device, old=old, reference=reference)
         bounds, cap = (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
-        meter = RatioMeter(self.policy_version, bounds, self.args.loss_parameters().get("ratio_cap", cap))
+        meter = RatioMeter(
+            self.policy_version, bounds, self.args.loss_parameters().get("ratio_cap", cap)
+        )
         return Step(batch, batch.rows_R[rank], meter, self.recorder.keeps_tokens)
 
     def _rows_of(self, batch: TrainBatch) -> list[list[PackedRow]]:
@@ -374,7 +424,9 @@ class RLTrainer(HFLoop):
                 loss, out = self.compute_loss(model, row, return_outputs=True, meter=step.meter)
                 if not (torch.isfinite(loss) & torch.isfinite(out.logprobs).all()):
                     is_finite = bool(torch.isfinite(out.logprobs).all())
-                    raise self._non_finite("loss" if is_finite else sanity_checks.POLICY_LOGPROB, [row])
+                    raise self._non_finite(
+                        "loss" if is_finite else sanity_checks.POLICY_LOGPROB, [row]
+                    )
                 self.accelerator.backward(loss)
             total += loss.detach()
             if step.keeps_tokens:
@@ -389,20 +441,33 @@ class RLTrainer(HFLoop):
         num_items_in_batch: Tensor | int | None = None,
         meter: RatioMeter | None = None,
     ) -> Any:
-        """Weighted loss of one packed row: Σ_t weight_t · loss_t, times the world size (ranks average gradients)."""
+        """Weighted loss of one packed row: Σ_t weight_t · loss_t, times the world size (ranks
+        average gradients)."""
         row = inputs.to_tensors(self.args.device)
-        options = {"teacher": self.training_run.whole_teacher, "entropy_gradient": bool(self.args.entropy_coef)}
+        options = {
+            "teacher": self.training_run.whole_teacher,
+            "entropy_gradient": bool(self.args.entropy_coef),
+        }
         out = model(**forward_arguments(row), **options)
-        tokens = LossInput.of(row, out.logprobs, self.args.anchor, (out.reverse_kl, out.forward_kl), out.entropy)
+        tokens = LossInput.of(
+            row, out.logprobs, self.args.anchor, (out.reverse_kl, out.forward_kl), out.entropy
+        )
         token_losses = self.criterion(tokens)
         loss = (row["weight"] * token_losses.losses).sum() * self.args.world_size
         if meter is not None:
-            meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy.detach(), row, token_losses.metrics)
+            meter.add(
+                out.logprobs.detach(),
+                tokens.log_mu,
+                out.entropy.detach(),
+                row,
+                token_losses.metrics,
+            )
         return (loss, out) if return_outputs else loss
 
     @contextmanager
     def weight_update(self) -> Iterator[None]:
-        """Context around ``optimizer.step()``: check the gradient norm, pause the engine, push the weights."""
+        """Context around ``optimizer.step()``: check the gradient norm, pause the engine, push the
+        weights."""
         assert self.newest is not None
         step = self.newest
         if not math.isfinite(self.grad_norm) and not self.scale_is_too_large():
@@ -416,7 +481,9 @@ class RLTrainer(HFLoop):
             with self.server.weight_update(self.policy_version + 1) as times:
                 step.is_whole = False
                 yield
-        except WeightSyncError as error:  # the step itself is taken: it is finished and saved, then the error raised
+        except (
+            WeightSyncError
+        ) as error:  # the step itself is taken: it is finished and saved, then the error raised
             self._push_error = self._push_error or error
         step.numbers |= times
 
@@ -430,23 +497,29 @@ class RLTrainer(HFLoop):
             self.control.should_evaluate = False
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
-        self.state.epoch = (max(group.index for group in step.batch.whole.groups) + 1) / len(self.examples)
+        self.state.epoch = (max(group.index for group in step.batch.whole.groups) + 1) / len(
+            self.examples
+        )
         if self.batches is not None:
             self.batches.set_version(self.policy_version, self.server.version)
             self.recorder.finish_step(self.state.global_step, step)
 
     def _check_sampler(self, meter: RatioMeter) -> None:
-        """Compare sampler and trainer log-probabilities, on the step's tokens of the present weights, if any.
+        """Compare sampler and trainer log-probabilities, on the step's tokens of the present
+        weights, if any.
 
         In every step, because an environment may change how it samples at any time.
         """
         if self.checks_sampler and meter.num_current:
-            on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
+            on_server = self.args.server_url is not None or not getattr(
+                self.engine, "shares_weights", True
+            )
             dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
             sanity_checks.test_ratio(meter, self.args, dtype, on_server)
 
     def _check_next_batch(self, step: Step) -> None:
-        """Compare on a rollout of the next batch, on rank 0, if older weights sampled every token of this step's.
+        """Compare on a rollout of the next batch, on rank 0, if older weights sampled every token
+        of this step's.
 
         Not for a split policy, whose ranks compute together.
         """
@@ -456,18 +529,24 @@ class RLTrainer(HFLoop):
         meter = sanity_checks.compared_on(self.model, groups, self.policy_version, self.args)
         self._check_sampler(meter)
         summary = meter.summary()
-        step.numbers |= {name: summary[name] for name in ("sampler/log_ratio_abs", "sampler/mismatch_kl")}
+        step.numbers |= {
+            name: summary[name] for name in ("sampler/log_ratio_abs", "sampler/mismatch_kl")
+        }
 
     def _non_finite(self, key: str, rows: Sequence[PackedRow]) -> NonFiniteLoss:
-        folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
+        folder = (
+            self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
+        )
         return sanity_checks.non_finite(key, rows, self.state.global_step + 1, folder)
 
-    # --- hooks for subclasses -----------------------------------------------------------------------------------
+    # --- hooks for subclasses ---------------------------------------------------------------------
 
     def get_batch(self, epoch: int = 0, step: int = 0) -> Any:
-        """Return the data of the ``step``-th step of a pass: rows to run rollouts of, or finished rollouts.
+        """Return the data of the ``step``-th step of a pass: rows to run rollouts of, or finished
+        rollouts.
 
-        Finished rollouts are ``Group`` objects, or (prompts, completions, rewards) with siblings adjacent.
+        Finished rollouts are ``Group`` objects, or (prompts, completions, rewards) with siblings
+        adjacent.
         """
         return self.sample_batch(self.current_rows())
 
@@ -475,24 +554,33 @@ class RLTrainer(HFLoop):
         """Candidate rows of the step being drawn: all, or those of its difficulty."""
         position = custom_batches.epoch_and_step(self._drawn_step, self.num_steps_per_epoch)
         difficulty = subclass_hooks.call(self.get_current_difficulty, position)
-        return curriculum.rows_of([example.row for example in self.examples], difficulty, self.args.difficulty_key)
+        return curriculum.rows_of(
+            [example.row for example in self.examples], difficulty, self.args.difficulty_key
+        )
 
     def get_current_difficulty(self, epoch: int = 0, step: int = 0) -> Any:
-        """The difficulty of the rows to train on at a step of a pass; None = all rows (``difficulty_schedule``)."""
-        return curriculum.difficulty_at(self.args.difficulty_schedule, epoch + step / self.num_steps_per_epoch)
+        """The difficulty of the rows to train on at a step of a pass; None = all rows
+        (``difficulty_schedule``)."""
+        return curriculum.difficulty_at(
+            self.args.difficulty_schedule, epoch + step / self.num_steps_per_epoch
+        )
 
     def sample_batch(self, rows: Iterable[Any]) -> list[Any]:
         """Rows for one step, without repetition in a pass over ``rows``, shuffled by the seed."""
         return custom_batches.sample_rows(list(rows), self._drawn_step, self.args)
 
-    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **others: object) -> Sequence[Any]:
+    def compute_rewards(
+        self, completions: Sequence[Any], prompts: Sequence[Any], **others: object
+    ) -> Sequence[Any]:
         """The reward of each completion: its recorded scores under the rubric's present weights."""
         return rewards.recorded(self.env, completions, prompts)
 
     def _draw(self, step: int) -> Any:
         """The batch of the ``step``-th step of the run, as ``get_batch`` returns it."""
         self._drawn_step = step
-        return subclass_hooks.call(self.get_batch, custom_batches.epoch_and_step(step, self.num_steps_per_epoch))
+        return subclass_hooks.call(
+            self.get_batch, custom_batches.epoch_and_step(step, self.num_steps_per_epoch)
+        )
 
     @property
     def first_draw(self) -> int:
@@ -500,7 +588,7 @@ class RLTrainer(HFLoop):
         groups = self.args.batch_size // self.args.rollouts_per_example
         return min([self._start.next_index, *self._start.requeue]) // groups
 
-    # --- the present policy -------------------------------------------------------------------------------------
+    # --- the present policy -----------------------------------------------------------------------
 
     @property
     def client(self) -> PolicyClient:
@@ -509,7 +597,8 @@ class RLTrainer(HFLoop):
         return self.server.client
 
     def generate(self, prompts: Sequence[Any]) -> list[Any]:
-        """One completion by the present policy for each prompt (messages, text, or a row); blocks until all are in."""
+        """One completion by the present policy for each prompt (messages, text, or a row); blocks
+        until all are in."""
         return evaluation.complete(self.client, self.env, prompts)
 
     def evaluate(
@@ -522,8 +611,9 @@ class RLTrainer(HFLoop):
     ) -> dict[str, float]:
         """Evaluate the present weights; return and log the metrics (``eval_reward``, …).
 
-        ``eval_dataset``: rows that replace the evaluation set, one rollout each. ``ignore_keys`` is transformers' and
-        has no effect. An override may return one number (the mean reward), or numbers by name.
+        ``eval_dataset``: rows that replace the evaluation set, one rollout each. ``ignore_keys`` is
+        transformers' and has no effect. An override may return one number (the mean reward), or
+        numbers by name.
         """
         count = num_examples if num_examples is not None else self.args.eval_num_examples
 
@@ -535,7 +625,8 @@ class RLTrainer(HFLoop):
         return self._record_evaluation(self.ranks.share(compute, "the evaluation"))
 
     def run_evaluation(self, ignore_keys: list[str] | None) -> dict[str, float]:
-        """Run the evaluation of ``eval_strategy``; an override of ``evaluate`` runs on rank 0 alone."""
+        """Run the evaluation of ``eval_strategy``; an override of ``evaluate`` runs on rank 0
+        alone."""
         if not subclass_hooks.is_overridden(self, RLTrainer, "evaluate"):
             return self.evaluate(ignore_keys=ignore_keys)
 
@@ -549,7 +640,9 @@ class RLTrainer(HFLoop):
         """Write an evaluation's metrics and notify the callbacks, unless already recorded."""
         if self.recorder.record_evaluation(self.state.global_step, metrics):
             self.log(dict(metrics))
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            self.control = self.callback_handler.on_evaluate(
+                self.args, self.state, self.control, metrics
+            )
         return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -558,9 +651,13 @@ class RLTrainer(HFLoop):
             logs = {name: value for name, value in self.last_step.items() if value == value} | logs
         super().log(logs, start_time)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False, *, merged: bool = False) -> None:
+    def save_model(
+        self, output_dir: str | None = None, _internal_call: bool = False, *, merged: bool = False
+    ) -> None:
         """Write model (for PEFT the adapter alone, unless ``merged``) and tokenizer to a folder."""
-        self.training_run.save_model(Path(output_dir) if output_dir else self.args.folder, merged=merged)
+        self.training_run.save_model(
+            Path(output_dir) if output_dir else self.args.folder, merged=merged
+        )
         if self.args.push_to_hub and not _internal_call and not merged:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -576,7 +673,11 @@ class RLTrainer(HFLoop):
             return self.batches.last_state() if is_last else self.batches.snapshot()
 
         amid = self.state.global_step % self.args.steps_per_batch and self.newest is not None
-        fixed = old_logprobs.to_bytes(self._rows_of(self.newest.batch)) if amid and self.newest else None
+        fixed = (
+            old_logprobs.to_bytes(self._rows_of(self.newest.batch))
+            if amid and self.newest
+            else None
+        )
         self.checkpoints.save(
             self.state,
             self.optimizer,
@@ -588,10 +689,11 @@ class RLTrainer(HFLoop):
         )
         self.recorder.spent("time/checkpoint", time.perf_counter() - started)
 
-    # --- engine -------------------------------------------------------------------------------------------------
+    # --- engine -----------------------------------------------------------------------------------
 
     def start_engine(self) -> None:
-        """Start the engine with the present weights, unless it runs. Raises ``ConfigError`` on any rank but 0."""
+        """Start the engine with the present weights, unless it runs. Raises ``ConfigError`` on any
+        rank but 0."""
         self.server.start(self.policy_version)
 
     def run_context(self, sampling_args: Mapping[str, Any] | None = None) -> RunContext:
@@ -615,7 +717,7 @@ class RLTrainer(HFLoop):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- public attributes --------------------------------------------------------------------------------------
+    # --- public attributes ------------------------------------------------------------------------
 
     @property
     def config(self) -> RLConfig:
@@ -652,7 +754,8 @@ class RLTrainer(HFLoop):
 
     @property
     def eval_dataloader(self) -> list[dict[str, list[Any]]]:
-        """The evaluation set in parts of ``per_device_eval_batch_size``: ``prompts answers infos examples``."""
+        """The evaluation set in parts of ``per_device_eval_batch_size``: ``prompts answers infos
+        examples``."""
         return evaluation.parts(self.training_run)
 
     @property
@@ -692,5 +795,6 @@ class RLTrainer(HFLoop):
 
     @property
     def whole_model(self) -> Any:
-        """The policy with whole parameters, for rank 0 alone: the model itself unless it is split."""
+        """The policy with whole parameters, for rank 0 alone: the model itself unless
+        it is split."""
         return self.training_run.whole_model

@@ -1,1 +1,2 @@
-"""Task folders in Harbor's format: reading them, their sandboxes, grading, and the environment ``HarborEnv``."""
+"""Task folders in Harbor's format: reading them, their sandboxes, grading, and the environment
+``HarborEnv``."""

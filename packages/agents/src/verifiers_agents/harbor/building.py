@@ -1,7 +1,9 @@
-"""Follow the steps of a Dockerfile in a sandbox: what they make of a task's image, which every sandbox of it is given.
+"""Follow the steps of a Dockerfile in a sandbox: what they make of a task's image, which every
+sandbox of it is given.
 
-Promise: a layer is built once and then put into every sandbox of the task. A command that fails ends the build with its
-line and its last message; there is no network, and no system program of this machine can be changed.
+Promise: a layer is built once and then put into every sandbox of the task. A command that fails
+ends the build with its line and its last message; there is no network, and no system program of
+this machine can be changed.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from verifiers_agents.harbor.images import ImageStore
 _LEFT_OUT = tuple(
     f"--exclude=./{path}"
     for path in (
-        "tmp/.transfer-* proc dev sys bin sbin lib lib64 lib32 usr/bin usr/sbin usr/lib usr/lib64 usr/lib32 "
-        "usr/libexec usr/share/zoneinfo usr/share/terminfo opt/python opt/packages opt/sandbox etc/ld.so.cache "
-        "etc/alternatives etc/localtime"
+        "tmp/.transfer-* proc dev sys bin sbin lib lib64 lib32 usr/bin usr/sbin usr/lib usr/lib64"
+        " usr/lib32 usr/libexec usr/share/zoneinfo usr/share/terminfo opt/python opt/packages"
+        " opt/sandbox etc/ld.so.cache etc/alternatives etc/localtime"
     ).split()
 )
 _NEEDED = """for name in bash tar find; do command -v $name > /dev/null || echo $name; done
@@ -73,13 +75,15 @@ if is_copy:
             deleted.append(inner)
 print(json.dumps(deleted))
 """
-"""Pack what differs from the image. An overlay keeps it: a deleted file is a device file without a number, and a folder
-that replaces that of the image has a mark. In a copy it is what is younger than the copy, or is not in the image so."""
+"""Pack what differs from the image. An overlay keeps it: a deleted file is a device file without a
+number, and a folder that replaces that of the image has a mark. In a copy it is what is younger
+than the copy, or is not in the image so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What the steps of a Dockerfile make of its image: paths to delete, then an archive to unpack in ``/``."""
+    """What the steps of a Dockerfile make of its image: paths to delete, then an archive to unpack
+    in ``/``."""
 
     archive: bytes = b""
     deleted: tuple[str, ...] = ()
@@ -90,13 +94,16 @@ class Layer:
             gone = [f"/{path}" for path in self.deleted]
             result = await sandbox.exec(["rm", "-rf", "--", *gone], timeout_s=60.0)
             if result.exit_code != 0:
-                raise SandboxError(f"what a RUN deleted could not be deleted again: {last_line(result)}")
+                raise SandboxError(
+                    f"what a RUN deleted could not be deleted again: {last_line(result)}"
+                )
         if self.archive:
             await put(sandbox, self.archive, "/")
 
 
 def start(image: str, images: ImageStore, task: str) -> Dockerfile:
-    """The build that begins with an image. *Raises* ConfigError that says how to provide an image that is not here."""
+    """The build that begins with an image. *Raises* ConfigError that says how to provide an image
+    that is not here."""
     found = images.find(image, task)
     return Dockerfile(image=image, root=found.root, workdir=found.workdir, env=dict(found.env))
 
@@ -115,7 +122,8 @@ def copied_files(build: Dockerfile) -> Layer:
 async def built_files(sandbox: Sandbox, build: Dockerfile, task: str, timeout_s: float) -> Layer:
     """Follow the steps in an empty sandbox and return what they made.
 
-    *Raises* ConfigError for a command that fails, and for an image without a program that every task needs.
+    *Raises* ConfigError for a command that fails, and for an image without a program that every
+    task needs.
     """
     if build.root is not None:
         await _check_programs(sandbox, build, task)
@@ -130,8 +138,8 @@ async def built_files(sandbox: Sandbox, build: Dockerfile, task: str, timeout_s:
         if result.exit_code != 0:
             unchanged = "" if build.root is not None else " and changes no system program"
             raise ConfigError(
-                f"task {task}: the RUN in line {step.line} of its Dockerfile failed in the sandbox, which has no "
-                f"network{unchanged}: {last_line(result)}",
+                f"task {task}: the RUN in line {step.line} of its Dockerfile failed in the sandbox,"
+                f" which has no network{unchanged}: {last_line(result)}",
                 example_id=task,
             )
     if build.root is not None:
@@ -143,10 +151,15 @@ async def built_files(sandbox: Sandbox, build: Dockerfile, task: str, timeout_s:
 
 async def _check_programs(sandbox: Sandbox, build: Dockerfile, task: str) -> None:
     checked = await sandbox.exec(["sh", "-c", _NEEDED], timeout_s=60.0)
-    missing = checked.stdout.splitlines() if checked.exit_code is not None and not checked.error else ["sh"]
+    missing = (
+        checked.stdout.splitlines()
+        if checked.exit_code is not None and not checked.error
+        else ["sh"]
+    )
     if missing:
         raise ConfigError(
-            f"task {task}: its image {build.image!r} has no {', '.join(missing)}, which the sandbox of a task needs",
+            f"task {task}: its image {build.image!r} has no {', '.join(missing)}, which the sandbox"
+            " of a task needs",
             example_id=task,
         )
 

@@ -1,7 +1,8 @@
-"""Read the Dockerfile of a task: ``FROM``, ``RUN``, ``COPY``, ``WORKDIR`` and ``ENV`` of one build stage.
+"""Read the Dockerfile of a task: ``FROM``, ``RUN``, ``COPY``, ``WORKDIR`` and ``ENV`` of one build
+stage.
 
-Promise: an instruction that cannot be honoured is refused with its name and line. ``LABEL``, ``MAINTAINER``, ``EXPOSE``
-and ``CMD`` have no effect on a task. Nothing is executed here.
+Promise: an instruction that cannot be honoured is refused with its name and line. ``LABEL``,
+``MAINTAINER``, ``EXPOSE`` and ``CMD`` have no effect on a task. Nothing is executed here.
 
 *Source*: https://docs.docker.com/reference/dockerfile
 """
@@ -42,7 +43,8 @@ class Run:
 
 @dataclass(slots=True)
 class Dockerfile:
-    """A build: the image it starts from, its steps, and the folder and variables that every command then has."""
+    """A build: the image it starts from, its steps, and the folder and variables that every command
+    then has."""
 
     image: str = ""
     root: Path | None = None
@@ -55,7 +57,8 @@ class Dockerfile:
 
 
 def read_dockerfile(path: Path, start: Callable[[str], Dockerfile]) -> Dockerfile:
-    """Read a file whose folder is the build context. ``start``: the build that begins with the image of a name.
+    """Read a file whose folder is the build context. ``start``: the build that begins with the
+    image of a name.
 
     *Raises* ConfigError with the line that cannot be honoured.
     """
@@ -67,7 +70,9 @@ def read_dockerfile(path: Path, start: Callable[[str], Dockerfile]) -> Dockerfil
             if not image:
                 _apply(build, name.upper(), rest.strip(), path.parent, number)
         except ConfigError as error:
-            raise ConfigError(f"{path}, line {number}: {error}", path=str(path), line=number) from error
+            raise ConfigError(
+                f"{path}, line {number}: {error}", path=str(path), line=number
+            ) from error
         if image:
             build = start(image)
     if not build.image:
@@ -76,14 +81,16 @@ def read_dockerfile(path: Path, start: Callable[[str], Dockerfile]) -> Dockerfil
 
 
 def _instructions(path: Path) -> list[tuple[int, str]]:
-    """(line number, instruction on one line): continuations joined, comments and empty lines left out."""
+    """(line number, instruction on one line): continuations joined, comments and empty lines left
+    out."""
     found: list[tuple[int, str]] = []
     parts: list[str] = []
     for number, text in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         stripped = text.strip()
         if re.match(r"#\s*escape\s*=", stripped) and not found:
             raise ConfigError(
-                f"{path}, line {number}: the directive escape is not supported; use \\ to continue a line"
+                f"{path}, line {number}: the directive escape is not supported; use \\ to continue"
+                " a line"
             )
         if not stripped or stripped.startswith("#"):
             continue
@@ -103,7 +110,9 @@ def _apply(build: Dockerfile, name: str, rest: str, context: Path, line: int) ->
     if not build.image:
         raise ConfigError(f"{name} stands before FROM; only FROM can come first")
     if "<<" in rest and name in ("RUN", "COPY"):
-        raise ConfigError(f"a here-document in {name} is not supported; write the text to a file and COPY it")
+        raise ConfigError(
+            f"a here-document in {name} is not supported; write the text to a file and COPY it"
+        )
     if name == "RUN":
         if flag := _FLAG.match(rest):
             raise ConfigError(f"RUN {flag[0].strip()} is not supported")
@@ -112,12 +121,16 @@ def _apply(build: Dockerfile, name: str, rest: str, context: Path, line: int) ->
     elif name == "COPY":
         build.steps.append(_copy(build, rest, context))
     elif name == "WORKDIR":
-        build.workdir = posixpath.normpath(posixpath.join(build.workdir, _expanded(rest.strip("\"'"), build.env)))
+        build.workdir = posixpath.normpath(
+            posixpath.join(build.workdir, _expanded(rest.strip("\"'"), build.env))
+        )
         build.folders.append(build.workdir)
     elif name == "ENV":
         build.env.update(_variables(rest, build.env))
     elif name not in NO_EFFECT:
-        raise ConfigError(f"{name} is not supported; a task's Dockerfile may use FROM, RUN, COPY, WORKDIR and ENV")
+        raise ConfigError(
+            f"{name} is not supported; a task's Dockerfile may use FROM, RUN, COPY, WORKDIR and ENV"
+        )
 
 
 def _image(build: Dockerfile, rest: str) -> str:
@@ -132,7 +145,9 @@ def _image(build: Dockerfile, rest: str) -> str:
 
 def _copy(build: Dockerfile, rest: str, context: Path) -> Copy:
     if flag := _FLAG.match(rest):
-        raise ConfigError(f"COPY {flag[0].strip()} is not supported; RUN chmod after a plain COPY sets modes")
+        raise ConfigError(
+            f"COPY {flag[0].strip()} is not supported; RUN chmod after a plain COPY sets modes"
+        )
     words = [_expanded(word, build.env) for word in _json_list(rest) or shlex.split(rest)]
     if len(words) < 2:
         raise ConfigError(f"COPY {rest} names no destination")
@@ -148,7 +163,12 @@ def _copy(build: Dockerfile, rest: str, context: Path) -> Copy:
         if not found:
             raise ConfigError(f"COPY {pattern}: there is no such file in environment/")
         for path in found:  # as Docker does: of a folder its content
-            files.append((path, target if path.is_dir() or not is_folder else posixpath.join(target, path.name)))
+            files.append(
+                (
+                    path,
+                    target if path.is_dir() or not is_folder else posixpath.join(target, path.name),
+                )
+            )
     return Copy(tuple(files))
 
 
@@ -159,7 +179,11 @@ def _json_list(text: str) -> list[str] | None:
         words = json.loads(text)
     except ValueError:
         return None
-    return words if isinstance(words, list) and words and all(isinstance(word, str) for word in words) else None
+    return (
+        words
+        if isinstance(words, list) and words and all(isinstance(word, str) for word in words)
+        else None
+    )
 
 
 def _variables(rest: str, known: dict[str, str]) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""``HarborEnv``: task folders in Harbor's format as an environment, each rollout in a sandbox of its own.
+"""``HarborEnv``: task folders in Harbor's format as an environment, each rollout in a sandbox of
+its own.
 
-Promise: a task's checks run in a fresh sandbox that holds of the agent's only the declared artifacts, so that nothing
-that the model leaves behind (processes, reward files, changed tests or programs) reaches them. What a task asks for and
-the sandbox cannot give is refused by name when the tasks are read. Without a verdict the reward is unknown.
+Promise: a task's checks run in a fresh sandbox that holds of the agent's only the declared
+artifacts, so that nothing that the model leaves behind (processes, reward files, changed tests or
+programs) reaches them. What a task asks for and the sandbox cannot give is refused by name when the
+tasks are read. Without a verdict the reward is unknown.
 
 ``task`` reads the folders, ``building`` follows their Dockerfiles, ``grading`` runs the checks;
 ``environments.sandbox`` opens and closes the sandboxes, ``agents.turns`` plays an agent program.
@@ -76,36 +78,40 @@ def _defaults() -> dict[str, Any]:
 
 
 class HarborEnv(AgentTurns, SandboxEnv):
-    """Tasks in Harbor's format (https://harborframework.com): an agent works in a sandbox, ``tests/test.sh`` grades.
+    """Tasks in Harbor's format (https://harborframework.com): an agent works in a sandbox,
+    ``tests/test.sh`` grades.
 
     Args:
         path: A task folder, or a folder of task folders, to train on.
         eval_path: The same, to evaluate on.
-        agent: None gives the model the tool ``bash``. An agent program ("codex" and the other names of
-            ``AgentEnv``, or an ``Agent``) works in the task's sandbox, and its model calls are the turns of the
-            rollout. "oracle" runs ``solution/solve.sh`` and "nop" does nothing, both without a model call.
-        command: Any other agent program; words that name files of the working directory are copied into the
-            home folder.
+        agent: None gives the model the tool ``bash``. An agent program ("codex" and the other names
+            of ``AgentEnv``, or an ``Agent``) works in the task's sandbox, and its model calls are
+            the turns of the rollout. "oracle" runs ``solution/solve.sh`` and "nop" does nothing,
+            both without a model call.
+        command: Any other agent program; words that name files of the working directory are copied
+            into the home folder.
         agent_args: Further arguments of the agent's command.
         agent_files: Files for the agent, as ``files`` of ``AgentEnv``.
         only: Names of the tasks to read; None = all.
-        images: Image of a ``FROM`` -> "host", this machine's system programs, read-only; or the path of its root
-            file system: a folder, an archive (``docker export``, ``docker save``), or a layout (``skopeo copy …
-            oci:…``), unpacked once into the user's cache. Or a folder that has these. An image that is not there
-            is refused. A task without image and Dockerfile runs on the host's system programs too.
-        grading: "fresh" checks the declared artifacts (default: the work folder) in a fresh sandbox. "shared"
-            checks in the agent's own sandbox, as Harbor does where a task does not say; the model can forge the
-            verdict there. A task that itself asks for "shared" is refused unless it is passed here.
+        images: Image of a ``FROM`` -> "host", this machine's system programs, read-only; or the
+            path of its root file system: a folder, an archive (``docker export``, ``docker save``),
+            or a layout (``skopeo copy … oci:…``), unpacked once into the user's cache. Or a folder
+            that has these. An image that is not there is refused. A task without image and
+            Dockerfile runs on the host's system programs too.
+        grading: "fresh" checks the declared artifacts (default: the work folder) in a fresh
+            sandbox. "shared" checks in the agent's own sandbox, as Harbor does where a task does
+            not say; the model can forge the verdict there. A task that itself asks for "shared" is
+            refused unless it is passed here.
         waive: Keys of ``task.toml`` to run without, such as ``"environment.network_mode"``.
         trained_roles: Which of "main", "subagent", "summary" and "side" are trained.
         max_idle_seconds: Longest time without a model call of an agent.
         max_startup_wait_seconds: Time limit of the opening of a sandbox.
 
-    A task's ``agent.timeout_sec`` bounds the time of the agent, ``max_turns`` and a task's ``[metadata] max_turns``
-    its turns.
+    A task's ``agent.timeout_sec`` bounds the time of the agent, ``max_turns`` and a task's
+    ``[metadata] max_turns`` its turns.
 
-    Further parameters are those of ``SandboxEnv``. The reward is that of ``reward.json`` or ``reward.txt``;
-    ``state["verdict"]`` has all rewards and what the tests printed.
+    Further parameters are those of ``SandboxEnv``. The reward is that of ``reward.json`` or
+    ``reward.txt``; ``state["verdict"]`` has all rewards and what the tests printed.
 
     *Raises* ConfigError for a task that cannot be honoured, with the task, the key and a way out.
 
@@ -126,8 +132,12 @@ class HarborEnv(AgentTurns, SandboxEnv):
     @spell_out(SandboxOptions, _defaults())
     def __init__(
         self,
-        path: Annotated[str | os.PathLike[str] | None, Free("every row has the hash of its task")] = None,
-        eval_path: Annotated[str | os.PathLike[str] | None, Free("every row has the hash of its task")] = None,
+        path: Annotated[
+            str | os.PathLike[str] | None, Free("every row has the hash of its task")
+        ] = None,
+        eval_path: Annotated[
+            str | os.PathLike[str] | None, Free("every row has the hash of its task")
+        ] = None,
         agent: str | Agent | None = None,
         command: Sequence[str] | None = None,
         agent_args: Sequence[str] = (),
@@ -147,19 +157,27 @@ class HarborEnv(AgentTurns, SandboxEnv):
         files = named_files(self.command or ())
         if self.command is not None:  # in the work folder they would be artifacts
             self.command = [f"{{home}}/{word}" if word in files else word for word in self.command]
-        self.agent_files = {**{f"~/{path}": content for path, content in files.items()}, **contents(agent_files)}
+        self.agent_files = {
+            **{f"~/{path}": content for path, content in files.items()},
+            **contents(agent_files),
+        }
         self._runs_program = runs_program
         if runs_program:
             self.described_agent()  # an unknown name is an error of the constructor
         elif agent_args or agent_files:
             raise ConfigError(
-                "agent_args and agent_files are for an agent program: pass agent=… or command=[…]", key="agent"
+                "agent_args and agent_files are for an agent program: pass agent=… or command=[…]",
+                key="agent",
             )
         if grading not in GRADING:
-            raise ConfigError(f"grading is {grading!r}; it must be one of {', '.join(GRADING)}", key="grading")
+            raise ConfigError(
+                f"grading is {grading!r}; it must be one of {', '.join(GRADING)}", key="grading"
+            )
         for name in ("dataset", "eval_dataset", "working_dir", "artifacts"):
             if parameters.get(name):
-                raise ConfigError(f"HarborEnv takes no {name}; it comes from the task folders", key=name)
+                raise ConfigError(
+                    f"HarborEnv takes no {name}; it comes from the task folders", key=name
+                )
         self.images, self.grading = images or {}, grading
         self._image_store = ImageStore(self.images)
         self._tasks: dict[tuple[str, str], HarborTask] = {}
@@ -167,9 +185,13 @@ class HarborEnv(AgentTurns, SandboxEnv):
             if source is not None:
                 parameters[which] = self._rows(source, only, waive)  # type: ignore[literal-required]
         if not self._tasks:
-            raise ConfigError("HarborEnv needs task folders: pass path=… or eval_path=…", key="path")
+            raise ConfigError(
+                "HarborEnv needs task folders: pass path=… or eval_path=…", key="path"
+            )
         if parameters.get("rubric") is None:
-            parameters["rubric"] = Rubric([self.task_reward], timeout_s=None)  # the task's own limit holds
+            parameters["rubric"] = Rubric(
+                [self.task_reward], timeout_s=None
+            )  # the task's own limit holds
         parameters.setdefault("system_prompt", SYSTEM_PROMPT if self._has_bash else None)
         parameters.setdefault("max_turns", MAX_TURNS)
         super().__init__(
@@ -187,7 +209,9 @@ class HarborEnv(AgentTurns, SandboxEnv):
             self._check(task)
             self._tasks[task.name, task.digest] = task
             info = {"harbor_task": task.name, "digest": task.digest}
-            rows.append({"question": task.instruction, "answer": "", "task": task.name, "info": info})
+            rows.append(
+                {"question": task.instruction, "answer": "", "task": task.name, "info": info}
+            )
         return rows
 
     def _check(self, task: HarborTask) -> None:
@@ -195,8 +219,9 @@ class HarborEnv(AgentTurns, SandboxEnv):
             grading.declared_artifacts(task)
             if task.shares_verifier:
                 raise ConfigError(
-                    f"task {task.name} asks for checks in the agent's own sandbox (verifier.environment_mode), where "
-                    "the model can forge the verdict; pass grading='shared' to accept that",
+                    f"task {task.name} asks for checks in the agent's own sandbox"
+                    " (verifier.environment_mode), where the model can forge the verdict; pass"
+                    " grading='shared' to accept that",
                     example_id=task.name,
                 )
 
@@ -218,10 +243,11 @@ class HarborEnv(AgentTurns, SandboxEnv):
         """The metrics of every rollout."""
         return [*super().measured(), *(METRICS if self._runs_program else ())]
 
-    # --- the sandbox of a task ------------------------------------------------------------------------------------
+    # --- the sandbox of a task --------------------------------------------------------------------
 
     def get_sandbox_spec(self, state: State) -> SandboxSpec:
-        """The environment's limits, with those of the task in their place, and what an agent program needs."""
+        """The environment's limits, with those of the task in their place, and what an agent
+        program needs."""
         spec, agent = self._spec_of(_task_of(state, self._tasks)), self.described_agent()
         return spec if agent is None else spec_for(spec, self.installed(agent), agent)
 
@@ -232,7 +258,11 @@ class HarborEnv(AgentTurns, SandboxEnv):
             packages=base.packages,
             memory_mb=memory_mb,
             cpu_s=base.cpu_s,
-            wall_s=max(base.wall_s, task.build_timeout_s, (task.agent_timeout_s or 0) + task.verifier_timeout_s),
+            wall_s=max(
+                base.wall_s,
+                task.build_timeout_s,
+                (task.agent_timeout_s or 0) + task.verifier_timeout_s,
+            ),
             file_mb=min(task.storage_mb or base.file_mb, memory_mb),
             num_processes=base.num_processes,
             env={**base.env, **task.env},
@@ -261,7 +291,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
         finally:
             await sandbox.close()
 
-    # --- acting ---------------------------------------------------------------------------------------------------
+    # --- acting -----------------------------------------------------------------------------------
 
     @setup
     async def start_task(self, state: State) -> None:
@@ -273,10 +303,14 @@ class HarborEnv(AgentTurns, SandboxEnv):
             limit_s = task.agent_timeout_s or self.sandbox_spec.wall_s
             await grading.solve(await self.get_sandbox(state), task, limit_s)
 
-    async def run_code(self, state: State, code_or_argv: str | list[str], timeout_s: float | None = None) -> ExecResult:
+    async def run_code(
+        self, state: State, code_or_argv: str | list[str], timeout_s: float | None = None
+    ) -> ExecResult:
         """As ``SandboxEnv``; no call lasts longer than the agent's time."""
         limit_s = timeout_s or self.timeout_per_command_seconds
-        return await super().run_code(state, code_or_argv, max(0.001, min(limit_s, self.agent_seconds_left(state))))
+        return await super().run_code(
+            state, code_or_argv, max(0.001, min(limit_s, self.agent_seconds_left(state)))
+        )
 
     def agent_seconds_left(self, state: State) -> float:
         """Seconds until the time of the task (``agent.timeout_sec``) is over."""
@@ -293,21 +327,27 @@ class HarborEnv(AgentTurns, SandboxEnv):
         if self._runs_program:
             await super().prepare_agent(state)
 
-    async def open_process(self, agent: Agent, installed: Installed | None, route: Route, state: State) -> AgentProcess:
+    async def open_process(
+        self, agent: Agent, installed: Installed | None, route: Route, state: State
+    ) -> AgentProcess:
         """Prepare the agent in the sandbox of the task, in its work folder."""
         sandbox = await self.get_sandbox(state)
         build, prompt = state["harbor"].task.build, self.prompt_for_agent(state)
         places = Places.isolated(build.workdir, build.root is not None)
-        return await AgentProcess.open(agent, installed, sandbox, places, route, prompt, self.agent_files, LIMITS)
+        return await AgentProcess.open(
+            agent, installed, sandbox, places, route, prompt, self.agent_files, LIMITS
+        )
 
     @stop(priority=50)
     async def agent_ended(self, state: State) -> bool:
-        """Stop when the agent program has ended; before the first turn when a script acted in place of the model."""
+        """Stop when the agent program has ended; before the first turn when a script acted in place
+        of the model."""
         return self.agent in SCRIPTED or await super().agent_ended(state)
 
     @stop
     def no_tools_called(self, state: State) -> Any:
-        """Stop when the model with bash answers without a call; an agent program says itself when it ends."""
+        """Stop when the model with bash answers without a call; an agent program says itself when
+        it ends."""
         return self._has_bash and super().no_tools_called(state)
 
     @stop
@@ -320,10 +360,11 @@ class HarborEnv(AgentTurns, SandboxEnv):
         """Stop when the model has had the turns of the task (``[metadata] max_turns``)."""
         return self.turns_so_far(state) >= (state["harbor"].task.max_turns or 10**9)
 
-    # --- grading --------------------------------------------------------------------------------------------------
+    # --- grading ----------------------------------------------------------------------------------
 
     async def post_rollout(self, state: State) -> None:
-        """Collect the artifacts; with ``grading="shared"``, run the checks, which then have a minute."""
+        """Collect the artifacts; with ``grading="shared"``, run the checks, which then have a
+        minute."""
         run: HarborRun | None = state.get("harbor")
         if run is None or not (state["error"] is None or state["error"].scorable):
             return

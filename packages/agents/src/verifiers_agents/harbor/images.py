@@ -1,15 +1,19 @@
-"""Root file systems of images without a container engine: found by name, unpacked once into the user's cache.
+"""Root file systems of images without a container engine: found by name, unpacked once into the
+user's cache.
 
-A source is a folder with a root file system, a tar archive of one (``docker export``), an archive of an image (``docker
-save``), or a layout of the Open Container Initiative, as a folder or an archive (``skopeo copy … oci:…``). The latter
-two bring the variables and the work folder of the image along.
+A source is a folder with a root file system, a tar archive of one (``docker export``), an archive
+of an image (``docker save``), or a layout of the Open Container Initiative, as a folder or an
+archive (``skopeo copy … oci:…``). The latter two bring the variables and the work folder of the
+image along.
 
-Promise: nothing is downloaded or executed. An archive is unpacked below one new folder: names that lead out of it are
-refused, links are followed as if that folder were the root, device files are left out (``sandbox.unpacking``). A folder
-appears in the cache under its name only when it is complete: archives have their end marks, layers their digests. What
-is unpacked is bounded by the size of its source (``MAX_RATIO``).
+Promise: nothing is downloaded or executed. An archive is unpacked below one new folder: names that
+lead out of it are refused, links are followed as if that folder were the root, device files are
+left out (``sandbox.unpacking``). A folder
+appears in the cache under its name only when it is complete: archives have their end marks, layers
+their digests. What is unpacked is bounded by the size of its source (``MAX_RATIO``).
 
-*Source*: https://github.com/opencontainers/image-spec (``layer.md``, ``image-layout.md``, ``config.md``).
+*Source*: https://github.com/opencontainers/image-spec (``layer.md``, ``image-layout.md``,
+``config.md``).
 """
 
 from __future__ import annotations
@@ -50,7 +54,16 @@ MAX_PARTS = 10_000
 MAX_JSON_BYTES = 2**22
 CHUNK = 2**20
 DONE = "image.json"
-MALFORMED = (AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError, zlib.error, lzma.LZMAError)
+MALFORMED = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    zlib.error,
+    lzma.LZMAError,
+)
 """Errors of reading what a stranger wrote; nested JSON and links in a circle are a RuntimeError."""
 
 Images = Mapping[str, str | os.PathLike[str]] | str | os.PathLike[str]
@@ -76,7 +89,8 @@ class ImageStore:
         self._found: dict[str, Image] = {}
 
     def find(self, name: str, task: str) -> Image:
-        """The image of a ``FROM``, unpacked if it is not yet. *Raises* ConfigError that says how to provide it."""
+        """The image of a ``FROM``, unpacked if it is not yet. *Raises* ConfigError that says how to
+        provide it."""
         if name not in self._found:
             self._found[name] = _find(name, self._images, task)
         return self._found[name]
@@ -88,11 +102,19 @@ def _find(name: str, images: Images, task: str) -> Image:
         return Image()
     path = Path(source).expanduser().resolve()
     if not path.exists():
-        raise ConfigError(f"task {task}: of its image {name!r}, {path} is not there", example_id=task, path=str(path))
+        raise ConfigError(
+            f"task {task}: of its image {name!r}, {path} is not there",
+            example_id=task,
+            path=str(path),
+        )
     try:
         root, config = _prepared(path, name)
     except (*MALFORMED, ConfigError, tarfile.TarError, OSError) as error:
-        reason = f"it is damaged ({type(error).__name__}: {error})" if isinstance(error, MALFORMED) else error
+        reason = (
+            f"it is damaged ({type(error).__name__}: {error})"
+            if isinstance(error, MALFORMED)
+            else error
+        )
         raise ConfigError(
             f"task {task}: its image {name!r} cannot be read from {path}: {reason}", path=str(path)
         ) from error
@@ -117,19 +139,26 @@ def _source(name: str, images: Images, task: str) -> str:
             return os.fspath(images[name])
         place = f'images={{"{name}": "{plain}.tar"}}'
     else:
-        found = [path for end in SUFFIXES if (path := Path(images).expanduser() / f"{plain}{end}").exists()]
+        found = [
+            path
+            for end in SUFFIXES
+            if (path := Path(images).expanduser() / f"{plain}{end}").exists()
+        ]
         if found:
             return str(found[0])
         place = f"images={os.fspath(images)!r} with the file {plain}.tar in it"
     raise ConfigError(
-        f"task {task}: its image {name!r} is not here, and none is downloaded; make it where it is with `docker save "
-        f"{name} -o {plain}.tar` (without Docker: `skopeo copy docker://{name} oci-archive:{plain}.tar`) and pass "
-        f'{place}, or pass images={{"{name}": "host"}} to use this machine\'s system programs in its place',
+        f"task {task}: its image {name!r} is not here, and none is downloaded; make it where it is"
+        " with `docker save "
+        f"{name} -o {plain}.tar` (without Docker: `skopeo copy docker://{name}"
+        f" oci-archive:{plain}.tar`) and pass "
+        f'{place}, or pass images={{"{name}": "host"}} to use this machine\'s system programs in'
+        " its place",
         example_id=task,
     )
 
 
-# --- the cache ----------------------------------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------
 
 
 def _prepared(path: Path, name: str) -> tuple[Path, dict[str, Any]]:
@@ -137,7 +166,10 @@ def _prepared(path: Path, name: str) -> tuple[Path, dict[str, Any]]:
     is_layout = (path / "oci-layout").is_file()
     if path.is_dir() and not is_layout:
         if not any((path / one).is_dir() for one in ("bin", "usr")):
-            raise ConfigError("it is no root file system, which has a folder bin or usr, and no layout of an image")
+            raise ConfigError(
+                "it is no root file system, which has a folder bin or usr, and no layout of an"
+                " image"
+            )
         if os.getuid() != 0:
             return path, {}
     folder = user_cache_folder() / "images" / _key(path, name)
@@ -156,12 +188,21 @@ def _prepared(path: Path, name: str) -> tuple[Path, dict[str, Any]]:
 
 
 def _key(path: Path, name: str) -> str:
-    """A digest that changes with a source: of its size and time, of a folder those of all its files."""
+    """A digest that changes with a source: of its size and time, of a folder those of all its
+    files."""
     digest = hashlib.sha256(f"{path}\0{name}\0{owner()}\0".encode())
-    below = (Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files))
+    below = (
+        Path(folder, name)
+        for folder, folders, files in os.walk(path)
+        for name in (*folders, *files)
+    )
     for file in [path] if path.is_file() else sorted(below):
         known = file.lstat()
-        digest.update(f"{file}\0{known.st_mode}\0{known.st_size}\0{known.st_mtime_ns}\0".encode(errors="replace"))
+        digest.update(
+            f"{file}\0{known.st_mode}\0{known.st_size}\0{known.st_mtime_ns}\0".encode(
+                errors="replace"
+            )
+        )
     return digest.hexdigest()[:24]
 
 
@@ -177,7 +218,9 @@ def _fill(folder: Path, path: Path, name: str) -> None:
         with tempfile.TemporaryFile(dir=folder) as packed:
             budget = _pack(path, packed)
             if path.is_file() and (parts := _parts(packed, budget)) is not None:
-                config = _layers(lambda inside: _open_part(packed, parts, inside), name, root, budget)
+                config = _layers(
+                    lambda inside: _open_part(packed, parts, inside), name, root, budget
+                )
             else:
                 packed.seek(0)
                 unpack(Stream(packed, budget), root, is_layer=True)
@@ -187,7 +230,7 @@ def _fill(folder: Path, path: Path, name: str) -> None:
     (folder / DONE).write_text(json.dumps(config), encoding="utf-8")
 
 
-# --- archives and layouts of images -------------------------------------------------------------------------------
+# --- archives and layouts of images ---------------------------------------------------------------
 
 Read = Callable[[str], BinaryIO]
 """Open a file of an image's archive or layout by its path."""
@@ -212,7 +255,8 @@ def _pack(path: Path, packed: BinaryIO) -> Budget:
 
 
 def _parts(packed: BinaryIO, budget: Budget) -> dict[str, tarfile.TarInfo] | None:
-    """The files of an archive of an image by their paths; None for an archive of a root file system."""
+    """The files of an archive of an image by their paths; None for an archive of a root file
+    system."""
     packed.seek(0)
     parts = {}
     for _, member in members(Stream(packed, budget)):
@@ -255,7 +299,9 @@ def _layers(read: Read, name: str, root: Path, budget: Budget) -> dict[str, Any]
     described = _json(read, path)
     digests = (described.get("rootfs") or {}).get("diff_ids") or [None] * len(layers)
     if len(digests) != len(layers):
-        raise ConfigError(f"it is damaged: it has {len(layers)} layers, and its {path} names {len(digests)}")
+        raise ConfigError(
+            f"it is damaged: it has {len(layers)} layers, and its {path} names {len(digests)}"
+        )
     for layer, digest in zip(layers, digests, strict=True):
         with _checked(read, layer) as file, decompressed(file) as content:
             stream = Stream(content, budget)
@@ -279,7 +325,10 @@ def _of_layout(read: Read, name: str) -> tuple[str, list[str]]:
     described = _only_fitting(_json(read, "index.json")["manifests"], is_named, name)
     manifest = _json(read, _blob(described))
     if "manifests" in manifest:
-        manifest = _json(read, _blob(_only_fitting(manifest["manifests"], is_for_this_machine, platform.machine())))
+        manifest = _json(
+            read,
+            _blob(_only_fitting(manifest["manifests"], is_for_this_machine, platform.machine())),
+        )
     return _blob(manifest["config"]), [_blob(layer) for layer in manifest["layers"]]
 
 

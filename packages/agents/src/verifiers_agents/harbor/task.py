@@ -1,8 +1,9 @@
-"""Read a task folder of Harbor: ``task.toml``, ``instruction.md``, ``environment/``, ``tests/``, ``solution/``.
+"""Read a task folder of Harbor: ``task.toml``, ``instruction.md``, ``environment/``, ``tests/``,
+``solution/``.
 
-Promise: what a task asks for and this package cannot give is refused with the task, the key and a way out; a key that
-is unknown is refused too. ``waive`` names keys that may be ignored, such as ``"environment.network_mode"``. Reading
-executes nothing.
+Promise: what a task asks for and this package cannot give is refused with the task, the key and a
+way out; a key that is unknown is refused too. ``waive`` names keys that may be ignored, such as
+``"environment.network_mode"``. Reading executes nothing.
 
 *Source*: the package ``harbor`` 0.26.0 (``harbor.models.task.config``), Apache-2.0.
 """
@@ -32,13 +33,15 @@ _NETWORK = "the sandbox has no network"
 _ROOT_USERS = (None, "root", 0, "0")
 
 HONOURED = frozenset(
-    "schema_version version source artifacts agent.timeout_sec verifier.timeout_sec verifier.env verifier.collect "
-    "verifier.environment_mode environment.build_timeout_sec environment.docker_image environment.memory_mb "
-    "environment.memory environment.storage_mb environment.storage environment.cpus environment.env "
-    "environment.workdir environment.os solution.env agent.user verifier.user environment.network_mode "
-    "agent.network_mode verifier.network_mode environment.allow_internet environment.gpus".split()
+    "schema_version version source artifacts agent.timeout_sec verifier.timeout_sec verifier.env"
+    " verifier.collect verifier.environment_mode environment.build_timeout_sec"
+    " environment.docker_image environment.memory_mb environment.memory environment.storage_mb"
+    " environment.storage environment.cpus environment.env environment.workdir environment.os"
+    " solution.env agent.user verifier.user environment.network_mode agent.network_mode"
+    " verifier.network_mode environment.allow_internet environment.gpus".split()
 )
-"""Keys that are read; some of their values are refused. ``[task]`` and ``[metadata]`` may hold anything."""
+"""Keys that are read; some of their values are refused. ``[task]`` and ``[metadata]`` may hold
+anything."""
 REFUSED = {
     "environment.gpu_types": "the sandbox has no GPU",
     "environment.tpu": "the sandbox has no TPU",
@@ -65,7 +68,8 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """A command that runs in the agent's sandbox when the agent has ended, before the artifacts are copied."""
+    """A command that runs in the agent's sandbox when the agent has ended, before the artifacts are
+    copied."""
 
     command: str
     timeout_s: float
@@ -73,7 +77,8 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """A task folder. Times in seconds, sizes in MB; None where the task leaves the choice to the environment."""
+    """A task folder. Times in seconds, sizes in MB; None where the task leaves the choice to the
+    environment."""
 
     name: str
     folder: Path
@@ -112,18 +117,22 @@ def read_tasks(
     only: Collection[str] | None = None,
     waive: Collection[str] = (),
 ) -> list[HarborTask]:
-    """Read a task folder, or the task folders in a folder, by name; ``only`` these. *Raises* ConfigError."""
+    """Read a task folder, or the task folders in a folder, by name; ``only`` these. *Raises*
+    ConfigError."""
     folder = Path(path).expanduser()
     if (folder / "task.toml").is_file():
         return [read_task(folder, images, waive)]
     found = sorted(file.parent for file in folder.glob("*/task.toml")) if folder.is_dir() else []
     if not found:
         raise ConfigError(
-            f"{folder} is no task folder and holds none: a task folder has a file task.toml", path=str(folder)
+            f"{folder} is no task folder and holds none: a task folder has a file task.toml",
+            path=str(folder),
         )
     for name in only or ():
         if name not in (names := [one.name for one in found]):
-            raise ConfigError(f"there is no task {name!r} in {folder}{closest(name, names)}", path=str(folder))
+            raise ConfigError(
+                f"there is no task {name!r} in {folder}{closest(name, names)}", path=str(folder)
+            )
     return [read_task(one, images, waive) for one in found if only is None or one.name in only]
 
 
@@ -133,7 +142,9 @@ def read_task(folder: Path, images: ImageStore, waive: Collection[str] = ()) -> 
     try:
         config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / 'task.toml'} cannot be read: {error}", path=str(folder)) from error
+        raise ConfigError(
+            f"{folder / 'task.toml'} cannot be read: {error}", path=str(folder)
+        ) from error
     read = _Reader(folder.name, config, frozenset(waive))
     read.check_keys()
     _check_files(folder, read)
@@ -160,7 +171,8 @@ def read_task(folder: Path, images: ImageStore, waive: Collection[str] = ()) -> 
 
 
 class _Reader:
-    """The tables of one ``task.toml``. Every method *raises* ConfigError with the task and the key."""
+    """The tables of one ``task.toml``. Every method *raises* ConfigError with the
+    task and the key."""
 
     def __init__(self, name: str, config: Mapping[str, Any], waive: Collection[str]):
         self._name, self._config, self._waive = name, config, waive
@@ -175,7 +187,9 @@ class _Reader:
     def refuse(self, key: str, why: str, way_out: str | None = None) -> ConfigError:
         way_out = way_out or f'pass waive=["{key}"] to run the task without it'
         return ConfigError(
-            f"task {self._name}: {key} cannot be honoured: {why}; {way_out}", example_id=self._name, key=key
+            f"task {self._name}: {key} cannot be honoured: {why}; {way_out}",
+            example_id=self._name,
+            key=key,
         )
 
     def check_keys(self) -> None:
@@ -200,7 +214,9 @@ class _Reader:
             raise self.refuse("environment.os", "the sandbox runs Linux")
         cpus = self.number("environment.cpus") or 0
         if cpus > (os.cpu_count() or 1):
-            raise self.refuse("environment.cpus", f"the task needs {cpus:g} and this machine has {os.cpu_count()}")
+            raise self.refuse(
+                "environment.cpus", f"the task needs {cpus:g} and this machine has {os.cpu_count()}"
+            )
         version = self.get("schema_version") or self.get("version")
         if version is not None and not str(version).startswith("1."):
             raise self.refuse("schema_version", f"it is {version!r} and this package reads 1.x")
@@ -226,19 +242,27 @@ class _Reader:
             return None if number is None else int(number)
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([GMK])", older.strip().upper())
         if match is None:
-            raise ConfigError(f"task {self._name}: environment.{kind} is {older!r}; write a size such as '2G'")
+            raise ConfigError(
+                f"task {self._name}: environment.{kind} is {older!r}; write a size such as '2G'"
+            )
         return max(1, int(float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2]]))
 
     def variables(self, key: str) -> dict[str, str]:
-        """A table of variables; ``${NAME}`` and ``${NAME:-default}`` are filled from this process's environment."""
+        """A table of variables; ``${NAME}`` and ``${NAME:-default}`` are filled from this process's
+        environment."""
 
         def filled(match: re.Match[str]) -> str:
             value = os.environ.get(match[1], match[2])
             if value is None:
-                raise ConfigError(f"task {self._name}: {key} needs the variable {match[1]}, which is not set here")
+                raise ConfigError(
+                    f"task {self._name}: {key} needs the variable {match[1]}, which is not set here"
+                )
             return value
 
-        return {str(name): _REFERENCE.sub(filled, str(value)) for name, value in (self.get(key) or {}).items()}
+        return {
+            str(name): _REFERENCE.sub(filled, str(value))
+            for name, value in (self.get(key) or {}).items()
+        }
 
     def turns(self) -> int | None:
         value = self.number("metadata.max_turns")
@@ -260,7 +284,9 @@ class _Reader:
             if given.get("service", "main") != "main":
                 raise self.refuse("artifacts", "a task has one service")
             if not source.startswith("/") or ".." in source.split("/") or source.rstrip("/") == "":
-                raise ConfigError(f"task {self._name}: the artifact {source!r} must be an absolute path below /")
+                raise ConfigError(
+                    f"task {self._name}: the artifact {source!r} must be an absolute path below /"
+                )
             found.append(Artifact(source.rstrip("/"), tuple(map(str, given.get("exclude", ())))))
         return tuple(found)
 
@@ -278,7 +304,9 @@ def _keys(config: Mapping[str, Any]) -> list[str]:
 def _check_files(folder: Path, read: _Reader) -> None:
     for name in ("instruction.md", "tests/test.sh"):
         if not (folder / name).is_file():
-            raise ConfigError(f"task {folder.name}: {folder / name} is missing", example_id=folder.name)
+            raise ConfigError(
+                f"task {folder.name}: {folder / name} is missing", example_id=folder.name
+            )
     for name in (
         "environment/docker-compose.yaml",
         "environment/.dockerignore",
@@ -289,24 +317,36 @@ def _check_files(folder: Path, read: _Reader) -> None:
         if (folder / name).exists():
             raise read.refuse(name, "it is not supported", "delete it, or leave the task out")
     for path in folder.rglob("*"):
-        if path.name == ".harborignore":  # Harbor then leaves files out of tests/ and solution/: other checks would run
+        if (
+            path.name == ".harborignore"
+        ):  # Harbor then leaves files out of tests/ and solution/: other checks would run
             name = path.relative_to(folder).as_posix()
             raise read.refuse(name, "it is not supported", "delete it and the files that it names")
         if path.is_symlink() and not path.resolve().is_relative_to(folder):
-            raise ConfigError(f"task {folder.name}: the link {path} leaves the task folder", example_id=folder.name)
+            raise ConfigError(
+                f"task {folder.name}: the link {path} leaves the task folder",
+                example_id=folder.name,
+            )
 
 
 def _build_of(folder: Path, read: _Reader, images: ImageStore) -> Dockerfile:
-    """The Dockerfile, else a prebuilt image with the files of ``environment/``, else this machine's system programs."""
+    """The Dockerfile, else a prebuilt image with the files of ``environment/``, else this machine's
+    system programs."""
     context, workdir = folder / "environment", read.text("environment.workdir")
     if (context / "Dockerfile").is_file():
-        build = read_dockerfile(context / "Dockerfile", lambda image: building.start(image, images, folder.name))
+        build = read_dockerfile(
+            context / "Dockerfile", lambda image: building.start(image, images, folder.name)
+        )
     else:
         image = read.text("environment.docker_image")
         build = building.start(image, images, folder.name) if image else Dockerfile()
         if any(context.glob("*")):
             if not build.image:
-                raise read.refuse("environment/", "files without a Dockerfile go nowhere", "add a Dockerfile with COPY")
+                raise read.refuse(
+                    "environment/",
+                    "files without a Dockerfile go nowhere",
+                    "add a Dockerfile with COPY",
+                )
             build.steps.append(Copy(((context, workdir or "/"),)))
     if workdir is not None:
         build.workdir = workdir
@@ -321,5 +361,7 @@ def _digest(folder: Path) -> str:
         if path.is_file() and "__pycache__" not in path.parts:
             content = path.read_bytes()
             executable = os.access(path, os.X_OK)
-            digest.update(f"{path.relative_to(folder)}\0{executable}\0{len(content)}\0".encode() + content)
+            digest.update(
+                f"{path.relative_to(folder)}\0{executable}\0{len(content)}\0".encode() + content
+            )
     return digest.hexdigest()[:16]

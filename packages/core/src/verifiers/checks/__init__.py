@@ -3,12 +3,14 @@
     report = vf.check_environment("reverse-text")
     assert report.ok, report
 
-Builds the environment twice, reads its rows, and runs rollouts of a few examples with scripted models that reply with
-the empty string, plain text, an echo, and the example's answer in the expected format. Needs no key and no model; tools
-are really called. Each finding has a code, a place and a fix. The check itself changes and writes nothing; the
-environment's hooks and tools have their usual side effects.
+Builds the environment twice, reads its rows, and runs rollouts of a few examples with scripted
+models that reply with the empty string, plain text, an echo, and the example's answer in the
+expected format. Needs no key and no model; tools are really called. Each finding has a code, a
+place and a fix. The check itself changes and writes nothing; the environment's hooks and tools have
+their usual side effects.
 
-Limits: it cannot judge whether a task is worth learning, and it covers only code paths that a scripted reply reaches.
+Limits: it cannot judge whether a task is worth learning, and it covers only code paths that a
+scripted reply reaches.
 """
 
 from __future__ import annotations
@@ -20,8 +22,20 @@ from verifiers.checks.data import Data, check_data, check_same_again, fingerprin
 from verifiers.checks.loading import Loaded, load
 from verifiers.checks.outcomes import HOOK, check_rollout, check_same_rollouts
 from verifiers.checks.playing import RolloutRunner, check_marks
-from verifiers.checks.report import CheckReport, Finding, Findings, error_text, raised_at, running_at
-from verifiers.checks.rubrics import check_format_rewards, check_functions, check_rewards, check_scoring
+from verifiers.checks.report import (
+    CheckReport,
+    Finding,
+    Findings,
+    error_text,
+    raised_at,
+    running_at,
+)
+from verifiers.checks.rubrics import (
+    check_format_rewards,
+    check_functions,
+    check_rewards,
+    check_scoring,
+)
 from verifiers.checks.watched import Hanging, run_watched
 from verifiers.clients import client_and_model
 from verifiers.clients.protocol import ClientLike, ModelLike
@@ -55,16 +69,16 @@ def check_environment(
     """Check an environment: an id, an ``Environment``, or a function that returns one. Blocks.
 
     Args:
-        env_or_id: An id, an ``Environment``, or a function that returns one. An environment passed as an object
-            is not closed.
+        env_or_id: An id, an ``Environment``, or a function that returns one. An environment passed
+            as an object is not closed.
         n: Examples that are run, with four scripted models, or once with ``client``.
         client: Client of a model to run them with.
         seed: Chooses the examples.
         timeout_s: Time limit of each rollout, in seconds.
         model: Name of the model, with ``client``.
 
-    Raises ``UnknownEnvironment`` for an unknown id, ``ConfigError`` for invalid arguments or an unusable client;
-    every other problem is in the report.
+    Raises ``UnknownEnvironment`` for an unknown id, ``ConfigError`` for invalid arguments or an
+    unusable client; every other problem is in the report.
 
     >>> report = vf.check_environment(vf.SingleTurnEnv(dataset=[{"question": "1 + 1", "answer": "2"}]), n=1)
     >>> report.ok, [finding.code for finding in report.errors]
@@ -95,7 +109,8 @@ async def a_check_environment(
 ) -> CheckReport:
     """``check_environment`` as a coroutine, in the caller's event loop.
 
-    A hook that blocks the event loop blocks this call too; only ``check_environment`` detects and reports it.
+    A hook that blocks the event loop blocks this call too; only ``check_environment`` detects and
+    reports it.
     """
     check = _begin(env_or_id, n, client, seed, timeout_s, model)
     await check.run()
@@ -110,11 +125,14 @@ def _begin(
     timeout_s: float,
     model: ModelLike | None,
 ) -> _Check:
-    """Check the arguments and build the environment on the caller's thread: a constructor may need the main thread."""
+    """Check the arguments and build the environment on the caller's thread: a constructor may need
+    the main thread."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ConfigError(f"n is {n!r}; it must be a whole number, at least 1", key="n")
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
-        raise ConfigError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds", key="timeout_s")
+        raise ConfigError(
+            f"timeout_s is {timeout_s!r}; it must be a positive number of seconds", key="timeout_s"
+        )
     if client is not None:
         client_and_model(client, model)
     findings = Findings()
@@ -135,7 +153,13 @@ class _Check:
         model: ModelLike | None,
     ):
         self.loaded, self.findings = loaded, findings
-        self.n, self.client, self.seed, self.timeout_s, self.model = n, client, seed, timeout_s, model
+        self.n, self.client, self.seed, self.timeout_s, self.model = (
+            n,
+            client,
+            seed,
+            timeout_s,
+            model,
+        )
         self.is_running = False
 
     async def run(self) -> None:
@@ -168,7 +192,9 @@ class _Check:
         step = max(1, len(data.examples) // self.n)
         examples = data.examples[self.seed % step :: step][: self.n]
         before = self._rows(env, data)
-        runner = RolloutRunner(env, self.findings, self.timeout_s, self.seed, self.client, self.model)
+        runner = RolloutRunner(
+            env, self.findings, self.timeout_s, self.seed, self.client, self.model
+        )
         self.is_running = True
         rollouts = await runner.run(examples)
         self.is_running = False
@@ -178,9 +204,13 @@ class _Check:
         states = [rollout.state for rollout in rollouts]
         check_rewards(env, states, self.client is None, self.findings)
         check_format_rewards(
-            env, [rollout.state for rollout in rollouts if rollout.policy == "plain text"], self.findings
+            env,
+            [rollout.state for rollout in rollouts if rollout.policy == "plain text"],
+            self.findings,
         )
-        comparable = not any(state["error"] for state in states) and not any(map(runner.had_no_end, rollouts))
+        comparable = not any(state["error"] for state in states) and not any(
+            map(runner.had_no_end, rollouts)
+        )
         if rollouts and comparable and self.client is None:
             check_same_rollouts(env, rollouts, await runner.again(rollouts), self.findings)
         if self._rows(env, data) != before:
@@ -188,7 +218,8 @@ class _Check:
                 "row-changed-by-a-rollout",
                 "rollouts changed rows of the dataset",
                 type(env).__name__,
-                "change the state of the rollout, which has its own copy of the row, never objects that rollouts share",
+                "change the state of the rollout, which has its own copy of the row, never objects"
+                " that rollouts share",
             )
 
     def _rows(self, env: Environment, data: Data) -> tuple[list[str], bytes]:

@@ -1,13 +1,16 @@
-"""Check that a chat template only appends: ``check_increasing_context`` renders a conversation turn by turn.
+"""Check that a chat template only appends: ``check_increasing_context`` renders a conversation turn
+by turn.
 
-Invariant: for every model turn, the token ids of its prompt followed by those of its completion's text are a prefix of
-the next turn's prompt. Otherwise the report names the first token that differs, with the tokens around it in both
-renderings. A template that drops earlier ``<think>`` parts fails: the turns of a rollout then share no prefix, and a
-trainer has to train every turn as a separate sample.
+Invariant: for every model turn, the token ids of its prompt followed by those of its completion's
+text are a prefix of the next turn's prompt. Otherwise the report names the first token that
+differs, with the tokens around it in both renderings. A template that drops earlier ``<think>``
+parts fails: the turns of a rollout then share no prefix, and a trainer has to train every turn as a
+separate sample.
 
-Needs no model. Tool calls are compared only from the following prompt on, because the model's spelling of a call is
-unknown here. The last token of a completion is not compared, because a tokenizer may merge it with the text that
-follows. ``results`` and the trainer merge or fork recorded token ids.
+Needs no model. Tool calls are compared only from the following prompt on, because the model's
+spelling of a call is unknown here. The last token of a completion is not compared, because a
+tokenizer may merge it with the text that follows. ``results`` and the trainer merge or fork
+recorded token ids.
 """
 
 from __future__ import annotations
@@ -26,14 +29,18 @@ AROUND = 8
 """Tokens shown on either side of a difference."""
 
 CONSEQUENCE = (
-    " With this template every turn of a multi-turn rollout is a separate sample: correct, but the shared tokens are "
-    "computed again for each turn. Single-turn environments are not affected."
+    " With this template every turn of a multi-turn rollout is a separate sample: correct, but the"
+    " shared tokens are computed again for each turn. Single-turn environments are not affected."
 )
 ADVICE = {
-    "think": "The template changes or drops earlier <think> parts: use a chat template that keeps them." + CONSEQUENCE,
+    "think": (
+        "The template changes or drops earlier <think> parts: use a chat template that keeps them."
+        + CONSEQUENCE
+    ),
     "generation prompt": (
-        "The template opens an assistant message in the history differently from the generation prompt: make it open "
-        "every assistant message as add_generation_prompt=True does." + CONSEQUENCE
+        "The template opens an assistant message in the history differently from the generation"
+        " prompt: make it open every assistant message as add_generation_prompt=True does."
+        + CONSEQUENCE
     ),
     "other": "The template rewrites earlier messages: use one that only appends." + CONSEQUENCE,
 }
@@ -43,7 +50,11 @@ WEATHER = {
     "function": {
         "name": "get_weather",
         "description": "The weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 """The tool of the default conversations when none are given."""
@@ -69,7 +80,8 @@ class Difference:
     turn: int
     """Index of the model turn (from 0) whose prompt does not begin with the earlier rendering."""
     part: str
-    """The part that differs: "conversation", "generation prompt", or "answer" (the previous turn's completion)."""
+    """The part that differs: "conversation", "generation prompt", or "answer" (the previous turn's
+    completion)."""
     position: int
     """Index of the first token that differs."""
     before: TokenWindow
@@ -77,10 +89,10 @@ class Difference:
 
     def __str__(self) -> str:
         return (
-            f"conversation {self.conversation!r}: the prompt of turn {self.turn} does not begin with the previous "
-            f"rendering; the {self.part} differs at token {self.position}\n"
-            f"    before: {list(self.before.ids)} {self.before.text!r}\n"
-            f"    after:  {list(self.after.ids)} {self.after.text!r}"
+            f"conversation {self.conversation!r}: the prompt of turn {self.turn} does not begin"
+            f" with the previous rendering; the {self.part} differs at token {self.position}\n   "
+            f" before: {list(self.before.ids)} {self.before.text!r}\n    after: "
+            f" {list(self.after.ids)} {self.after.text!r}"
         )
 
 
@@ -117,22 +129,29 @@ class ContextReport:
         lines = [f"the chat template {'only appends' if self.ok else 'does NOT only append'}"]
         failed = {difference.conversation for difference in self.differences}
         lines += [f"  {name}: {'differs' if name in failed else 'ok'}" for name in self.checked]
-        lines += [f"  {name}: not rendered, the template raised {message}" for name, message in self.refused]
+        lines += [
+            f"  {name}: not rendered, the template raised {message}"
+            for name, message in self.refused
+        ]
         lines += [str(difference) for difference in self.differences]
         return "\n".join([*lines, self.advice] if self.advice else lines)
 
 
 def check_increasing_context(
-    tokenizer: object, messages: Sequence[Any] | None = None, tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: object,
+    messages: Sequence[Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> ContextReport:
-    """Check that every rendering of a growing conversation begins with the previous rendering, token by token.
+    """Check that every rendering of a growing conversation begins with the previous rendering,
+    token by token.
 
-    ``tokenizer``: anything with ``apply_chat_template``. ``messages``: a conversation with at least one assistant
-    message; default: four that hold plain text, ``<think>`` parts, tool calls with results, and both. ``tools`` are
-    rendered with the conversation, and the default tool calls call the first of them.
+    ``tokenizer``: anything with ``apply_chat_template``. ``messages``: a conversation with at least
+    one assistant message; default: four that hold plain text, ``<think>`` parts, tool calls with
+    results, and both. ``tools`` are rendered with the conversation, and the default tool calls call
+    the first of them.
 
-    Raises ``ConfigError`` without a chat template, without an assistant message, and when the template cannot render
-    ``messages`` or the plain-text conversation.
+    Raises ``ConfigError`` without a chat template, without an assistant message, and when the
+    template cannot render ``messages`` or the plain-text conversation.
 
     >>> from verifiers.testing import ByteTokenizer
     >>> check_increasing_context(ByteTokenizer()).ok, check_increasing_context(ByteTokenizer(keep_reasoning=False)).ok
@@ -140,7 +159,8 @@ def check_increasing_context(
     """
     if not callable(getattr(tokenizer, "apply_chat_template", None)):
         raise ConfigError(
-            f"{type(tokenizer).__name__} has no apply_chat_template; pass a tokenizer with a chat template"
+            f"{type(tokenizer).__name__} has no apply_chat_template; pass a tokenizer with a chat"
+            " template"
         )
     tool_dicts = None if tools is None else [dict(tool) for tool in tools]
     checked: list[str] = []
@@ -149,10 +169,14 @@ def check_increasing_context(
     for name, conversation, offered in _conversations(messages, tool_dicts):
         try:
             difference = _first_difference(_Renderer(tokenizer, offered), name, conversation)
-        except Exception as error:  # a template may raise anything, for example to reject a role; it is reported
+        except (
+            Exception
+        ) as error:  # a template may raise anything, for example to reject a role; it is reported
             message = f"{type(error).__name__}: {error}"
             if name in ("given", "plain"):
-                raise ConfigError(f"the chat template cannot render the conversation {name!r}: {message}") from error
+                raise ConfigError(
+                    f"the chat template cannot render the conversation {name!r}: {message}"
+                ) from error
             refused.append((name, message))
             continue
         checked.append(name)
@@ -161,18 +185,23 @@ def check_increasing_context(
     return ContextReport(tuple(checked), tuple(differences), tuple(refused))
 
 
-# --- conversations -----------------------------------------------------------------------------------------------
+# --- conversations --------------------------------------------------------------------------------
 
 
 def _conversations(
     messages: Sequence[Any] | None, tools: list[dict[str, Any]] | None
 ) -> Iterator[tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    """(name, messages, tools) of each conversation to check. No system message: some templates reject one."""
+    """(name, messages, tools) of each conversation to check. No system message: some templates
+    reject one."""
     if messages is not None:
         conversation = [_plain(message) for message in normalize_chat(list(messages))]
         if not any(message["role"] == "assistant" for message in conversation):
             raise ConfigError("messages contain no assistant message; the check needs at least one")
-        yield "given", conversation if conversation[-1]["role"] != "assistant" else [*conversation, THANKS], tools
+        yield (
+            "given",
+            conversation if conversation[-1]["role"] != "assistant" else [*conversation, THANKS],
+            tools,
+        )
         return
     first, second = _user("What is 2 + 2?"), _user("And 3 + 3?")
     yield "plain", [first, _assistant("It is 4."), second, _assistant("It is 6."), THANKS], tools
@@ -188,8 +217,15 @@ def _conversations(
         tools,
     )
     offered = tools or [WEATHER]
-    for name, thought in (("tools", ""), ("think and tools", "<think>\nI should look.\n</think>\n\n")):
-        call: dict[str, Any] = {"id": "call00001", "type": "function", "function": _call_of(offered[0])}
+    for name, thought in (
+        ("tools", ""),
+        ("think and tools", "<think>\nI should look.\n</think>\n\n"),
+    ):
+        call: dict[str, Any] = {
+            "id": "call00001",
+            "type": "function",
+            "function": _call_of(offered[0]),
+        }
         yield (
             name,
             [
@@ -212,7 +248,10 @@ def _conversations(
 
 def _call_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool.get("function") or tool
-    return {"name": function["name"], "arguments": example_arguments(function.get("parameters") or {})}
+    return {
+        "name": function["name"],
+        "arguments": example_arguments(function.get("parameters") or {}),
+    }
 
 
 def _user(text: str) -> dict[str, Any]:
@@ -241,7 +280,7 @@ def _object(arguments: str) -> Any:
         return arguments
 
 
-# --- rendering and comparing ----------------------------------------------------------------------------------------
+# --- rendering and comparing ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +292,16 @@ class _Renderer:
         """Token ids of a conversation, from any container that tokenizers return."""
         return self._flat(
             self.tokenizer.apply_chat_template(
-                list(messages), tools=self.tools, add_generation_prompt=generation_prompt, tokenize=True
+                list(messages),
+                tools=self.tools,
+                add_generation_prompt=generation_prompt,
+                tokenize=True,
             )
         )
 
     def answer_ids(self, message: Mapping[str, Any]) -> list[int]:
-        """Token ids of a completion's text, without the last: a tokenizer may merge it with the text that follows."""
+        """Token ids of a completion's text, without the last: a tokenizer may merge it with the
+        text that follows."""
         text = message["content"]
         return self._encoded(text.rstrip())[:-1] if isinstance(text, str) else []
 
@@ -281,14 +324,23 @@ class _Renderer:
         return list(ids[0]) if ids and isinstance(ids[0], list | tuple) else ids
 
 
-def _first_difference(renderer: _Renderer, conversation: str, messages: list[dict[str, Any]]) -> Difference | None:
+def _first_difference(
+    renderer: _Renderer, conversation: str, messages: list[dict[str, Any]]
+) -> Difference | None:
     starts = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    for turn, (start, following) in enumerate(zip(starts, [*starts[1:], len(messages)], strict=True), 1):
+    for turn, (start, following) in enumerate(
+        zip(starts, [*starts[1:], len(messages)], strict=True), 1
+    ):
         prompt = renderer.ids(messages[:start])
-        before, after = prompt + renderer.answer_ids(messages[start]), renderer.ids(messages[:following])
+        before, after = (
+            prompt + renderer.answer_ids(messages[start]),
+            renderer.ids(messages[:following]),
+        )
         if after[: len(before)] == before:
             continue
-        unequal = (at for at, (old, new) in enumerate(zip(before, after, strict=False)) if old != new)
+        unequal = (
+            at for at, (old, new) in enumerate(zip(before, after, strict=False)) if old != new
+        )
         position = next(unequal, min(len(before), len(after)))
         if position >= len(prompt):
             part = "answer"

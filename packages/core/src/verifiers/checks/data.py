@@ -1,6 +1,8 @@
-"""Check an environment's rows: they are readable, repeatable, and have the columns that the rubric needs.
+"""Check an environment's rows: they are readable, repeatable, and have the columns that the rubric
+needs.
 
-Samples at most ``MAX_ROWS`` evenly spaced rows of a set; the report notes when a set has more. Runs no rollout.
+Samples at most ``MAX_ROWS`` evenly spaced rows of a set; the report notes when a set has more. Runs
+no rollout.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ class Data:
 def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
     """Read and check the rows."""
     num_errors = len(findings.errors)
-    train = readable(env.train_table, "the training set", findings) if env.train_table is not None else ()
+    train = (
+        readable(env.train_table, "the training set", findings)
+        if env.train_table is not None
+        else ()
+    )
     if isinstance(env, EnvGroup):  # the rows are those of the members, which are checked one by one
         return Data(train, (), is_repeatable=True)
     held_out: tuple[Example, ...] = ()
@@ -86,12 +92,14 @@ def check_same_again(env: Environment, again: Environment, findings: Findings) -
                 "unseeded-randomness",
                 f"built twice with the same arguments, the environment has different {kind} rows",
                 f"the {kind} set",
-                "draw them with a generator of a fixed seed: random.Random(seed), dataset.shuffle(seed=seed)",
+                "draw them with a generator of a fixed seed: random.Random(seed),"
+                " dataset.shuffle(seed=seed)",
             )
 
 
 def readable(table: Table, which: str, findings: Findings) -> tuple[Example, ...]:
-    """The readable rows of the sample; each kind of failure is reported once, with its number of rows."""
+    """The readable rows of the sample; each kind of failure is reported once, with its number of
+    rows."""
     try:
         size = len(table)
     except Exception as error:  # noqa: BLE001  a dataset builder may raise anything; it is reported
@@ -130,13 +138,21 @@ def _code_of(error: BaseException) -> str:
 
 
 _FIXES = {
-    "no-prompt-question": "give rows a column 'prompt' or 'question', or name the column: question_key='…'",
-    "row-not-serialisable": "keep text, numbers, lists and dicts in rows, and build objects from them in setup_state",
-    "dataset-unreadable": "pass dataset= readable rows; the docstring of Environment lists the accepted types",
+    "no-prompt-question": (
+        "give rows a column 'prompt' or 'question', or name the column: question_key='…'"
+    ),
+    "row-not-serialisable": (
+        "keep text, numbers, lists and dicts in rows, and build objects from them in setup_state"
+    ),
+    "dataset-unreadable": (
+        "pass dataset= readable rows; the docstring of Environment lists the accepted types"
+    ),
 }
 
 
-def _report_unreadable(error: BaseException, which: str, findings: Findings, count: int = 1) -> None:
+def _report_unreadable(
+    error: BaseException, which: str, findings: Findings, count: int = 1
+) -> None:
     code = _code_of(error)
     more = f" ({count} rows of {which} have this problem)" if count > 1 else ""
     place = which if isinstance(error, DatasetError) else raised_at(error, which)
@@ -153,7 +169,9 @@ def _no_eval_set(env: Environment, findings: Findings) -> None:
     )
 
 
-def _check_overlap(env: Environment, train: Sequence[Example], held_out: Sequence[Example], findings: Findings) -> None:
+def _check_overlap(
+    env: Environment, train: Sequence[Example], held_out: Sequence[Example], findings: Findings
+) -> None:
     seen = {example.hash for example in train}
     shared = [example for example in held_out if example.hash in seen]
     if not shared:
@@ -163,7 +181,8 @@ def _check_overlap(env: Environment, train: Sequence[Example], held_out: Sequenc
         return
     findings.warn(
         "train-and-eval-overlap",
-        f"{len(shared)} of {len(held_out)} evaluation rows are also training rows (first: {shared[0].example_id})",
+        f"{len(shared)} of {len(held_out)} evaluation rows are also training rows (first:"
+        f" {shared[0].example_id})",
         "the evaluation set",
         "split the rows, for example dataset.train_test_split(test_size=0.1, seed=0)",
     )
@@ -185,8 +204,8 @@ def _check_repeatable(env: Environment, findings: Findings, n: int, seed: int) -
     if not repeatable:
         findings.error(
             "get-dataset-not-repeatable",
-            f"get_dataset({n}, seed={seed}) returns other rows the second time, or changes the result of "
-            f"get_dataset({n})",
+            f"get_dataset({n}, seed={seed}) returns other rows the second time, or changes the"
+            f" result of get_dataset({n})",
             place,
             "shuffle a copy with the seed argument: dataset.shuffle(seed=seed)",
         )
@@ -199,25 +218,35 @@ def _check_prompts(env: Environment, examples: Sequence[Example], findings: Find
         if long := [size for size in sizes if size > env.max_seq_len]:
             findings.warn(
                 "prompts-over-max-seq-len",
-                f"{len(long)} of {len(prompts)} prompts have more than max_seq_len={env.max_seq_len} tokens (the "
-                f"longest about {max(long)}, at {CHARS_PER_TOKEN} characters a token)",
+                f"{len(long)} of {len(prompts)} prompts have more than"
+                f" max_seq_len={env.max_seq_len} tokens (the longest about {max(long)}, at"
+                f" {CHARS_PER_TOKEN} characters a token)",
                 "the dataset",
-                "raise max_seq_len, or leave these rows out: their rollouts end without a completion",
+                "raise max_seq_len, or leave these rows out: their rollouts end without a"
+                " completion",
             )
     if env.system_prompt and env.message_type == "chat":
-        twice = [prompt for prompt in prompts if _has_second_system_prompt(prompt, env.system_prompt)]
+        twice = [
+            prompt for prompt in prompts if _has_second_system_prompt(prompt, env.system_prompt)
+        ]
         if twice:
             findings.warn(
                 "system-prompt-given-twice",
-                f"{len(twice)} of {len(prompts)} prompts contain a system prompt, and the environment has one too",
+                f"{len(twice)} of {len(prompts)} prompts contain a system prompt, and the"
+                " environment has one too",
                 "the dataset",
-                "remove it from the rows or from the environment: a row's system prompt replaces the environment's",
+                "remove it from the rows or from the environment: a row's system prompt replaces"
+                " the environment's",
             )
 
 
 def _has_second_system_prompt(prompt: Any, system_prompt: str) -> bool:
     texts, roles = _texts(prompt), [message["role"] for message in prompt]
-    return texts[0] != system_prompt or roles.count("system") > 1 or any(system_prompt in text for text in texts[1:])
+    return (
+        texts[0] != system_prompt
+        or roles.count("system") > 1
+        or any(system_prompt in text for text in texts[1:])
+    )
 
 
 def _texts(prompt: Messages) -> list[str]:
@@ -230,7 +259,8 @@ def _check_answers(env: Environment, examples: Sequence[Example], findings: Find
     if functions and without:
         findings.warn(
             "no-answer-although-a-function-wants-it",
-            f"{without} of {len(examples)} rows have no answer, and {', '.join(functions)} requires it",
+            f"{without} of {len(examples)} rows have no answer, and {', '.join(functions)}"
+            " requires it",
             "the dataset",
             "fill the column 'answer', or name the column: answer_key='…'",
         )

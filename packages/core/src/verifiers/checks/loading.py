@@ -1,8 +1,8 @@
 """Build the environment under check twice, and detect the side effects of building it.
 
-The first build shows that it can be built. The second, with every module imported, shows the side effects and whether
-the result is repeatable. The loader and constructor of an ``Environment`` passed as an object are not checked; the
-report notes this.
+The first build shows that it can be built. The second, with every module imported, shows the side
+effects and whether the result is repeatable. The loader and constructor of an ``Environment``
+passed as an object are not checked; the report notes this.
 """
 
 from __future__ import annotations
@@ -23,20 +23,33 @@ Loader = Callable[..., Any]
 
 _CODES = (
     (re.compile(r"two reward functions are named|two tools are called"), "duplicate-function-name"),
-    (re.compile(r"no JSON schema can be derived|annotation of the tool|\b(the|a) tool\b"), "tool-schema-not-derivable"),
+    (
+        re.compile(r"no JSON schema can be derived|annotation of the tool|\b(the|a) tool\b"),
+        "tool-schema-not-derivable",
+    ),
     (
         re.compile(
-            r"arguments are passed by name|has no readable signature|\(one rollout\) and|scores a group and gets"
+            r"arguments are passed by name|has no readable signature|\(one rollout\) and|scores a"
+            r" group and gets"
         ),
         "reward-parameter-that-cannot-be-injected",
     ),
 )
-"""Pattern in the text of a ``ConfigError`` -> code of the finding. Without a match: ``not-loadable``."""
+"""Pattern in the text of a ``ConfigError`` -> code of the finding. Without a match:
+``not-loadable``."""
 _FIXES = {
-    "duplicate-function-name": "rename one of them: metrics and tools are identified by their functions' names",
-    "tool-schema-not-derivable": "annotate every parameter with a JSON type, or hide it: add_tool(…, args_to_skip=[…])",
-    "reward-parameter-that-cannot-be-injected": "declare the names that the function requires, or **kwargs",
-    "not-loadable": "make load_environment return a verifiers.Environment when it is called without arguments",
+    "duplicate-function-name": (
+        "rename one of them: metrics and tools are identified by their functions' names"
+    ),
+    "tool-schema-not-derivable": (
+        "annotate every parameter with a JSON type, or hide it: add_tool(…, args_to_skip=[…])"
+    ),
+    "reward-parameter-that-cannot-be-injected": (
+        "declare the names that the function requires, or **kwargs"
+    ),
+    "not-loadable": (
+        "make load_environment return a verifiers.Environment when it is called without arguments"
+    ),
 }
 
 
@@ -52,16 +65,22 @@ class Loaded:
 
 
 def load(env_or_id: object, findings: Findings) -> Loaded:
-    """Build the environment to check. Raises ``UnknownEnvironment`` for an unknown id; reports other failures."""
+    """Build the environment to check. Raises ``UnknownEnvironment`` for an unknown id; reports
+    other failures."""
     if isinstance(env_or_id, Environment):
-        findings.note("the loader and the constructor were not checked: pass the environment's id instead of an object")
+        findings.note(
+            "the loader and the constructor were not checked: pass the environment's id instead of"
+            " an object"
+        )
         return Loaded(env_or_id.env_id or type(env_or_id).__name__, env_or_id)
     if isinstance(env_or_id, str):
         name, loader = env_or_id, lambda: registry.load_environment(env_or_id)
     elif callable(env_or_id):
         name, loader = getattr(env_or_id, "__qualname__", type(env_or_id).__name__), env_or_id
     else:
-        raise ConfigError(f"check_environment takes an environment or an id, not {type(env_or_id).__name__}")
+        raise ConfigError(
+            f"check_environment takes an environment or an id, not {type(env_or_id).__name__}"
+        )
     first = _build(name, loader, findings, Watch())
     if first is None:
         return Loaded(name, None)
@@ -79,13 +98,16 @@ def load(env_or_id: object, findings: Findings) -> Loaded:
     return Loaded(name, first, again, is_built_here=True)
 
 
-def _build(name: str, loader: Loader, findings: Findings, watch: Watch, is_second: bool = False) -> Environment | None:
+def _build(
+    name: str, loader: Loader, findings: Findings, watch: Watch, is_second: bool = False
+) -> Environment | None:
     try:
         with watch:
             env = loader()
     except UnknownEnvironment:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001  an author's loader may raise anything; reported
+    # an author's loader may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         _report_failure(name, error, findings, is_second)
         return None
     for effect in watch.effects:
@@ -93,7 +115,8 @@ def _build(name: str, loader: Loader, findings: Findings, watch: Watch, is_secon
             "constructor-side-effect",
             f"building the environment is not free of side effects: {effect}",
             f"{name}, {effect.removeprefix('it ')}",
-            "do it at the first rollout (@vf.setup, setup_state), or pass dataset= a function that reads the data",
+            "do it at the first rollout (@vf.setup, setup_state), or pass dataset= a function that"
+            " reads the data",
         )
     if not isinstance(env, Environment):
         _report_failure(name, TypeError(f"it returned {type(env).__name__}"), findings, is_second)
@@ -114,7 +137,10 @@ def _report_failure(name: str, error: BaseException, findings: Findings, is_seco
         return
     code = next((code for pattern, code in _CODES if pattern.search(str(error))), "not-loadable")
     findings.error(
-        code, error_text(error), place, _FIXES[code] if isinstance(error, ConfigError) else _FIXES["not-loadable"]
+        code,
+        error_text(error),
+        place,
+        _FIXES[code] if isinstance(error, ConfigError) else _FIXES["not-loadable"],
     )
 
 
@@ -126,7 +152,8 @@ def _loader_of(env_or_id: Loader | str) -> Loader:
 
 
 def _check_annotations(loader: Loader, findings: Findings) -> None:
-    """Warn about loader parameters without a type: commands convert arguments by the loader's annotations."""
+    """Warn about loader parameters without a type: commands convert arguments by the loader's
+    annotations."""
     try:
         parameters = inspect.signature(loader).parameters.values()
     except (TypeError, ValueError):  # no readable signature: nothing to check
@@ -137,5 +164,6 @@ def _check_annotations(loader: Loader, findings: Findings) -> None:
             "argument-without-type",
             f"load_environment declares {', '.join(untyped)} without a type",
             place_of(loader),
-            f"annotate it, for example {untyped[0]}: int = 0: commands convert and check arguments by their types",
+            f"annotate it, for example {untyped[0]}: int = 0: commands convert and check arguments"
+            " by their types",
         )

@@ -1,4 +1,5 @@
-"""Check single rollouts: how they ended, the types their hooks returned, and whether they can be saved.
+"""Check single rollouts: how they ended, the types their hooks returned, and whether they can be
+saved.
 
 Evaluates the environment's stop conditions once more after a rollout; runs no rollout.
 """
@@ -33,7 +34,9 @@ class PolicyRollout:
     state: State
 
 
-async def check_rollout(env: Environment, rollout: PolicyRollout, findings: Findings, timeout_s: float) -> None:
+async def check_rollout(
+    env: Environment, rollout: PolicyRollout, findings: Findings, timeout_s: float
+) -> None:
     """Report how one rollout ended, and which of its values cannot be saved."""
     state, error = rollout.state, rollout.state["error"]
     who = f"example {rollout.example.example_id}, {rollout.policy}"
@@ -53,7 +56,8 @@ async def check_rollout(env: Environment, rollout: PolicyRollout, findings: Find
             "rollout-fails",
             f"a rollout ended in {error_text(error)} ({who})",
             raised_at(error.__cause__ or error, place_of(type(env))),
-            "make its dependencies available; if the model caused it, raise an error class with scorable = True",
+            "make its dependencies available; if the model caused it, raise an error class with"
+            " scorable = True",
         )
     elif hit_turn_guard(env, state):
         findings.error(
@@ -73,7 +77,11 @@ def hit_turn_guard(env: Environment, state: State) -> bool:
 
 
 def _report_timeout(
-    env: Environment, rollout: PolicyRollout, error: RolloutTimeout, findings: Findings, timeout_s: float
+    env: Environment,
+    rollout: PolicyRollout,
+    error: RolloutTimeout,
+    findings: Findings,
+    timeout_s: float,
 ) -> None:
     turns = len(rollout.state["trajectory"])
     if rollout.policy == "client" and error.waiting_for == "the model":
@@ -87,7 +95,8 @@ def _report_timeout(
     hook = error.waiting_for or ""
     findings.error(
         "stop-never-reached",
-        f"a rollout had not ended after {timeout_s:g} s and {turns} turns; it was waiting for {hook}",
+        f"a rollout had not ended after {timeout_s:g} s and {turns} turns; it was waiting for"
+        f" {hook}",
         method_place(env, hook) if hasattr(env, hook) else place_of(type(env)),
         "set max_turns= or timeout_seconds=, and give every wait in a hook a timeout",
     )
@@ -100,7 +109,10 @@ async def _check_types(env: Environment, state: State, findings: Findings) -> No
         try:
             holds = await maybe_await(condition(env, state))
         except Exception as error:  # noqa: BLE001  it worked during the rollout; this call only checks its type
-            findings.note(f"the stop condition {name} cannot be evaluated after a rollout: {error_text(error)}")
+            findings.note(
+                f"the stop condition {name} cannot be evaluated after a rollout:"
+                f" {error_text(error)}"
+            )
             continue
         if type(holds).__name__ not in ("bool", "bool_"):
             findings.error(
@@ -117,7 +129,8 @@ async def _check_types(env: Environment, state: State, findings: Findings) -> No
     if not readable:
         findings.error(
             HOOK,
-            f"state['completion'] is {type(state['completion']).__name__} after the rollout, not messages",
+            f"state['completion'] is {type(state['completion']).__name__} after the rollout, not"
+            " messages",
             method_place(env, "render_completion"),
             'set state["completion"] to a list of messages (text in completion mode)',
         )
@@ -135,7 +148,10 @@ def _check_row(state: State, findings: Findings) -> None:
     for name, value in state.items():
         is_author_key = name not in State.RESERVED and name not in state.input_columns
         if is_author_key and any(_markers(json_ready(value), "")):
-            findings.note(f"state[{name!r}] holds objects: hooks can use it, but it cannot be saved (state_columns)")
+            findings.note(
+                f"state[{name!r}] holds objects: hooks can use it, but it cannot be saved"
+                " (state_columns)"
+            )
 
 
 def _markers(value: object, path: str) -> Iterator[tuple[str, str]]:
@@ -152,13 +168,22 @@ def _markers(value: object, path: str) -> Iterator[tuple[str, str]]:
 
 
 def check_same_rollouts(
-    env: Environment, before: Sequence[PolicyRollout], after: Sequence[PolicyRollout], findings: Findings
+    env: Environment,
+    before: Sequence[PolicyRollout],
+    after: Sequence[PolicyRollout],
+    findings: Findings,
 ) -> None:
     """Warn when the same replies to the same example give a different result the second time."""
     names = ["completion", "stop_condition"]
-    if not env.rubric.has_group_rewards:  # group rewards depend on siblings, which are not run again
+    if (
+        not env.rubric.has_group_rewards
+    ):  # group rewards depend on siblings, which are not run again
         names.append("reward")
-    old = {rollout.example.example_id: rollout.state for rollout in before if rollout.policy == before[-1].policy}
+    old = {
+        rollout.example.example_id: rollout.state
+        for rollout in before
+        if rollout.policy == before[-1].policy
+    }
     for rollout in after:
         first, second = old[rollout.example.example_id], rollout.state
         for name in names:
@@ -166,9 +191,14 @@ def check_same_rollouts(
                 hook = "env_response" if name == "completion" else "rubric"
                 findings.warn(
                     "unseeded-randomness",
-                    f"the same replies to the same example gave a different {name} the second time (example "
-                    f"{rollout.example.example_id})",
-                    method_place(env, hook) if hook == "env_response" else place_of(type(env.rubric)),
-                    "draw from random.Random(…) seeded with state['example_id'], or with a column of the row",
+                    f"the same replies to the same example gave a different {name} the second time"
+                    f" (example {rollout.example.example_id})",
+                    (
+                        method_place(env, hook)
+                        if hook == "env_response"
+                        else place_of(type(env.rubric))
+                    ),
+                    "draw from random.Random(…) seeded with state['example_id'], or with a column"
+                    " of the row",
                 )
                 break

@@ -1,8 +1,8 @@
 """Run rollouts for a check, and verify that each runs its clean-up once.
 
-Every example is run with every scripted policy (siblings, scored as one group), or once with the caller's client.
-Rollouts of one policy run concurrently, policies one after another; after the first policy with a rollout that does not
-end, no further policy is run.
+Every example is run with every scripted policy (siblings, scored as one group), or once with the
+caller's client. Rollouts of one policy run concurrently, policies one after another; after the
+first policy with a rollout that does not end, no further policy is run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class RolloutRunner:
     model: Any = None
 
     async def run(self, examples: Sequence[Example]) -> list[PolicyRollout]:
-        """Run and score ``examples``; an error that would stop a whole run is reported, and ends this one."""
+        """Run and score ``examples``; an error that would stop a whole run is reported, and ends
+        this one."""
         rollouts: list[PolicyRollout] = []
         with _counted_cleanup(self.env) as counts:
             for policy in policies_of(self.env) if self.client is None else ("client",):
@@ -64,12 +65,15 @@ class RolloutRunner:
 
     def had_no_end(self, rollout: PolicyRollout) -> bool:
         """Whether only a limit of the check or of the run ended the rollout."""
-        return isinstance(rollout.state["error"], RolloutTimeout) or hit_turn_guard(self.env, rollout.state)
+        return isinstance(rollout.state["error"], RolloutTimeout) or hit_turn_guard(
+            self.env, rollout.state
+        )
 
     async def _side_by_side(self, policy: str, examples: Sequence[Example]) -> list[PolicyRollout]:
         progress = Progress()
         tasks = [
-            asyncio.ensure_future(self._one(policy, example, index, progress)) for index, example in enumerate(examples)
+            asyncio.ensure_future(self._one(policy, example, index, progress))
+            for index, example in enumerate(examples)
         ]
         done, late = await asyncio.wait(tasks, timeout=2 * self.timeout_s)
         for task in late:
@@ -80,12 +84,22 @@ class RolloutRunner:
                 self._report_late(progress, index)
             elif (error := task.exception()) is not None:
                 self._report_stopped(error)
-        finished = [(example, task) for example, task in zip(examples, tasks, strict=True) if task in done]
-        return [PolicyRollout(policy, example, task.result()) for example, task in finished if task.exception() is None]
+        finished = [
+            (example, task) for example, task in zip(examples, tasks, strict=True) if task in done
+        ]
+        return [
+            PolicyRollout(policy, example, task.result())
+            for example, task in finished
+            if task.exception() is None
+        ]
 
     async def _one(self, policy: str, example: Example, index: int, progress: Progress) -> State:
         scripted = self.client is None
-        client = ScriptedPolicy(policies_of(self.env)[policy], self.env, example) if scripted else self.client
+        client = (
+            ScriptedPolicy(policies_of(self.env)[policy], self.env, example)
+            if scripted
+            else self.client
+        )
         async with client_for(client, self.model) as (resolved, name):
             context = RunContext(
                 client=resolved,
@@ -106,7 +120,9 @@ class RolloutRunner:
             groups.setdefault(rollout.example.example_id, []).append(rollout.state)
         for states in groups.values():
             try:
-                await score_together(self.env, states, RunContext(None, "", score=self.env.score_rollouts))
+                await score_together(
+                    self.env, states, RunContext(None, "", score=self.env.score_rollouts)
+                )
             except VerifiersError as error:
                 self._report_stopped(error)
 
@@ -118,7 +134,8 @@ class RolloutRunner:
         code = "reward-function-fails" if waiting == "scoring" else "stop-never-reached"
         self.findings.error(
             code,
-            f"a rollout was not finished after {2 * self.timeout_s:g} s; it was waiting for {waiting}",
+            f"a rollout was not finished after {2 * self.timeout_s:g} s; it was waiting for"
+            f" {waiting}",
             place_of(type(self.env.rubric if waiting == "scoring" else self.env)),
             "make it return sooner, or pass the check a larger timeout_s",
         )
@@ -136,7 +153,8 @@ class RolloutRunner:
             if count != num_rollouts:
                 self.findings.error(
                     "cleanup-not-run",
-                    f"@cleanup {name} ran {count} times in {num_rollouts} rollouts; it must run once in each",
+                    f"@cleanup {name} ran {count} times in {num_rollouts} rollouts; it must run"
+                    " once in each",
                     method_place(self.env, name),
                     "do not override rollout(), or call super().rollout(…) in it",
                 )
@@ -145,7 +163,11 @@ class RolloutRunner:
 @contextmanager
 def _counted_cleanup(env: Environment) -> Iterator[Counter[str]]:
     """Count the calls of the ``@cleanup`` methods of rollouts within the block."""
-    handlers = {name: handler for name, handler, options in decorated(env, "cleanup") if options.stage != "group"}
+    handlers = {
+        name: handler
+        for name, handler, options in decorated(env, "cleanup")
+        if options.stage != "group"
+    }
     counts: Counter[str] = Counter(dict.fromkeys(handlers, 0))
 
     def counting(name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,16 +188,28 @@ def _counted_cleanup(env: Environment) -> Iterator[Counter[str]]:
 
 
 def check_marks(env: Environment, findings: Findings) -> None:
-    """Report methods that override a decorated hook without its decorator, and so are never called."""
+    """Report methods that override a decorated hook without its decorator, and so are
+    never called."""
     for kind in MARKS:
         mark = f"__vf_{kind}__"
-        marked = {name for base in type(env).__mro__ for name, value in vars(base).items() if hasattr(value, mark)}
+        marked = {
+            name
+            for base in type(env).__mro__
+            for name, value in vars(base).items()
+            if hasattr(value, mark)
+        }
         for name in sorted(marked):
             method = getattr(type(env), name)
             if hasattr(method, mark):
                 continue
-            message = f"{name} overrides a method decorated with @{kind} without the decorator, so it is never called"
-            fix = f"write @vf.{kind} above it; to disable it on purpose, keep the decorator and an empty body"
+            message = (
+                f"{name} overrides a method decorated with @{kind} without the decorator, so it is"
+                " never called"
+            )
+            fix = (
+                f"write @vf.{kind} above it; to disable it on purpose, keep the decorator and an"
+                " empty body"
+            )
             if kind == "cleanup":
                 findings.error("cleanup-not-run", message, place_of(method), fix)
             else:

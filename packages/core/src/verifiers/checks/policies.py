@@ -1,8 +1,9 @@
-"""Scripted policies that a check runs an environment with: silence, plain text, an echo, and a well-formed answer.
+"""Scripted policies that a check runs an environment with: silence, plain text, an echo, and a
+well-formed answer.
 
-The first three imitate an untrained model. The fourth calls every tool once and then replies with the example's
-``answer`` in the format that the parser and the prompt ask for. An environment with an oracle has a fifth, its
-solution. The same request always gets the same reply.
+The first three imitate an untrained model. The fourth calls every tool once and then replies with
+the example's ``answer`` in the format that the parser and the prompt ask for. An environment with
+an oracle has a fifth, its solution. The same request always gets the same reply.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class ScriptedPolicy:
 
     async def complete(self, request: ModelRequest) -> Response:
         """The policy's reply, with token counts estimated from the text."""
-        await asyncio.sleep(0)  # yield to the event loop, so that an endless conversation can be cancelled
+        await asyncio.sleep(
+            0
+        )  # yield to the event loop, so that an endless conversation can be cancelled
         message, reason = to_message(self._policy(self._env, self._example, request))
         self._count(request.prompt)
         reply_chars = len(message_text(message)) + len(json.dumps(message.tool_calls or ""))
@@ -47,11 +50,14 @@ class ScriptedPolicy:
         return Response(message, reason, usage, model=self.model)
 
     def _count(self, prompt: Messages) -> None:
-        """Add the prompt's new messages to the estimate; it is rough when an environment rewrites the conversation."""
+        """Add the prompt's new messages to the estimate; it is rough when an environment rewrites
+        the conversation."""
         if isinstance(prompt, str):
             self._num_chars = len(prompt)
         else:
-            self._num_chars += sum(len(message_text(message)) for message in prompt[self._num_messages :])
+            self._num_chars += sum(
+                len(message_text(message)) for message in prompt[self._num_messages :]
+            )
             self._num_messages = len(prompt)
 
 
@@ -72,7 +78,11 @@ def echo(env: Environment, example: Example, request: ModelRequest) -> str:
 
 def answer(env: Environment, example: Example, request: ModelRequest) -> str | list[ToolCall]:
     """A call of each tool, one per turn; then the example's answer in the expected format."""
-    called = 0 if isinstance(request.prompt, str) else sum(bool(m.get("tool_calls")) for m in request.prompt)
+    called = (
+        0
+        if isinstance(request.prompt, str)
+        else sum(bool(m.get("tool_calls")) for m in request.prompt)
+    )
     if request.tools and called < len(request.tools):
         function = request.tools[called].get("function") or request.tools[called]
         arguments = example_arguments(function.get("parameters") or {})
@@ -88,7 +98,8 @@ def solution(env: Environment, example: Example, request: ModelRequest) -> Any:
 
 
 def oracle_reply(replies: object, request: ModelRequest, number: int) -> Any:
-    """The ``number``-th reply of what an oracle returned; a list that runs out repeats its last reply."""
+    """The ``number``-th reply of what an oracle returned; a list that runs out repeats its last
+    reply."""
     if callable(replies):
         return replies(request)
     if isinstance(replies, list | tuple):
@@ -97,10 +108,19 @@ def oracle_reply(replies: object, request: ModelRequest, number: int) -> Any:
 
 
 def _num_replies(messages: Messages) -> int:
-    return 0 if isinstance(messages, str) else sum(message["role"] == "assistant" for message in messages)
+    return (
+        0
+        if isinstance(messages, str)
+        else sum(message["role"] == "assistant" for message in messages)
+    )
 
 
-POLICIES: dict[str, Policy] = {"silence": silence, "plain text": plain_text, "echo": echo, "answer": answer}
+POLICIES: dict[str, Policy] = {
+    "silence": silence,
+    "plain text": plain_text,
+    "echo": echo,
+    "answer": answer,
+}
 
 
 def policies_of(env: Environment) -> dict[str, Policy]:
@@ -109,7 +129,8 @@ def policies_of(env: Environment) -> dict[str, Policy]:
 
 
 def formatted(env: Environment, example: Example, prompt_texts: Sequence[str]) -> str:
-    r"""The example's answer in the parser's format; else in the tags, or the ``\boxed{}``, that the prompt mentions."""
+    r"""The example's answer in the parser's format; else in the tags, or the ``\boxed{}``, that the
+    prompt mentions."""
     reference = example.row["answer"]
     text = reference if isinstance(reference, str) else json.dumps(reference, default=str)
     parser = env.parser
@@ -124,4 +145,8 @@ def formatted(env: Environment, example: Example, prompt_texts: Sequence[str]) -
 
 
 def _prompt_texts(request: ModelRequest) -> list[str]:
-    return [request.prompt] if isinstance(request.prompt, str) else [message_text(m) for m in request.prompt]
+    return (
+        [request.prompt]
+        if isinstance(request.prompt, str)
+        else [message_text(m) for m in request.prompt]
+    )

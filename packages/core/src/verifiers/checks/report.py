@@ -16,7 +16,8 @@ from verifiers.runtime.redaction import redacted_text
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem: ``Finding("no-reward-function", "no function …", "vf_x.py:12 (Game)", "give …")``."""
+    """One problem: ``Finding("no-reward-function", "no function …", "vf_x.py:12 (Game)", "give
+    …")``."""
 
     code: str
     message: str
@@ -60,7 +61,8 @@ def _counted(findings: tuple[Finding, ...], name: str) -> str:
 
 @dataclass(slots=True)
 class Findings:
-    """Collects findings without duplicates. ``member`` names the member of an ``EnvGroup`` under check."""
+    """Collects findings without duplicates. ``member`` names the member of an ``EnvGroup`` under
+    check."""
 
     errors: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
@@ -79,15 +81,24 @@ class Findings:
             self.notes.append(text)
 
     def report(self, environment: str) -> CheckReport:
-        return CheckReport(environment, tuple(self.errors), tuple(self.warnings), tuple(self.notes), self.num_rollouts)
+        return CheckReport(
+            environment,
+            tuple(self.errors),
+            tuple(self.warnings),
+            tuple(self.notes),
+            self.num_rollouts,
+        )
 
     def _add(self, findings: list[Finding], finding: Finding) -> None:
-        if not any((f.code, f.place, f.fix) == (finding.code, finding.place, finding.fix) for f in findings):
+        if not any(
+            (f.code, f.place, f.fix) == (finding.code, finding.place, finding.fix) for f in findings
+        ):
             findings.append(finding)
 
 
 def place_of(definition: object) -> str:
-    """Where a function or class is defined: ``file:line (name)``; its name alone when the file is unknown."""
+    """Where a function or class is defined: ``file:line (name)``; its name alone when the file is
+    unknown."""
     while isinstance(definition, functools.partial):
         definition = definition.func
     name = getattr(definition, "__qualname__", None) or type(definition).__qualname__
@@ -107,7 +118,8 @@ def method_place(owner: object, name: str) -> str:
 
 
 def raised_at(error: BaseException, otherwise: str) -> str:
-    """The innermost line of author code in an error's traceback; ``otherwise`` when there is none."""
+    """The innermost line of author code in an error's traceback; ``otherwise`` when
+    there is none."""
     return places.raised_at(error) or otherwise
 
 

@@ -1,7 +1,7 @@
 """Check a rubric: its functions can be called, and their rewards are informative.
 
-Before the rollouts: the functions and their parameters. After them: the rewards of scripted (or real) completions. Runs
-no rollout.
+Before the rollouts: the functions and their parameters. After them: the rewards of scripted (or
+real) completions. Runs no rollout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def check_functions(env: Environment, examples: Sequence[Example], findings: Fin
     if not any(rubric.plan().weights.values()) and not rubric.scores_itself:
         findings.warn(
             "no-reward-function",
-            "no reward function has a weight other than 0, so every reward is unknown: nothing is measured or learned",
+            "no reward function has a weight other than 0, so every reward is unknown: nothing is"
+            " measured or learned",
             place_of(type(rubric)),
             "pass the environment rubric=vf.Rubric(funcs=[…]), with a weight other than 0",
         )
@@ -41,7 +42,8 @@ def check_functions(env: Environment, examples: Sequence[Example], findings: Fin
             "reward-parameter-that-cannot-be-injected",
             message,
             place_of(function.function),
-            f"rename {parameter!r}, give it a default, or supply it: rubric.add_class_object({parameter!r}, …)",
+            f"rename {parameter!r}, give it a default, or supply it:"
+            f" rubric.add_class_object({parameter!r}, …)",
         )
     if not broken and examples:
         try:
@@ -59,7 +61,9 @@ def check_functions(env: Environment, examples: Sequence[Example], findings: Fin
 
 def _check_format_of_parser(env: Environment, findings: Findings) -> None:
     parser = env.parser
-    is_inherited = getattr(parser.get_format_reward_func, "__func__", None) is Parser.get_format_reward_func
+    is_inherited = (
+        getattr(parser.get_format_reward_func, "__func__", None) is Parser.get_format_reward_func
+    )
     if getattr(type(parser), "format_reward", None) in _BY_DESIGN and is_inherited:
         return
     try:
@@ -73,7 +77,12 @@ def _check_format_of_parser(env: Environment, findings: Findings) -> None:
         )
         return
     if isinstance(earned, int | float) and earned > 0:
-        _plain_text_earns(f"the format reward of {type(parser).__name__}", earned, place_of(type(parser)), findings)
+        _plain_text_earns(
+            f"the format reward of {type(parser).__name__}",
+            earned,
+            place_of(type(parser)),
+            findings,
+        )
 
 
 def _plain_text_earns(what: str, earned: float, place: str, findings: Findings) -> None:
@@ -85,31 +94,41 @@ def _plain_text_earns(what: str, earned: float, place: str, findings: Findings) 
     )
 
 
-# --- after the rollouts ---------------------------------------------------------------------------------------------
+# --- after the rollouts ---------------------------------------------------------------------------
 
 
-def check_rewards(env: Environment, states: Sequence[State], is_scripted: bool, findings: Findings) -> None:
+def check_rewards(
+    env: Environment, states: Sequence[State], is_scripted: bool, findings: Findings
+) -> None:
     """Check the rewards of finished rollouts as a whole."""
     rewards = [float(state["reward"]) for state in states if _is_known(state["reward"])]
-    place = place_of(type(env.rubric)) if len(env.rubric.functions) != 1 else place_of(env.rubric.functions[0].function)
+    place = (
+        place_of(type(env.rubric))
+        if len(env.rubric.functions) != 1
+        else place_of(env.rubric.functions[0].function)
+    )
     if outside := [reward for reward in rewards if abs(reward) > 1 + EQUAL]:
         findings.warn(
             "reward-outside-range",
             f"rewards reach {max(outside, key=abs):g}, outside [-1, 1]",
             place,
-            "scale the functions or their weights: thresholds and learning rates assume rewards of about this size",
+            "scale the functions or their weights: thresholds and learning rates assume rewards of"
+            " about this size",
         )
     counts = any(function.weight for function in env.rubric.functions) or env.rubric.scores_itself
     if counts and len(rewards) > 1 and max(rewards) - min(rewards) <= EQUAL:
         solution = "" if env.oracle is None else ", the oracle's solution"
-        tried = f"silence, plain text, an echo{solution} and the row's answer in the expected format"
+        tried = (
+            f"silence, plain text, an echo{solution} and the row's answer in the expected format"
+        )
         tried = tried if is_scripted else "all"
         findings.warn(
             "constant-reward",
-            f"{tried} earned the same reward, {rewards[0]:g}, in {len(rewards)} rollouts: a group with zero reward "
-            "variance gives no training signal",
+            f"{tried} earned the same reward, {rewards[0]:g}, in {len(rewards)} rollouts: a group"
+            " with zero reward variance gives no training signal",
             place,
-            "make the reward distinguish good completions from bad ones; for a hard task, pass client= with a model",
+            "make the reward distinguish good completions from bad ones; for a hard task, pass"
+            " client= with a model",
         )
 
 
@@ -118,11 +137,14 @@ def check_format_rewards(env: Environment, plain: Sequence[State], findings: Fin
     for function in env.rubric.functions:
         earned = [state["metrics"].get(function.name, 0.0) for state in plain]
         if "format" in function.name and function.weight and any(value > 0 for value in earned):
-            _plain_text_earns(repr(function.name), max(earned), place_of(function.function), findings)
+            _plain_text_earns(
+                repr(function.name), max(earned), place_of(function.function), findings
+            )
 
 
 def check_scoring(env: Environment, state: State, broken: set[str], findings: Findings) -> None:
-    """Report the reward functions that failed on one rollout, except ``broken``, which are already reported."""
+    """Report the reward functions that failed on one rollout, except ``broken``, which are already
+    reported."""
     error = state["error"]
     functions = {function.name: function for function in env.rubric.functions}
     failed: dict[str, ScoringError | None] = {}
@@ -132,7 +154,9 @@ def check_scoring(env: Environment, state: State, broken: set[str], findings: Fi
     for name, cause in failed.items():
         if name in broken:
             continue
-        place = place_of(functions[name].function) if name in functions else place_of(type(env.rubric))
+        place = (
+            place_of(functions[name].function) if name in functions else place_of(type(env.rubric))
+        )
         if cause is not None and _needs_service(cause):
             findings.warn(
                 "reward-not-known-here",
@@ -144,15 +168,22 @@ def check_scoring(env: Environment, state: State, broken: set[str], findings: Fi
         innermost = cause.__cause__ if cause is not None else None
         findings.error(
             "reward-function-fails",
-            str(cause) if cause is not None else f"reward function {name!r} failed too, so its value is unknown",
+            (
+                str(cause)
+                if cause is not None
+                else f"reward function {name!r} failed too, so its value is unknown"
+            ),
             raised_at(innermost, place) if innermost is not None else place,
-            "return a finite number for every completion, including an empty one and one without an answer",
+            "return a finite number for every completion, including an empty one and one without an"
+            " answer",
         )
 
 
 def _needs_service(error: BaseException) -> bool:
     """Whether a missing key, a model endpoint or the configuration caused the error."""
-    return any(isinstance(link, ModelError | MissingKeyError | ConfigError) for link in error_chain(error))
+    return any(
+        isinstance(link, ModelError | MissingKeyError | ConfigError) for link in error_chain(error)
+    )
 
 
 def _is_known(reward: object) -> bool:

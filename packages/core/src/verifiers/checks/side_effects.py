@@ -1,8 +1,10 @@
-"""Detect side effects of building an environment: threads, signal handlers, connections, global random state.
+"""Detect side effects of building an environment: threads, signal handlers, connections, global
+random state.
 
-``Watch`` is a context manager; after the block ``effects`` describes each side effect. Network use is observed through
-one audit hook, which Python cannot remove: the first watch installs it, and it does nothing while no watch is active.
-Threads that existed before the block are ignored; new threads are observed.
+``Watch`` is a context manager; after the block ``effects`` describes each side effect. Network use
+is observed through one audit hook, which Python cannot remove: the first watch installs it, and it
+does nothing while no watch is active. Threads that existed before the block are ignored; new
+threads are observed.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         _watches.remove(self)
-        new = [t for t in threading.enumerate() if t not in self._threads and t.is_alive() and not _is_harmless(t)]
+        new = [
+            t
+            for t in threading.enumerate()
+            if t not in self._threads and t.is_alive() and not _is_harmless(t)
+        ]
         self.effects += [f"it starts the thread {thread.name!r}" for thread in new]
         for number, handler in _signal_handlers().items():
             if handler is not self._handlers[number]:
@@ -60,14 +66,17 @@ class Watch:
         address = arguments[0] if event == "socket.getaddrinfo" else arguments[1]
         if event == "socket.bind" and address[:2] == IPV6_PROBE:
             return
-        if event == "socket.getaddrinfo" or isinstance(address, tuple):  # a str address is a Unix socket
+        if event == "socket.getaddrinfo" or isinstance(
+            address, tuple
+        ):  # a str address is a Unix socket
             host = address if event == "socket.getaddrinfo" else address[0]
             self._contacts[f"{event.partition('.')[2]} {host}"] = None
 
 
 @contextmanager
 def moved_random_state() -> Iterator[None]:
-    """Advance the global random generators for the block, so that seeding them is detected; restore them after it."""
+    """Advance the global random generators for the block, so that seeding them is detected; restore
+    them after it."""
     numpy = sys.modules.get("numpy")
     saved, saved_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
     random.random()

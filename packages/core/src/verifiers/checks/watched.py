@@ -1,7 +1,7 @@
 """Run a coroutine on a separate thread and detect when its event loop is blocked.
 
-Python cannot stop a synchronous hook that never returns: the daemon thread is abandoned, and ``Hanging`` carries the
-frame that blocks.
+Python cannot stop a synchronous hook that never returns: the daemon thread is abandoned, and
+``Hanging`` carries the frame that blocks.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ LOOK_EVERY_S = 0.2
 
 
 class Hanging(Exception):
-    """The event loop was blocked for the time limit; ``frame`` is the innermost frame of its thread."""
+    """The event loop was blocked for the time limit; ``frame`` is the innermost frame of its
+    thread."""
 
     def __init__(self, frame: FrameType | None):
         super().__init__("the event loop is blocked")
         self.frame = frame
 
 
-def run_watched(work: Callable[[], Coroutine[Any, Any, None]], is_watched: Callable[[], bool], limit_s: float) -> None:
+def run_watched(
+    work: Callable[[], Coroutine[Any, Any, None]], is_watched: Callable[[], bool], limit_s: float
+) -> None:
     """Run ``work()`` to its end and re-raise its exceptions.
 
-    Raises ``Hanging`` when the event loop is blocked for ``limit_s`` seconds while ``is_watched()`` holds.
+    Raises ``Hanging`` when the event loop is blocked for ``limit_s`` seconds while ``is_watched()``
+    holds.
     """
     thread = _LoopThread(work)
     thread.start()
@@ -83,5 +87,7 @@ class _LoopThread(threading.Thread):
 
     def _ask(self, action: Callable[[], Any]) -> None:
         if self._running is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the work has already ended
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop is closed: the work has already ended
                 self._running[0].call_soon_threadsafe(action)

@@ -1,1 +1,2 @@
-"""The commands. Each parses, calls the library, prints; nothing here is needed to use the library."""
+"""The commands. Each parses, calls the library, prints; nothing here is needed to use
+the library."""

@@ -1,6 +1,7 @@
 """``vf-audit``: is the reward of an environment paid only for solving its task? Needs no model.
 
-With ``-m`` it also measures which rows a model can learn from. The audit itself is in ``checks.audit``.
+With ``-m`` it also measures which rows a model can learn from. The audit itself is in
+``checks.audit``.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ no model. With -m it also says which training rows that model solves never, alwa
 ENV is an id or a path. The exit code is 2 when a way was found.
 """
 KEYS = (
-    "environment errors warnings notes success_metric oracle non_solutions best_non_solution profile num_rows "
-    "num_rollouts seconds certificate kept"
+    "environment errors warnings notes success_metric oracle non_solutions best_non_solution"
+    " profile num_rows num_rollouts seconds certificate kept"
 ).split()
 
 
@@ -81,7 +82,9 @@ def run(call: Call) -> None:
     _show(call, report)
     if not report.ok:
         codes = ", ".join(finding.code for finding in report.errors)
-        raise ConfigError(f"{report.environment}: {codes}", names=[finding.code for finding in report.errors])
+        raise ConfigError(
+            f"{report.environment}: {codes}", names=[finding.code for finding in report.errors]
+        )
 
 
 def _arguments(text: str | None) -> dict[str, Any]:
@@ -91,7 +94,9 @@ def _arguments(text: str | None) -> dict[str, Any]:
     try:
         arguments = json.loads(text) if text is not None else {}
     except ValueError as error:
-        raise ConfigError(f"--env-args is not JSON ({error}); write an object: '{{\"key\": 1}}'") from None
+        raise ConfigError(
+            f"--env-args is not JSON ({error}); write an object: '{{\"key\": 1}}'"
+        ) from None
     if not isinstance(arguments, dict):
         raise ConfigError(f"--env-args must be a JSON object like '{{\"key\": 1}}', not {text}")
     return arguments
@@ -124,8 +129,8 @@ def _profile(call: Call, env: Environment, settings: EvalSettings) -> tuple[Any,
         num_useful = write_useful(path, examples, profiles, env, settings.model)
         call.facts["kept"] = {"path": str(path), "rows": num_useful}
         call.note(
-            f"vf-audit: {num_useful} useful rows of {len(examples)} in {path}; vf-eval --keep-rows {path} evaluates "
-            f"them, keep_rows = {str(path)!r} in [trainer.args] trains on them"
+            f"vf-audit: {num_useful} useful rows of {len(examples)} in {path}; vf-eval --keep-rows"
+            f" {path} evaluates them, keep_rows = {str(path)!r} in [trainer.args] trains on them"
         )
     return tuple(profiles)
 

@@ -1,4 +1,5 @@
-"""``vf-compare``: is one run better than another, by how much, and how sure is that. Reads runs only."""
+"""``vf-compare``: is one run better than another, by how much, and how sure is that. Reads runs
+only."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def run(call: Call) -> None:
     if metrics == ["all"]:
         metrics = list(dict.fromkeys(name for one in runs for name in one.values))
     if not options["detect"] > 0:
-        raise ConfigError(f"--detect is {options['detect']:g}; it must be a difference above 0", key="detect")
+        raise ConfigError(
+            f"--detect is {options['detect']:g}; it must be a difference above 0", key="detect"
+        )
     comparison = compare_runs(runs, metrics, detect=options["detect"], anyway=options["anyway"])
     call.facts.update(comparison.to_dict())
     for line in str(comparison).splitlines():
@@ -50,13 +53,19 @@ def run(call: Call) -> None:
     if not comparison.differences or (options["fail_if_worse"] and comparison.refused):
         refused = comparison.refused[0]
         raise ConfigError(
-            f"{refused.run} and {refused.baseline} were not compared: {refused.sentence()} (--anyway compares runs "
-            "that share examples)"
+            f"{refused.run} and {refused.baseline} were not compared: {refused.sentence()}"
+            " (--anyway compares runs that share examples)"
         )
-    worse = [found for found in comparison.differences if found.verdict == "worse" or found.verdict == "lower"]
+    worse = [
+        found
+        for found in comparison.differences
+        if found.verdict == "worse" or found.verdict == "lower"
+    ]
     if options["fail_if_worse"] and worse:
         call.exit_code = WORSE
-        call.note(f"vf-compare: {len(worse)} of {len(comparison.differences)} comparisons are worse")
+        call.note(
+            f"vf-compare: {len(worse)} of {len(comparison.differences)} comparisons are worse"
+        )
 
 
 def _load(words: list[str]) -> list[Measured]:
@@ -70,7 +79,9 @@ def _load(words: list[str]) -> list[Measured]:
     runs: list[tuple[str, Any, dict[str, Any] | None]] = []
     for word in words:
         folder = Path(word) if Path(word).is_dir() else Path(word).parent
-        runs.append((word.rstrip("/"), load_results(word), (read_config(folder) or {}).get("config")))
+        runs.append(
+            (word.rstrip("/"), load_results(word), (read_config(folder) or {}).get("config"))
+        )
     if len({name for name, _, _ in runs}) < len(runs):
         raise ConfigError("a run is named twice; a run compared with itself shows nothing")
     return measured(runs)
@@ -80,7 +91,10 @@ def _compare_with_labels(call: Call, metrics: list[str]) -> None:
     """Compare a judge's metrics of one run with labels. *Raises* ``ConfigError``."""
     from verifiers.results import load_results
 
-    word, column = one_word(call, "one run with --labels: vf-compare RUN --labels info.human"), call.options["labels"]
+    word, column = (
+        one_word(call, "one run with --labels: vf-compare RUN --labels info.human"),
+        call.options["labels"],
+    )
     results = load_results(word)
     found = [results.agreement(column, metric, call.options["threshold"]) for metric in metrics]
     call.facts["agreement"] = [one.to_dict() for one in found]
@@ -91,12 +105,26 @@ def _compare_with_labels(call: Call, metrics: list[str]) -> None:
 def _agreement_lines(found: Agreement) -> list[str]:
     corrected = f"{found.corrected_mean:.3f}, 95% from {found.low:.3f} to {found.high:.3f}"
     if found.corrected_mean != found.corrected_mean:
-        corrected = "unknown: the labels are of one kind only, or the judge is no better than chance"
+        corrected = (
+            "unknown: the labels are of one kind only, or the judge is no better than chance"
+        )
     return [
-        f"{found.metric} against {found.labels}: {found.num_labelled} of {found.num_rollouts} rollouts are labelled",
-        f"  kappa        {found.kappa:.3f} ± {found.kappa_stderr:.3f} (standard error), agreement {found.accuracy:.3f}",
-        f"  of the yes   {found.sensitivity:.3f} called yes ({found.true_yes} of {found.true_yes + found.false_no})",
-        f"  of the no    {found.specificity:.3f} called no ({found.true_no} of {found.true_no + found.false_yes})",
+        (
+            f"{found.metric} against {found.labels}: {found.num_labelled} of {found.num_rollouts}"
+            " rollouts are labelled"
+        ),
+        (
+            f"  kappa        {found.kappa:.3f} ± {found.kappa_stderr:.3f} (standard error),"
+            f" agreement {found.accuracy:.3f}"
+        ),
+        (
+            f"  of the yes   {found.sensitivity:.3f} called yes ({found.true_yes} of"
+            f" {found.true_yes + found.false_no})"
+        ),
+        (
+            f"  of the no    {found.specificity:.3f} called no ({found.true_no} of"
+            f" {found.true_no + found.false_yes})"
+        ),
         f"  judged mean  {found.judged_mean:.3f} over all rollouts",
         f"  corrected    {corrected}",
     ]
@@ -107,16 +135,37 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="PATH PATH ...",
     options=[
-        click.Option(["--metrics"], default="reward", metavar="A,B", help="What to compare; all: everything [reward]."),
         click.Option(
-            ["--detect"], default=0.05, type=float, metavar="X", help="Difference to plan examples for [0.05]."
+            ["--metrics"],
+            default="reward",
+            metavar="A,B",
+            help="What to compare; all: everything [reward].",
         ),
         click.Option(
-            ["--labels"], metavar="COLUMN", help="Compare a judge in one run with labels, for example info.human."
+            ["--detect"],
+            default=0.05,
+            type=float,
+            metavar="X",
+            help="Difference to plan examples for [0.05].",
         ),
-        click.Option(["--threshold"], default=0.5, type=float, metavar="X", help="Value that is a yes [0.5]."),
-        click.Option(["--anyway"], is_flag=True, help="Compare runs with other settings or rewards too; noted."),
-        click.Option(["--fail-if-worse"], is_flag=True, help="Exit with 1 when a run is worse than its baseline."),
+        click.Option(
+            ["--labels"],
+            metavar="COLUMN",
+            help="Compare a judge in one run with labels, for example info.human.",
+        ),
+        click.Option(
+            ["--threshold"], default=0.5, type=float, metavar="X", help="Value that is a yes [0.5]."
+        ),
+        click.Option(
+            ["--anyway"],
+            is_flag=True,
+            help="Compare runs with other settings or rewards too; noted.",
+        ),
+        click.Option(
+            ["--fail-if-worse"],
+            is_flag=True,
+            help="Exit with 1 when a run is worse than its baseline.",
+        ),
     ],
     keys=("runs", "differences", "refused", "agreement"),
     action=run,

@@ -1,8 +1,9 @@
-"""``vf-init``: create a working environment package: it loads, evaluates offline, and its test passes.
+"""``vf-init``: create a working environment package: it loads, evaluates offline, and its test
+passes.
 
-Guarantees: after an error nothing has been written, a new folder appears atomically, and no existing file is replaced,
-except a README with ``--rewrite-readme``. ``vf-install`` installs the package; ``scaffold`` renders the files,
-``writing`` writes them.
+Guarantees: after an error nothing has been written, a new folder appears atomically, and no
+existing file is replaced, except a README with ``--rewrite-readme``. ``vf-install`` installs the
+package; ``scaffold`` renders the files, ``writing`` writes them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ ABOUT = """Create a working environment package as a starting point.
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Location of a new package: ``folder`` inside ``base``; ``workspace``: the workspace that it joins, if any."""
+    """Location of a new package: ``folder`` inside ``base``; ``workspace``: the workspace that it
+    joins, if any."""
 
     base: Path
     folder: Path
@@ -59,7 +61,8 @@ def run(call: Call) -> None:
     template = call.options["template"]
     if template not in TEMPLATES:
         raise ConfigError(
-            f"--template must be one of {', '.join(TEMPLATES)}, not {template!r}{closest(template, TEMPLATES)}"
+            f"--template must be one of {', '.join(TEMPLATES)}, not"
+            f" {template!r}{closest(template, TEMPLATES)}"
         )
     target = locate(names, call.options["path"])
     files = render(
@@ -78,7 +81,8 @@ def run(call: Call) -> None:
 
 
 def locate(names: Names, path: str | None) -> Target:
-    """Location of the package: in ``--path``, else the workspace's folder of environments, else ``./environments``."""
+    """Location of the package: in ``--path``, else the workspace's folder of environments, else
+    ``./environments``."""
     workspace = find_workspace(Path.cwd())
     if path is not None:
         base = Path(path).expanduser()
@@ -93,10 +97,11 @@ def locate(names: Names, path: str | None) -> Target:
 
 
 def source_of_library(folder: Path) -> str | None:
-    """Where ``verifiers`` was installed from, as a source for uv in the project in ``folder``; None when unknown.
+    """Where ``verifiers`` was installed from, as a source for uv in the project in ``folder``; None
+    when unknown.
 
-    The public index has another library of this name: on a machine where a folder does not exist, uv fails instead of
-    installing that one.
+    The public index has another library of this name: on a machine where a folder does not exist,
+    uv fails instead of installing that one.
     """
     origin = origin_of(CORE)
     if origin is None:
@@ -104,10 +109,15 @@ def source_of_library(folder: Path) -> str | None:
     if origin.folder is not None:
         path = os.path.relpath(origin.folder, folder.resolve())
         editable = ", editable = true" if origin.is_editable else ""
-        return f"{{ path = {json.dumps(path)}{editable} }}  # on another machine: its clone, or git and subdirectory"
+        return (
+            f"{{ path = {json.dumps(path)}{editable} }}  # on another machine: its clone, or git"
+            " and subdirectory"
+        )
     if not origin.commit:
         return f"{{ url = {json.dumps(origin.url)} }}"
-    subdirectory = f", subdirectory = {json.dumps(origin.subdirectory)}" if origin.subdirectory else ""
+    subdirectory = (
+        f", subdirectory = {json.dumps(origin.subdirectory)}" if origin.subdirectory else ""
+    )
     return f"{{ git = {json.dumps(origin.url)}, rev = {json.dumps(origin.commit)}{subdirectory} }}"
 
 
@@ -145,9 +155,14 @@ COMMAND = SmallCommand(
             ["-p", "--path"],
             metavar="DIR",
             shell_complete=paths,
-            help="Parent of the package's folder [packages/envs of a workspace, else ./environments].",
+            help=(
+                "Parent of the package's folder [packages/envs of a workspace, else"
+                " ./environments]."
+            ),
         ),
-        click.Option(["--multi-file"], is_flag=True, help="Put data and rewards into separate modules."),
+        click.Option(
+            ["--multi-file"], is_flag=True, help="Put data and rewards into separate modules."
+        ),
         click.Option(["--rewrite-readme"], is_flag=True, help="Replace an existing README."),
         click.Option(
             ["--template"],

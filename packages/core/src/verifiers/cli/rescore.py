@@ -1,4 +1,5 @@
-"""``vf-rescore``: score saved rollouts again after a change of the rubric, as a new run. Calls no model but judges."""
+"""``vf-rescore``: score saved rollouts again after a change of the rubric, as a new run. Calls no
+model but judges."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ def run(call: Call) -> None:
     call.facts.update(run=numbers, origin=json_ready(origin))
     if not call.json:
         before = origin["avg_reward"]
-        notes = [f"scored again from {path}, whose reward was {'unknown' if before != before else f'{before:.3f}'}"]
+        notes = [
+            f"scored again from {path}, whose reward was"
+            f" {'unknown' if before != before else f'{before:.3f}'}"
+        ]
         print_summary(results, numbers, samples=False, notes=notes, stream=call.out)
 
 
@@ -65,7 +69,8 @@ async def _scored(env: Environment, path: Path, options: RunOptions) -> Generate
 
 
 def _environment(facts: GenerateMetadata, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The id and the arguments of the environment: those given over those of the run. *Raises* ``ConfigError``."""
+    """The id and the arguments of the environment: those given over those of the run. *Raises*
+    ``ConfigError``."""
     from verifiers.cli.evaluate.options import json_table
     from verifiers.runtime.redaction import HIDDEN
 
@@ -78,7 +83,10 @@ def _environment(facts: GenerateMetadata, options: dict[str, Any]) -> tuple[str,
         raise ConfigError(f"--env-args {error}", key="env_args") from None
     env_args = {**(facts.env_args if env_id == facts.env_id else {}), **given}
     if hidden := [name for name, value in env_args.items() if HIDDEN in str(value)]:
-        raise ConfigError(f"the run does not store secrets: give {hidden[0]!r} again with --env-args", key=hidden[0])
+        raise ConfigError(
+            f"the run does not store secrets: give {hidden[0]!r} again with --env-args",
+            key=hidden[0],
+        )
     return env_id, env_args
 
 
@@ -87,12 +95,29 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="PATH",
     options=[
-        click.Option(["--env"], metavar="ID", help="Environment whose rubric scores [that of the run]."),
-        click.Option(["-a", "--env-args"], metavar="JSON", help="Arguments of its loader, over those of the run."),
-        click.Option(["-p", "--env-dir-path"], default="./environments", help="Folder of environments not installed."),
-        click.Option(["--to"], metavar="DIR", help="Directory of the new run [beside the runs of the environment]."),
         click.Option(
-            ["-c", "--max-concurrent"], default=32, type=click.IntRange(1), help="Rollouts scored at a time [32]."
+            ["--env"], metavar="ID", help="Environment whose rubric scores [that of the run]."
+        ),
+        click.Option(
+            ["-a", "--env-args"],
+            metavar="JSON",
+            help="Arguments of its loader, over those of the run.",
+        ),
+        click.Option(
+            ["-p", "--env-dir-path"],
+            default="./environments",
+            help="Folder of environments not installed.",
+        ),
+        click.Option(
+            ["--to"],
+            metavar="DIR",
+            help="Directory of the new run [beside the runs of the environment].",
+        ),
+        click.Option(
+            ["-c", "--max-concurrent"],
+            default=32,
+            type=click.IntRange(1),
+            help="Rollouts scored at a time [32].",
         ),
     ],
     keys=("run", "origin"),

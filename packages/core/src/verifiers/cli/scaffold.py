@@ -1,8 +1,8 @@
 """Render the files of a new environment package from templates.
 
-A template is a folder below ``templates/environment``: a README, a test, and a package of several modules. The
-single-module variant of the package is made by joining these modules. Reads only the shipped templates; ``cli.init``
-writes the files.
+A template is a folder below ``templates/environment``: a README, a test, and a package of several
+modules. The single-module variant of the package is made by joining these modules. Reads only the
+shipped templates; ``cli.init`` writes the files.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.syntax import parse_python
 
 TEMPLATES = {
-    "single": "Questions with a short answer: a single-turn environment for verifiers that runs offline.",
+    "single": (
+        "Questions with a short answer: a single-turn environment for verifiers that runs offline."
+    ),
     "multi": "Guess a number: a multi-turn environment for verifiers that runs offline.",
     "tool": "Questions about a shop: an environment with tools for verifiers that runs offline.",
-    "stateful": "Orders for a bank: an environment with tools that change a state, for verifiers; runs offline.",
-    "python": "Questions to answer with Python in a sandbox: an environment for verifiers that runs offline.",
+    "stateful": (
+        "Orders for a bank: an environment with tools that change a state, for verifiers; runs"
+        " offline."
+    ),
+    "python": (
+        "Questions to answer with Python in a sandbox: an environment for verifiers that runs"
+        " offline."
+    ),
 }
 """Template -> summary of the package that it creates."""
 
@@ -35,7 +43,8 @@ GITIGNORE = "__pycache__/\n*.egg-info/\nbuild/\ndist/\n.venv/\noutputs/\n"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The spellings of an environment's name: ``Names("word-game")`` is the package ``vf_word_game``."""
+    """The spellings of an environment's name: ``Names("word-game")`` is the package
+    ``vf_word_game``."""
 
     id: str
 
@@ -59,15 +68,17 @@ def parse_name(text: str) -> Names:
     'custom-environment'
     """
     rule = (
-        f"{text!r} cannot be the name of an environment: use ASCII letters, digits, '-', '_' and '.', beginning and "
-        "ending with a letter or digit, at most 100 of them"
+        f"{text!r} cannot be the name of an environment: use ASCII letters, digits, '-', '_' and"
+        " '.', beginning and ending with a letter or digit, at most 100 of them"
     )
     try:
         parts = parse_env_id(text)
     except ValueError:
         raise ConfigError(rule) from None
     if parts.owner or parts.version:
-        raise ConfigError(f"{text!r}: a new environment has neither owner nor version; name it {parts.name!r}")
+        raise ConfigError(
+            f"{text!r}: a new environment has neither owner nor version; name it {parts.name!r}"
+        )
     name = normalize_name(parts.name).removeprefix("vf-")
     if not name or name.startswith("-") or name.endswith("-"):
         raise ConfigError(rule)
@@ -86,9 +97,10 @@ def render(
 ) -> dict[str, str]:
     """Text of every file by its path inside the package's folder.
 
-    ``folder``: that folder's path in the README. ``member``: the package joins the workspace of ``verifiers`` itself,
-    depends on that copy and has its licence; otherwise the author chooses a licence. ``source``: source of
-    ``verifiers`` for uv otherwise, as a TOML table; None means the package index.
+    ``folder``: that folder's path in the README. ``member``: the package joins the workspace of
+    ``verifiers`` itself, depends on that copy and has its licence; otherwise the author chooses a
+    licence. ``source``: source of ``verifiers`` for uv otherwise, as a TOML table; None means the
+    package index.
     """
     source = "{ workspace = true }" if member else source
     values = {
@@ -99,7 +111,9 @@ def render(
         "license": 'license = "Apache-2.0"\n' if member else "",
         "sources": f"\n[tool.uv.sources]\nverifiers = {source}\n" if source else "",
     }
-    modules = {name: _filled(f"{template}/package/{name}.py", values) for name in ("__init__", *MODULES)}
+    modules = {
+        name: _filled(f"{template}/package/{name}.py", values) for name in ("__init__", *MODULES)
+    }
     if not multi_file:
         modules = {"__init__": join_modules(modules)}
     files = {"pyproject.toml": _filled("common/pyproject.toml", values)}
@@ -114,8 +128,13 @@ def render(
 
 
 def join_modules(modules: Mapping[str, str]) -> str:
-    """``__init__`` with the bodies of its sibling modules instead of the lines that import from them."""
-    text = "".join(line for line in modules["__init__"].splitlines(keepends=True) if not line.startswith("from ."))
+    """``__init__`` with the bodies of its sibling modules instead of the lines that import from
+    them."""
+    text = "".join(
+        line
+        for line in modules["__init__"].splitlines(keepends=True)
+        if not line.startswith("from .")
+    )
     rest = _below_imports(text)
     head = text[: len(text) - len(rest)].rstrip()
     bodies = "\n\n\n".join([*(_below_imports(modules[name]).rstrip() for name in MODULES), rest])

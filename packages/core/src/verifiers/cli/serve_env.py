@@ -32,7 +32,8 @@ Sessions run at the same time, each with a rollout of its own. There is no authe
 
 
 class Server(Protocol):
-    """What a server of the package verifiers-integrations has; ``app`` or ``serve``, after its wire."""
+    """What a server of the package verifiers-integrations has; ``app`` or ``serve``, after its
+    wire."""
 
     name: str
     max_sessions: int
@@ -52,11 +53,15 @@ def run(call: Call) -> None:
     if not isinstance(args, dict):
         raise ConfigError("--env-args is not a JSON object", key="env_args")
     is_zmq = options["wire"] == "zmq"
-    server_class = part("ZmqServer" if is_zmq else "EnvServer", "verifiers-integrations", "vf-serve-env")
+    server_class = part(
+        "ZmqServer" if is_zmq else "EnvServer", "verifiers-integrations", "vf-serve-env"
+    )
     env = load_environment(one_word(call, "one environment"), **args)
     host, port, max_sessions = options["host"], options["port"], options["max_sessions"]
     if is_zmq:
-        asyncio.run(_serve_zmq(call, server_class(env, f"tcp://{host}:{port or '*'}", max_sessions)))
+        asyncio.run(
+            _serve_zmq(call, server_class(env, f"tcp://{host}:{port or '*'}", max_sessions))
+        )
     else:
         asyncio.run(_serve(call, server_class(env, max_sessions), host, port))
 
@@ -72,7 +77,9 @@ async def _serve(call: Call, server: Server, host: str, port: int) -> None:
             site = web.TCPSite(runner, host, port)
             await site.start()
         except OSError as error:
-            raise ConfigError(f"{host}:{port} cannot be listened at: {error.strerror or error}; give --port") from error
+            raise ConfigError(
+                f"{host}:{port} cannot be listened at: {error.strerror or error}; give --port"
+            ) from error
         address = f"http://{host}:{runner.addresses[0][1]}"
         _announce(call, server, address, f"vf.OpenEnvEnv({address!r})")
         await ended.wait()
@@ -81,20 +88,30 @@ async def _serve(call: Call, server: Server, host: str, port: int) -> None:
 
 
 async def _serve_zmq(call: Call, server: Server) -> None:
-    await server.serve(lambda address: _announce(call, server, address, f"EnvClient({address!r})"), _ended())
+    await server.serve(
+        lambda address: _announce(call, server, address, f"EnvClient({address!r})"), _ended()
+    )
 
 
 def _ended() -> asyncio.Event:
-    """Set by SIGTERM, so that the server ends as it does with Ctrl-C: rollouts are cancelled and clean up."""
+    """Set by SIGTERM, so that the server ends as it does with Ctrl-C: rollouts are cancelled and
+    clean up."""
     ended = asyncio.Event()
-    with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows, or a loop beside the main thread
+    with contextlib.suppress(
+        NotImplementedError, RuntimeError
+    ):  # Windows, or a loop beside the main thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     return ended
 
 
 def _announce(call: Call, server: Server, address: str, client: str) -> None:
     if call.json:  # print it now: the command ends with Ctrl-C
-        print(json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": address, "error": None}), file=call.out)
+        print(
+            json.dumps(
+                {"schema": SCHEMA, "ok": True, "exit_code": 0, "url": address, "error": None}
+            ),
+            file=call.out,
+        )
         call.json = False
     else:
         call.say(f"{server.name} at {address}, {server.max_sessions} sessions: {client}")
@@ -106,16 +123,36 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="ENV",
     options=[
-        click.Option(["-a", "--env-args"], default="{}", metavar="JSON", help="Arguments of load_environment."),
+        click.Option(
+            ["-a", "--env-args"],
+            default="{}",
+            metavar="JSON",
+            help="Arguments of load_environment.",
+        ),
         click.Option(
             ["--wire"],
             default="openenv",
             type=click.Choice(["openenv", "zmq"]),
             help="Clients to serve: OpenEnv's, or those of verifiers 0.4 over ZeroMQ [openenv].",
         ),
-        click.Option(["--host"], default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1]."),
-        click.Option(["--port"], default=8000, type=click.IntRange(0, 65535), help="Port; 0 is any free one [8000]."),
-        click.Option(["--max-sessions"], default=64, type=click.IntRange(1), help="Sessions at the same time [64]."),
+        click.Option(
+            ["--host"],
+            default="127.0.0.1",
+            metavar="ADDRESS",
+            help="Address to listen on [127.0.0.1].",
+        ),
+        click.Option(
+            ["--port"],
+            default=8000,
+            type=click.IntRange(0, 65535),
+            help="Port; 0 is any free one [8000].",
+        ),
+        click.Option(
+            ["--max-sessions"],
+            default=64,
+            type=click.IntRange(1),
+            help="Sessions at the same time [64].",
+        ),
     ],
     keys=("url",),
     action=run,

@@ -30,7 +30,9 @@ def run(call: Call) -> None:
     except ModuleNotFoundError as error:
         from verifiers.runtime.install_lines import install_line
 
-        raise ConfigError(f"vf-tui needs an extra that is not installed: {install_line('verifiers', 'tui')}") from error
+        raise ConfigError(
+            f"vf-tui needs an extra that is not installed: {install_line('verifiers', 'tui')}"
+        ) from error
     if call.json:
         raise ConfigError("vf-tui has no JSON output; vf-eval --json prints the numbers of a run")
     library = Library(Catalog(call.words or default_folders()))
@@ -40,7 +42,9 @@ def run(call: Call) -> None:
     RunsApp(library).run()
 
 
-COMMAND = SmallCommand(name="vf-tui", about=ABOUT, metavar="[PATH ...]", options=[], keys=(), action=run)
+COMMAND = SmallCommand(
+    name="vf-tui", about=ABOUT, metavar="[PATH ...]", options=[], keys=(), action=run
+)
 main = COMMAND.main
 
 if __name__ == "__main__":

@@ -33,7 +33,11 @@ def run(call: Call) -> None:
     from verifiers.view.library import Library
 
     words, out = _places(call)
-    folders = [folder for word in words for folder in ([word] if Path(word).is_dir() else _evaluations_of(word))]
+    folders = [
+        folder
+        for word in words
+        for folder in ([word] if Path(word).is_dir() else _evaluations_of(word))
+    ]
     tokenizer = call.options["tokenizer"]
     pieces = None
     if tokenizer is not None:
@@ -52,7 +56,9 @@ def _places(call: Call) -> tuple[list[str], str | None]:
     words, out = list(call.words), call.options["export"]
     if words[:1] == ["export"]:
         if len(words) < 3 or out is not None:
-            raise ConfigError("give the folder with the runs and a folder for the copy: vf-view export DIR OUT")
+            raise ConfigError(
+                "give the folder with the runs and a folder for the copy: vf-view export DIR OUT"
+            )
         return words[1:-1], words[-1]
     if call.options["once"] and out is None:
         raise ConfigError("--once exits after writing a copy; add --export OUT")
@@ -60,12 +66,16 @@ def _places(call: Call) -> tuple[list[str], str | None]:
 
 
 def _evaluations_of(word: str) -> list[Path]:
-    """The folders with evaluations of an environment, named by id or path. *Raises* ``ConfigError`` without one."""
+    """The folders with evaluations of an environment, named by id or path. *Raises* ``ConfigError``
+    without one."""
     from verifiers.environments.local_sources import normalize_name
     from verifiers.environments.registry import id_of
     from verifiers.view.catalog import default_folders
 
-    not_a_folder = f"{word} is not a folder; name a folder with runs, one run's folder, or an environment with runs"
+    not_a_folder = (
+        f"{word} is not a folder; name a folder with runs, one run's folder, or an environment with"
+        " runs"
+    )
     try:
         env_id, roots = id_of(word), default_folders()
     except (UnknownEnvironment, ConfigError) as error:
@@ -73,9 +83,13 @@ def _evaluations_of(word: str) -> list[Path]:
     name = normalize_name(env_id.rpartition("/")[2]).removeprefix("vf-")
 
     def is_its(folder: Path) -> bool:  # ENV--MODEL or OWNER--ENV--MODEL
-        return name in (normalize_name(part).removeprefix("vf-") for part in folder.name.split("--")[:2])
+        return name in (
+            normalize_name(part).removeprefix("vf-") for part in folder.name.split("--")[:2]
+        )
 
-    found = [folder for root in roots for folder in sorted(root.glob("evals/*--*")) if is_its(folder)]
+    found = [
+        folder for root in roots for folder in sorted(root.glob("evals/*--*")) if is_its(folder)
+    ]
     if not found:
         raise ConfigError(f"{not_a_folder}: vf-eval {word} makes one")
     return found
@@ -96,14 +110,20 @@ def _serve(call: Call, library: Library) -> None:
     server = Server(library, options["host"], options["port"], options["allow_remote"])
     if call.json:  # print it now: the command ends with Ctrl-C
         print(
-            json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": server.url, "error": None}), file=call.out
+            json.dumps(
+                {"schema": SCHEMA, "ok": True, "exit_code": 0, "url": server.url, "error": None}
+            ),
+            file=call.out,
         )
         call.json = False
     else:
         call.say(f"the runs in {', '.join(map(str, library.catalog.folders))} are at {server.url}")
     call.out.flush()
     if not options["no_browser"] and not open_browser(server.url):
-        call.note("vf-view: no browser here; open the address, through a tunnel if this machine is remote:")
+        call.note(
+            "vf-view: no browser here; open the address, through a tunnel if this machine is"
+            " remote:"
+        )
         call.note(f"  ssh -L {server.port}:127.0.0.1:{server.port} {{this machine}}")
     call.note("vf-view: Ctrl-C ends it")
     server.run()
@@ -114,17 +134,34 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="[PATH ...]",
     options=[
-        click.Option(["--host"], default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1]."),
-        click.Option(["--port"], default=0, type=click.IntRange(0, 65535), help="Port; 0 is any free one [0]."),
+        click.Option(
+            ["--host"],
+            default="127.0.0.1",
+            metavar="ADDRESS",
+            help="Address to listen on [127.0.0.1].",
+        ),
+        click.Option(
+            ["--port"],
+            default=0,
+            type=click.IntRange(0, 65535),
+            help="Port; 0 is any free one [0].",
+        ),
         click.Option(["--no-browser", "--no-open"], is_flag=True, help="Open no browser."),
-        click.Option(["--allow-remote"], is_flag=True, help="Allow a --host that other machines can reach."),
+        click.Option(
+            ["--allow-remote"], is_flag=True, help="Allow a --host that other machines can reach."
+        ),
         click.Option(
             ["--tokenizer"],
             metavar="NAME",
-            help="Tokenizer that decodes tokens for log-probabilities: a folder, or a name in the local cache.",
+            help=(
+                "Tokenizer that decodes tokens for log-probabilities: a folder, or a name in the"
+                " local cache."
+            ),
         ),
         click.Option(["--export"], metavar="OUT", help="Write a copy into this folder, and exit."),
-        click.Option(["--once"], is_flag=True, help="With --export: exit afterwards, which is the default."),
+        click.Option(
+            ["--once"], is_flag=True, help="With --export: exit afterwards, which is the default."
+        ),
     ],
     keys=("url",),
     action=run,

@@ -1,7 +1,7 @@
 """Model clients: one request in, one response or one classified error out.
 
-``as_client`` accepts ``OpenAI``, ``AsyncOpenAI``, a test double, a config, a registry alias or ``"local"``; plain SDK
-clients use the transport of this package, which is imported on first use.
+``as_client`` accepts ``OpenAI``, ``AsyncOpenAI``, a test double, a config, a registry alias or
+``"local"``; plain SDK clients use the transport of this package, which is imported on first use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.endpoints import EndpointGroup, load_endpoints
 from verifiers.clients.protocol import Client, ClientConfig, EndpointConfig
-from verifiers.clients.resolve import as_client, client_and_model, close, register_model_resolver, use_client
+from verifiers.clients.resolve import (
+    as_client,
+    client_and_model,
+    close,
+    register_model_resolver,
+    use_client,
+)
 
 if TYPE_CHECKING:
     from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient

@@ -1,9 +1,11 @@
-"""Adapters of objects with their own transport: custom SDK clients, test doubles, and third-generation clients.
+"""Adapters of objects with their own transport: custom SDK clients, test doubles, and
+third-generation clients.
 
-The promise: any object with ``chat.completions.create`` (sync or async; ``completions.create`` for text) or with
-``get_response`` becomes a `Client`. Responses are read by attribute, so SDK objects, dicts and hand-written doubles
-work alike; a blocking ``create`` runs in a thread; failures are mapped to ``errors`` and repeated by ``clients.retry``
-(the retries of an SDK object are set to 0 on a copy). The object is never changed or closed.
+The promise: any object with ``chat.completions.create`` (sync or async; ``completions.create`` for
+text) or with ``get_response`` becomes a `Client`. Responses are read by attribute, so SDK objects,
+dicts and hand-written doubles work alike; a blocking ``create`` runs in a thread; failures are
+mapped to ``errors`` and repeated by ``clients.retry`` (the retries of an SDK object are set to 0 on
+a copy). The object is never changed or closed.
 
 This module does not import ``openai``.
 """
@@ -35,7 +37,8 @@ MAX_TOKENS = "max_completion_tokens"
 
 
 class _LoopResources:
-    """Limiter and threads of an adapter in one event loop; threads start on the first blocking call."""
+    """Limiter and threads of an adapter in one event loop; threads start on the first blocking
+    call."""
 
     def __init__(self) -> None:
         self.limiter = AdaptiveLimiter(MAX_IN_FLIGHT)
@@ -84,9 +87,13 @@ class _Adapter(Identified):
         await self._resources.aclose()
 
     async def _send(self, resources: _LoopResources, request: ModelRequest) -> Response:
-        raise NotImplementedError(f"{type(self).__name__} must define _send(self, resources, request)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _send(self, resources, request)"
+        )
 
-    async def _call(self, resources: _LoopResources, create: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    async def _call(
+        self, resources: _LoopResources, create: Callable[..., Any], arguments: dict[str, Any]
+    ) -> Any:
         """Call ``create(**arguments)``, in a thread unless it is a coroutine function."""
         if inspect.iscoroutinefunction(inspect.unwrap(create)):
             return await create(**arguments)
@@ -135,14 +142,18 @@ class OpenAILikeClient(_Adapter):
         except VerifiersError:
             raise
         except Exception as error:  # whatever the object raises is mapped and chained
-            if name != MAX_TOKENS or not refuses_argument(getattr(error, "status_code", 0), _body(error), name):
+            if name != MAX_TOKENS or not refuses_argument(
+                getattr(error, "status_code", 0), _body(error), name
+            ):
                 raise self._mapped(error, request.model) from error
             self._max_tokens_name = "max_tokens"
             return await self._send(resources, request)
         raw = response if self.keep_raw else None
         return to_response(read_completion(response), request, repr(self), raw)
 
-    def _arguments(self, create: Callable[..., Any], request: ModelRequest, max_tokens_name: str) -> dict[str, Any]:
+    def _arguments(
+        self, create: Callable[..., Any], request: ModelRequest, max_tokens_name: str
+    ) -> dict[str, Any]:
         known, extra = split_arguments(request, max_tokens_name)
         arguments: dict[str, Any] = {"model": request.model, **known}
         if request.message_type == "completion":
@@ -162,10 +173,13 @@ class OpenAILikeClient(_Adapter):
 
 
 class GetResponseClient(_Adapter):
-    """A third-generation client: ``get_response(prompt, model, sampling_args, tools)`` with a flat response."""
+    """A third-generation client: ``get_response(prompt, model, sampling_args, tools)`` with a flat
+    response."""
 
     async def _send(self, resources: _LoopResources, request: ModelRequest) -> Response:
-        sampling_args = {name: value for name, value in request.sampling_args.items() if value is not None}
+        sampling_args = {
+            name: value for name, value in request.sampling_args.items() if value is not None
+        }
         if request.seed is not None:
             sampling_args["seed"] = request.seed
         arguments = {
@@ -184,7 +198,7 @@ class GetResponseClient(_Adapter):
         return to_response(read_flat(response), request, repr(self), raw)
 
 
-# --- call conventions of an object -------------------------------------------------------------------------------
+# --- call conventions of an object ----------------------------------------------------------------
 
 
 class _ObjectEndpoint:
@@ -204,9 +218,12 @@ class _ObjectEndpoint:
 
 
 def _body(error: Exception) -> bytes:
-    """Return the body of the response where the exception holds it, else the text of the exception."""
+    """Return the body of the response where the exception holds it, else the text of
+    the exception."""
     content = getattr(getattr(error, "response", None), "content", None)
-    return content if isinstance(content, bytes) and content else str(error).encode("utf-8", "replace")
+    return (
+        content if isinstance(content, bytes) and content else str(error).encode("utf-8", "replace")
+    )
 
 
 def _spelling(request: ModelRequest) -> str:
@@ -219,4 +236,6 @@ def _accepts(function: Callable[..., Any], name: str) -> bool:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return True
-    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return name in parameters or any(
+        p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
+    )

@@ -1,7 +1,7 @@
 """Read response objects by attribute into the same `Completion` as HTTP bodies.
 
-The promise: SDK objects, dicts, namespaces and hand-written doubles read alike, and a field of an unexpected type reads
-as absent, so the automatic attributes of a mock are never mistaken for data.
+The promise: SDK objects, dicts, namespaces and hand-written doubles read alike, and a field of an
+unexpected type reads as absent, so the automatic attributes of a mock are never mistaken for data.
 
 ``adapters`` makes the calls and ``reply`` validates the result.
 """
@@ -17,7 +17,8 @@ from verifiers.clients.reply import Choice, Completion, Entry, Logprobs
 
 
 def read_completion(response: object) -> Completion:
-    """Read the completion of an SDK object, a dict or a test double; fields of an unexpected type are absent."""
+    """Read the completion of an SDK object, a dict or a test double; fields of an unexpected type
+    are absent."""
     choices = _typed(response, "choices", list) or []
     return Completion(
         choices=[_choice(choice) for choice in choices[:1]],
@@ -32,7 +33,8 @@ def read_completion(response: object) -> Completion:
 
 
 def read_flat(response: object) -> Completion:
-    """Read the completion of a third-generation response, with message and tokens one level higher."""
+    """Read the completion of a third-generation response, with message and tokens one
+    level higher."""
     message = _get(response, "message")
     tokens = _get(message, "tokens")
     choice = {
@@ -43,13 +45,19 @@ def read_flat(response: object) -> Completion:
     }
     fields = {name: _get(response, name) for name in ("id", "model", "created", "usage")}
     choices = [choice] if message is not None else []
-    return read_completion({**fields, "choices": choices, "prompt_token_ids": _get(tokens, "prompt_ids")})
+    return read_completion(
+        {**fields, "choices": choices, "prompt_token_ids": _get(tokens, "prompt_ids")}
+    )
 
 
 def _choice(choice: object) -> Choice:
     message = _get(choice, "message")
     return Choice(
-        message=_message(message) if message is not None and _typed(choice, "text", str) is None else None,
+        message=(
+            _message(message)
+            if message is not None and _typed(choice, "text", str) is None
+            else None
+        ),
         text=_typed(choice, "text", str),
         finish_reason=_typed(choice, "finish_reason", str),
         logprobs=_logprobs(_get(choice, "logprobs")),
@@ -90,7 +98,10 @@ def _logprobs(logprobs: object) -> Logprobs | None:
     content = _typed(logprobs, "content", list)
     entries = None
     if content is not None:
-        entries = [Entry(_get(entry, "logprob"), _get(entry, "token"), _get(entry, "id")) for entry in content]
+        entries = [
+            Entry(_get(entry, "logprob"), _get(entry, "token"), _get(entry, "id"))
+            for entry in content
+        ]
     tokens, values = (_typed(logprobs, name, list) for name in ("tokens", "token_logprobs"))
     return Logprobs(entries, tokens, values) if entries is not None or values is not None else None
 

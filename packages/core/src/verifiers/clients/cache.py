@@ -1,12 +1,15 @@
-"""A durable cache of completions, opt-in: a request that was answered before is answered from disk and costs nothing.
+"""A durable cache of completions, opt-in: a request that was answered before is answered from disk
+and costs nothing.
 
-The promise: an entry is used for an equal request only: same endpoint and client settings, messages, tools, sampling
-arguments, seed, and the same sample (``ModelRequest.sample``: which sibling, which turn), so that siblings stay
-different samples. An entry is one file, written atomically: concurrent processes and kill -9 leave whole entries or
-none, and a damaged one is a miss.
+The promise: an entry is used for an equal request only: same endpoint and client settings,
+messages, tools, sampling arguments, seed, and the same sample (``ModelRequest.sample``: which
+sibling, which turn), so that siblings stay
+different samples. An entry is one file, written atomically: concurrent processes and kill -9 leave
+whole entries or none, and a damaged one is a miss.
 
-Only requests that say which sample they are, are cached: those of environments and of judges. The model behind an
-endpoint is taken to be the same while its name is; delete the folder when that has changed.
+Only requests that say which sample they are, are cached: those of environments and of judges. The
+model behind an endpoint is taken to be the same while its name is; delete the folder when that has
+changed.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from verifiers.storage.files import atomic_write
 from verifiers.types import ModelRequest
 
 _writing: set[Path] = set()
-"""Entries that a thread of this process is writing: ``atomic_write`` has one temporary name per process and file."""
+"""Entries that a thread of this process is writing: ``atomic_write`` has one temporary name per
+process and file."""
 _lock = threading.Lock()
 _current: ContextVar[CompletionCache | None] = ContextVar("verifiers_cache", default=None)
 
@@ -43,7 +47,8 @@ _DECODER = msgspec.json.Decoder(_Entry)
 
 
 class CompletionCache:
-    """Replies of endpoints by request, below ``folder``. *Raises* ConfigError when it cannot be created."""
+    """Replies of endpoints by request, below ``folder``. *Raises* ConfigError when it cannot be
+    created."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -75,7 +80,8 @@ class CompletionCache:
         return reply
 
     async def put(self, key: str, request: bytes, reply: bytes) -> None:
-        """Store the body of a reply, unless another call of this process is storing one for an equal request.
+        """Store the body of a reply, unless another call of this process is storing one for an
+        equal request.
 
         *Raises* ConfigError when it cannot be written.
         """
@@ -83,7 +89,9 @@ class CompletionCache:
         try:
             await asyncio.to_thread(self._write, key, entry)
         except OSError as error:
-            raise ConfigError(f"the cache in {self.folder} cannot be written: {error.strerror or error}") from error
+            raise ConfigError(
+                f"the cache in {self.folder} cannot be written: {error.strerror or error}"
+            ) from error
 
     def summary(self) -> dict[str, Any]:
         """``folder hits misses`` since it was opened."""
@@ -124,12 +132,18 @@ def request_content(request: ModelRequest) -> bytes:
 
 def cache_key(base_url: str, identity: object, request: ModelRequest, content: bytes) -> str:
     """The key of a request: SHA-256 over everything that may change its reply."""
-    parts = {"base_url": base_url, "client": identity, "type": request.message_type, "sample": request.sample}
+    parts = {
+        "base_url": base_url,
+        "client": identity,
+        "type": request.message_type,
+        "sample": request.sample,
+    }
     return hashlib.sha256(canonical_json(parts) + b"\n" + content).hexdigest()
 
 
 def is_cacheable(client: object) -> bool:
-    """Whether the replies of a client are cached: those over HTTP, to a server outside this process."""
+    """Whether the replies of a client are cached: those over HTTP, to a server outside this
+    process."""
     members = getattr(client, "members", None)
     if members is not None:
         return all(is_cacheable(member) for member, _ in members)

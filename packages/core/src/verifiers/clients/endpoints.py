@@ -1,7 +1,8 @@
 """The endpoint registry: short names of models and their endpoints, from a TOML or a Python file.
 
-The promise: a misspelt or duplicate key, or one with a secret as its value, raises an error that names it; the file is
-never executed. Commands and users call `load_endpoints`; the library loads no file on its own.
+The promise: a misspelt or duplicate key, or one with a secret as its value, raises an error that
+names it; the file is never executed. Commands and users call `load_endpoints`; the library loads no
+file on its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 from verifiers import compat
-from verifiers.clients.protocol import PRICE_FIELDS, SHORT_CLIENT_TYPES, EndpointConfig, check_client_type
+from verifiers.clients.protocol import (
+    PRICE_FIELDS,
+    SHORT_CLIENT_TYPES,
+    EndpointConfig,
+    check_client_type,
+)
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import TooLong, read_text
 from verifiers.runtime.suggest import closest
@@ -32,11 +38,14 @@ FIELD_OF = {
     **compat.ENDPOINT_KEYS,
 }
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(sk|pk|hf|gsk|xai|pit|key|api)[-_](?=.*\d).{12,}|(?=.*\d)(?=.*[a-z])(?=.*[A-Z]).{24,}")
+_SECRET = re.compile(
+    r"(sk|pk|hf|gsk|xai|pit|key|api)[-_](?=.*\d).{12,}|(?=.*\d)(?=.*[a-z])(?=.*[A-Z]).{24,}"
+)
 
 
 class EndpointGroup(list[EndpointConfig]):
-    """The variants of one alias; ``group["model"]``, ``["url"]`` and ``["key"]`` return those of the first."""
+    """The variants of one alias; ``group["model"]``, ``["url"]`` and ``["key"]`` return those of
+    the first."""
 
     def __getitem__(self, key: str | SupportsIndex | slice) -> Any:
         if not isinstance(key, str):
@@ -51,17 +60,20 @@ _LOADED: dict[str, EndpointGroup] = {}
 
 
 def loaded_endpoint(alias: str) -> EndpointGroup | None:
-    """Return the group of an alias in the registries loaded by this process; later files take precedence."""
+    """Return the group of an alias in the registries loaded by this process; later files take
+    precedence."""
     return _LOADED.get(alias)
 
 
 def load_endpoints(path: str | Path) -> dict[str, EndpointGroup]:
-    """Load the registry of a ``.toml`` or ``.py`` file, by alias; `as_client` then accepts its aliases.
+    """Load the registry of a ``.toml`` or ``.py`` file, by alias; `as_client` then accepts its
+    aliases.
 
     Args:
         path: A ``.toml`` or ``.py`` file.
 
-    Raises: ``ConfigError`` for an absent or unreadable file, and for unknown, duplicate or secret keys.
+    Raises: ``ConfigError`` for an absent or unreadable file, and for unknown, duplicate or secret
+    keys.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +86,9 @@ def load_endpoints(path: str | Path) -> dict[str, EndpointGroup]:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError, TooLong) as error:
-        raise ConfigError(f"cannot read the endpoint registry {path}: {error}", path=str(path)) from error
+        raise ConfigError(
+            f"cannot read the endpoint registry {path}: {error}", path=str(path)
+        ) from error
     entries = _from_python(text, path) if path.suffix == ".py" else _from_toml(text, path)
     groups: dict[str, EndpointGroup] = {}
     for entry in entries:
@@ -91,10 +105,14 @@ def _from_toml(text: str, path: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{path} is not valid TOML: {error}", path=str(path)) from error
     if unknown := document.keys() - {"endpoint"}:
         name = sorted(unknown)[0]
-        raise ConfigError(f"{path}: unknown table {name!r}; a registry consists of [[endpoint]] tables", key=name)
+        raise ConfigError(
+            f"{path}: unknown table {name!r}; a registry consists of [[endpoint]] tables", key=name
+        )
     entries = document.get("endpoint", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(f"{path}: write [[endpoint]], with two brackets, once per endpoint", path=str(path))
+        raise ConfigError(
+            f"{path}: write [[endpoint]], with two brackets, once per endpoint", path=str(path)
+        )
     return entries
 
 
@@ -103,7 +121,9 @@ def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
         module = parse_python(text, filename=str(path))
     except SyntaxError as error:
         raise ConfigError(f"{path} is not valid Python: {error}", path=str(path)) from error
-    value = next((value for node in module.body if (value := _endpoints_value(node)) is not None), None)
+    value = next(
+        (value for node in module.body if (value := _endpoints_value(node)) is not None), None
+    )
     if value is None:
         raise ConfigError(f"{path} has no ENDPOINTS = {{…}} at module level", path=str(path))
     _refuse_repeated_aliases(value, path)
@@ -111,7 +131,8 @@ def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
         table = ast.literal_eval(value)
     except ValueError as error:
         raise ConfigError(
-            f"{path}: ENDPOINTS is not a literal, and the file is not executed: write the values out, or use TOML",
+            f"{path}: ENDPOINTS is not a literal, and the file is not executed: write the values"
+            " out, or use TOML",
             path=str(path),
         ) from error
     if not isinstance(table, dict):
@@ -120,15 +141,27 @@ def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
     for alias, settings in table.items():
         for variant in settings if isinstance(settings, list | tuple) else [settings]:
             if not isinstance(variant, Mapping):
-                raise ConfigError(f"{path}: the settings of {alias!r} must be a dict", path=str(path), key=str(alias))
+                raise ConfigError(
+                    f"{path}: the settings of {alias!r} must be a dict",
+                    path=str(path),
+                    key=str(alias),
+                )
             entries.append({"endpoint_id": alias, **variant})
     return entries
 
 
 def _endpoints_value(node: ast.stmt) -> ast.expr | None:
     """Return the value of the statement ``ENDPOINTS = …``; None for another statement."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    is_endpoints = any(isinstance(target, ast.Name) and target.id == "ENDPOINTS" for target in targets)
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
+    is_endpoints = any(
+        isinstance(target, ast.Name) and target.id == "ENDPOINTS" for target in targets
+    )
     return node.value if is_endpoints and isinstance(node, ast.Assign | ast.AnnAssign) else None
 
 
@@ -138,13 +171,17 @@ def _refuse_repeated_aliases(value: ast.expr, path: Path) -> None:
         keys = [key.value for key in table.keys if isinstance(key, ast.Constant)]
         for key in keys:
             if keys.count(key) > 1:
-                raise ConfigError(f"{path}:{table.lineno}: {key!r} is given twice", path=str(path), key=str(key))
+                raise ConfigError(
+                    f"{path}:{table.lineno}: {key!r} is given twice", path=str(path), key=str(key)
+                )
 
 
 def _fits(name: str, value: object) -> bool:
     """Return whether a value has the type of a field."""
     if name in PRICE_FIELDS:
-        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        )
     return isinstance(value, Mapping if name == "headers" else str) and bool(value)
 
 
@@ -156,19 +193,30 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
         name = FIELD_OF.get(key)
         if name is None:
             known = closest(str(key), FIELD_OF) or f"; known: {', '.join(FIELD_OF)}"
-            raise ConfigError(f"{location}: unknown key {key!r}{known}", path=str(path), key=str(key))
+            raise ConfigError(
+                f"{location}: unknown key {key!r}{known}", path=str(path), key=str(key)
+            )
         if name in fields and fields[name] != value:
             raise ConfigError(f"{location}: {key!r} repeats a setting", path=str(path), key=key)
         if not _fits(name, value):
-            special = {"headers": "a table", **dict.fromkeys(PRICE_FIELDS, "a number of US dollars, 0 or more")}
+            special = {
+                "headers": "a table",
+                **dict.fromkeys(PRICE_FIELDS, "a number of US dollars, 0 or more"),
+            }
             expected = special.get(name, "a text that is not empty")
-            raise ConfigError(f"{location}: {key!r} must be {expected}, not {value!r}", path=str(path), key=key)
+            raise ConfigError(
+                f"{location}: {key!r} must be {expected}, not {value!r}", path=str(path), key=key
+            )
         fields[name] = value
     if missing := {"endpoint_id", "model"} - fields.keys():
-        raise ConfigError(f"{location} has no {sorted(missing)[0]!r}", path=str(path), key=sorted(missing)[0])
+        raise ConfigError(
+            f"{location} has no {sorted(missing)[0]!r}", path=str(path), key=sorted(missing)[0]
+        )
     if len(prices := [name for name in PRICE_FIELDS if name in fields]) == 1:
         raise ConfigError(
-            f"{location} has {prices[0]!r} alone; a cost needs both prices", path=str(path), key=prices[0]
+            f"{location} has {prices[0]!r} alone; a cost needs both prices",
+            path=str(path),
+            key=prices[0],
         )
     kind = fields.get("client_type", "openai_chat_completions")
     fields["client_type"] = kind = SHORT_CLIENT_TYPES.get(kind, kind)
@@ -176,8 +224,8 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
     variable = fields.get("api_key_var", "OPENAI_API_KEY")
     if _SECRET.fullmatch(variable) or not _VARIABLE.fullmatch(variable):
         raise ConfigError(
-            f"{location}: 'key' must name an environment variable, but its value looks like a key itself: "
-            "put the key into a variable and write its name here",
+            f"{location}: 'key' must name an environment variable, but its value looks like a key"
+            " itself: put the key into a variable and write its name here",
             path=str(path),
             key="key",
         )

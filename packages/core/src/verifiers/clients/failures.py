@@ -1,7 +1,7 @@
 """Classify HTTP error responses of providers as exceptions of ``errors``.
 
-The promise: every status and message maps to exactly one class, the text names the endpoint and the correction, and
-contains no key or header value (`Endpoint.redact`).
+The promise: every status and message maps to exactly one class, the text names the endpoint and the
+correction, and contains no key or header value (`Endpoint.redact`).
 
 This module sends nothing and repeats nothing.
 """
@@ -38,20 +38,28 @@ _OVERLONG = re.compile(
 )
 _LIMIT_ALONE_TOO_LARGE = (
     re.compile(
-        r"is too large: (?P<requested>\d+).*?maximum context length is (?P<room>\d+)", re.IGNORECASE | re.DOTALL
+        r"is too large: (?P<requested>\d+).*?maximum context length is (?P<room>\d+)",
+        re.IGNORECASE | re.DOTALL,
     ),
-    re.compile(r"context length is (?P<room>\d+).*?(?P<requested>\d+) in the completion", re.IGNORECASE | re.DOTALL),
+    re.compile(
+        r"context length is (?P<room>\d+).*?(?P<requested>\d+) in the completion",
+        re.IGNORECASE | re.DOTALL,
+    ),
 )
 _UNKNOWN_MODEL = re.compile(
-    r"model_not_found | model.{0,200}(does\ not\ exist|not\ found|not\ exist|is\ not\ available|not\ served)"
+    r"model_not_found |"
+    r" model.{0,200}(does\ not\ exist|not\ found|not\ exist|is\ not\ available|not\ served)"
     r" | (not\ a\ valid|unknown|invalid|no\ such)\ model",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 _UNKNOWN_ARGUMENT = re.compile(
-    r"unsupported|not supported|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|forbidden|extra|invalid",
+    r"unsupported|not supported|unrecogni[sz]ed|unknown|unexpected|not permitted|not"
+    r" allowed|forbidden|extra|invalid",
     re.IGNORECASE,
 )
-_QUOTA = re.compile(r"insufficient_quota|exceeded your current quota|billing_hard_limit", re.IGNORECASE)
+_QUOTA = re.compile(
+    r"insufficient_quota|exceeded your current quota|billing_hard_limit", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +86,11 @@ def is_overlong(text: str) -> bool:
 
 
 def limit_alone_too_large(text: str) -> bool:
-    """Return whether an error text reports that max_tokens alone is as long as the context or longer."""
+    """Return whether an error text reports that max_tokens alone is as long as the context or
+    longer."""
     return any(
-        (m := pattern.search(text)) and int(m["requested"]) >= int(m["room"]) for pattern in _LIMIT_ALONE_TOO_LARGE
+        (m := pattern.search(text)) and int(m["requested"]) >= int(m["room"])
+        for pattern in _LIMIT_ALONE_TOO_LARGE
     )
 
 
@@ -93,7 +103,11 @@ def refuses_argument(status: int, body: bytes, name: str) -> bool:
 
 
 def failure(
-    status: int, body: bytes, endpoint: Endpoint, model: str, retry_after: tuple[str | None, str | None] = (None, None)
+    status: int,
+    body: bytes,
+    endpoint: Endpoint,
+    model: str,
+    retry_after: tuple[str | None, str | None] = (None, None),
 ) -> VerifiersError:
     """Return the error of a response with a status other than 200.
 
@@ -110,21 +124,36 @@ def failure(
         else:
             wait = f", asking to wait {retry_after_s:g} s" if retry_after_s is not None else ""
             message = f"{url} limits the rate of requests (HTTP 429{wait}){detail}"
-        return RateLimited(message, retry_after_s=retry_after_s, limit="quota" if quota else None, **facts)
+        return RateLimited(
+            message, retry_after_s=retry_after_s, limit="quota" if quota else None, **facts
+        )
     if status in (408, 409) or status >= 500:
-        return ModelUnavailable(f"{url} failed with HTTP {status}{detail}", retry_after_s=retry_after_s, **facts)
+        return ModelUnavailable(
+            f"{url} failed with HTTP {status}{detail}", retry_after_s=retry_after_s, **facts
+        )
     if status in (401, 403):
         message = f"{url} refused the key in {endpoint.key_name} (HTTP {status}){detail}"
         return AuthenticationFailed(message, api_key_var=endpoint.api_key_var, **facts)
     if status in (400, 413, 422) and is_overlong(text):
-        return OverlongPromptError(f"the prompt does not fit the context of {model}{detail}", model=model, **facts)
+        return OverlongPromptError(
+            f"the prompt does not fit the context of {model}{detail}", model=model, **facts
+        )
     if status in (400, 404, 422) and _UNKNOWN_MODEL.search(text):
-        return ModelNotFound(f"{url} does not serve the model {model!r}{detail}", model=model, **facts)
+        return ModelNotFound(
+            f"{url} does not serve the model {model!r}{detail}", model=model, **facts
+        )
     if status in (404, 405):
-        message = f"{url} has no completions endpoint (HTTP {status}): correct the base URL, which usually ends in /v1"
+        message = (
+            f"{url} has no completions endpoint (HTTP {status}): correct the base URL, which"
+            " usually ends in /v1"
+        )
         return EndpointUnreachable(message, **facts)
     if status < 400:
-        return EndpointUnreachable(f"{url} redirects (HTTP {status}): use the final URL as base URL", **facts)
+        return EndpointUnreachable(
+            f"{url} redirects (HTTP {status}): use the final URL as base URL", **facts
+        )
     if limit_alone_too_large(text):
-        return ModelRefused(f"max_tokens alone fills the context of {model}, lower it{detail}", **facts)
+        return ModelRefused(
+            f"max_tokens alone fills the context of {model}, lower it{detail}", **facts
+        )
     return ModelRefused(f"{url} refused the request (HTTP {status}){detail}", **facts)

@@ -1,8 +1,9 @@
 """HTTP transport to a model endpoint, and the clients of OpenAI-compatible completions.
 
-The promise: one pooled session per event loop, opened by the first request there and closed with the loop; bodies are
-decoded straight to `Response`, without SDK objects; every failure is an exception of ``errors`` without secrets;
-``retry`` is the only retry layer. The constructor opens nothing and needs no key.
+The promise: one pooled session per event loop, opened by the first request there and closed with
+the loop; bodies are decoded straight to `Response`, without SDK objects; every failure is an
+exception of ``errors`` without secrets; ``retry`` is the only retry layer. The constructor opens
+nothing and needs no key.
 
 This module neither normalizes messages nor selects the model.
 """
@@ -50,26 +51,38 @@ from verifiers.types import ModelRequest, Response
 MAX_TOKENS = "max_completion_tokens"
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
 SPARE_FILES = 64  # files that the rest of the process may open later
-PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+PROXY_VARIABLES = (
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+)
 
 
 class Pool:
-    """Resources of a client in one event loop: session, limiter, and the endpoint for error messages."""
+    """Resources of a client in one event loop: session, limiter, and the endpoint for error
+    messages."""
 
     __slots__ = ("endpoint", "limiter", "session")
 
-    def __init__(self, session: aiohttp.ClientSession, limiter: AdaptiveLimiter, endpoint: Endpoint):
+    def __init__(
+        self, session: aiohttp.ClientSession, limiter: AdaptiveLimiter, endpoint: Endpoint
+    ):
         self.session = session
         self.limiter = limiter
         self.endpoint = endpoint
 
 
 class HttpClient(Identified):
-    """What the clients of all APIs share: settings, connections, the key, one exchange, the check before a run.
+    """What the clients of all APIs share: settings, connections, the key, one exchange, the check
+    before a run.
 
-    Keywords override the fields of ``config``. ``api_key`` is the key itself; without it the variable
-    ``config.api_key_var`` is read at the first request. ``query`` is added to every URL. ``keep_raw`` puts the decoded
-    body on ``Response.raw``. ``tools_shown``: whether the chat template of the model shows tools; None if unknown.
+    Keywords override the fields of ``config``. ``api_key`` is the key itself; without it the
+    variable ``config.api_key_var`` is read at the first request. ``query`` is added to every URL.
+    ``keep_raw`` puts the decoded body on ``Response.raw``. ``tools_shown``: whether the chat
+    template of the model shows tools; None if unknown.
     """
 
     client_type: str
@@ -96,12 +109,13 @@ class HttpClient(Identified):
     ):
         if config is not None and not isinstance(config, ClientConfig):
             raise ConfigError(
-                f"config must be a ClientConfig, not {type(config).__name__}; as_client() accepts other types"
+                f"config must be a ClientConfig, not {type(config).__name__}; as_client() accepts"
+                " other types"
             )
         if config is not None and vendor_of(config.client_type) != vendor_of(self.client_type):
             raise ConfigError(
-                f"{type(self).__name__} needs ClientConfig(client_type={self.client_type!r}); this one is of type "
-                f"{config.client_type!r}, whose URL and key are another vendor's",
+                f"{type(self).__name__} needs ClientConfig(client_type={self.client_type!r}); this"
+                f" one is of type {config.client_type!r}, whose URL and key are another vendor's",
                 key="client_type",
             )
         try:
@@ -132,7 +146,8 @@ class HttpClient(Identified):
         return str(self._base)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that affect a request; ``headers`` and further fields are part of ``config``."""
+        """The settings that affect a request; ``headers`` and further fields are part of
+        ``config``."""
         return {
             "class": type_name(type(self)),
             "config": describe(self.config),
@@ -141,7 +156,8 @@ class HttpClient(Identified):
         }
 
     def check_key(self) -> None:
-        """*Raises* MissingKeyError when the endpoint needs a key and its variable is not set. Sends nothing."""
+        """*Raises* MissingKeyError when the endpoint needs a key and its variable is not set. Sends
+        nothing."""
         self._key()
 
     async def complete(self, request: ModelRequest) -> Response:
@@ -167,44 +183,59 @@ class HttpClient(Identified):
                         raise failure(status, answer, pool.endpoint, request.model, retry_after)
                     without |= {part}
                     body = self._body(request, without)
-                    status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
+                    status, answer, retry_after = await self._exchange(
+                        pool, "POST", url, body, headers
+                    )
                 self._without |= without
                 response = self._response(answer, request, pool.endpoint.url)
             except StreamedError as error:
-                raise failure(error.status, str(error).encode(), pool.endpoint, request.model) from None
+                raise failure(
+                    error.status, str(error).encode(), pool.endpoint, request.model
+                ) from None
             if cache is not None:
                 await cache.put(key, content, answer)
             return response
 
         attempt = metered(self, request, send)
-        return await call_with_retries(attempt, self.retry, self._pools.here().limiter, request.timeout_s)
+        return await call_with_retries(
+            attempt, self.retry, self._pools.here().limiter, request.timeout_s
+        )
 
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
         """The body of a request without the parts that the endpoint refused."""
-        raise NotImplementedError(f"{type(self).__name__} must define _body(self, request, without)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _body(self, request, without)"
+        )
 
     def _refused_part(self, status: int, answer: bytes) -> str | None:
         """The part of a request that an error answer refuses by name; None for another failure."""
-        raise NotImplementedError(f"{type(self).__name__} must define _refused_part(self, status, answer)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _refused_part(self, status, answer)"
+        )
 
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
         """The answer read. Raises: ``MalformedResponse`` that names ``where``; `StreamedError`."""
-        raise NotImplementedError(f"{type(self).__name__} must define _response(self, answer, request, where)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _response(self, answer, request, where)"
+        )
 
     async def shows_tools(self) -> bool | None:
         """Return ``tools_shown`` of the constructor; the server is not queried."""
         return self._tools_shown
 
     async def aclose(self) -> None:
-        """Close the session of the running loop; other loops keep theirs, and a later request opens another."""
+        """Close the session of the running loop; other loops keep theirs, and a later request opens
+        another."""
         await self._pools.aclose()
 
     async def preflight(self, model: str | None = None, timeout_s: float = 10.0) -> str | None:
         """Ask for the models before a run; return a warning when they lack ``model``, else None.
 
-        A server without a listing is sent nothing else: the first request of the run finds a wrong URL or key.
+        A server without a listing is sent nothing else: the first request of the run finds a wrong
+        URL or key.
 
-        Raises: ``EndpointUnreachable`` (nothing listens, not an API), ``AuthenticationFailed``, ``MissingKeyError``.
+        Raises: ``EndpointUnreachable`` (nothing listens, not an API), ``AuthenticationFailed``,
+        ``MissingKeyError``.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -215,17 +246,26 @@ class HttpClient(Identified):
             ) from None
         except (ModelUnavailable, RateLimited) as error:
             if error.status is not None:
-                return f"{self.base_url} responds, but with HTTP {error.status}; requests will be repeated"
+                return (
+                    f"{self.base_url} responds, but with HTTP {error.status}; requests will be"
+                    " repeated"
+                )
             message = f"{error}: start the server or correct the base URL"
             raise EndpointUnreachable(message, url=self.base_url) from error.__cause__
         if model is None or not names or model in names:
             return None
-        return f"{self.base_url} lists {', '.join(names[:5])}{', …' if len(names) > 5 else ''}, not {model!r}"
+        return (
+            f"{self.base_url} lists {', '.join(names[:5])}{', …' if len(names) > 5 else ''}, not"
+            f" {model!r}"
+        )
 
     async def list_models(self) -> list[str] | None:
-        """Return the names that ``GET /models`` lists, or None without a listing. One attempt, no retries."""
+        """Return the names that ``GET /models`` lists, or None without a listing. One attempt, no
+        retries."""
         pool = self._pools.here()
-        status, body, retry_after = await self._exchange(pool, "GET", self._url("models"), None, None)
+        status, body, retry_after = await self._exchange(
+            pool, "GET", self._url("models"), None, None
+        )
         if status in (400, 404, 405, 422, 501):
             return None
         if status != 200:
@@ -234,20 +274,34 @@ class HttpClient(Identified):
             listing = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             what = "a web page" if body.lstrip()[:1] == b"<" else "no JSON"
-            message = f"{self.base_url} answered with {what}, it is not a model API: correct the base URL (…/v1)"
+            message = (
+                f"{self.base_url} answered with {what}, it is not a model API: correct the base URL"
+                " (…/v1)"
+            )
             raise EndpointUnreachable(message, url=self.base_url, status=status) from None
         entries = listing.get("data") if isinstance(listing, dict) else None
         entries = entries if isinstance(entries, list) else []
-        return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+        return [
+            entry["id"]
+            for entry in entries
+            if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        ]
 
     async def _exchange(
-        self, pool: Pool, method: str, url: URL, body: bytes | None, headers: Mapping[str, str] | None
+        self,
+        pool: Pool,
+        method: str,
+        url: URL,
+        body: bytes | None,
+        headers: Mapping[str, str] | None,
     ) -> tuple[int, bytes, tuple[str | None, str | None]]:
         """Return (status, body, headers retry-after-ms and Retry-After) of one HTTP exchange."""
         data: Any = body if body is None or len(body) < 2**20 else io.BytesIO(body)
         try:
             with Deadline(self.config.timeout):
-                response = await pool.session.request(method, url, data=data, headers=headers, allow_redirects=False)
+                response = await pool.session.request(
+                    method, url, data=data, headers=headers, allow_redirects=False
+                )
                 content = await self._read(response)
             if response.status == 200:
                 return 200, content, (None, None)
@@ -263,10 +317,13 @@ class HttpClient(Identified):
             message = f"no answer from {self.base_url} ({_connection_fault(error)})"
             raise ModelUnavailable(pool.endpoint.redact(message), url=self.base_url) from error
         except ValueError as error:  # raised by aiohttp for a header with a line end
-            raise ModelRefused(f"a header of the call to {self.base_url} cannot be sent", url=self.base_url) from error
+            raise ModelRefused(
+                f"a header of the call to {self.base_url} cannot be sent", url=self.base_url
+            ) from error
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """The decoded body; the connection is released at its end, and closed when cancelled or when it is too long."""
+        """The decoded body; the connection is released at its end, and closed when cancelled or
+        when it is too long."""
         content, max_bytes = response.content, self.config.max_response_bytes
         try:
             if content.is_eof():  # the reply came as a whole, which most do: nothing to wait for
@@ -275,7 +332,9 @@ class HttpClient(Identified):
                     raise self._too_long()
                 return body
             return await read_chunks(content.iter_any(), max_bytes, "the reply")
-        except BaseException as error:  # a cancellation too: the next request would read the rest of the body
+        except (
+            BaseException
+        ) as error:  # a cancellation too: the next request would read the rest of the body
             response.close()
             if not isinstance(error, TooLong):
                 raise
@@ -283,15 +342,20 @@ class HttpClient(Identified):
 
     def _too_long(self) -> MalformedResponse:
         return MalformedResponse(
-            f"{self.base_url} answered with more than {size_text(self.config.max_response_bytes)} (decoded), so the "
-            "connection was closed; if its replies are that long, set max_response_bytes of its ClientConfig higher",
+            f"{self.base_url} answered with more than {size_text(self.config.max_response_bytes)}"
+            " (decoded), so the connection was closed; if its replies are that long, set"
+            " max_response_bytes of its ClientConfig higher",
             url=self.base_url,
         )
 
     def _open(self) -> Pool:
         config = self.config
         key = self._key()
-        headers = {"Content-Type": "application/json", "Accept": "application/json", **config.extra_headers}
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            **config.extra_headers,
+        }
         for name, value in self._credentials(key).items():
             headers.setdefault(name, value)
         num_connections = min(config.max_connections, connection_room())
@@ -302,7 +366,8 @@ class HttpClient(Identified):
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
-            trust_env=not is_loopback(self._base) and any(name in os.environ for name in PROXY_VARIABLES),
+            trust_env=not is_loopback(self._base)
+            and any(name in os.environ for name in PROXY_VARIABLES),
         )
         return Pool(session, AdaptiveLimiter(num_connections), self._endpoint(key))
 
@@ -311,7 +376,11 @@ class HttpClient(Identified):
         secrets = {key or "", *self.config.extra_headers.values(), *self._query.values()}
         return Endpoint(
             url=self.base_url,
-            key_name="the api_key of the client" if has_key else f"the variable {self.config.api_key_var}",
+            key_name=(
+                "the api_key of the client"
+                if has_key
+                else f"the variable {self.config.api_key_var}"
+            ),
             api_key_var=None if has_key else self.config.api_key_var,
             secrets=tuple(sorted((s for s in secrets if len(s) >= 6), key=len, reverse=True)),
         )
@@ -325,17 +394,21 @@ class HttpClient(Identified):
         return {self.key_header: f"Bearer {key}"} if key else {}
 
     def _key(self) -> str | None:
-        key = self._api_key if self._api_key is not None else os.environ.get(self.config.api_key_var)
+        key = (
+            self._api_key if self._api_key is not None else os.environ.get(self.config.api_key_var)
+        )
         if key is None and not is_loopback(self._base) and not self._sends_own_key():
             name = self.config.api_key_var
             raise MissingKeyError(
-                f"{self.base_url} needs a key: set the environment variable {name} (any text where none is checked)",
+                f"{self.base_url} needs a key: set the environment variable {name} (any text where"
+                " none is checked)",
                 names=[name],
             )
         key = (key or "").strip()
         if not (key.isascii() and key.isprintable()):
             raise ConfigError(
-                f"the key for {self.base_url} contains characters that are not valid in a key: copy it again"
+                f"the key for {self.base_url} contains characters that are not valid in a key: copy"
+                " it again"
             )
         return key or None
 
@@ -350,9 +423,10 @@ class HttpClient(Identified):
 class OpenAIChatCompletionsClient(HttpClient):
     """Chat completions (and text completions, for requests that ask for them) over HTTP.
 
-    Keywords override the fields of ``config``. ``api_key`` is the key itself; without it the variable
-    ``config.api_key_var`` is read at the first request. ``query`` is added to every URL. ``keep_raw`` puts the decoded
-    body on ``Response.raw``. ``tools_shown``: whether the chat template of the model shows tools; None if unknown.
+    Keywords override the fields of ``config``. ``api_key`` is the key itself; without it the
+    variable ``config.api_key_var`` is read at the first request. ``query`` is added to every URL.
+    ``keep_raw`` puts the decoded body on ``Response.raw``. ``tools_shown``: whether the chat
+    template of the model shows tools; None if unknown.
 
     Example: ``OpenAIChatCompletionsClient(base_url="http://127.0.0.1:8000/v1", max_retries=4)``
 
@@ -388,7 +462,9 @@ class OpenAICompletionsClient(OpenAIChatCompletionsClient):
 
     async def complete(self, request: ModelRequest) -> Response:
         if not isinstance(request.prompt, str):
-            raise ConfigError("openai_completions continues text: use message_type='completion', or a chat client")
+            raise ConfigError(
+                "openai_completions continues text: use message_type='completion', or a chat client"
+            )
         if request.message_type != "completion":
             request = replace(request, message_type="completion")
         return await super().complete(request)
@@ -399,7 +475,8 @@ async def _close(pool: Pool) -> None:
 
 
 def request_headers(request: ModelRequest) -> CIMultiDict[str] | None:
-    """Return the headers of one request beside those of the session, in aiohttp's type, which it would make of them."""
+    """Return the headers of one request beside those of the session, in aiohttp's type, which it
+    would make of them."""
     if request.rollout_id is None and not request.headers:
         return None
     headers = CIMultiDict(request.headers or ())
@@ -411,9 +488,14 @@ def request_headers(request: ModelRequest) -> CIMultiDict[str] | None:
 def _parse_base_url(text: str) -> URL:
     url = URL(text.strip().rstrip("/"))
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"the base URL {text!r} is no http(s) URL; it looks like http://127.0.0.1:8000/v1")
+        raise ConfigError(
+            f"the base URL {text!r} is no http(s) URL; it looks like http://127.0.0.1:8000/v1"
+        )
     if url.user or url.password:
-        raise ConfigError("the base URL contains a user or password; put the key into a variable, or use extra_headers")
+        raise ConfigError(
+            "the base URL contains a user or password; put the key into a variable, or use"
+            " extra_headers"
+        )
     return url
 
 
@@ -427,7 +509,8 @@ def is_loopback(url: URL) -> bool:
 
 
 def connection_room() -> int:
-    """Return how many connections this process may open, with ``SPARE_FILES`` in reserve; at least 8."""
+    """Return how many connections this process may open, with ``SPARE_FILES`` in reserve; at least
+    8."""
     try:
         num_open = len(os.listdir("/dev/fd"))
     except OSError:  # unsupported on this platform
@@ -436,7 +519,8 @@ def connection_room() -> int:
 
 
 def open_file_limit() -> int:
-    """Return how many files this process may have open; a large number on platforms without a limit."""
+    """Return how many files this process may have open; a large number on platforms without a
+    limit."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,5 @@
-"""``InProcessClient``: the client of a model that this process itself serves on loopback, from its first request on."""
+"""``InProcessClient``: the client of a model that this process itself serves on loopback, from its
+first request on."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from verifiers.types import ModelRequest, Response
 
 
 class InProcessClient(Identified):
-    """Starts its server at the first request and stops it when it is closed; the constructor starts nothing.
+    """Starts its server at the first request and stops it when it is closed; the constructor starts
+    nothing.
 
-    A subclass defines ``_open``, which starts the server and returns a client of it, and ``_close``.
+    A subclass defines ``_open``, which starts the server and returns a client of it, and
+    ``_close``.
     """
 
     is_metered = True
@@ -29,7 +32,8 @@ class InProcessClient(Identified):
         return self._http is not None
 
     async def complete(self, request: ModelRequest) -> Response:
-        """Return one completion; the first call starts the server. *Raises* as ``Client.complete``."""
+        """Return one completion; the first call starts the server. *Raises* as
+        ``Client.complete``."""
         self._num_in_flight += 1
         try:
             return await (await self._running()).complete(request)

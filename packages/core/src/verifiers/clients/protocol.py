@@ -1,16 +1,27 @@
 """The protocol of model clients, and the settings of one endpoint.
 
-The promise: a `Client` turns one `ModelRequest` into one `Response` or raises an error of ``errors.py``; no other
-detail of a provider leaves this package. Constructing a client opens nothing and needs no key.
+The promise: a `Client` turns one `ModelRequest` into one `Response` or raises an error of
+``errors.py``; no other detail of a provider leaves this package. Constructing a client opens
+nothing and needs no key.
 
-The transport is in ``http``, SDK objects are in ``adapters``, and ``resolve`` selects the client of a call.
+The transport is in ``http``, SDK objects are in ``adapters``, and ``resolve`` selects the client of
+a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self, TypeAlias, TypedDict, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypedDict,
+    runtime_checkable,
+)
 
 from verifiers import compat
 from verifiers.errors import ConfigError
@@ -30,7 +41,9 @@ SHORT_CLIENT_TYPES = {
 }
 """Names of client types in a registry and in ``vf-eval --client``."""
 CLIENT_TYPES = tuple(SHORT_CLIENT_TYPES.values())
-LATER_CLIENT_TYPES = frozenset("openai_chat_completions_token renderer nemorl_chat_completions".split())
+LATER_CLIENT_TYPES = frozenset(
+    "openai_chat_completions_token renderer nemorl_chat_completions".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,8 @@ def vendor_of(client_type: str) -> Vendor:
 class Client(Protocol):
     """Anything with ``async complete(request)``; ``async aclose()`` is optional.
 
-    A subclass without ``complete`` has the methods of the third generation (``legacy.template_client``).
+    A subclass without ``complete`` has the methods of the third generation
+    (``legacy.template_client``).
 
     >>> class Shout:
     ...     async def complete(self, request):
@@ -70,8 +84,9 @@ class Client(Protocol):
     async def complete(self, request: ModelRequest) -> Response:
         """Return the completion of one request.
 
-        Raises: ``ModelError`` and ``OverlongPromptError`` for this request alone; ``AuthenticationFailed``,
-        ``ModelNotFound`` and ``EndpointUnreachable`` when no other request can succeed either.
+        Raises: ``ModelError`` and ``OverlongPromptError`` for this request alone;
+        ``AuthenticationFailed``, ``ModelNotFound`` and ``EndpointUnreachable`` when no other
+        request can succeed either.
         """
         ...
 
@@ -85,11 +100,14 @@ class Client(Protocol):
                 and cls.__module__ != compat.TEMPLATE_CLIENT[0]
             ):
                 template = compat.load(":".join(compat.TEMPLATE_CLIENT))
-                cls.__bases__ = tuple(template if base is Client else base for base in cls.__bases__)
+                cls.__bases__ = tuple(
+                    template if base is Client else base for base in cls.__bases__
+                )
 
 
 class ChatSDK(Protocol):
-    """``OpenAI()``, ``AsyncOpenAI()`` or another object with ``chat.completions.create``, for type checkers."""
+    """``OpenAI()``, ``AsyncOpenAI()`` or another object with ``chat.completions.create``, for type
+    checkers."""
 
     @property
     def chat(self) -> Any: ...
@@ -111,7 +129,8 @@ class NamedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """One variant of a registry entry: a model name and its endpoint. Its fields also read by the registry's keys.
+    """One variant of a registry entry: a model name and its endpoint. Its fields also read by the
+    registry's keys.
 
     >>> endpoint = vf.EndpointConfig("small", "qwen3-4b", "http://127.0.0.1:8000/v1")
     >>> endpoint.api_key_var, endpoint["url"], endpoint.get("key"), "nothing" in endpoint
@@ -134,7 +153,9 @@ class EndpointConfig:
     """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
     """Price of sampled tokens."""
-    source: Annotated[str, Free("where it is written")] = field(default="", repr=False, compare=False)
+    source: Annotated[str, Free("where it is written")] = field(
+        default="", repr=False, compare=False
+    )
     """The file of the registry that has it."""
 
     def __getitem__(self, key: str) -> Any:
@@ -143,7 +164,9 @@ class EndpointConfig:
         return getattr(self, compat.ENDPOINT_KEYS.get(key, key))
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and compat.ENDPOINT_KEYS.get(key, key) in self.__dataclass_fields__
+        return (
+            isinstance(key, str) and compat.ENDPOINT_KEYS.get(key, key) in self.__dataclass_fields__
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -156,12 +179,14 @@ class EndpointConfig:
         return tuple(self.__dataclass_fields__)
 
     def check_is_spoken(self) -> None:
-        """*Raises* ConfigError that names the registry and the entry, for a kind that no client here speaks."""
+        """*Raises* ConfigError that names the registry and the entry, for a kind that no client
+        here speaks."""
         if self.client_type not in CLIENT_TYPES:
             place = f"{self.source}: " if self.source else ""
             raise ConfigError(
-                f"{place}the endpoint {self.endpoint_id!r} is of the kind {self.client_type!r}, which no client of "
-                f"this release speaks; choose an endpoint of the kind {' or '.join(CLIENT_TYPES)}",
+                f"{place}the endpoint {self.endpoint_id!r} is of the kind {self.client_type!r},"
+                " which no client of this release speaks; choose an endpoint of the kind"
+                f" {' or '.join(CLIENT_TYPES)}",
                 key="client_type",
             )
 
@@ -171,9 +196,11 @@ class EndpointConfig:
 
 @dataclass(slots=True)
 class ClientConfig:
-    """Where and how to reach one endpoint, or several (``endpoint_configs``: round robin; dicts become configs).
+    """Where and how to reach one endpoint, or several (``endpoint_configs``: round robin; dicts
+    become configs).
 
-    A field may be assigned; ``model_dump``, ``model_copy`` and ``model_validate`` are those of pydantic objects.
+    A field may be assigned; ``model_dump``, ``model_copy`` and ``model_validate`` are those of
+    pydantic objects.
 
     Example: ``ClientConfig(api_base_url="http://127.0.0.1:8000/v1", max_retries=4)``
 
@@ -185,9 +212,11 @@ class ClientConfig:
     client_idx: Annotated[int, Free("a number for callers")] = 0
     """A number for callers."""
     client_type: str = "openai_chat_completions"
-    """API of the endpoint: openai_chat_completions, openai_completions, openai_responses or anthropic_messages."""
+    """API of the endpoint: openai_chat_completions, openai_completions, openai_responses or
+    anthropic_messages."""
     api_key_var: Annotated[str, Free("a name for a secret")] = VENDOR
-    """Name of the environment variable that holds the key, never the key. A loopback base URL needs none.
+    """Name of the environment variable that holds the key, never the key. A loopback base URL needs
+    none.
 
     ``"vendor"`` is ``OPENAI_API_KEY``, or ``ANTHROPIC_API_KEY`` for ``anthropic_messages``."""
     api_base_url: Annotated[str, Free("a server may move; the run notes it")] = VENDOR
@@ -199,17 +228,20 @@ class ClientConfig:
     idle_timeout: Annotated[float, Free("only how long an attempt may take")] = 600.0
     """Longest silence of a stream, in seconds; a longer one fails the attempt, which is repeated.
 
-    ``openai_responses`` and ``anthropic_messages`` stream; completions are read as a whole, within ``timeout``."""
+    ``openai_responses`` and ``anthropic_messages`` stream; completions are read as a whole, within
+    ``timeout``."""
     max_connections: Annotated[int, Free("only how fast")] = 28000
     """Requests in flight to the endpoint; capped by the open-file limit of the process."""
     max_response_bytes: Annotated[int, Free("only how long a reply may be")] = 64 * 2**20
-    """Longest decoded body of a reply; a longer one is a ``MalformedResponse``, and the connection is closed."""
+    """Longest decoded body of a reply; a longer one is a ``MalformedResponse``, and the connection
+    is closed."""
     max_retries: Annotated[int, Free("only how often a failure is repeated")] = 10
     """Retries of one request after its first attempt."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of every request."""
     extra_headers_from_state: Mapping[str, str] = field(default_factory=dict)
-    """Header name -> key of the rollout's state; the environment sets ``ModelRequest.headers`` from it."""
+    """Header name -> key of the rollout's state; the environment sets ``ModelRequest.headers`` from
+    it."""
     endpoint_configs: Sequence[EndpointConfig | ClientConfig] = ()
     """Several endpoints, used in turn."""
     usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
@@ -224,16 +256,22 @@ class ClientConfig:
     tool_parser: Annotated[str | None, Free("accepted for older callers")] = None
     reasoning_parser: Annotated[str | None, Free("accepted for older callers")] = None
     preserve_all_thinking: Annotated[bool | None, Free("accepted for older callers")] = None
-    preserve_thinking_between_tool_calls: Annotated[bool | None, Free("accepted for older callers")] = None
+    preserve_thinking_between_tool_calls: Annotated[
+        bool | None, Free("accepted for older callers")
+    ] = None
 
     def __post_init__(self) -> None:
         self.check()
         self.endpoint_configs = [
-            ClientConfig.model_validate(one) if isinstance(one, dict) else one for one in self.endpoint_configs
+            ClientConfig.model_validate(one) if isinstance(one, dict) else one
+            for one in self.endpoint_configs
         ]
-        if any(isinstance(one, ClientConfig) and one.endpoint_configs for one in self.endpoint_configs):
+        if any(
+            isinstance(one, ClientConfig) and one.endpoint_configs for one in self.endpoint_configs
+        ):
             raise ConfigError(
-                "endpoint_configs has a group of its own; list its endpoints here", key="endpoint_configs"
+                "endpoint_configs has a group of its own; list its endpoints here",
+                key="endpoint_configs",
             )
         for name in WITHOUT_EFFECT:
             if getattr(self, name) is not None:
@@ -241,7 +279,8 @@ class ClientConfig:
 
     @classmethod
     def model_validate(cls, fields: Mapping[str, Any] | ClientConfig) -> Self:
-        """The settings with these fields. *Raises* ConfigError for an unknown field or a wrong value."""
+        """The settings with these fields. *Raises* ConfigError for an unknown field or a wrong
+        value."""
         if isinstance(fields, ClientConfig):
             fields = fields.model_dump()
         check_keywords(fields, tuple(cls.__dataclass_fields__), cls.__name__)
@@ -250,22 +289,38 @@ class ClientConfig:
     def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
         """The fields as plain data."""
         values = asdict(self)
-        return {name: value for name, value in values.items() if value is not None} if exclude_none else values
+        return (
+            {name: value for name, value in values.items() if value is not None}
+            if exclude_none
+            else values
+        )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with the fields of ``update``."""
         return replace(self, **(update or {}))
 
     def check(self) -> None:
-        """*Raises* ConfigError for a value out of bounds; also called when a client is made of it."""
+        """*Raises* ConfigError for a value out of bounds; also called when a client
+        is made of it."""
         remember_secrets(self.extra_headers)
         check_client_type(self.client_type)
         _fill_in_vendor(self)
-        for name in ("timeout", "connect_timeout", "idle_timeout", "max_connections", "max_response_bytes"):
+        for name in (
+            "timeout",
+            "connect_timeout",
+            "idle_timeout",
+            "max_connections",
+            "max_response_bytes",
+        ):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name)
+                raise ConfigError(
+                    f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name
+                )
         if self.max_retries < 0:
-            raise ConfigError(f"ClientConfig.max_retries must be 0 or more, not {self.max_retries}", key="max_retries")
+            raise ConfigError(
+                f"ClientConfig.max_retries must be 0 or more, not {self.max_retries}",
+                key="max_retries",
+            )
 
 
 WITHOUT_EFFECT = tuple(ClientConfig.__dataclass_fields__)[-8:]
@@ -309,14 +364,21 @@ class ClientOptions(TypedDict, total=False):
 
 
 ClientLike: TypeAlias = (
-    Client | ChatSDK | ResponseSDK | ClientConfig | EndpointConfig | Sequence[ClientConfig | EndpointConfig] | str
+    Client
+    | ChatSDK
+    | ResponseSDK
+    | ClientConfig
+    | EndpointConfig
+    | Sequence[ClientConfig | EndpointConfig]
+    | str
 )
 """Types that ``as_client`` converts to a ``Client``."""
 ModelLike: TypeAlias = str | NamedModel
 
 
 def headers_from_state(client: object) -> Mapping[str, str]:
-    """Return header -> key of the state whose value a client sends, from its settings or those of its members."""
+    """Return header -> key of the state whose value a client sends, from its settings or those of
+    its members."""
     of_members = getattr(client, "headers_from_state", None)
     if of_members is not None:
         return dict(of_members)
@@ -336,11 +398,14 @@ async def shows_tools(client: object) -> bool | None:
 
 
 def check_client_type(client_type: str, is_chosen: bool = True) -> None:
-    """Raises: ``ConfigError`` unless this release supports the type; a later one is refused when it is chosen."""
+    """Raises: ``ConfigError`` unless this release supports the type; a later one is refused when it
+    is chosen."""
     if client_type in CLIENT_TYPES or (client_type in LATER_CLIENT_TYPES and not is_chosen):
         return
     if client_type in LATER_CLIENT_TYPES:
-        raise ConfigError(f"client_type {client_type!r} comes later; use one of {', '.join(CLIENT_TYPES)}")
+        raise ConfigError(
+            f"client_type {client_type!r} comes later; use one of {', '.join(CLIENT_TYPES)}"
+        )
     known = closest(client_type, CLIENT_TYPES) or f"; known: {', '.join(CLIENT_TYPES)}"
     raise ConfigError(f"there is no client_type {client_type!r}{known}")
 
@@ -349,7 +414,8 @@ PRICE_FIELDS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 
 
 def prices_of(client: object) -> dict[str, float] | None:
-    """Return the prices of a client by ``PRICE_FIELDS``; None if one is missing or its endpoints differ.
+    """Return the prices of a client by ``PRICE_FIELDS``; None if one is missing or its endpoints
+    differ.
 
     >>> from verifiers.clients import ClientConfig, as_client
     >>> config = ClientConfig(usd_per_million_input_tokens=0.4, usd_per_million_output_tokens=1.6)

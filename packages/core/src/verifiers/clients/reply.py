@@ -1,8 +1,9 @@
 """Decode the body of a provider's response to a `Response`, without SDK objects.
 
-The promise: bytes are decoded once, straight into the required fields; token ids and log-probabilities are stored
-exactly as sampled or not at all: never cut, never re-encoded. A body that is not a completion raises a
-``MalformedResponse`` that names the field, never a KeyError.
+The promise: bytes are decoded once, straight into the required fields; token ids and
+log-probabilities are stored
+exactly as sampled or not at all: never cut, never re-encoded. A body that is not a completion
+raises a ``MalformedResponse`` that names the field, never a KeyError.
 
 HTTP is in ``http`` and retries are in ``retry``.
 """
@@ -21,7 +22,15 @@ import msgspec
 import numpy as np
 
 from verifiers.errors import EmptyModelResponseError, MalformedResponse
-from verifiers.types import AssistantMessage, Message, ModelRequest, Response, ResponseTokens, ToolCall, Usage
+from verifiers.types import (
+    AssistantMessage,
+    Message,
+    ModelRequest,
+    Response,
+    ResponseTokens,
+    ToolCall,
+    Usage,
+)
 
 TOKEN_FIELDS = frozenset(("prompt_ids", "completion_ids", "completion_logprobs"))
 """Values of ``MalformedResponse.field`` for incomplete token data."""
@@ -66,7 +75,8 @@ class Choice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """Fields read from a response of ``/chat/completions`` or ``/completions``; all others are skipped."""
+    """Fields read from a response of ``/chat/completions`` or ``/completions``; all others are
+    skipped."""
 
     choices: list[Choice] | None = None
     id: Any = None
@@ -98,7 +108,13 @@ def _decode_slowly(body: bytes, where: str) -> Completion:
     try:
         return msgspec.convert(json.loads(body), Completion)
     except (ValueError, RecursionError) as error:
-        what = "an empty body" if not body.strip() else "a web page" if body.lstrip()[:1] == b"<" else "no valid JSON"
+        what = (
+            "an empty body"
+            if not body.strip()
+            else "a web page"
+            if body.lstrip()[:1] == b"<"
+            else "no valid JSON"
+        )
         raise MalformedResponse(f"{where} answered 200 with {what}", body=excerpt(body)) from error
 
 
@@ -107,18 +123,23 @@ def excerpt(body: bytes, limit: int = 300) -> str:
     return " ".join(body[: 4 * limit].decode("utf-8", "replace").split())[:limit]
 
 
-def to_response(completion: Completion, request: ModelRequest, where: str, raw: object = None) -> Response:
+def to_response(
+    completion: Completion, request: ModelRequest, where: str, raw: object = None
+) -> Response:
     """Build the `Response` of a decoded completion.
 
-    Raises: ``MalformedResponse`` without choices, or without complete token data when the request requires them
-    (``field`` names what is missing); ``EmptyModelResponseError`` for no content, calls and finish reason.
+    Raises: ``MalformedResponse`` without choices, or without complete token data when the request
+    requires them (``field`` names what is missing); ``EmptyModelResponseError`` for no content,
+    calls and finish reason.
     """
     if not completion.choices:
         raise MalformedResponse(f"{where} answered 200 without choices", field="choices")
     choice = completion.choices[0]
     message = _message(choice, where)
     if choice.finish_reason is None and len(message) == 2 and not message["content"]:
-        raise EmptyModelResponseError(f"{where} answered 200 with no content, no tool call and no finish reason")
+        raise EmptyModelResponseError(
+            f"{where} answered 200 with no content, no tool call and no finish reason"
+        )
     version, logprobs = _versions(choice, completion), _logprobs(choice.logprobs)
     found = _tokens(completion, choice, logprobs, version)
     tokens, missing = None, ""
@@ -127,14 +148,18 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
     else:
         name, missing = found
         if request.require_tokens:
-            raise MalformedResponse(f"{where} answered without usable {name}: {missing}", field=name)
+            raise MalformedResponse(
+                f"{where} answered without usable {name}: {missing}", field=name
+            )
     return Response(
         message=message,
         finish_reason=_FINISH_REASONS.get(choice.finish_reason or "stop", "stop"),
         usage=_usage(completion.usage),
         tokens=tokens,
         tokens_missing=missing,
-        token_logprobs=None if request.require_tokens else _by_text(completion, choice.logprobs, logprobs),
+        token_logprobs=(
+            None if request.require_tokens else _by_text(completion, choice.logprobs, logprobs)
+        ),
         version=version if isinstance(version, int) else int(version.min()),
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),
@@ -152,13 +177,17 @@ def _message(choice: Choice, where: str) -> Message:
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
     if content is not None and not isinstance(content, str):
-        raise MalformedResponse(f"{where} answered with content that is {type(content).__name__}", field="content")
+        raise MalformedResponse(
+            f"{where} answered with content that is {type(content).__name__}", field="content"
+        )
     calls = body.get("tool_calls")
     message = AssistantMessage(content or "")
     if calls:
         message["content"] = content or None
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise MalformedResponse(f"{where} answered with tool calls that are not objects", field="tool_calls")
+            raise MalformedResponse(
+                f"{where} answered with tool calls that are not objects", field="tool_calls"
+            )
         message["tool_calls"] = [ToolCall.from_wire(call) for call in calls]
     reasoning = body.get("reasoning_content") or body.get("reasoning")
     if isinstance(reasoning, str):
@@ -173,8 +202,14 @@ def _usage(usage: dict[str, Any] | None) -> Usage:
     if not usage:
         return Usage()
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    counts = prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0
-    of_prompt, of_completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    counts = (
+        prompt if isinstance(prompt, int) else 0,
+        completion if isinstance(completion, int) else 0,
+    )
+    of_prompt, of_completion = (
+        usage.get("prompt_tokens_details"),
+        usage.get("completion_tokens_details"),
+    )
     if not of_prompt and not of_completion:
         return Usage(*counts)
     cached, written = _count(of_prompt, "cached_tokens"), _count(of_prompt, "cache_write_tokens")
@@ -206,11 +241,14 @@ class Vocabulary:
                         self._numbers[text] = len(self.texts)
                         self.texts.append(text)
                 numbers = list(map(number_of, texts))
-        return array("H" if len(self.texts) <= 2**16 or max(numbers, default=0) < 2**16 else "I", numbers)
+        return array(
+            "H" if len(self.texts) <= 2**16 or max(numbers, default=0) < 2**16 else "I", numbers
+        )
 
 
 class TokenTexts:
-    """The texts of sampled tokens: their numbers in a vocabulary that the responses of a model share."""
+    """The texts of sampled tokens: their numbers in a vocabulary that the responses of a model
+    share."""
 
     __slots__ = ("_numbers", "_vocabulary")
 
@@ -222,7 +260,8 @@ class TokenTexts:
 
 
 class TokenLogprobs(dict[str, Any]):
-    """``{"texts": […], "logprobs": […]}`` of sampled tokens: new lists whenever they are read, held in less memory.
+    """``{"texts": […], "logprobs": […]}`` of sampled tokens: new lists whenever they are read, held
+    in less memory.
 
     >>> sampled = TokenLogprobs(texts=TokenTexts(["a", "b", "a"], Vocabulary()), logprobs=array("d", [-0.5, -1, -0.5]))
     >>> sampled["texts"], sampled["logprobs"]
@@ -281,16 +320,23 @@ def _logprobs(logprobs: Logprobs | None) -> array[float] | None:
     if logprobs is None:
         return array("d")
     content = logprobs.content
-    values = (logprobs.token_logprobs or []) if content is None else [entry.logprob for entry in content]
-    are_numbers = _NUMBERS.issuperset(map(type, values)) or all(isinstance(value, int | float) for value in values)
+    values = (
+        (logprobs.token_logprobs or []) if content is None else [entry.logprob for entry in content]
+    )
+    are_numbers = _NUMBERS.issuperset(map(type, values)) or all(
+        isinstance(value, int | float) for value in values
+    )
     return array("d", values) if are_numbers else None
 
 
-def _by_text(completion: Completion, logprobs: Logprobs | None, values: array[float] | None) -> TokenLogprobs | None:
-    """The sampled tokens by their texts; None where the server gave none, or names them by their ids.
+def _by_text(
+    completion: Completion, logprobs: Logprobs | None, values: array[float] | None
+) -> TokenLogprobs | None:
+    """The sampled tokens by their texts; None where the server gave none, or names them by their
+    ids.
 
-    A rollout holds them for as long as its results are held: each different text is held once, and the numbers are
-    those of the token data.
+    A rollout holds them for as long as its results are held: each different text is held once, and
+    the numbers are those of the token data.
     """
     if logprobs is None or values is None:
         return None
@@ -308,18 +354,27 @@ def _tokens(
     completion: Completion, choice: Choice, logprobs: array[float] | None, version: int | np.ndarray
 ) -> ResponseTokens | tuple[str, str]:
     """Return the token data if complete, else (incomplete field, reason)."""
-    prompt_ids = completion.prompt_token_ids if completion.prompt_token_ids is not None else choice.prompt_token_ids
+    prompt_ids = (
+        completion.prompt_token_ids
+        if completion.prompt_token_ids is not None
+        else choice.prompt_token_ids
+    )
     if prompt_ids is None:
         return "prompt_ids", "prompt_token_ids is absent (does the server know return_token_ids?)"
     completion_ids = (
-        choice.token_ids if choice.token_ids is not None else _ids_in_logprobs(choice.logprobs or Logprobs())
+        choice.token_ids
+        if choice.token_ids is not None
+        else _ids_in_logprobs(choice.logprobs or Logprobs())
     )
     if completion_ids is None:
         return "completion_ids", "token_ids is absent (does the server know return_token_ids?)"
     if logprobs is None:
         return "completion_logprobs", "a log-probability is not a number"
     if len(logprobs) != len(completion_ids):
-        return "completion_logprobs", f"{len(logprobs)} log-probabilities for {len(completion_ids)} tokens"
+        return (
+            "completion_logprobs",
+            f"{len(logprobs)} log-probabilities for {len(completion_ids)} tokens",
+        )
     try:
         arrays = _int32(prompt_ids), _int32(completion_ids)
     except (ValueError, TypeError, OverflowError) as error:
@@ -331,7 +386,8 @@ def _tokens(
 
 
 def _int32(ids: list[int]) -> np.ndarray:
-    """The ids as int32, in a third of the time that ``np.array`` takes for a list. *Raises* OverflowError.
+    """The ids as int32, in a third of the time that ``np.array`` takes for a list. *Raises*
+    OverflowError.
 
     A copy, as a view would keep the array and its buffer alive with every turn.
     """
@@ -339,12 +395,16 @@ def _int32(ids: list[int]) -> np.ndarray:
 
 
 def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
-    """Return ids from ``token_id:N`` texts, else from the ``id`` of each entry; None if incomplete."""
+    """Return ids from ``token_id:N`` texts, else from the ``id`` of each entry; None
+    if incomplete."""
     entries = logprobs.content
     texts = [entry.token for entry in entries] if entries is not None else logprobs.tokens
     if not texts:
         return None
-    if all(isinstance(text, str) and text.startswith(_ID_PREFIX) and text[9:].isdigit() for text in texts):
+    if all(
+        isinstance(text, str) and text.startswith(_ID_PREFIX) and text[9:].isdigit()
+        for text in texts
+    ):
         return [int(text[9:]) for text in texts]
     if entries is not None and all(type(entry.id) is int for entry in entries):
         return [entry.id for entry in entries]
@@ -352,25 +412,35 @@ def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
 
 
 def version_spans(versions_T: np.ndarray) -> list[dict[str, int]]:
-    """Return vLLM's ``weight_versions``, ``[{version, start, end}]`` of a completion's tokens, ``end`` exclusive."""
+    """Return vLLM's ``weight_versions``, ``[{version, start, end}]`` of a completion's tokens,
+    ``end`` exclusive."""
     if not len(versions_T):
         return []
     cuts = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), len(versions_T)]
-    return [{"version": int(versions_T[start]), "start": start, "end": end} for start, end in pairwise(cuts)]
+    return [
+        {"version": int(versions_T[start]), "start": start, "end": end}
+        for start, end in pairwise(cuts)
+    ]
 
 
 def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
-    """The policy version of the completion: one, or int64 [C] where its tokens have different ones; -1 without one.
+    """The policy version of the completion: one, or int64 [C] where its tokens have different ones;
+    -1 without one.
 
-    Tokens outside of the server's spans ``[{version, start, end}]`` have the oldest of them. A span without a number
-    (weights that were not pushed, after a restart) is -1, beside numbered ones too.
+    Tokens outside of the server's spans ``[{version, start, end}]`` have the oldest of them. A span
+    without a number (weights that were not pushed, after a restart) is -1, beside numbered ones
+    too.
     """
     for holder in (choice, completion):
-        spans = holder.weight_versions if holder.weight_versions is not None else holder.weight_version
+        spans = (
+            holder.weight_versions if holder.weight_versions is not None else holder.weight_version
+        )
         if spans is None:
             continue
         plain = [span if isinstance(span, dict) else {"version": span} for span in _listed(spans)]
-        numbers = [int(name) if (name := str(span.get("version"))).isdigit() else -1 for span in plain]
+        numbers = [
+            int(name) if (name := str(span.get("version"))).isdigit() else -1 for span in plain
+        ]
         if any(number >= 0 for number in numbers):
             oldest = min(numbers)
             if max(numbers) == oldest:
@@ -378,7 +448,9 @@ def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
             ids = choice.token_ids or _ids_in_logprobs(choice.logprobs or Logprobs()) or []
             version = np.full(len(ids), oldest, np.int64)
             starts = [int(span.get("start") or 0) for span in plain]
-            for start, number, span in sorted(zip(starts, numbers, plain, strict=True), key=lambda found: found[0]):
+            for start, number, span in sorted(
+                zip(starts, numbers, plain, strict=True), key=lambda found: found[0]
+            ):
                 version[start : span.get("end")] = number
             return version if ids else oldest
     return -1

@@ -1,8 +1,9 @@
-"""Resolve the client of a call: adapt any accepted object to a `Client`, and resolve ``None`` in a fixed order.
+"""Resolve the client of a call: adapt any accepted object to a `Client`, and resolve ``None`` in a
+fixed order.
 
-``client=None``: ``model="local"``; the surrounding ``use_client``; a live model's own resolver; ``OPENAI_API_KEY`` or
-``OPENAI_BASE_URL``; the local model, when no model is named and it is installed. A missing or invalid key raises; there
-is no fallback.
+``client=None``: ``model="local"``; the surrounding ``use_client``; a live model's own resolver;
+``OPENAI_API_KEY`` or ``OPENAI_BASE_URL``; the local model, when no model is named and it is
+installed. A missing or invalid key raises; there is no fallback.
 
 This module opens no connection, and neither changes nor closes a passed object.
 """
@@ -44,7 +45,9 @@ ModelResolver = Callable[[Any], "Client | None"]
 
 _current: ContextVar[tuple[Client, Any] | None] = ContextVar("verifiers_client", default=None)
 _resolvers: list[ModelResolver] = []
-_transports: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], Client]] = weakref.WeakKeyDictionary()
+_transports: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], Client]] = (
+    weakref.WeakKeyDictionary()
+)
 _adapters: weakref.WeakValueDictionary[tuple[int, bool], Any] = weakref.WeakValueDictionary()
 
 
@@ -52,9 +55,10 @@ def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
     """Return the `Client` for an object or a name.
 
     Args:
-        given: A `Client`; ``OpenAI`` or ``AsyncOpenAI``; any object with ``chat.completions.create`` or
-            ``get_response``; a `ClientConfig` or `EndpointConfig`; a list of these (round robin); an alias of a
-            loaded registry; ``"local"`` or ``"local:FILE.gguf"``.
+        given: A `Client`; ``OpenAI`` or ``AsyncOpenAI``; any object with
+            ``chat.completions.create`` or ``get_response``; a `ClientConfig` or `EndpointConfig`; a
+            list of these (round robin); an alias of a loaded registry; ``"local"`` or
+            ``"local:FILE.gguf"``.
         keep_raw: Store provider objects on ``Response.raw``, if the client is created here.
 
     Raises: ``ConfigError`` for anything else.
@@ -67,7 +71,9 @@ def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
     if isinstance(given, ClientConfig | EndpointConfig | list | tuple):
         return _configured(given, keep_raw)
     if isinstance(given, type):
-        raise ConfigError(f"client is the class {given.__name__}; pass an instance: {given.__name__}()")
+        raise ConfigError(
+            f"client is the class {given.__name__}; pass an instance: {given.__name__}()"
+        )
     if callable(getattr(given, "complete", None)):
         return cast("Client", given)
     if callable(getattr(given, "get_response", None)) and not hasattr(given, "chat"):
@@ -77,14 +83,15 @@ def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
     if is_sdk_object(given) or _has_create(given):
         return _openai_like(given, keep_raw)
     raise ConfigError(
-        f"client cannot be {type(given).__name__}: pass OpenAI(), AsyncOpenAI(), a ClientConfig, a registry alias, "
-        "'local', an object with complete(request), or a list of these"
+        f"client cannot be {type(given).__name__}: pass OpenAI(), AsyncOpenAI(), a ClientConfig, a"
+        " registry alias, 'local', an object with complete(request), or a list of these"
     )
 
 
 @contextmanager
 def use_client(client: ClientLike, model: ModelLike | None = None) -> Iterator[Client]:
-    """Within the block, calls without ``client=`` use this one, and calls without ``model=`` this model.
+    """Within the block, calls without ``client=`` use this one, and calls without ``model=`` this
+    model.
 
     Args:
         client: Anything ``as_client`` accepts.
@@ -104,7 +111,8 @@ def use_client(client: ClientLike, model: ModelLike | None = None) -> Iterator[C
 
 
 def register_model_resolver(resolver: ModelResolver) -> None:
-    """Register ``resolver(model)``, which returns the client of a live model object or None for other objects."""
+    """Register ``resolver(model)``, which returns the client of a live model object or None for
+    other objects."""
     if resolver not in _resolvers:
         _resolvers.append(resolver)
 
@@ -112,7 +120,8 @@ def register_model_resolver(resolver: ModelResolver) -> None:
 def client_and_model(
     client: ClientLike | None = None, model: ModelLike | None = None, *, keep_raw: bool = False
 ) -> tuple[Client, str]:
-    """Return the client and the model name of a call. Raises: ``ConfigError`` that lists the options if none."""
+    """Return the client and the model name of a call. Raises: ``ConfigError`` that lists the
+    options if none."""
     if client is not None:
         resolved = as_client(client, keep_raw=keep_raw)
         return resolved, _name_for(resolved, model)
@@ -122,7 +131,11 @@ def client_and_model(
     if current := _current.get():
         resolved, default_model = current
         return resolved, _name_for(resolved, default_model if model is None else model)
-    if model is not None and not isinstance(model, str) and (live := _from_live_model(model)) is not None:
+    if (
+        model is not None
+        and not isinstance(model, str)
+        and (live := _from_live_model(model)) is not None
+    ):
         return live, _name_of(model) or ""
     if os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"):
         return _from_environment(model, keep_raw)
@@ -134,13 +147,16 @@ def client_and_model(
 
 
 def _name_of(model: object) -> str | None:
-    """Return the name of a model, passed as text or as an object with ``name_or_path``; None stays None."""
+    """Return the name of a model, passed as text or as an object with ``name_or_path``; None stays
+    None."""
     if model is None or isinstance(model, str):
         return model
     name = getattr(model, "name_or_path", None)
     if isinstance(name, str) and name:
         return name
-    raise ConfigError(f"model must be a name or an object with name_or_path, not {type(model).__name__}")
+    raise ConfigError(
+        f"model must be a name or an object with name_or_path, not {type(model).__name__}"
+    )
 
 
 def _name_for(client: object, model: object) -> str:
@@ -170,7 +186,9 @@ def _is_local(text: str) -> bool:
     return text == "local" or text.startswith("local:")
 
 
-def _configured(source: ClientConfig | EndpointConfig | list[Any] | tuple[Any, ...], keep_raw: bool) -> Client:
+def _configured(
+    source: ClientConfig | EndpointConfig | list[Any] | tuple[Any, ...], keep_raw: bool
+) -> Client:
     if isinstance(source, ClientConfig) and not source.endpoint_configs:
         return _over_http(source, keep_raw)
     if isinstance(source, ClientConfig):
@@ -178,13 +196,19 @@ def _configured(source: ClientConfig | EndpointConfig | list[Any] | tuple[Any, .
     else:
         members = [source] if isinstance(source, EndpointConfig) else source
         members = [
-            endpoint_settings(ClientConfig(), m) if isinstance(m, EndpointConfig) else (m, None) for m in members
+            endpoint_settings(ClientConfig(), m) if isinstance(m, EndpointConfig) else (m, None)
+            for m in members
         ]
-    return RoundRobinClient([(as_client(member, keep_raw=keep_raw), model) for member, model in members])
+    return RoundRobinClient(
+        [(as_client(member, keep_raw=keep_raw), model) for member, model in members]
+    )
 
 
-def endpoint_settings(shared: ClientConfig, endpoint: EndpointConfig | ClientConfig) -> tuple[ClientConfig, str | None]:
-    """Return (settings, model name) of one endpoint of a group, with the shared timeouts and limits."""
+def endpoint_settings(
+    shared: ClientConfig, endpoint: EndpointConfig | ClientConfig
+) -> tuple[ClientConfig, str | None]:
+    """Return (settings, model name) of one endpoint of a group, with the shared timeouts and
+    limits."""
     if isinstance(endpoint, ClientConfig):
         return endpoint, None
     endpoint.check_is_spoken()
@@ -204,12 +228,20 @@ def _over_http(config: ClientConfig, keep_raw: bool) -> Client:
     if config.client_type in ("openai_responses", "anthropic_messages"):
         from verifiers.clients.streamed import AnthropicMessagesClient, OpenAIResponsesClient
 
-        streamed = OpenAIResponsesClient if config.client_type == "openai_responses" else AnthropicMessagesClient
+        streamed = (
+            OpenAIResponsesClient
+            if config.client_type == "openai_responses"
+            else AnthropicMessagesClient
+        )
         return streamed(config, keep_raw=keep_raw)
     from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient
 
     config.check()
-    kind = OpenAICompletionsClient if config.client_type == "openai_completions" else OpenAIChatCompletionsClient
+    kind = (
+        OpenAICompletionsClient
+        if config.client_type == "openai_completions"
+        else OpenAIChatCompletionsClient
+    )
     return kind(config, keep_raw=keep_raw)
 
 
@@ -229,7 +261,8 @@ def _openai_like(source: object, keep_raw: bool) -> Client:
 
 
 def _adapted(kind: type, source: object, keep_raw: bool) -> Client:
-    """Return the adapter of an object, one while it is in use, so that concurrent calls share its limits."""
+    """Return the adapter of an object, one while it is in use, so that concurrent calls share its
+    limits."""
     key = (id(source), keep_raw)
     known = _adapters.get(key)
     if known is not None and known.original is source:
@@ -242,7 +275,10 @@ def _adapted(kind: type, source: object, keep_raw: bool) -> Client:
 
 def _has_create(source: object) -> bool:
     chat, text = getattr(source, "chat", None), getattr(source, "completions", None)
-    return any(callable(getattr(holder, "create", None)) for holder in (getattr(chat, "completions", None), text))
+    return any(
+        callable(getattr(holder, "create", None))
+        for holder in (getattr(chat, "completions", None), text)
+    )
 
 
 def _from_live_model(model: object) -> Client | None:
@@ -251,7 +287,8 @@ def _from_live_model(model: object) -> Client | None:
 
 
 def _installed_resolvers() -> Iterator[ModelResolver]:
-    """The resolvers of other distributions, by entry points of the group ``verifiers.model_resolvers``."""
+    """The resolvers of other distributions, by entry points of the group
+    ``verifiers.model_resolvers``."""
     for entry in entry_points("verifiers.model_resolvers"):
         if not isinstance(entry, Broken):
             yield entry[0].load()
@@ -265,7 +302,9 @@ def _environment_client(base_url: str, keep_raw: bool) -> Client:
 def _from_environment(model: object, keep_raw: bool) -> tuple[Client, str]:
     base_url = os.environ.get("OPENAI_BASE_URL")
     if model is None and base_url:
-        raise ConfigError(f"OPENAI_BASE_URL is {base_url}: name the model it should serve, model='…'")
+        raise ConfigError(
+            f"OPENAI_BASE_URL is {base_url}: name the model it should serve, model='…'"
+        )
     name = _name_of(model) or DEFAULT_OPENAI_MODEL
     return _environment_client(base_url or OPENAI_BASE_URL, keep_raw), name
 
@@ -289,9 +328,9 @@ async def client_for(
 ) -> AsyncIterator[tuple[Client, str]]:
     """Yield (client, model name) of one call, and close the client if it was created for this call.
 
-    A client object, ``OpenAI()``, or the shared client of the process may be in use by other calls in the same event
-    loop; closing it here would abort their requests. Its resources end with its loop. Raises: ``ConfigError`` that
-    lists the ways to name one.
+    A client object, ``OpenAI()``, or the shared client of the process may be in use by other calls
+    in the same event loop; closing it here would abort their requests. Its resources end with its
+    loop. Raises: ``ConfigError`` that lists the ways to name one.
     """
     resolved, name = client_and_model(client, model, keep_raw=keep_raw)
     try:

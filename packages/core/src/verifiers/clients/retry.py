@@ -1,10 +1,11 @@
 """The only retry layer of model calls; SDKs and transports below it do not retry.
 
-The promise: at most ``max_retries`` retries, never earlier than the Retry-After of the server, with full jitter; a 429
-reduces the requests in flight. The final error states the number of attempts and holds their records.
+The promise: at most ``max_retries`` retries, never earlier than the Retry-After of the server, with
+full jitter; a 429 reduces the requests in flight. The final error states the number of attempts and
+holds their records.
 
-Retried: ``RateLimited``, ``ModelUnavailable``, ``MalformedResponse``. Other errors propagate unchanged. HTTP is in
-``http`` and classification in ``failures``.
+Retried: ``RateLimited``, ``ModelUnavailable``, ``MalformedResponse``. Other errors propagate
+unchanged. HTTP is in ``http`` and classification in ``failures``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from verifiers.clients.reply import TOKEN_FIELDS
 from verifiers.errors import ModelError, ModelUnavailable, RateLimited
 from verifiers.types import Attempt, Response
 
-_JITTER = random.SystemRandom()  # independent of the global generator, and different in forked workers
+_JITTER = (
+    random.SystemRandom()
+)  # independent of the global generator, and different in forked workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,9 @@ def call_with_retries(
 ) -> Coroutine[Any, Any, Response]:
     """Return the first success of ``send``, with the failures before it in ``Response.attempts``.
 
-    ``timeout_s`` bounds the whole call, including pauses and the wait for the limiter. Raises: the last failure, after
-    the last retry; ``ModelUnavailable`` after the timeout; anything but a ``ModelError`` at once.
+    ``timeout_s`` bounds the whole call, including pauses and the wait for the limiter. Raises: the
+    last failure, after the last retry; ``ModelUnavailable`` after the timeout; anything but a
+    ``ModelError`` at once.
     """
     if timeout_s is None:
         return _repeat(send, policy, limiter, [], time.monotonic(), None)
@@ -79,7 +83,10 @@ def call_with_retries(
 
 
 async def _repeat_within(
-    timeout_s: float, send: Callable[[], Awaitable[Response]], policy: RetryPolicy, limiter: AdaptiveLimiter
+    timeout_s: float,
+    send: Callable[[], Awaitable[Response]],
+    policy: RetryPolicy,
+    limiter: AdaptiveLimiter,
 ) -> Response:
     attempts: list[Attempt] = []
     started = time.monotonic()
@@ -117,7 +124,9 @@ async def _repeat(
         if late or policy.gives_up(failure, len(attempts) + 1):
             attempts.append(Attempt(failure.status, _reason(failure), 0.0))
             if policy.asks_too_much(failure) and not isinstance(failure, RateLimited):
-                failure = RateLimited(f"{failure}; it asks to wait {failure.retry_after_s:g} s", **failure.facts)
+                failure = RateLimited(
+                    f"{failure}; it asks to wait {failure.retry_after_s:g} s", **failure.facts
+                )
             raise _final(failure, attempts, started) from failure.__cause__
         attempts.append(Attempt(failure.status, _reason(failure), pause))
         await asyncio.sleep(pause)
@@ -135,7 +144,8 @@ def _final(error: ModelError, attempts: list[Attempt], started: float) -> ModelE
 
 
 def parse_retry_after(milliseconds: str | None, seconds_or_date: str | None) -> float | None:
-    """Parse the headers ``retry-after-ms`` and ``Retry-After`` to seconds; None when neither is valid.
+    """Parse the headers ``retry-after-ms`` and ``Retry-After`` to seconds; None when neither is
+    valid.
 
     Source: RFC 9110, 10.2.3 (a number of seconds or an HTTP date).
 

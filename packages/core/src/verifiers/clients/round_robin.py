@@ -1,7 +1,7 @@
 """Several endpoints behind one client: each new rollout is assigned to the next one.
 
-The fixed assignment keeps the prefix of a conversation in the cache of one server. There is no failover: a request to
-an endpoint that is down is retried there.
+The fixed assignment keeps the prefix of a conversation in the cache of one server. There is no
+failover: a request to an endpoint that is down is retried there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class RoundRobinClient(Identified):
         """Identity of the distinct members, sorted: their number affects speed only."""
         members = [{"client": describe(client), "model": model} for client, model in self.members]
         different = {canonical_json(member): member for member in members}
-        return {"class": type_name(type(self)), "members": [different[key] for key in sorted(different)]}
+        return {
+            "class": type_name(type(self)),
+            "members": [different[key] for key in sorted(different)],
+        }
 
     @property
     def model(self) -> str | None:
@@ -48,15 +51,23 @@ class RoundRobinClient(Identified):
         client, model = self._member(request.rollout_id)
         if model is not None:
             request = replace(request, model=model)
-        if request.headers and (foreign := self.headers_from_state.keys() - headers_from_state(client).keys()):
-            headers = {name: value for name, value in request.headers.items() if name not in foreign}
+        if request.headers and (
+            foreign := self.headers_from_state.keys() - headers_from_state(client).keys()
+        ):
+            headers = {
+                name: value for name, value in request.headers.items() if name not in foreign
+            }
             request = replace(request, headers=headers)
         return await client.complete(request)
 
     @property
     def headers_from_state(self) -> dict[str, str]:
         """Header -> key of the state, of all members; each receives those of its settings only."""
-        return {name: key for client, _ in self.members for name, key in headers_from_state(client).items()}
+        return {
+            name: key
+            for client, _ in self.members
+            for name, key in headers_from_state(client).items()
+        }
 
     async def aclose(self) -> None:
         """Close the resources of every member in the running loop."""
@@ -80,7 +91,8 @@ class RoundRobinClient(Identified):
                 check()
 
     async def shows_tools(self) -> bool | None:
-        """Return False if the model of any member is shown no tools, True if all are, None if unknown."""
+        """Return False if the model of any member is shown no tools, True if all are, None if
+        unknown."""
         results = [await shows_tools(client) for client, _ in self.members]
         return False if False in results else None if None in results else True
 

@@ -1,9 +1,10 @@
-"""Read the settings of a plain ``openai`` client for the transport of this package, without importing ``openai``.
+"""Read the settings of a plain ``openai`` client for the transport of this package, without
+importing ``openai``.
 
-The promise: `read_plain` returns base URL, key, headers, query, timeouts and retry count of an ``OpenAI`` or
-``AsyncOpenAI`` with the default behaviour of the SDK; for anything else (a subclass, a custom HTTP client, credentials
-other than a key, a replaced ``create``) it returns None, and ``adapters`` calls the object itself.
-The object itself is never changed or closed.
+The promise: `read_plain` returns base URL, key, headers, query, timeouts and retry count of an
+``OpenAI`` or ``AsyncOpenAI`` with the default behaviour of the SDK; for anything else (a subclass,
+a custom HTTP client, credentials other than a key, a replaced ``create``) it returns None, and
+``adapters`` calls the object itself. The object itself is never changed or closed.
 """
 
 from __future__ import annotations
@@ -42,16 +43,22 @@ def read_plain(client: Any) -> dict[str, Any] | None:
         api_base_url=str(client.base_url),
         timeout=timeout_s,
         connect_timeout=connect_s,
-        # An explicit 2 is indistinguishable from the SDK's default and is replaced; any other number is used.
-        max_retries=ClientConfig().max_retries if retries == SDK_DEFAULT_MAX_RETRIES else max(0, retries),
+        # An explicit 2 is indistinguishable from the SDK's default and is replaced; any other
+        # number is used.
+        max_retries=(
+            ClientConfig().max_retries if retries == SDK_DEFAULT_MAX_RETRIES else max(0, retries)
+        ),
         extra_headers=headers,
     )
-    query = {name: str(value) for name, value in (getattr(client, "default_query", None) or {}).items()}
+    query = {
+        name: str(value) for name, value in (getattr(client, "default_query", None) or {}).items()
+    }
     return {"config": config, "api_key": client.api_key or "", "query": query}
 
 
 def _is_patched(client: object) -> bool:
-    """Return whether ``create`` is replaced on this instance, which caches ``chat`` and ``completions``."""
+    """Return whether ``create`` is replaced on this instance, which caches ``chat`` and
+    ``completions``."""
     attributes = vars(client)
     chat = attributes.get("chat")
     resources = [
@@ -60,13 +67,15 @@ def _is_patched(client: object) -> bool:
         vars(chat).get("completions") if hasattr(chat, "__dict__") else None,
     ]
     return any(
-        resource is not None and (not is_sdk_object(resource) or "create" in getattr(resource, "__dict__", {}))
+        resource is not None
+        and (not is_sdk_object(resource) or "create" in getattr(resource, "__dict__", {}))
         for resource in resources
     )
 
 
 def _timeouts(timeout: object) -> tuple[float, float]:
-    """Return (seconds per attempt, seconds to connect) from a number, a ``Timeout`` or None of the SDK."""
+    """Return (seconds per attempt, seconds to connect) from a number, a ``Timeout`` or None of the
+    SDK."""
     defaults = ClientConfig()
     if isinstance(timeout, int | float):
         return float(timeout), min(float(timeout), defaults.connect_timeout)

@@ -1,8 +1,8 @@
 """The base of the servers of model APIs: HTTP in a thread and an event loop of its own.
 
 The promise: the body of a request is read, bounded and parsed here (`ModelServer.max_body_bytes`,
-`read_object`); a request that cannot be served (``ModelRefused``) is answered in its own dialect, also
-inside a stream; a stream begins with its first event, and a reader that disconnects ends it
+`read_object`); a request that cannot be served (``ModelRefused``) is answered in its own dialect,
+also inside a stream; a stream begins with its first event, and a reader that disconnects ends it
 (`send_stream`). What is served is each server's own (`ModelServer.respond`).
 """
 
@@ -28,7 +28,8 @@ from verifiers.errors import ConfigError, ModelRefused
 from verifiers.runtime.bounded import size_text
 
 MAX_VALUES = 500_000
-"""Brackets and commas of a body that becomes objects: ``{},`` takes twenty times its bytes in memory."""
+"""Brackets and commas of a body that becomes objects: ``{},`` takes twenty times its bytes in
+memory."""
 START_S = 20.0
 STOP_S = 10.0
 DIALECT_OF = {path: dialect for dialect in DIALECTS.values() for path in dialect.PATHS}
@@ -44,7 +45,8 @@ class ModelServer:
     max_body_bytes = 64 * 2**20
     """Of the decoded body of a request; a longer one is refused."""
     max_idle = open_file_limit() // 2
-    """Connections without a request in flight; beyond them the oldest is closed, so that files are left."""
+    """Connections without a request in flight; beyond them the oldest is closed, so that files are
+    left."""
     shutdown_s = 0.5
     """How long requests that are being answered may go on after `stop`."""
 
@@ -73,7 +75,8 @@ class ModelServer:
             self._thread.join(STOP_S)
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function on the server's loop, from any thread; nothing happens once the loop is closed."""
+        """Call a function on the server's loop, from any thread; nothing happens once the loop is
+        closed."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -91,7 +94,13 @@ class ModelServer:
     async def _serve(self, started: Future[None]) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         make = partial(web.BaseRequest, loop=self._loop, client_max_size=self.max_body_bytes)
-        self.http = _Http(self._answered, request_factory=make, handler_cancellation=True, access_log=None, logger=log)
+        self.http = _Http(
+            self._answered,
+            request_factory=make,
+            handler_cancellation=True,
+            access_log=None,
+            logger=log,
+        )
         self.http.max_idle, self.http.busy = self.max_idle, set()
         runner = web.ServerRunner(self.http, shutdown_timeout=self.shutdown_s)
         try:
@@ -111,7 +120,9 @@ class ModelServer:
         try:
             answer = await self.respond(request)
         except web.HTTPRequestEntityTooLarge:
-            refused = ModelRefused(f"the body is longer than {size_text(self.max_body_bytes)}", status=413)
+            refused = ModelRefused(
+                f"the body is longer than {size_text(self.max_body_bytes)}", status=413
+            )
             return refusal(dialect_of(request.path), refused)
         except (ModelRefused, ConfigError) as error:
             return refusal(dialect_of(request.path), error)
@@ -138,10 +149,15 @@ class _Http(web.Server):
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """Take the traceback of our code off a record of what is no HTTP: a stranger could fill the log with it."""
+    """Take the traceback of our code off a record of what is no HTTP: a stranger could fill the log
+    with it."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
-        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {error.message[:100]!r}", (), None
+        record.msg, record.args, record.exc_info = (
+            f"{record.getMessage()}: {error.message[:100]!r}",
+            (),
+            None,
+        )
     return True
 
 
@@ -151,7 +167,10 @@ log.addFilter(_in_one_line)
 
 def dialect_of(path: str) -> Dialect:
     """The dialect in which a request to a path is refused."""
-    return next((DIALECT_OF[ending] for ending in DIALECT_OF if path.endswith(f"/{ending}")), DIALECTS["chat"])
+    return next(
+        (DIALECT_OF[ending] for ending in DIALECT_OF if path.endswith(f"/{ending}")),
+        DIALECTS["chat"],
+    )
 
 
 async def read_object(request: web.BaseRequest) -> dict[str, Any]:
@@ -184,10 +203,15 @@ def models_body(*models: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def send_stream(
-    request: web.BaseRequest, events: AsyncGenerator[bytes, None], error_event: Callable[[int, str], bytes]
+    request: web.BaseRequest,
+    events: AsyncGenerator[bytes, None],
+    error_event: Callable[[int, str], bytes],
 ) -> web.StreamResponse:
-    """Answer with server-sent events. *Raises* ModelRefused before the first; a later one is the last event."""
-    reply = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    """Answer with server-sent events. *Raises* ModelRefused before the first; a later one is the
+    last event."""
+    reply = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    )
     with suppress(ConnectionResetError):  # the reader has closed the connection
         async with aclosing(events):
             try:

@@ -1,16 +1,20 @@
-"""Limits on what a run may spend: reserve the most that a request may cost, send it, then pay what it did cost.
+"""Limits on what a run may spend: reserve the most that a request may cost, send it, then pay what
+it did cost.
 
-The promise: what is spent and reserved together never exceeds a limit, so neither does the bill, whatever is in flight;
-a request that does not fit waits for others to end, and with none in flight the run ends as ``BudgetExhausted``. With a
-ledger (a journal) this holds across kill -9: a reservation is durable before its request is sent, and one that was
-never settled counts in full.
+The promise: what is spent and reserved together never exceeds a limit, so neither does the bill,
+whatever is in flight; a request that does not fit waits for others to end, and with none in flight
+the run ends as ``BudgetExhausted``. With a
+ledger (a journal) this holds across kill -9: a reservation is durable before its request is sent,
+and one that was never settled counts in full.
 
-Metered is every attempt of a request through a client of this package while a budget is current: the model's, judges'
-and those of tools. Not metered is an SDK object that author code calls itself, and code that runs in another event loop
-or process. An attempt that the server refused with an HTTP error is free; one that was lost counts in full.
+Metered is every attempt of a request through a client of this package while a budget is current:
+the model's, judges' and those of tools. Not metered is an SDK object that author code calls itself,
+and code that runs in another event loop or process. An attempt that the server refused with an HTTP
+error is free; one that was lost counts in full.
 
-The bound of a request is one token per byte of its JSON body, ``TEMPLATE_TOKENS`` for what a chat template adds, and
-its ``max_tokens``; so it needs ``max_tokens``, and images or audio cannot be bounded.
+The bound of a request is one token per byte of its JSON body, ``TEMPLATE_TOKENS`` for what a chat
+template adds, and its ``max_tokens``; so it needs ``max_tokens``, and images or audio cannot be
+bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ from verifiers.storage.journal import Journal
 from verifiers.types import ModelRequest, Response
 
 TEMPLATE_TOKENS = 512
-"""Tokens that a chat template may add to the text of a request: roles, a default system prompt, tool instructions."""
+"""Tokens that a chat template may add to the text of a request: roles, a default system prompt,
+tool instructions."""
 _EPSILON = 1e-9
 _MEDIA = frozenset(("image_url", "input_audio", "audio", "file", "video_url"))
 
@@ -53,9 +58,11 @@ class Amount:
 
 
 class Budget:
-    """What one run has spent and reserved. Belongs to one event loop; ``None`` limits nothing, and still records.
+    """What one run has spent and reserved. Belongs to one event loop; ``None`` limits nothing, and
+    still records.
 
-    ``prices``: model -> US dollars per million tokens read and sampled, for clients without prices of their own.
+    ``prices``: model -> US dollars per million tokens read and sampled, for clients without prices
+    of their own.
 
     >>> async def spend(budget, client, request):
     ...     with budget.current():
@@ -85,7 +92,8 @@ class Budget:
     # --- ledger
 
     def read(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what earlier sessions spent; their reservations without settlement count in full."""
+        """Take over what earlier sessions spent; their reservations without settlement count in
+        full."""
         open_amounts: dict[Any, Amount] = {}
         for entry in entries:
             amount = Amount(entry["tokens"], entry["usd"])
@@ -126,7 +134,8 @@ class Budget:
             _current.reset(token)
 
     async def reserve(self, bound: Amount) -> int:
-        """Wait until ``bound`` fits, and reserve it; the number of the reservation. *Raises* BudgetExhausted."""
+        """Wait until ``bound`` fits, and reserve it; the number of the reservation. *Raises*
+        BudgetExhausted."""
         if self._waiting or not self._fits(bound):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((turn, bound))
@@ -145,7 +154,9 @@ class Budget:
         self.num_requests += 1
         try:
             await self._write({"reserve": number, "tokens": bound.tokens, "usd": bound.usd})
-        except BaseException:  # not sent; the entry may be on disk, where it counts in full after a restart
+        except (
+            BaseException
+        ):  # not sent; the entry may be on disk, where it counts in full after a restart
             self._release(number, Amount())
             raise
         return number
@@ -172,7 +183,8 @@ class Budget:
         return self.max_cost_usd is None or after.usd <= self.max_cost_usd + _EPSILON
 
     def _admit(self) -> None:
-        """Let waiting requests go in order of arrival; refuse them when nothing in flight can make room."""
+        """Let waiting requests go in order of arrival; refuse them when nothing in flight can make
+        room."""
         while self._waiting:
             turn, bound = self._waiting[0]
             if turn.done():
@@ -191,28 +203,37 @@ class Budget:
         spent, next_one = self.spent, []
         if self.max_total_tokens is not None:
             next_one.append(
-                f"{spent.tokens:,} of {self.max_total_tokens:,} tokens are spent, and the next request may take "
-                f"{bound.tokens:,} (max_total_tokens, --max-total-tokens)"
+                f"{spent.tokens:,} of {self.max_total_tokens:,} tokens are spent, and the next"
+                f" request may take {bound.tokens:,} (max_total_tokens, --max-total-tokens)"
             )
         if self.max_cost_usd is not None:
             next_one.append(
-                f"${spent.usd:.4f} of ${self.max_cost_usd:.4f} are spent, and the next request may cost "
-                f"${bound.usd:.4f} (max_cost_usd, --max-cost)"
+                f"${spent.usd:.4f} of ${self.max_cost_usd:.4f} are spent, and the next request may"
+                f" cost ${bound.usd:.4f} (max_cost_usd, --max-cost)"
             )
-        return f"{'; '.join(next_one)}. Finished rollouts are saved: raise the limit and run the same command again"
+        return (
+            f"{'; '.join(next_one)}. Finished rollouts are saved: raise the limit and run the same"
+            " command again"
+        )
 
     def bound(self, client: object, request: ModelRequest) -> Amount:
-        """The most that one attempt may take. *Raises* RunError when it has no bound, or no price."""
-        limits = [request.sampling_args[name] for name in MAX_TOKENS_ALIASES if request.sampling_args.get(name)]
+        """The most that one attempt may take. *Raises* RunError when it has no bound,
+        or no price."""
+        limits = [
+            request.sampling_args[name]
+            for name in MAX_TOKENS_ALIASES
+            if request.sampling_args.get(name)
+        ]
         if not limits:
             raise RunError(
-                f"a request to {request.model!r} has no max_tokens, so that its cost has no bound: set it in the "
-                "sampling arguments (of a judge: judge_sampling_args), or leave out --max-cost and --max-total-tokens"
+                f"a request to {request.model!r} has no max_tokens, so that its cost has no bound:"
+                " set it in the sampling arguments (of a judge: judge_sampling_args), or leave out"
+                " --max-cost and --max-total-tokens"
             )
         if _has_media(request):
             raise RunError(
-                f"a request to {request.model!r} has images or audio, whose cost has no bound here: leave out "
-                "--max-cost and --max-total-tokens"
+                f"a request to {request.model!r} has images or audio, whose cost has no bound here:"
+                " leave out --max-cost and --max-total-tokens"
             )
         copies = max(1, *(int(request.sampling_args.get(name) or 1) for name in ("n", "best_of")))
         read = len(to_body(request, "max_tokens")) + TEMPLATE_TOKENS
@@ -229,15 +250,20 @@ class Budget:
 
     def _usd(self, client: object, model: str, read: int, sampled: int) -> float:
         by_field = prices_of(client)
-        prices = self.prices.get(model) if by_field is None else [by_field[name] for name in PRICE_FIELDS]
+        prices = (
+            self.prices.get(model)
+            if by_field is None
+            else [by_field[name] for name in PRICE_FIELDS]
+        )
         if prices is not None:
             return (read * prices[0] + sampled * prices[1]) / 1e6
         if self.max_cost_usd is None:
             return 0.0
         raise RunError(
-            f"{model!r} at {getattr(client, 'base_url', None) or client!r} has no price, so that its cost is unknown: "
-            "give both prices in the endpoint registry or the ClientConfig (usd_per_million_input_tokens, "
-            "usd_per_million_output_tokens), or limit max_total_tokens (--max-total-tokens) instead"
+            f"{model!r} at {getattr(client, 'base_url', None) or client!r} has no price, so that"
+            " its cost is unknown: give both prices in the endpoint registry or the ClientConfig"
+            " (usd_per_million_input_tokens, usd_per_million_output_tokens), or limit"
+            " max_total_tokens (--max-total-tokens) instead"
         )
 
     def summary(self) -> dict[str, Any]:
@@ -285,7 +311,8 @@ def metered(
 
 
 def is_metered(client: object) -> bool:
-    """Whether the requests of a client are metered: those of this package are, others send theirs themselves."""
+    """Whether the requests of a client are metered: those of this package are, others send theirs
+    themselves."""
     members = getattr(client, "members", None)
     if members is not None:
         return all(is_metered(member) for member, _ in members)
@@ -296,8 +323,9 @@ def check_metered(client: object) -> None:
     """*Raises* RunError when a budget is current and the client is not metered."""
     if _current.get() is not None and not is_metered(client):
         raise RunError(
-            f"{type(client).__name__} sends its requests itself, so that max_cost_usd and max_total_tokens cannot "
-            "limit them; pass OpenAI(), a ClientConfig or another client that as_client makes"
+            f"{type(client).__name__} sends its requests itself, so that max_cost_usd and"
+            " max_total_tokens cannot limit them; pass OpenAI(), a ClientConfig or another client"
+            " that as_client makes"
         )
 
 

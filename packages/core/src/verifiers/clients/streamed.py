@@ -1,10 +1,12 @@
 """Clients of the APIs whose answers are streams: OpenAI's responses and Anthropic's messages.
 
-The promise: a request and its answer are those of the dialect, nothing that the vendor needs back is lost; a stream
-that is cut, silent for too long or not of the dialect is a failure that is repeated, never a shorter answer; a part of
-a request that an endpoint refuses by name is left out from then on.
+The promise: a request and its answer are those of the dialect, nothing that the vendor needs back
+is lost; a stream that is cut, silent for too long or not of the dialect is a failure that is
+repeated, never a shorter answer; a part of a request that an endpoint refuses by name is left out
+from then on.
 
-The dialects are in ``dialects``, the connection is that of ``http``, and ``retry`` is the only retry layer.
+The dialects are in ``dialects``, the connection is that of ``http``, and ``retry`` is the only
+retry layer.
 """
 
 from __future__ import annotations
@@ -35,10 +37,16 @@ class StreamedClient(HttpClient):
     dialect: ClassVar[Dialect]
 
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
-        return encode(self.dialect.request_body(request, stream=STREAM not in without, without=without))
+        return encode(
+            self.dialect.request_body(request, stream=STREAM not in without, without=without)
+        )
 
     def _refused_part(self, status: int, answer: bytes) -> str | None:
-        return STREAM if refuses_argument(status, answer, STREAM) else self.dialect.concession(status, answer)
+        return (
+            STREAM
+            if refuses_argument(status, answer, STREAM)
+            else self.dialect.concession(status, answer)
+        )
 
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
         whole = _object(answer, where)
@@ -64,12 +72,17 @@ class StreamedClient(HttpClient):
                 if reader.is_done:
                     return encode(reader.body())
         except ValueError as error:
-            message = f"{self.base_url} streamed an event that is none of the {self.dialect.NAME} API: {error}"
+            message = (
+                f"{self.base_url} streamed an event that is none of the {self.dialect.NAME} API:"
+                f" {error}"
+            )
             raise MalformedResponse(message, url=self.base_url) from error
         finally:
             if not response.content.at_eof():
                 response.close()
-        raise ModelUnavailable(f"{self.base_url} ended its stream before the answer was whole", url=self.base_url)
+        raise ModelUnavailable(
+            f"{self.base_url} ended its stream before the answer was whole", url=self.base_url
+        )
 
 
 def _object(body: bytes, where: str) -> dict[str, Any]:
@@ -79,15 +92,22 @@ def _object(body: bytes, where: str) -> dict[str, Any]:
         whole = None
     if isinstance(whole, dict):
         return whole
-    what = "an empty body" if not body.strip() else "a web page" if body.lstrip()[:1] == b"<" else "no JSON object"
+    what = (
+        "an empty body"
+        if not body.strip()
+        else "a web page"
+        if body.lstrip()[:1] == b"<"
+        else "no JSON object"
+    )
     raise MalformedResponse(f"{where} answered 200 with {what}", body=excerpt(body))
 
 
 class OpenAIResponsesClient(StreamedClient):
     """OpenAI's responses API over HTTP, as a stream. Parameters: see `OpenAIChatCompletionsClient`.
 
-    Nothing is stored at the vendor (``store=False``); encrypted reasoning is kept in the message's ``thinking_blocks``
-    and sent back on the next turn. Raises: ``ConfigError`` for arguments the API lacks (``seed``, ``stop``).
+    Nothing is stored at the vendor (``store=False``); encrypted reasoning is kept in the message's
+    ``thinking_blocks`` and sent back on the next turn. Raises: ``ConfigError`` for arguments the
+    API lacks (``seed``, ``stop``).
 
     >>> client = vf.OpenAIResponsesClient(base_url="http://127.0.0.1:8000/v1")
     >>> client.config.client_type, client.config.api_key_var
@@ -100,11 +120,13 @@ class OpenAIResponsesClient(StreamedClient):
 
 
 class AnthropicMessagesClient(StreamedClient):
-    """Anthropic's messages API over HTTP, as a stream. Parameters: see `OpenAIChatCompletionsClient`.
+    """Anthropic's messages API over HTTP, as a stream. Parameters: see
+    `OpenAIChatCompletionsClient`.
 
-    The base URL may end in ``/v1`` or stand before it. Thinking blocks with their signatures are kept in the message's
-    ``thinking_blocks`` and sent back on the next turn. A call without ``max_tokens`` gets 8192, because the API
-    requires a limit. Raises: ``ConfigError`` for arguments the API lacks (``seed``, penalties).
+    The base URL may end in ``/v1`` or stand before it. Thinking blocks with their signatures are
+    kept in the message's ``thinking_blocks`` and sent back on the next turn. A call without
+    ``max_tokens`` gets 8192, because the API requires a limit. Raises: ``ConfigError`` for
+    arguments the API lacks (``seed``, penalties).
 
     >>> client = vf.AnthropicMessagesClient(base_url="http://127.0.0.1:8000")
     >>> client.config.client_type, client.config.api_key_var

@@ -1,11 +1,13 @@
 """Convert rows to a ``datasets.Dataset`` without loss.
 
-Arrow gives every value of a column one type and every dict the same keys, which silently changes dicts with different
-keys, mixed types and 1 beside 1.5. Each column is therefore stored as Arrow if that is exact, else as ``datasets.Json``
-(decoded on reading); ``info`` falls back to JSON text, which every reader of a row accepts.
+Arrow gives every value of a column one type and every dict the same keys, which silently changes
+dicts with different keys, mixed types and 1 beside 1.5. Each column is therefore stored as Arrow if
+that is exact, else as ``datasets.Json`` (decoded on reading); ``info`` falls back to JSON text,
+which every reader of a row accepts.
 
-Outside ``info``, neither Arrow nor ``datasets.Json`` stores these exactly: lone surrogates, floats in a column of mixed
-types beyond about 15 digits, and integers beyond 64 bits (their column becomes JSON text).
+Outside ``info``, neither Arrow nor ``datasets.Json`` stores these exactly: lone surrogates, floats
+in a column of mixed types beyond about 15 digits, and integers beyond 64 bits (their column becomes
+JSON text).
 """
 
 from __future__ import annotations

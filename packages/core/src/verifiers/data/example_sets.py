@@ -1,7 +1,8 @@
-"""``load_example_dataset``: public datasets by a short name, and a generated one that needs no network.
+"""``load_example_dataset``: public datasets by a short name, and a generated one that needs no
+network.
 
-A dataset is fetched through ``datasets`` from the repository of its authors, and its columns become ``question`` and
-``answer``. A failed fetch raises an error; no other data are substituted.
+A dataset is fetched through ``datasets`` from the repository of its authors, and its columns become
+``question`` and ``answer``. A failed fetch raises an error; no other data are substituted.
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ class HubSet:
     """Predicate of the rows to include; None for all."""
 
 
-def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int | None = None, seed: int = 0) -> Any:
-    """Load a ``datasets.Dataset`` with the columns ``question``, ``answer`` and ``task`` (``name``).
+def load_example_dataset(
+    name: str = "gsm8k", split: str | None = None, n: int | None = None, seed: int = 0
+) -> Any:
+    """Load a ``datasets.Dataset`` with the columns ``question``, ``answer`` and ``task``
+    (``name``).
 
-    ``"arithmetic"`` is generated and works offline; the other names are fetched. ``n`` rows (all, if there are fewer)
-    are taken after a shuffle by ``seed``, in the order of ``datasets``; without ``n`` the published order is kept.
+    ``"arithmetic"`` is generated and works offline; the other names are fetched. ``n`` rows (all,
+    if there are fewer) are taken after a shuffle by ``seed``, in the order of ``datasets``; without
+    ``n`` the published order is kept.
 
-    Raises: ``ConfigError`` for an unknown name or split; ``DatasetError`` when the dataset cannot be fetched or its
-    columns have changed.
+    Raises: ``ConfigError`` for an unknown name or split; ``DatasetError`` when the dataset cannot
+    be fetched or its columns have changed.
 
     >>> rows = vf.load_example_dataset("arithmetic", split="test")
     >>> rows[0]["question"], rows[0]["answer"]
@@ -56,18 +61,23 @@ def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int |
     else:
         known = ("arithmetic", *HUB_SETS)
         hint = closest(name, known) or ";"
-        raise ConfigError(f"there is no example dataset {name!r}{hint} the names are: {', '.join(known)}")
+        raise ConfigError(
+            f"there is no example dataset {name!r}{hint} the names are: {', '.join(known)}"
+        )
     if n is not None:
         rows = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))[: max(n, 0)]]
     import datasets
 
     text = datasets.Value("string")
     columns = {column: [row[column] for row in rows] for column in ("question", "answer", "task")}
-    return datasets.Dataset.from_dict(columns, features=datasets.Features(dict.fromkeys(columns, text)))
+    return datasets.Dataset.from_dict(
+        columns, features=datasets.Features(dict.fromkeys(columns, text))
+    )
 
 
 def get_preprocess_fn(name: str) -> Callable[[Row], dict[str, str]]:
-    """Return the function that makes ``question`` and ``answer`` of a published row of an example dataset.
+    """Return the function that makes ``question`` and ``answer`` of a published row of an example
+    dataset.
 
     *Raises* ConfigError for an unknown name.
 
@@ -75,19 +85,24 @@ def get_preprocess_fn(name: str) -> Callable[[Row], dict[str, str]]:
     {'question': '6 * 7?', 'answer': '42'}
     """
     if name not in HUB_SETS:
-        raise ConfigError(f"there is no example dataset {name!r}; the names are: {', '.join(HUB_SETS)}")
+        raise ConfigError(
+            f"there is no example dataset {name!r}; the names are: {', '.join(HUB_SETS)}"
+        )
     hub = HUB_SETS[name]
     return lambda row: {"question": hub.question(row), "answer": hub.answer(row)}
 
 
 def arithmetic_rows(split: str = "train") -> list[dict[str, str]]:
-    """Generate the rows of a split: sums, differences and products. Deterministic; the splits are disjoint.
+    """Generate the rows of a split: sums, differences and products. Deterministic; the splits are
+    disjoint.
 
     >>> arithmetic_rows("test")[0]
     {'question': 'What is 649 - 16 - 35?', 'answer': '598', 'task': 'arithmetic'}
     """
     if split not in ARITHMETIC_SPLITS:
-        raise ConfigError(f"'arithmetic' has the splits {', '.join(ARITHMETIC_SPLITS)}; it has no split {split!r}")
+        raise ConfigError(
+            f"'arithmetic' has the splits {', '.join(ARITHMETIC_SPLITS)}; it has no split {split!r}"
+        )
     generator = random.Random("arithmetic")
     rows: dict[str, str] = {}
     while len(rows) < sum(ARITHMETIC_SPLITS.values()):
@@ -95,7 +110,10 @@ def arithmetic_rows(split: str = "train") -> list[dict[str, str]]:
         rows[question] = answer
     num_test = ARITHMETIC_SPLITS["test"]
     selected = list(rows.items())[:num_test] if split == "test" else list(rows.items())[num_test:]
-    return [{"question": question, "answer": answer, "task": "arithmetic"} for question, answer in selected]
+    return [
+        {"question": question, "answer": answer, "task": "arithmetic"}
+        for question, answer in selected
+    ]
 
 
 def _problem(generator: random.Random) -> tuple[str, str]:
@@ -104,7 +122,13 @@ def _problem(generator: random.Random) -> tuple[str, str]:
     numbers = [generator.randint(2, bound) for bound in bounds[: generator.choice((2, 2, 3))]]
     value = numbers[0]
     for number in numbers[1:]:
-        value = value + number if operator == "+" else value - number if operator == "-" else value * number
+        value = (
+            value + number
+            if operator == "+"
+            else value - number
+            if operator == "-"
+            else value * number
+        )
     return f"What is {f' {operator} '.join(map(str, numbers))}?", str(value)
 
 
@@ -112,11 +136,17 @@ def _fetched(name: str, hub: HubSet, split: str | None) -> list[dict[str, str]]:
     import datasets
 
     try:
-        parts = [datasets.load_dataset(hub.repository, config, split=split or hub.split) for config in hub.configs]
-    except Exception as error:  # network, hub, cache, gate, unknown split: chained, and its text shown
+        parts = [
+            datasets.load_dataset(hub.repository, config, split=split or hub.split)
+            for config in hub.configs
+        ]
+    except (
+        Exception
+    ) as error:  # network, hub, cache, gate, unknown split: chained, and its text shown
         raise DatasetError(
-            f"cannot load {name!r} ({hub.repository}, split {split or hub.split!r}): {type(error).__name__}: {error}. "
-            "Without a network, use load_example_dataset('arithmetic')"
+            f"cannot load {name!r} ({hub.repository}, split {split or hub.split!r}):"
+            f" {type(error).__name__}: {error}. Without a network, use"
+            " load_example_dataset('arithmetic')"
         ) from error
     try:
         return [
@@ -126,12 +156,12 @@ def _fetched(name: str, hub: HubSet, split: str | None) -> list[dict[str, str]]:
         ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DatasetError(
-            f"{name!r} ({hub.repository}) has unexpected rows ({type(error).__name__}: {error}); its columns "
-            f"are: {', '.join(parts[0].column_names)}"
+            f"{name!r} ({hub.repository}) has unexpected rows ({type(error).__name__}: {error});"
+            f" its columns are: {', '.join(parts[0].column_names)}"
         ) from error
 
 
-# --- column mappings -----------------------------------------------------------------------------------
+# --- column mappings ------------------------------------------------------------------------------
 
 
 def _text(column: str) -> Callable[[Row], str]:
@@ -140,12 +170,23 @@ def _text(column: str) -> Callable[[Row], str]:
 
 def _with_choices(question: str, options: Sequence[str]) -> str:
     """The wording of older versions: evaluated numbers depend on it."""
-    return f"Question: {question}\n" + "".join(f"\n{chr(65 + i)}: {option}" for i, option in enumerate(options))
+    return f"Question: {question}\n" + "".join(
+        f"\n{chr(65 + i)}: {option}" for i, option in enumerate(options)
+    )
 
 
 def _gpqa_options(row: Row) -> list[str]:
-    """Return the four options, shuffled by a seed derived from the question; the source lists the correct one first."""
-    options = [row[key] for key in ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")]
+    """Return the four options, shuffled by a seed derived from the question; the source lists the
+    correct one first."""
+    options = [
+        row[key]
+        for key in (
+            "Correct Answer",
+            "Incorrect Answer 1",
+            "Incorrect Answer 2",
+            "Incorrect Answer 3",
+        )
+    ]
     random.Random(row["Question"]).shuffle(options)
     return options
 
@@ -168,7 +209,11 @@ def _open_rs(level: str | None) -> HubSet:
 PYTHON_TASK = "Solve the following coding problem using the programming language python:"
 HUB_SETS: dict[str, HubSet] = {
     "aime2024": HubSet(
-        "HuggingFaceH4/aime_2024", (None,), "train", _text("problem"), lambda row: str(int(row["answer"]))
+        "HuggingFaceH4/aime_2024",
+        (None,),
+        "train",
+        _text("problem"),
+        lambda row: str(int(row["answer"])),
     ),
     "aime2025": HubSet(
         "opencompass/AIME2025",
@@ -181,7 +226,11 @@ HUB_SETS: dict[str, HubSet] = {
     "gpqa_diamond": _gpqa("gpqa_diamond"),
     "gpqa_main": _gpqa("gpqa_main"),
     "gsm8k": HubSet(
-        "openai/gsm8k", ("main",), "test", _text("question"), lambda row: extract_hash_answer(row["answer"])
+        "openai/gsm8k",
+        ("main",),
+        "test",
+        _text("question"),
+        lambda row: extract_hash_answer(row["answer"]),
     ),
     "math": HubSet(
         "chiayewken/competition_math",
@@ -212,7 +261,8 @@ HUB_SETS: dict[str, HubSet] = {
         lambda row: (
             f"Question: {row['question_stem']}\n\nChoices:\n"
             + "\n".join(
-                f"{label}. {text}" for label, text in zip(row["choices"]["label"], row["choices"]["text"], strict=True)
+                f"{label}. {text}"
+                for label, text in zip(row["choices"]["label"], row["choices"]["text"], strict=True)
             )
         ),
         _text("answerKey"),

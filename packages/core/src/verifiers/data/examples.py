@@ -1,11 +1,13 @@
-"""Open a dataset of any accepted type, and format its rows as examples: prompt, normalized columns, id, content hash.
+"""Open a dataset of any accepted type, and format its rows as examples: prompt, normalized columns,
+id, content hash.
 
-A ``Table`` is the dataset of an environment: a lazy, immutable sequence of ``Example``. The dataset is read on first
-use and a row is formatted on first access; rollouts work on copies.
+A ``Table`` is the dataset of an environment: a lazy, immutable sequence of ``Example``. The dataset
+is read on first use and a row is formatted on first access; rollouts work on copies.
 
-Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a list of dicts, a dict of columns,
-the path of a JSONL, JSON, CSV or Parquet file, and a function without arguments that returns one of these. Only
-``to_hf`` and a Parquet file import ``datasets``, so an environment over a list of dicts runs without it.
+Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a list of
+dicts, a dict of columns, the path of a JSONL, JSON, CSV or Parquet file, and a function without
+arguments that returns one of these. Only ``to_hf`` and a Parquet file import ``datasets``, so an
+environment over a list of dicts runs without it.
 
 ``runs.runner`` selects the examples of a run.
 """
@@ -32,22 +34,39 @@ from verifiers.data.messages import check_parts, normalize_chat, normalize_messa
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.suggest import closest
-from verifiers.types import AttributeDict, Immutable, Message, Messages, SystemMessage, Tool, ToolCall, UserMessage
+from verifiers.types import (
+    AttributeDict,
+    Immutable,
+    Message,
+    Messages,
+    SystemMessage,
+    Tool,
+    ToolCall,
+    UserMessage,
+)
 
-__all__ = ["Example", "RowFormat", "Table", "copy_row", "examples_from", "format_row", "load_example_dataset"]
+__all__ = [
+    "Example",
+    "RowFormat",
+    "Table",
+    "copy_row",
+    "examples_from",
+    "format_row",
+    "load_example_dataset",
+]
 
 log = logging.getLogger(__name__)
 
 CHUNK = 1000
 """Rows to format at a time when iterating over a table."""
 MAX_HELD = 20_000
-"""Rows of a dataset up to which formatted rows are held; of a larger one their hashes are, and a row is formatted when
-it is asked for."""
+"""Rows of a dataset up to which formatted rows are held; of a larger one their hashes are, and a
+row is formatted when it is asked for."""
 _HASH_BYTES = 32
 EVAL_SPLITS = ("test", "validation")
 ACCEPTED = (
-    "a datasets.Dataset or DatasetDict, a list of dicts, a dict of columns, the path of a .jsonl, .json, .csv or "
-    ".parquet file, or a function that returns one of these"
+    "a datasets.Dataset or DatasetDict, a list of dicts, a dict of columns, the path of a .jsonl,"
+    " .json, .csv or .parquet file, or a function that returns one of these"
 )
 
 
@@ -58,19 +77,23 @@ class HubTable(Protocol):
     def column_names(self) -> Any: ...
 
 
-DatasetLike: TypeAlias = HubTable | Sequence[Mapping[str, Any]] | Mapping[str, Any] | str | Path | Callable[[], Any]
+DatasetLike: TypeAlias = (
+    HubTable | Sequence[Mapping[str, Any]] | Mapping[str, Any] | str | Path | Callable[[], Any]
+)
 """The types of ``ACCEPTED``; a mapping is a dict of columns, or of tables by split."""
 
 
 class Example(Immutable, frozen=True):
-    """A formatted row. ``Example(0, "9f86…", {"example_id": 0, "prompt": […], "answer": "4", "info": {}, …})``."""
+    """A formatted row. ``Example(0, "9f86…", {"example_id": 0, "prompt": […], "answer": "4",
+    "info": {}, …})``."""
 
     example_id: int
     hash: str
-    """SHA-256 over the canonical JSON of all columns but ``example_id``, a null counting as absent; 64 hex digits.
-    Stable across runs, orders and machines. Equal rows have equal hashes."""
+    """SHA-256 over the canonical JSON of all columns but ``example_id``, a null counting as absent;
+    64 hex digits. Stable across runs, orders and machines. Equal rows have equal hashes."""
     row: dict[str, Any]
-    """``prompt answer info task example_id`` and the row's further columns. Read-only: change a ``copy_row(row)``."""
+    """``prompt answer info task example_id`` and the row's further columns. Read-only: change a
+    ``copy_row(row)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +132,8 @@ class Table(Sequence[Example]):
 
     @classmethod
     def of(cls, dataset: DatasetLike, **row_format: Any) -> Table:
-        """Create the table of a dataset of any accepted type; keywords are the fields of ``RowFormat``."""
+        """Create the table of a dataset of any accepted type; keywords are the fields of
+        ``RowFormat``."""
         return cls(_Store(Source(dataset).train, RowFormat(**row_format)))
 
     @classmethod
@@ -118,8 +142,9 @@ class Table(Sequence[Example]):
     ) -> tuple[Table | None, Table | None]:
         """Create the training and the evaluation table, None for an absent one; see ``of``.
 
-        A dataset with splits provides ``train``, and ``test`` else ``validation`` without an ``eval_dataset``. The
-        splits of a builder function are unknown here, so its evaluation table falls back to the training rows.
+        A dataset with splits provides ``train``, and ``test`` else ``validation`` without an
+        ``eval_dataset``. The splits of a builder function are unknown here, so its evaluation table
+        falls back to the training rows.
         """
         format_ = RowFormat(**row_format)
         train = Source(dataset) if dataset is not None else None
@@ -139,7 +164,9 @@ class Table(Sequence[Example]):
         """Return ``table``. Raises: ``DatasetError`` that names the environment if it is None."""
         if table is None:
             name = getattr(env, "env_id", "") or type(env).__name__
-            raise DatasetError(f"{name} has no training set, only an evaluation set; pass dataset=...")
+            raise DatasetError(
+                f"{name} has no training set, only an evaluation set; pass dataset=..."
+            )
         return table
 
     def __len__(self) -> int:
@@ -151,7 +178,11 @@ class Table(Sequence[Example]):
     def __getitem__(self, index: slice) -> Table: ...
     def __getitem__(self, index: int | slice) -> Example | Table:
         selected = self._row_positions()[index]
-        return Table(self._store, selected) if isinstance(selected, Sequence) else self._store.examples([selected])[0]
+        return (
+            Table(self._store, selected)
+            if isinstance(selected, Sequence)
+            else self._store.examples([selected])[0]
+        )
 
     def __iter__(self) -> Iterator[Example]:
         positions = self._row_positions()
@@ -165,14 +196,19 @@ class Table(Sequence[Example]):
         return f"Table({len(self)} examples)" if self._store.is_open else "Table(not read yet)"
 
     def take(self, n: int = -1, seed: int | None = None) -> Table:
-        """Return the first ``n`` examples (all, if negative or too many), shuffled first if there is a ``seed``.
+        """Return the first ``n`` examples (all, if negative or too many), shuffled first if there
+        is a ``seed``.
 
-        Formats their rows now, so that an invalid row fails before a run starts. A larger ``n`` with the same seed
-        begins with the same examples.
+        Formats their rows now, so that an invalid row fails before a run starts. A larger ``n``
+        with the same seed begins with the same examples.
         """
         positions = self._row_positions()
-        if seed is not None:  # the order of ``datasets.Dataset.shuffle(seed)``, which published runs depend on
-            positions = [positions[i] for i in np.random.default_rng(seed).permutation(len(positions))]
+        if (
+            seed is not None
+        ):  # the order of ``datasets.Dataset.shuffle(seed)``, which published runs depend on
+            positions = [
+                positions[i] for i in np.random.default_rng(seed).permutation(len(positions))
+            ]
         subset = Table(self._store, positions if n < 0 else positions[:n])
         self._store.check(subset._row_positions())
         return subset
@@ -191,26 +227,37 @@ class Table(Sequence[Example]):
         return self._store.ids(self._row_positions())
 
     def may_repeat(self) -> bool:
-        """Return whether two examples may have equal content; formats only those that never were."""
+        """Return whether two examples may have equal content; formats only those that
+        never were."""
         return self._store.may_repeat(self._row_positions())
 
     def only(self, hashes: Collection[str]) -> Table:
-        """Return the examples whose content hash is among ``hashes``, in this order; reads every row."""
+        """Return the examples whose content hash is among ``hashes``, in this order; reads every
+        row."""
         positions = self._row_positions()
-        selected = [position for position, example in zip(positions, self, strict=True) if example.hash in hashes]
+        selected = [
+            position
+            for position, example in zip(positions, self, strict=True)
+            if example.hash in hashes
+        ]
         return Table(self._store, selected)
 
     def sample(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
         """Draw ``n`` row copies without replacement, reshuffling when exhausted.
 
-        Without a seed, each call continues one shared order, the same in every process; a seed starts a separate
-        order and leaves the shared one unchanged. Raises: ``DatasetError`` for an empty table.
+        Without a seed, each call continues one shared order, the same in every process; a seed
+        starts a separate order and leaves the shared one unchanged. Raises: ``DatasetError`` for an
+        empty table.
         """
         if n > 0 and not len(self):
             raise DatasetError("cannot sample prompts: the dataset is empty")
         if self._order is None:
             self._order = _endless_order(self._row_positions(), random.Random(0))
-        order = self._order if seed is None else _endless_order(self._row_positions(), random.Random(seed))
+        order = (
+            self._order
+            if seed is None
+            else _endless_order(self._row_positions(), random.Random(seed))
+        )
         examples = self._store.examples([next(order) for _ in range(n)])
         return [copy_row(example.row) for example in examples]
 
@@ -220,14 +267,17 @@ class Table(Sequence[Example]):
 
         if self._hub_dataset is None:
             self._hub_dataset = to_dataset([example.row for example in self])
-        return self._hub_dataset.with_format(None)  # a new view, so that set_format() of the caller has no effect here
+        return self._hub_dataset.with_format(
+            None
+        )  # a new view, so that set_format() of the caller has no effect here
 
     def _row_positions(self) -> Sequence[int]:
         return range(len(self._store)) if self._positions is None else self._positions
 
 
 class _Store:
-    """The rows of a table and its sub-tables, each formatted once; of more than ``MAX_HELD``, whenever it is read."""
+    """The rows of a table and its sub-tables, each formatted once; of more than ``MAX_HELD``,
+    whenever it is read."""
 
     def __init__(self, open_rows: Callable[[], Rows], row_format: RowFormat):
         self._open_rows, self.row_format = open_rows, row_format
@@ -254,9 +304,16 @@ class _Store:
         if rows.columns and not {"prompt", self.row_format.question_key} & set(rows.columns):
             raise DatasetError(_no_question("the dataset", self.row_format, rows.columns))
         if self.row_format.few_shot and "prompt" in rows.columns:
-            log.warning("few_shot is ignored: the dataset has a column 'prompt', and its prompts are used unchanged")
+            log.warning(
+                "few_shot is ignored: the dataset has a column 'prompt', and its prompts are used"
+                " unchanged"
+            )
         old_ids = rows.column("example_id") if "example_id" in rows.columns else None
-        keep = old_ids is not None and all(type(i) is int for i in old_ids) and len(set(old_ids)) == len(old_ids)
+        keep = (
+            old_ids is not None
+            and all(type(i) is int for i in old_ids)
+            and len(set(old_ids)) == len(old_ids)
+        )
         self._ids = old_ids if keep and old_ids is not None else range(len(rows))
         self._old_ids = None if keep else old_ids
         self._is_held = len(rows) <= MAX_HELD
@@ -270,7 +327,9 @@ class _Store:
         rows = self._opened()
         if not self._is_held:
             return [example for chunk in _chunks(positions) for example in self._read(rows, chunk)]
-        fresh = [position for position in dict.fromkeys(positions) if self._examples[position] is None]
+        fresh = [
+            position for position in dict.fromkeys(positions) if self._examples[position] is None
+        ]
         for start in range(0, len(fresh), CHUNK):
             chunk = fresh[start : start + CHUNK]
             for position, row in zip(chunk, rows.read(chunk), strict=True):
@@ -301,21 +360,31 @@ class _Store:
         return [self._ids[position] for position in positions]
 
     def may_repeat(self, positions: Sequence[int]) -> bool:
-        """Return whether two examples at ``positions`` may be equal: by the first eight bytes of their hashes."""
+        """Return whether two examples at ``positions`` may be equal: by the first eight bytes of
+        their hashes."""
         self.check(positions)
         if self._is_held:
             return True
-        beginnings = np.frombuffer(self._hashes, dtype=np.uint64)[:: _HASH_BYTES // 8][np.asarray(positions, np.int64)]
+        beginnings = np.frombuffer(self._hashes, dtype=np.uint64)[:: _HASH_BYTES // 8][
+            np.asarray(positions, np.int64)
+        ]
         return len(np.unique(beginnings)) < len(beginnings)
 
     def _read(self, rows: Rows, positions: Sequence[int]) -> list[Example]:
-        """Format rows, and hold only their hashes. Raises: ``DatasetError`` for a row that differs from before."""
+        """Format rows, and hold only their hashes. Raises: ``DatasetError`` for a row that differs
+        from before."""
         examples = []
         for position, row in zip(positions, rows.read(positions) if positions else [], strict=True):
-            example, place = self._example(position, row), slice(_HASH_BYTES * position, _HASH_BYTES * (position + 1))
+            example, place = (
+                self._example(position, row),
+                slice(_HASH_BYTES * position, _HASH_BYTES * (position + 1)),
+            )
             content = bytes.fromhex(example.hash)
             if self._is_hashed[position] and self._hashes[place] != content:
-                raise DatasetError(f"row {position} of the dataset was changed since it was first read; do not edit it")
+                raise DatasetError(
+                    f"row {position} of the dataset was changed since it was first read; do not"
+                    " edit it"
+                )
             self._hashes[place] = content
             self._is_hashed[position] = 1
             examples.append(example)
@@ -337,7 +406,8 @@ def _evaluation_or_all(source: Source) -> Rows:
 
 
 def _endless_order(positions: Sequence[int], generator: random.Random) -> Iterator[int]:
-    """Yield every position once in a random order, reshuffled for each further pass, without end."""
+    """Yield every position once in a random order, reshuffled for each further pass,
+    without end."""
     order = list(positions)
     while order:
         generator.shuffle(order)
@@ -345,10 +415,12 @@ def _endless_order(positions: Sequence[int], generator: random.Random) -> Iterat
 
 
 def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
-    """Format the rows passed for one run: equal ``example_id`` stay equal, rows without one get a new one.
+    """Format the rows passed for one run: equal ``example_id`` stay equal, rows without one get a
+    new one.
 
-    Non-integer ids are replaced, equal ones by equal ones, and stored as ``src_id``. Accepts any type of dataset. A
-    prompt of messages is taken as it is, without the system prompt of the environment.
+    Non-integer ids are replaced, equal ones by equal ones, and stored as ``src_id``. Accepts any
+    type of dataset. A prompt of messages is taken as it is, without the system prompt of the
+    environment.
 
     Raises: ``DatasetError`` for an invalid row.
     """
@@ -367,8 +439,12 @@ def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
             if str(source_id) not in replaced:
                 replaced[str(source_id)] = next(free)
             row["src_id"], row["example_id"] = source_id, replaced[str(source_id)]
-        as_it_is = isinstance(row.get("prompt"), list | tuple)  # the caller's own messages get no system prompt
-        examples.append(_example(row, bare if as_it_is else row_format, f"row {position} of the inputs"))
+        as_it_is = isinstance(
+            row.get("prompt"), list | tuple
+        )  # the caller's own messages get no system prompt
+        examples.append(
+            _example(row, bare if as_it_is else row_format, f"row {position} of the inputs")
+        )
     return examples
 
 
@@ -386,8 +462,8 @@ def _example(row: Mapping[str, Any], row_format: RowFormat, place: str) -> Examp
     except (TypeError, ValueError, RecursionError) as error:
         name = next((name for name, value in hashed.items() if not _is_json(value)), "")
         raise DatasetError(
-            f"{place}: column {name!r} holds a value that JSON cannot store ({error}); use plain values in rows and "
-            "create objects from them in setup_state"
+            f"{place}: column {name!r} holds a value that JSON cannot store ({error}); use plain"
+            " values in rows and create objects from them in setup_state"
         ) from error
     return Example(formatted["example_id"], digest, formatted)
 
@@ -404,8 +480,11 @@ def _is_json(value: object) -> bool:
     return True
 
 
-def format_row(row: Mapping[str, Any], row_format: RowFormat, place: str = "the row") -> dict[str, Any]:
-    """Return a new row with normalized ``prompt answer info task example_id``; other columns are copied.
+def format_row(
+    row: Mapping[str, Any], row_format: RowFormat, place: str = "the row"
+) -> dict[str, Any]:
+    """Return a new row with normalized ``prompt answer info task example_id``; other columns are
+    copied.
 
     Idempotent. Raises: ``DatasetError`` that begins with ``place``.
     """
@@ -414,8 +493,8 @@ def format_row(row: Mapping[str, Any], row_format: RowFormat, place: str = "the 
     if question is not None:
         if not isinstance(question, str):
             raise DatasetError(
-                f"{place}: {row_format.question_key!r} must be text, not {type(question).__name__} (messages go into "
-                "a column 'prompt')"
+                f"{place}: {row_format.question_key!r} must be text, not {type(question).__name__}"
+                " (messages go into a column 'prompt')"
             )
         formatted["question"] = question
     formatted["prompt"] = _prompt(formatted, question, row_format, place)
@@ -429,15 +508,20 @@ def format_row(row: Mapping[str, Any], row_format: RowFormat, place: str = "the 
 
 
 def _cell(row: Mapping[str, Any], key: str, canonical: str) -> Any:
-    """Return the value of the configured column, else of the canonical one (rows of other sources)."""
+    """Return the value of the configured column, else of the canonical one (rows of
+    other sources)."""
     value = row.get(key)
     return row.get(canonical) if value is None else value
 
 
-def _prompt(row: Mapping[str, Any], question: str | None, row_format: RowFormat, place: str) -> Messages:
+def _prompt(
+    row: Mapping[str, Any], question: str | None, row_format: RowFormat, place: str
+) -> Messages:
     source = row.get("prompt")
     if source is None and question is None:
-        raise DatasetError(_no_question(place, row_format, [name for name in row if row[name] is not None]))
+        raise DatasetError(
+            _no_question(place, row_format, [name for name in row if row[name] is not None])
+        )
     try:
         if row_format.message_type == "completion":
             return normalize_messages(question if source is None else source, "completion")
@@ -465,7 +549,9 @@ def _info(info: object, place: str) -> dict[str, Any]:
         except ValueError as error:
             raise DatasetError(f"{place}: 'info' is text that is not JSON: {error}") from error
     if not isinstance(info, Mapping):
-        raise DatasetError(f"{place}: 'info' must be a dict or the JSON text of one, not {type(info).__name__}")
+        raise DatasetError(
+            f"{place}: 'info' must be a dict or the JSON text of one, not {type(info).__name__}"
+        )
     return dict(info)
 
 
@@ -482,7 +568,8 @@ _DICTS = (Message, ToolCall, Tool, AttributeDict)
 
 
 def copy_row(value: Any) -> Any:
-    """Copy a row deeply, fast for JSON-like values: text and numbers are shared, dicts and lists are not."""
+    """Copy a row deeply, fast for JSON-like values: text and numbers are shared, dicts and lists
+    are not."""
     kind: Any = type(value)
     if kind is list:
         return value[:] if _are_atoms(map(type, value)) else [copy_row(member) for member in value]
@@ -514,7 +601,8 @@ class Source:
         self._opened: dict[str, Rows] | Rows | None = None
 
     def opened(self) -> dict[str, Rows] | Rows:
-        """Return the rows, or the rows by split. Raises: ``DatasetError`` when they cannot be read."""
+        """Return the rows, or the rows by split. Raises: ``DatasetError`` when they
+        cannot be read."""
         with self._lock:
             if self._opened is None:
                 self._opened = _open(self.dataset() if is_builder(self.dataset) else self.dataset)
@@ -527,8 +615,8 @@ class Source:
             return opened
         if "train" not in opened:
             raise DatasetError(
-                f"the dataset has the splits {', '.join(opened)} and no split 'train'; pass one of them, for example "
-                f"dataset[{next(iter(opened), 'train')!r}]"
+                f"the dataset has the splits {', '.join(opened)} and no split 'train'; pass one of"
+                f" them, for example dataset[{next(iter(opened), 'train')!r}]"
             )
         return opened["train"]
 
@@ -540,7 +628,8 @@ class Source:
         return next((opened[split] for split in EVAL_SPLITS if split in opened), None)
 
     def only_evaluation(self) -> Rows:
-        """Return the rows of an ``eval_dataset``: of its evaluation split, else of ``train``, else all."""
+        """Return the rows of an ``eval_dataset``: of its evaluation split, else of ``train``, else
+        all."""
         rows = self.evaluation()
         return rows if rows is not None else self.train()
 
@@ -584,7 +673,8 @@ class ListRows:
 
 
 class HubRows:
-    """Rows of a ``datasets.Dataset``, decoded on access, so that a large dataset is not in memory twice."""
+    """Rows of a ``datasets.Dataset``, decoded on access, so that a large dataset is not in memory
+    twice."""
 
     def __init__(self, dataset: Any):
         self._dataset = dataset.with_format(None)
@@ -595,18 +685,25 @@ class HubRows:
 
     def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
         columns = self._dataset[list(positions)]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
 
     def column(self, name: str) -> list[Any]:
         return list(self._dataset[name])
 
 
 def _open(dataset: object) -> dict[str, Rows] | Rows:
-    kinds = {cls.__name__ for cls in type(dataset).__mro__ if cls.__module__.partition(".")[0] == "datasets"}
+    kinds = {
+        cls.__name__
+        for cls in type(dataset).__mro__
+        if cls.__module__.partition(".")[0] == "datasets"
+    }
     if kinds & {"IterableDataset", "IterableDatasetDict"}:
         raise DatasetError(
-            "an iterable (streaming) dataset has no length and no stable order; load it without streaming=True, or "
-            "pass a part of it: list(dataset.take(1000))"
+            "an iterable (streaming) dataset has no length and no stable order; load it without"
+            " streaming=True, or pass a part of it: list(dataset.take(1000))"
         )
     if isinstance(dataset, Mapping):
         is_by_split = "DatasetDict" in kinds or {"train", *EVAL_SPLITS} & dataset.keys()
@@ -631,23 +728,32 @@ def _open_table(table: object) -> Rows:
         return HubRows(table)
     for position, row in enumerate(table):
         if not isinstance(row, Mapping):
-            raise DatasetError(f"row {position} of the dataset is {_described(row)}, not a dict", row=position)
+            raise DatasetError(
+                f"row {position} of the dataset is {_described(row)}, not a dict", row=position
+            )
     return ListRows(table)
 
 
 def _open_columns(columns: Mapping[str, Any]) -> Rows:
     values: dict[str, list[Any]] = {}
     for name, column in columns.items():
-        if isinstance(column, str | Mapping) or not hasattr(column, "__len__") or not hasattr(column, "__iter__"):
+        if (
+            isinstance(column, str | Mapping)
+            or not hasattr(column, "__len__")
+            or not hasattr(column, "__iter__")
+        ):
             raise DatasetError(
-                f"column {name!r} of the dataset is {_described(column)}, not a list; for a single row write [{{...}}]"
+                f"column {name!r} of the dataset is {_described(column)}, not a list; for a single"
+                " row write [{...}]"
             )
         values[str(name)] = column.tolist() if hasattr(column, "tolist") else list(column)
     lengths = {name: len(column) for name, column in values.items()}
     if len(set(lengths.values())) > 1:
         lengths_text = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise DatasetError(f"the columns of the dataset differ in length: {lengths_text}")
-    return ListRows([dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)])
+    return ListRows(
+        [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    )
 
 
 def _open_file(path: Path) -> Rows:
@@ -656,9 +762,14 @@ def _open_file(path: Path) -> Rows:
     }  # fmt: skip
     reader = readers.get(path.suffix.lower())
     if reader is None or not path.is_file():
-        why = "there is no such file" if reader else "the file type is not one of " + ", ".join(readers)
+        why = (
+            "there is no such file"
+            if reader
+            else "the file type is not one of " + ", ".join(readers)
+        )
         raise DatasetError(
-            f"cannot read the dataset {str(path)!r}: {why}. For a dataset of a hub, pass datasets.load_dataset(...)",
+            f"cannot read the dataset {str(path)!r}: {why}. For a dataset of a hub, pass"
+            " datasets.load_dataset(...)",
             path=str(path),
         )
     try:
@@ -673,7 +784,9 @@ def _open_jsonl(path: Path) -> Rows:
         if line.strip():
             row = _parsed(line, path, number)
             if not isinstance(row, dict):
-                raise DatasetError(f"{path}:{number} is not a JSON object", path=str(path), line=number)
+                raise DatasetError(
+                    f"{path}:{number} is not a JSON object", path=str(path), line=number
+                )
             rows.append(row)
     return ListRows(rows)
 
@@ -681,22 +794,29 @@ def _open_jsonl(path: Path) -> Rows:
 def _open_json(path: Path) -> Rows:
     content = _parsed(path.read_text(encoding="utf-8-sig"), path, None)
     if not isinstance(content, list | dict):
-        raise DatasetError(f"{path} holds neither a list of rows nor a dict of columns", path=str(path))
+        raise DatasetError(
+            f"{path} holds neither a list of rows nor a dict of columns", path=str(path)
+        )
     opened = _open(content)
     if isinstance(opened, dict):
-        raise DatasetError(f"{path} holds splits ({', '.join(opened)}); write one file for each", path=str(path))
+        raise DatasetError(
+            f"{path} holds splits ({', '.join(opened)}); write one file for each", path=str(path)
+        )
     return opened
 
 
 def _open_csv(path: Path) -> Rows:
-    """Read every cell as text, as CSV has no types, except an ``example_id`` column of integers only."""
+    """Read every cell as text, as CSV has no types, except an ``example_id`` column of integers
+    only."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows: list[dict[str, Any]] = []
         for row in csv.DictReader(file):
             if None in row or None in row.values():
                 number = len(rows)
                 raise DatasetError(
-                    f"{path}: row {number} does not have as many cells as the header", path=str(path), row=number
+                    f"{path}: row {number} does not have as many cells as the header",
+                    path=str(path),
+                    row=number,
                 )
             rows.append(row)
     if all(row.get("example_id", "").isdecimal() for row in rows):
@@ -712,7 +832,9 @@ def _open_parquet(path: Path) -> Rows:
     try:
         return HubRows(datasets.Dataset(pyarrow.parquet.read_table(path)))
     except pyarrow.ArrowInvalid as error:
-        raise DatasetError(f"{path} is not a readable Parquet file: {error}", path=str(path)) from error
+        raise DatasetError(
+            f"{path} is not a readable Parquet file: {error}", path=str(path)
+        ) from error
 
 
 def _parsed(text: str, path: Path, line: int | None) -> Any:

@@ -1,7 +1,8 @@
-"""The file of ``vf-audit --keep``: the training rows of an environment that a model solves sometimes.
+"""The file of ``vf-audit --keep``: the training rows of an environment that a model solves
+sometimes.
 
-JSON lines: each row with its ``example_hash``, its ``pass_rate``, and under ``audit`` the environment, its arguments
-and the model. `read_kept_rows` is the only reader.
+JSON lines: each row with its ``example_hash``, its ``pass_rate``, and under ``audit`` the
+environment, its arguments and the model. `read_kept_rows` is the only reader.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ AUDIT, EXAMPLE_HASH = "audit", "example_hash"
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """The content hashes of the rows, and the environment that they were profiled in (None: the file names none)."""
+    """The content hashes of the rows, and the environment that they were profiled in (None: the
+    file names none)."""
 
     path: str
     hashes: frozenset[str]
@@ -35,35 +37,46 @@ class KeptRows:
         return hashlib.sha256("".join(sorted(self.hashes)).encode()).hexdigest()[:16]
 
     def of(self, table: Table, env_id: str, env_args: Mapping[str, Any] | None, key: str) -> Table:
-        """The rows of ``table`` that the file lists; ``env_args`` is None where nothing says how it was built.
+        """The rows of ``table`` that the file lists; ``env_args`` is None where nothing says how it
+        was built.
 
-        *Raises* ConfigError for the profile of another environment or of other arguments, and for rows that the table
-        does not have.
+        *Raises* ConfigError for the profile of another environment or of other arguments, and for
+        rows that the table does not have.
         """
         again = f"profile it with vf-audit {env_id or 'ENV'} -m MODEL --keep {self.path}"
         profiled, name = self.env_id, env_id or "this environment"
         if profiled is not None and env_id and profiled != env_id:
-            raise ConfigError(f"{key}={self.path!r} lists rows of {profiled}, not of {name}; {again}", key=key)
-        if profiled is not None and env_args is not None and _as_json(self.env_args) != _as_json(env_args):
             raise ConfigError(
-                f"{key}={self.path!r} was written for {name} with the arguments {json.dumps(self.env_args)}, and these "
-                f"are {json.dumps(dict(env_args), default=str)}; {again}",
+                f"{key}={self.path!r} lists rows of {profiled}, not of {name}; {again}", key=key
+            )
+        if (
+            profiled is not None
+            and env_args is not None
+            and _as_json(self.env_args) != _as_json(env_args)
+        ):
+            raise ConfigError(
+                f"{key}={self.path!r} was written for {name} with the arguments"
+                f" {json.dumps(self.env_args)}, and these are"
+                f" {json.dumps(dict(env_args), default=str)}; {again}",
                 key=key,
             )
         rows = table.only(self.hashes)
         if not len(rows):
-            raise ConfigError(f"{key}={self.path!r} lists no training row of {name}; {again}", key=key)
+            raise ConfigError(
+                f"{key}={self.path!r} lists no training row of {name}; {again}", key=key
+            )
         if missing := len(self.hashes) - len({example.hash for example in rows}):
             raise ConfigError(
-                f"{key}={self.path!r}: {missing} of its {len(self.hashes)} rows are no training rows of {name}, whose "
-                f"data have changed; {again}",
+                f"{key}={self.path!r}: {missing} of its {len(self.hashes)} rows are no training"
+                f" rows of {name}, whose data have changed; {again}",
                 key=key,
             )
         return rows
 
 
 def read_kept_rows(path: str | os.PathLike[str], key: str) -> KeptRows:
-    """Read the file; ``key`` is the setting that names it. *Raises* ConfigError for a file of another kind."""
+    """Read the file; ``key`` is the setting that names it. *Raises* ConfigError for a file of
+    another kind."""
     try:
         lines = [json.loads(line) for line in Path(path).read_bytes().split(b"\n") if line.strip()]
         hashes = frozenset(str(line[EXAMPLE_HASH]) for line in lines)
@@ -71,8 +84,8 @@ def read_kept_rows(path: str | os.PathLike[str], key: str) -> KeptRows:
         env_id, env_args = (audit["environment"], audit["env_args"]) if audit else (None, {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{key}={os.fspath(path)!r} cannot be read: {type(error).__name__}: {error}; write it with "
-            "vf-audit ENV -m MODEL --keep FILE",
+            f"{key}={os.fspath(path)!r} cannot be read: {type(error).__name__}: {error}; write it"
+            " with vf-audit ENV -m MODEL --keep FILE",
             key=key,
         ) from error
     return KeptRows(os.fspath(path), hashes, env_id, env_args)

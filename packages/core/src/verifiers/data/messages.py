@@ -1,10 +1,11 @@
 """Normalize messages of every accepted type, extract their text, and print them safely.
 
-The promise: ``normalize_messages`` returns ``Message`` objects without None values (except ``content: None`` of an
-assistant message with tool calls), with ``ToolCall`` objects, and without the nulls that Arrow adds to dicts.
-Normalized messages are returned as the same objects.
+The promise: ``normalize_messages`` returns ``Message`` objects without None values (except
+``content: None`` of an assistant message with tool calls), with ``ToolCall`` objects, and without
+the nulls that Arrow adds to dicts. Normalized messages are returned as the same objects.
 
-This module applies no chat template (the tokenizer of the server or of the trainer does) and sends nothing.
+This module applies no chat template (the tokenizer of the server or of the trainer does) and sends
+nothing.
 """
 
 from __future__ import annotations
@@ -43,16 +44,20 @@ _ROLE, _CONTENT = itemgetter("role"), itemgetter("content")
 
 def are_messages(values: Sequence[object]) -> bool:
     """Return whether all are ``Message`` objects."""
-    return _KINDS.issuperset(map(type, values)) or all(isinstance(value, Message) for value in values)
+    return _KINDS.issuperset(map(type, values)) or all(
+        isinstance(value, Message) for value in values
+    )
 
 
 def normalize_messages(value: object, message_type: str = "chat") -> Messages:
-    """Return ``value`` as a new list of ``Message``, or as text when ``message_type`` is ``"completion"``.
+    """Return ``value`` as a new list of ``Message``, or as text when ``message_type`` is
+    ``"completion"``.
 
-    Accepts our classes, dicts, pydantic and openai objects, one message or a sequence of them, None (nothing) and
-    text, which in chat mode is one user message. Unknown keys are kept.
+    Accepts our classes, dicts, pydantic and openai objects, one message or a sequence of them, None
+    (nothing) and text, which in chat mode is one user message. Unknown keys are kept.
 
-    Raises: ``ConfigError`` for anything else, for a message without a role, and for chat messages in completion mode.
+    Raises: ``ConfigError`` for anything else, for a message without a role, and for chat messages
+    in completion mode.
 
     >>> normalize_messages([{"role": "user", "content": "hi", "name": None}])
     [{'role': 'user', 'content': 'hi'}]
@@ -67,7 +72,9 @@ def normalize_chat(value: object) -> list[Message]:
     if isinstance(value, (list, tuple)):
         if _are_plain(value):
             return list(value)
-        return [m if isinstance(m, Message) and _is_normal(m) else normalize_message(m) for m in value]
+        return [
+            m if isinstance(m, Message) and _is_normal(m) else normalize_message(m) for m in value
+        ]
     if isinstance(value, str):
         return [UserMessage(value)]
     if value is None:
@@ -80,7 +87,9 @@ def normalize_message(value: object) -> Message:
     fields = strip_nones(as_mapping(value, "a message"))
     role = fields.get("role")
     if not isinstance(role, str) or not role:
-        raise ConfigError(f"a message needs a role, which this lacks: {_shortened(dict(fields))}", key="role")
+        raise ConfigError(
+            f"a message needs a role, which this lacks: {_shortened(dict(fields))}", key="role"
+        )
     calls = fields.get("tool_calls")
     if calls:
         fields["tool_calls"] = [_tool_call(call) for call in calls]
@@ -90,7 +99,9 @@ def normalize_message(value: object) -> Message:
     if content is None:
         content = None if calls and role == "assistant" else ""
     elif isinstance(content, list):
-        content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        content = [
+            {"type": "text", "text": part} if isinstance(part, str) else part for part in content
+        ]
     cls = _CLASSES.get(role, Message)
     message = cls.__new__(cls)
     dict.update(message, {"role": role, "content": content})
@@ -98,40 +109,52 @@ def normalize_message(value: object) -> Message:
     return message
 
 
-_PARTS = {"text": ("text",), "image_url": ("image_url", "url"), "input_audio": ("input_audio", "data")}
+_PARTS = {
+    "text": ("text",),
+    "image_url": ("image_url", "url"),
+    "input_audio": ("input_audio", "data"),
+}
 """Type of a content part -> path of its text."""
 
 
 def check_parts(messages: Iterable[Any]) -> None:
-    """Raise ``ConfigError`` for a text, image or audio part that no server can read; other types are not checked."""
+    """Raise ``ConfigError`` for a text, image or audio part that no server can read; other types
+    are not checked."""
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-                raise ConfigError(f"a content part is a dict with a 'type', not {_shortened(part)}", key="content")
+                raise ConfigError(
+                    f"a content part is a dict with a 'type', not {_shortened(part)}", key="content"
+                )
             path = _PARTS.get(part["type"], ())
             value: Any = part
             for name in path:
                 value = value.get(name) if isinstance(value, Mapping) else None
             if path and not isinstance(value, str):
                 where = "".join(f"[{name!r}]" for name in path)
-                raise ConfigError(f"a part of type {part['type']!r} needs a text in part{where}", key="content")
+                raise ConfigError(
+                    f"a part of type {part['type']!r} needs a text in part{where}", key="content"
+                )
 
 
 def as_mapping(value: object, what: str) -> Mapping[str, Any]:
-    """Return a mapping unchanged, a pydantic or openai object as a dict. Raises: ``ConfigError`` for anything else."""
+    """Return a mapping unchanged, a pydantic or openai object as a dict. Raises: ``ConfigError``
+    for anything else."""
     if isinstance(value, Mapping):
         return value
     dump = getattr(value, "model_dump", None)
     if callable(dump) and isinstance(dumped := dump(), Mapping):
         return dumped
     raise ConfigError(
-        f"{what} must be a dict or an object of the message classes, not {_shortened(value)} ({type(value).__name__})"
+        f"{what} must be a dict or an object of the message classes, not {_shortened(value)}"
+        f" ({type(value).__name__})"
     )
 
 
 def strip_nones(value: object) -> Any:
-    """Copy without None-valued dict keys at any depth, with pydantic objects as dicts. Tool calls stay unchanged.
+    """Copy without None-valued dict keys at any depth, with pydantic objects as dicts. Tool calls
+    stay unchanged.
 
     Undoes what Arrow does: it gives every dict of a column the keys of all.
     """
@@ -147,7 +170,8 @@ def strip_nones(value: object) -> Any:
 
 
 def message_text(message: object) -> str:
-    """Return the text of one message: its content, or its text parts joined by newlines; ``""`` without text.
+    """Return the text of one message: its content, or its text parts joined by newlines; ``""``
+    without text.
 
     >>> message_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
     'a\\nb'
@@ -164,9 +188,11 @@ def message_text(message: object) -> str:
 
 
 def last_text(messages: Iterable[object] | str | None, role: str) -> str | None:
-    """Return the text of the last message of ``role``, of any message type; None when there is none.
+    """Return the text of the last message of ``role``, of any message type; None when there is
+    none.
 
-    Text in place of messages counts as a user message (a prompt) and as an assistant message (a completion).
+    Text in place of messages counts as a user message (a prompt) and as an assistant message (a
+    completion).
     """
     if isinstance(messages, str):
         return messages if role in ("user", "assistant") else None
@@ -178,13 +204,16 @@ def last_text(messages: Iterable[object] | str | None, role: str) -> str | None:
 
 def field(message: object, name: str) -> Any:
     """Return a field of a message, part or tool call of any type; None when absent."""
-    if isinstance(message, (dict, Mapping)):  # a dict first: the check of the abstract class is Python
+    if isinstance(
+        message, (dict, Mapping)
+    ):  # a dict first: the check of the abstract class is Python
         return message.get(name)
     return getattr(message, name, None)
 
 
 def canonical_arguments(arguments: object) -> object:
-    """Tool arguments as a value, so that spaces and the order of keys do not matter; invalid JSON stays text.
+    """Tool arguments as a value, so that spaces and the order of keys do not matter; invalid JSON
+    stays text.
 
     >>> canonical_arguments('{"a": 1,"b":2}') == canonical_arguments('{"b": 2, "a": 1}'), canonical_arguments(" {oops ")
     (True, '{oops')
@@ -198,7 +227,8 @@ def canonical_arguments(arguments: object) -> object:
 
 
 def concat_messages(parts: Iterable[Any]) -> Messages:
-    """Concatenate pieces of a conversation: text when all are text, else the messages of all, in order.
+    """Concatenate pieces of a conversation: text when all are text, else the messages of all, in
+    order.
 
     >>> concat_messages(["2 + 2", " = 4"])
     '2 + 2 = 4'
@@ -213,14 +243,18 @@ def concat_messages(parts: Iterable[Any]) -> Messages:
 
 
 def is_prefix(start: Messages, whole: Messages) -> bool:
-    """Whether ``whole`` begins with all of ``start``; text and messages are never prefixes of each other."""
+    """Whether ``whole`` begins with all of ``start``; text and messages are never prefixes of each
+    other."""
     if isinstance(start, str) or isinstance(whole, str):
         return isinstance(start, str) and isinstance(whole, str) and whole.startswith(start)
-    return len(start) <= len(whole) and all(a is b or a == b for a, b in zip(start, whole, strict=False))
+    return len(start) <= len(whole) and all(
+        a is b or a == b for a, b in zip(start, whole, strict=False)
+    )
 
 
 def render_text(messages: object) -> str:
-    """Format a conversation for a terminal: one ``role: text`` paragraph per message, control characters escaped.
+    """Format a conversation for a terminal: one ``role: text`` paragraph per message, control
+    characters escaped.
 
     >>> print(render_text([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "\\x1b[2J"}]))
     user: hi
@@ -234,20 +268,24 @@ def render_text(messages: object) -> str:
         lines = [message_text(message)]
         if thought := message.get("reasoning_content"):
             lines.insert(0, f"<think>{thought}</think>")
-        lines += [f"-> {call['name']}({call['arguments']})" for call in message.get("tool_calls") or ()]
+        lines += [
+            f"-> {call['name']}({call['arguments']})" for call in message.get("tool_calls") or ()
+        ]
         paragraphs.append(f"{message['role']}: " + "\n".join(line for line in lines if line))
     return escape_control("\n\n".join(paragraphs))
 
 
 def messages_to_printable(messages: object) -> Any:
-    """Replace image and audio parts of messages by ``[image]`` and ``[audio]``; text is returned unchanged."""
+    """Replace image and audio parts of messages by ``[image]`` and ``[audio]``; text is returned
+    unchanged."""
     if isinstance(messages, str):
         return messages
     return [message_to_printable(message) for message in normalize_chat(messages)]
 
 
 def message_to_printable(message: object) -> Message:
-    """Return a message with text content only; images and audio become ``[image]`` and ``[audio]``."""
+    """Return a message with text content only; images and audio become ``[image]``
+    and ``[audio]``."""
     printable = normalize_message(message)
     content = printable["content"]
     if isinstance(content, list):
@@ -271,7 +309,8 @@ def _are_plain(values: Sequence[Any]) -> bool:
 
 
 def _is_normal(message: Message) -> bool:
-    """Return whether a message is normalized: no None but content beside tool calls, all calls ``ToolCall``."""
+    """Return whether a message is normalized: no None but content beside tool calls, all calls
+    ``ToolCall``."""
     content = message.get("content")
     if type(content) is str and len(message) == 2:  # the most frequent case: role and text
         return bool(message.get("role"))
@@ -308,8 +347,8 @@ def _normalize_text(value: object) -> str:
     messages = normalize_chat(value)
     if chat := [message["role"] for message in messages if message["role"] != "text"]:
         raise ConfigError(
-            f"completion mode needs text, not a message of role {chat[0]!r}: pass a str or TextMessage objects, "
-            'or use message_type="chat"'
+            f"completion mode needs text, not a message of role {chat[0]!r}: pass a str or"
+            ' TextMessage objects, or use message_type="chat"'
         )
     return "".join(message_text(message) for message in messages)
 

@@ -1,4 +1,5 @@
-r"""Text functions: extract answers in ``\boxed{…}`` or after ``####``, the prompts that request them, key checks.
+r"""Text functions: extract answers in ``\boxed{…}`` or after ``####``, the prompts that request
+them, key checks.
 
 Run time is linear in the text. ``rubrics`` compare answers.
 """
@@ -15,16 +16,19 @@ BOXED_SYSTEM_PROMPT = "Please reason step by step, and put your final answer wit
 """Requests the format that ``extract_boxed_answer`` reads."""
 
 THINK_BOXED_SYSTEM_PROMPT = (
-    "Think step-by-step inside <think>...</think> tags.     Then, give your final answer inside \\boxed{}."
+    "Think step-by-step inside <think>...</think> tags.     Then, give your final answer inside"
+    " \\boxed{}."
 )
-"""The same for models that reason inside tags; the spaces are those of the prompt that older results were made with."""
+"""The same for models that reason inside tags; the spaces are those of the prompt that older
+results were made with."""
 
 # an opening box, LaTeX escapes that are not braces ("\\" and "\{"), or a plain brace
 _BRACES = re.compile(r"\\boxed\{|\\\\(?!boxed)|\\[{}]|[{}]")
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    r"""Return the content of the last balanced ``\boxed{…}``; without one the whole text, or ``""`` when ``strict``.
+    r"""Return the content of the last balanced ``\boxed{…}``; without one the whole text, or ``""``
+    when ``strict``.
 
     >>> extract_boxed_answer(r"so \boxed{1}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -47,7 +51,8 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
 
 
 def extract_hash_answer(text: str) -> str:
-    """Return the text between the first ``####`` and the next, stripped; the text itself without one.
+    """Return the text between the first ``####`` and the next, stripped; the text itself without
+    one.
 
     >>> extract_hash_answer("6 * 7 = 42\\n#### 42"), extract_hash_answer("42")
     ('42', '42')
@@ -65,7 +70,8 @@ def strip_non_numeric(text: str) -> str:
 
 
 def ensure_keys(names: Iterable[str]) -> None:
-    """Check that environment variables are set. Raises: ``MissingKeyError`` that names all missing ones.
+    """Check that environment variables are set. Raises: ``MissingKeyError`` that names all missing
+    ones.
 
     >>> vf.ensure_keys(["NO_SUCH_KEY"])
     Traceback (most recent call last):
@@ -74,4 +80,6 @@ def ensure_keys(names: Iterable[str]) -> None:
     """
     missing = [name for name in names if not os.environ.get(name)]
     if missing:
-        raise MissingKeyError(f"set {', '.join(missing)} first, for example: export {missing[0]}=...", names=missing)
+        raise MissingKeyError(
+            f"set {', '.join(missing)} first, for example: export {missing[0]}=...", names=missing
+        )

@@ -18,7 +18,8 @@ class Decoder(Protocol):
 
 
 class TokenTexts:
-    """The text of each token; joined they are the text of all. Decodes each id of the vocabulary once.
+    """The text of each token; joined they are the text of all. Decodes each id of the vocabulary
+    once.
 
     >>> from verifiers.testing import ByteTokenizer
     >>> TokenTexts(ByteTokenizer())(list("né".encode()))
@@ -30,7 +31,8 @@ class TokenTexts:
         self._known: dict[int, str] = {}
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """One text per token; of several tokens that form one character, the last gets the character."""
+        """One text per token; of several tokens that form one character, the last gets the
+        character."""
         texts = [self._text(token) for token in ids]
         first = 0
         while first < len(texts):
@@ -47,7 +49,8 @@ class TokenTexts:
         return texts
 
     def _text(self, token: int) -> str:
-        """The token's text within a text: some tokenizers leave out the space before the first word of a text."""
+        """The token's text within a text: some tokenizers leave out the space before the first word
+        of a text."""
         if (text := self._known.get(token)) is None:
             alone = self._tokenizer.decode([token])
             text = self._tokenizer.decode([token, token])[len(alone) :]

@@ -1,7 +1,7 @@
 """Generate arguments that fit a tool's JSON schema, for the scripted tool calls of ``checks``.
 
-Deterministic and minimal: required parameters only, the first alternative, the shortest text. This module calls no tool
-and validates nothing (``data.tool_schema``).
+Deterministic and minimal: required parameters only, the first alternative, the shortest text. This
+module calls no tool and validates nothing (``data.tool_schema``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from typing import Any
 MAX_DEPTH = 8
 """Depth of nested objects below which an empty one is generated; a schema may be recursive."""
 
-_PLAIN: Mapping[str, Any] = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "null": None}
+_PLAIN: Mapping[str, Any] = {
+    "string": "x",
+    "integer": 1,
+    "number": 1.0,
+    "boolean": True,
+    "null": None,
+}
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +29,8 @@ def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     properties = schema.get("properties") or {}
     return {
-        name: _value(properties.get(name) or {}, schema.get("$defs") or {}, 0) for name in schema.get("required") or ()
+        name: _value(properties.get(name) or {}, schema.get("$defs") or {}, 0)
+        for name in schema.get("required") or ()
     }
 
 
@@ -31,7 +38,9 @@ def _value(schema: object, definitions: Mapping[str, Any], depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return {}
     if "$ref" in schema:
-        return _value(definitions.get(str(schema["$ref"]).rpartition("/")[2]), definitions, depth + 1)
+        return _value(
+            definitions.get(str(schema["$ref"]).rpartition("/")[2]), definitions, depth + 1
+        )
     for fixed in ("const", "default"):
         if fixed in schema:
             return schema[fixed]

@@ -1,9 +1,10 @@
 """Tools: JSON schemas of typed Python callables, and the check of their arguments.
 
-Promise: the schema shown to the model and the check use the same types. ``ToolFunction`` derives one JSON schema from
-the signature and docstring of a callable (Google, NumPy and reST parameter sections) and checks the arguments of every
-call, so a tool gets arguments of its declared types or is not called. Any text of the model yields a dict or a
-``ToolError`` with a message of bounded length for the model.
+Promise: the schema shown to the model and the check use the same types. ``ToolFunction`` derives
+one JSON schema from the signature and docstring of a callable (Google, NumPy and reST parameter
+sections) and checks the arguments of every call, so a tool gets arguments of its declared types or
+is not called. Any text of the model yields a dict or a ``ToolError`` with a message of bounded
+length for the model.
 
 This module calls no tool (``environments.tool``) and sends nothing.
 """
@@ -72,29 +73,37 @@ class ToolFunction:
     def of(cls, function: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> ToolFunction:
         """Build the tool of a callable; ``args_to_skip`` names parameters to hide from the model.
 
-        *Raises* ConfigError for a name no provider accepts, ``*args`` or positional-only parameters, a parameter to
-        skip that does not exist, and an annotation without a JSON schema.
+        *Raises* ConfigError for a name no provider accepts, ``*args`` or positional-only
+        parameters, a parameter to skip that does not exist, and an annotation without a JSON
+        schema.
         """
         name, hidden = tool_name(function), frozenset(args_to_skip)
         declared = _parameters(function, name, hidden)
         visible = {p.name: p for p in declared if p.name not in hidden}
         description, described = _documentation(function)
         hints = _hints(function, name, visible)
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+        takes_any = any(
+            p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()
+        )
         model, schema = _schema(name, visible, hints, described, takes_any)
         return cls(
             function=function,
             definition=Tool(name, description, schema),
             is_async=_is_async(function),
             hidden=hidden,
-            hidden_required=frozenset(p.name for p in declared if p.name in hidden and p.default is p.empty),
+            hidden_required=frozenset(
+                p.name for p in declared if p.name in hidden and p.default is p.empty
+            ),
             names={_field(index): parameter for index, parameter in enumerate(visible)},
             model=model,
         )
 
     @classmethod
-    def with_definition(cls, function: Callable[..., Any], definition: Mapping[str, Any]) -> ToolFunction:
-        """Build a tool with a schema from another source, for example a tool server; its arguments are not checked.
+    def with_definition(
+        cls, function: Callable[..., Any], definition: Mapping[str, Any]
+    ) -> ToolFunction:
+        """Build a tool with a schema from another source, for example a tool server; its arguments
+        are not checked.
 
         *Raises* ConfigError for a name no provider accepts.
         """
@@ -103,13 +112,20 @@ class ToolFunction:
         return cls(function, tool, _is_async(function), frozenset(), frozenset(), {}, None)
 
     def unclear(self) -> str:
-        """What the model is not told of the tool: ``no docstring, no type of `query```; empty when it is told all."""
+        """What the model is not told of the tool: ``no docstring, no type of `query```; empty when
+        it is told all."""
         if self.model is None:  # a schema from another source
             return ""
         parameters = self.definition.get("parameters") or {}
         properties = parameters.get("properties") or {}
-        untyped = [f"no type of `{name}`" for name, schema in properties.items() if not TYPED & schema.keys()]
-        return ", ".join([*([] if self.definition.get("description") else ["no docstring"]), *untyped])
+        untyped = [
+            f"no type of `{name}`"
+            for name, schema in properties.items()
+            if not TYPED & schema.keys()
+        ]
+        return ", ".join(
+            [*([] if self.definition.get("description") else ["no docstring"]), *untyped]
+        )
 
     @property
     def name(self) -> str:
@@ -129,7 +145,9 @@ class ToolFunction:
         except pydantic.ValidationError as error:
             raise ToolCallError(f"wrong arguments for {self.name}: {_complaints(error)}") from error
         named = {
-            name: getattr(checked, field) for field, name in self.names.items() if field in checked.model_fields_set
+            name: getattr(checked, field)
+            for field, name in self.names.items()
+            if field in checked.model_fields_set
         }
         return {**(checked.model_extra or {}), **named}
 
@@ -140,12 +158,18 @@ def tool_from_function(function: Callable[..., Any], args_to_skip: Iterable[str]
 
 
 def tool_name(function: Callable[..., Any]) -> str:
-    """Return the ``__name__`` of a callable, or of the function of a partial. *Raises* ConfigError if invalid."""
+    """Return the ``__name__`` of a callable, or of the function of a partial. *Raises* ConfigError
+    if invalid."""
     if not callable(function):
-        raise ConfigError(f"a tool must be a function, not {type(function).__name__}: {shortened(function)}")
+        raise ConfigError(
+            f"a tool must be a function, not {type(function).__name__}: {shortened(function)}"
+        )
     name: str | None = getattr(_unwrapped(function), "__name__", None)
     if name is None:
-        raise ConfigError(f"a tool needs a __name__, which {type(function).__name__} objects lack; write a function")
+        raise ConfigError(
+            f"a tool needs a __name__, which {type(function).__name__} objects lack; write a"
+            " function"
+        )
     _check_name(name)
     return name
 
@@ -159,72 +183,103 @@ def parse_arguments(text: str) -> dict[str, Any]:
         arguments = _DECODER.decode(text) if text.strip() else {}
     except json.JSONDecodeError as error:
         where = f"{error.msg} at line {error.lineno} column {error.colno}"
-        raise ToolParseError(f"the arguments are not valid JSON: {where}; write one JSON object") from error
+        raise ToolParseError(
+            f"the arguments are not valid JSON: {where}; write one JSON object"
+        ) from error
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else shortened(str(error))
-        raise ToolParseError(f"the arguments are not valid JSON: {reason}; write one JSON object") from error
+        raise ToolParseError(
+            f"the arguments are not valid JSON: {reason}; write one JSON object"
+        ) from error
     if not isinstance(arguments, dict):
-        raise ToolParseError(f"the arguments must be one JSON object, not a {_JSON_KINDS[type(arguments)]}")
+        raise ToolParseError(
+            f"the arguments must be one JSON object, not a {_JSON_KINDS[type(arguments)]}"
+        )
     return arguments
 
 
 def shortened(value: object, limit: int = MAX_ECHO_CHARS) -> str:
-    """Return at most ``limit`` characters of a text, control characters escaped, for error messages."""
+    """Return at most ``limit`` characters of a text, control characters escaped, for error
+    messages."""
     text = value if isinstance(value, str) else repr(value)
     return escape_control(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
-_JSON_KINDS = {list: "list", str: "text", int: "number", float: "number", bool: "boolean", type(None): "null"}
+_JSON_KINDS = {
+    list: "list",
+    str: "text",
+    int: "number",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
 
 
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
-        raise ConfigError(f"a tool cannot be called {name!r}; use letters, digits, _ and -, at most 64")
+        raise ConfigError(
+            f"a tool cannot be called {name!r}; use letters, digits, _ and -, at most 64"
+        )
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON value")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)  # ``json.loads`` would make one for each call
+_DECODER = json.JSONDecoder(
+    parse_constant=_no_constant
+)  # ``json.loads`` would make one for each call
 
 
-# --- the signature ----------------------------------------------------------------------------------------------
+# --- the signature --------------------------------------------------------------------------------
 
 
-def _parameters(function: Callable[..., Any], name: str, hidden: frozenset[str]) -> list[inspect.Parameter]:
+def _parameters(
+    function: Callable[..., Any], name: str, hidden: frozenset[str]
+) -> list[inspect.Parameter]:
     """Return the parameters that can be passed by name, without ``**kwargs``."""
     try:
         declared = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the tool {name!r} has no readable signature; wrap it in a function") from error
+        raise ConfigError(
+            f"the tool {name!r} has no readable signature; wrap it in a function"
+        ) from error
     for parameter in declared:
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise ConfigError(
-                f"the tool {name!r} declares {str(parameter)!r}, but a model passes arguments by name; give every "
-                "parameter a name"
+                f"the tool {name!r} declares {str(parameter)!r}, but a model passes arguments by"
+                " name; give every parameter a name"
             )
     by_name = [p for p in declared if p.kind is not p.VAR_KEYWORD]
     known = [p.name for p in by_name]
     if len(known) == len(declared) and (unknown := sorted(hidden - set(known))):
-        raise ConfigError(f"the tool {name!r} has no parameter {unknown[0]!r} to skip" + closest(unknown[0], known))
+        raise ConfigError(
+            f"the tool {name!r} has no parameter {unknown[0]!r} to skip"
+            + closest(unknown[0], known)
+        )
     return by_name
 
 
-def _hints(function: Callable[..., Any], name: str, visible: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Resolve the types of the visible parameters only: those of hidden ones may not be importable."""
+def _hints(
+    function: Callable[..., Any], name: str, visible: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
+    """Resolve the types of the visible parameters only: those of hidden ones may not
+    be importable."""
     written = {p.name: p.annotation for p in visible.values() if p.annotation is not p.empty}
     source: Any = inspect.unwrap(_unwrapped(function))
     if not hasattr(source, "__globals__"):
         source = getattr(source, "__call__", source)  # noqa: B004  the method of an object has the globals of its module
     try:
         hints = typing.get_type_hints(
-            SimpleNamespace(__annotations__=written), getattr(source, "__globals__", {}), include_extras=True
+            SimpleNamespace(__annotations__=written),
+            getattr(source, "__globals__", {}),
+            include_extras=True,
         )
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
         raise ConfigError(
-            f"an annotation of the tool {name!r} cannot be resolved: {error}; define or import the type in the module "
-            "of the tool, or hide the parameter (StatefulToolEnv.add_tool(…, args_to_skip=[…]))"
+            f"an annotation of the tool {name!r} cannot be resolved: {error}; define or import the"
+            " type in the module of the tool, or hide the parameter (StatefulToolEnv.add_tool(…,"
+            " args_to_skip=[…]))"
         ) from error
     return {p.name: hints.get(p.name, Any) for p in visible.values()}
 
@@ -243,7 +298,8 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return (description, parameter -> description) from the docstring, without returns and examples."""
+    """Return (description, parameter -> description) from the docstring, without returns and
+    examples."""
     import docstring_parser
 
     text = inspect.getdoc(_unwrapped(function)) or ""
@@ -258,7 +314,7 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     return (parsed.description or "").strip(), described
 
 
-# --- the schema -------------------------------------------------------------------------------------------------
+# --- the schema -----------------------------------------------------------------------------------
 
 
 def _field(index: int) -> str:
@@ -293,16 +349,29 @@ def _schema(
             name, __config__=pydantic.ConfigDict(extra="allow" if takes_any else "forbid"), **fields
         )
         schema = model.model_json_schema()
-    except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation, TypeError) as error:
+    except (
+        pydantic.errors.PydanticUserError,
+        pydantic.errors.PydanticUndefinedAnnotation,
+        TypeError,
+    ) as error:
         raise ConfigError(
-            f"no JSON schema can be derived for the tool {name!r}: {str(error).splitlines()[0]}; annotate with JSON "
-            "types, or hide the parameter (StatefulToolEnv.add_tool(…, args_to_skip=[…]))"
+            f"no JSON schema can be derived for the tool {name!r}: {str(error).splitlines()[0]};"
+            " annotate with JSON types, or hide the parameter (StatefulToolEnv.add_tool(…,"
+            " args_to_skip=[…]))"
         ) from error
     definitions = schema.pop("$defs", {})
-    leaves = {f"#/$defs/{key}": _plain(entry, {}) for key, entry in definitions.items() if not _refers(entry)}
+    leaves = {
+        f"#/$defs/{key}": _plain(entry, {})
+        for key, entry in definitions.items()
+        if not _refers(entry)
+    }
     schema.pop("description", None)
     plain = {"type": "object", "properties": {}} | _plain(schema, leaves)
-    rest = {key: _plain(entry, leaves) for key, entry in definitions.items() if f"#/$defs/{key}" not in leaves}
+    rest = {
+        key: _plain(entry, leaves)
+        for key, entry in definitions.items()
+        if f"#/$defs/{key}" not in leaves
+    }
     return model, plain | {"$defs": rest} if rest else plain
 
 
@@ -318,12 +387,15 @@ def _default(value: object) -> dict[str, Any]:
 
 
 def _refers(schema: object) -> bool:
-    members = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    members = (
+        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    )
     return (isinstance(schema, dict) and "$ref" in schema) or any(map(_refers, members))
 
 
 def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
-    """Remove generated titles from a schema, and inline references to ``leaves`` (enums, flat models)."""
+    """Remove generated titles from a schema, and inline references to ``leaves`` (enums, flat
+    models)."""
     if isinstance(schema, list):
         return [_plain(member, leaves) for member in schema]
     if not isinstance(schema, dict):
@@ -342,12 +414,19 @@ def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
 
 
 def _complaints(error: ValidationError) -> str:
-    """Format validation errors for the model, ``'n': input should be a valid integer``, with bounded length."""
+    """Format validation errors for the model, ``'n': input should be a valid integer``, with
+    bounded length."""
     complaints = []
-    for entry in error.errors(include_url=False, include_context=False, include_input=False)[:MAX_COMPLAINTS]:
+    for entry in error.errors(include_url=False, include_context=False, include_input=False)[
+        :MAX_COMPLAINTS
+    ]:
         path = shortened(".".join(str(part)[: MAX_ECHO_CHARS + 1] for part in entry["loc"]))
         text = {"missing": "is missing", "extra_forbidden": "is not a parameter"}.get(entry["type"])
-        complaints.append(f"'{path}' {text}" if text else f"'{path}': {shortened(entry['msg'], 2 * MAX_ECHO_CHARS)}")
+        complaints.append(
+            f"'{path}' {text}"
+            if text
+            else f"'{path}': {shortened(entry['msg'], 2 * MAX_ECHO_CHARS)}"
+        )
     more = error.error_count() - len(complaints)
     return "; ".join(complaints) + (f"; and {more} more" if more > 0 else "")
 

@@ -1,4 +1,5 @@
-"""Base classes of environments. Each is imported on first use: a command that only finds environments needs none."""
+"""Base classes of environments. Each is imported on first use: a command that only finds
+environments needs none."""
 
 from __future__ import annotations
 

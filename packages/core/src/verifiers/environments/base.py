@@ -1,9 +1,10 @@
 """``Environment``: a dataset, a way to act and a way to score, under one name.
 
-An environment object is configuration. The constructor starts no thread, opens nothing and seeds nothing; the dataset
-is read on first use. ``verifiers.rollouts.loop`` runs one rollout and ``verifiers.runs.runner`` runs many;
-``Environment`` makes the single model calls for them. ``evaluate``, ``generate`` and ``rollout`` import the module that
-does the work when they are called, so that constructing an environment loads none of them.
+An environment object is configuration. The constructor starts no thread, opens nothing and seeds
+nothing; the dataset is read on first use. ``verifiers.rollouts.loop`` runs one rollout and
+``verifiers.runs.runner`` runs many; ``Environment`` makes the single model calls for them.
+``evaluate``, ``generate`` and ``rollout`` import the module that does the work when they are
+called, so that constructing an environment loads none of them.
 """
 
 from __future__ import annotations
@@ -42,15 +43,17 @@ if TYPE_CHECKING:
     from verifiers.results.rows import RolloutOutput
 
     class SyncOrAsyncOutputs(Awaitable[GenerateOutputs], GenerateOutputs):
-        """Return type of ``evaluate`` and ``generate`` for type checkers: results that may also be awaited.
+        """Return type of ``evaluate`` and ``generate`` for type checkers: results that may also be
+        awaited.
 
-        At run time it is ``GenerateOutputs`` where no event loop runs, else an awaitable of it; a static type cannot
-        express the difference.
+        At run time it is ``GenerateOutputs`` where no event loop runs, else an awaitable of it; a
+        static type cannot express the difference.
         """
 
     def _outputs_form(
         method: Callable[Concatenate[Environment, P], Coroutine[Any, Any, GenerateOutputs]],
     ) -> Callable[Concatenate[Environment, P], SyncOrAsyncOutputs]: ...
+
 else:
     _outputs_form = either
 
@@ -69,7 +72,8 @@ class RunDefaults(TypedDict, total=False):
 
 
 class RowOptions(RunDefaults, total=False):
-    """Parameters of ``Environment`` that say how its rows are read and run; see ``EnvironmentOptions``."""
+    """Parameters of ``Environment`` that say how its rows are read and run; see
+    ``EnvironmentOptions``."""
 
     few_shot: Sequence[Mapping[str, Any]] | None
     sampling_args: Mapping[str, Any] | None
@@ -95,7 +99,8 @@ class DataOptions(RowOptions, total=False):
 
 
 class EnvironmentOptions(DataOptions, total=False):
-    """The parameters of ``Environment`` but ``timeout_seconds``, for the constructors of its subclasses."""
+    """The parameters of ``Environment`` but ``timeout_seconds``, for the constructors of its
+    subclasses."""
 
     system_prompt: str | None
     parser: Parser | None
@@ -109,9 +114,9 @@ class Environment(Identified):
     """Base of all environments; write a ``SingleTurnEnv`` or a ``MultiTurnEnv``, not this.
 
     Args:
-        dataset: Rows to train on: a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
-            JSONL, JSON, CSV or Parquet file, or a function without arguments that returns one of these (called
-            on first use).
+        dataset: Rows to train on: a ``datasets.Dataset``, a list of dicts, a dict of columns, the
+            path of a JSONL, JSON, CSV or Parquet file, or a function without arguments that returns
+            one of these (called on first use).
         eval_dataset: Rows to evaluate on, in the same forms; default: ``dataset``.
         system_prompt: System message before every question.
         few_shot: Messages between the system message and the question, as examples.
@@ -124,7 +129,8 @@ class Environment(Identified):
         env_args: Arguments of the loader, for results.
         max_seq_len: Tokens of a conversation after which a rollout ends.
         score_rollouts: False leaves rewards unknown.
-        pass_threshold: A reward of at least this solves a task, where the rubric names no ``success``.
+        pass_threshold: A reward of at least this solves a task, where the rubric names no
+            ``success``.
         oracle: ``oracle(row)`` returns replies that solve a row; see the attribute.
         question_key: Column that holds the question.
         answer_key: Column that holds the reference answer.
@@ -135,7 +141,8 @@ class Environment(Identified):
 
     Further keywords become attributes, unless they nearly match a parameter (then: "did you mean").
 
-    Raises ``ConfigError`` for contradictory or misspelt parameters, ``DatasetError`` when the data are first read.
+    Raises ``ConfigError`` for contradictory or misspelt parameters, ``DatasetError`` when the data
+    are first read.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1", "answer": "2"}], system_prompt="Add.")
@@ -149,11 +156,13 @@ class Environment(Identified):
     max_workers: Annotated[int | None, Free("only how fast")] = None
     rubric: Rubric
     oracle: Oracle | None = None
-    """``oracle(row)`` returns replies that solve a row: one text, a list with one reply for each turn (text, a message,
-    or a list of tool calls), or a function of the request. An audit needs it where the row's ``answer`` alone is no
-    reply. Pass it to the constructor, or define it as a method."""
+    """``oracle(row)`` returns replies that solve a row: one text, a list with one reply for each
+    turn (text, a message, or a list of tool calls), or a function of the request. An audit needs it
+    where the row's ``answer`` alone is no reply. Pass it to the constructor, or define it as a
+    method."""
     non_solution_reward: float | None = None
-    """What the best non-solution earns, for learning curves; ``vf-audit`` measures it. None: unknown."""
+    """What the best non-solution earns, for learning curves; ``vf-audit`` measures it. None:
+    unknown."""
     _torn_down = False
 
     @spell_out(RunDefaults, {})
@@ -174,7 +183,9 @@ class Environment(Identified):
         max_seq_len: int | None = None,
         interleaved_rollouts: Annotated[bool, Free("accepted for older callers")] = False,
         score_rollouts: bool = True,
-        pass_threshold: Annotated[float | None, Free("only what a statistic counts; no row holds it")] = None,
+        pass_threshold: Annotated[
+            float | None, Free("only what a statistic counts; no row holds it")
+        ] = None,
         oracle: Annotated[Oracle | None, Free("only an audit calls it")] = None,
         question_key: str = "question",
         answer_key: str = "answer",
@@ -184,25 +195,39 @@ class Environment(Identified):
         further: dict[str, Any] = {**kwargs}
         if tool_defs is not None:
             further["tool_defs"] = tool_defs
-        settings = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__) if further else {}
+        settings = (
+            compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
+            if further
+            else {}
+        )
         if dataset is None and eval_dataset is None:
-            raise ConfigError(f"{type(self).__name__} needs a dataset: pass dataset=… or eval_dataset=…")
+            raise ConfigError(
+                f"{type(self).__name__} needs a dataset: pass dataset=… or eval_dataset=…"
+            )
         if message_type not in ("chat", "completion"):
-            raise ConfigError(f'message_type is {message_type!r}; it must be "chat" or "completion"')
+            raise ConfigError(
+                f'message_type is {message_type!r}; it must be "chat" or "completion"'
+            )
         if message_type == "completion" and (system_prompt or few_shot):
             raise ConfigError(
-                'message_type="completion" has no system_prompt and no few_shot: write them into the prompt'
+                'message_type="completion" has no system_prompt and no few_shot: write them into'
+                " the prompt"
             )
         if (sampling_args or {}).get("n", 1) != 1:
-            raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example")
+            raise ConfigError(
+                "sampling_args['n'] must be 1: ask for siblings with rollouts_per_example"
+            )
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
         self._warnings: set[str] = set()
         self.loaded_from: LoadedFrom | None = None
         """How it was loaded; None when it was constructed directly."""
         self.changes: dict[str, Any] = {}
-        """Settings that ``set_kwargs`` changed since loading; with ``loaded_from``, they rebuild the environment."""
+        """Settings that ``set_kwargs`` changed since loading; with ``loaded_from``, they rebuild
+        the environment."""
         self.system_prompt, self.few_shot = system_prompt, _checked_few_shot(few_shot)
-        self.parser = parser or (rubric.parser if rubric is not None and rubric.parser is not None else Parser())
+        self.parser = parser or (
+            rubric.parser if rubric is not None and rubric.parser is not None else Parser()
+        )
         self.rubric = rubric if rubric is not None else Rubric(parser=self.parser)
         self.sampling_args = {"n": 1, "extra_body": {}} | dict(sampling_args or {})
         self.message_type = message_type
@@ -225,9 +250,14 @@ class Environment(Identified):
         self.row_format = RowFormat(**formatting)
         self._tables = Table.pair(dataset, eval_dataset, **formatting)
         self.monitor_rubric = Rubric(parser=self.parser)
-        """Metrics of every rollout besides those of the rubric; they change neither reward nor advantage."""
+        """Metrics of every rollout besides those of the rubric; they change neither reward nor
+        advantage."""
         self.set_kwargs(**settings)
-        if rubric is not None and parser is not None and type(rubric.parser) not in (type(parser), Parser):
+        if (
+            rubric is not None
+            and parser is not None
+            and type(rubric.parser) not in (type(parser), Parser)
+        ):
             self.logger.warning(
                 "the environment parses with %s and its rubric with %s",
                 type(parser).__name__,
@@ -239,36 +269,46 @@ class Environment(Identified):
         turns = f", max_turns={self.max_turns}" if self.max_turns > 0 else ""
         return f"{type(self).__name__}({name}{self.rubric!r}{turns})"
 
-    # --- before a run ----------------------------------------------------------------------------------------------
+    # --- before a run -----------------------------------------------------------------------------
 
     @property
     def has_reward(self) -> bool:
-        """Whether something gives a reward: a function with a weight, or a rubric that scores by itself."""
+        """Whether something gives a reward: a function with a weight, or a rubric that scores by
+        itself."""
         return any(self.rubric.get_reward_weights()) or self.rubric.scores_itself
 
     def check_definition(self, sample: Sequence[Example]) -> None:
-        """Check what the first examples of a run need of the environment; warnings go to ``logger``.
+        """Check what the first examples of a run need of the environment; warnings go to
+        ``logger``.
 
         *Raises* ConfigError when ``env_response`` is missing and a second turn would call it.
         """
-        is_called = getattr(self.get_prompt_messages, "calls_env_response", False) and not self.has_own_loop
+        is_called = (
+            getattr(self.get_prompt_messages, "calls_env_response", False) and not self.has_own_loop
+        )
         is_missing = getattr(getattr(self, "env_response", None), "is_missing", False)
         if is_missing and is_called and getattr(self, "max_turns", 1) != 1:
             raise ConfigError(
-                f"{type(self).__name__} has no env_response(self, messages, state), which gives the response to the "
-                "model's turn: define it, or pass max_turns=1"
+                f"{type(self).__name__} has no env_response(self, messages, state), which gives the"
+                " response to the model's turn: define it, or pass max_turns=1"
             )
         if self.score_rollouts and not self.has_reward:
             self.warn_once(
-                "no reward function has a weight, so every reward is unknown: pass rubric=vf.Rubric(funcs=[…]), or "
-                "score_rollouts=False"
+                "no reward function has a weight, so every reward is unknown: pass"
+                " rubric=vf.Rubric(funcs=[…]), or score_rollouts=False"
             )
         readers = [f.name for f in self.rubric.functions if {"answer", "answers"} & set(f.required)]
         prepares = type(self).setup_state is not Environment.setup_state  # may fill the answer
-        if readers and sample and not prepares and all(example.row["answer"] == "" for example in sample):
+        if (
+            readers
+            and sample
+            and not prepares
+            and all(example.row["answer"] == "" for example in sample)
+        ):
             self.warn_once(
-                f"{', '.join(readers)} reads `answer`, which is empty in the data: fill the column 'answer', or name "
-                f"another with answer_key=; the columns are {', '.join(sorted(sample[0].row))}"
+                f"{', '.join(readers)} reads `answer`, which is empty in the data: fill the column"
+                " 'answer', or name another with answer_key=; the columns are"
+                f" {', '.join(sorted(sample[0].row))}"
             )
 
     def warn_once(self, message: str) -> None:
@@ -277,7 +317,7 @@ class Environment(Identified):
             self._warnings.add(message)
             self.logger.warning("%s", message)
 
-    # --- runs ----------------------------------------------------------------------------------------------------
+    # --- runs -------------------------------------------------------------------------------------
 
     @spell_out(EvaluateOptions, DEFAULTS)
     async def a_evaluate(
@@ -289,18 +329,22 @@ class Environment(Identified):
         rollouts_per_example: int | None = None,
         **options: Unpack[EvaluateOptions],
     ) -> GenerateOutputs:
-        """Run and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` rollouts of each.
+        """Run and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example``
+        rollouts of each.
 
-        ``evaluate`` blocks and returns ``GenerateOutputs``; inside a running event loop it returns an awaitable of it.
-        ``evaluate_sync`` always blocks, ``a_evaluate`` is a coroutine. Options are those of
-        ``verifiers.runs.options.RunOptions``; sampling arguments (``temperature=…``) may be given by name.
+        ``evaluate`` blocks and returns ``GenerateOutputs``; inside a running event loop it returns
+        an awaitable of it. ``evaluate_sync`` always blocks, ``a_evaluate`` is a coroutine. Options
+        are those of ``verifiers.runs.options.RunOptions``; sampling arguments (``temperature=…``)
+        may be given by name.
 
-        *Raises* ConfigError for invalid arguments, before the first request; RunMismatch when the run directory holds
-        another configuration; RunError when no rollout can succeed.
+        *Raises* ConfigError for invalid arguments, before the first request; RunMismatch when the
+        run directory holds another configuration; RunError when no rollout can succeed.
         """
         from verifiers.runs.run import evaluate
 
-        return await evaluate(self, client, model, sampling_args, num_examples, rollouts_per_example, options)
+        return await evaluate(
+            self, client, model, sampling_args, num_examples, rollouts_per_example, options
+        )
 
     evaluate, evaluate_sync = _outputs_form(a_evaluate), blocking_form(a_evaluate)
 
@@ -314,7 +358,8 @@ class Environment(Identified):
         n_samples: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> GenerateOutputs:
-        """Run and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap around the rows.
+        """Run and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap
+        around the rows.
 
         Rows of equal ``example_id`` are siblings. Its three forms are those of ``evaluate``.
         """
@@ -325,9 +370,11 @@ class Environment(Identified):
     generate, generate_sync = _outputs_form(a_generate), blocking_form(a_generate)
 
     def rollout(self, *args: Any, **keywords: Any) -> Any:
-        """``rollout(input, client, model, sampling_args=None) -> State``: run the row ``input`` without scoring it.
+        """``rollout(input, client, model, sampling_args=None) -> State``: run the row ``input``
+        without scoring it.
 
-        Its three forms are those of ``evaluate``. An override, sync or async, replaces the rollout loop.
+        Its three forms are those of ``evaluate``. An override, sync or async, replaces the rollout
+        loop.
         """
         from verifiers.runs.rollout import single_rollout
 
@@ -353,7 +400,9 @@ class Environment(Identified):
         from verifiers.results.rows import state_to_output
         from verifiers.runs.rollout import scored_rollout
 
-        state = await scored_rollout(self, input, client, model, sampling_args, max_retries=max_retries)
+        state = await scored_rollout(
+            self, input, client, model, sampling_args, max_retries=max_retries
+        )
         return state_to_output(state, state_columns)
 
     async def run_group(
@@ -366,11 +415,14 @@ class Environment(Identified):
         max_retries: int = 0,
         state_columns: Sequence[str] = (),
     ) -> list[RolloutOutput]:
-        """Run and score siblings of one example, with advantages; records the failure of a rollout."""
+        """Run and score siblings of one example, with advantages; records the failure
+        of a rollout."""
         from verifiers.results.rows import state_to_output
         from verifiers.runs.rollout import scored_group
 
-        states = await scored_group(self, group_inputs, client, model, sampling_args, max_retries=max_retries)
+        states = await scored_group(
+            self, group_inputs, client, model, sampling_args, max_retries=max_retries
+        )
         return [state_to_output(state, state_columns) for state in states]
 
     @property
@@ -385,14 +437,15 @@ class Environment(Identified):
         return make_dataset(results, *args, **options)
 
     def process_env_results(self, *args: Any, **options: Any) -> Any:
-        """Convert columns of rollouts to token rows; see ``verifiers.results.process_env_results``."""
+        """Convert columns of rollouts to token rows; see
+        ``verifiers.results.process_env_results``."""
         from verifiers.results import process_env_results
 
         return process_env_results(*args, **options)
 
     process_env_results_vllm = process_env_results
 
-    # --- data ---------------------------------------------------------------------------------------------------
+    # --- data -------------------------------------------------------------------------------------
 
     @property
     def train_table(self) -> Table | None:
@@ -405,11 +458,14 @@ class Environment(Identified):
         return self._tables[1] if self._tables[1] is not None else self._fall_back_to_train()
 
     def _fall_back_to_train(self) -> Table:
-        self.warn_once(f"{self.env_id or type(self).__name__} has no evaluation set; its training set is used")
+        self.warn_once(
+            f"{self.env_id or type(self).__name__} has no evaluation set; its training set is used"
+        )
         return self._tables[0]  # type: ignore[return-value]  # one of the two exists
 
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Any:
-        """The training set as a ``datasets.Dataset``: ``n`` rows (-1 = all), shuffled by ``seed``; changes nothing.
+        """The training set as a ``datasets.Dataset``: ``n`` rows (-1 = all), shuffled by ``seed``;
+        changes nothing.
 
         Raises ``DatasetError`` when there is no training set.
         """
@@ -430,10 +486,11 @@ class Environment(Identified):
         return None if self._tables[1] is None else self.get_eval_dataset()
 
     def sample_prompts(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
-        """``n`` training rows without replacement, reshuffled when exhausted, from a private generator."""
+        """``n`` training rows without replacement, reshuffled when exhausted, from a private
+        generator."""
         return Table.required(self.train_table, self).sample(n, seed)
 
-    # --- settings -----------------------------------------------------------------------------------------------
+    # --- settings ---------------------------------------------------------------------------------
 
     @property
     def oai_tools(self) -> list[Any]:
@@ -444,7 +501,8 @@ class Environment(Identified):
         self.tool_defs = list(tools)
 
     def set_kwargs(self, **settings: object) -> None:
-        """Change settings: ``set_<name>(value)`` when there is such a method, else an attribute of that name."""
+        """Change settings: ``set_<name>(value)`` when there is such a method, else an attribute of
+        that name."""
         self.changes.update(settings)
         for name, value in settings.items():
             setter = getattr(self, f"set_{name}", None)
@@ -456,10 +514,15 @@ class Environment(Identified):
                 parameters = compat.parameters_of(cls)
                 if name not in parameters and (match := close_match(name, parameters)):
                     raise ConfigError(
-                        f"{type(self).__name__} has no parameter {name!r}; did you mean {match!r}?", key=name
+                        f"{type(self).__name__} has no parameter {name!r}; did you mean {match!r}?",
+                        key=name,
                     )
-                if callable(getattr(type(self), name, None)) or isinstance(getattr(type(self), name, None), property):
-                    raise ConfigError(f"{name!r} is a method of {type(self).__name__}; use another name", key=name)
+                if callable(getattr(type(self), name, None)) or isinstance(
+                    getattr(type(self), name, None), property
+                ):
+                    raise ConfigError(
+                        f"{name!r} is a method of {type(self).__name__}; use another name", key=name
+                    )
             setattr(self, name, value)
 
     def _changed_names(self) -> Iterable[str]:
@@ -470,7 +533,8 @@ class Environment(Identified):
         self.max_seq_len = max_seq_len
 
     def set_interleaved_rollouts(self, interleaved_rollouts: bool) -> None:
-        """Has no effect, accepted for older callers: recorded token ids are always those of the server."""
+        """Has no effect, accepted for older callers: recorded token ids are always those of the
+        server."""
         self.interleaved_rollouts = interleaved_rollouts
 
     def set_score_rollouts(self, score_rollouts: bool) -> None:
@@ -482,28 +546,35 @@ class Environment(Identified):
         self.max_concurrent = concurrency
 
     def set_keep_rows(self, path: str | os.PathLike[str]) -> None:
-        """Keep only the training rows that a file of ``vf-audit --keep`` lists, by their content hash.
+        """Keep only the training rows that a file of ``vf-audit --keep`` lists, by their content
+        hash.
 
-        *Raises* ConfigError for a file that cannot be read, for one of another environment or of other arguments, and
-        when it lists rows that the training set does not have.
+        *Raises* ConfigError for a file that cannot be read, for one of another environment or of
+        other arguments, and when it lists rows that the training set does not have.
         """
         self._tables = self._kept_rows("keep_rows", path), self._tables[1]
 
     def set_keep_eval_rows(self, path: str | os.PathLike[str]) -> None:
-        """Evaluate on the training rows that a file of ``vf-audit --keep`` lists; *raises* as ``set_keep_rows``."""
+        """Evaluate on the training rows that a file of ``vf-audit --keep`` lists; *raises* as
+        ``set_keep_rows``."""
         self._tables = self._tables[0], self._kept_rows("keep_eval_rows", path)
 
     def _kept_rows(self, key: str, path: str | os.PathLike[str]) -> Table:
         selection = read_kept_rows(path, key)
         table = self._tables[0] if self._tables[0] is not None else self.eval_table
-        rows = selection.of(table, self.env_id, self.env_args if self.loaded_from is not None else None, key)
+        rows = selection.of(
+            table, self.env_id, self.env_args if self.loaded_from is not None else None, key
+        )
         setattr(self, key, selection.digest)  # part of the identity, whatever the file is called
         return rows
 
     def set_max_workers(self, max_workers: int | None) -> None:
-        """Bound the threads that run synchronous rewards and tools; None = 32. *Raises* ConfigError below 1."""
+        """Bound the threads that run synchronous rewards and tools; None = 32. *Raises* ConfigError
+        below 1."""
         if max_workers is not None and (not isinstance(max_workers, int) or max_workers < 1):
-            raise ConfigError(f"max_workers is {max_workers!r}; it must be at least 1, or None", key="max_workers")
+            raise ConfigError(
+                f"max_workers is {max_workers!r}; it must be at least 1, or None", key="max_workers"
+            )
         self.max_workers = max_workers
 
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
@@ -534,26 +605,31 @@ class Environment(Identified):
         """Whether the rubric computes advantages itself."""
         return self.rubric.has_advantages
 
-    # --- methods to override ----------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------
 
     def setup_state(self, state: State, *args: Any, **kwargs: Any) -> Any:
-        """Prepare ``state`` before the first turn; a returned mapping replaces it. Sync or async."""
+        """Prepare ``state`` before the first turn; a returned mapping replaces it.
+        Sync or async."""
         return state
 
     setup_state.is_default = True  # type: ignore[attr-defined]  # the loop does not call it
 
     def get_prompt_messages(self, state: State) -> Any:
-        """The next prompt; ``MultiTurnEnv`` builds it from the conversation and ``env_response``. Sync or async."""
-        raise NotImplementedError(f"{type(self).__name__} must define get_prompt_messages(self, state)")
+        """The next prompt; ``MultiTurnEnv`` builds it from the conversation and ``env_response``.
+        Sync or async."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define get_prompt_messages(self, state)"
+        )
 
     def render_completion(self, state: State) -> Any:
         """Set ``state["completion"]`` when the rollout is over. Sync or async."""
 
     def for_row(self, row: Mapping[str, Any]) -> Environment:
-        """The environment that runs a row or a state: ``self``, or a member of a group of environments."""
+        """The environment that runs a row or a state: ``self``, or a member of a group of
+        environments."""
         return self
 
-    # --- one model call -----------------------------------------------------------------------------------------
+    # --- one model call ---------------------------------------------------------------------------
 
     async def init_state(
         self,
@@ -574,9 +650,11 @@ class Environment(Identified):
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
     ) -> Response:
-        """One completion of ``prompt`` with the state's client, model, tools and sampling arguments as defaults.
+        """One completion of ``prompt`` with the state's client, model, tools and sampling arguments
+        as defaults.
 
-        Raises ``ModelError`` when the endpoint returns none, ``OverlongPromptError`` when the prompt does not fit.
+        Raises ``ModelError`` when the endpoint returns none, ``OverlongPromptError`` when the
+        prompt does not fit.
         """
         run, messages = state.run, self.as_prompt(prompt)
         answering = self.client_of(state, client)
@@ -587,7 +665,11 @@ class Environment(Identified):
             model=model or state["model"],
             message_type=self.message_type,
             tools=tools or None,
-            sampling_args={**self.sampling_args, **(state["sampling_args"] or {}), **(sampling_args or {})},
+            sampling_args={
+                **self.sampling_args,
+                **(state["sampling_args"] or {}),
+                **(sampling_args or {}),
+            },
             headers={name: str(state[key]) for name, key in keys.items() if key in state} or None,
             seed=run.seed_of(state) if run is not None else None,
             require_tokens=run is not None and run.require_tokens and answering is run.client,
@@ -603,7 +685,8 @@ class Environment(Identified):
         return response
 
     def client_of(self, state: State, client: ClientLike | None = None) -> Client:
-        """The client that answers a call with this ``client`` argument; None means the client of the rollout."""
+        """The client that answers a call with this ``client`` argument; None means the client of
+        the rollout."""
         run = state.run
         if run is not None and client is None and state["client"] in (run.client, run.given_client):
             of_run: Client = run.client
@@ -611,12 +694,15 @@ class Environment(Identified):
         return as_client(client or state["client"])
 
     def as_prompt(self, messages: object) -> Messages:
-        """Normalize messages of any accepted type to a prompt; a list of ``Message`` objects is returned unchanged."""
+        """Normalize messages of any accepted type to a prompt; a list of ``Message`` objects is
+        returned unchanged."""
         if self.message_type == "chat" and type(messages) is list and are_messages(messages):
             return messages
         return normalize_messages(messages, self.message_type)
 
-    async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
+    async def add_model_response(
+        self, state: State, prompt_messages: Messages, response: Response
+    ) -> None:
         """Record a response as the next step of the trajectory."""
         truncated, usage = response.finish_reason == "length", response.usage
         previous = self.continued_step(state)
@@ -630,7 +716,9 @@ class Environment(Identified):
             trajectory_id=state.record.id,
             previous=previous,
             timing=dict(state.record.timing),
-            extras=None if response.token_logprobs is None else {"logprobs": response.token_logprobs},
+            extras=(
+                None if response.token_logprobs is None else {"logprobs": response.token_logprobs}
+            ),
         )
         if truncated:
             state.record.is_truncated = True
@@ -639,19 +727,26 @@ class Environment(Identified):
         counts = state.record.usage
         if usage.total_tokens:
             sampled = usage.completion_tokens
-            counts["final_output_tokens"] = num_output = counts.get("final_output_tokens", 0) + sampled
+            counts["final_output_tokens"] = num_output = (
+                counts.get("final_output_tokens", 0) + sampled
+            )
             counts["final_input_tokens"] = max(0, usage.prompt_tokens + sampled - num_output)
         for name in _DETAILS:
             if num_tokens := getattr(usage, name, 0):
                 counts[name] = counts.get(name, 0) + num_tokens
-        if previous is None and self.max_seq_len is not None and _prompt_tokens(response) > self.max_seq_len:
+        if (
+            previous is None
+            and self.max_seq_len is not None
+            and _prompt_tokens(response) > self.max_seq_len
+        ):
             state["prompt_too_long"] = True
             if step.has_tokens:
                 step.token_fields = {"overlong_prompt": True}
         await maybe_await(self.add_trajectory_step(state, step))
 
     def continued_step(self, state: State) -> TrajectoryStep | None:
-        """The step whose conversation the next turn continues: the newest one; None before the first."""
+        """The step whose conversation the next turn continues: the newest one; None before the
+        first."""
         return state.record.transcript[-1] if state.record.transcript else None
 
     def add_trajectory_step(self, state: State, step: TrajectoryStep) -> Any:
@@ -659,7 +754,8 @@ class Environment(Identified):
         state.record.transcript.append(step)
 
     def _count_usage(self, state: State, response: Response) -> None:
-        """Count the tokens of a response once, where it is received or where its turn is recorded."""
+        """Count the tokens of a response once, where it is received or where its turn
+        is recorded."""
         for counted in state.counted:
             if counted is response:
                 return
@@ -677,7 +773,7 @@ class Environment(Identified):
         """Return the token counts of the rollout so far."""
         return dict(state.record.usage)
 
-    # --- teardown ----------------------------------------------------------------------------------------------------
+    # --- teardown ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Run the ``@teardown`` handlers of the environment and its rubric, once."""
@@ -701,7 +797,8 @@ class Environment(Identified):
             raise failures[0]
 
     def close_at_exit(self) -> None:
-        """Register the handlers to run at interpreter exit; called by the first rollout of the environment."""
+        """Register the handlers to run at interpreter exit; called by the first rollout of the
+        environment."""
         if not self._torn_down and id(self) not in _STARTED and decorated(self, "teardown"):
             if not _STARTED:
                 atexit.register(_close_started)
@@ -723,7 +820,8 @@ class Environment(Identified):
 _DETAILS = "cached_tokens", "cache_write_tokens", "reasoning_tokens"
 """Counts of a response that are in the usage of a rollout where they are not 0."""
 _STARTED: dict[int, Environment] = {}
-"""Environments with ``@teardown`` handlers that have started a rollout and were not closed, by ``id``."""
+"""Environments with ``@teardown`` handlers that have started a rollout and were not closed, by
+``id``."""
 
 
 def _close_started() -> None:
@@ -748,4 +846,8 @@ def _checked_few_shot(few_shot: Sequence[Mapping[str, Any]] | None) -> Any:
 
 
 def _prompt_tokens(response: Response) -> int:
-    return len(response.tokens.prompt_ids) if response.tokens is not None else response.usage.prompt_tokens
+    return (
+        len(response.tokens.prompt_ids)
+        if response.tokens is not None
+        else response.usage.prompt_tokens
+    )

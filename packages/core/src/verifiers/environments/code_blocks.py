@@ -1,13 +1,15 @@
-r"""Extract Python from fenced code blocks of a reply, for models whose chat template shows no tools.
+r"""Extract Python from fenced code blocks of a reply, for models whose chat template shows no
+tools.
 
-Promise: exactly the Python blocks of the Markdown run. Fences are those of CommonMark (https://spec.commonmark.org,
-"Fenced code blocks", backticks only): a line of three or more backticks and an info string, indented by at most three
-spaces, opens a block; a line of at least as many backticks and nothing else closes it. The language is ``python`` or
-``py``, in any case; a block in another language or without one is text, and a fence inside it opens no block. All
-blocks of a reply form one cell, in order: only the last expression of the last block is shown, and an exception ends
-the cell. Text before ``</think>`` is reasoning and is ignored, as is a whole reply that begins with ``<think>`` and
-never closes it. A ``</think>`` inside a block with more on its line is code, such as ``print("</think>")``; after
-``<think>…</think>`` so is any in the answer.
+Promise: exactly the Python blocks of the Markdown run. Fences are those of CommonMark
+(https://spec.commonmark.org, "Fenced code blocks", backticks only): a line of three or more
+backticks and an info string, indented by at most three spaces, opens a block; a line of at least as
+many backticks and nothing else closes it. The language is ``python`` or ``py``, in any case; a
+block in another language or without one is text, and a fence inside it opens no block. All
+blocks of a reply form one cell, in order: only the last expression of the last block is shown, and
+an exception ends the cell. Text before ``</think>`` is reasoning and is ignored, as is a whole
+reply that begins with ``<think>`` and never closes it. A ``</think>`` inside a block with more on
+its line is code, such as ``print("</think>")``; after ``<think>…</think>`` so is any in the answer.
 
 This module runs no code; ``environments.python`` does.
 """
@@ -37,7 +39,10 @@ Output:
 """Default instructions for the model about code blocks."""
 BLOCKS_REMINDER = "Write Python code that computes the answer, in a ```python block."
 """Default last sentence of the question: small models lose track of the system prompt."""
-NOT_CLOSED = "(the code block was cut off by the length limit of a reply; close it with a line ```, and write less)"
+NOT_CLOSED = (
+    "(the code block was cut off by the length limit of a reply; close it with a line ```, and"
+    " write less)"
+)
 _OPEN, _CLOSE = "<think>", "</think>"
 _FENCE = re.compile(r"( {0,3})(`{3,})[ \t]*([^`]*)")
 
@@ -96,7 +101,10 @@ def code_blocks(reply: str) -> Blocks:
             lines.append(line[min(indent, spaces) :])
     if is_thinking:
         return Blocks()
-    return Blocks("\n".join(closed) if closed else None, "\n".join(lines) if lines is not None and is_python else None)
+    return Blocks(
+        "\n".join(closed) if closed else None,
+        "\n".join(lines) if lines is not None and is_python else None,
+    )
 
 
 def output_text(text: str) -> str:
@@ -105,7 +113,8 @@ def output_text(text: str) -> str:
 
 
 def with_reminder(prompt: Messages, reminder: str) -> Messages:
-    """Append a sentence to the last user message of a prompt; a prompt without one is returned unchanged.
+    """Append a sentence to the last user message of a prompt; a prompt without one is returned
+    unchanged.
 
     >>> with_reminder([{"role": "user", "content": "6 * 7?"}], "Compute it.")
     [{'role': 'user', 'content': '6 * 7?\\n\\nCompute it.'}]
@@ -115,7 +124,11 @@ def with_reminder(prompt: Messages, reminder: str) -> Messages:
         return prompt
     last: Any = prompt[users[-1]]
     text = f"\n\n{reminder}"
-    content = last["content"] + text if isinstance(last["content"], str) else [*last["content"], _part(text)]
+    content = (
+        last["content"] + text
+        if isinstance(last["content"], str)
+        else [*last["content"], _part(text)]
+    )
     reminded: Any = list(prompt)
     reminded[users[-1]] = Message({**last, "content": content})
     messages: Messages = reminded

@@ -1,10 +1,13 @@
-"""``EnvGroup``: several environments as one; each row is run and scored by the environment it came from.
+"""``EnvGroup``: several environments as one; each row is run and scored by the environment it came
+from.
 
-Each member keeps its system prompt, parser, rubric, tools, limits and hooks; the group concatenates the data and
-routes each row to a member. The route is stored in the row, in ``info["env_id"]`` and ``task``, so it survives a
-trainer or a file. Metrics that a member lacks are absent from its rollouts, not 0.
+Each member keeps its system prompt, parser, rubric, tools, limits and hooks; the group concatenates
+the data and routes each row to a member. The route is stored in the row, in ``info["env_id"]`` and
+``task``, so it survives a trainer or a file. Metrics that a member lacks are absent from its
+rollouts, not 0.
 
-The runner calls ``for_row`` and continues with the member; this module neither runs nor scores rollouts.
+The runner calls ``for_row`` and continues with the member; this module neither runs nor scores
+rollouts.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from verifiers.runtime.suggest import closest
 from verifiers.storage.identity import Free
 
 OF_THE_MEMBERS = (
-    "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args max_seq_len "
-    "timeout_seconds oracle"
+    "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args"
+    " max_seq_len timeout_seconds oracle"
 ).split()
 
 
@@ -45,14 +48,15 @@ class EnvGroup(Environment):
 
     Args:
         envs: The members, which may be groups.
-        env_names: Names of the members, which become the column ``task``; default ``env_0``, ``env_1``, ….
+        env_names: Names of the members, which become the column ``task``; default ``env_0``,
+            ``env_1``, ….
 
-    ``example_id`` is renumbered and the old one stored in ``src_id``. The rows of nested groups carry the names of
-    the path, outermost first. Further parameters are those of ``Environment`` except those that belong to the
-    members.
+    ``example_id`` is renumbered and the old one stored in ``src_id``. The rows of nested groups
+    carry the names of the path, outermost first. Further parameters are those of ``Environment``
+    except those that belong to the members.
 
-    *Raises* ConfigError for an empty list, a wrong number of names or repeated names, and members of different message
-    types.
+    *Raises* ConfigError for an empty list, a wrong number of names or repeated names, and members
+    of different message types.
 
     >>> add = vf.SingleTurnEnv(dataset=[{"question": "1 + 1", "answer": "2"}])
     >>> spell = vf.SingleTurnEnv(dataset=[{"question": "Spell it.", "answer": "i, t"}])
@@ -76,12 +80,15 @@ class EnvGroup(Environment):
             raise ConfigError("EnvGroup needs at least one environment")
         if misplaced := [name for name in OF_THE_MEMBERS if parameters.get(name) is not None]:
             raise ConfigError(
-                f"EnvGroup takes no {misplaced[0]}: it is a parameter of each member; pass it to the members",
+                f"EnvGroup takes no {misplaced[0]}: it is a parameter of each member; pass it to"
+                " the members",
                 key=misplaced[0],
             )
         types = {member.message_type for member in members}
         if len(types) > 1:
-            raise ConfigError(f"EnvGroup needs members of one message_type, not {' and '.join(sorted(types))}")
+            raise ConfigError(
+                f"EnvGroup needs members of one message_type, not {' and '.join(sorted(types))}"
+            )
         self.envs = members
         self.env_names = _checked_names(env_names, len(members))
         self.env_map = dict(zip(self.env_names, members, strict=True))
@@ -89,7 +96,11 @@ class EnvGroup(Environment):
         """Member name -> columns of its rows; filled when the rows are read."""
         has_train = any(member.train_table is not None for member in members)
         super().__init__(
-            dataset=(lambda: list(self._rows([member.train_table for member in members]))) if has_train else None,
+            dataset=(
+                (lambda: list(self._rows([member.train_table for member in members])))
+                if has_train
+                else None
+            ),
             eval_dataset=lambda: list(self._rows([member.eval_table for member in members])),
             rubric=EnvGroupRubric(self),
             message_type=types.pop(),
@@ -97,7 +108,7 @@ class EnvGroup(Environment):
             **parameters,
         )
 
-    # --- rows ---------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def _rows(self, tables: Sequence[Table | None]) -> Iterator[dict[str, Any]]:
         for name, member, table in zip(self.env_names, self.envs, tables, strict=True):
@@ -106,7 +117,8 @@ class EnvGroup(Environment):
                 yield _addressed(copy_row(example.row), name, isinstance(member, EnvGroup))
 
     def for_row(self, row: Mapping[str, Any]) -> Environment:
-        """Return the member that runs a row or a state, through nested groups; the group itself if none does."""
+        """Return the member that runs a row or a state, through nested groups; the group itself if
+        none does."""
         return self.at_path(route_of(row)) or self
 
     def at_path(self, path: Sequence[str]) -> Environment | None:
@@ -123,10 +135,13 @@ class EnvGroup(Environment):
     def get_env_for_name(self, name: str) -> Environment:
         """Return the member named ``name``. *Raises* ConfigError when there is none."""
         if name not in self.env_map:
-            raise ConfigError(f"the group has no environment {name!r}" + (closest(name, self.env_names) or self._has()))
+            raise ConfigError(
+                f"the group has no environment {name!r}"
+                + (closest(name, self.env_names) or self._has())
+            )
         return self.env_map[name]
 
-    # --- a rollout ----------------------------------------------------------------------------------------------
+    # --- a rollout --------------------------------------------------------------------------------
 
     async def init_state(
         self,
@@ -139,7 +154,9 @@ class EnvGroup(Environment):
         member = self.for_row(input)
         if member is self:
             return await super().init_state(input, client, model, sampling_args)
-        return await member.init_state(format_row(input, member.row_format), client, model, sampling_args)
+        return await member.init_state(
+            format_row(input, member.row_format), client, model, sampling_args
+        )
 
     def setup_state(self, state: State) -> None:
         """Called only for rows of no member. Always *raises* EnvironmentFault."""
@@ -147,15 +164,15 @@ class EnvGroup(Environment):
 
     def _no_route(self, name: str) -> EnvironmentFault:
         return EnvironmentFault(
-            f"the row belongs to {name!r}, which the group does not have{self._has()}; routing reads info['env_id'], "
-            "then task",
+            f"the row belongs to {name!r}, which the group does not have{self._has()}; routing"
+            " reads info['env_id'], then task",
             hook="for_row",
         )
 
     def _has(self) -> str:
         return f" (it has: {', '.join(self.env_names)})"
 
-    # --- settings, forwarded to the members --------------------------------------------------------------------------
+    # --- settings, forwarded to the members -------------------------------------------------------
 
     @property
     def has_reward(self) -> bool:
@@ -165,7 +182,9 @@ class EnvGroup(Environment):
     def check_definition(self, sample: Sequence[Example]) -> None:
         """Check every member, with its own examples."""
         for member in self.envs:
-            member.check_definition([example for example in sample if self.for_row(example.row) is member])
+            member.check_definition(
+                [example for example in sample if self.for_row(example.row) is member]
+            )
 
     def set_kwargs(self, **settings: object) -> None:
         """Change settings of the group and of every member; see ``Environment.set_kwargs``."""
@@ -203,7 +222,8 @@ class EnvGroup(Environment):
             getattr(member, method)(*args, **kwargs)
 
     async def aclose(self) -> None:
-        """Close the group and every member. *Raises* the first failure, after all have been closed."""
+        """Close the group and every member. *Raises* the first failure, after all
+        have been closed."""
         failures = []
         for close in [super().aclose, *(member.aclose for member in self.envs)]:
             try:
@@ -215,7 +235,8 @@ class EnvGroup(Environment):
 
 
 def route_of(row: Mapping[str, Any]) -> list[str]:
-    """Return the member names of a row, outermost first: ``info["env_id"]`` (one or several), else ``task``."""
+    """Return the member names of a row, outermost first: ``info["env_id"]`` (one or several), else
+    ``task``."""
     info = row.get("info")
     if isinstance(info, str):
         info = json.loads(info)
@@ -227,7 +248,8 @@ def route_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def _addressed(row: dict[str, Any], name: str, is_of_group: bool) -> dict[str, Any]:
-    """Turn the row of a member into a row of the group: store the route, and the replaced task as ``src_task``."""
+    """Turn the row of a member into a row of the group: store the route, and the replaced task as
+    ``src_task``."""
     info, task = row["info"], row["task"]
     if is_of_group:
         info["env_id"] = [name, *route_of(row)]
@@ -243,7 +265,9 @@ def _addressed(row: dict[str, Any], name: str, is_of_group: bool) -> dict[str, A
 def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:
     checked = [f"env_{index}" for index in range(count)] if names is None else list(names)
     if len(checked) != count:
-        raise ConfigError(f"{count} environments and {len(checked)} env_names; give one name per environment")
+        raise ConfigError(
+            f"{count} environments and {len(checked)} env_names; give one name per environment"
+        )
     for name in checked:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"env_names takes text, not {name!r}")

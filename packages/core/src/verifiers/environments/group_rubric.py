@@ -1,6 +1,8 @@
-"""``EnvGroupRubric``: scores each rollout of an ``EnvGroup`` with the rubric of the member that ran it.
+"""``EnvGroupRubric``: scores each rollout of an ``EnvGroup`` with the rubric of the member that ran
+it.
 
-It has no functions itself: additions go to the rubric of every member, and its lists concatenate those of the members.
+It has no functions itself: additions go to the rubric of every member, and its lists concatenate
+those of the members.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class EnvGroupRubric(Rubric):
 
     @funcs.setter
     def funcs(self, funcs: Sequence[Callable[..., Any]]) -> None:
-        raise ConfigError("funcs are those of several rubrics; assign them to the rubric of a member", key="funcs")
+        raise ConfigError(
+            "funcs are those of several rubrics; assign them to the rubric of a member", key="funcs"
+        )
 
     @property
     def weights(self) -> Sequence[float]:
@@ -52,7 +56,10 @@ class EnvGroupRubric(Rubric):
 
     @weights.setter
     def weights(self, weights: Sequence[float]) -> None:
-        raise ConfigError("weights are those of several rubrics; assign them to the rubric of a member", key="weights")
+        raise ConfigError(
+            "weights are those of several rubrics; assign them to the rubric of a member",
+            key="weights",
+        )
 
     @property
     def has_group_rewards(self) -> bool:
@@ -60,7 +67,8 @@ class EnvGroupRubric(Rubric):
 
     @property
     def success_metric(self) -> str | None:
-        """The name that all members share, else "success", the metric that each of them fills; None without any."""
+        """The name that all members share, else "success", the metric that each of them fills; None
+        without any."""
         names = {rubric.success_metric for rubric in self.rubrics} - {None}
         return names.pop() if len(names) == 1 else "success" if names else None
 
@@ -73,16 +81,20 @@ class EnvGroupRubric(Rubric):
         return [weight for rubric in self.rubrics for weight in rubric.get_group_weights()]
 
     def set_group_weights(self, weights: Sequence[float]) -> None:
-        """Set the weights that ``get_group_weights`` lists. *Raises* ConfigError for another number of weights."""
+        """Set the weights that ``get_group_weights`` lists. *Raises* ConfigError for another number
+        of weights."""
         counts = [len(rubric.get_group_weights()) for rubric in self.rubrics]
         if isinstance(weights, Mapping) or len(weights) != sum(counts):
-            raise ConfigError(f"the rubrics of the group have {sum(counts)} group weights; give a list of as many")
+            raise ConfigError(
+                f"the rubrics of the group have {sum(counts)} group weights; give a list of as many"
+            )
         remaining = iter(weights)
         for rubric, count in zip(self.rubrics, counts, strict=True):
             rubric.set_group_weights([next(remaining) for _ in range(count)])
 
     def check_arguments(self, columns: set[str]) -> None:
-        """Check the functions of each member against the columns of its rows, where these were read.
+        """Check the functions of each member against the columns of its rows, where these were
+        read.
 
         *Raises* ConfigError as ``Rubric.check_arguments``.
         """
@@ -106,7 +118,9 @@ class EnvGroupRubric(Rubric):
         """Add to the rubric of every member."""
         self._each("add_score_object_provider", provider)
 
-    def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
+    def add_group_score_object_provider(
+        self, provider: Callable[[list[State]], Mapping[str, Any]]
+    ) -> None:
         """Add to the rubric of every member."""
         self._each("add_group_score_object_provider", provider)
 
@@ -115,8 +129,11 @@ class EnvGroupRubric(Rubric):
         self._each("add_cleanup_handler", handler, stage)
 
     def plan(self) -> Plan:
-        """*Raises* ConfigError: which functions apply depends on the member that ran the rollout."""
-        raise ConfigError("the rubric of an EnvGroup cannot be part of a RubricGroup; use group.add_rubric(…)")
+        """*Raises* ConfigError: which functions apply depends on the member that ran
+        the rollout."""
+        raise ConfigError(
+            "the rubric of an EnvGroup cannot be part of a RubricGroup; use group.add_rubric(…)"
+        )
 
     # --- scoring
 
@@ -133,10 +150,14 @@ class EnvGroupRubric(Rubric):
     async def score_rollout(self, state: State, score_sem: Semaphore | None = None) -> RolloutScore:
         """By the rubric of the member. *Raises* EnvironmentFault for a rollout of no member."""
         ((rubric, _),) = self._by_rubric([state], is_strict=True)
-        slot = {} if score_sem is None else {"score_sem": score_sem}  # a member's own method may take none
+        slot = (
+            {} if score_sem is None else {"score_sem": score_sem}
+        )  # a member's own method may take none
         return await rubric.score_rollout(state, **slot)
 
-    async def score_group(self, states: Sequence[State], score_sem: Semaphore | None = None) -> RolloutScores:
+    async def score_group(
+        self, states: Sequence[State], score_sem: Semaphore | None = None
+    ) -> RolloutScores:
         """By member. *Raises* EnvironmentFault for a rollout of no member, before any is scored."""
         slot = {} if score_sem is None else {"score_sem": score_sem}
         for rubric, members in self._by_rubric(states, is_strict=True):
@@ -150,8 +171,11 @@ class EnvGroupRubric(Rubric):
 
     # --- private
 
-    def _by_rubric(self, states: Sequence[State], is_strict: bool = False) -> list[tuple[Rubric, list[State]]]:
-        """The rollouts of each member with its rubric; those of no member are refused or left unscored."""
+    def _by_rubric(
+        self, states: Sequence[State], is_strict: bool = False
+    ) -> list[tuple[Rubric, list[State]]]:
+        """The rollouts of each member with its rubric; those of no member are refused or left
+        unscored."""
         by_member: dict[int, tuple[Any, list[State]]] = {}
         for state in states:
             member = self.group.for_row(state)
@@ -159,8 +183,8 @@ class EnvGroupRubric(Rubric):
         _, unrouted = by_member.pop(id(self.group), (None, []))
         if unrouted and is_strict:
             raise EnvironmentFault(
-                f"the state belongs to no environment of the group ({', '.join(self.group.env_names)}); routing reads "
-                "info['env_id'], then task",
+                "the state belongs to no environment of the group"
+                f" ({', '.join(self.group.env_names)}); routing reads info['env_id'], then task",
                 hook="for_row",
             )
         leave_unscored(unrouted)

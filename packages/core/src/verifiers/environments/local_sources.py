@@ -1,7 +1,8 @@
-"""Find the source of an environment in a local folder: by id below ``./environments`` and ``.``, or by path.
+"""Find the source of an environment in a local folder: by id below ``./environments`` and ``.``, or
+by path.
 
-A module file, a package, or a project folder (with ``pyproject.toml``) is found; nothing is imported. A source that
-cannot be an environment is reported with its file and line.
+A module file, a package, or a project folder (with ``pyproject.toml``) is found; nothing is
+imported. A source that cannot be an environment is reported with its file and line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ PYPROJECT = "pyproject.toml"
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """Where a local environment is: ``LocalSource(Path("/w/environments/sums.py"), "sums", Path("/w/environments"))``.
+    """Where a local environment is: ``LocalSource(Path("/w/environments/sums.py"), "sums",
+    Path("/w/environments"))``.
 
     ``root`` is the folder that holds the module or its top-level package.
     """
@@ -47,7 +49,8 @@ class LocalSource:
         return normalize_name(self.module.rpartition(".")[2]).removeprefix("vf-")
 
     def problem(self, star: bool = True) -> UsageError | None:
-        """Why importing the file would not give the loader, with file and line; None when it would. Imports nothing.
+        """Why importing the file would not give the loader, with file and line; None when it would.
+        Imports nothing.
 
         ``star``: ``import *`` may give it.
         """
@@ -73,8 +76,8 @@ class LocalSource:
 def at_path(text: str) -> LocalSource | None:
     """The environment at a path; None when ``text`` is none.
 
-    A path ends with ``.py`` or begins with ``.``, ``/`` or ``~``; ``folder/name`` is one when there is an environment.
-    *Raises* ``UnknownEnvironment`` when nothing is there.
+    A path ends with ``.py`` or begins with ``.``, ``/`` or ``~``; ``folder/name`` is one when there
+    is an environment. *Raises* ``UnknownEnvironment`` when nothing is there.
     """
     is_path = text.endswith(".py") or text.startswith((".", "/", "~"))
     if not is_path and "/" not in text:
@@ -90,8 +93,8 @@ def at_path(text: str) -> LocalSource | None:
         return None
     if os.path.isdir(path):
         raise UnknownEnvironment(
-            f"the folder {text} holds no environment: neither {path.resolve().name}.py, nor a package of this name, "
-            f"nor a {PYPROJECT} with an entry point in {GROUP}",
+            f"the folder {text} holds no environment: neither {path.resolve().name}.py, nor a"
+            f" package of this name, nor a {PYPROJECT} with an entry point in {GROUP}",
             env_id=text,
         )
     beside = [os.path.join(path.parent, other.name) for other in _python_files(path.parent)]
@@ -103,15 +106,21 @@ def at_path(text: str) -> LocalSource | None:
 
 
 def in_folder(base: Path, name: str) -> LocalSource | None:
-    """The environment ``name`` (an id without owner and version) in ``base``; None when it has none."""
+    """The environment ``name`` (an id without owner and version) in ``base``; None when it has
+    none."""
     base = base.expanduser()
     names = list(dict.fromkeys(module_names(name)))
     for module in names:
         if os.path.isfile(base / f"{module}.py"):
             return _of_file(base / f"{module}.py")
-    folders = dict.fromkeys((name, normalize_name(name), *names, *(n.replace("_", "-") for n in names)))
+    folders = dict.fromkeys(
+        (name, normalize_name(name), *names, *(n.replace("_", "-") for n in names))
+    )
     for folder in folders:
-        if os.path.isdir(base / folder) and (source := _in_project(base / folder, name)) is not None:
+        if (
+            os.path.isdir(base / folder)
+            and (source := _in_project(base / folder, name)) is not None
+        ):
             return source
     return None
 
@@ -120,7 +129,11 @@ def names_in(base: Path) -> list[str]:
     """The ids of the files and folders in ``base`` that may be environments, for suggestions."""
     files = [path.stem for path in _python_files(base)]
     folders = [path.name for path in base.iterdir() if path.is_dir()] if base.is_dir() else []
-    return [normalize_name(n) for n in (*files, *(f for f in folders if in_folder(base, f) is not None)) if n[0] != "_"]
+    return [
+        normalize_name(n)
+        for n in (*files, *(f for f in folders if in_folder(base, f) is not None))
+        if n[0] != "_"
+    ]
 
 
 def module_names(name: str) -> Iterator[str]:
@@ -138,7 +151,8 @@ def normalize_name(name: str) -> str:
 
 
 def read_toml(folder: Path) -> dict[str, Any]:
-    """The ``pyproject.toml`` in ``folder``; empty when there is none. *Raises* ``ConfigError``: unreadable."""
+    """The ``pyproject.toml`` in ``folder``; empty when there is none. *Raises* ``ConfigError``:
+    unreadable."""
     path = folder / PYPROJECT
     try:
         return tomllib.loads(read_text(path))
@@ -156,7 +170,7 @@ def table_at(document: dict[str, Any], *keys: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def _of_file(file: Path, attribute: str = LOADER, version: str | None = None) -> LocalSource:
@@ -171,38 +185,54 @@ def _of_file(file: Path, attribute: str = LOADER, version: str | None = None) ->
 
 
 def _in_project(folder: Path, name: str) -> LocalSource | None:
-    """The environment ``name`` in a project or package folder: the entry point of its project, else by file names."""
+    """The environment ``name`` in a project or package folder: the entry point of its project, else
+    by file names."""
     document = read_toml(folder)
     version = table_at(document, "project").get("version")
     version = version if isinstance(version, str) else None
     declared = table_at(document, "project", "entry-points", GROUP)
     folded = normalize_name(name).removeprefix("vf-")
-    entries = [value for key, value in declared.items() if normalize_name(key).removeprefix("vf-") == folded]
+    entries = [
+        value
+        for key, value in declared.items()
+        if normalize_name(key).removeprefix("vf-") == folded
+    ]
     if not entries and len(declared) == 1:
         entries = list(declared.values())
     roots = (folder / "src", folder)
     if entries and isinstance(entries[0], str):
         module, _, attribute = entries[0].replace(" ", "").partition(":")
         path = module.replace(".", "/")
-        for file in (root / file for root in roots for file in (f"{path}.py", f"{path}/__init__.py")):
+        for file in (
+            root / file for root in roots for file in (f"{path}.py", f"{path}/__init__.py")
+        ):
             if file.is_file():
                 return _of_file(file, attribute or LOADER, version)
     for module in dict.fromkeys((*module_names(name), *module_names(folder.resolve().name))):
-        for file in (root / file for root in roots for file in (f"{module}.py", f"{module}/__init__.py")):
+        for file in (
+            root / file for root in roots for file in (f"{module}.py", f"{module}/__init__.py")
+        ):
             if file.is_file():
                 return _of_file(file, version=version)
-    return _of_file(folder / "__init__.py", version=version) if (folder / "__init__.py").is_file() else None
+    return (
+        _of_file(folder / "__init__.py", version=version)
+        if (folder / "__init__.py").is_file()
+        else None
+    )
 
 
 def _python_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.py")) if folder.is_dir() else []
 
 
-# --- what a source binds --------------------------------------------------------------------------------------------
+# --- what a source binds --------------------------------------------------------------------------
 
 
-def missing_loader(tree: ast.Module, place: str, loader: str, star: bool) -> UnknownEnvironment | None:
-    """The error for a source that does not bind ``loader``; None when it does, or with ``star`` by ``import *``."""
+def missing_loader(
+    tree: ast.Module, place: str, loader: str, star: bool
+) -> UnknownEnvironment | None:
+    """The error for a source that does not bind ``loader``; None when it does, or with ``star`` by
+    ``import *``."""
     bound = dict(_bound_names(tree))
     if loader in bound or (star and "*" in bound):
         return None
@@ -212,7 +242,9 @@ def missing_loader(tree: ast.Module, place: str, loader: str, star: bool) -> Unk
             f"{place} does not define {loader}(), which returns the environment; add it", file=place
         )
     return UnknownEnvironment(
-        f"{place}:{bound[near]} defines {near}, which is not {loader}: rename it", file=place, line=bound[near]
+        f"{place}:{bound[near]} defines {near}, which is not {loader}: rename it",
+        file=place,
+        line=bound[near],
     )
 
 
@@ -228,7 +260,8 @@ def _bound_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _top_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that run on import, including those inside ``if``, ``try`` and ``with``."""
+    """Yield the statements that run on import, including those inside ``if``, ``try``
+    and ``with``."""
     for statement in statements:
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With):

@@ -1,7 +1,7 @@
 """``MultiTurnEnv``: the model and the environment take turns until a stop condition holds.
 
-Subclasses define ``env_response`` and optionally ``setup_state`` and methods marked ``@vf.stop``, ``@vf.setup``,
-``@vf.cleanup``.
+Subclasses define ``env_response`` and optionally ``setup_state`` and methods marked ``@vf.stop``,
+``@vf.setup``, ``@vf.cleanup``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from verifiers.types import Messages
 
 
 class ConversationOptions(EnvironmentOptions, total=False):
-    """The parameters of ``MultiTurnEnv`` but ``max_turns``, for the constructors of its subclasses."""
+    """The parameters of ``MultiTurnEnv`` but ``max_turns``, for the constructors of
+    its subclasses."""
 
     timeout_seconds: float | None
     max_total_completion_tokens: int
@@ -35,8 +36,8 @@ class MultiTurnEnv(Environment):
     """An environment of several turns.
 
     Args:
-        max_turns: Model calls after which a rollout ends; -1 = no limit here, and the limits of the run apply
-            (``rollout_timeout_s``, 1,000 turns).
+        max_turns: Model calls after which a rollout ends; -1 = no limit here, and the limits of the
+            run apply (``rollout_timeout_s``, 1,000 turns).
         max_total_completion_tokens: Sampled tokens after which a rollout ends; -1 = no limit.
 
     >>> from verifiers.testing import ScriptedClient
@@ -65,11 +66,13 @@ class MultiTurnEnv(Environment):
         self.max_total_completion_tokens = max_total_completion_tokens
         self.monitor_rubric.add_metric(num_turns)
 
-    # --- methods to override ----------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------
 
     def env_response(self, messages: Messages, state: State) -> Any:
         """Return the response to the conversation so far: messages, one message, text, or None."""
-        raise NotImplementedError(f"{type(self).__name__} must define env_response(self, messages, state)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define env_response(self, messages, state)"
+        )
 
     env_response.is_missing = True  # type: ignore[attr-defined]  # read by Environment.check_definition
 
@@ -84,7 +87,8 @@ class MultiTurnEnv(Environment):
         state["completion"] = completion
 
     async def get_prompt_messages(self, state: State) -> Messages:
-        """The next prompt: the input prompt, later the conversation so far and the environment's response."""
+        """The next prompt: the input prompt, later the conversation so far and the environment's
+        response."""
         conversation: Messages
         if not state.record.transcript:
             conversation = state["prompt"][:]
@@ -102,7 +106,7 @@ class MultiTurnEnv(Environment):
 
     get_prompt_messages.calls_env_response = True  # type: ignore[attr-defined]
 
-    # --- stop conditions ----------------------------------------------------------------------------------------------
+    # --- stop conditions --------------------------------------------------------------------------
 
     is_completed = is_completed
 
@@ -140,7 +144,8 @@ def num_turns(state: State) -> float:
 
 
 def _without_state(response: tuple[Any, ...], state: State) -> Any:
-    """Return the messages of ``(messages, state)``, the oldest signature; another tuple is a list of messages."""
+    """Return the messages of ``(messages, state)``, the oldest signature; another tuple is a list
+    of messages."""
     last = response[-1] if len(response) == 2 else None
     if not isinstance(last, Mapping) or (not isinstance(last, State) and "role" in last):
         return list(response)

@@ -1,12 +1,15 @@
-"""``PythonEnv``: the model runs Python in one interpreter per rollout, which keeps its state between calls.
+"""``PythonEnv``: the model runs Python in one interpreter per rollout, which keeps its state
+between calls.
 
-Promise: definitions of one call are available in the next; the value of a trailing expression is shown as ``Out[n]: …``
-and an exception as its traceback; a call past its time limit is stopped, and its output says that the variables are
-lost. A rollout installs nothing: packages come from the Python environment in which ``verifiers`` is installed.
+Promise: definitions of one call are available in the next; the value of a trailing expression is
+shown as ``Out[n]: …`` and an exception as its traceback; a call past its time limit is stopped, and
+its output says that the variables are
+lost. A rollout installs nothing: packages come from the Python environment in which ``verifiers``
+is installed.
 
-Code comes from calls of the tool ``python``, or from fenced code blocks of a reply (``code_from``), for models whose
-chat template shows no tools. ``code_blocks`` extracts the blocks; ``environments.sandbox`` opens, limits and closes the
-sandbox.
+Code comes from calls of the tool ``python``, or from fenced code blocks of a reply (``code_from``),
+for models whose chat template shows no tools. ``code_blocks`` extracts the blocks;
+``environments.sandbox`` opens, limits and closes the sandbox.
 """
 
 from __future__ import annotations
@@ -47,20 +50,22 @@ class PythonEnv(SandboxEnv):
     """A ``SandboxEnv`` whose tool is ``python(code)``.
 
     Args:
-        pip_install_packages: What the code can import besides the standard library, as pip names it, separated
-            by spaces or as a list. A package that is not installed where ``verifiers`` is raises a ConfigError
-            at the first rollout that names the command to install it.
+        pip_install_packages: What the code can import besides the standard library, as pip names
+            it, separated by spaces or as a list. A package that is not installed where
+            ``verifiers`` is raises a ConfigError at the first rollout that names the command to
+            install it.
         max_startup_wait_seconds: Time limit of the start of an interpreter.
-        code_from: "tool" (calls of ``python``); "blocks" (the Python blocks of a reply are run as one cell, a
-            user message shows the output, and a reply without a block ends the rollout); "auto" ("blocks" if
-            the client reports that the chat template of the model shows no tools, else "tool"). The source used
-            in a rollout is ``state["code_from"]``.
-        blocks_system_prompt: System prompt with "blocks"; default: ``system_prompt`` and an explanation with an
-            example; ``""`` leaves it out.
-        blocks_reminder: End of the last user message of the prompt with "blocks"; ``""`` leaves it out.
+        code_from: "tool" (calls of ``python``); "blocks" (the Python blocks of a reply are run as
+            one cell, a user message shows the output, and a reply without a block ends the
+            rollout); "auto" ("blocks" if the client reports that the chat template of the model
+            shows no tools, else "tool"). The source used in a rollout is ``state["code_from"]``.
+        blocks_system_prompt: System prompt with "blocks"; default: ``system_prompt`` and an
+            explanation with an example; ``""`` leaves it out.
+        blocks_reminder: End of the last user message of the prompt with "blocks"; ``""`` leaves it
+            out.
 
-    Further parameters are ``SandboxEnv``'s. What runs in the rollout's interpreter shares it with the model's code;
-    ``run_check`` checks ``artifacts`` in a fresh one.
+    Further parameters are ``SandboxEnv``'s. What runs in the rollout's interpreter shares it with
+    the model's code; ``run_check`` checks ``artifacts`` in a fresh one.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.PythonEnv("", dataset=[{"question": "6 * 7?"}], code_from="blocks", sandbox="unsafe_subprocess")
@@ -83,13 +88,16 @@ class PythonEnv(SandboxEnv):
     ):
         if code_from not in CODE_SOURCES:
             raise ConfigError(
-                f"code_from is {code_from!r}; it must be one of {', '.join(CODE_SOURCES)}", key="code_from"
+                f"code_from is {code_from!r}; it must be one of {', '.join(CODE_SOURCES)}",
+                key="code_from",
             )
         self.packages = distributions(pip_install_packages)
         self.code_from = code_from
         system_prompt = parameters.get("system_prompt")
         if blocks_system_prompt is None:
-            blocks_system_prompt = f"{system_prompt}\n\n{BLOCKS_PROMPT}" if system_prompt else BLOCKS_PROMPT
+            blocks_system_prompt = (
+                f"{system_prompt}\n\n{BLOCKS_PROMPT}" if system_prompt else BLOCKS_PROMPT
+            )
         self.blocks_system_prompt, self.blocks_reminder = blocks_system_prompt, blocks_reminder
         if code_from == "blocks":
             parameters["system_prompt"] = blocks_system_prompt or None
@@ -110,7 +118,8 @@ class PythonEnv(SandboxEnv):
         return [*super().measured(), python_ready_wait_time]
 
     async def python(self, code: str, state: State) -> str:
-        """Run Python code and see what it prints. Variables stay for the next call; there is no network.
+        """Run Python code and see what it prints. Variables stay for the next call; there is no
+        network.
 
         Args:
             code: Python statements; the value of a last expression is shown without print.
@@ -121,7 +130,7 @@ class PythonEnv(SandboxEnv):
             state["num_cells"] = 0  # the next cell runs in a new interpreter
         return python_text(result, number, self.timeout_per_command_seconds)
 
-    # --- code in blocks -----------------------------------------------------------------------------------------
+    # --- code in blocks ---------------------------------------------------------------------------
 
     @setup(priority=1)
     async def choose_form(self, state: State) -> None:
@@ -138,7 +147,8 @@ class PythonEnv(SandboxEnv):
         state["code_from"] = source
 
     def _prompt_of_blocks(self, prompt: Messages) -> Messages:
-        """Replace ``system_prompt`` by ``blocks_system_prompt``, or append it to the system message of the row."""
+        """Replace ``system_prompt`` by ``blocks_system_prompt``, or append it to the system message
+        of the row."""
         first: Any = prompt[0] if prompt else None
         rest: Messages = prompt[1:] if field(first, "role") == "system" else prompt
         system = message_text(first) if field(first, "role") == "system" else ""
@@ -148,7 +158,8 @@ class PythonEnv(SandboxEnv):
 
     @stop
     def no_tools_called(self, state: State) -> Any:
-        """Stop when the last assistant message has no tool call; with code blocks, see ``no_code_block``."""
+        """Stop when the last assistant message has no tool call; with code blocks, see
+        ``no_code_block``."""
         return state.get("code_from") != "blocks" and super().no_tools_called(state)
 
     @stop
@@ -159,12 +170,18 @@ class PythonEnv(SandboxEnv):
         return not _blocks_of(state["trajectory"][-1]["completion"])
 
     def num_calls(self, state: State, messages: Messages, tool: str | None) -> float:
-        """Count the calls; with code blocks, a reply that contains Python counts as a call of ``python``."""
-        in_blocks = state.get("code_from") == "blocks" and tool in (None, "python") and bool(_blocks_of(messages))
+        """Count the calls; with code blocks, a reply that contains Python counts as a call of
+        ``python``."""
+        in_blocks = (
+            state.get("code_from") == "blocks"
+            and tool in (None, "python")
+            and bool(_blocks_of(messages))
+        )
         return super().num_calls(state, messages, tool) + in_blocks
 
     async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
-        """Return the results of the tool calls of the last message, then, with code blocks, the output of its cell."""
+        """Return the results of the tool calls of the last message, then, with code blocks, the
+        output of its cell."""
         results = await super().env_response(messages, state)
         if state.get("code_from") != "blocks" or not (blocks := _blocks_of(messages[-1:])):
             return results
@@ -204,7 +221,8 @@ def distributions(packages: str | Sequence[str]) -> tuple[str, ...]:
             names[Requirement(text).name] = None
         except InvalidRequirement as error:
             raise ConfigError(
-                f"pip_install_packages has {text!r}, which is not a package name; write names separated by spaces",
+                f"pip_install_packages has {text!r}, which is not a package name; write names"
+                " separated by spaces",
                 key="pip_install_packages",
             ) from error
     return tuple(names)

@@ -1,8 +1,10 @@
-"""Load environments by id or path: ``load_environment`` and ``list_environments``. Every command finds them here.
+"""Load environments by id or path: ``load_environment`` and ``list_environments``. Every command
+finds them here.
 
-An environment is a file or folder of the working folder (``local_sources``), an installed package with an entry point
-in the group ``verifiers.environments``, or, in the historical layout, a module named like the id that binds
-``load_environment``. The local one comes first. An unknown id imports nothing.
+An environment is a file or folder of the working folder (``local_sources``), an installed package
+with an entry point in the group ``verifiers.environments``, or, in the historical layout, a module
+named like the id that binds ``load_environment``. The local one comes first. An unknown id imports
+nothing.
 
 This module installs nothing and uses no network; ``vf-install`` does.
 """
@@ -70,7 +72,8 @@ class EnvironmentId:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
-    """An installed environment: ``EnvironmentInfo("word-game", "vf-word-game", "1.2", "Guess the word.")``."""
+    """An installed environment: ``EnvironmentInfo("word-game", "vf-word-game", "1.2", "Guess the
+    word.")``."""
 
     id: str
     distribution: str
@@ -80,7 +83,8 @@ class EnvironmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The loader of an environment: module, attribute, and the distribution of the module (None: not part of one)."""
+    """The loader of an environment: module, attribute, and the distribution of the module (None:
+    not part of one)."""
 
     module: str
     attribute: str
@@ -93,22 +97,25 @@ class Found:
 
     def __str__(self) -> str:
         source = f" of {self.distribution} {self.version}" if self.distribution else ""
-        return short_path(self.local.file) if self.local else f"{self.module}:{self.attribute}{source}"
+        return (
+            short_path(self.local.file) if self.local else f"{self.module}:{self.attribute}{source}"
+        )
 
 
 def load_environment(env_id: str, **env_args: object) -> Environment:
     """Build an environment by calling its loader with ``env_args``.
 
     Args:
-        env_id: An id ``[owner/]name[@version]`` or the path of a file or folder, ``environments/sums.py``. The
-            name is a file or folder in ``./environments`` or the working folder, else an entry point, with or
-            without a leading ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no difference; the owner
-            is ignored; ``@version`` must be the installed one (``@latest``: any).
+        env_id: An id ``[owner/]name[@version]`` or the path of a file or folder,
+            ``environments/sums.py``. The name is a file or folder in ``./environments`` or the
+            working folder, else an entry point, with or without a leading ``vf-``, else a module.
+            Case and ``-``, ``_``, ``.`` make no difference; the owner is ignored; ``@version`` must
+            be the installed one (``@latest``: any).
         env_args: Arguments of the loader, by name.
 
-    Raises: ``UnknownEnvironment`` when there is no such environment; ``ConfigError`` for arguments that the loader
-    does not take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A ``UsageError``
-    that the loader raises is not wrapped.
+    Raises: ``UnknownEnvironment`` when there is no such environment; ``ConfigError`` for arguments
+    that the loader does not take; ``EnvironmentLoadError``, chained to the cause, when importing or
+    building fails. A ``UsageError`` that the loader raises is not wrapped.
 
     Example::
 
@@ -119,8 +126,11 @@ def load_environment(env_id: str, **env_args: object) -> Environment:
     return load(env_id, env_args)
 
 
-def load(env_id: str, env_args: Mapping[str, Any], env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Environment:
-    """Build an environment as ``load_environment`` does; ``env_dir`` is the folder of local environments."""
+def load(
+    env_id: str, env_args: Mapping[str, Any], env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR
+) -> Environment:
+    """Build an environment as ``load_environment`` does; ``env_dir`` is the folder of local
+    environments."""
     remember_secrets(env_args)
     source = find(env_id, env_dir)
     loader = import_loader(env_id, source)
@@ -131,13 +141,16 @@ def load(env_id: str, env_args: Mapping[str, Any], env_dir: str | os.PathLike[st
     if not env.env_args:
         env.env_args = dict(env_args)
     env.env_version = source.version or ""
-    path_or_id = str(source.local.file) if source.local else env_id  # a worker's working folder may be another
+    path_or_id = (
+        str(source.local.file) if source.local else env_id
+    )  # a worker's working folder may be another
     env.loaded_from, env.changes = LoadedFrom(load_environment, path_or_id, dict(env_args)), {}
     return env
 
 
 def list_environments() -> list[EnvironmentInfo]:
-    """List the installed environments that have an entry point, sorted by id, without importing them.
+    """List the installed environments that have an entry point, sorted by id, without importing
+    them.
 
     Example::
 
@@ -145,29 +158,34 @@ def list_environments() -> list[EnvironmentInfo]:
             print(info.id, info.version, info.summary)
     """
     abouts = ((entry, headers(distribution)) for entry, distribution in _entries())
-    infos = (EnvironmentInfo(e.name, a["Name"], a["Version"], a.get("Summary", "")) for e, a in abouts)
+    infos = (
+        EnvironmentInfo(e.name, a["Name"], a["Version"], a.get("Summary", "")) for e, a in abouts
+    )
     return sorted(infos, key=lambda info: (info.id, info.distribution))
 
 
 def broken_environments() -> list[Broken]:
-    """Declared environments whose metadata cannot be used; ``list_environments`` leaves them out."""
+    """Declared environments whose metadata cannot be used; ``list_environments``
+    leaves them out."""
     return [entry for entry in entry_points(GROUP) if isinstance(entry, Broken)]
 
 
 def parse_env_id(env_id: str) -> EnvironmentId:
-    """Parse an id. Raises: ``UnknownEnvironment`` unless its format is ``[owner/]name[@version]``."""
+    """Parse an id. Raises: ``UnknownEnvironment`` unless its format is
+    ``[owner/]name[@version]``."""
     match = _ID.fullmatch(env_id) if isinstance(env_id, str) else None
     if match is None:
         raise UnknownEnvironment(
-            f"{env_id!r} is no environment id; ids look like name, owner/name or name@1.2, in ASCII letters, digits, "
-            "'.', '_' and '-'",
+            f"{env_id!r} is no environment id; ids look like name, owner/name or name@1.2, in ASCII"
+            " letters, digits, '.', '_' and '-'",
             env_id=env_id,
         )
     return EnvironmentId(**match.groupdict())
 
 
 def id_of(text: str) -> str:
-    """The id, without its version, of an environment that is named by id or path; it need not be installed.
+    """The id, without its version, of an environment that is named by id or path; it need not be
+    installed.
 
     *Raises* ``UnknownEnvironment`` for a text that is neither.
     """
@@ -178,8 +196,8 @@ def id_of(text: str) -> str:
 def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Found:
     """Find the loader of an environment by id or path; imports nothing.
 
-    *Raises* ``UnknownEnvironment``; ``EnvironmentLoadError`` for a source that is not Python, and for an id that two
-    distributions offer.
+    *Raises* ``UnknownEnvironment``; ``EnvironmentLoadError`` for a source that is not Python, and
+    for an id that two distributions offer.
     """
     if isinstance(env_id, str) and (source := at_path(env_id)) is not None:
         return local(source, source.env_id)
@@ -189,10 +207,17 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
     fitting = [s for s in sources if requested.version in (None, "latest", s.version)]
     installed = _installed(requested)
     for source in fitting:
-        is_meant = source is named[0] or source.problem() is None  # another script in the working folder is not meant
+        is_meant = (
+            source is named[0] or source.problem() is None
+        )  # another script in the working folder is not meant
         if is_meant and not (installed and _is_source_of(installed, source)):
             if installed is not None:
-                _logger.warning("environment %r: %s is used, not the installed %s", env_id, source.file, installed)
+                _logger.warning(
+                    "environment %r: %s is used, not the installed %s",
+                    env_id,
+                    source.file,
+                    installed,
+                )
             return local(source, requested.without_version)
     if installed is not None:
         return _with_version(requested, env_id, installed)
@@ -201,7 +226,8 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
     if sources:
         has = f"version {sources[0].version}" if sources[0].version else "no version"
         raise UnknownEnvironment(
-            f"environment {requested.name!r}: {short_path(sources[0].file)} has {has}; leave @{requested.version} out",
+            f"environment {requested.name!r}: {short_path(sources[0].file)} has {has}; leave"
+            f" @{requested.version} out",
             env_id=env_id,
         )
     raise _unknown(requested, env_dir)
@@ -216,7 +242,8 @@ def find_installed(requested: EnvironmentId) -> Found:
 
 
 def local(source: LocalSource, env_id: str) -> Found:
-    """The loader of a local source. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError`` for one with a mistake."""
+    """The loader of a local source. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError`` for
+    one with a mistake."""
     if problem := source.problem():
         raise problem
     return Found(source.module, source.attribute, None, source.version, env_id, source)
@@ -229,13 +256,16 @@ def _installed(requested: EnvironmentId) -> Found | None:
     other = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
     for spelling in (name, other):
         if offers := [(e, d) for e, d in entries if normalize_name(e.name) == spelling]:
-            return _meant(requested, replace(_only(requested.name, offers), env_id=requested.without_version))
+            return _meant(
+                requested, replace(_only(requested.name, offers), env_id=requested.without_version)
+            )
     source = _first_module(requested.name)
     return None if source is None else _in_module(source, requested)
 
 
 def _first_module(name: str) -> LocalSource | None:
-    """The first module on the path that the id names and that binds the loader, in the layout of older versions."""
+    """The first module on the path that the id names and that binds the loader, in the layout of
+    older versions."""
     return next((source for source in _modules(name) if source.problem(star=False) is None), None)
 
 
@@ -254,15 +284,22 @@ def _meant(requested: EnvironmentId, entry: Found) -> Found:
     module = _in_module(source, requested)
     if module.distribution in (None, entry.distribution):
         return entry
-    fitting = [found for found in (entry, module) if requested.version in (None, "latest", found.version)]
+    fitting = [
+        found for found in (entry, module) if requested.version in (None, "latest", found.version)
+    ]
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
         return entry
     choices = " or ".join(f"{requested.name}@{found.version}" for found in fitting)
-    how = f"name its version ({choices})" if entry.version != module.version else "uninstall one of them"
+    how = (
+        f"name its version ({choices})"
+        if entry.version != module.version
+        else "uninstall one of them"
+    )
     raise ConfigError(
-        f"environment {requested.name!r} is {entry} and also {module}; {how}, or pass the folder of its source",
+        f"environment {requested.name!r} is {entry} and also {module}; {how}, or pass the folder of"
+        " its source",
         key="env_id",
     )
 
@@ -270,27 +307,34 @@ def _meant(requested: EnvironmentId, entry: Found) -> Found:
 def _with_version(requested: EnvironmentId, env_id: str, found: Found) -> Found:
     """``found``. Raises: ``UnknownEnvironment`` when another version is requested."""
     if requested.version not in (None, "latest", found.version):
-        installed = f"{found.version} is installed" if found.version else "the installed version is unknown"
+        installed = (
+            f"{found.version} is installed" if found.version else "the installed version is unknown"
+        )
         raise UnknownEnvironment(
-            f"environment {requested.name!r}: version {requested.version} is requested, but {installed}; to change it: "
-            f"vf-install {env_id}",
+            f"environment {requested.name!r}: version {requested.version} is requested, but"
+            f" {installed}; to change it: vf-install {env_id}",
             env_id=env_id,
         )
     return found
 
 
 def _unknown(requested: EnvironmentId, env_dir: str | os.PathLike[str]) -> UsageError:
-    """The error for an id without an environment. What exists here is never suggested from the package index."""
+    """The error for an id without an environment. What exists here is never suggested from the
+    package index."""
     name, suggestions = (
         requested.name,
-        close_matches(requested.name, [*(entry.name for entry, _ in _entries()), *names_in(Path(env_dir))]),
+        close_matches(
+            requested.name, [*(entry.name for entry, _ in _entries()), *names_in(Path(env_dir))]
+        ),
     )
     did_you_mean = f"did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else ""
     for broken in broken_environments():
-        if normalize_name(broken.name).removeprefix("vf-") == normalize_name(name).removeprefix("vf-"):
+        if normalize_name(broken.name).removeprefix("vf-") == normalize_name(name).removeprefix(
+            "vf-"
+        ):
             return EnvironmentLoadError(
-                f"environment {name!r} is declared by {broken.place}, but {broken.reason}; reinstall or remove that "
-                "package",
+                f"environment {name!r} is declared by {broken.place}, but {broken.reason};"
+                " reinstall or remove that package",
                 env_id=name,
             )
     for source in _modules(name):
@@ -298,22 +342,28 @@ def _unknown(requested: EnvironmentId, env_dir: str | os.PathLike[str]) -> Usage
         if isinstance(problem, UnknownEnvironment):
             hint = f"; {did_you_mean}" if did_you_mean else ""
             return UnknownEnvironment(
-                f"no environment {name!r}: {problem}{hint}", **problem.facts, suggestions=suggestions
+                f"no environment {name!r}: {problem}{hint}",
+                **problem.facts,
+                suggestions=suggestions,
             )
         if problem is not None:
             return problem
     if name in sys.stdlib_module_names:
-        return UnknownEnvironment(f"{name!r} is a module of Python's standard library, not an environment", env_id=name)
+        return UnknownEnvironment(
+            f"{name!r} is a module of Python's standard library, not an environment", env_id=name
+        )
     hint = f", {did_you_mean} If not," if did_you_mean else ";"
     return UnknownEnvironment(
-        f"no environment {name!r} is installed{hint} install it with: vf-install {requested.without_version}",
+        f"no environment {name!r} is installed{hint} install it with: vf-install"
+        f" {requested.without_version}",
         env_id=name,
         suggestions=suggestions,
     )
 
 
 def _modules(name: str) -> Iterator[LocalSource]:
-    """The sources on the path of the modules that an id may name, outside of the standard library; imports nothing."""
+    """The sources on the path of the modules that an id may name, outside of the standard library;
+    imports nothing."""
     for module in dict.fromkeys(module_names(name)):
         if module in sys.stdlib_module_names or module in ("verifiers", "__main__"):
             continue
@@ -331,12 +381,15 @@ def _source_file(module: str) -> Path | None:
 
 
 def _is_source_of(installed: Found, local: LocalSource) -> bool:
-    """Whether a local source belongs to the installed environment: an editable install of its folder."""
+    """Whether a local source belongs to the installed environment: an editable install of its
+    folder."""
     origin = _source_file(installed.module.partition(".")[0])
     if origin is None:
         return False
     origin = origin.resolve()
-    return origin == local.file or (origin.name == "__init__.py" and local.file.is_relative_to(origin.parent))
+    return origin == local.file or (
+        origin.name == "__init__.py" and local.file.is_relative_to(origin.parent)
+    )
 
 
 def _entries() -> Iterator[tuple[EntryPoint, Distribution]]:
@@ -348,23 +401,28 @@ def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> Found:
     source = {Found(e.module, e.attr or LOADER, d.name, d.version) for e, d in offers}
     if len(source) > 1:
         raise EnvironmentLoadError(
-            f"environment {name!r} is offered by {' and by '.join(sorted(map(str, source)))}; uninstall all but one",
+            f"environment {name!r} is offered by {' and by '.join(sorted(map(str, source)))};"
+            " uninstall all but one",
             env_id=name,
         )
     return source.pop()
 
 
 def _distribution_of(module: str) -> tuple[str | None, str | None]:
-    """Return name and version of the distribution of a top-level module; None for a module without one.
+    """Return name and version of the distribution of a top-level module; None for a module without
+    one.
 
-    Reads two files of each distribution; ``packages_distributions`` looks at every file that they installed, which
-    takes most of a second.
+    Reads two files of each distribution; ``packages_distributions`` looks at every file that they
+    installed, which takes most of a second.
     """
     import importlib_metadata
 
     for distribution in importlib_metadata.distributions():
         try:
-            names, record = distribution.read_text("top_level.txt"), distribution.read_text("RECORD")
+            names, record = (
+                distribution.read_text("top_level.txt"),
+                distribution.read_text("RECORD"),
+            )
             if _has_module(names or "", record or "", module):
                 return distribution.name, distribution.version
         except Exception:  # noqa: BLE001  damaged metadata owns nothing
@@ -373,24 +431,33 @@ def _distribution_of(module: str) -> tuple[str | None, str | None]:
 
 
 def _has_module(names: str, record: str, module: str) -> bool:
-    """Whether a distribution's ``top_level.txt`` names the module, or, where that is empty, its ``RECORD`` does."""
+    """Whether a distribution's ``top_level.txt`` names the module, or, where that is empty, its
+    ``RECORD`` does."""
     if listed := names.split():
         return module in listed
     return f"\n{module}/" in f"\n{record}" or f"\n{module}.py," in f"\n{record}"
 
 
 def import_loader(env_id: str, source: Found) -> Callable[..., Any]:
-    """Import the loader without calling it. Raises: ``EnvironmentLoadError``, or the loader's own ``UsageError``."""
+    """Import the loader without calling it. Raises: ``EnvironmentLoadError``, or the loader's own
+    ``UsageError``."""
     try:
-        target: Any = source.local.load() if source.local else importlib.import_module(source.module)
+        target: Any = (
+            source.local.load() if source.local else importlib.import_module(source.module)
+        )
         for attribute in source.attribute.split("."):
             target = getattr(target, attribute)
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:  # raised by code of the environment; chained, and its text shown
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # raised by code of the environment; chained, and its text shown
         raise _failure(env_id, f"importing {source}", error) from error
     if not callable(target):
-        raise EnvironmentLoadError(f"environment {env_id!r}: {source} is not a function", env_id=env_id)
+        raise EnvironmentLoadError(
+            f"environment {env_id!r}: {source} is not a function", env_id=env_id
+        )
     loader: Callable[..., Any] = target
     return loader
 
@@ -399,7 +466,10 @@ def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[s
     """Check arguments against the signature of the loader. Raises: ``ConfigError``."""
     try:
         parameters = inspect.signature(loader).parameters.values()
-    except (TypeError, ValueError):  # a callable without a readable signature checks its own arguments
+    except (
+        TypeError,
+        ValueError,
+    ):  # a callable without a readable signature checks its own arguments
         return
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -407,36 +477,46 @@ def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[s
     missing = [p.name for p in named if p.default is p.empty and p.name not in env_args]
     if missing:
         raise ConfigError(
-            f"environment {env_id!r} needs {', '.join(missing)}: load_environment({env_id!r}, {missing[0]}=...)",
+            f"environment {env_id!r} needs {', '.join(missing)}: load_environment({env_id!r},"
+            f" {missing[0]}=...)",
             names=missing,
         )
 
 
-def _build(env_id: str, source: Found, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> Environment:
+def _build(
+    env_id: str, source: Found, loader: Callable[..., Any], env_args: Mapping[str, Any]
+) -> Environment:
     from verifiers.environments.base import Environment
 
     try:
         env = loader(**env_args)
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:  # raised by code of the environment; chained, and its text shown
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # raised by code of the environment; chained, and its text shown
         raise _failure(env_id, f"building it with {source}", error) from error
     if not isinstance(env, Environment):
         if inspect.iscoroutine(env):
             env.close()
         raise EnvironmentLoadError(
-            f"environment {env_id!r}: {source} returned {type(env).__name__}, not a verifiers.Environment",
+            f"environment {env_id!r}: {source} returned {type(env).__name__}, not a"
+            " verifiers.Environment",
             env_id=env_id,
         )
     return env
 
 
 def _failure(env_id: str, doing: str, error: BaseException) -> EnvironmentLoadError:
-    if isinstance(error, SyntaxError) and error.filename:  # of a module that the environment imports
+    if (
+        isinstance(error, SyntaxError) and error.filename
+    ):  # of a module that the environment imports
         place, message = f"{short_path(error.filename)}:{error.lineno}", error.msg
     else:
         place, message = raised_at(error) or "", str(error) or "no message"
     at = f" ({place})" if place else ""
     return EnvironmentLoadError(
-        f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {message}{at}", env_id=env_id
+        f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {message}{at}",
+        env_id=env_id,
     )

@@ -1,8 +1,9 @@
 """``SandboxEnv``: the model runs shell commands in one sandbox per rollout.
 
-Promise: the first tool call of a rollout opens its sandbox, and the end of the rollout closes it, also after an error,
-a time-out or a cancellation. Failures of the code (a failing command, a limit, a time-out) become text for the model;
-a failure of the sandbox ends the rollout with a ``SandboxError``, and its reward is unknown.
+Promise: the first tool call of a rollout opens its sandbox, and the end of the rollout closes it,
+also after an error, a time-out or a cancellation. Failures of the code (a failing command, a limit,
+a time-out) become text for the model; a failure of the sandbox ends the rollout with a
+``SandboxError``, and its reward is unknown.
 
 ``verifiers.sandbox`` isolates the code; ``sandbox_text`` formats results for the model.
 """
@@ -38,12 +39,14 @@ from verifiers.sandbox.opening import opening
 from verifiers.types import Messages, ToolCall
 
 FIRST, LAST = 1000, -1000
-"""Cleanup priorities outside the range of subclasses: ``post_rollout`` runs first, the sandbox closes last."""
+"""Cleanup priorities outside the range of subclasses: ``post_rollout`` runs first, the sandbox
+closes last."""
 
 
 @dataclass(slots=True)
 class SandboxUse:
-    """The sandbox of one rollout and its usage: ``state["sandbox"]``. The numbers remain after it is closed."""
+    """The sandbox of one rollout and its usage: ``state["sandbox"]``. The numbers remain after it
+    is closed."""
 
     spec: SandboxSpec
     sandbox: Sandbox | None = None
@@ -96,14 +99,16 @@ class RemoteOptions(TypedDict, total=False):
 
 
 class ToolOptions(CallOptions, RemoteOptions, total=False):
-    """The parameters of ``ToolEnv`` whose defaults are the same in a sandbox, and those of remote services."""
+    """The parameters of ``ToolEnv`` whose defaults are the same in a sandbox, and those of remote
+    services."""
 
     max_turns: int
     error_formatter: Callable[[Exception], str]
 
 
 class SandboxOptions(ToolOptions, total=False):
-    """The parameters of ``SandboxEnv`` but ``max_startup_wait_seconds``, for the constructors of its subclasses."""
+    """The parameters of ``SandboxEnv`` but ``max_startup_wait_seconds``, for the constructors of
+    its subclasses."""
 
     sandbox: str | SandboxBackend
     memory_gb: float
@@ -130,23 +135,26 @@ class SandboxEnv(StatefulToolEnv):
         timeout_minutes: Time limit of a sandbox.
         environment_vars: The variables that the code sees; it sees no others.
         working_dir: Working directory of the code.
-        artifacts: Paths of the files that hold the model's results. They are read when the rollout ends, into
-            ``state["artifacts"]``, and ``run_check`` puts them into a fresh sandbox to check them there.
+        artifacts: Paths of the files that hold the model's results. They are read when the rollout
+            ends, into ``state["artifacts"]``, and ``run_check`` puts them into a fresh sandbox to
+            check them there.
         max_startup_wait_seconds: Time limit of the opening of a sandbox.
         stop_errors: Exception classes that end the rollout; default: the failures of the sandbox.
         max_tool_result_chars: Longer results of a tool are cut to this many characters.
 
-    Parameters of remote services (``docker_image``, ``gpu_count``, …) are accepted, stored in ``remote_options``
-    and have no effect on a local sandbox.
+    Parameters of remote services (``docker_image``, ``gpu_count``, …) are accepted, stored in
+    ``remote_options`` and have no effect on a local sandbox.
 
-    Tools, ``run_code``, ``env_response`` and ``post_rollout`` share the sandbox with the model's code, which can
-    forge what they see there.
+    Tools, ``run_code``, ``env_response`` and ``post_rollout`` share the sandbox with the model's
+    code, which can forge what they see there.
 
-    To add tools that use the sandbox: ``add_tool(self.mine, args_to_skip=["state"])`` with an ``async def mine(self,
-    …, state)`` that awaits ``self.run_code(state, code_or_argv)`` or ``self.get_sandbox(state)``; an override of
-    ``update_tool_args`` calls ``super().update_tool_args``.
+    To add tools that use the sandbox: ``add_tool(self.mine, args_to_skip=["state"])`` with an
+    ``async def mine(self, …, state)`` that awaits ``self.run_code(state, code_or_argv)`` or
+    ``self.get_sandbox(state)``; an override of ``update_tool_args`` calls
+    ``super().update_tool_args``.
 
-    *Raises* ConfigError for an invalid parameter; at the first rollout for a package that is not installed.
+    *Raises* ConfigError for an invalid parameter; at the first rollout for a package that is not
+    installed.
     """
 
     packages: tuple[str, ...] = ()
@@ -170,7 +178,9 @@ class SandboxEnv(StatefulToolEnv):
         **parameters: Unpack[ToolOptions],
     ):
         options: dict[str, Any] = {**parameters}
-        self.remote_options = {name: options.pop(name) for name in compat.REMOTE_SANDBOX & options.keys()}
+        self.remote_options = {
+            name: options.pop(name) for name in compat.REMOTE_SANDBOX & options.keys()
+        }
         super().__init__(
             stop_errors=[SandboxUnavailable] if stop_errors is None else stop_errors,
             max_tool_result_chars=max_tool_result_chars,
@@ -188,7 +198,9 @@ class SandboxEnv(StatefulToolEnv):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{name} must be a number above 0, not {value!r}", key=name)
         if isinstance(artifacts, str):
-            raise ConfigError(f"artifacts is the text {artifacts!r}; pass a list of paths", key="artifacts")
+            raise ConfigError(
+                f"artifacts is the text {artifacts!r}; pass a list of paths", key="artifacts"
+            )
         self.sandbox = sandbox
         self.artifacts = tuple(artifacts)
         self.timeout_per_command_seconds = timeout_per_command_seconds
@@ -210,7 +222,9 @@ class SandboxEnv(StatefulToolEnv):
         self._is_proven = False
         self._refusal: VerifiersError | None = None
         if self.remote_options:
-            self.logger.info("ignored by a local sandbox: %s", ", ".join(sorted(self.remote_options)))
+            self.logger.info(
+                "ignored by a local sandbox: %s", ", ".join(sorted(self.remote_options))
+            )
         self.add_sandbox_tools()
 
     def add_sandbox_tools(self) -> None:
@@ -221,19 +235,20 @@ class SandboxEnv(StatefulToolEnv):
         """Metrics of every rollout."""
         return [sandbox_ready_wait_time, sandbox_command_execution_time, tool_errors]
 
-    # --- methods to override -------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------
 
     def get_sandbox_spec(self, state: State) -> Any:
         """The ``SandboxSpec`` of a rollout, by default the environment's. Sync or async."""
         return self.sandbox_spec
 
     def sandbox_opened(self, sandbox: Sandbox, state: State) -> Any:
-        """Called once with each sandbox that is opened for a rollout, such as to write files. Sync or async."""
+        """Called once with each sandbox that is opened for a rollout, such as to write files. Sync
+        or async."""
 
     def post_rollout(self, state: State) -> Any:
         """Called after the rollout, while its sandbox, if any, is still open. Sync or async."""
 
-    # --- the tool -----------------------------------------------------------------------------------------------
+    # --- the tool ---------------------------------------------------------------------------------
 
     async def bash(self, command: str, state: State) -> str:
         """Run a shell command. Files stay until the end of the conversation; there is no network.
@@ -241,19 +256,25 @@ class SandboxEnv(StatefulToolEnv):
         Args:
             command: The command, as one would write it in a terminal.
         """
-        return command_text(await self.run_code(state, ["bash", "-c", command]), self.timeout_per_command_seconds)
+        return command_text(
+            await self.run_code(state, ["bash", "-c", command]), self.timeout_per_command_seconds
+        )
 
-    async def run_code(self, state: State, code_or_argv: str | list[str], timeout_s: float | None = None) -> ExecResult:
+    async def run_code(
+        self, state: State, code_or_argv: str | list[str], timeout_s: float | None = None
+    ) -> ExecResult:
         """Run Python code (text) or a command (list) in the rollout's sandbox; counted and timed.
 
-        It shares the sandbox with the model's code; ``run_check`` checks results. *Raises* SandboxError when the
-        sandbox does not work.
+        It shares the sandbox with the model's code; ``run_check`` checks results. *Raises*
+        SandboxError when the sandbox does not work.
         """
         use = _use_of(state)
         sandbox = await self.get_sandbox(state)
         started = time.perf_counter()
         try:
-            result = await sandbox.exec(code_or_argv, timeout_s=timeout_s or self.timeout_per_command_seconds)
+            result = await sandbox.exec(
+                code_or_argv, timeout_s=timeout_s or self.timeout_per_command_seconds
+            )
         except BaseException:  # counted as an error of this rollout; raised again
             use.num_errors += 1
             raise
@@ -270,22 +291,29 @@ class SandboxEnv(StatefulToolEnv):
         files: Mapping[str, bytes | str] | None = None,
         timeout_s: float | None = None,
     ) -> ExecResult:
-        """Run Python code (text) or a command (list) that checks results, in a fresh sandbox that is closed afterwards.
+        """Run Python code (text) or a command (list) that checks results, in a fresh sandbox that
+        is closed afterwards.
 
-        The sandbox holds the files ``state["artifacts"]`` of the rollout, then ``files`` (path -> content), and nothing
-        else of the model's: none of its processes, variables or other files. Code of the model that the check runs or
-        imports shares the sandbox with the check. Works also after the rollout, in a reward function.
+        The sandbox holds the files ``state["artifacts"]`` of the rollout, then ``files`` (path ->
+        content), and nothing else of the model's: none of its processes, variables or other files.
+        Code of the model that the check runs or imports shares the sandbox with the check. Works
+        also after the rollout, in a reward function.
 
         *Raises* SandboxError when the sandbox does not work.
         """
         async with self.fresh_sandbox(state) as sandbox:
             for path, content in {**state.get("artifacts", {}), **(files or {})}.items():
                 await sandbox.write_file(path, content)
-            return await sandbox.exec(code_or_argv, timeout_s=timeout_s or self.timeout_per_command_seconds)
+            return await sandbox.exec(
+                code_or_argv, timeout_s=timeout_s or self.timeout_per_command_seconds
+            )
 
     @contextlib.asynccontextmanager
-    async def fresh_sandbox(self, state: State, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
-        """Open a sandbox for a rollout in which no code of the model has run; it is closed at the end of the block.
+    async def fresh_sandbox(
+        self, state: State, spec: SandboxSpec | None = None
+    ) -> AsyncIterator[Sandbox]:
+        """Open a sandbox for a rollout in which no code of the model has run; it is closed at the
+        end of the block.
 
         ``spec``: None for that of the rollout's own sandbox.
         """
@@ -297,12 +325,15 @@ class SandboxEnv(StatefulToolEnv):
             await sandbox.close()
 
     async def get_sandbox(self, state: State) -> Sandbox:
-        """Return the sandbox of the rollout; the first call opens it. *Raises* SandboxUnavailable after the limit."""
+        """Return the sandbox of the rollout; the first call opens it. *Raises* SandboxUnavailable
+        after the limit."""
         use = _use_of(state)
         async with use.opening:
             if use.sandbox is None:
                 if use.is_over:
-                    raise SandboxUnavailable("the rollout is over; its sandbox cannot be opened again")
+                    raise SandboxUnavailable(
+                        "the rollout is over; its sandbox cannot be opened again"
+                    )
                 started = time.perf_counter()
                 use.sandbox = await self._open(use.spec)
                 await maybe_await(self.sandbox_opened(use.sandbox, state))
@@ -320,21 +351,24 @@ class SandboxEnv(StatefulToolEnv):
                 self._backend = await backend_for(self.sandbox)
             return self._backend
 
-    # --- one rollout --------------------------------------------------------------------------------------------
+    # --- one rollout ------------------------------------------------------------------------------
 
     @setup(priority=FIRST)
     async def prepare_sandbox(self, state: State) -> None:
-        """Store the spec of the sandbox. The first rollout opens its sandbox at once, so that an invalid setting ends
-        the run before the first model call."""
+        """Store the spec of the sandbox. The first rollout opens its sandbox at once, so that an
+        invalid setting ends the run before the first model call."""
         spec = await maybe_await(compat.hook(self, "get_sandbox_spec", compat.SANDBOX_HOOKS)(state))
         if not isinstance(spec, SandboxSpec):
-            raise ConfigError(f"get_sandbox_spec returned {type(spec).__name__}; return a SandboxSpec")
+            raise ConfigError(
+                f"get_sandbox_spec returned {type(spec).__name__}; return a SandboxSpec"
+            )
         state["sandbox"] = SandboxUse(spec)
         if not self._is_proven:
             await self._prove(state)
 
     async def _prove(self, state: State) -> None:
-        """Open the sandbox of one rollout while the others wait; its failure is raised in those that waited too."""
+        """Open the sandbox of one rollout while the others wait; its failure is raised in those
+        that waited too."""
         before = self._refusal
         async with self._proof_lock.here():
             if self._is_proven:
@@ -355,7 +389,8 @@ class SandboxEnv(StatefulToolEnv):
 
     @cleanup(priority=LAST + 1)
     async def collect_artifacts(self, state: State) -> None:
-        """Read the declared files into ``state["artifacts"]``: path -> content. Those that cannot be read are absent.
+        """Read the declared files into ``state["artifacts"]``: path -> content. Those that cannot
+        be read are absent.
 
         Every process ends first, and a new interpreter reads: the model's may read something else.
         """
@@ -381,7 +416,12 @@ class SandboxEnv(StatefulToolEnv):
             await sandbox.close()
 
     def update_tool_args(
-        self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State, **kwargs: Any
+        self,
+        tool_name: str,
+        tool_args: dict[str, Any],
+        messages: Messages,
+        state: State,
+        **kwargs: Any,
     ) -> Any:
         """Add ``state`` to the arguments of tools that declare it as a hidden parameter."""
         tool = self._functions.get(tool_name)
@@ -389,7 +429,9 @@ class SandboxEnv(StatefulToolEnv):
             return tool_args | {"state": state}
         return tool_args
 
-    async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
+    async def prepare_arguments(
+        self, call: ToolCall, messages: Messages, state: State
+    ) -> dict[str, Any]:
         """Prepare the arguments as ``StatefulToolEnv`` does, and count refused calls as errors."""
         try:
             return await super().prepare_arguments(call, messages, state)
@@ -403,6 +445,7 @@ async def _nothing_to_close(_: asyncio.Lock) -> None:
 
 
 def _use_of(state: State) -> SandboxUse:
-    """Return the ``SandboxUse`` of a rollout; a new one where the setup failed before storing it."""
+    """Return the ``SandboxUse`` of a rollout; a new one where the setup failed before
+    storing it."""
     use = state.get("sandbox")
     return use if isinstance(use, SandboxUse) else SandboxUse(SandboxSpec())

@@ -18,7 +18,8 @@ _LIMITS = {
 
 
 def command_text(result: ExecResult, timeout_s: float) -> str:
-    r"""Format the result of a command: stdout, a ``stderr:`` block, a non-zero exit code, and a note of any limit.
+    r"""Format the result of a command: stdout, a ``stderr:`` block, a non-zero exit code, and a
+    note of any limit.
 
     >>> command_text(ExecResult(stdout="a\n", stderr="b\n", exit_code=2), 30)
     'a\nstderr:\nb\n(exit code 2)'
@@ -33,7 +34,8 @@ def command_text(result: ExecResult, timeout_s: float) -> str:
 
 
 def python_text(result: ExecResult, number: int, timeout_s: float) -> str:
-    r"""Format the result of Python code: its output, then the traceback or ``Out[number]: `` and the last value.
+    r"""Format the result of Python code: its output, then the traceback or ``Out[number]: `` and
+    the last value.
 
     >>> python_text(ExecResult(stdout="hi\n", value="42"), 3, 30)
     'hi\nOut[3]: 42'
@@ -46,7 +48,8 @@ def python_text(result: ExecResult, number: int, timeout_s: float) -> str:
 
 
 def has_failed(result: ExecResult) -> bool:
-    """Return whether a call counts as an error: an exception, a failing command, a time-out or a limit."""
+    """Return whether a call counts as an error: an exception, a failing command, a time-out or a
+    limit."""
     limit = result.limit not in (None, "output")
     return bool(result.error or result.exit_code or result.timed_out or limit)
 

@@ -12,7 +12,8 @@ from verifiers.types import Messages
 
 
 class SingleTurnEnv(MultiTurnEnv):
-    """An environment of one turn; ``env_response`` is never called. Parameters are those of ``Environment``.
+    """An environment of one turn; ``env_response`` is never called. Parameters are those of
+    ``Environment``.
 
     >>> import verifiers as vf
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "2 + 2?", "answer": "4"}])
@@ -23,7 +24,10 @@ class SingleTurnEnv(MultiTurnEnv):
     @spell_out(ConversationOptions, MultiTurnEnv.__init__)
     def __init__(self, *, max_turns: int = 1, **parameters: Unpack[ConversationOptions]):
         if max_turns != 1:
-            raise ConfigError(f"max_turns is {max_turns!r}, but a SingleTurnEnv has one turn; write a MultiTurnEnv")
+            raise ConfigError(
+                f"max_turns is {max_turns!r}, but a SingleTurnEnv has one turn; write a"
+                " MultiTurnEnv"
+            )
         super().__init__(max_turns=1, **parameters)
 
     def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:

@@ -1,7 +1,9 @@
-"""``StatefulToolEnv``: tools with parameters that the model does not see and the environment fills in.
+"""``StatefulToolEnv``: tools with parameters that the model does not see and the environment fills
+in.
 
-Promise: a hidden parameter is in no schema, a call that names it gets an error text, and a tool is never called without
-a hidden parameter that it requires. Everything else is in ``environments.tool``.
+Promise: a hidden parameter is in no schema, a call that names it gets an error text, and a tool is
+never called without a hidden parameter that it requires. Everything else is in
+``environments.tool``.
 """
 
 from __future__ import annotations
@@ -38,17 +40,26 @@ class StatefulToolEnv(ToolEnv):
     [5]
     """
 
-    def add_tool(self, tool: Callable[..., Any] | ToolFunction, args_to_skip: Sequence[str] = ()) -> None:
-        """Offer a callable to the model without the parameters ``args_to_skip``, which ``update_tool_args`` fills in.
+    def add_tool(
+        self, tool: Callable[..., Any] | ToolFunction, args_to_skip: Sequence[str] = ()
+    ) -> None:
+        """Offer a callable to the model without the parameters ``args_to_skip``, which
+        ``update_tool_args`` fills in.
 
         *Raises* ConfigError as ``ToolEnv.add_tool``, and for a parameter that does not exist.
         """
         self._add(tool if isinstance(tool, ToolFunction) else ToolFunction.of(tool, args_to_skip))
 
     def update_tool_args(
-        self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State, **kwargs: Any
+        self,
+        tool_name: str,
+        tool_args: dict[str, Any],
+        messages: Messages,
+        state: State,
+        **kwargs: Any,
     ) -> Any:
-        """Return the arguments for the tool, given those of the model; may change ``state``. Sync or async."""
+        """Return the arguments for the tool, given those of the model; may change ``state``. Sync
+        or async."""
         return tool_args
 
     @property
@@ -56,11 +67,13 @@ class StatefulToolEnv(ToolEnv):
         """Tool -> the parameters that the model does not see."""
         return {name: sorted(tool.hidden) for name, tool in self._functions.items()}
 
-    async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
+    async def prepare_arguments(
+        self, call: ToolCall, messages: Messages, state: State
+    ) -> dict[str, Any]:
         """Call ``update_tool_args`` with the model's arguments, then check what it returns.
 
-        *Raises* ToolError for a call that cannot run, ToolCallError for one that names a hidden parameter, and for
-        wrong arguments also when ``update_tool_args`` fails on them.
+        *Raises* ToolError for a call that cannot run, ToolCallError for one that names a hidden
+        parameter, and for wrong arguments also when ``update_tool_args`` fails on them.
         """
         name = call["name"]
         arguments = self.parsed_arguments(call, state)
@@ -75,26 +88,37 @@ class StatefulToolEnv(ToolEnv):
             if passes(error):
                 raise
             if tool is not None and isinstance(error, Exception):
-                tool.arguments(arguments)  # the model's mistake, when that is what made the hook fail
+                tool.arguments(
+                    arguments
+                )  # the model's mistake, when that is what made the hook fail
             raise fault("update_tool_args", error) from error
         if not isinstance(updated, Mapping):
             kind = type(updated).__name__
-            raise EnvironmentFault(f"update_tool_args returned {kind}; return a dict", hook="update_tool_args")
+            raise EnvironmentFault(
+                f"update_tool_args returned {kind}; return a dict", hook="update_tool_args"
+            )
         if tool is not None and (missing := sorted(tool.hidden_required - updated.keys())):
             raise EnvironmentFault(
-                f"update_tool_args did not fill in {missing[0]!r} of the tool {name!r}, which args_to_skip hides",
+                f"update_tool_args did not fill in {missing[0]!r} of the tool {name!r}, which"
+                " args_to_skip hides",
                 hook="update_tool_args",
             )
         if tool is None:
             return dict(updated)
         filled = {key: value for key, value in updated.items() if key in tool.hidden}
-        return tool.arguments({key: value for key, value in updated.items() if key not in filled}) | filled
+        return (
+            tool.arguments({key: value for key, value in updated.items() if key not in filled})
+            | filled
+        )
 
 
 @functools.lru_cache(maxsize=256)
 def _takes_the_name(method: Callable[..., Any]) -> bool:
-    """Return False for the oldest signature, ``update_tool_args(self, tool_args, messages, state)``."""
+    """Return False for the oldest signature, ``update_tool_args(self, tool_args, messages,
+    state)``."""
     parameters = inspect.signature(method).parameters.values()
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return takes_any or positional[1:4] != ["tool_args", "messages", "state"]

@@ -1,12 +1,13 @@
 """``ToolEnv``: the model calls typed Python functions until it answers without a call.
 
-Promise: every tool call of an assistant message gets exactly one tool message, in the order of the calls. Invalid JSON,
-an unknown name and wrong arguments become error texts for the model, and no result is longer than
-``max_tool_result_chars``. An exception of a tool becomes an error text too, unless it is one of ``stop_errors`` or a
-failure that the model did not cause (an endpoint, a sandbox that does not start): those end the rollout.
+Promise: every tool call of an assistant message gets exactly one tool message, in the order of the
+calls. Invalid JSON, an unknown name and wrong arguments become error texts for the model, and no
+result is longer than ``max_tool_result_chars``. An exception of a tool becomes an error text too,
+unless it is one of ``stop_errors`` or a failure that the model did not cause (an endpoint, a
+sandbox that does not start): those end the rollout.
 
-``data.tool_schema`` builds schemas and checks arguments. This module isolates nothing: tools run with the permissions
-of this process.
+``data.tool_schema`` builds schemas and checks arguments. This module isolates nothing: tools run
+with the permissions of this process.
 """
 
 from __future__ import annotations
@@ -46,16 +47,19 @@ class ToolEnv(MultiTurnEnv):
     """An environment whose actions are function calls.
 
     Args:
-        tools: Functions that the model may call, sync or async. Names, types and docstrings become the schema.
+        tools: Functions that the model may call, sync or async. Names, types and docstrings become
+            the schema.
         max_turns: Model calls after which a rollout ends.
         error_formatter: Function from an exception to the text that the model reads.
         stop_errors: Exception classes that end the rollout instead.
-        parallel_tool_calls: Run the calls of one message together; their results keep the order of the calls.
+        parallel_tool_calls: Run the calls of one message together; their results keep the order of
+            the calls.
         max_tool_result_chars: Longer results of a tool are cut to this many characters.
 
     Further parameters are those of ``MultiTurnEnv``.
 
-    *Raises* ConfigError for a tool without a usable schema, two tools of one name, or completion mode.
+    *Raises* ConfigError for a tool without a usable schema, two tools of one name, or completion
+    mode.
 
     >>> from verifiers.testing import ScriptedClient
     >>> def square(n: int) -> int:
@@ -86,7 +90,9 @@ class ToolEnv(MultiTurnEnv):
         if self.message_type != "chat":
             raise ConfigError('tools need chat messages; drop message_type="completion"')
         if max_tool_result_chars < 1:
-            raise ConfigError(f"max_tool_result_chars is {max_tool_result_chars}; it must be at least 1")
+            raise ConfigError(
+                f"max_tool_result_chars is {max_tool_result_chars}; it must be at least 1"
+            )
         self.error_formatter = error_formatter
         self.stop_errors = _exception_classes(stop_errors or ())
         self.parallel_tool_calls = parallel_tool_calls
@@ -100,7 +106,7 @@ class ToolEnv(MultiTurnEnv):
         for tool in tools or ():
             self.add_tool(tool)
 
-    # --- the tools ----------------------------------------------------------------------------------------------
+    # --- the tools --------------------------------------------------------------------------------
 
     def add_tool(self, tool: Callable[..., Any] | ToolFunction) -> None:
         """Offer a callable to the model. *Raises* ConfigError as the constructor."""
@@ -118,12 +124,20 @@ class ToolEnv(MultiTurnEnv):
 
     def remove_tool(self, tool: Callable[..., Any] | ToolFunction) -> None:
         """Withdraw a callable. *Raises* ConfigError when it is not a tool of this environment."""
-        name, function = (tool.name, tool.function) if isinstance(tool, ToolFunction) else (tool_name(tool), tool)
+        name, function = (
+            (tool.name, tool.function)
+            if isinstance(tool, ToolFunction)
+            else (tool_name(tool), tool)
+        )
         if self.tool_map.get(name) != function:
-            raise ConfigError(f"{name!r} is not a tool of this {type(self).__name__}; it has: {self._known()}")
+            raise ConfigError(
+                f"{name!r} is not a tool of this {type(self).__name__}; it has: {self._known()}"
+            )
         self.tools.remove(function)
         del self.tool_map[name], self._functions[name]
-        self.tool_defs = [definition for definition in self.tool_defs if _names([definition]) != {name}]
+        self.tool_defs = [
+            definition for definition in self.tool_defs if _names([definition]) != {name}
+        ]
 
     def _measure(self, tool: str | None) -> None:
         """Add the metric that counts the calls of a tool (None: of all tools)."""
@@ -131,10 +145,11 @@ class ToolEnv(MultiTurnEnv):
             self.monitor_rubric.add_metric(_of_trajectory(tool, self.num_calls))
 
     def num_calls(self, state: State, messages: Messages, tool: str | None) -> float:
-        """Count the calls in the messages of one turn: all, or those of ``tool``; the metrics sum over turns."""
+        """Count the calls in the messages of one turn: all, or those of ``tool``; the metrics sum
+        over turns."""
         return count_calls(messages, tool)
 
-    # --- one turn -----------------------------------------------------------------------------------------------
+    # --- one turn ---------------------------------------------------------------------------------
 
     @setup(priority=LATE)
     async def note_hidden_tools(self, state: State) -> None:
@@ -144,7 +159,8 @@ class ToolEnv(MultiTurnEnv):
         if await shows_tools(self.client_of(state)) is False and not self._warned_of_hidden_tools:
             self._warned_of_hidden_tools = True
             self.logger.warning(
-                "the chat template of %s shows no tools, so the model does not know that it can call %s%s",
+                "the chat template of %s shows no tools, so the model does not know that it can"
+                " call %s%s",
                 state["model"],
                 ", ".join(sorted(_names(state["tool_defs"]))),
                 self.remedy,
@@ -153,7 +169,9 @@ class ToolEnv(MultiTurnEnv):
     @stop
     def no_tools_called(self, state: State) -> Any:
         """Stop when the last assistant message has no tool call."""
-        return bool(state["trajectory"]) and not count_calls(state["trajectory"][-1]["completion"][-1:])
+        return bool(state["trajectory"]) and not count_calls(
+            state["trajectory"][-1]["completion"][-1:]
+        )
 
     async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
         """Return the results of the tool calls of the last message, in their order."""
@@ -162,11 +180,17 @@ class ToolEnv(MultiTurnEnv):
         work = (self._answer(call, messages, state) for call in run)
         answers = await _together(work) if self.parallel_tool_calls else [await one for one in work]
         if excess:
-            refusal = ToolCallError(f"not run: one message may make {self.max_calls_per_turn} tool calls at most")
-            answers += [as_answer(self._error_text(call["name"], refusal), call["id"]) for call in excess]
+            refusal = ToolCallError(
+                f"not run: one message may make {self.max_calls_per_turn} tool calls at most"
+            )
+            answers += [
+                as_answer(self._error_text(call["name"], refusal), call["id"]) for call in excess
+            ]
         return answers
 
-    async def call_tool(self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any) -> Message:
+    async def call_tool(
+        self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any
+    ) -> Message:
         """Call one tool and return its result as a message. Exceptions become error texts.
 
         ``tool_args`` are checked and converted to the declared types; ``kwargs`` holds ``state``.
@@ -178,24 +202,36 @@ class ToolEnv(MultiTurnEnv):
         if tool is not None and tool.is_async:
             result = await function(**tool_args)
         else:
-            result = await self._in_thread(tool_name, functools.partial(function, **tool_args), kwargs.get("state"))
+            result = await self._in_thread(
+                tool_name, functools.partial(function, **tool_args), kwargs.get("state")
+            )
         return as_answer(await maybe_await(result), tool_call_id)
 
-    async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
-        """Return the arguments of a call as the tool receives them. *Raises* ToolError for a call that cannot run."""
+    async def prepare_arguments(
+        self, call: ToolCall, messages: Messages, state: State
+    ) -> dict[str, Any]:
+        """Return the arguments of a call as the tool receives them. *Raises* ToolError for a call
+        that cannot run."""
         arguments = self.parsed_arguments(call, state)
         tool = self._functions.get(call["name"])
         return arguments if tool is None else tool.arguments(arguments)
 
     def parsed_arguments(self, call: ToolCall, state: State) -> dict[str, Any]:
-        """Return the arguments that the model wrote. *Raises* ToolError for an unknown tool or text that is no JSON."""
-        if call["name"] not in self.tool_map and call["name"] not in _names(state["tool_defs"] or ()):
+        """Return the arguments that the model wrote. *Raises* ToolError for an unknown tool or text
+        that is no JSON."""
+        if call["name"] not in self.tool_map and call["name"] not in _names(
+            state["tool_defs"] or ()
+        ):
             raise self._unknown(call["name"])
         return parse_arguments(call["arguments"])
 
     async def _answer(self, call: ToolCall, messages: Messages, state: State) -> Message:
         name, call_id = call["name"], call["id"]
-        extras = {"state": state} if _takes_state(getattr(self.call_tool, "__func__", self.call_tool)) else {}
+        extras = (
+            {"state": state}
+            if _takes_state(getattr(self.call_tool, "__func__", self.call_tool))
+            else {}
+        )
         try:
             arguments = await self.prepare_arguments(call, messages, state)
             async with nullcontext() if state.run is None else state.run.tool_slot:
@@ -208,17 +244,22 @@ class ToolEnv(MultiTurnEnv):
         return bounded(message, self.max_tool_result_chars)
 
     def _error_text(self, tool: str, error: BaseException) -> str:
-        """Return the text of an error for the model. *Raises* the error if it ends the rollout or the run."""
+        """Return the text of an error for the model. *Raises* the error if it ends the rollout or
+        the run."""
         if not isinstance(error, RolloutError):
             if passes(error):
                 raise error
-            if isinstance(error, UsageError) or not isinstance(error, Exception):  # a setting; SystemExit and the like
+            if isinstance(error, UsageError) or not isinstance(
+                error, Exception
+            ):  # a setting; SystemExit and the like
                 raise fault(tool, error) from error
         failure = error if isinstance(error, RolloutError) else _call_error(tool, error)
         causes = (error, failure, error.__cause__ if isinstance(error, ToolParseError) else None)
         if any(isinstance(one, self.stop_errors) for one in causes):
             raise failure
-        if not failure.scorable:  # not caused by the model, which cannot correct it: the reward is unknown
+        if (
+            not failure.scorable
+        ):  # not caused by the model, which cannot correct it: the reward is unknown
             raise failure
         try:
             return str(self.error_formatter(error)) or type(error).__name__
@@ -240,14 +281,18 @@ class ToolEnv(MultiTurnEnv):
         return await call_in_thread(named, limit_s=min(limits_s, default=None))
 
     def _unknown(self, name: str) -> ToolCallError:
-        return ToolCallError(f"there is no tool '{shortened(name)}'; the tools are: {self._known()}")
+        return ToolCallError(
+            f"there is no tool '{shortened(name)}'; the tools are: {self._known()}"
+        )
 
     def _known(self) -> str:
         return ", ".join(self.tool_map) or "none"
 
 
 def _call_error(tool: str, error: Exception) -> ToolCallError:
-    wrapped = ToolCallError(f"the tool {tool!r} raised {type(error).__name__}: {shortened(str(error))}")
+    wrapped = ToolCallError(
+        f"the tool {tool!r} raised {type(error).__name__}: {shortened(str(error))}"
+    )
     wrapped.__cause__ = error
     return wrapped
 
@@ -257,10 +302,13 @@ def _names(definitions: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _of_trajectory(tool: str | None, num_calls: Callable[..., float]) -> Callable[..., float]:
-    """Return the metric that counts sampled calls, including those of turns that the conversation dropped."""
+    """Return the metric that counts sampled calls, including those of turns that the conversation
+    dropped."""
 
     def count(state: State) -> float:
-        return sum((num_calls(state, step["completion"], tool) for step in state["trajectory"]), 0.0)
+        return sum(
+            (num_calls(state, step["completion"], tool) for step in state["trajectory"]), 0.0
+        )
 
     count.__name__ = metric_name(tool)
     return count
@@ -283,7 +331,8 @@ def _takes_state(call_tool: Callable[..., Any]) -> bool:
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, Message]]) -> list[Message]:
-    """Await all and return the results in order. When one raises, the others are cancelled and awaited first."""
+    """Await all and return the results in order. When one raises, the others are cancelled and
+    awaited first."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return [await task for task in tasks]

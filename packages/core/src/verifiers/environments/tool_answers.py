@@ -14,7 +14,8 @@ PARTS = ("text", "image_url", "input_audio")
 
 
 def as_answer(result: object, tool_call_id: str) -> Message:
-    """Return a ``Message`` unchanged, a list of content parts as content, everything else as ``str(result)``.
+    """Return a ``Message`` unchanged, a list of content parts as content, everything else as
+    ``str(result)``.
 
     >>> as_answer(4, "call_1")
     {'role': 'tool', 'content': '4', 'tool_call_id': 'call_1'}
@@ -26,7 +27,8 @@ def as_answer(result: object, tool_call_id: str) -> Message:
 
 
 def bounded(message: Message, max_chars: int) -> Message:
-    """Truncate the text of a message to ``max_chars`` characters, with a note of the cut; images stay whole."""
+    """Truncate the text of a message to ``max_chars`` characters, with a note of the cut; images
+    stay whole."""
     content = message.get("content")
     if isinstance(content, str) and len(content) > max_chars:
         return Message({**message, "content": cut(content, max_chars)})
@@ -41,7 +43,8 @@ def bounded(message: Message, max_chars: int) -> Message:
 
 
 def cut(text: str, max_chars: int) -> str:
-    """Return the start and the end of a text, ``max_chars`` in total, around a note of the omitted length.
+    """Return the start and the end of a text, ``max_chars`` in total, around a note of the omitted
+    length.
 
     >>> cut("0123456789", 4)
     '01\\n[... cut: 6 of 10 characters left out ...]\\n89'

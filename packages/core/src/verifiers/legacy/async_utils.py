@@ -1,4 +1,5 @@
-"""Older ``verifiers.utils.async_utils``: calls that may be coroutines, limits, repeats, and the lag of a loop."""
+"""Older ``verifiers.utils.async_utils``: calls that may be coroutines, limits, repeats, and the lag
+of a loop."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ REPEATED: tuple[type[Exception], ...] = (InfraError, MalformedResponse)
 
 
 async def maybe_await(function: object, *args: object, **kwargs: object) -> Any:
-    """Call ``function`` and await what it returns where needed; a value that is no function is awaited where needed.
+    """Call ``function`` and await what it returns where needed; a value that is no function is
+    awaited where needed.
 
     >>> asyncio.run(maybe_await(max, 2, 3)), asyncio.run(maybe_await("plain"))
     (3, 'plain')
@@ -37,7 +39,8 @@ async def maybe_await(function: object, *args: object, **kwargs: object) -> Any:
 
 
 async def maybe_call_with_named_args(function: Callable[..., Any], **kwargs: object) -> Any:
-    """Call ``function`` with those of ``kwargs`` that it declares, all of them for ``**kwargs``; await where needed."""
+    """Call ``function`` with those of ``kwargs`` that it declares, all of them for ``**kwargs``;
+    await where needed."""
     parameters = inspect.signature(function).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     accepted = {name: value for name, value in kwargs.items() if takes_all or name in parameters}
@@ -66,10 +69,11 @@ def maybe_retry(
     max_wait: float = 60.0,
     error_types: tuple[type[BaseException], ...] = REPEATED,
 ) -> Callable[..., Awaitable[T]]:
-    """``function``, called again up to ``max_retries`` times when it raises or *returns a state with* such an error.
+    """``function``, called again up to ``max_retries`` times when it raises or *returns a state
+    with* such an error.
 
-    Pauses are random below ``initial`` seconds, doubled with every repeat, at most ``max_wait``. The last error is
-    raised; a last state is returned as it is.
+    Pauses are random below ``initial`` seconds, doubled with every repeat, at most ``max_wait``.
+    The last error is raised; a last state is returned as it is.
     """
     if max_retries <= 0:
         return function
@@ -120,18 +124,29 @@ class EventLoopLagStats:
 
         middle = statistics.median(ordered)
         return cls(
-            ordered[0], statistics.fmean(ordered), middle, quantile(0.9), quantile(0.99), ordered[-1], len(ordered)
+            ordered[0],
+            statistics.fmean(ordered),
+            middle,
+            quantile(0.9),
+            quantile(0.99),
+            ordered[-1],
+            len(ordered),
         )
 
 
 class EventLoopLagMonitor:
-    """Measures how late the event loop runs: ``async with EventLoopLagMonitor() as monitor: …; monitor.get_lags()``.
+    """Measures how late the event loop runs: ``async with EventLoopLagMonitor() as monitor: …;
+    monitor.get_lags()``.
 
-    ``measure_interval`` is the pause between measurements in seconds; the last ``max_measurements`` are kept.
+    ``measure_interval`` is the pause between measurements in seconds; the last ``max_measurements``
+    are kept.
     """
 
     def __init__(
-        self, measure_interval: float = 0.1, max_measurements: int = 10_000, logger: logging.Logger | None = None
+        self,
+        measure_interval: float = 0.1,
+        max_measurements: int = 10_000,
+        logger: logging.Logger | None = None,
     ):
         self.measure_interval, self.max_measurements = measure_interval, max_measurements
         self.logger = logger or logging.getLogger(__name__)

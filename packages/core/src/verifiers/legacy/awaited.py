@@ -1,7 +1,8 @@
 """Values that older code awaits and newer code does not: both work.
 
-Hooks, and the results of ``evaluate``, were coroutines in older versions. The present ones are plain values; the
-classes and methods of ``legacy.classes`` get the forms below, so that an ``await`` in front of them stays harmless.
+Hooks, and the results of ``evaluate``, were coroutines in older versions. The present ones are
+plain values; the classes and methods of ``legacy.classes`` get the forms below, so that an
+``await`` in front of them stays harmless.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ T = TypeVar("T")
 
 
 class Done:
-    """Return value of a synchronous hook that was a coroutine in older versions; awaiting it is optional.
+    """Return value of a synchronous hook that was a coroutine in older versions; awaiting it is
+    optional.
 
-    Both ``await super().has_error(state)`` and ``super().has_error(state)`` work: it is as true as its value.
+    Both ``await super().has_error(state)`` and ``super().has_error(state)`` work: it is as true as
+    its value.
     """
 
     __slots__ = ("value",)
@@ -74,7 +77,8 @@ def _continued(work: Coroutine[Any, Any, T], awaited: object) -> Generator[Any, 
 
 
 class Finished:
-    """What a blocking call returns is also a coroutine that has ended: ``asyncio.run(env.evaluate(…))`` works."""
+    """What a blocking call returns is also a coroutine that has ended:
+    ``asyncio.run(env.evaluate(…))`` works."""
 
     __slots__ = ()
 
@@ -122,7 +126,8 @@ def _make_finished(cls: type) -> None:
 
 
 class AwaitableToo:
-    """A synchronous method whose results may also be awaited by who asks an object, or ``super()``, for the method.
+    """A synchronous method whose results may also be awaited by who asks an object, or ``super()``,
+    for the method.
 
     Who asks the class, as the loop does for stop conditions, gets the method alone.
     """

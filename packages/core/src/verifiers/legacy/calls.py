@@ -1,4 +1,5 @@
-"""Older arguments of ``rollout``, ``run_rollout`` and ``run_group``, which return states instead of rows.
+"""Older arguments of ``rollout``, ``run_rollout`` and ``run_group``, which return states instead of
+rows.
 
 ``older_rollout`` and ``older_run`` wrap the methods of ``Environment`` when its class is created.
 """
@@ -23,7 +24,8 @@ PRESENT_KEYWORDS = ("sampling_args", "max_retries", "state_columns", "env_client
 
 
 def older_rollout(native: Callable[..., Any]) -> Callable[..., Any]:
-    """``rollout``, also as ``rollout(client=…, model=…, prompt=…, **sampling) -> (completion, state)``."""
+    """``rollout``, also as ``rollout(client=…, model=…, prompt=…, **sampling) -> (completion,
+    state)``."""
 
     @functools.wraps(native)
     def rollout(env: Environment, *args: Any, **keywords: Any) -> Any:
@@ -54,17 +56,22 @@ async def _rollout_of_prompt(
 
     if prompt is None:
         raise ConfigError("rollout() needs a row (input=…) or a prompt (prompt=…)")
-    row = {"prompt": normalize_messages(prompt, env.message_type), "answer": answer, "info": dict(info or {})}
+    row = {
+        "prompt": normalize_messages(prompt, env.message_type),
+        "answer": answer,
+        "info": dict(info or {}),
+    }
     row["task"] = task or env.env_id or "default"
     state = await single_rollout(env, row, client, model, {**(sampling_args or {}), **sampling})
     return FinishedTuple((state["completion"], state))
 
 
 def older_run(native: Callable[..., Any]) -> Callable[..., Any]:
-    """``run_rollout`` or ``run_group``, which return states for older keywords and for several further arguments.
+    """``run_rollout`` or ``run_group``, which return states for older keywords and for several
+    further arguments.
 
-    A fourth positional argument is the sampling arguments, of either form. The oldest form of ``run_rollout`` has a
-    semaphore before the row.
+    A fourth positional argument is the sampling arguments, of either form. The oldest form of
+    ``run_rollout`` has a semaphore before the row.
     """
 
     @functools.wraps(native)
@@ -95,7 +102,8 @@ async def _states(
     client: ClientLike | None = None,
     model: ModelLike | None = None,
 ) -> Any:
-    """States of one rollout or of a group. ``gen_sem`` limits model calls, ``score_sem`` scoring."""
+    """States of one rollout or of a group. ``gen_sem`` limits model calls,
+    ``score_sem`` scoring."""
     from verifiers.runs.rollout import scored_group, scored_rollout
 
     run: Callable[..., Any] = scored_group if method == "run_group" else scored_rollout

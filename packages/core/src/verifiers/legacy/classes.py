@@ -1,8 +1,10 @@
-"""Older forms of present classes: methods and attributes of older names, and hooks that older code awaits.
+"""Older forms of present classes: methods and attributes of older names, and hooks that older code
+awaits.
 
-Native modules know nothing of them. ``legacy.modules`` calls the functions ``adapt_…`` once, when the module of the
-class has been imported; subclasses of ``Environment`` are adapted when they are created. Nothing is chosen while a
-rollout runs. What an older method needs is imported on its first call.
+Native modules know nothing of them. ``legacy.modules`` calls the functions ``adapt_…`` once, when
+the module of the class has been imported; subclasses of ``Environment`` are adapted when they are
+created. Nothing is chosen while a rollout runs. What an older method needs is imported on its first
+call.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ OLDER_FORM = "Older form; see"
 
 
 def adapt_environments(module: Any) -> None:
-    """Add the older names, and adapt the environments of this package and those that authors define."""
+    """Add the older names, and adapt the environments of this package and those that authors
+    define."""
     from verifiers.legacy.calls import older_rollout, older_run
     from verifiers.legacy.hooks import adapt
 
@@ -44,13 +47,15 @@ def adapt_tool_environments(module: Any) -> None:
 def add_methods(cls: type, table: Mapping[str, str]) -> None:
     """Add the methods of older versions in ``table`` to ``cls``.
 
-    Its values are current methods, looked up when called, so that overrides in subclasses count; or functions
-    ``module:name``, imported when called, with the object as first argument.
+    Its values are current methods, looked up when called, so that overrides in subclasses count; or
+    functions ``module:name``, imported when called, with the object as first argument.
     """
     for old, new in table.items():
 
         def call(self: object, *args: object, _new: str = new, **kwargs: object) -> Any:
-            function = functools.partial(compat.load(_new), self) if ":" in _new else getattr(self, _new)
+            function = (
+                functools.partial(compat.load(_new), self) if ":" in _new else getattr(self, _new)
+            )
             return function(*args, **kwargs)
 
         call.__name__ = old
@@ -59,7 +64,8 @@ def add_methods(cls: type, table: Mapping[str, str]) -> None:
 
 
 def add_properties(cls: type, table: Mapping[str, str]) -> None:
-    """Add the older names of attributes in ``table`` to ``cls``; they read and assign the present ones.
+    """Add the older names of attributes in ``table`` to ``cls``; they read and assign the present
+    ones.
 
     Those of functions ``module:name``, which take the object, can only be read.
     """
@@ -71,4 +77,8 @@ def add_properties(cls: type, table: Mapping[str, str]) -> None:
         def assign(self: object, value: object, _new: str = new) -> None:
             setattr(self, _new, value)
 
-        setattr(cls, old, property(read, None if ":" in new else assign, doc=f"Older name of ``{new}``."))
+        setattr(
+            cls,
+            old,
+            property(read, None if ":" in new else assign, doc=f"Older name of ``{new}``."),
+        )

@@ -1,4 +1,5 @@
-"""Older ``verifiers.utils.client_utils``: SDK objects and HTTP clients made of a ``ClientConfig``."""
+"""Older ``verifiers.utils.client_utils``: SDK objects and HTTP clients made of a
+``ClientConfig``."""
 
 from __future__ import annotations
 
@@ -20,30 +21,38 @@ NO_KEY = "EMPTY"
 
 
 def resolve_client_configs(config: ClientConfig) -> list[ClientConfig]:
-    """The settings of every endpoint of a group, what each leaves at its default taken from the group; else the config.
+    """The settings of every endpoint of a group, what each leaves at its default taken from the
+    group; else the config.
 
     >>> group = ClientConfig(timeout=9, endpoint_configs=[{"api_base_url": f"http://127.0.0.1:{n}/v1"} for n in (1, 2)])
     >>> [(one.api_base_url, one.timeout) for one in resolve_client_configs(group)]
     [('http://127.0.0.1:1/v1', 9), ('http://127.0.0.1:2/v1', 9)]
     """
-    return [_completed(endpoint_settings(config, one)[0], config) for one in config.endpoint_configs] or [config]
+    return [
+        _completed(endpoint_settings(config, one)[0], config) for one in config.endpoint_configs
+    ] or [config]
 
 
 def resolve_client_config(config: ClientConfig) -> ClientConfig:
-    """The settings of the endpoint number ``client_idx`` of a group, counted round and round; else the config."""
+    """The settings of the endpoint number ``client_idx`` of a group, counted round and round; else
+    the config."""
     configs = resolve_client_configs(config)
     return configs[config.client_idx % len(configs)]
 
 
 def setup_http_client(config: ClientConfig) -> Any:
-    """The HTTP client of the ``openai`` SDK with the headers, time limits and connection limits of a config."""
+    """The HTTP client of the ``openai`` SDK with the headers, time limits and connection limits of
+    a config."""
     from openai import DEFAULT_CONNECTION_LIMITS, DefaultAsyncHttpxClient, Timeout
 
     limits = type(DEFAULT_CONNECTION_LIMITS)(
-        max_connections=config.max_connections, max_keepalive_connections=config.max_keepalive_connections
+        max_connections=config.max_connections,
+        max_keepalive_connections=config.max_keepalive_connections,
     )
     timeout = Timeout(config.timeout, connect=config.connect_timeout)
-    return DefaultAsyncHttpxClient(headers=dict(config.extra_headers), timeout=timeout, limits=limits)
+    return DefaultAsyncHttpxClient(
+        headers=dict(config.extra_headers), timeout=timeout, limits=limits
+    )
 
 
 def setup_openai_client(config: ClientConfig) -> AsyncOpenAI:
@@ -54,7 +63,8 @@ def setup_openai_client(config: ClientConfig) -> AsyncOpenAI:
 
 
 def setup_anthropic_client(config: ClientConfig) -> AsyncAnthropic:
-    """An ``AsyncAnthropic``, likewise. *Raises* ModuleNotFoundError where ``anthropic`` is not installed."""
+    """An ``AsyncAnthropic``, likewise. *Raises* ModuleNotFoundError where ``anthropic`` is not
+    installed."""
     from anthropic import AsyncAnthropic
 
     arguments = _sdk_arguments(resolve_client_config(config))
@@ -64,17 +74,22 @@ def setup_anthropic_client(config: ClientConfig) -> AsyncAnthropic:
 def setup_client(
     config: ClientConfig | str | None = None, api_key_var: str | None = None, **settings: object
 ) -> AsyncOpenAI:
-    """``setup_openai_client`` of a config, or of its fields: ``setup_client(api_base_url, api_key_var, timeout=…)``."""
+    """``setup_openai_client`` of a config, or of its fields: ``setup_client(api_base_url,
+    api_key_var, timeout=…)``."""
     if not isinstance(config, ClientConfig):
         named = {"api_base_url": config, "api_key_var": api_key_var} | settings
-        config = ClientConfig.model_validate({name: value for name, value in named.items() if value is not None})
+        config = ClientConfig.model_validate(
+            {name: value for name, value in named.items() if value is not None}
+        )
     return setup_openai_client(config)
 
 
 def load_prime_config() -> dict[str, Any]:
     """The settings in ``~/.prime/config.json``; none where the file is absent or broken."""
     try:
-        config = json.loads(Path.home().joinpath(".prime", "config.json").read_text(encoding="utf-8"))
+        config = json.loads(
+            Path.home().joinpath(".prime", "config.json").read_text(encoding="utf-8")
+        )
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
@@ -93,5 +108,9 @@ def _completed(member: ClientConfig, group: ClientConfig) -> ClientConfig:
     """The settings of a member, those at their defaults taken from its group."""
     names = [field.name for field in fields(ClientConfig) if field.name != "endpoint_configs"]
     default = ClientConfig()
-    left = {name: getattr(group, name) for name in names if getattr(member, name) == getattr(default, name)}
+    left = {
+        name: getattr(group, name)
+        for name in names
+        if getattr(member, name) == getattr(default, name)
+    }
     return replace(member, **left)

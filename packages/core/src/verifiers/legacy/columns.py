@@ -1,4 +1,5 @@
-"""Older construction of ``GenerateOutputs``: from columns, ``prompt=[…], completion=[…], reward=[…], metrics={…}``."""
+"""Older construction of ``GenerateOutputs``: from columns, ``prompt=[…], completion=[…],
+reward=[…], metrics={…}``."""
 
 from __future__ import annotations
 
@@ -18,13 +19,18 @@ def results_of_columns(
     states: Sequence[Mapping[str, Any]] | None,
     columns: Mapping[str, Any],
 ) -> tuple[list[RolloutOutput], GenerateMetadata, list[State] | None]:
-    """Rollouts, metadata and states of columns named as ``outputs.COLUMNS`` or as the fields of a rollout.
+    """Rollouts, metadata and states of columns named as ``outputs.COLUMNS`` or as the fields of a
+    rollout.
 
     *Raises* ConfigError for rows and columns together, and for columns of unequal length.
     """
     if outputs is not None:
-        raise ConfigError(f"GenerateOutputs takes rollouts or columns, not both; leave {min(columns)!r} out")
-    named = {COLUMNS.get(name, name): values for name, values in columns.items() if values is not None}
+        raise ConfigError(
+            f"GenerateOutputs takes rollouts or columns, not both; leave {min(columns)!r} out"
+        )
+    named = {
+        COLUMNS.get(name, name): values for name, values in columns.items() if values is not None
+    }
     measured = named.pop("metrics", {})
     states = named.pop("state", states)
     lengths = {name: len(values) for name, values in (named | measured).items()}
@@ -41,7 +47,11 @@ def results_of_columns(
         row.update((name, value) for name, value in row["metrics"].items() if name not in row)
         rows.append(row)
     facts = metadata or {}
-    described = GenerateMetadata.of(rows, **{name: value for name, value in facts.items() if name in FACTS})
+    described = GenerateMetadata.of(
+        rows, **{name: value for name, value in facts.items() if name in FACTS}
+    )
     described.update(facts)
-    complete = None if states is None else [s if isinstance(s, State) else State(s or {}) for s in states]
+    complete = (
+        None if states is None else [s if isinstance(s, State) else State(s or {}) for s in states]
+    )
     return rows, described, complete

@@ -11,24 +11,29 @@ from verifiers.errors import UnknownEnvironment
 
 
 def parse_env_id(env_id: str) -> tuple[str, str, str | None]:
-    """``owner/name@version`` as (owner, name, version or None). *Raises* UnknownEnvironment, a ValueError, for others.
+    """``owner/name@version`` as (owner, name, version or None). *Raises* UnknownEnvironment, a
+    ValueError, for others.
 
     >>> parse_env_id("owner/name@1.0")
     ('owner', 'name', '1.0')
     """
     parsed = registry.parse_env_id(env_id)
     if parsed.owner is None:
-        raise UnknownEnvironment(f"{env_id!r} has no owner; write owner/name or owner/name@1.2", env_id=env_id)
+        raise UnknownEnvironment(
+            f"{env_id!r} has no owner; write owner/name or owner/name@1.2", env_id=env_id
+        )
     return parsed.owner, parsed.name, parsed.version
 
 
 def normalize_package_name(name: str) -> str:
-    """The module name of an environment: lower case, runs of ``-``, ``_`` and ``.`` as one ``_``."""
+    """The module name of an environment: lower case, runs of ``-``, ``_`` and ``.``
+    as one ``_``."""
     return normalize_name(name).replace("-", "_")
 
 
 def is_hub_env(env_id: str) -> bool:
-    """Whether an environment id has an owner (``owner/name``); a path that begins with ``./`` or ``/`` has none."""
+    """Whether an environment id has an owner (``owner/name``); a path that begins with ``./`` or
+    ``/`` has none."""
     return "/" in env_id and not env_id.startswith(("./", "/"))
 
 
@@ -42,7 +47,8 @@ def is_installed(env_name: str, version: str | None = None) -> bool:
 
 
 def check_hub_env_installed(env_id: str, version: str | None = None) -> bool:
-    """Whether an environment is installed, in the requested version (argument or part of the id); local ids are.
+    """Whether an environment is installed, in the requested version (argument or part of the id);
+    local ids are.
 
     It is, as a distribution of its name or under its id.
     """

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from verifiers.clients.attributes import read_completion
 from verifiers.clients.reply import to_response
 from verifiers.data.examples import Table
-from verifiers.data.messages import as_mapping, field, normalize_chat, normalize_message, strip_nones
+from verifiers.data.messages import (
+    as_mapping,
+    field,
+    normalize_chat,
+    normalize_message,
+    strip_nones,
+)
 from verifiers.errors import VerifiersError
 from verifiers.rollouts.error_info import ErrorInfo, error_chain
 from verifiers.rollouts.state import TrajectoryStepTokens
@@ -28,13 +34,15 @@ def format_dataset(
     answer_key: str = "answer",
     map_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A ``datasets.Dataset`` with prompts and ids, as environments build it; ``map_kwargs`` have no effect."""
+    """A ``datasets.Dataset`` with prompts and ids, as environments build it; ``map_kwargs`` have no
+    effect."""
     parameters = {"system_prompt": system_prompt, "few_shot": few_shot}
     return Table.of(dataset, question_key=question_key, answer_key=answer_key, **parameters).to_hf()
 
 
 def sanitize_tool_calls(messages: Iterable[object] | str) -> Any:
-    """The messages with each tool call as a JSON string, for a dataset column; plain text unchanged."""
+    """The messages with each tool call as a JSON string, for a dataset column; plain text
+    unchanged."""
     if isinstance(messages, str):
         return messages
     return [_with_json_calls(message) for message in normalize_chat(messages)]
@@ -73,8 +81,8 @@ async def parse_response_tokens(
 ) -> TrajectoryStepTokens | None:
     """The tokens of a response, ours or an OpenAI object, as stored in a step; None without tokens.
 
-    With ``max_seq_len`` (also as second argument) they are cut at their end, which ``is_truncated`` says, and
-    ``overlong_prompt`` where the prompt alone is longer.
+    With ``max_seq_len`` (also as second argument) they are cut at their end, which ``is_truncated``
+    says, and ``overlong_prompt`` where the prompt alone is longer.
     """
     if isinstance(message_type, int):
         max_seq_len = message_type
@@ -102,8 +110,11 @@ async def parse_is_truncated(response: HasChoices, message_type: str = "chat") -
     return bool(response.choices[0].finish_reason == "length")
 
 
-def get_error_chain(error: BaseException, parent_type: type[BaseException] | None = None) -> list[BaseException]:
-    """The exception and its causes, outermost first; with ``parent_type`` only the leading ones of that class."""
+def get_error_chain(
+    error: BaseException, parent_type: type[BaseException] | None = None
+) -> list[BaseException]:
+    """The exception and its causes, outermost first; with ``parent_type`` only the leading ones of
+    that class."""
     chain = error_chain(error)
     if parent_type is None:
         return chain

@@ -1,4 +1,5 @@
-"""Older ``verifiers.utils.eval_utils``: evaluations of a file or a configuration, and their results as text."""
+"""Older ``verifiers.utils.eval_utils``: evaluations of a file or a configuration, and their results
+as text."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from verifiers.results.statistics import known, mean
 
 @dataclass
 class EvalConfig:
-    """One evaluation, for ``run_evaluation``; ``num_workers``, ``disable_env_server``, ``disable_tui``: no effect."""
+    """One evaluation, for ``run_evaluation``; ``num_workers``, ``disable_env_server``,
+    ``disable_tui``: no effect."""
 
     env_id: str
     env_args: dict[str, Any]
@@ -48,7 +50,9 @@ class EvalConfig:
         """The fields as plain data."""
         return asdict(self)
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> EvalConfig:
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> EvalConfig:
         """A copy with the fields of ``update``."""
         return replace(self, **(update or {}))
 
@@ -70,7 +74,8 @@ async def run_evaluation(
 ) -> GenerateOutputs:
     """Load the environment of a configuration and evaluate it; saved when it says so.
 
-    ``on_log_file`` is not called, because no log file is written. Raises as ``load_environment`` and ``evaluate``.
+    ``on_log_file`` is not called, because no log file is written. Raises as ``load_environment``
+    and ``evaluate``.
     """
     from verifiers.environments.registry import load
     from verifiers.legacy.paths import get_eval_results_path
@@ -98,18 +103,24 @@ async def run_evaluation(
 
 
 async def run_evaluations(config: EvalRunConfig) -> None:
-    """``run_evaluation`` of each, and ``print_results``. *Raises* ConfigError for a ``heartbeat_url``."""
+    """``run_evaluation`` of each, and ``print_results``. *Raises* ConfigError for a
+    ``heartbeat_url``."""
     if config.heartbeat_url:
-        raise ConfigError("nothing sends heartbeats to heartbeat_url; leave it out", key="heartbeat_url")
+        raise ConfigError(
+            "nothing sends heartbeats to heartbeat_url; leave it out", key="heartbeat_url"
+        )
     for one in config.evals:
         print_results(await run_evaluation(one))
 
 
-def load_toml_config(path: str | Path, extra_valid_fields: set[str] | None = None) -> list[dict[str, Any]]:
-    """The evaluations of a TOML file: its top-level settings updated with each ``[[eval]]`` or ``[[ablation]]``.
+def load_toml_config(
+    path: str | Path, extra_valid_fields: set[str] | None = None
+) -> list[dict[str, Any]]:
+    """The evaluations of a TOML file: its top-level settings updated with each ``[[eval]]`` or
+    ``[[ablation]]``.
 
-    A sweep gives one evaluation for every combination. *Raises* FileNotFoundError; ConfigError, a ValueError, that
-    lists every unknown or wrong setting.
+    A sweep gives one evaluation for every combination. *Raises* FileNotFoundError; ConfigError, a
+    ValueError, that lists every unknown or wrong setting.
     """
     from verifiers.cli.common.reader import raise_together
     from verifiers.cli.evaluate.options import layered
@@ -122,11 +133,14 @@ def load_toml_config(path: str | Path, extra_valid_fields: set[str] | None = Non
     if not file.entries and not problems:
         problems.append(f"{path} has neither [[eval]] nor [[ablation]]")
     raise_together(problems)
-    return [{"env_id": entry.env_id, **layered(file.common, entry.settings)} for entry in file.entries]
+    return [
+        {"env_id": entry.env_id, **layered(file.common, entry.settings)} for entry in file.entries
+    ]
 
 
 def resolve_endpoints_file(endpoints_path: str) -> Path | None:
-    """The registry file that a path means: itself, or the ``endpoints.toml`` or ``.py`` in a folder; None without."""
+    """The registry file that a path means: itself, or the ``endpoints.toml`` or ``.py`` in a
+    folder; None without."""
     path = Path(endpoints_path)
     if not path.is_dir():
         return path
@@ -135,9 +149,12 @@ def resolve_endpoints_file(endpoints_path: str) -> Path | None:
 
 
 def filter_inputs(
-    inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]], rollouts_per_example: int
+    inputs: Sequence[Mapping[str, Any]],
+    outputs: Sequence[Mapping[str, Any]],
+    rollouts_per_example: int,
 ) -> list[Any]:
-    """The inputs that still have to be run: of each example as many as ``outputs`` lacks of the wanted number."""
+    """The inputs that still have to be run: of each example as many as ``outputs`` lacks of the
+    wanted number."""
     missing = {row["example_id"]: rollouts_per_example for row in inputs}
     for output in outputs:
         if output["example_id"] in missing:
@@ -187,7 +204,11 @@ def to_col_order(list_of_dicts: Sequence[Mapping[str, float]]) -> dict[str, list
     >>> to_col_order([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
     {'a': [1, 3], 'b': [2, 4]}
     """
-    return {name: [row[name] for row in list_of_dicts] for name in list_of_dicts[0]} if list_of_dicts else {}
+    return (
+        {name: [row[name] for row in list_of_dicts] for name in list_of_dicts[0]}
+        if list_of_dicts
+        else {}
+    )
 
 
 # --- results as text
@@ -218,8 +239,13 @@ def print_info(results: GenerateOutputs) -> None:
     _say("Info:")
     outputs = results.outputs
     _say(f"is_truncated: {_spread([float(bool(output['is_truncated'])) for output in outputs])}")
-    _say(f"stop_conditions: {_shares([str(output['stop_condition']) for output in outputs], len(outputs))}")
-    if errors := [str(output["error"]["error_chain_str"]) for output in outputs if output["error"] is not None]:
+    _say(
+        "stop_conditions:"
+        f" {_shares([str(output['stop_condition']) for output in outputs], len(outputs))}"
+    )
+    if errors := [
+        str(output["error"]["error_chain_str"]) for output in outputs if output["error"] is not None
+    ]:
         _say(f"errors: {_shares(errors, len(outputs))}")
 
 
@@ -227,7 +253,11 @@ def print_timing(results: GenerateOutputs) -> None:
     """Print the times of the rollouts in seconds: least, mean and most."""
     _say("Timing:")
     for name in ("generation_ms", "scoring_ms", "total_ms"):
-        times = [output["timing"][name] / 1000 for output in results.outputs if name in (output["timing"] or {})]
+        times = [
+            output["timing"][name] / 1000
+            for output in results.outputs
+            if name in (output["timing"] or {})
+        ]
         if times:
             spread = f"min - {min(times):.2f}s, mean - {mean(times):.2f}s, max - {max(times):.2f}s"
             _say(f"{name.removesuffix('_ms')}: {spread}")
@@ -266,4 +296,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def _shares(values: Sequence[str], total: int) -> str:
     counts = {value: values.count(value) / total for value in dict.fromkeys(values)}
-    return ", ".join(f"{value}: {share:.3f}" for value, share in sorted(counts.items(), key=lambda pair: -pair[1]))
+    return ", ".join(
+        f"{value}: {share:.3f}"
+        for value, share in sorted(counts.items(), key=lambda pair: -pair[1])
+    )

@@ -1,4 +1,5 @@
-"""Hooks of environments in their older forms, chosen when the class of an environment is created."""
+"""Hooks of environments in their older forms, chosen when the class of an environment
+is created."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ PRODUCT = "verifiers"
 
 
 def adapt(cls: Any) -> None:
-    """Give one class of environments, and the hooks of the product that its code names, their older forms."""
+    """Give one class of environments, and the hooks of the product that its code names, their older
+    forms."""
     if cls.__module__.startswith(PRODUCT):
         for name, method in list(vars(cls).items()):
             if name == "render_completion" or hasattr(method, "__vf_stop__"):
@@ -27,7 +29,9 @@ def adapt(cls: Any) -> None:
         return
     if "is_completed" in vars(cls) and _takes_messages(cls.is_completed):
         cls.is_completed = _with_messages(cls.is_completed)
-    named = set().union(*(_names_in(base) for base in cls.__mro__ if not base.__module__.startswith(PRODUCT)))
+    named = set().union(
+        *(_names_in(base) for base in cls.__mro__ if not base.__module__.startswith(PRODUCT))
+    )
     for name in HOOKS & named:
         for base in cls.__mro__:
             if base.__module__.startswith(PRODUCT):
@@ -43,7 +47,11 @@ def _make_awaitable(cls: type, name: str) -> None:
 def _names_in(cls: type) -> set[str]:
     """The names that a class defines, and those that the code of its methods reads."""
     names = set(vars(cls))
-    codes = [inspect.unwrap(method).__code__ for method in vars(cls).values() if inspect.isfunction(method)]
+    codes = [
+        inspect.unwrap(method).__code__
+        for method in vars(cls).values()
+        if inspect.isfunction(method)
+    ]
     for code in codes:
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
@@ -51,7 +59,8 @@ def _names_in(cls: type) -> set[str]:
 
 
 def _of_last_argument(method: Callable[..., Any]) -> Callable[..., Any]:
-    """``is_completed(state)``, also as ``is_completed(messages, state)``, and without ``await`` if nothing waits."""
+    """``is_completed(state)``, also as ``is_completed(messages, state)``, and without ``await`` if
+    nothing waits."""
 
     @functools.wraps(method)
     def is_completed(env: object, *args: Any, **named: Any) -> Any:
@@ -62,8 +71,13 @@ def _of_last_argument(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _takes_messages(override: Callable[..., Any]) -> bool:
-    """Whether an ``is_completed`` has the signature ``(self, messages, state)``, by any parameter names."""
-    positional = [p for p in inspect.signature(override).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    """Whether an ``is_completed`` has the signature ``(self, messages, state)``, by any parameter
+    names."""
+    positional = [
+        p
+        for p in inspect.signature(override).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     return len([p for p in positional[1:] if p.default is p.empty]) >= 2
 
 
@@ -73,7 +87,11 @@ def _with_messages(override: Callable[..., Any]) -> Callable[..., Any]:
         if len(args) > 1 or named:
             return override(env, *args, **named)
         (state,) = args
-        messages = state.record.transcript[-1].conversation() if state.record.transcript else state["prompt"][:]
+        messages = (
+            state.record.transcript[-1].conversation()
+            if state.record.transcript
+            else state["prompt"][:]
+        )
         return override(env, messages, state)
 
     return is_completed

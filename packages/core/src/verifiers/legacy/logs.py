@@ -1,4 +1,5 @@
-"""Older ``verifiers.utils.logging_utils``: numbers and long texts for people, and records as JSON."""
+"""Older ``verifiers.utils.logging_utils``: numbers and long texts for people, and
+records as JSON."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def warning_once(logger: logging.Logger, msg: str) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: ``timestamp level name message module function line``, ``exception`` where one is."""
+    """One JSON object a record: ``timestamp level name message module function line``,
+    ``exception`` where one is."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {

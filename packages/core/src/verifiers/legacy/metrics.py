@@ -1,6 +1,7 @@
 """Older ``verifiers.utils.metric_utils``: numbers of saved rollouts that arrive one by one.
 
-Runs have their statistics in ``GenerateMetadata``; these classes are for code that shows them while it runs.
+Runs have their statistics in ``GenerateMetadata``; these classes are for code that shows them while
+it runs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class MeanMetric(_Collected, ABC):
 
 
 class RewardMetric(MeanMetric):
-    """Mean reward; a rollout without one counts as 0.0, and an unknown reward (None, NaN) is skipped."""
+    """Mean reward; a rollout without one counts as 0.0, and an unknown reward (None, NaN) is
+    skipped."""
 
     def extract(self, output: Output) -> float | None:
         reward = output.get("reward", 0.0)
@@ -138,10 +140,12 @@ class EnvMetrics(_Collected):
 
 
 class PassAtKMetric(_Collected):
-    """(pass@k, pass^k) for k = 1, 2, 4, … up to ``rollouts_per_example``, over the examples that have all rollouts.
+    """(pass@k, pass^k) for k = 1, 2, 4, … up to ``rollouts_per_example``, over the examples that
+    have all rollouts.
 
-    A rollout passes at a reward of ``threshold`` or more. Unbiased over n rollouts of which c pass: 1 - C(n-c,k)/C(n,k)
-    and C(c,k)/C(n,k); means over examples. Source: arXiv 2107.03374, section 2.1.
+    A rollout passes at a reward of ``threshold`` or more. Unbiased over n rollouts of which c pass:
+    1 - C(n-c,k)/C(n,k) and C(c,k)/C(n,k); means over examples. Source: arXiv 2107.03374, section
+    2.1.
 
     >>> metric = PassAtKMetric(2)
     >>> metric.add_outputs([{"example_id": 0, "reward": 1.0}, {"example_id": 0, "reward": 0.0}])

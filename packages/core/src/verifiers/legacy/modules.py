@@ -1,12 +1,12 @@
 """Lazy modules for the module names of older versions, such as ``verifiers.utils.data_utils``.
 
-``import verifiers`` registers them, a few microseconds each; on first use the modules that now define the names are
-imported. The tables are ``compat.MODULES`` and ``compat.MODULE_NAMES``; no files of these names exist. Modules that
-still exist (``verifiers.types``, ``verifiers.clients``) receive, on import, a fallback for names that older versions
-defined in them.
+``import verifiers`` registers them, a few microseconds each; on first use the modules that now
+define the names are imported. The tables are ``compat.MODULES`` and ``compat.MODULE_NAMES``; no
+files of these names exist. Modules that still exist (``verifiers.types``, ``verifiers.clients``)
+receive, on import, a fallback for names that older versions defined in them.
 
-A known but unavailable name raises an ``ImportError`` with the reason, because ``from … import …`` would drop the text
-of an ``AttributeError``.
+A known but unavailable name raises an ``ImportError`` with the reason, because ``from … import …``
+would drop the text of an ``AttributeError``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ ADAPTED = {
     "results.outputs": "verifiers.legacy.awaited:finish_results",
     "results.rows": "verifiers.legacy.timing:adapt_rows",
 }
-"""Module -> the function that gives its classes their older forms; called with the module once it is imported."""
+"""Module -> the function that gives its classes their older forms; called with the module once it
+is imported."""
 PACKAGE = "verifiers"
 TRAINER = "verifiers_trainer"
 
@@ -51,7 +52,9 @@ class OlderModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
-            return [public for public in dir(self) if not public.startswith("_") and self._has(public)]
+            return [
+                public for public in dir(self) if not public.startswith("_") and self._has(public)
+            ]
         value = resolve(self.__name__, name)
         self.__dict__[name] = value
         return value
@@ -66,7 +69,11 @@ class OlderModule(ModuleType):
     def __dir__(self) -> list[str]:
         short = self.__name__.removeprefix(f"{PACKAGE}.")
         homes = [_load(self.__name__, home) for home in compat.MODULES[short].split()]
-        names = {name for home in homes for name in getattr(home, "__all__", None) or _defined_names(home)}
+        names = {
+            name
+            for home in homes
+            for name in getattr(home, "__all__", None) or _defined_names(home)
+        }
         return sorted(names | compat.MODULE_NAMES.get(short, {}).keys())
 
 
@@ -104,7 +111,9 @@ def resolve(module: str, name: str) -> Any:
             compat.note(module, home)
             return getattr(loaded, name)
     if substitute := compat.SUBSTITUTES.get(short, {}).get(name):
-        raise ImportError(f"{module}.{name} is not in this version; instead: {substitute}", name=module)
+        raise ImportError(
+            f"{module}.{name} is not in this version; instead: {substitute}", name=module
+        )
     root = sys.modules[PACKAGE]
     if name in {*dir(root), *compat.NAMES, *compat.LATER}:
         return _value(module, PACKAGE, name)
@@ -112,14 +121,21 @@ def resolve(module: str, name: str) -> Any:
 
 
 class _RealModules(MetaPathFinder):
-    """Finds existing modules of ``compat.MODULE_NAMES`` and ``ADAPTED``; adds the older forms on loading."""
+    """Finds existing modules of ``compat.MODULE_NAMES`` and ``ADAPTED``; adds the older forms on
+    loading."""
 
-    paths = frozenset(f"{PACKAGE}.{short}" for short in {*compat.MODULE_NAMES, *ADAPTED} if short not in compat.MODULES)
+    paths = frozenset(
+        f"{PACKAGE}.{short}"
+        for short in {*compat.MODULE_NAMES, *ADAPTED}
+        if short not in compat.MODULES
+    )
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if (short := fullname.removeprefix(f"{PACKAGE}.")) != fullname and short in compat.LATER_MODULES:
+        if (
+            short := fullname.removeprefix(f"{PACKAGE}.")
+        ) != fullname and short in compat.LATER_MODULES:
             raise ModuleNotFoundError(f"{fullname}: {compat.LATER_MODULES[short]}", name=fullname)
         spec = PathFinder.find_spec(fullname, path, target) if fullname in self.paths else None
         if spec is not None and spec.loader is not None:
@@ -187,7 +203,10 @@ def _load(module: str, home: str) -> ModuleType:
         if home == TRAINER:
             from verifiers.runtime.install_lines import install_line
 
-            reason = f"it is part of the trainer, which is not installed: {install_line('verifiers-trainer')}"
+            reason = (
+                "it is part of the trainer, which is not installed:"
+                f" {install_line('verifiers-trainer')}"
+            )
         raise ModuleNotFoundError(f"{module}: {reason}", name=module) from None
 
 

@@ -1,6 +1,8 @@
-"""Older rubrics that only measure: ``MultiTurnMonitorRubric``, ``ToolMonitorRubric`` and ``SandboxMonitorRubric``.
+"""Older rubrics that only measure: ``MultiTurnMonitorRubric``, ``ToolMonitorRubric`` and
+``SandboxMonitorRubric``.
 
-Environments here measure by their own ``monitor_rubric``; these are for code that makes, changes or subclasses them.
+Environments here measure by their own ``monitor_rubric``; these are for code that makes, changes or
+subclasses them.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class MultiTurnMonitorRubric(Rubric):
 class SandboxMonitorRubric(Rubric):
     """The metrics ``sandbox_ready_wait_time`` and ``sandbox_command_execution_time``, in seconds.
 
-    The second is the mean of the commands of a rollout, 0 without any; a ``SandboxEnv`` itself measures their sum.
-    Further parameters are those of ``Rubric``.
+    The second is the mean of the commands of a rollout, 0 without any; a ``SandboxEnv`` itself
+    measures their sum. Further parameters are those of ``Rubric``.
     """
 
     def __init__(self, **kwargs: Any):
@@ -46,7 +48,8 @@ def sandbox_command_execution_time(state: State) -> float:
 
 
 class ToolMonitorRubric(Rubric):
-    """The metrics ``total_tool_calls`` and ``<tool>_calls``; further parameters are those of ``Rubric``.
+    """The metrics ``total_tool_calls`` and ``<tool>_calls``; further parameters are those of
+    ``Rubric``.
 
     >>> monitor = ToolMonitorRubric(["search"])
     >>> monitor.add_tool_metric("browse")
@@ -83,9 +86,14 @@ class ToolMonitorRubric(Rubric):
 
 
 def tool_monitor_rubric(env: ToolEnv) -> ToolMonitorRubric:
-    """The counts of an environment's tool calls; what is added or removed here is in the rollouts that follow."""
+    """The counts of an environment's tool calls; what is added or removed here is in the rollouts
+    that follow."""
     monitor = ToolMonitorRubric()
     monitor.measured_by = env.monitor_rubric
-    counted = [name for name in env.monitor_rubric.get_reward_func_names() if name != metric_name(None)]
-    monitor.tool_names = [name.removesuffix(metric_name("")) for name in counted if name.endswith(metric_name(""))]
+    counted = [
+        name for name in env.monitor_rubric.get_reward_func_names() if name != metric_name(None)
+    ]
+    monitor.tool_names = [
+        name.removesuffix(metric_name("")) for name in counted if name.endswith(metric_name(""))
+    ]
     return monitor

@@ -1,7 +1,7 @@
 """Aliases for the internal module paths of version 0.2.0.
 
-Importing an old path returns the module with its current contents: ``verifiers.runner is verifiers.runs.runner``. The
-finder is called at every import, so it does only one dict lookup.
+Importing an old path returns the module with its current contents: ``verifiers.runner is
+verifiers.runs.runner``. The finder is called at every import, so it does only one dict lookup.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ MOVED: dict[str, str] = {
     "workers.ray": "runs.workers.ray",
     "workers.serving": "runs.workers.serving",
 }
-"""Old module path below ``verifiers`` -> current one, below ``verifiers`` or in a package of ``DISTRIBUTIONS``."""
+"""Old module path below ``verifiers`` -> current one, below ``verifiers`` or in a package of
+``DISTRIBUTIONS``."""
 DISTRIBUTIONS = {
     "verifiers_agents": "verifiers-agents",
     "verifiers_integrations": "verifiers-integrations",
@@ -196,7 +197,8 @@ class _Alias(Loader):
         self.old_spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """*Raises* ModuleNotFoundError naming the distribution to install, for a module that moved to another one."""
+        """*Raises* ModuleNotFoundError naming the distribution to install, for a module that moved
+        to another one."""
         package = self._new.partition(".")[0]
         try:
             module = importlib.import_module(self._new)
@@ -226,7 +228,9 @@ class _Alias(Loader):
         return spec.loader.get_code(self._new)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has replaced it with the spec of the old name
+        module.__spec__ = (
+            self._spec
+        )  # the import system has replaced it with the spec of the old name
 
 
 class _MovedModules(MetaPathFinder):

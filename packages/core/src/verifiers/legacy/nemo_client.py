@@ -1,8 +1,10 @@
-"""``NeMoRLChatCompletionsClient``: chat completions of a NeMo RL server through an ``AsyncOpenAI``, step by step.
+"""``NeMoRLChatCompletionsClient``: chat completions of a NeMo RL server through an ``AsyncOpenAI``,
+step by step.
 
-NeMo Gym's agent for environments of this library subclasses it and overrides ``get_native_response``, through which
-every call passes. NeMo RL's server puts token ids and log-probabilities on the message (``prompt_token_ids``,
-``generation_token_ids``, ``generation_log_probs``); they are kept exactly as sent.
+NeMo Gym's agent for environments of this library subclasses it and overrides
+``get_native_response``, through which every call passes. NeMo RL's server puts token ids and
+log-probabilities on the message (``prompt_token_ids``, ``generation_token_ids``,
+``generation_log_probs``); they are kept exactly as sent.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class NeMoRLChatCompletionsClient(TemplateClient):
     """
 
     def setup_client(self, config: ClientConfig) -> Any:
-        """An ``AsyncOpenAI`` with the settings; the SDK reads the key of the variable that they name."""
+        """An ``AsyncOpenAI`` with the settings; the SDK reads the key of the variable that they
+        name."""
         import os
 
         from openai import AsyncOpenAI
@@ -50,7 +53,12 @@ class NeMoRLChatCompletionsClient(TemplateClient):
         return dict(tool)
 
     async def get_native_response(
-        self, prompt: object, model: str, sampling_args: Mapping[str, Any], tools: object = None, **kwargs: Any
+        self,
+        prompt: object,
+        model: str,
+        sampling_args: Mapping[str, Any],
+        tools: object = None,
+        **kwargs: Any,
     ) -> Any:
         """One ``chat.completions.create``; ``extra_headers`` of ``kwargs`` are sent."""
         arguments = {name: value for name, value in sampling_args.items() if value is not None}

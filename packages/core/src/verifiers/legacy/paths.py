@@ -10,27 +10,38 @@ from typing import Any
 from verifiers.storage.directory import RESULTS_NAME, is_complete, read_metadata
 
 
-def get_results_path(env_id: str, model: str, base_path: str | Path = "outputs", subdir: str = "evals") -> Path:
-    """A new folder name for a run, ``<base_path>/evals/<env_id>--<model>/<8 hex digits>``; creates nothing."""
+def get_results_path(
+    env_id: str, model: str, base_path: str | Path = "outputs", subdir: str = "evals"
+) -> Path:
+    """A new folder name for a run, ``<base_path>/evals/<env_id>--<model>/<8 hex digits>``; creates
+    nothing."""
     return Path(base_path, subdir, f"{env_id}--{model.replace('/', '--')}", uuid.uuid4().hex[:8])
 
 
 def get_eval_runs_dir(
-    env_id: str, model: str, env_dir_path: str | Path = "./environments", output_dir: str | Path | None = None
+    env_id: str,
+    model: str,
+    env_dir_path: str | Path = "./environments",
+    output_dir: str | Path | None = None,
 ) -> Path:
     """The folder that has a folder for each run of an environment with a model."""
     return get_results_path(env_id, model, _outputs(env_id, env_dir_path, output_dir)).parent
 
 
 def get_gepa_results_path(
-    env_id: str, model: str, env_dir_path: str | Path = "./environments", output_dir: str | Path | None = None
+    env_id: str,
+    model: str,
+    env_dir_path: str | Path = "./environments",
+    output_dir: str | Path | None = None,
 ) -> Path:
-    """A new folder name for a run of a GEPA optimizer, ``<outputs>/gepa/<env_id>--<model>/<8 hex digits>``."""
+    """A new folder name for a run of a GEPA optimizer, ``<outputs>/gepa/<env_id>--<model>/<8 hex
+    digits>``."""
     return get_results_path(env_id, model, _outputs(env_id, env_dir_path, output_dir), "gepa")
 
 
 def _outputs(env_id: str, env_dir_path: str | Path, output_dir: str | Path | None) -> str | Path:
-    """The folder given, else that of the environment's project where it is there, else ``outputs``."""
+    """The folder given, else that of the environment's project where it is there,
+    else ``outputs``."""
     project = Path(env_dir_path, env_id.replace("-", "_"))
     return output_dir or (project / "outputs" if project.is_dir() else "outputs")
 

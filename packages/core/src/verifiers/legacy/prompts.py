@@ -1,4 +1,5 @@
-"""The default prompt of judges of versions 0.1, which packages import to build theirs from it or to compare texts."""
+"""The default prompt of judges of versions 0.1, which packages import to build theirs from it or to
+compare texts."""
 
 _FENCE = "```"
 DEFAULT_JUDGE_PROMPT = f"""\

@@ -1,4 +1,5 @@
-"""Older ``verifiers.utils.message_utils``: messages from raw dicts, and their printable and saved forms."""
+"""Older ``verifiers.utils.message_utils``: messages from raw dicts, and their printable and saved
+forms."""
 
 from __future__ import annotations
 
@@ -14,10 +15,13 @@ _PLACEHOLDERS = {"image_url": "[image]", "input_audio": "[audio]", "audio": "[au
 
 
 def from_raw_message(message: Mapping[str, Any]) -> Message:
-    """The message of a dict, with flat tool calls. *Raises* ValueError for a role that is none of ``ROLES``."""
+    """The message of a dict, with flat tool calls. *Raises* ValueError for a role that is none of
+    ``ROLES``."""
     fields = dict(as_mapping(message, "a message"))
     if fields.get("role") not in ROLES:
-        raise ValueError(f"a message has one of the roles {', '.join(ROLES)}, not {fields.get('role')!r}")
+        raise ValueError(
+            f"a message has one of the roles {', '.join(ROLES)}, not {fields.get('role')!r}"
+        )
     if calls := fields.get("tool_calls"):
         fields["tool_calls"] = [_flat_call(call) for call in calls]
     return normalize_message(fields)
@@ -32,21 +36,27 @@ def from_raw_content_part(part: object) -> dict[str, Any]:
 
 
 def normalize_messages(value: object, *, field_name: str = "messages") -> list[Message]:
-    """A list of messages; text becomes one text message. *Raises* TypeError that names ``field_name``."""
+    """A list of messages; text becomes one text message. *Raises* TypeError that names
+    ``field_name``."""
     if isinstance(value, str):
         return [TextMessage(value)]
     if not isinstance(value, Sequence):
-        raise TypeError(f"{field_name} must be text or a list of messages, not {type(value).__name__}")
+        raise TypeError(
+            f"{field_name} must be text or a list of messages, not {type(value).__name__}"
+        )
     return [_message(item, f"{field_name}[{index}]") for index, item in enumerate(value)]
 
 
-def maybe_normalize_messages(value: object, *, field_name: str = "messages") -> list[Message] | None:
+def maybe_normalize_messages(
+    value: object, *, field_name: str = "messages"
+) -> list[Message] | None:
     """``normalize_messages``; None stays None."""
     return None if value is None else normalize_messages(value, field_name=field_name)
 
 
 def message_to_printable(message: object) -> Any:
-    """The message with text content only: parts joined by spaces, ``[image]`` and ``[audio]`` in place of those."""
+    """The message with text content only: parts joined by spaces, ``[image]`` and ``[audio]`` in
+    place of those."""
     printable = normalize_message(message)
     content = printable["content"]
     if isinstance(content, list):
@@ -58,11 +68,16 @@ def message_to_printable(message: object) -> Any:
 
 def messages_to_printable(messages: Iterable[object] | str) -> Any:
     """``message_to_printable`` of each message; text unchanged."""
-    return messages if isinstance(messages, str) else [message_to_printable(message) for message in messages]
+    return (
+        messages
+        if isinstance(messages, str)
+        else [message_to_printable(message) for message in messages]
+    )
 
 
 def serialize_message_for_output(message: object) -> dict[str, Any]:
-    """A message as saved: images reduced to their URL, audio without white space, further keys left out."""
+    """A message as saved: images reduced to their URL, audio without white space, further keys left
+    out."""
     fields = as_mapping(message, "a message")
     content = fields.get("content")
     saved: dict[str, Any] = {"role": fields.get("role"), "content": content}
@@ -74,7 +89,11 @@ def serialize_message_for_output(message: object) -> dict[str, Any]:
 
 def serialize_messages_for_output(messages: Iterable[object] | str) -> Any:
     """``serialize_message_for_output`` of each message; text unchanged."""
-    return messages if isinstance(messages, str) else [serialize_message_for_output(message) for message in messages]
+    return (
+        messages
+        if isinstance(messages, str)
+        else [serialize_message_for_output(message) for message in messages]
+    )
 
 
 def format_messages(messages: Messages) -> str:
@@ -85,7 +104,8 @@ def format_messages(messages: Messages) -> str:
 
 
 def is_valid_tool_content_parts(value: object) -> bool:
-    """Whether a tool's result is a list of text and image parts, which the tool message then has as its content."""
+    """Whether a tool's result is a list of text and image parts, which the tool message then has as
+    its content."""
     return isinstance(value, list) and all(
         isinstance(part, dict) and part.get("type") in ("text", "image_url") for part in value
     )
@@ -118,5 +138,8 @@ def _saved_part(part: object) -> dict[str, Any]:
         data, kind = field(audio, "data"), field(audio, "format")
         if not isinstance(data, str) or not isinstance(kind, str):
             return {"type": "text", "text": "[audio]"}
-        return {"type": "input_audio", "input_audio": {"data": "".join(data.split()), "format": kind.strip().lower()}}
+        return {
+            "type": "input_audio",
+            "input_audio": {"data": "".join(data.split()), "format": kind.strip().lower()},
+        }
     return fields

@@ -1,4 +1,5 @@
-"""Methods and attributes of environments that older trainers and tools use: rows, results, handlers, usage."""
+"""Methods and attributes of environments that older trainers and tools use: rows, results,
+handlers, usage."""
 
 from __future__ import annotations
 
@@ -21,9 +22,16 @@ if TYPE_CHECKING:
     from verifiers.clients.protocol import ClientLike
 
 
-def eval_inputs(env: Environment, num_examples: int = -1, rollouts_per_example: int = 1) -> list[dict[str, Any]]:
-    """The rows of the evaluation set, each ``rollouts_per_example`` times, siblings next to each other."""
-    return [copy_row(e.row) for e in env.eval_table.take(num_examples, None) for _ in range(rollouts_per_example)]
+def eval_inputs(
+    env: Environment, num_examples: int = -1, rollouts_per_example: int = 1
+) -> list[dict[str, Any]]:
+    """The rows of the evaluation set, each ``rollouts_per_example`` times, siblings next to each
+    other."""
+    return [
+        copy_row(e.row)
+        for e in env.eval_table.take(num_examples, None)
+        for _ in range(rollouts_per_example)
+    ]
 
 
 def rollout_results(
@@ -36,7 +44,8 @@ def rollout_results(
     gen_sampling_args: Mapping[str, Any] | None = None,
     start_time: float | None = None,
 ) -> GenerateOutputs:
-    """Results of finished states; ``start_time`` is a ``time.time()``. ``results_path`` is recorded, not written to."""
+    """Results of finished states; ``start_time`` is a ``time.time()``. ``results_path`` is
+    recorded, not written to."""
     outputs = [state_to_output(state, state_columns) for state in all_states]
     metadata = GenerateMetadata.of(
         outputs,
@@ -70,10 +79,14 @@ async def run_rollouts(
     """Run one rollout of each row of the columns, unscored: (completion, state) in their order."""
     limit = asyncio.Semaphore(max_concurrent if max_concurrent > 0 else max(1, len(prompts)))
 
-    async def run(prompt: Sequence[Mapping[str, Any]] | str, answer: str, task: str, info: Mapping[str, Any]) -> Any:
+    async def run(
+        prompt: Sequence[Mapping[str, Any]] | str, answer: str, task: str, info: Mapping[str, Any]
+    ) -> Any:
         row = {"prompt": prompt, "answer": answer, "task": task, "info": dict(info)}
         async with limit:
-            return await env.a_rollout(client=client, model=model, sampling_args=sampling_args, **row, **kwargs)
+            return await env.a_rollout(
+                client=client, model=model, sampling_args=sampling_args, **row, **kwargs
+            )
 
     return await asyncio.gather(*map(run, prompts, answers, tasks, infos))
 
@@ -106,7 +119,8 @@ async def tear_down(env: Environment) -> None:
 
 
 def mark_timed_out(env: Environment, state: State) -> None:
-    """Record that the rollout reached its time limit. One that continues records its own end, and stays marked."""
+    """Record that the rollout reached its time limit. One that continues records its own end, and
+    stays marked."""
     state["timed_out"], state["is_completed"] = True, True
     state["stop_condition"] = StopReason.TIMEOUT.value
 

@@ -1,6 +1,7 @@
 """Older ``verifiers.utils.save_utils``: convert, write, read and collect saved rollouts.
 
-Runs save rollouts durably, one by one (``results_path``). These functions are for code that manages its own files.
+Runs save rollouts durably, one by one (``results_path``). These functions are for code that manages
+its own files.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME, read_metada
 from verifiers.storage.files import atomic_write
 
 FACTS = (
-    "env_id env_args model base_url num_examples rollouts_per_example sampling_args state_columns version_info "
-    "pass_threshold"
+    "env_id env_args model base_url num_examples rollouts_per_example sampling_args state_columns"
+    " version_info pass_threshold"
 ).split()
 """Attributes of ``GenerateOutputsBuilder`` that are fields of the metadata."""
 ENV_VERSIONS = ("env_version", "env_commit")
@@ -38,15 +39,19 @@ USAGE_NAMES = (("input_tokens", "prefill_tokens"), ("output_tokens", "decode_tok
 
 
 def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
-    """A finished state as a saved rollout, its error also as text: ``error_chain``, ``long_error_chain``.
+    """A finished state as a saved rollout, its error also as text: ``error_chain``,
+    ``long_error_chain``.
 
-    ``token_usage`` is that of ``state["usage_tracker"]``, else of ``token_usage`` or ``usage``, else the sum over the
-    trajectory. *Raises* ValueError for a state column that JSON cannot represent.
+    ``token_usage`` is that of ``state["usage_tracker"]``, else of ``token_usage`` or ``usage``,
+    else the sum over the trajectory. *Raises* ValueError for a state column that JSON cannot
+    represent.
     """
     output = native.state_to_output(state, state_columns)
     for name in state_columns or ():
         if name != "trajectory" and UNSERIALIZABLE.encode() in encode_row({name: output[name]}):
-            raise ValueError(f"JSON cannot represent the state column {name!r}: {shortened(state[name])}")
+            raise ValueError(
+                f"JSON cannot represent the state column {name!r}: {shortened(state[name])}"
+            )
     output["token_usage"] = _usage_of(state)
     if output["error"] is not None:
         output["error_chain"] = output["error"]["error_chain_repr"]
@@ -54,13 +59,16 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
     return output
 
 
-def states_to_outputs(states: Iterable[State], state_columns: Sequence[str] | None = None) -> list[RolloutOutput]:
+def states_to_outputs(
+    states: Iterable[State], state_columns: Sequence[str] | None = None
+) -> list[RolloutOutput]:
     """``state_to_output`` of each finished state."""
     return [state_to_output(state, state_columns) for state in states]
 
 
 def make_serializable(value: object) -> Any:
-    """A value that ``json.dumps`` takes: dates and paths as text, exceptions as ``repr``, other objects as ``str``.
+    """A value that ``json.dumps`` takes: dates and paths as text, exceptions as ``repr``, other
+    objects as ``str``.
 
     >>> make_serializable(ValueError("x")), make_serializable(Path("a/b"))
     ("ValueError('x')", 'a/b')
@@ -81,7 +89,9 @@ def make_serializable(value: object) -> Any:
 def is_json_serializable(value: object) -> bool:
     """Whether a value is plain JSON data: text, numbers, lists, and mappings with text as keys."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and is_json_serializable(member) for key, member in value.items())
+        return all(
+            isinstance(key, str) and is_json_serializable(member) for key, member in value.items()
+        )
     if isinstance(value, list | tuple):
         return all(map(is_json_serializable, value))
     return value is None or isinstance(value, str | int | float)
@@ -102,7 +112,9 @@ def load_outputs(results_path: str | Path) -> list[RolloutOutput]:
     return load_results(results_path).outputs
 
 
-def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path, mode: str = "w") -> None:
+def save_outputs(
+    outputs: Sequence[Mapping[str, Any]], results_path: str | Path, mode: str = "w"
+) -> None:
     """Write rollouts to ``results.jsonl`` in the folder ``results_path``; mode ``"a"`` appends."""
     if mode not in ("w", "a"):
         raise ConfigError(f'mode is {mode!r}; it must be "w" or "a"', key="mode")
@@ -117,7 +129,8 @@ def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path,
 
 
 def save_new_outputs(new_outputs: Sequence[Mapping[str, Any]], results_path: str | Path) -> None:
-    """Append rollouts to ``results.jsonl`` in the folder ``results_path``, in place of a torn last line."""
+    """Append rollouts to ``results.jsonl`` in the folder ``results_path``, in place of a torn last
+    line."""
     file = Path(results_path, RESULTS_NAME)
     if file.is_file() and not (written := file.read_bytes()).endswith(b"\n"):
         start = written.rfind(b"\n") + 1
@@ -130,7 +143,9 @@ def save_metadata(metadata: Mapping[str, Any], result_path: str | Path) -> None:
     """Write ``metadata.json`` in the folder ``result_path``."""
     folder = Path(result_path)
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / METADATA_NAME, json.dumps(json_ready(dict(metadata)), indent=2).encode() + b"\n")
+    atomic_write(
+        folder / METADATA_NAME, json.dumps(json_ready(dict(metadata)), indent=2).encode() + b"\n"
+    )
 
 
 def validate_resume_metadata(
@@ -142,21 +157,32 @@ def validate_resume_metadata(
 ) -> None:
     """Compare the metadata in a folder with the facts of a run that would continue there.
 
-    More examples than saved are allowed. *Raises* OtherRun, a ValueError, naming the differences; ConfigError when the
-    folder has no metadata file or a broken one.
+    More examples than saved are allowed. *Raises* OtherRun, a ValueError, naming the differences;
+    ConfigError when the folder has no metadata file or a broken one.
     """
     if not Path(results_path, METADATA_NAME).is_file():
-        raise ConfigError(f"{results_path} has no {METADATA_NAME}; pass the directory of a run", path=str(results_path))
+        raise ConfigError(
+            f"{results_path} has no {METADATA_NAME}; pass the directory of a run",
+            path=str(results_path),
+        )
     stored = read_metadata(results_path)
     if stored is None:
-        raise ConfigError(f"{Path(results_path, METADATA_NAME)} is no JSON object; restore it", path=str(results_path))
+        raise ConfigError(
+            f"{Path(results_path, METADATA_NAME)} is no JSON object; restore it",
+            path=str(results_path),
+        )
     facts = {"env_id": env_id, "model": model, "rollouts_per_example": rollouts_per_example}
     pairs = {name: (stored.get(name), fact) for name, fact in facts.items() if fact is not None}
-    if num_examples is not None and (saved := stored.get("num_examples")) is not None and 0 <= num_examples < saved:
+    if (
+        num_examples is not None
+        and (saved := stored.get("num_examples")) is not None
+        and 0 <= num_examples < saved
+    ):
         pairs["num_examples"] = (saved, num_examples)
     if differences := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
         text = "; ".join(
-            f"{name} is {stored_value!r} there, not {value!r}" for name, (stored_value, value) in differences.items()
+            f"{name} is {stored_value!r} there, not {value!r}"
+            for name, (stored_value, value) in differences.items()
         )
         raise OtherRun(f"{results_path} contains another run: {text}", differences=differences)
 
@@ -184,12 +210,23 @@ class GenerateOutputsBuilder:
         results_path: str | Path | None = None,
         pass_threshold: float = 0.5,
     ):
-        self.env_id, self.env_args, self.model, self.client = env_id, dict(env_args or {}), model, client
+        self.env_id, self.env_args, self.model, self.client = (
+            env_id,
+            dict(env_args or {}),
+            model,
+            client,
+        )
         self.num_examples, self.rollouts_per_example = num_examples, rollouts_per_example
-        self.state_columns, self.sampling_args = list(state_columns or ()), dict(sampling_args or {})
+        self.state_columns, self.sampling_args = (
+            list(state_columns or ()),
+            dict(sampling_args or {}),
+        )
         self.results_path, self.pass_threshold = results_path, pass_threshold
         self.base_url = self.compute_base_url(client)
-        self.version_info = {"vf_version": verifiers.__version__, **dict.fromkeys(("vf_commit", *ENV_VERSIONS))}
+        self.version_info = {
+            "vf_version": verifiers.__version__,
+            **dict.fromkeys(("vf_commit", *ENV_VERSIONS)),
+        }
         self.started = datetime.datetime.now(datetime.UTC)
         self.outputs: list[RolloutOutput] = []
 
@@ -204,18 +241,28 @@ class GenerateOutputsBuilder:
         return json.dumps(json_ready(list(tools)), sort_keys=True) if tools else None
 
     def compute_base_url(self, client: object) -> str:
-        """The URL of a client or of its settings, several joined by commas; "" where it has none."""
+        """The URL of a client or of its settings, several joined by commas; "" where
+        it has none."""
         if isinstance(client, ClientConfig):
-            return self.format_base_url([one.api_base_url for one in client.endpoint_configs or [client]])
+            return self.format_base_url(
+                [one.api_base_url for one in client.endpoint_configs or [client]]
+            )
         return str(getattr(client, "base_url", "") or "")
 
     def add_outputs(self, new_outputs: Iterable[RolloutOutput]) -> None:
         """Add finished rollouts; missing fields become None."""
-        self.outputs += [RolloutOutput(dict.fromkeys(native.FIELDS) | {"metrics": {}} | row) for row in new_outputs]
+        self.outputs += [
+            RolloutOutput(dict.fromkeys(native.FIELDS) | {"metrics": {}} | row)
+            for row in new_outputs
+        ]
 
     def build_outputs(self, sort_by_example_id: bool = False) -> list[RolloutOutput]:
         """The rollouts so far, in order of arrival or by example."""
-        return sorted(self.outputs, key=lambda o: o["example_id"]) if sort_by_example_id else list(self.outputs)
+        return (
+            sorted(self.outputs, key=lambda o: o["example_id"])
+            if sort_by_example_id
+            else list(self.outputs)
+        )
 
     def build_metadata(self) -> GenerateMetadata:
         """The metadata of the rollouts so far; ``tools`` only where every rollout had the same."""
@@ -237,7 +284,11 @@ class GenerateOutputsBuilder:
 
 def sanitize_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata as plain data, without the date and the path of the run."""
-    return {name: value for name, value in json_ready(metadata).items() if name not in ("date", "path_to_save")}
+    return {
+        name: value
+        for name, value in json_ready(metadata).items()
+        if name not in ("date", "path_to_save")
+    }
 
 
 def get_hf_hub_dataset_name(results: GenerateOutputs) -> str:
@@ -249,7 +300,9 @@ def get_hf_hub_dataset_name(results: GenerateOutputs) -> str:
 
 def push_results_to_hf_hub(results: GenerateOutputs, dataset_name: str | None = None) -> None:
     """Publish results as a data set of the Hugging Face Hub."""
-    make_dataset(results, push_to_hub=True, hub_name=dataset_name or get_hf_hub_dataset_name(results))
+    make_dataset(
+        results, push_to_hub=True, hub_name=dataset_name or get_hf_hub_dataset_name(results)
+    )
 
 
 def save_rollout_results(
@@ -258,7 +311,10 @@ def save_rollout_results(
     """Write results to their ``metadata["path_to_save"]``, and publish them if wanted."""
     path = results.metadata["path_to_save"]
     if path is None:
-        raise ConfigError("the results have no path_to_save; write them with results.save(path)", key="path_to_save")
+        raise ConfigError(
+            "the results have no path_to_save; write them with results.save(path)",
+            key="path_to_save",
+        )
     results.save(path)
     if push_to_hf_hub:
         push_results_to_hf_hub(results, hf_hub_dataset_name)
@@ -276,8 +332,14 @@ def _usage_of(state: State) -> dict[str, float] | None:
         return tracker.snapshot()
     for name in ("token_usage", "usage"):
         if counts := state.get(name):
-            first = [next((counts[key] for key in keys if key in counts), 0) for keys in USAGE_NAMES]
-            rest = {key: value for key, value in counts.items() if not any(key in keys for keys in USAGE_NAMES)}
+            first = [
+                next((counts[key] for key in keys if key in counts), 0) for keys in USAGE_NAMES
+            ]
+            rest = {
+                key: value
+                for key, value in counts.items()
+                if not any(key in keys for keys in USAGE_NAMES)
+            }
             return {"input_tokens": first[0], "output_tokens": first[1], **rest}
     summed = StateUsageTracker()
     for step in state["trajectory"]:

@@ -1,10 +1,12 @@
 """Older forms of scoring, added to ``Rubric`` when its module is imported: ``adapt_rubrics``.
 
 * Older methods, ``compat.RUBRIC_METHODS``, become methods of ``Rubric``.
-* ``score_rollout`` and ``score_group`` also take fields, columns and plain dicts (``_of_any_form``).
-* A subclass, or an object, whose author replaced ``score_rollout``, ``score_group``, ``score_rollouts``,
-  ``cleanup`` or a list of functions is adapted when the class is made or the attribute is set (``_adapt``):
-  what the runner calls, ``score_individual`` and ``score_group_stage``, then calls the replacement.
+* ``score_rollout`` and ``score_group`` also take fields, columns and plain dicts
+  (``_of_any_form``).
+* A subclass, or an object, whose author replaced ``score_rollout``, ``score_group``,
+  ``score_rollouts``, ``cleanup`` or a list of functions is adapted when the class is made or the
+  attribute is set (``_adapt``): what the runner calls, ``score_individual`` and
+  ``score_group_stage``, then calls the replacement.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ RESULTS = ("reward", "advantage", "metrics", "error")
 MAX_CONCURRENT = 1024
 LISTS = ("get_reward_funcs", "get_reward_weights", "get_reward_func_names")
 REPLACEABLE = ("score_rollout", "score_group", "score_rollouts", "cleanup")
-"""Methods whose replacement by an author is called in the course of scoring, as are those of ``LISTS``."""
+"""Methods whose replacement by an author is called in the course of scoring, as are those of
+``LISTS``."""
 
 
 # --- adapting classes and objects
 
 
 def adapt_rubrics(module: ModuleType) -> None:
-    """Give ``Rubric`` its older methods and call forms, and adapt each subclass and object from now on."""
+    """Give ``Rubric`` its older methods and call forms, and adapt each subclass and object from now
+    on."""
     add_methods(Rubric, compat.RUBRIC_METHODS)
     add_properties(Rubric, compat.RUBRIC_PROPERTIES)
     _of_any_form(Rubric)
@@ -54,10 +58,13 @@ def adapt_rubrics(module: ModuleType) -> None:
 
 
 def adapt_group_rubric(module: ModuleType) -> None:
-    """Let ``EnvGroupRubric`` take a mapping of names to environments, and give it two older attributes."""
+    """Let ``EnvGroupRubric`` take a mapping of names to environments, and give it two older
+    attributes."""
     native = module.EnvGroupRubric.__init__
     module.EnvGroupRubric.env_map = property(lambda rubric: rubric.group.env_map)
-    module.EnvGroupRubric.all_reward_names = property(lambda rubric: sorted(set(rubric.get_reward_func_names())))
+    module.EnvGroupRubric.all_reward_names = property(
+        lambda rubric: sorted(set(rubric.get_reward_func_names()))
+    )
 
     @functools.wraps(native)
     def init(self: Rubric, group: Annotated[Any, Free("the members have identities")]) -> None:
@@ -125,15 +132,25 @@ def _adapt(target: Any, cls: type[Rubric], replaced: Sequence[str]) -> None:
 
 
 def _adapt_lists(cls: type[Rubric]) -> None:
-    """Let ``declared`` of a class return the lists that its methods return, under either spelling of their names."""
-    replaced = {name: spelling for name in LISTS for spelling in (f"_{name}", name) if _is_replaced(cls, spelling)}
+    """Let ``declared`` of a class return the lists that its methods return, under either spelling
+    of their names."""
+    replaced = {
+        name: spelling
+        for name in LISTS
+        for spelling in (f"_{name}", name)
+        if _is_replaced(cls, spelling)
+    }
     if not replaced:
         return
 
     def declared(rubric: Rubric) -> tuple[list[Any], list[float], list[str] | None]:
         lists: dict[str, Any] = dict(zip(LISTS, Rubric.declared(rubric), strict=True))
         lists |= {name: list(getattr(rubric, spelling)()) for name, spelling in replaced.items()}
-        return lists["get_reward_funcs"], lists["get_reward_weights"], lists["get_reward_func_names"]
+        return (
+            lists["get_reward_funcs"],
+            lists["get_reward_weights"],
+            lists["get_reward_func_names"],
+        )
 
     setattr(cls, "declared", declared)  # noqa: B010
 
@@ -152,14 +169,17 @@ def _is_ours(cls: type) -> bool:
 
 
 async def _individual_by_score_rollout(rubric: Rubric, state: State) -> None:
-    """Call a replaced ``score_rollout`` with the parameters it declares; record its score in the state.
+    """Call a replaced ``score_rollout`` with the parameters it declares; record its score in the
+    state.
 
     It may take the state, or prompt, completion, answer and so on by name, as in older versions.
     """
     declared = inspect.signature(rubric.score_rollout).parameters
     if "prompt" in declared:
         takes_all = any(p.kind is p.VAR_KEYWORD for p in declared.values())
-        values = {name: rollout_value(state, name) for name in SINGULAR if takes_all or name in declared}
+        values = {
+            name: rollout_value(state, name) for name in SINGULAR if takes_all or name in declared
+        }
         score: Any = await rubric.score_rollout(**values)
     else:
         score = await rubric.score_rollout(state, **_semaphore(declared))
@@ -175,7 +195,9 @@ async def _individual_by_columns(rubric: Rubric, state: State) -> None:
 
 async def _group_by_score_group(rubric: Rubric, states: Sequence[State]) -> None:
     try:
-        await rubric.score_group(list(states), **_semaphore(inspect.signature(rubric.score_group).parameters))
+        await rubric.score_group(
+            list(states), **_semaphore(inspect.signature(rubric.score_group).parameters)
+        )
     finally:
         await rubric.run_cleanup(states)
 
@@ -186,7 +208,9 @@ async def _group_by_columns(rubric: Rubric, states: Sequence[State]) -> None:
     Versions that had it passed it all rollouts of a run; here it scores one group at a time.
     *Raises* ScoringError when it returns another number of rewards.
     """
-    columns: dict[str, Any] = {f"{name}s": [rollout_value(state, name) for state in states] for name in FIELD_ORDER}
+    columns: dict[str, Any] = {
+        f"{name}s": [rollout_value(state, name) for state in states] for name in FIELD_ORDER
+    }
     declared = inspect.signature(rubric.score_rollouts).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in declared.values())
     further = {"max_concurrent": -1, "apply_weights": True}
@@ -196,7 +220,9 @@ async def _group_by_columns(rubric: Rubric, states: Sequence[State]) -> None:
         rewards, metrics = field(scores, "reward"), field(scores, "metrics") or {}
         if rewards is None or len(rewards) != len(states):
             returned = shortened(rewards)
-            raise ScoringError(f"score_rollouts returned {returned} for {len(states)} rollouts; return one each")
+            raise ScoringError(
+                f"score_rollouts returned {returned} for {len(states)} rollouts; return one each"
+            )
         for index, state in enumerate(states):
             state["reward"] = float(rewards[index])
             state["metrics"].update((name, values[index]) for name, values in metrics.items())
@@ -223,7 +249,8 @@ def _native_handlers(rubric: Rubric) -> list[Handler]:
 
 
 def _semaphore(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """A semaphore that never blocks, for methods that declare one: the caller already holds the real one."""
+    """A semaphore that never blocks, for methods that declare one: the caller already holds the
+    real one."""
     return {"score_sem": nullcontext()} if "score_sem" in declared else {}
 
 
@@ -247,10 +274,13 @@ def _of_any_form(cls: type[Rubric]) -> None:
 
 
 def _score_rollout(native: Callable[..., Awaitable[RolloutScore]]) -> Callable[..., Any]:
-    """``score_rollout`` that also takes a plain dict, or prompt, completion, answer, state by position or keyword."""
+    """``score_rollout`` that also takes a plain dict, or prompt, completion, answer, state by
+    position or keyword."""
 
     @functools.wraps(native)
-    async def score_rollout(rubric: Rubric, *args: Any, score_sem: Any = None, **fields: Any) -> RolloutScore:
+    async def score_rollout(
+        rubric: Rubric, *args: Any, score_sem: Any = None, **fields: Any
+    ) -> RolloutScore:
         state, original, score_sem = _read(args, fields, score_sem)
         score = await native(rubric, state, score_sem)
         _copy_back(state, original)
@@ -263,7 +293,9 @@ def _score_group(native: Callable[..., Awaitable[RolloutScores]]) -> Callable[..
     """``score_group`` that also takes plain dicts, which receive the results."""
 
     @functools.wraps(native)
-    async def score_group(rubric: Rubric, states: Sequence[Any], score_sem: Any = None) -> RolloutScores:
+    async def score_group(
+        rubric: Rubric, states: Sequence[Any], score_sem: Any = None
+    ) -> RolloutScores:
         members = [state if isinstance(state, State) else State(state) for state in states]
         scores = await native(rubric, members, score_sem)
         for member, original in zip(members, states, strict=True):
@@ -285,7 +317,8 @@ class FinishedScores(RolloutScores, Finished):
 async def clean_up(rubric: Rubric, state: Mapping[str, Any]) -> None:
     """Run the cleanup handlers of ``rubric`` for one rollout, once.
 
-    Called from an override, run those that it stands for; a decorated override stands for itself alone.
+    Called from an override, run those that it stands for; a decorated override stands for itself
+    alone.
     """
     states = [state if isinstance(state, State) else State(state)]
     if not _is_replaced(type(rubric), "cleanup") and "cleanup" not in _replaced_on(rubric):
@@ -293,7 +326,9 @@ async def clean_up(rubric: Rubric, state: Mapping[str, Any]) -> None:
         return
     handlers = _native_handlers(rubric)
     if all(handler != rubric.cleanup for handler, _ in handlers):
-        await rubric.call_cleanup_handlers([pair for pair in handlers if pair[1] != "group"], states)
+        await rubric.call_cleanup_handlers(
+            [pair for pair in handlers if pair[1] != "group"], states
+        )
 
 
 def score_rollouts(
@@ -308,12 +343,20 @@ def score_rollouts(
     group_size: int | None = None,
     **columns: Sequence[Any],
 ) -> RolloutScores | Awaitable[RolloutScores]:
-    """Score rollouts given as columns; returns the scores, or an awaitable of them under a running loop.
+    """Score rollouts given as columns; returns the scores, or an awaitable of them under a running
+    loop.
 
-    With ``group_size``, every ``group_size`` consecutive rollouts form a group; without it there are no groups. At most
-    ``max_concurrent`` groups (or rollouts) are scored at a time; -1 means 1,024.
+    With ``group_size``, every ``group_size`` consecutive rollouts form a group; without it there
+    are no groups. At most ``max_concurrent`` groups (or rollouts) are scored at a time; -1 means
+    1,024.
     """
-    lists = {"prompt": prompts, "completion": completions, "answer": answers, "task": tasks, "info": infos} | columns
+    lists = {
+        "prompt": prompts,
+        "completion": completions,
+        "answer": answers,
+        "task": tasks,
+        "info": infos,
+    } | columns
     members = _states_of(lists, states)
     return dual(lambda: _score_all(rubric, members, group_size, max_concurrent))
 
@@ -345,9 +388,13 @@ async def dummy_score_group(rubric: Rubric, states: Sequence[State]) -> RolloutS
     return RolloutScores.of(states)
 
 
-async def _score_all(rubric: Rubric, states: list[State], group_size: int | None, max_concurrent: int) -> RolloutScores:
+async def _score_all(
+    rubric: Rubric, states: list[State], group_size: int | None, max_concurrent: int
+) -> RolloutScores:
     if group_size is not None and (group_size < 1 or len(states) % group_size):
-        raise ConfigError(f"{len(states)} rollouts cannot be divided into groups of group_size={group_size}")
+        raise ConfigError(
+            f"{len(states)} rollouts cannot be divided into groups of group_size={group_size}"
+        )
     size = group_size or 1
     groups = iter([states[i : i + size] for i in range(0, len(states), size)])
 
@@ -360,7 +407,9 @@ async def _score_all(rubric: Rubric, states: list[State], group_size: int | None
     return FinishedScores.of(states)
 
 
-def _read(args: Sequence[Any], fields: Mapping[str, Any], score_sem: object) -> tuple[State, Any, Any]:
+def _read(
+    args: Sequence[Any], fields: Mapping[str, Any], score_sem: object
+) -> tuple[State, Any, Any]:
     """The state to score, the state object of the caller, and the semaphore."""
     if args and isinstance(args[0], Mapping):
         if len(args) > 2 or fields:
@@ -368,13 +417,17 @@ def _read(args: Sequence[Any], fields: Mapping[str, Any], score_sem: object) -> 
         original, score_sem = args[0], args[1] if len(args) == 2 else score_sem
         return original if isinstance(original, State) else State(original), original, score_sem
     if len(args) > len(FIELD_ORDER):
-        raise ConfigError(f"score_rollout takes {', '.join(FIELD_ORDER)}, not {len(args)} positional arguments")
+        raise ConfigError(
+            f"score_rollout takes {', '.join(FIELD_ORDER)}, not {len(args)} positional arguments"
+        )
     fields = dict(zip(FIELD_ORDER, args, strict=False)) | dict(fields)
     original = fields.pop("state", {})
     if not fields:
         return original if isinstance(original, State) else State(original), original, score_sem
     if "prompt" not in fields or "completion" not in fields:
-        raise ConfigError("score_rollout needs a state, or prompt= and completion= (with answer= and state=)")
+        raise ConfigError(
+            "score_rollout needs a state, or prompt= and completion= (with answer= and state=)"
+        )
     return _state_with(original, fields), original, score_sem
 
 
@@ -384,12 +437,18 @@ def _copy_back(state: State, original: object) -> None:
 
 
 def _states_of(columns: Mapping[str, Sequence[Any] | None], states: Sequence[Any]) -> list[State]:
-    """One state per row of the columns; None columns are skipped. *Raises* ConfigError for different lengths."""
+    """One state per row of the columns; None columns are skipped. *Raises* ConfigError for
+    different lengths."""
     present = {name: values for name, values in columns.items() if values is not None}
     for name, values in present.items():
         if len(values) != len(states):
-            raise ConfigError(f"score_rollouts received {len(values)} values of {name!r} and {len(states)} states")
-    return [_state_with(state, {name: values[i] for name, values in present.items()}) for i, state in enumerate(states)]
+            raise ConfigError(
+                f"score_rollouts received {len(values)} values of {name!r} and {len(states)} states"
+            )
+    return [
+        _state_with(state, {name: values[i] for name, values in present.items()})
+        for i, state in enumerate(states)
+    ]
 
 
 def _state_with(original: Any, fields: Mapping[str, Any]) -> State:

@@ -1,8 +1,10 @@
-"""Clients as versions 0.1.12 and later wrote them: subclasses of ``vf.Client`` with a template of methods.
+"""Clients as versions 0.1.12 and later wrote them: subclasses of ``vf.Client`` with a template of
+methods.
 
-``get_response`` converts messages and tools to the provider's form, sends them, and converts the answer back; a
-subclass defines the steps, or ``get_response`` alone. ``Client.__init_subclass__`` makes ``TemplateClient`` the base of
-a subclass that has no ``complete``. Such a client has its own policy of retries: nothing here repeats a call.
+``get_response`` converts messages and tools to the provider's form, sends them, and converts the
+answer back; a subclass defines the steps, or ``get_response`` alone. ``Client.__init_subclass__``
+makes ``TemplateClient`` the base of a subclass that has no ``complete``. Such a client has its own
+policy of retries: nothing here repeats a call.
 """
 
 from __future__ import annotations
@@ -32,24 +34,31 @@ _OF_SDKS = ("openai", "anthropic")
 
 
 class TemplateClient(Client, Identified):
-    """Base of a subclass of ``vf.Client`` without ``complete``; ``get_response`` calls the steps in their order.
+    """Base of a subclass of ``vf.Client`` without ``complete``; ``get_response`` calls the steps in
+    their order.
 
     *Raises* TypeError when a subclass defines neither ``get_response`` nor every step.
     """
 
     def __new__(cls, *args: object, **kwargs: object) -> TemplateClient:
         missing = [name for name in STEPS if getattr(cls, name) is getattr(TemplateClient, name)]
-        if missing and cls.get_response is TemplateClient.get_response and cls.complete is TemplateClient.complete:
+        if (
+            missing
+            and cls.get_response is TemplateClient.get_response
+            and cls.complete is TemplateClient.complete
+        ):
             raise TypeError(
-                f"{cls.__name__} cannot be instantiated: define complete(self, request), or get_response, or the "
-                f"abstract {', '.join(missing)}"
+                f"{cls.__name__} cannot be instantiated: define complete(self, request), or"
+                f" get_response, or the abstract {', '.join(missing)}"
             )
         return super().__new__(cls, *args, **kwargs)  # Identified records them
 
     def __init__(self, client_or_config: object):
         self.logger = logging.getLogger(f"{type(self).__module__}.{type(self).__name__}")
         self._config = client_or_config if isinstance(client_or_config, ClientConfig) else None
-        self.client: Any = client_or_config if self._config is None else self.setup_client(self._config)
+        self.client: Any = (
+            client_or_config if self._config is None else self.setup_client(self._config)
+        )
 
     @property
     def config(self) -> ClientConfig | None:
@@ -64,7 +73,9 @@ class TemplateClient(Client, Identified):
 
     async def to_native_prompt(self, messages: object) -> tuple[Any, dict[str, Any]]:
         """(prompt in the provider's form, further keywords of ``get_native_response``)."""
-        raise NotImplementedError(f"{type(self).__name__} must define to_native_prompt(self, messages)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define to_native_prompt(self, messages)"
+        )
 
     async def to_native_tool(self, tool: Tool) -> Any:
         """One tool in the provider's form."""
@@ -75,7 +86,12 @@ class TemplateClient(Client, Identified):
         return [await self.to_native_tool(tool) for tool in tools] if tools else None
 
     async def get_native_response(
-        self, prompt: object, model: str, sampling_args: Mapping[str, Any], tools: object = None, **kwargs: Any
+        self,
+        prompt: object,
+        model: str,
+        sampling_args: Mapping[str, Any],
+        tools: object = None,
+        **kwargs: Any,
     ) -> Any:
         """Send one request; the answer in the provider's form."""
         raise NotImplementedError(f"{type(self).__name__} must define get_native_response")
@@ -85,7 +101,9 @@ class TemplateClient(Client, Identified):
 
     async def from_native_response(self, response: object) -> Response:
         """The answer as a ``Response``."""
-        raise NotImplementedError(f"{type(self).__name__} must define from_native_response(self, response)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define from_native_response(self, response)"
+        )
 
     async def close(self) -> None:
         """Release what the provider's object holds."""
@@ -100,13 +118,15 @@ class TemplateClient(Client, Identified):
     ) -> Response:
         """One completion, by the steps.
 
-        *Raises* the errors of this package unchanged, ``EmptyModelResponseError`` for no answer, and ``ModelError`` for
-        any other failure; refused keys of the SDKs pass.
+        *Raises* the errors of this package unchanged, ``EmptyModelResponseError`` for no answer,
+        and ``ModelError`` for any other failure; refused keys of the SDKs pass.
         """
         try:
             native, extra = await self.to_native_prompt(prompt)
             native_tools = await self.to_native_tools(tools)
-            answer = await self.get_native_response(native, model, sampling_args, native_tools, **extra, **kwargs)
+            answer = await self.get_native_response(
+                native, model, sampling_args, native_tools, **extra, **kwargs
+            )
             await self.raise_from_native_response(answer)
             response: Response = _checked(await self.from_native_response(answer), self)
             return response
@@ -132,12 +152,17 @@ class TemplateClient(Client, Identified):
         if not isinstance(checked, Response):
             return to_response(read_flat(checked), request, repr(self))
         if request.require_tokens and checked.tokens is None:
-            raise MalformedResponse(f"{self!r} returned a response without tokens", field="completion_ids")
+            raise MalformedResponse(
+                f"{self!r} returned a response without tokens", field="completion_ids"
+            )
         message = normalize_message(checked.message)
-        return checked.model_copy(update={"message": message, "model": checked.model or request.model})
+        return checked.model_copy(
+            update={"message": message, "model": checked.model or request.model}
+        )
 
     async def aclose(self) -> None:
-        """Nothing: the object that it was given stays open, as ``close`` is the author's to call."""
+        """Nothing: the object that it was given stays open, as ``close`` is the
+        author's to call."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(getattr(self, 'client', None)).__name__})"
@@ -145,32 +170,51 @@ class TemplateClient(Client, Identified):
 
 def _arguments(get_response: Callable[..., Any], request: ModelRequest) -> dict[str, Any]:
     """Keywords of one call: state and headers only where ``get_response`` accepts them."""
-    sampling_args = {name: value for name, value in request.sampling_args.items() if value is not None}
+    sampling_args = {
+        name: value for name, value in request.sampling_args.items() if value is not None
+    }
     if request.seed is not None:
         sampling_args["seed"] = request.seed
     prompt = request.prompt if isinstance(request.prompt, str) else normalize_chat(request.prompt)
     tools = [Tool.from_wire(tool) for tool in request.tools] if request.tools else None
-    arguments = {"prompt": prompt, "model": request.model, "sampling_args": sampling_args, "tools": tools}
+    arguments = {
+        "prompt": prompt,
+        "model": request.model,
+        "sampling_args": sampling_args,
+        "tools": tools,
+    }
     parameters = inspect.signature(get_response).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     further = {"state": request.state, "extra_headers": dict(request.headers or {})}
-    return arguments | {name: value for name, value in further.items() if value and (takes_all or name in parameters)}
+    return arguments | {
+        name: value
+        for name, value in further.items()
+        if value and (takes_all or name in parameters)
+    }
 
 
 def _checked(answer: object, client: object) -> Any:
-    """The answer. *Raises* EmptyModelResponseError for None, and without content, tool call and reasoning."""
+    """The answer. *Raises* EmptyModelResponseError for None, and without content, tool call and
+    reasoning."""
     message = getattr(answer, "message", None)
     if message is None:
-        raise EmptyModelResponseError(f"{client!r} returned {'nothing' if answer is None else 'no message'}")
+        raise EmptyModelResponseError(
+            f"{client!r} returned {'nothing' if answer is None else 'no message'}"
+        )
     fields = ("content", "tool_calls", "reasoning_content", "thinking_blocks")
     if not any(getattr(message, name, None) for name in fields):
-        raise EmptyModelResponseError(f"{client!r} returned no content, no tool call and no reasoning")
+        raise EmptyModelResponseError(
+            f"{client!r} returned no content, no tool call and no reasoning"
+        )
     return answer
 
 
 def _is_refused_key(error: Exception) -> bool:
     classes = type(error).__mro__
-    return any(c.__name__ == "AuthenticationError" and c.__module__.partition(".")[0] in _OF_SDKS for c in classes)
+    return any(
+        c.__name__ == "AuthenticationError" and c.__module__.partition(".")[0] in _OF_SDKS
+        for c in classes
+    )
 
 
 def _model_error(error: Exception, client: object) -> ModelError:

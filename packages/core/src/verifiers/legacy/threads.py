@@ -1,4 +1,5 @@
-"""Older ``verifiers.utils.thread_utils``: objects of one thread, and pools whose size follows a run's concurrency."""
+"""Older ``verifiers.utils.thread_utils``: objects of one thread, and pools whose size follows a
+run's concurrency."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ def get_thread_local_storage() -> threading.local:
     return _LOCAL
 
 
-def get_or_create_thread_attr(key: str, factory: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """The object of this thread under ``key``, made by ``factory(*args, **kwargs)`` on first use."""
+def get_or_create_thread_attr(
+    key: str, factory: Callable[..., Any], *args: object, **kwargs: object
+) -> Any:
+    """The object of this thread under ``key``, made by ``factory(*args, **kwargs)``
+    on first use."""
     if not hasattr(_LOCAL, key):
         setattr(_LOCAL, key, factory(*args, **kwargs))
     return getattr(_LOCAL, key)
@@ -38,7 +42,8 @@ def register_executor(
     executor: ThreadPoolExecutor | ProcessPoolExecutor,
     scaling_fn: Callable[[int], int] | None = None,
 ) -> None:
-    """Let ``scale_executors`` set the workers of a pool: to the concurrency, or to ``scaling_fn(concurrency)``."""
+    """Let ``scale_executors`` set the workers of a pool: to the concurrency, or to
+    ``scaling_fn(concurrency)``."""
     _EXECUTORS[name] = executor, scaling_fn or int
 
 

@@ -14,7 +14,8 @@ _SUMS = ("total", "overhead")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The seconds of one part of a rollout, to read only; when the part began and ended is not kept.
+    """The seconds of one part of a rollout, to read only; when the part began and ended is not
+    kept.
 
     >>> Span(0.5).duration, Span(0.5)["duration"]
     (0.5, 0.5)
@@ -24,7 +25,10 @@ class Span:
 
     def __getitem__(self, name: str) -> float:
         if name != "duration":
-            raise KeyError(f"{name!r}: a part of a rollout has its duration alone; timing.start_time is the rollout's")
+            raise KeyError(
+                f"{name!r}: a part of a rollout has its duration alone; timing.start_time is the"
+                " rollout's"
+            )
         return self.duration
 
 
@@ -57,10 +61,13 @@ def seconds_of(timing: Mapping[str, float], key: str, name: str) -> Any:
 
 
 def flat_timing(row: Mapping[str, Any]) -> dict[str, float]:
-    """The timing of a row that an older version saved: spans in seconds, or milliseconds at the row's top level."""
+    """The timing of a row that an older version saved: spans in seconds, or milliseconds at the
+    row's top level."""
     saved = row.get("timing") or {}
     if not saved:
-        return {name: row[name] for name in ("generation_ms", "scoring_ms", "total_ms") if name in row}
+        return {
+            name: row[name] for name in ("generation_ms", "scoring_ms", "total_ms") if name in row
+        }
     flat = {"start_time": saved["start_time"]} if "start_time" in saved else {}
     for name, key in TIMES.items():
         if name in saved:

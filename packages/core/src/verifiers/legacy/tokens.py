@@ -1,6 +1,8 @@
-"""Methods of environments of 0.1.5 and earlier that format prompts, and convert one rollout to token ids.
+"""Methods of environments of 0.1.5 and earlier that format prompts, and convert one rollout to
+token ids.
 
-New code takes ``env.process_env_results(…)``, which reads the tokens that are recorded with each turn.
+New code takes ``env.process_env_results(…)``, which reads the tokens that are recorded with each
+turn.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class ChatTemplate(Protocol):
 
 
 Tokens = tuple[list[int], list[int], list[int], list[int], list[float]]
-"""Prompt ids, prompt mask (0), completion ids, completion mask, log-probabilities (0.0 outside of responses)."""
+"""Prompt ids, prompt mask (0), completion ids, completion mask, log-probabilities (0.0 outside of
+responses)."""
 
 
 def format_prompt(
@@ -56,7 +59,8 @@ def parse_chat_completion_logprobs(env: Environment, chat_completion: HasChoices
 
 
 def parse_chat_completion_tokens(env: Environment, chat_completion: HasChoices) -> list[int]:
-    """The token ids of an OpenAI chat completion of a server that writes them as ``token_id:97``."""
+    """The token ids of an OpenAI chat completion of a server that writes them as
+    ``token_id:97``."""
     return [_token_id(token.token) for token in chat_completion.choices[0].logprobs.content]
 
 
@@ -78,9 +82,12 @@ def process_chat_format_vllm(
     processing_class: ChatTemplate,
     mask_env_responses: bool = False,
 ) -> Tokens:
-    """The tokens of a conversation: assistant messages from ``state["responses"]``, the others by the template."""
+    """The tokens of a conversation: assistant messages from ``state["responses"]``, the others by
+    the template."""
     history = [dict(message) for message in prompt]
-    prompt_ids = list(processing_class.apply_chat_template(conversation=history, add_generation_prompt=True))
+    prompt_ids = list(
+        processing_class.apply_chat_template(conversation=history, add_generation_prompt=True)
+    )
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
@@ -92,7 +99,11 @@ def process_chat_format_vllm(
             logprobs += parse_chat_completion_logprobs(env, response)
         else:
             before = processing_class.apply_chat_template(conversation=history)
-            new = list(processing_class.apply_chat_template(conversation=[*history, message])[len(before) :])
+            new = list(
+                processing_class.apply_chat_template(conversation=[*history, message])[
+                    len(before) :
+                ]
+            )
             logprobs += [0.0] * len(new)
         ids += new
         mask += [int(message["role"] == "assistant" or not mask_env_responses)] * len(new)
@@ -108,7 +119,8 @@ def process_completion_format_vllm(
     processing_class: Encoder,
     mask_env_responses: bool = False,
 ) -> Tokens:
-    """The tokens of a text: responses where ``state["responses_start_idx"]`` says, the rest encoded."""
+    """The tokens of a text: responses where ``state["responses_start_idx"]`` says, the rest
+    encoded."""
     prompt_ids = list(processing_class.encode(prompt))
     ids: list[int] = []
     mask: list[int] = []

@@ -14,13 +14,16 @@ NAMES = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens
 
 
 def extract_usage_tokens(response: object) -> tuple[int, int]:
-    """(prompt tokens, completion tokens) of an object or mapping with ``usage``; 0 for what is no count.
+    """(prompt tokens, completion tokens) of an object or mapping with ``usage``; 0 for what is no
+    count.
 
     >>> extract_usage_tokens({"usage": {"input_tokens": "12", "output_tokens": float("nan")}})
     (12, 0)
     """
     usage = field(response, "usage")
-    counts = [next((field(usage, name) for name in names if _has(usage, name)), None) for names in NAMES]
+    counts = [
+        next((field(usage, name) for name in names if _has(usage, name)), None) for names in NAMES
+    ]
     return _count(counts[0]), _count(counts[1])
 
 
@@ -37,10 +40,14 @@ class StateUsageTracker:
             self._sums.setdefault(name, 0.0)
         self.usage: Mapping[str, float] = MappingProxyType(self._sums)
 
-    def increment(self, input_tokens: int = 0, output_tokens: int = 0, *, mark_seen: bool = True) -> None:
+    def increment(
+        self, input_tokens: int = 0, output_tokens: int = 0, *, mark_seen: bool = True
+    ) -> None:
         """Add counts. *Raises* ValueError for a negative one."""
         if input_tokens < 0 or output_tokens < 0:
-            raise ValueError(f"token counts must be 0 or more, not {input_tokens} and {output_tokens}")
+            raise ValueError(
+                f"token counts must be 0 or more, not {input_tokens} and {output_tokens}"
+            )
         self._sums["input_tokens"] += input_tokens
         self._sums["output_tokens"] += output_tokens
         self._is_seen = self._is_seen or mark_seen
@@ -56,7 +63,8 @@ class StateUsageTracker:
 
 
 def compute_context_token_metrics(trajectory: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """``final_output_tokens``: sampled over all turns; ``final_input_tokens``: the rest of the last conversation."""
+    """``final_output_tokens``: sampled over all turns; ``final_input_tokens``: the rest of the last
+    conversation."""
     counts = [extract_usage_tokens(step.get("response")) for step in trajectory]
     counts = [count for count in counts if any(count)]
     sampled = sum(completion for _, completion in counts)

@@ -9,14 +9,16 @@ from verifiers.parsers.think_parser import CLOSE, ThinkParser
 
 
 class MaybeThinkParser(ThinkParser):
-    """As ``ThinkParser``, but text without a closing tag is parsed whole, and no format is required.
+    """As ``ThinkParser``, but text without a closing tag is parsed whole, and no format is
+    required.
 
     >>> MaybeThinkParser().parse("four"), MaybeThinkParser().parse("<think>2 + 2</think>four")
     ('four', 'four')
     """
 
     def parse(self, text: str) -> Any:
-        """``extract_fn`` of the stripped text after the last ``</think>``; of the whole stripped text without one."""
+        """``extract_fn`` of the stripped text after the last ``</think>``; of the whole stripped
+        text without one."""
         _, closed, tail = text.rpartition(CLOSE)
         return self.extract_fn((tail if closed else text).strip())
 

@@ -1,7 +1,7 @@
 """``Parser``: the base of all parsers, and the plainest of them.
 
-A parser only reads text. It never raises for any text of a model, and its run time is linear in the text. Rubrics judge
-answers.
+A parser only reads text. It never raises for any text of a model, and its run time is linear in the
+text. Rubrics judge answers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Parser(Identified):
     """Return ``extract_fn`` of the last assistant message; no format is required.
 
     Args:
-        extract_fn: Function from the text of the last assistant message to the answer; default: the text
-            itself.
+        extract_fn: Function from the text of the last assistant message to the answer; default: the
+            text itself.
 
-    A completion is a list of messages in any form, or text (completion mode), which counts as one assistant message.
+    A completion is a list of messages in any form, or text (completion mode), which counts as one
+    assistant message.
 
     >>> Parser(str.upper).parse_answer([{"role": "assistant", "content": "paris"}])
     'PARIS'
@@ -47,14 +48,16 @@ class Parser(Identified):
         return self.extract_fn(text)
 
     def parse_answer(self, completion: Any) -> Any:
-        """``parse`` of the text, or of the last assistant message's text; None when there is no such message."""
+        """``parse`` of the text, or of the last assistant message's text; None when there is no
+        such message."""
         if isinstance(completion, str):
             return self.parse(completion)
         messages = self.get_assistant_messages(completion)
         return self.parse(self.text_of(messages[-1])) if messages else None
 
     def text_of(self, message: Any) -> str:
-        """Return the text of a message to parse: the text of its content, ``""`` when it is None."""
+        """Return the text of a message to parse: the text of its content, ``""`` when
+        it is None."""
         return message_text(message)
 
     def get_assistant_messages(self, completion: Iterable[object] | str | None) -> list[Any]:
@@ -74,7 +77,8 @@ class Parser(Identified):
         return _of_role(completion, "tool")
 
     def get_format_reward_func(self) -> Callable[..., float]:
-        """Return a reward function ``format_reward_func(completion, **kwargs)``, 0 to 1, of format compliance."""
+        """Return a reward function ``format_reward_func(completion, **kwargs)``, 0 to 1, of format
+        compliance."""
 
         def format_reward_func(completion: object, **_: Any) -> float:
             return self.format_reward(completion)

@@ -1,7 +1,9 @@
-"""``XMLParser``: fields in tags, ``<reasoning>…</reasoning><answer>…</answer>``, without an XML engine.
+"""``XMLParser``: fields in tags, ``<reasoning>…</reasoning><answer>…</answer>``, without an XML
+engine.
 
-Tags are matched literally and by plain search, so text is never executed as a pattern and 1 MB of nested or unclosed
-tags costs milliseconds. Attributes, entities and nesting are not understood: this is a convention for models, not XML.
+Tags are matched literally and by plain search, so text is never executed as a pattern and 1 MB of
+nested or unclosed tags costs milliseconds. Attributes, entities and nesting are not understood:
+this is a convention for models, not XML.
 """
 
 from __future__ import annotations
@@ -17,15 +19,17 @@ from verifiers.parsers.parser import Parser, identity
 
 
 class XMLParser(Parser):
-    """Reads ``fields`` from tags. A field is a name, or a tuple of alternatives of which the first is canonical.
+    """Reads ``fields`` from tags. A field is a name, or a tuple of alternatives of which the first
+    is canonical.
 
     Args:
-        fields: Names of the tags. A field is a name, or a tuple of alternatives of which the first is
-            canonical.
+        fields: Names of the tags. A field is a name, or a tuple of alternatives of which the first
+            is canonical.
         answer_field: The field that ``parse_answer`` returns.
         extract_fn: Function from the text of the answer to the answer; default: the text itself.
 
-    Raises: ``ConfigError`` for an empty or a repeated name; ``TypeError`` for a name that is no string.
+    Raises: ``ConfigError`` for an empty or a repeated name; ``TypeError`` for a name that is no
+    string.
 
     >>> parser = XMLParser(["reasoning", ("answer", "result")])
     >>> parser.parse("<reasoning>two twos</reasoning><result> 4 </result>")
@@ -54,10 +58,13 @@ class XMLParser(Parser):
         self.answer_field = answer_field
         names = [name for names in self.field_sets for name in names]
         if repeated := {name for name in names if names.count(name) > 1}:
-            raise ConfigError(f"XMLParser fields repeat {', '.join(sorted(repeated))}; every name may stand once")
+            raise ConfigError(
+                f"XMLParser fields repeat {', '.join(sorted(repeated))}; every name may stand once"
+            )
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
-        """A namespace with one attribute per alternative: the content of its first occurrence, None when absent.
+        """A namespace with one attribute per alternative: the content of its first occurrence, None
+        when absent.
 
         ``last`` takes the last occurrence instead; ``strip=False`` keeps surrounding white space.
         """
@@ -68,13 +75,16 @@ class XMLParser(Parser):
         return SimpleNamespace(**found)
 
     def parse_answer(self, completion: Any) -> Any:
-        """``extract_fn`` of the ``answer_field``: the last one in a text, the first one in the newest message with one.
+        """``extract_fn`` of the ``answer_field``: the last one in a text, the first one in the
+        newest message with one.
 
         None when nothing has it.
         """
         is_text = isinstance(completion, str)
         for message in reversed(self.get_assistant_messages(completion)):
-            answer = getattr(self.parse(message_text(message), last=is_text), self.answer_field, None)
+            answer = getattr(
+                self.parse(message_text(message), last=is_text), self.answer_field, None
+            )
             if answer is not None:
                 return self.extract_fn(answer)
         return None
@@ -85,11 +95,14 @@ class XMLParser(Parser):
 
     def get_format_str(self) -> str:
         """The format to show a model in a prompt; alternatives stand as ``[ a | b ]``."""
-        tags = (names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]" for names in self.field_sets)
+        tags = (
+            names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]" for names in self.field_sets
+        )
         return "\n".join(f"<{tag}>\n...\n</{tag}>" for tag in tags)
 
     def format(self, **values: object) -> str:
-        """The text that parses to ``values``, in canonical tags. Raises: ``ValueError`` for a missing or unknown field.
+        """The text that parses to ``values``, in canonical tags. Raises: ``ValueError`` for a
+        missing or unknown field.
 
         >>> XMLParser(["answer"]).format(answer=4)
         '<answer>\\n4\\n</answer>'
@@ -102,28 +115,36 @@ class XMLParser(Parser):
             blocks.append(f"<{names[0]}>\n{values.pop(given[0])}\n</{names[0]}>")
         if values:
             raise ValueError(
-                f"format() does not know {', '.join(map(repr, values))}; the fields are {self.get_fields()}"
+                f"format() does not know {', '.join(map(repr, values))}; the fields are"
+                f" {self.get_fields()}"
             )
         return "\n".join(blocks)
 
     def format_reward(self, completion: Any) -> float:
-        """Mean over assistant messages of 0.4 · share of fields + 0.2 for a tag + 0.2 first + 0.2 last.
+        """Mean over assistant messages of 0.4 · share of fields + 0.2 for a tag + 0.2 first + 0.2
+        last.
 
-        *Share*: of the fields with an opening or a closing tag; 0 unless one of them is complete. *First*: the text
-        starts with a tag of the first field; *last*: it ends with a closing tag of the last. A message without any tag
-        gets 0.0, and so does a completion without messages. Where a field is named ``think``, ``reasoning_content``
-        counts as that field, at the start.
+        *Share*: of the fields with an opening or a closing tag; 0 unless one of them is complete.
+        *First*: the text starts with a tag of the first field; *last*: it ends with a closing tag
+        of the last. A message without any tag gets 0.0, and so does a completion without messages.
+        Where a field is named ``think``, ``reasoning_content`` counts as that field, at the start.
         """
         return self._mean_over_assistant_messages(completion, self._message_reward)
 
     def _message_reward(self, message: object) -> float:
         text = message_text(message).strip()
-        if message_field(message, "reasoning_content") and any("think" in names for names in self.field_sets):
+        if message_field(message, "reasoning_content") and any(
+            "think" in names for names in self.field_sets
+        ):
             text = f"<think></think>{text}"
-        tagged = [any(f"<{n}>" in text or f"</{n}>" in text for n in names) for names in self.field_sets]
+        tagged = [
+            any(f"<{n}>" in text or f"</{n}>" in text for n in names) for names in self.field_sets
+        ]
         if not any(tagged):
             return 0.0
-        is_complete = any(content is not None for content in vars(self.parse(text, strip=False)).values())
+        is_complete = any(
+            content is not None for content in vars(self.parse(text, strip=False)).values()
+        )
         first = any(text.startswith(f"<{name}>") for name in self.field_sets[0])
         last = any(text.endswith(f"</{name}>") for name in self.field_sets[-1])
         return (4 * is_complete * sum(tagged) / len(tagged) + 2 + 2 * first + 2 * last) / 10
@@ -133,9 +154,13 @@ def _alternatives(field: object) -> tuple[str, ...]:
     names = tuple(field) if isinstance(field, tuple | list) else (field,)
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"XMLParser field names are strings; found {name!r} ({type(name).__name__})")
+            raise TypeError(
+                f"XMLParser field names are strings; found {name!r} ({type(name).__name__})"
+            )
     if not names or not all(names):
-        raise ConfigError("XMLParser field names must not be empty: give a name, or a tuple of at least one name")
+        raise ConfigError(
+            "XMLParser field names must not be empty: give a name, or a tuple of at least one name"
+        )
     return names
 
 
@@ -150,9 +175,12 @@ def _first_content(text: str, tag: str) -> str | None:
 
 
 def _last_content(text: str, tag: str) -> str | None:
-    """The same for the last of the contents that follow each other: an opening tag inside one is part of it."""
+    """The same for the last of the contents that follow each other: an opening tag inside one is
+    part of it."""
     content, end = None, 0
-    while (start := text.find(f"<{tag}>", end)) >= 0 and (close := text.find(f"</{tag}>", start)) >= 0:
+    while (start := text.find(f"<{tag}>", end)) >= 0 and (
+        close := text.find(f"</{tag}>", start)
+    ) >= 0:
         content = text[start + len(tag) + 2 : close]
         end = close + len(tag) + 3
     return content

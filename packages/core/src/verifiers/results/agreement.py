@@ -1,8 +1,9 @@
-"""How well a judge agrees with labels, and what the mean is once the judge's measured errors are taken out.
+"""How well a judge agrees with labels, and what the mean is once the judge's measured errors are
+taken out.
 
-A judge that calls 5% of the wrong answers right moves every mean that it gives, always in the same direction: no number
-of rollouts averages that out. Some labelled rollouts measure its errors, and the mean over all rollouts is corrected by
-them. Values and labels are yes or no. Pure functions.
+A judge that calls 5% of the wrong answers right moves every mean that it gives, always in the same
+direction: no number of rollouts averages that out. Some labelled rollouts measure its errors, and
+the mean over all rollouts is corrected by them. Values and labels are yes or no. Pure functions.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _WORDS = {
 class Agreement:
     """A judge against labels. Shares are 0 to 1; NaN where they are unknown.
 
-    ``sensitivity``: of the labelled yes, how many the judge calls yes; ``specificity``: of the labelled no, how many it
-    calls no. ``judged_mean``: its share of yes over all rollouts; ``corrected_mean``, ``low``, ``high``: the share
-    without its errors, with a 95% interval.
+    ``sensitivity``: of the labelled yes, how many the judge calls yes; ``specificity``: of the
+    labelled no, how many it
+    calls no. ``judged_mean``: its share of yes over all rollouts; ``corrected_mean``, ``low``,
+    ``high``: the share without its errors, with a 95% interval.
     """
 
     metric: str
@@ -59,7 +61,10 @@ class Agreement:
     def to_dict(self) -> dict[str, Any]:
         """JSON values; unknown numbers are None."""
         fields = dataclasses.asdict(self) | {"accuracy": self.accuracy}
-        return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in fields.items()}
+        return {
+            name: None if isinstance(v, float) and math.isnan(v) else v
+            for name, v in fields.items()
+        }
 
 
 def agreement(
@@ -71,27 +76,40 @@ def agreement(
     column: str = "labels",
     threshold: float = THRESHOLD,
 ) -> Agreement:
-    """Compare a judge's ``values`` (NaN: unknown) with ``labels`` (None: not labelled), one per rollout.
+    """Compare a judge's ``values`` (NaN: unknown) with ``labels`` (None: not labelled), one per
+    rollout.
 
-    ``examples``: the example of each rollout; siblings are not independent, and widen the interval. *Raises*
-    ConfigError when no rollout has both.
+    ``examples``: the example of each rollout; siblings are not independent, and widen the interval.
+    *Raises* ConfigError when no rollout has both.
     """
     known = [(value >= threshold, label, key) for value, label, key in zip(values, labels, examples, strict=True)
              if value == value]  # fmt: skip
     pairs = [(judged, label) for judged, label, _ in known if label is not None]
     if not pairs:
         raise ConfigError(f"no rollout has both {metric!r} and a label in {column!r}", key=column)
-    table = {cell: pairs.count(cell) for cell in ((True, True), (True, False), (False, True), (False, False))}
+    table = {
+        cell: pairs.count(cell)
+        for cell in ((True, True), (True, False), (False, True), (False, False))
+    }
     true_yes, false_yes, false_no, true_no = table.values()
-    sensitivity, specificity = _share(true_yes, true_yes + false_no), _share(true_no, true_no + false_yes)
+    sensitivity, specificity = (
+        _share(true_yes, true_yes + false_no),
+        _share(true_no, true_no + false_yes),
+    )
     judged_mean = _share(sum(judged for judged, _, _ in known), len(known))
-    stderr = clustered_stderr([float(judged) for judged, _, _ in known], [key for _, _, key in known])
+    stderr = clustered_stderr(
+        [float(judged) for judged, _, _ in known], [key for _, _, key in known]
+    )
     spread = judged_mean * (1 - judged_mean)
-    effective = min(len(known), spread / stderr**2) if stderr > 0 else len({key for _, _, key in known})
+    effective = (
+        min(len(known), spread / stderr**2) if stderr > 0 else len({key for _, _, key in known})
+    )
     corrected, low, high = corrected_share(
         judged_mean, effective, (true_yes, true_yes + false_no), (true_no, true_no + false_yes)
     )
-    kappa, kappa_stderr = cohens_kappa([judged for judged, _ in pairs], [label for _, label in pairs])
+    kappa, kappa_stderr = cohens_kappa(
+        [judged for judged, _ in pairs], [label for _, label in pairs]
+    )
     return Agreement(
         metric, column, len(pairs), len(known), true_yes, false_yes, false_no, true_no, kappa, kappa_stderr,
         sensitivity, specificity, judged_mean, corrected, low, high,
@@ -99,9 +117,11 @@ def agreement(
 
 
 def cohens_kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> tuple[float, float]:
-    """(kappa, standard error) of two raters: 1 for full agreement, 0 for that of chance, NaN when both never vary.
+    """(kappa, standard error) of two raters: 1 for full agreement, 0 for that of chance, NaN when
+    both never vary.
 
-    *Source*: Cohen 1960, "A coefficient of agreement for nominal scales", with its large-sample error.
+    *Source*: Cohen 1960, "A coefficient of agreement for nominal scales", with its large-sample
+    error.
 
     >>> kappa, _ = cohens_kappa([1, 1, 0, 0, 1, 0], [1, 1, 0, 0, 0, 0])
     >>> round(kappa, 3)
@@ -119,13 +139,16 @@ def cohens_kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> tuple[fl
 def corrected_share(
     judged: float, num_judged: float, yes: tuple[int, int], no: tuple[int, int], alpha: float = 0.05
 ) -> tuple[float, float, float]:
-    """(share, low, high) of yes behind a judge's share ``judged`` of ``num_judged`` (effective) independent verdicts.
+    """(share, low, high) of yes behind a judge's share ``judged`` of ``num_judged`` (effective)
+    independent verdicts.
 
-    ``yes``: (judged yes, all) of those labelled yes; ``no``: (judged no, all) of those labelled no. The errors' own
-    uncertainty is part of the interval. NaN without labels of both kinds, and for a judge no better than chance.
+    ``yes``: (judged yes, all) of those labelled yes; ``no``: (judged no, all) of those labelled no.
+    The errors' own uncertainty is part of the interval. NaN without labels of both kinds, and for a
+    judge no better than chance.
 
-    *Source*: Rogan and Gladen 1978, "Estimating prevalence from the results of a screening test"; interval: Lang and
-    Reiczigel 2014, "Confidence limits for prevalence of disease adjusted for estimated sensitivity and specificity".
+    *Source*: Rogan and Gladen 1978, "Estimating prevalence from the results of a screening test";
+    interval: Lang and Reiczigel 2014, "Confidence limits for prevalence of disease adjusted for
+    estimated sensitivity and specificity".
 
     >>> share, low, high = corrected_share(0.5, 1000, (90, 100), (80, 100))
     >>> round(share, 3), round(low, 2), round(high, 2)
@@ -141,7 +164,10 @@ def corrected_share(
     if math.isnan(share) or sensitivity + specificity <= 1:
         return math.nan, math.nan, math.nan
     p = _rogan_gladen(q, sensitivity, specificity)
-    from_yes, from_no = sensitivity * (1 - sensitivity) / n_yes, specificity * (1 - specificity) / n_no
+    from_yes, from_no = (
+        sensitivity * (1 - sensitivity) / n_yes,
+        specificity * (1 - specificity) / n_no,
+    )
     shift = 2 * z * z * (p * from_yes - (1 - p) * from_no)
     variance = q * (1 - q) / n + p * p * from_yes + (1 - p) ** 2 * from_no
     half = z * math.sqrt(variance) / (sensitivity + specificity - 1)
@@ -175,5 +201,8 @@ def label_of(output: Mapping[str, Any], column: str) -> bool | None:
         return value
     word = f"{value:g}" if isinstance(value, int | float) else str(value).strip().lower()
     if word not in _WORDS:
-        raise ConfigError(f"the label {value!r} in {column!r} is neither yes nor no (true, false, 1, 0, pass, fail)")
+        raise ConfigError(
+            f"the label {value!r} in {column!r} is neither yes nor no (true, false, 1, 0, pass,"
+            " fail)"
+        )
     return _WORDS[word]

@@ -1,4 +1,5 @@
-"""Columns of an index in little memory: 0 to 8 bytes for a number or one of few names, 16 for a key.
+"""Columns of an index in little memory: 0 to 8 bytes for a number or one of few names, 16 for a
+key.
 
 All are read like lists, and a slice is a list. Values are held in blocks, each in the smallest type
 that holds all of its values.
@@ -28,7 +29,9 @@ class Column(Sequence[Any]):
     ([0.5, 2.0, 7.0, nan], 2.0, ['ab', None])
     """
 
-    def __init__(self, kind: str, values: Sequence[Any] | np.ndarray = (), block_rows: int = _BLOCK_ROWS):
+    def __init__(
+        self, kind: str, values: Sequence[Any] | np.ndarray = (), block_rows: int = _BLOCK_ROWS
+    ):
         self._kind, self._block_rows = kind, block_rows
         self._blocks: list[np.ndarray] = []
         """All but the last have ``block_rows`` values; replaced at once, for other threads."""
@@ -41,7 +44,9 @@ class Column(Sequence[Any]):
         blocks, size = self._blocks, self._block_rows
         num_full = len(self) // size
         rest = _joined([*blocks[num_full:], np.asarray(values, self._kind)], self._kind)
-        pieces = [smallest(rest[start : start + size], self._kind) for start in range(0, len(rest), size)]
+        pieces = [
+            smallest(rest[start : start + size], self._kind) for start in range(0, len(rest), size)
+        ]
         self._blocks = blocks[:num_full] + pieces
 
     def __len__(self) -> int:
@@ -80,7 +85,11 @@ def smallest(values: np.ndarray, kind: str) -> np.ndarray:
                 values = candidate
                 break
     first = values[:1].copy()
-    return np.broadcast_to(first, len(values)) if first.tobytes() * len(values) == values.tobytes() else values
+    return (
+        np.broadcast_to(first, len(values))
+        if first.tobytes() * len(values) == values.tobytes()
+        else values
+    )
 
 
 def _joined(blocks: Sequence[np.ndarray], kind: str) -> np.ndarray:
@@ -169,7 +178,9 @@ class KeyColumn:
         order, sorted_codes = self._sorted()
         if not len(order):
             return np.full(len(codes), -1)
-        positions = np.searchsorted(sorted_codes, codes, side="right") - 1  # -1 wraps, and is not equal
+        positions = (
+            np.searchsorted(sorted_codes, codes, side="right") - 1
+        )  # -1 wraps, and is not equal
         return np.where(sorted_codes[positions] == codes, order[positions], -1)
 
     def newest(self, key: str) -> int | None:
@@ -196,7 +207,8 @@ class KeyColumn:
 
 
 def _code_of(key: str) -> bytes:
-    """128 bits of a key: its 32 digits, or of a text of another form, which other programs write, its hash."""
+    """128 bits of a key: its 32 digits, or of a text of another form, which other programs write,
+    its hash."""
     try:
         if len(key) == _KEY_DIGITS and key.isalnum():
             return bytes.fromhex(key)
@@ -209,7 +221,8 @@ AnyColumn: TypeAlias = Column | NameColumn | list[Any]
 
 
 class Selection(Sequence[Any]):
-    """The values of some rows of a column, read when they are asked for; ``rows``: an array of numbers.
+    """The values of some rows of a column, read when they are asked for; ``rows``: an array of
+    numbers.
 
     >>> list(Selection(Column("f8", [0.5, 1.0]), np.array([1, 0, 1])))
     [1.0, 0.5, 1.0]

@@ -1,17 +1,21 @@
-"""Compare runs example by example: differences, intervals, tests, and why two runs cannot be compared. No I/O.
+"""Compare runs example by example: differences, intervals, tests, and why two runs cannot be
+compared. No I/O.
 
-The unit is the example: the siblings of an example are averaged first, so its standard error is clustered over them,
-and the difference of two runs is taken within each example that both have. The interval is Student's t. The p-value is
-exact where that is possible: McNemar's test for 0/1 values, sign flips for at most ``MAX_FLIPPED`` examples that
-differ; else the t test. Over several metrics, environments and runs the p-values are adjusted by Holm's method.
+The unit is the example: the siblings of an example are averaged first, so its standard error is
+clustered over them, and the difference of two runs is taken within each example that both have. The
+interval is Student's t. The p-value is
+exact where that is possible: McNemar's test for 0/1 values, sign flips for at most ``MAX_FLIPPED``
+examples that differ; else the t test. Over several metrics, environments and runs the p-values are
+adjusted by Holm's method.
 
 With unequal numbers of rollouts a difference is skewed even between equal models (one rollout that
 is rarely right, against the mean of sixteen), so that a sign is no coin and the spread of few
 examples says too little: the standard error is then at least that of rollouts which both runs could
 have drawn, and the test is the t test.
 
-A verdict is never "no difference": it says how many examples would show one of a given size. Unknown values (NaN) are
-left out; an example without a known value in one of the runs is not a pair.
+A verdict is never "no difference": it says how many examples would show one of a given size.
+Unknown values (NaN) are left out; an example without a known value in one of the runs is not a
+pair.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ Values = Mapping[Any, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run as a comparison needs it: its names, its settings, and its values by metric and example."""
+    """A run as a comparison needs it: its names, its settings, and its values by metric and
+    example."""
 
     name: str
     env_id: str
@@ -62,9 +67,9 @@ class Measured:
 class Difference:
     """A metric of one run minus that of the baseline, over the examples of both.
 
-    ``difference ± stderr``: mean over the examples, and its standard error; ``low`` to ``high``: its 95% interval;
-    ``p``: of ``test``; ``p_adjusted``: by Holm's method over the comparison. All in units of the metric. NaN where it
-    is unknown.
+    ``difference ± stderr``: mean over the examples, and its standard error; ``low`` to ``high``:
+    its 95% interval; ``p``: of ``test``; ``p_adjusted``: by Holm's method over the comparison. All
+    in units of the metric. NaN where it is unknown.
     """
 
     env_id: str
@@ -89,13 +94,15 @@ class Difference:
     unpaired: tuple[int, int]
     """Examples of only one of the two: of the baseline, of the run."""
     detect: float
-    """A size of difference, and how many examples would show it with 80% probability (None: unknown)."""
+    """A size of difference, and how many examples would show it with 80% probability (None:
+    unknown)."""
     examples_needed: int | None
     notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """``better``, ``worse`` (of a metric ``higher``, ``lower``) or ``not distinguishable``, at 5% overall."""
+        """``better``, ``worse`` (of a metric ``higher``, ``lower``) or ``not distinguishable``, at
+        5% overall."""
         if not self.p_adjusted < ALPHA:
             return UNDECIDED
         up, down = ("better", "worse") if self.metric == "reward" else ("higher", "lower")
@@ -120,7 +127,10 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """JSON values; unknown numbers are None."""
         fields = dataclasses.asdict(self) | {"verdict": self.verdict, "sentence": self.sentence()}
-        return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in fields.items()}
+        return {
+            name: None if isinstance(v, float) and math.isnan(v) else v
+            for name, v in fields.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,8 @@ class Incomparable:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of ``compare_runs``: differences to the first run of each environment, and pairs that were refused."""
+    """The result of ``compare_runs``: differences to the first run of each environment, and pairs
+    that were refused."""
 
     runs: tuple[Measured, ...]
     differences: tuple[Difference, ...]
@@ -146,7 +157,10 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """JSON values: ``runs``, ``differences``, ``refused``."""
         return {
-            "runs": [{"name": r.name, "env_id": r.env_id, "model": r.model, "status": r.status} for r in self.runs],
+            "runs": [
+                {"name": r.name, "env_id": r.env_id, "model": r.model, "status": r.status}
+                for r in self.runs
+            ],
             "differences": [difference.to_dict() for difference in self.differences],
             "refused": [dataclasses.asdict(pair) for pair in self.refused],
         }
@@ -157,7 +171,10 @@ class Comparison:
         for run in self.runs:
             size = sum(map(len, run.values["reward"].values()))
             counts = f"{len(run.values['reward'])} examples, {size} rollouts"
-            lines.append(f"{letters[run.name]}  {run.env_id or '?'} · {run.model or '?'} · {counts} · {run.name}")
+            lines.append(
+                f"{letters[run.name]}  {run.env_id or '?'} · {run.model or '?'} · {counts} ·"
+                f" {run.name}"
+            )
         for found in self.differences:
             lines += ["", *_difference_lines(found, letters[found.baseline], letters[found.run])]
         for pair in self.refused:
@@ -172,11 +189,17 @@ def _difference_lines(found: Difference, a: str, b: str) -> list[str]:
         f"{b} − {a}  {found.metric}: {found.sentence()}",
         f"  means        {a} {found.baseline_mean:.3f}, {b} {found.run_mean:.3f}",
         f"  difference   {found.difference:+.3f}{stderr}{interval}",
-        f"  examples     {found.num_examples}: {b} won {found.won}, lost {found.lost}, {found.equal} equal",
+        (
+            f"  examples     {found.num_examples}: {b} won {found.won}, lost {found.lost},"
+            f" {found.equal} equal"
+        ),
         f"  test         {found.test}, p = {found.p:.3g}, adjusted {found.p_adjusted:.3g}",
     ]
     if any(found.unpaired):
-        lines.append(f"  left out     {found.unpaired[0]} examples only in {a}, {found.unpaired[1]} only in {b}")
+        lines.append(
+            f"  left out     {found.unpaired[0]} examples only in {a}, {found.unpaired[1]} only"
+            f" in {b}"
+        )
     return lines + [f"  note         {note}" for note in found.notes]
 
 
@@ -191,10 +214,12 @@ def compare_runs(
     detect: float = DETECT,
     anyway: bool = False,
 ) -> Comparison:
-    """Compare every run with the first run of its environment, or with the first of all when each has its own.
+    """Compare every run with the first run of its environment, or with the first of all when each
+    has its own.
 
-    ``detect``: the size of a difference for which the verdict names the examples needed. ``anyway``: compare runs that
-    measure differently or have other settings of the task too; the reasons become notes.
+    ``detect``: the size of a difference for which the verdict names the examples needed.
+    ``anyway``: compare runs that measure differently or have other settings of the task too; the
+    reasons become notes.
 
     *Raises* ConfigError for fewer than two runs, and for a metric that no run has.
     """
@@ -203,7 +228,9 @@ def compare_runs(
     for metric in metrics:
         if not any(metric in run.values for run in runs):
             names = dict.fromkeys(name for run in runs for name in run.values)
-            raise ConfigError(f"no run has the metric {metric!r}; they have {', '.join(names)}", key=metric)
+            raise ConfigError(
+                f"no run has the metric {metric!r}; they have {', '.join(names)}", key=metric
+            )
     differences: list[Difference] = []
     refused: list[Incomparable] = []
     for baseline, run in _pairs(runs):
@@ -214,10 +241,16 @@ def compare_runs(
         for metric in metrics:
             if metric in baseline.values and metric in run.values:
                 all_notes = (*notes, *(f"compared although {reason}" for reason in because))
-                differences.append(paired_difference(baseline, run, metric, detect=detect, notes=all_notes))
+                differences.append(
+                    paired_difference(baseline, run, metric, detect=detect, notes=all_notes)
+                )
     adjusted = holm([difference.p for difference in differences])
     together = zip(differences, adjusted, strict=True)
-    return Comparison(tuple(runs), tuple(dataclasses.replace(d, p_adjusted=p) for d, p in together), tuple(refused))
+    return Comparison(
+        tuple(runs),
+        tuple(dataclasses.replace(d, p_adjusted=p) for d, p in together),
+        tuple(refused),
+    )
 
 
 def _pairs(runs: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
@@ -229,17 +262,23 @@ def _pairs(runs: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
     return pairs + [(runs[0], run) for run in alone if run is not runs[0]]
 
 
-def incomparable_because(baseline: Measured, run: Measured, metrics: Sequence[str]) -> tuple[list[str], list[str]]:
+def incomparable_because(
+    baseline: Measured, run: Measured, metrics: Sequence[str]
+) -> tuple[list[str], list[str]]:
     """(reasons against a comparison, notes on a possible one)."""
     if baseline.env_id != run.env_id:
-        return [f"they are of two environments, {baseline.env_id or '?'} and {run.env_id or '?'}"], []
+        return [
+            f"they are of two environments, {baseline.env_id or '?'} and {run.env_id or '?'}"
+        ], []
     because, notes = [], []
     task = _differing(baseline.config, run.config, TASK)
     if not _shared(baseline, run, metrics):
         why = f" ({', '.join(task)} differ)" if task else ""
         because.append(f"they have no example in common{why}")
     elif "env_args" in task:
-        because.append(f"env_args differ: {baseline.config['env_args']} and {run.config['env_args']}")
+        because.append(
+            f"env_args differ: {baseline.config['env_args']} and {run.config['env_args']}"
+        )
     elif task:
         notes.append(f"{', '.join(task)} differ")
     if "reward" in metrics and (measure := _differing(baseline.config, run.config, MEASURE)):
@@ -260,7 +299,12 @@ def _shared(baseline: Measured, run: Measured, metrics: Sequence[str]) -> bool:
 
 
 def paired_difference(
-    baseline: Measured, run: Measured, metric: str, *, detect: float = DETECT, notes: Sequence[str] = ()
+    baseline: Measured,
+    run: Measured,
+    metric: str,
+    *,
+    detect: float = DETECT,
+    notes: Sequence[str] = (),
 ) -> Difference:
     """The difference of one metric over the examples of both runs."""
     before, after = baseline.values[metric], run.values[metric]
@@ -270,7 +314,9 @@ def paired_difference(
     differences = np.array([mean(b) - mean(a) for a, b in pairs])
     is_binary = all(len(a) == len(b) == 1 and {*a, *b} <= {0.0, 1.0} for a, b in pairs)
     is_balanced = all(len(a) == len(b) for a, b in pairs)
-    stderr, low, high = t_interval(differences, least_stderr=0.0 if is_balanced else pooled_stderr(pairs))
+    stderr, low, high = t_interval(
+        differences, least_stderr=0.0 if is_balanced else pooled_stderr(pairs)
+    )
     test, p = _tested(differences, stderr, is_binary, is_balanced)
     return Difference(
         env_id=run.env_id,
@@ -293,17 +339,24 @@ def paired_difference(
         equal=int((abs(differences) <= SAME).sum()),
         unpaired=(len(before.keys() - after.keys()), len(after.keys() - before.keys())),
         detect=detect,
-        examples_needed=examples_needed(float(differences.std(ddof=1)), detect) if len(pairs) > 1 else None,
-        notes=(*notes, f"{_plural(unknown, 'example')} without a known value left out") if unknown else tuple(notes),
+        examples_needed=(
+            examples_needed(float(differences.std(ddof=1)), detect) if len(pairs) > 1 else None
+        ),
+        notes=(
+            (*notes, f"{_plural(unknown, 'example')} without a known value left out")
+            if unknown
+            else tuple(notes)
+        ),
     )
 
 
 def pooled_stderr(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
-    """Standard error of the mean difference if each example's rollouts are draws of one distribution.
+    """Standard error of the mean difference if each example's rollouts are draws of one
+    distribution.
 
-    The square root of sum over examples of S² (1/a + 1/b), over their number; S² is the variance of the
-    a + b rollouts of both runs. It is also the standard deviation of the difference when the rollouts
-    of each example are permuted.
+    The square root of sum over examples of S² (1/a + 1/b), over their number; S² is the variance of
+    the a + b rollouts of both runs. It is also the standard deviation of the difference when the
+    rollouts of each example are permuted.
 
     *Source*: Fisher 1935, The Design of Experiments, section 21.
     """
@@ -311,21 +364,29 @@ def pooled_stderr(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> f
     return math.sqrt(math.fsum(variances)) / len(pairs) if pairs else math.nan
 
 
-def t_interval(values: np.ndarray, alpha: float = ALPHA, least_stderr: float = 0.0) -> tuple[float, float, float]:
-    """(standard error, low, high) of the mean of independent ``values`` [n]; NaN for fewer than two.
+def t_interval(
+    values: np.ndarray, alpha: float = ALPHA, least_stderr: float = 0.0
+) -> tuple[float, float, float]:
+    """(standard error, low, high) of the mean of independent ``values`` [n]; NaN for fewer than
+    two.
 
-    A standard normal quantile in place of Student's would be too narrow for few values: with five it misses 12% of the
-    true means instead of 5%.
+    A standard normal quantile in place of Student's would be too narrow for few values: with five
+    it misses 12% of the true means instead of 5%.
     """
     n = len(values)
     if n < 2:
         return math.nan, math.nan, math.nan
-    center, stderr = float(values.mean()), max(float(values.std(ddof=1)) / math.sqrt(n), least_stderr)
+    center, stderr = (
+        float(values.mean()),
+        max(float(values.std(ddof=1)) / math.sqrt(n), least_stderr),
+    )
     half = t_quantile(1 - alpha / 2, n - 1) * stderr
     return stderr, center - half, center + half
 
 
-def _tested(differences: np.ndarray, stderr: float, is_binary: bool, is_balanced: bool) -> tuple[str, float]:
+def _tested(
+    differences: np.ndarray, stderr: float, is_binary: bool, is_balanced: bool
+) -> tuple[str, float]:
     """(name of the test, two-sided p) of the hypothesis that the differences [n] have mean 0."""
     changed = differences[abs(differences) > SAME]
     if not len(differences):
@@ -341,7 +402,8 @@ def _tested(differences: np.ndarray, stderr: float, is_binary: bool, is_balanced
 
 
 def sign_flip_test(differences: np.ndarray) -> float:
-    """Exact two-sided p of the sum of ``differences`` [n], n <= ``MAX_FLIPPED``, among its 2^n sign patterns.
+    """Exact two-sided p of the sum of ``differences`` [n], n <= ``MAX_FLIPPED``, among its 2^n sign
+    patterns.
 
     *Source*: Fisher 1935, The Design of Experiments, section 21.
 
@@ -356,7 +418,8 @@ def sign_flip_test(differences: np.ndarray) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values adjusted for being several: below alpha, all such are true with probability 1 - alpha. NaN stays.
+    """The p-values adjusted for being several: below alpha, all such are true with probability 1 -
+    alpha. NaN stays.
 
     *Source*: Holm 1979, "A simple sequentially rejective multiple test procedure".
 
@@ -372,8 +435,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def examples_needed(sd: float, difference: float, alpha: float = ALPHA, power: float = POWER) -> int | None:
-    """How many examples show a true mean ``difference`` of values with standard deviation ``sd``; None without spread.
+def examples_needed(
+    sd: float, difference: float, alpha: float = ALPHA, power: float = POWER
+) -> int | None:
+    """How many examples show a true mean ``difference`` of values with standard deviation ``sd``;
+    None without spread.
 
     The t test at level ``alpha`` then finds it with probability ``power``.
 

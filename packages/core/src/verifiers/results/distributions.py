@@ -1,4 +1,5 @@
-"""Student's t and the binomial distribution, for tests and intervals. Pure functions; core needs no scipy for them."""
+"""Student's t and the binomial distribution, for tests and intervals. Pure functions; core needs no
+scipy for them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def t_cdf(t: float, df: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def t_quantile(probability: float, df: float) -> float:
-    """The t with P(T <= t) = ``probability``, 0 < probability < 1; 1.96 for 0.975 and many degrees of freedom.
+    """The t with P(T <= t) = ``probability``, 0 < probability < 1; 1.96 for 0.975 and many degrees
+    of freedom.
 
     >>> round(t_quantile(0.975, 4), 3), round(t_quantile(0.975, 1e6), 2)
     (2.776, 1.96)
@@ -45,7 +47,8 @@ def t_quantile(probability: float, df: float) -> float:
 
 
 def sign_test(won: int, lost: int) -> float:
-    """Two-sided p of ``won`` against ``lost`` fair coins; for 0/1 values of pairs it is the exact test of McNemar.
+    """Two-sided p of ``won`` against ``lost`` fair coins; for 0/1 values of pairs it is the exact
+    test of McNemar.
 
     *Source*: McNemar 1947, with the binomial distribution instead of chi-squared.
 
@@ -67,7 +70,9 @@ def beta_cdf(x: float, a: float, b: float) -> float:
         return float(x >= 1.0)
     if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side
         return 1.0 - beta_cdf(1.0 - x, b, a)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    log_front = (
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
     numerator, denominator = 1.0, 0.0
     fraction = 1.0
     for term in range(_MAX_TERMS):

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
-from verifiers.results.rows import RolloutOutput, content_hash, example_key, json_ready, row_for_disk
+from verifiers.results.rows import (
+    RolloutOutput,
+    content_hash,
+    example_key,
+    json_ready,
+    row_for_disk,
+)
 from verifiers.results.statistics import mean
 from verifiers.runtime.json import encode_row
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
@@ -29,17 +35,24 @@ BATCH_SIZE = 2_000
 
 
 def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A ``datasets.Dataset`` with the union of the columns of all rollouts; unknown numbers are null."""
+    """A ``datasets.Dataset`` with the union of the columns of all rollouts; unknown numbers are
+    null."""
     from datasets import Dataset
 
     plain = [json_ready(row) for row in rows]
     names = dict.fromkeys(name for row in plain for name in row)
-    return Dataset.from_dict({name: _arrow_column([row.get(name) for row in plain]) for name in names})
+    return Dataset.from_dict(
+        {name: _arrow_column([row.get(name) for row in plain]) for name in names}
+    )
 
 
 def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> list[float]:
-    """Mean known reward of each rollout's group: one example, or ``siblings`` consecutive rollouts."""
-    keys = [index // siblings if siblings else example_key(output) for index, output in enumerate(outputs)]
+    """Mean known reward of each rollout's group: one example, or ``siblings``
+    consecutive rollouts."""
+    keys = [
+        index // siblings if siblings else example_key(output)
+        for index, output in enumerate(outputs)
+    ]
     groups: dict[Any, list[float]] = {}
     for key, output in zip(keys, outputs, strict=True):
         groups.setdefault(key, []).append(output["reward"])
@@ -47,11 +60,14 @@ def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> l
     return [averages[key] if not math.isnan(averages[key]) else math.nan for key in keys]
 
 
-def save(rollouts: Callable[[], Iterator[RolloutOutput]], metadata: Mapping[str, Any], path: str | Path) -> None:
-    """Write the results of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory.
+def save(
+    rollouts: Callable[[], Iterator[RolloutOutput]], metadata: Mapping[str, Any], path: str | Path
+) -> None:
+    """Write the results of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run
+    directory.
 
-    ``rollouts()`` yields them in order, and is called again where a format needs it. *Raises* ConfigError when the
-    directory already holds results.
+    ``rollouts()`` yields them in order, and is called again where a format needs it. *Raises*
+    ConfigError when the directory already holds results.
     """
     target = Path(path)
     if target.suffix == ".parquet":
@@ -64,7 +80,9 @@ def save(rollouts: Callable[[], Iterator[RolloutOutput]], metadata: Mapping[str,
         atomic_write(target, b"".join(encode_row(row) + b"\n" for row in rows))
         return
     if (target / RESULTS_NAME).exists():
-        raise ConfigError(f"{target / RESULTS_NAME} already exists; save into another directory", path=str(target))
+        raise ConfigError(
+            f"{target / RESULTS_NAME} already exists; save into another directory", path=str(target)
+        )
     target.mkdir(parents=True, exist_ok=True)
     with Journal.open(target / RESULTS_NAME) as journal:
         journal.append_sync(rows)
@@ -84,7 +102,8 @@ def _disk_rows(outputs: Iterable[RolloutOutput]) -> list[dict[str, Any]]:
 
 
 def _write_parquet(rollouts: Callable[[], Iterator[RolloutOutput]], target: Path) -> None:
-    """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice where later ones have other columns or types.
+    """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice where later ones have other
+    columns or types.
 
     The file appears whole, or not at all.
     """
@@ -98,10 +117,14 @@ def _write_parquet(rollouts: Callable[[], Iterator[RolloutOutput]], target: Path
         hidden.unlink(missing_ok=True)
 
 
-def _write_batches(rollouts: Iterator[RolloutOutput], types: dict[str, pa.DataType | None], file: Path) -> bool:
-    """Write a Parquet file of columns of these types, those of the first batch where there are none yet.
+def _write_batches(
+    rollouts: Iterator[RolloutOutput], types: dict[str, pa.DataType | None], file: Path
+) -> bool:
+    """Write a Parquet file of columns of these types, those of the first batch where there are none
+    yet.
 
-    ``types`` is extended by what the rollouts have, None for JSON text; returns whether the file has these types.
+    ``types`` is extended by what the rollouts have, None for JSON text; returns whether the file
+    has these types.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -115,10 +138,15 @@ def _write_batches(rollouts: Iterator[RolloutOutput], types: dict[str, pa.DataTy
             fits = fits and types == (before or types)
             if not fits:
                 continue
-            schema = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
+            schema = pa.schema(
+                [(name, pa.string() if kind is None else kind) for name, kind in types.items()]
+            )
             writer = writer or parquet.ParquetWriter(str(file), schema)
             absent = [None] * len(next(iter(columns.values())))
-            arrays = [_of_type(kind, columns.get(name, absent), inferred.get(name)) for name, kind in types.items()]
+            arrays = [
+                _of_type(kind, columns.get(name, absent), inferred.get(name))
+                for name, kind in types.items()
+            ]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
         if writer is None:
             parquet.write_table(pa.table({}), file)
@@ -129,23 +157,28 @@ def _write_batches(rollouts: Iterator[RolloutOutput], types: dict[str, pa.DataTy
 
 
 def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:
-    """Column -> JSON values of ``BATCH_SIZE`` rollouts at a time; None where a rollout has no such column."""
+    """Column -> JSON values of ``BATCH_SIZE`` rollouts at a time; None where a rollout has no such
+    column."""
     while batch := [json_ready(row) for row in itertools.islice(rollouts, BATCH_SIZE)]:
         names = dict.fromkeys(name for row in batch for name in row)
         yield {name: [row.get(name) for row in batch] for name in names}
 
 
 def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | None) -> pa.Array:
-    """Values as an Arrow array of a type, None for JSON text; ``inferred``: that of their own type."""
+    """Values as an Arrow array of a type, None for JSON text; ``inferred``: that of
+    their own type."""
     import pyarrow as pa
 
     if inferred is not None and inferred.type == kind:
         return inferred
-    return pa.array(_texts(values) if kind is None else values, pa.string() if kind is None else kind)
+    return pa.array(
+        _texts(values) if kind is None else values, pa.string() if kind is None else kind
+    )
 
 
 def _common_type(known: pa.DataType | None, values: list[Any]) -> tuple[Any, Any]:
-    """(the Arrow type of the values and of those before them, of type ``known``; the values as an array of their own).
+    """(the Arrow type of the values and of those before them, of type ``known``; the values as an
+    array of their own).
 
     Both are None when no single type fits.
     """
@@ -158,7 +191,11 @@ def _common_type(known: pa.DataType | None, values: list[Any]) -> tuple[Any, Any
         if found.type == known:
             return known, found
         fields = [pa.field("", kind) for kind in (known, found.type)]
-        common = pa.unify_schemas([pa.schema([f]) for f in fields], promote_options="permissive").field(0).type
+        common = (
+            pa.unify_schemas([pa.schema([f]) for f in fields], promote_options="permissive")
+            .field(0)
+            .type
+        )
     except (pa.ArrowException, OverflowError):  # mixed types
         return None, None
     return (None, None) if _has_empty_struct(common) else (common, found)

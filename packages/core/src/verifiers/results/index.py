@@ -1,8 +1,10 @@
-"""Index a file of saved rollouts: the byte offsets of each, and the columns for sorting and filtering.
+"""Index a file of saved rollouts: the byte offsets of each, and the columns for sorting and
+filtering.
 
-Supports journals and plain JSON lines (runs of other versions, completions of a training run), finished or growing:
-``read`` indexes appended lines within a time budget, so that a large file shows its first rollouts quickly. Of a
-rollout that was run again the newest counts. Text stays on disk and is read on demand.
+Supports journals and plain JSON lines (runs of other versions, completions of a training run),
+finished or growing: ``read`` indexes appended lines within a time budget, so that a large file
+shows its first rollouts quickly. Of a rollout that was run again the newest counts. Text stays on
+disk and is read on demand.
 
 Uses some 60 to 100 bytes of memory per rollout. Changes nothing on disk; ``index_file`` keeps an
 index beside a large journal.
@@ -50,7 +52,8 @@ NUMBERS = (
 NAMES = ("error", "stop_condition", "task")
 """Columns of names; None when absent. ``error`` is the class of a rollout's error."""
 INNER_NAMES = ("cause", "served")
-"""Columns of names for the statistics: the innermost exception of an error and where it was raised; the names under
+"""Columns of names for the statistics: the innermost exception of an error and where it was raised;
+the names under
 which a server answered, one a line: "" = as requested, None = it did not answer."""
 BATCH_ROWS = 2**12
 """Rows that are added to the columns at a time."""
@@ -72,7 +75,8 @@ class _Timing(msgspec.Struct, gc=False):
 
 
 class _Head(msgspec.Struct, gc=False):
-    """The indexed fields of a saved rollout; the other fields of its line are skipped without being decoded."""
+    """The indexed fields of a saved rollout; the other fields of its line are skipped without being
+    decoded."""
 
     example_id: Any = None
     metrics: dict[str, float | None] | None = None
@@ -111,7 +115,8 @@ MAX_VALUE_CHARS = 80
 
 
 class RowIndex:
-    """The index of one file. ``metric_names``: names of the metrics, for older versions without a ``metrics`` field.
+    """The index of one file. ``metric_names``: names of the metrics, for older versions without a
+    ``metrics`` field.
 
     >>> def best(path):
     ...     index = RowIndex(path)
@@ -139,7 +144,8 @@ class RowIndex:
         self._added: list[tuple[Any, ...]] = []
         """Rows that are not yet in the columns."""
         self.failure: JournalError | None = None
-        """What stopped the reading: damage of the file, which stays in front of the rows after it."""
+        """What stopped the reading: damage of the file, which stays in front of the
+        rows after it."""
         self.generation = getattr(self, "generation", -1) + 1
         """Changes when the file was rewritten, so that row numbers refer to other rollouts."""
         self.end = 0
@@ -164,7 +170,8 @@ class RowIndex:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was read that the file held at the last ``read``, except an unfinished last line."""
+        """Whether everything was read that the file held at the last ``read``, except an unfinished
+        last line."""
         return self.failure is not None or self.end >= self._size
 
     @property
@@ -173,7 +180,8 @@ class RowIndex:
         return 1.0 if self.is_complete else self.end / self._size
 
     def read(self, budget_s: float = math.inf, max_rows: float = math.inf) -> None:
-        """Index appended lines, for about ``budget_s`` seconds and up to the write with row ``max_rows``.
+        """Index appended lines, for about ``budget_s`` seconds and up to the write with row
+        ``max_rows``.
 
         Raises: ``OSError``.
         """
@@ -181,7 +189,9 @@ class RowIndex:
         with self._lock:
             stat = os.stat(self.path)
             identity = (stat.st_dev, stat.st_ino)
-            if self._identity is not None and (identity != self._identity or stat.st_size < self.end):
+            if self._identity is not None and (
+                identity != self._identity or stat.st_size < self.end
+            ):
                 self._clear()
             grown = stat.st_size != self._size or self._identity is None
             self._identity, self._size = identity, stat.st_size
@@ -209,16 +219,21 @@ class RowIndex:
     def part(self, first: int) -> dict[str, Any]:
         """What is held of the rows from ``first`` on, as JSON-like values and arrays.
 
-        Raises: ``TypeError`` for a file of another program, whose rows have no keys or whose examples no numbers.
+        Raises: ``TypeError`` for a file of another program, whose rows have no keys or whose
+        examples no numbers.
         """
         columns = self._number_columns()
         if "example" not in columns or self.keys.first_missing is not None:
             raise TypeError(f"{self.path} was not written by this library")
         groups = {"columns": columns, "metrics": self.metrics, "usage": self.usage}
         values = {
-            group: {name: column.since(first) for name, column in members.items()} for group, members in groups.items()
+            group: {name: column.since(first) for name, column in members.items()}
+            for group, members in groups.items()
         }
-        return {**values, "names": {name: self.columns[name].names for name in (*NAMES, *INNER_NAMES)}}
+        return {
+            **values,
+            "names": {name: self.columns[name].names for name in (*NAMES, *INNER_NAMES)},
+        }
 
     def add_part(self, part: Mapping[str, Any], end: int) -> None:
         """Add what ``part`` returned for the next rows of a journal, up to the byte ``end``."""
@@ -235,8 +250,11 @@ class RowIndex:
             columns["example"] = example
         return columns | {"rollout_key": self.keys.codes, "end": self.ends}
 
-    def _extend(self, columns: Mapping[str, Any], metrics: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
-        """Add the values of some rows to each column; NaN if these or the earlier rows have none."""
+    def _extend(
+        self, columns: Mapping[str, Any], metrics: Mapping[str, Any], usage: Mapping[str, Any]
+    ) -> None:
+        """Add the values of some rows to each column; NaN if these or the earlier
+        rows have none."""
         num_before, num_added = len(self), len(columns["end"])
         for group, values in ((self.metrics, metrics), (self.usage, usage)):
             for name in dict.fromkeys((*group, *values)):
@@ -257,7 +275,8 @@ class RowIndex:
             return self._stored(file, number)
 
     def row(self, number: int) -> RolloutOutput:
-        """One saved rollout, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError``: file changed."""
+        """One saved rollout, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError``:
+        file changed."""
         return next(self.rows([number]))
 
     def rows(self, numbers: Iterable[int]) -> Iterator[RolloutOutput]:
@@ -267,7 +286,8 @@ class RowIndex:
                 yield row_from_disk(self._stored(file, number), self._metric_names)
 
     def texts(self, numbers: Sequence[int]) -> Iterator[tuple[Any, Any, Any]]:
-        """(prompt, completion, answer) of these row numbers, without decoding other fields. Raises: as ``row``."""
+        """(prompt, completion, answer) of these row numbers, without decoding other fields. Raises:
+        as ``row``."""
         with open(self.path, "rb") as file:
             for number in numbers:
                 line = self._line(file, number)
@@ -284,13 +304,20 @@ class RowIndex:
             return []
         with open(self.path, "rb") as file:
             info = _info_of(self._line(file, 0))
-        return [f"info.{key}" for key, value in info.items() if isinstance(value, str | int | float | bool)]
+        return [
+            f"info.{key}"
+            for key, value in info.items()
+            if isinstance(value, str | int | float | bool)
+        ]
 
-    def info_values(self, name: str, first: int = 0, budget_s: float = math.inf) -> tuple[list[Any], int]:
+    def info_values(
+        self, name: str, first: int = 0, budget_s: float = math.inf
+    ) -> tuple[list[Any], int]:
         """(the values of ``info.<key>`` from row ``first`` on, the row number to continue from).
 
-        Numbers stay numbers, other values become text; None where there is none. Stops after about ``budget_s``
-        seconds. Raises: as ``row``; ``ValueError`` for a name that does not begin with ``info.``.
+        Numbers stay numbers, other values become text; None where there is none. Stops after about
+        ``budget_s`` seconds. Raises: as ``row``; ``ValueError`` for a name that does not begin with
+        ``info.``.
         """
         if not name.startswith("info."):
             raise ValueError(f"{name!r} is not a key of info; write info.KEY")
@@ -304,11 +331,14 @@ class RowIndex:
                     return values, number + 1
         return values, len(self)
 
-    def search(self, text: str, first: int = 0, budget_s: float = math.inf) -> tuple[list[int], int]:
-        """(row numbers from ``first`` on whose texts contain ``text``, the row number to continue from).
+    def search(
+        self, text: str, first: int = 0, budget_s: float = math.inf
+    ) -> tuple[list[int], int]:
+        """(row numbers from ``first`` on whose texts contain ``text``, the row number to continue
+        from).
 
-        Ignores case. Stops after about ``budget_s`` seconds; at the end of the file the second value is the number of
-        rows. Raises: as ``row``.
+        Ignores case. Stops after about ``budget_s`` seconds; at the end of the file the second
+        value is the number of rows. Raises: as ``row``.
         """
         folded = text.casefold()
         matches: list[int] = []
@@ -317,7 +347,9 @@ class RowIndex:
         with open(self.path, "rb") as file:
             for number in range(first, len(self)):
                 line = self._line(file, number)
-                if (raw is None or raw in line.lower()) and folded in _searched_text(decode_row(line)).casefold():
+                if (raw is None or raw in line.lower()) and folded in _searched_text(
+                    decode_row(line)
+                ).casefold():
                     matches.append(number)
                 if time.monotonic() > deadline:
                     return matches, number + 1
@@ -358,18 +390,22 @@ class RowIndex:
                 yield [start], [line.strip()]
 
     def _add(self, body: bytes, end: int) -> None:
-        """Note a row that ends at the byte ``end``. *Raises* JournalError if it is no saved rollout."""
+        """Note a row that ends at the byte ``end``. *Raises* JournalError if it is no saved
+        rollout."""
         try:
             head: _Head | None = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeError):  # unusual types, lone surrogates
             head = None
-        if head is None or (head.metrics is None and (self._metric_names or head.completion is None)):
+        if head is None or (
+            head.metrics is None and (self._metric_names or head.completion is None)
+        ):
             try:
                 head = _head_of(decode_row(body), self._metric_names)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 line = len(self) + len(self._added) + 1
                 raise JournalError(
-                    f"{self.path}:{line}: this line is not a saved rollout ({type(error).__name__}: {error})"
+                    f"{self.path}:{line}: this line is not a saved rollout ({type(error).__name__}:"
+                    f" {error})"
                 ) from error
         self._added.append((*_values_of(head), end))
 
@@ -398,7 +434,17 @@ class RowIndex:
         self.keys.extend(columns.pop("rollout_key"))
 
 
-_VALUES = (*NUMBERS, *NAMES, *INNER_NAMES, "example", "key", "rollout_key", "metrics", "usage", "end")
+_VALUES = (
+    *NUMBERS,
+    *NAMES,
+    *INNER_NAMES,
+    "example",
+    "key",
+    "rollout_key",
+    "metrics",
+    "usage",
+    "end",
+)
 """Names of what ``_values_of`` returns, and the end of the line."""
 
 
@@ -408,7 +454,10 @@ def _values_of(head: _Head) -> tuple[Any, ...]:
     error = cause = None
     if head.error is not None:
         failure = ErrorInfo.of(head.error)
-        error, cause = failure.get("error") or "unknown", f"{failure.cause} in {failure.get('where')}"
+        error, cause = (
+            failure.get("error") or "unknown",
+            f"{failure.cause} in {failure.get('where')}",
+        )
     return (
         head.reward,
         head.advantage,
@@ -451,7 +500,11 @@ def _measure(completion: object) -> tuple[int, int]:
         if message.role == "assistant":
             turns += 1
             content = message.content
-            chars += len(content) if isinstance(content, str) else len(message_text({"content": content or ""}))
+            chars += (
+                len(content)
+                if isinstance(content, str)
+                else len(message_text({"content": content or ""}))
+            )
     return turns, chars
 
 
@@ -460,7 +513,9 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
     output = row_from_disk(row, metric_names)
     completion = output["completion"]
     if isinstance(completion, list):
-        completion = [_Message(role=field(m, "role"), content=field(m, "content")) for m in completion]
+        completion = [
+            _Message(role=field(m, "role"), content=field(m, "content")) for m in completion
+        ]
     stop, usage = output["stop_condition"], row.get("token_usage")
     return _Head(
         example_id=output["example_id"],
@@ -472,7 +527,11 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
         stop_condition=None if stop is None else str(stop),
         task=row.get("task"),
         timing=_Timing(_number((output["timing"] or {}).get("total_ms"))),
-        token_usage={name: _number(value) for name, value in usage.items()} if isinstance(usage, dict) else None,
+        token_usage=(
+            {name: _number(value) for name, value in usage.items()}
+            if isinstance(usage, dict)
+            else None
+        ),
         completion_tokens=_number(row.get("completion_tokens")),
         sibling=_number(row.get("sibling")),
         attempts=_number(row.get("attempts")),

@@ -1,4 +1,5 @@
-"""The index of a large journal, kept beside it in ``results.index``: the next process need not decode each line.
+"""The index of a large journal, kept beside it in ``results.index``: the next process need not
+decode each line.
 
 A cache, never trusted over the journal. It is a sequence of parts, each of some rows in the order
 of the journal. A part is used when its seal fits: a keyed hash of the part, of the bytes of the
@@ -58,7 +59,8 @@ class IndexFile:
         return len(self._index) - self._rows
 
     def restore(self) -> None:
-        """Fill an empty index with the parts that fit the journal; without the file, or key, none."""
+        """Fill an empty index with the parts that fit the journal; without the file,
+        or key, none."""
         with (
             contextlib.suppress(OSError),
             _opened(self.path, os.O_RDONLY) as file,
@@ -67,7 +69,9 @@ class IndexFile:
             key, size = _user_key(), os.fstat(rows.fileno()).st_size
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
                 end, num_bytes, seal = _HEAD.unpack(head)
-                if not self._end < end <= size or num_bytes > end - self._end:  # too long to be ours
+                if (
+                    not self._end < end <= size or num_bytes > end - self._end
+                ):  # too long to be ours
                     return
                 content = file.read(num_bytes)
                 if not hmac.compare_digest(seal, self._sealed(key, rows, end, content)):
@@ -146,13 +150,19 @@ def _packed(part: dict[str, Any]) -> bytes:
     """A part of an index as bytes; each column in its smallest type."""
     packed: dict[str, Any] = {"names": part["names"]}
     for group in ("columns", "metrics", "usage"):
-        columns = {name: smallest(values, values.dtype.str[1:]) for name, values in part[group].items()}
-        packed[group] = {name: (values.dtype.str, values.tobytes()) for name, values in columns.items()}
+        columns = {
+            name: smallest(values, values.dtype.str[1:]) for name, values in part[group].items()
+        }
+        packed[group] = {
+            name: (values.dtype.str, values.tobytes()) for name, values in columns.items()
+        }
     return msgspec.msgpack.encode(packed)
 
 
 def _unpacked(content: bytes) -> dict[str, Any]:
     part: dict[str, Any] = msgspec.msgpack.decode(content)
     for group in ("columns", "metrics", "usage"):
-        part[group] = {name: np.frombuffer(values, kind) for name, (kind, values) in part[group].items()}
+        part[group] = {
+            name: np.frombuffer(values, kind) for name, (kind, values) in part[group].items()
+        }
     return part

@@ -1,8 +1,9 @@
-"""A person's labels of the rollouts of an evaluation, right or wrong, in ``labels.jsonl`` beside them.
+"""A person's labels of the rollouts of an evaluation, right or wrong, in ``labels.jsonl`` beside
+them.
 
-``vf-view`` appends to it; loading the evaluation gives each labelled rollout the column ``label``, which
-``results.agreement("label")`` and ``vf-compare RUN --labels label`` compare with a judge. The newest label of a rollout
-counts, and only while its completion is the one that was read.
+``vf-view`` appends to it; loading the evaluation gives each labelled rollout the column ``label``,
+which ``results.agreement("label")`` and ``vf-compare RUN --labels label`` compare with a judge. The
+newest label of a rollout counts, and only while its completion is the one that was read.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ LABELS_NAME, LABEL = "labels.jsonl", "label"
 def write_label(folder: Path, row: Mapping[str, Any], label: bool | None) -> None:
     """Append the label of a saved rollout, None to take it back; it is on disk afterwards.
 
-    *Raises* ConfigError for a rollout without a ``rollout_key``; OSError, also when the file is a symbolic link.
+    *Raises* ConfigError for a rollout without a ``rollout_key``; OSError, also when the file is a
+    symbolic link.
     """
     key = row.get("rollout_key")
     if not isinstance(key, str):
-        raise ConfigError("this rollout was saved by another version, without a key that a label could name")
+        raise ConfigError(
+            "this rollout was saved by another version, without a key that a label could name"
+        )
     line = {
         "rollout_key": key,
         "example_id": row.get("example_id"),
@@ -39,7 +43,9 @@ def write_label(folder: Path, row: Mapping[str, Any], label: bool | None) -> Non
         LABEL: label,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    fd = os.open(folder / LABELS_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    fd = os.open(
+        folder / LABELS_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666
+    )
     try:
         write_all(fd, encode_row(line) + b"\n")
         sync_file(fd)
@@ -55,7 +61,11 @@ def read_labels(folder: Path) -> dict[str, tuple[str, bool]]:
             try:
                 line = json.loads(raw)
                 key, digest, label = line["rollout_key"], line["completion"], line[LABEL]
-            except (ValueError, KeyError, TypeError):  # an unfinished write, or another program's line
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+            ):  # an unfinished write, or another program's line
                 continue
             if label is None:
                 found.pop(key, None)

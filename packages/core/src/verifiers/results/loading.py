@@ -1,7 +1,9 @@
-"""Load saved results: a run directory or a results file, of this version or of 0.1, complete or not.
+"""Load saved results: a run directory or a results file, of this version or of 0.1, complete or
+not.
 
-A rollout that was run again counts once, by its newest line. Rollouts are returned in the order of their examples.
-Loading never writes. Of a large file the numbers are loaded, and the texts when they are asked for (``stored``).
+A rollout that was run again counts once, by its newest line. Rollouts are returned in the order of
+their examples. Loading never writes. Of a large file the numbers are loaded, and the texts when
+they are asked for (``stored``).
 """
 
 from __future__ import annotations
@@ -37,12 +39,13 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
         path: A run directory, or a results file.
         state_columns: Names of the extra columns to load; None = all.
 
-    A file of ``LARGE_BYTES`` or more is indexed: ``results.reward``, ``results.summary()`` and the other numbers take
-    60 to 100 bytes of memory per rollout, ``results["completions"]`` reads that column, ``results.rollouts()`` yields
-    one rollout at a time, and ``results.outputs`` reads and keeps all of them. The file must stay until then.
+    A file of ``LARGE_BYTES`` or more is indexed: ``results.reward``, ``results.summary()`` and the
+    other numbers take 60 to 100 bytes of memory per rollout, ``results["completions"]`` reads that
+    column, ``results.rollouts()`` yields one rollout at a time, and ``results.outputs`` reads and
+    keeps all of them. The file must stay until then.
 
-    Rollouts outside the plan of the last run (of edited or removed examples) are left out. *Raises* ConfigError
-    when there are no results, JournalError with file and line for a damaged file.
+    Rollouts outside the plan of the last run (of edited or removed examples) are left out. *Raises*
+    ConfigError when there are no results, JournalError with file and line for a damaged file.
 
     >>> from verifiers.testing import ScriptedClient
     >>> import tempfile
@@ -55,7 +58,9 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     source = Path(path)
     file = source / RESULTS_NAME if source.is_dir() else source
     if not file.is_file():
-        raise ConfigError(f"{file} does not exist; give a run directory (with {RESULTS_NAME}) or a results file")
+        raise ConfigError(
+            f"{file} does not exist; give a run directory (with {RESULTS_NAME}) or a results file"
+        )
     stored = read_metadata(file.parent) or {}
     metric_names = list(stored.get("avg_metrics") or ())
     outside = frozenset(stored.get("outside_plan") or ())
@@ -65,7 +70,9 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     fills_advantages = not config.get("independent_scoring")
     if file.stat().st_size >= LARGE_BYTES:
         return _indexed(file, metric_names, outside, facts, state_columns, fills_advantages)
-    rows = [(line, row) for line, row in _newest(_rows(file)) if row.get("rollout_key") not in outside]
+    rows = [
+        (line, row) for line, row in _newest(_rows(file)) if row.get("rollout_key") not in outside
+    ]
     outputs = [saved_row(row, f"{file}:{line}", metric_names) for line, row in rows]
     _add_labels(outputs, [row for _, row in rows], read_labels(file.parent))
     if state_columns is not None:
@@ -92,7 +99,9 @@ def _indexed(
     skipped = [*index.replaced, *(row for row in index.keys.find(outside).tolist() if row >= 0)]
     index.keys.forget_order()
     numbers = np.delete(np.arange(len(index)), skipped)
-    if isinstance(ids := index.columns["example"], Column):  # else the ids are of another program: texts
+    if isinstance(
+        ids := index.columns["example"], Column
+    ):  # else the ids are of another program: texts
         siblings = np.fmax(np.asarray(index.columns["sibling"])[numbers], 0)  # NaN counts as 0
         numbers = numbers[np.lexsort((siblings, np.asarray(ids)[numbers]))]
     labels = None
@@ -100,15 +109,21 @@ def _indexed(
         labels = {}
         for key, (digest, label) in given.items():
             number = index.newest(key)
-            if number is not None and completion_hash(index.stored(number).get("completion")) == digest:
+            if (
+                number is not None
+                and completion_hash(index.stored(number).get("completion")) == digest
+            ):
                 labels[number] = label
     return StoredOutputs(index, numbers, facts, state_columns, labels, fills_advantages)
 
 
 def _add_labels(
-    outputs: Sequence[RolloutOutput], rows: Sequence[Mapping[str, Any]], labels: Mapping[str, tuple[str, bool]]
+    outputs: Sequence[RolloutOutput],
+    rows: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, tuple[str, bool]],
 ) -> None:
-    """The column ``label`` where a person labelled rollouts and the run has no such column of its own."""
+    """The column ``label`` where a person labelled rollouts and the run has no such column of its
+    own."""
     if not labels or any(LABEL in row for row in rows):
         return
     for output, row in zip(outputs, rows, strict=True):
@@ -127,7 +142,8 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Read lines without checksums; an invalid last line without a newline is an interrupted write and is skipped."""
+    """Read lines without checksums; an invalid last line without a newline is an interrupted write
+    and is skipped."""
     with open(file, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -138,7 +154,8 @@ def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
                 if not line.endswith(b"\n"):
                     return
                 raise JournalError(
-                    f"{file}:{number}: this line is not a saved rollout ({error}); restore the file or remove the line",
+                    f"{file}:{number}: this line is not a saved rollout ({error}); restore the file"
+                    " or remove the line",
                     path=str(file),
                     line=number,
                 ) from error

@@ -1,4 +1,5 @@
-"""HTML of results for notebooks: the numbers, a histogram of the rewards, and the worst and the best rollout folded.
+"""HTML of results for notebooks: the numbers, a histogram of the rewards, and the worst and the
+best rollout folded.
 
 Every text of a model, a row or an error is escaped, and the HTML holds no script and loads nothing.
 """
@@ -20,8 +21,13 @@ _BAR_WIDTH, _HEIGHT = 24, 64
 
 
 def results_html(facts: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]]) -> str:
-    """The table, the histogram and two transcripts of results, as one ``<div>``; ``facts`` are their ``summary()``."""
-    rewards = [(output["reward"], index) for index, output in enumerate(outputs) if not math.isnan(output["reward"])]
+    """The table, the histogram and two transcripts of results, as one ``<div>``; ``facts`` are
+    their ``summary()``."""
+    rewards = [
+        (output["reward"], index)
+        for index, output in enumerate(outputs)
+        if not math.isnan(output["reward"])
+    ]
     parts = [_table(facts, len(outputs)), _histogram([reward for reward, _ in rewards])]
     if rewards:
         worst, best = min(rewards), max(rewards, key=lambda pair: (pair[0], -pair[1]))
@@ -37,8 +43,15 @@ def _table(facts: Mapping[str, Any], num_rollouts: int) -> str:
         "environment": facts["env_id"],
         "model": facts["model"],
         "rollouts": f"{num_rollouts} ({facts['num_examples']} examples)",
-        "reward": None if reward is None else _number(reward) + ("" if stderr is None else f" ± {_number(stderr)}"),
-        **{name: None if value is None else _number(value) for name, value in (facts["avg_metrics"] or {}).items()},
+        "reward": (
+            None
+            if reward is None
+            else _number(reward) + ("" if stderr is None else f" ± {_number(stderr)}")
+        ),
+        **{
+            name: None if value is None else _number(value)
+            for name, value in (facts["avg_metrics"] or {}).items()
+        },
         "errors": cause_text(facts["error_causes"]),
         "unscored": ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items()),
         "saved in": facts["path"],
@@ -53,7 +66,8 @@ def _table(facts: Mapping[str, Any], num_rollouts: int) -> str:
 
 
 def _histogram(rewards: Sequence[float]) -> str:
-    """Bars of equal width from the lowest to the highest reward; nothing when all are equal or none is known."""
+    """Bars of equal width from the lowest to the highest reward; nothing when all are equal or none
+    is known."""
     finite = [reward for reward in rewards if math.isfinite(reward)]
     if not finite or min(finite) == max(finite):
         return ""
@@ -73,8 +87,8 @@ def _histogram(rewards: Sequence[float]) -> str:
     width = NUM_BINS * _BAR_WIDTH
     caption = f"rewards of {len(finite)} rollouts, {_number(low)} to {_number(high)}"
     return (
-        f"<figure style='margin:8px 0'><svg width='{width}' height='{_HEIGHT}' role='img' aria-label='{caption}'>{bars}"
-        f"</svg><figcaption>{caption}</figcaption></figure>"
+        f"<figure style='margin:8px 0'><svg width='{width}' height='{_HEIGHT}' role='img'"
+        f" aria-label='{caption}'>{bars}</svg><figcaption>{caption}</figcaption></figure>"
     )
 
 

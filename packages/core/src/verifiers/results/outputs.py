@@ -18,7 +18,13 @@ from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_o
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
 from verifiers.results.export import average_rewards, rows_to_dataset, save
 from verifiers.results.notebook import results_html
-from verifiers.results.rows import RolloutOutput, content_hash, example_key, json_ready, output_to_state
+from verifiers.results.rows import (
+    RolloutOutput,
+    content_hash,
+    example_key,
+    json_ready,
+    output_to_state,
+)
 from verifiers.results.run_metadata import (
     FACTS,
     GenerateMetadata,
@@ -54,7 +60,9 @@ COLUMNS = {
     "token_usages": "token_usage",
 }
 """Column name -> field of a rollout; both names read the column."""
-DATASET_COLUMNS = "example_id prompt completion answer task info reward average_reward metrics error".split()
+DATASET_COLUMNS = (
+    "example_id prompt completion answer task info reward average_reward metrics error".split()
+)
 _BY_FIELD = {field: column for column, field in COLUMNS.items()}
 
 
@@ -124,7 +132,9 @@ class GenerateOutputs:
         raise TypeError("GenerateOutputs takes a list of rollouts")
 
     @overload
-    def __getitem__(self, name: Literal["rewards", "reward", "advantages", "advantage"]) -> list[float]: ...
+    def __getitem__(
+        self, name: Literal["rewards", "reward", "advantages", "advantage"]
+    ) -> list[float]: ...
     @overload
     def __getitem__(self, name: Literal["states", "state"]) -> list[State]: ...
     @overload
@@ -146,9 +156,13 @@ class GenerateOutputs:
     if not TYPE_CHECKING:  # hidden, so that a type checker sees a misspelt column
 
         def __getattr__(self, name: str) -> Any:
-            if not name.startswith("_") and (name in COLUMNS or name in _BY_FIELD or name == "metrics"):
+            if not name.startswith("_") and (
+                name in COLUMNS or name in _BY_FIELD or name == "metrics"
+            ):
                 return self[name]
-            raise AttributeError(f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics")
+            raise AttributeError(
+                f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics"
+            )
 
     def __iter__(self) -> Iterator[Any]:
         """Prompts, completions, rewards: for ``prompts, completions, rewards = results``."""
@@ -158,10 +172,15 @@ class GenerateOutputs:
         return len(self.outputs)
 
     def __contains__(self, name: object) -> bool:
-        return name in ("outputs", "metadata") or (isinstance(name, str) and _BY_FIELD.get(name, name) in self.keys())
+        return name in ("outputs", "metadata") or (
+            isinstance(name, str) and _BY_FIELD.get(name, name) in self.keys()
+        )
 
     def __repr__(self) -> str:
-        return f"<GenerateOutputs of {len(self)} rollouts, mean reward {self.metadata['avg_reward']:.4g}>"
+        return (
+            f"<GenerateOutputs of {len(self)} rollouts, mean reward"
+            f" {self.metadata['avg_reward']:.4g}>"
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows of the results."""
@@ -171,9 +190,17 @@ class GenerateOutputs:
         return self[name] if name in self else default
 
     def keys(self) -> list[str]:
-        """Names of the columns: with ``states`` only when states are available, and with the state columns."""
-        extra = [n for n in self.metadata.get("state_columns") or () if n not in COLUMNS and n not in _BY_FIELD]
-        return [name for name in COLUMNS if name != "states" or self._has_states()] + ["metrics", *extra]
+        """Names of the columns: with ``states`` only when states are available, and with the state
+        columns."""
+        extra = [
+            n
+            for n in self.metadata.get("state_columns") or ()
+            if n not in COLUMNS and n not in _BY_FIELD
+        ]
+        return [name for name in COLUMNS if name != "states" or self._has_states()] + [
+            "metrics",
+            *extra,
+        ]
 
     def items(self) -> list[tuple[str, Any]]:
         return [(name, self[name]) for name in self.keys()]
@@ -184,15 +211,15 @@ class GenerateOutputs:
     def summary(self) -> dict[str, Any]:
         """The numbers of the run as JSON values, unknown ones None; latency is in milliseconds.
 
-        Beside the fields of the metadata: ``usage`` (the sums over the rollouts), ``path``, ``seconds``, ``errors``
-        (class -> count), ``error_causes`` (class, message and line -> count), ``unscored`` ("cause in function" ->
-        count) and ``latency``.
+        Beside the fields of the metadata: ``usage`` (the sums over the rollouts), ``path``,
+        ``seconds``, ``errors`` (class -> count), ``error_causes`` (class, message and line ->
+        count), ``unscored`` ("cause in function" -> count) and ``latency``.
         """
         names = (
-            "env_id model base_url num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
-            "reward_stderr success_metric avg_success success_stderr avg_metrics avg_error pass_at_k "
-            "pass_at_k_interval pass_all_k pass_threshold stop_conditions usage cost_usd "
-            "resumed env_args sampling_args status stopped spent"
+            "env_id model base_url num_examples rollouts_per_example num_rollouts num_errors"
+            " num_unscored avg_reward reward_stderr success_metric avg_success success_stderr"
+            " avg_metrics avg_error pass_at_k pass_at_k_interval pass_all_k pass_threshold"
+            " stop_conditions usage cost_usd resumed env_args sampling_args status stopped spent"
         ).split()
         facts, measured = {name: self.metadata.get(name) for name in names}, self.measurements()
         numbers: dict[str, Any] = json_ready(
@@ -210,7 +237,8 @@ class GenerateOutputs:
         return numbers
 
     def filter(self, keep: Callable[[RolloutOutput], object]) -> GenerateOutputs:
-        """The rollouts for which ``keep(rollout)`` holds, as results; their statistics are computed anew.
+        """The rollouts for which ``keep(rollout)`` holds, as results; their statistics are computed
+        anew.
 
         >>> from verifiers.testing import ScriptedClient
         >>> rows = [{"question": "1 + 1", "answer": "2"}, {"question": "1 + 2", "answer": "3"}]
@@ -231,14 +259,18 @@ class GenerateOutputs:
     def rollout(self, example_id: object, sibling: int = 0) -> RolloutOutput:
         """One rollout of an example; ``sibling`` counts its rollouts from 0.
 
-        *Raises* KeyError for an example without rollouts, IndexError for a sibling that it does not have.
+        *Raises* KeyError for an example without rollouts, IndexError for a sibling that it does not
+        have.
         """
         siblings = [place for place, each in enumerate(self["example_ids"]) if each == example_id]
         if not siblings:
-            raise KeyError(f"results have no example {example_id!r}; their ids are in results['example_ids']")
+            raise KeyError(
+                f"results have no example {example_id!r}; their ids are in results['example_ids']"
+            )
         if not 0 <= sibling < len(siblings):
             raise IndexError(
-                f"example {example_id!r} has {len(siblings)} rollouts: sibling is 0 to {len(siblings) - 1}"
+                f"example {example_id!r} has {len(siblings)} rollouts: sibling is 0 to"
+                f" {len(siblings) - 1}"
             )
         return self.at(siblings[sibling])
 
@@ -262,11 +294,16 @@ class GenerateOutputs:
         >>> found.difference, found.won, found.verdict, round(found.p, 4)
         (1.0, 8, 'better', 0.0078)
         """
-        named = [(f"run {number}", results, None) for number, results in enumerate((self, *others), 1)]
+        named = [
+            (f"run {number}", results, None) for number, results in enumerate((self, *others), 1)
+        ]
         return compare_runs(measured(named), metrics, detect=detect, anyway=anyway)
 
-    def agreement(self, labels: str, metric: str = "reward", threshold: float = THRESHOLD) -> Agreement:
-        """Compare a judge's metric with the labels in a column, ``human`` or ``info.human``; see ``agreement``.
+    def agreement(
+        self, labels: str, metric: str = "reward", threshold: float = THRESHOLD
+    ) -> Agreement:
+        """Compare a judge's metric with the labels in a column, ``human`` or ``info.human``; see
+        ``agreement``.
 
         *Raises* ConfigError for a metric that the results lack, and when no rollout has a label.
 
@@ -278,7 +315,10 @@ class GenerateOutputs:
         (12, 0.5, 3, 0.5)
         """
         if metric != "reward" and metric not in self["metrics"]:
-            raise ConfigError(f"no rollout has the metric {metric!r}; there are reward, {', '.join(self['metrics'])}")
+            raise ConfigError(
+                f"no rollout has the metric {metric!r}; there are reward,"
+                f" {', '.join(self['metrics'])}"
+            )
         return agreement(
             self["rewards"] if metric == "reward" else self["metrics"][metric],
             [label_of(output, labels) for output in self.outputs],
@@ -308,11 +348,14 @@ class GenerateOutputs:
         try:
             import polars
         except ModuleNotFoundError as error:
-            raise ConfigError("to_polars needs polars, which is not installed: pip install polars") from error
+            raise ConfigError(
+                "to_polars needs polars, which is not installed: pip install polars"
+            ) from error
         return polars.from_arrow(self.to_arrow())
 
     def save(self, path: str | Path) -> None:
-        """Write a run directory, or one ``.jsonl`` or ``.parquet`` file. *Raises* ConfigError for a used directory."""
+        """Write a run directory, or one ``.jsonl`` or ``.parquet`` file. *Raises* ConfigError for a
+        used directory."""
         save(self.rollouts, self.metadata, path)
 
     def known_states(self) -> list[State] | None:
@@ -342,14 +385,18 @@ class GenerateOutputs:
         return (error for error in self["errors"] if error is not None)
 
     def _has_states(self) -> bool:
-        return self._states is not None or (bool(self.outputs) and all("trajectory" in o for o in self.outputs))
+        return self._states is not None or (
+            bool(self.outputs) and all("trajectory" in o for o in self.outputs)
+        )
 
     def _make_column(self, column: str) -> Any:
         if column == "states":
             return self._all_states()
         if column == "metrics":
             names = dict.fromkeys(name for output in self.outputs for name in output["metrics"])
-            return {name: [o["metrics"].get(name, math.nan) for o in self.outputs] for name in names}
+            return {
+                name: [o["metrics"].get(name, math.nan) for o in self.outputs] for name in names
+            }
         field = COLUMNS.get(column, column)
         if column not in COLUMNS and not any(field in output for output in self.outputs):
             raise KeyError(f"results have no column {column!r}; they have {', '.join(self.keys())}")
@@ -360,17 +407,23 @@ class GenerateOutputs:
             return self._states
         if self.outputs and not self._has_states():
             raise UsageError(
-                'states are not available; run with keep_states=True, or save them with state_columns=["trajectory"]'
+                "states are not available; run with keep_states=True, or save them with"
+                ' state_columns=["trajectory"]'
             )
         return [output_to_state(output) for output in self.outputs]
 
 
-def measured(runs: Sequence[tuple[str, GenerateOutputs, Mapping[str, Any] | None]]) -> list[Measured]:
+def measured(
+    runs: Sequence[tuple[str, GenerateOutputs, Mapping[str, Any] | None]],
+) -> list[Measured]:
     """Runs as ``comparison`` needs them, from (name, results, configuration or None).
 
-    Examples are matched by the hashes of their rows; where one of the runs has none, by prompt, answer, task and info.
+    Examples are matched by the hashes of their rows; where one of the runs has none, by prompt,
+    answer, task and info.
     """
-    has_hashes = all(output.get("example_hash") for _, results, _ in runs for output in results.outputs)
+    has_hashes = all(
+        output.get("example_hash") for _, results, _ in runs for output in results.outputs
+    )
     found = []
     for name, results, config in runs:
         values: dict[str, dict[Any, list[float]]] = {"reward": {}}
@@ -379,9 +432,20 @@ def measured(runs: Sequence[tuple[str, GenerateOutputs, Mapping[str, Any] | None
             for metric, value in ({**output["metrics"], "reward": output["reward"]}).items():
                 values.setdefault(metric, {}).setdefault(key, []).append(value)
         facts = results.metadata
-        known_config = {key: facts.get(key) for key in ("env_args", "env_version")} if config is None else config
+        known_config = (
+            {key: facts.get(key) for key in ("env_args", "env_version")}
+            if config is None
+            else config
+        )
         found.append(
-            Measured(name, facts.get("env_id") or "", values, facts.get("model") or "", known_config, facts["status"])
+            Measured(
+                name,
+                facts.get("env_id") or "",
+                values,
+                facts.get("model") or "",
+                known_config,
+                facts["status"],
+            )
         )
     return found
 
@@ -394,9 +458,11 @@ def make_dataset(
     state_columns: Sequence[str] | None = None,
     **older: object,
 ) -> Any:
-    """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS``, each metric, and ``state_columns``.
+    """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS``, each metric, and
+    ``state_columns``.
 
-    ``state_columns`` are those of the run unless given; one that no rollout has is read from its state.
+    ``state_columns`` are those of the run unless given; one that no rollout has is read from its
+    state.
 
     Args:
         results: The results.
@@ -407,8 +473,8 @@ def make_dataset(
         state_columns: Saved state keys that become columns.
         older: Names of these parameters in older versions.
 
-    ``average_reward`` is the mean known reward of the example's rollouts. Unknown rewards are null. *Raises*
-    ConfigError for publishing without a name, and for an unknown column.
+    ``average_reward`` is the mean known reward of the example's rollouts. Unknown rewards are null.
+    *Raises* ConfigError for publishing without a name, and for an unknown column.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))
@@ -417,21 +483,28 @@ def make_dataset(
     [0.0]
     """
     publication = {"push_to_hub": True} if push_to_hub else {}
-    named = compat.rename(older | publication | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION)
+    named = compat.rename(
+        older | publication | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION
+    )
     check_keywords(named, ("push_to_hub", "hub_name"), "make_dataset")
     push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
     if push_to_hub and not hub_name:
         raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
     metrics = dict.fromkeys(name for output in results.outputs for name in output["metrics"])
     further = results.metadata["state_columns"] if state_columns is None else state_columns
-    columns = [*DATASET_COLUMNS, *(name for name in (*metrics, *further) if name not in DATASET_COLUMNS)]
+    columns = [
+        *DATASET_COLUMNS,
+        *(name for name in (*metrics, *further) if name not in DATASET_COLUMNS),
+    ]
     averages = average_rewards(results.outputs, rollouts_per_example)
     states: Sequence[Mapping[str, Any]] = results.known_states() or [{} for _ in averages]
     rows = []
     for output, average, state in zip(results.outputs, averages, states, strict=True):
         values = dict.fromkeys(metrics) | output | {"average_reward": average}
         if missing := [name for name in columns if name not in values and name not in state]:
-            raise ConfigError(f"the results have no column {missing[0]!r}; run with state_columns={missing!r}")
+            raise ConfigError(
+                f"the results have no column {missing[0]!r}; run with state_columns={missing!r}"
+            )
         rows.append({name: values[name] if name in values else state[name] for name in columns})
     dataset = rows_to_dataset(rows)
     if push_to_hub:

@@ -1,4 +1,5 @@
-"""How many examples and siblings a comparison needs, from the spread of an earlier run. Pure functions."""
+"""How many examples and siblings a comparison needs, from the spread of an earlier run. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ SIBLINGS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Standard deviations of a reward: of the examples' true means, and of the siblings of one example."""
+    """Standard deviations of a reward: of the examples' true means, and of the siblings of one
+    example."""
 
     between: float
     within: float
@@ -25,7 +27,8 @@ class Spread:
     def of(cls, values: Mapping[Hashable, Sequence[float]]) -> Spread | None:
         """Estimate from example -> rewards; None with fewer than two examples, or without siblings.
 
-        *Source*: the one-way random effects model, Searle et al. 1992, section 3.6, with equal weight per example.
+        *Source*: the one-way random effects model, Searle et al. 1992, section 3.6, with equal
+        weight per example.
 
         >>> Spread.of({"a": [0.0, 0.0], "b": [1.0, 1.0]})
         Spread(between=0.7071067811865476, within=0.0)
@@ -40,12 +43,14 @@ class Spread:
 
 
 ASSUMED = Spread(math.sqrt(0.125), math.sqrt(0.125))
-"""Without an earlier run: a reward of 0 or 1, each half of the time, as much by example as by chance."""
+"""Without an earlier run: a reward of 0 or 1, each half of the time, as much by example as by
+chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Examples that a comparison of two runs needs, each with ``siblings`` rollouts of every example."""
+    """Examples that a comparison of two runs needs, each with ``siblings`` rollouts of every
+    example."""
 
     siblings: int
     at_least: int
@@ -55,7 +60,8 @@ class Size:
 
 
 def sizes(spread: Spread, difference: float, siblings: Sequence[int] = SIBLINGS) -> list[Size]:
-    """The examples that show a true ``difference`` of means with 80% probability at 5%, by number of siblings.
+    """The examples that show a true ``difference`` of means with 80% probability at 5%, by number
+    of siblings.
 
     >>> sizes(Spread(0.3, 0.4), 0.05, [1, 4])
     [Size(siblings=1, at_least=1007, at_most=1572), Size(siblings=4, at_least=254, at_most=819)]
@@ -63,15 +69,21 @@ def sizes(spread: Spread, difference: float, siblings: Sequence[int] = SIBLINGS)
     found = []
     for count in siblings:
         chance = 2 * spread.within**2 / count
-        ends = [examples_needed(math.sqrt(v), difference) or 2 for v in (chance, chance + 2 * spread.between**2)]
+        ends = [
+            examples_needed(math.sqrt(v), difference) or 2
+            for v in (chance, chance + 2 * spread.between**2)
+        ]
         found.append(Size(count, *ends))
     return found
 
 
 def detectable(spread: Spread, num_examples: int, siblings: int) -> tuple[float, float]:
-    """The smallest differences that ``num_examples`` show, as ``sizes``: when the examples pair well, and when not."""
+    """The smallest differences that ``num_examples`` show, as ``sizes``: when the examples pair
+    well, and when not."""
     chance = 2 * spread.within**2 / siblings
-    low, high = (_smallest(math.sqrt(v), num_examples) for v in (chance, chance + 2 * spread.between**2))
+    low, high = (
+        _smallest(math.sqrt(v), num_examples) for v in (chance, chance + 2 * spread.between**2)
+    )
     return low, high
 
 
@@ -81,5 +93,7 @@ def _smallest(sd: float, num_examples: int) -> float:
     low, high = 0.0, 8 * sd
     for _ in range(40):  # examples_needed falls as the difference grows
         middle = (low + high) / 2
-        low, high = (low, middle) if (examples_needed(sd, middle) or 0) <= num_examples else (middle, high)
+        low, high = (
+            (low, middle) if (examples_needed(sd, middle) or 0) <= num_examples else (middle, high)
+        )
     return high

@@ -1,7 +1,8 @@
-"""``process_env_results``: finished rollouts as token rows with masks, for trainers without an adapter.
+"""``process_env_results``: finished rollouts as token rows with masks, for trainers without an
+adapter.
 
-Ids come from the recorded turns; where a rollout has none, its text is tokenised again (``source="retokenised"``), and
-the ids may differ from the sampled ones. Only ``tensors`` pads.
+Ids come from the recorded turns; where a rollout has none, its text is tokenised again
+(``source="retokenised"``), and the ids may differ from the sampled ones. Only ``tensors`` pads.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 LISTS = (
-    "prompt_ids prompt_mask completion_ids completion_mask completion_logprobs rewards is_truncated source "
-    "rollout_index"
+    "prompt_ids prompt_mask completion_ids completion_mask completion_logprobs rewards is_truncated"
+    " source rollout_index"
 ).split()
 
 
 class ProcessedOutputs(AttributeDict):
     """Lists with one item per token row, by key and attribute; iterating gives one dict per row.
 
-    ``prompt_mask`` is all 0 and ``completion_mask`` 1 on the tokens to learn from; ``completion_logprobs`` is None for
-    retokenised rows; ``rollout_index`` is the index of the row's rollout.
+    ``prompt_mask`` is all 0 and ``completion_mask`` 1 on the tokens to learn from;
+    ``completion_logprobs`` is None for retokenised rows; ``rollout_index`` is the index of the
+    row's rollout.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "hi"}])
@@ -52,7 +54,9 @@ class ProcessedOutputs(AttributeDict):
         super().__init__({name: lists.get(name, []) for name in LISTS})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]  # rows, not the names of the columns
-        return (dict(zip(LISTS, values, strict=True)) for values in zip(*self.values(), strict=True))
+        return (
+            dict(zip(LISTS, values, strict=True)) for values in zip(*self.values(), strict=True)
+        )
 
     def __len__(self) -> int:
         return len(self["rewards"])
@@ -63,9 +67,9 @@ class ProcessedOutputs(AttributeDict):
     def tensors(self, pad_token_id: int) -> dict[str, Any]:
         """Padded torch tensors: prompts on the left, completions on the right.
 
-        ``prompt_ids``, ``prompt_attention_mask`` [N, P]; ``completion_ids``, ``completion_attention_mask``,
-        ``completion_mask`` [N, C] int64; ``completion_logprobs`` [N, C] float32, NaN where there are none;
-        ``rewards`` [N] float32.
+        ``prompt_ids``, ``prompt_attention_mask`` [N, P]; ``completion_ids``,
+        ``completion_attention_mask``, ``completion_mask`` [N, C] int64; ``completion_logprobs`` [N,
+        C] float32, NaN where there are none; ``rewards`` [N] float32.
         """
         import torch
 
@@ -76,9 +80,13 @@ class ProcessedOutputs(AttributeDict):
         ]
         arrays = {
             "prompt_ids": _padded(prompts, pad_token_id, np.int64, left=True),
-            "prompt_attention_mask": _padded([[1] * len(ids) for ids in prompts], 0, np.int64, left=True),
+            "prompt_attention_mask": _padded(
+                [[1] * len(ids) for ids in prompts], 0, np.int64, left=True
+            ),
             "completion_ids": _padded(completions, pad_token_id, np.int64),
-            "completion_attention_mask": _padded([[1] * len(ids) for ids in completions], 0, np.int64),
+            "completion_attention_mask": _padded(
+                [[1] * len(ids) for ids in completions], 0, np.int64
+            ),
             "completion_mask": _padded(self["completion_mask"], 0, np.int64),
             "completion_logprobs": _padded(logprobs, math.nan, np.float32),
             "rewards": np.asarray(self["rewards"], np.float32),
@@ -102,27 +110,35 @@ def process_env_results(
 ) -> ProcessedOutputs:
     """Convert columns of rollouts to token rows.
 
-    A rollout whose turns do not continue each other forks; returns its last branch, or all with ``allow_forks``.
-    ``max_seq_len`` > 0 cuts the tail of completions, never a prompt. Truncated rows can be masked out or given reward
-    0. A row of unknown reward has an all-zero mask ("nan"), is left out ("drop"), or is an error ("raise").
+    A rollout whose turns do not continue each other forks; returns its last branch, or all with
+    ``allow_forks``. ``max_seq_len`` > 0 cuts the tail of completions, never a prompt. Truncated
+    rows can be masked out or given reward
+    0. A row of unknown reward has an all-zero mask ("nan"), is left out ("drop"), or is an error
+      ("raise").
 
-    *Raises* ConfigError for columns of unequal length, an unknown option, or text without a tokenizer; ScoringError
-    with "raise".
+    *Raises* ConfigError for columns of unequal length, an unknown option, or text without a
+    tokenizer; ScoringError with "raise".
     """
     named = compat.rename(older, compat.TOKENIZER, "process_env_results")
     check_keywords(named, ("tokenizer",), "process_env_results")
     tokenizer = named.get("tokenizer", tokenizer)
     if unknown_reward not in ("nan", "drop", "raise"):
-        raise ConfigError(f'unknown_reward is {unknown_reward!r}; it must be "nan", "drop" or "raise"')
+        raise ConfigError(
+            f'unknown_reward is {unknown_reward!r}; it must be "nan", "drop" or "raise"'
+        )
     if len({len(prompts), len(completions), len(states), len(rewards)}) != 1:
-        raise ConfigError("process_env_results needs as many prompts as completions, states and rewards")
+        raise ConfigError(
+            "process_env_results needs as many prompts as completions, states and rewards"
+        )
     outputs = ProcessedOutputs(**{name: [] for name in LISTS})
     for index, (prompt, completion, state, reward) in enumerate(
         zip(prompts, completions, states, rewards, strict=True)
     ):
         unknown = reward is None or math.isnan(reward)
         if unknown and unknown_reward == "raise":
-            raise ScoringError(f"rollout {index} has an unknown reward", example_id=state.get("example_id"))
+            raise ScoringError(
+                f"rollout {index} has an unknown reward", example_id=state.get("example_id")
+            )
         if unknown and unknown_reward == "drop":
             continue
         turns = _recorded_turns(state)
@@ -137,7 +153,13 @@ def process_env_results(
             mask = branch.sampled[start:end] if mask_env_responses else np.ones(end - start, bool)
             if unknown or (truncated and mask_truncated_completions):
                 mask = np.zeros_like(mask)
-            value = math.nan if unknown else 0.0 if truncated and zero_truncated_completions else float(reward)
+            value = (
+                math.nan
+                if unknown
+                else 0.0
+                if truncated and zero_truncated_completions
+                else float(reward)
+            )
             logprobs = branch.sampler_logprobs
             values = (
                 branch.token_ids[:start].tolist(),
@@ -165,9 +187,10 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
         results: Results with recorded token ids.
         path: The file to write.
 
-    Keys: ``prompt_ids completion_ids completion_mask logprobs versions reward advantage example_id rollout``; unknown
-    numbers are null, and the rows of one rollout share ``rollout``. A rollout without a turn has no row.
-    ``integrations.trajectories`` reads the file. *Raises* ConfigError when a rollout has no recorded token ids.
+    Keys: ``prompt_ids completion_ids completion_mask logprobs versions reward advantage example_id
+    rollout``; unknown numbers are null, and the rows of one rollout share ``rollout``. A rollout
+    without a turn has no row. ``integrations.trajectories`` reads the file. *Raises* ConfigError
+    when a rollout has no recorded token ids.
 
     >>> from verifiers.testing import ScriptedClient
     >>> import json, tempfile
@@ -185,7 +208,8 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
         turns = _recorded_turns(state)
         if not turns:
             raise ConfigError(
-                f"rollout {index} of the results has no token ids; sample from a server that returns them"
+                f"rollout {index} of the results has no token ids; sample from a server that"
+                " returns them"
             )
         for branch in branches(turns):
             start, logprobs = branch.num_prompt, branch.sampler_logprobs
@@ -215,13 +239,17 @@ def _turns_of_text(
     prompt: Any, completion: Any, state: Mapping[str, Any], tokenizer: object, index: int
 ) -> Sequence[Turn]:
     if tokenizer is None:
-        raise ConfigError(f"rollout {index} has no recorded token ids; pass tokenizer= to tokenise its text")
+        raise ConfigError(
+            f"rollout {index} has no recorded token ids; pass tokenizer= to tokenise its text"
+        )
     from verifiers.results.retokenise import text_turns
 
     return text_turns(prompt, completion, state.get("tool_defs"), tokenizer)
 
 
-def _padded(rows: Sequence[Sequence[Any]], pad: float, dtype: npt.DTypeLike, left: bool = False) -> np.ndarray:
+def _padded(
+    rows: Sequence[Sequence[Any]], pad: float, dtype: npt.DTypeLike, left: bool = False
+) -> np.ndarray:
     width = max((len(row) for row in rows), default=0)
     padded = np.full((len(rows), width), pad, dtype)
     for line, row in zip(padded, rows, strict=True):

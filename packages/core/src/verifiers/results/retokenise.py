@@ -1,4 +1,5 @@
-"""Tokenise turns from text, for rollouts without recorded ids. The sampled tokens may have differed."""
+"""Tokenise turns from text, for rollouts without recorded ids. The sampled tokens may have
+differed."""
 
 from __future__ import annotations
 
@@ -18,14 +19,22 @@ def text_turns(
     tools: Iterable[Mapping[str, Any]] | None,
     tokenizer: Any,
 ) -> list[Turn]:
-    """One turn per assistant message: the rendered conversation before it, and the tokens that it adds.
+    """One turn per assistant message: the rendered conversation before it, and the tokens that it
+    adds.
 
-    Two texts, prompt and completion, are one turn. A completion without an assistant message is one empty turn.
+    Two texts, prompt and completion, are one turn. A completion without an assistant message is one
+    empty turn.
     """
     if isinstance(prompt, str) and isinstance(completion, str):
-        return [_turn(tokenizer.encode(prompt), tokenizer.encode(completion, add_special_tokens=False))]
+        return [
+            _turn(tokenizer.encode(prompt), tokenizer.encode(completion, add_special_tokens=False))
+        ]
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
+    messages = (
+        [{"role": "assistant", "content": completion}]
+        if isinstance(completion, str)
+        else list(completion)
+    )
     turns = []
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -40,7 +49,10 @@ def text_turns(
 
 
 def _rendered(
-    tokenizer: Any, messages: Sequence[Any], tools: Iterable[Mapping[str, Any]] | None, generation: bool
+    tokenizer: Any,
+    messages: Sequence[Any],
+    tools: Iterable[Mapping[str, Any]] | None,
+    generation: bool,
 ) -> list[int]:
     rendered = tokenizer.apply_chat_template(
         [dict(message) for message in messages],

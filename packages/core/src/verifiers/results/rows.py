@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     pass
 
 FIELDS = (
-    "example_id prompt completion answer task info reward advantage metrics error is_completed is_truncated "
-    "stop_condition timing token_usage tool_defs"
+    "example_id prompt completion answer task info reward advantage metrics error is_completed"
+    " is_truncated stop_condition timing token_usage tool_defs"
 ).split()
 DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
 RENAMED_METRICS = compat.METRICS
@@ -53,7 +53,8 @@ class RolloutInput(TypedDict, total=False):
 
 
 class RolloutOutput(AttributeDict):
-    """One finished rollout: the fields ``FIELDS``, each metric by name, and the requested state columns.
+    """One finished rollout: the fields ``FIELDS``, each metric by name, and the requested state
+    columns.
 
     >>> from verifiers.testing import ScriptedClient
     >>> row = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m").outputs[0]
@@ -81,7 +82,8 @@ class RolloutOutput(AttributeDict):
 
 
 def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
-    """Convert a finished state. A state column ``trajectory`` contains the steps without provider objects."""
+    """Convert a finished state. A state column ``trajectory`` contains the steps without provider
+    objects."""
     output = RolloutOutput(state.record.fields())
     for name in (*(state_columns or ()), *state.saved_columns):
         if name == "trajectory":
@@ -91,8 +93,11 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
     return _with_flat_metrics(output)
 
 
-def row_for_disk(output: Mapping[str, Any], example_hash: str, sibling: int, attempts: int = 1) -> dict[str, Any]:
-    """The rollout in the journal's format: with its key, and each message and token id of the trajectory once."""
+def row_for_disk(
+    output: Mapping[str, Any], example_hash: str, sibling: int, attempts: int = 1
+) -> dict[str, Any]:
+    """The rollout in the journal's format: with its key, and each message and token id of the
+    trajectory once."""
     row = {**output}
     if row.get("trajectory"):
         row["trajectory"] = Transcript(row["trajectory"]).to_json()
@@ -102,9 +107,11 @@ def row_for_disk(output: Mapping[str, Any], example_hash: str, sibling: int, att
 
 
 def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> RolloutOutput:
-    """Read a saved rollout, also of older versions, whose metrics are only at the top level (``metric_names``).
+    """Read a saved rollout, also of older versions, whose metrics are only at the top level
+    (``metric_names``).
 
-    ``advantage`` stays None where it is null: unknown or not computed yet, which only the whole group shows.
+    ``advantage`` stays None where it is null: unknown or not computed yet, which only the whole
+    group shows.
 
     *Raises* KeyError for a row without prompt, completion and reward: of something else.
     """
@@ -139,14 +146,17 @@ def saved_times(row: Mapping[str, Any]) -> Mapping[str, float]:
     return row.get("timing") or {}
 
 
-def saved_row(row: Mapping[str, Any], place: str, metric_names: Sequence[str] = ()) -> RolloutOutput:
-    """As ``row_from_disk``. *Raises* JournalError that names ``place``, ``file:line``, for a row of another shape."""
+def saved_row(
+    row: Mapping[str, Any], place: str, metric_names: Sequence[str] = ()
+) -> RolloutOutput:
+    """As ``row_from_disk``. *Raises* JournalError that names ``place``, ``file:line``, for a row of
+    another shape."""
     try:
         return row_from_disk(row, metric_names)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise JournalError(
-            f"{place}: this line is not a saved rollout ({type(error).__name__}: {error}); restore the file or remove "
-            "the line"
+            f"{place}: this line is not a saved rollout ({type(error).__name__}: {error}); restore"
+            " the file or remove the line"
         ) from error
 
 
@@ -196,7 +206,9 @@ def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
             if advantages.count(None) == len(group):
                 advantages = centered_advantages([output["reward"] for output in group])
             else:
-                advantages = [math.nan if advantage is None else advantage for advantage in advantages]
+                advantages = [
+                    math.nan if advantage is None else advantage for advantage in advantages
+                ]
         for output, advantage in zip(group, advantages, strict=True):
             set_advantage(output, advantage)
 

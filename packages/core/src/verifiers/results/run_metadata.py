@@ -19,7 +19,14 @@ import numpy as np
 from verifiers.clients.protocol import PRICE_FIELDS
 from verifiers.errors import ScoringError
 from verifiers.results.rows import RolloutOutput, example_key
-from verifiers.results.statistics import clustered_stderr, known_sum, mean, pass_rates, percentiles, solved
+from verifiers.results.statistics import (
+    clustered_stderr,
+    known_sum,
+    mean,
+    pass_rates,
+    percentiles,
+    solved,
+)
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rubrics.scoring import SUCCESS
 from verifiers.types import AttributeDict
@@ -43,7 +50,12 @@ FACTS: dict[str, Any] = {
     "state_columns": [],
     "path_to_save": None,
     "tools": None,
-    "version_info": {"vf_version": None, "vf_commit": None, "env_version": None, "env_commit": None},
+    "version_info": {
+        "vf_version": None,
+        "vf_commit": None,
+        "env_version": None,
+        "env_commit": None,
+    },
     "fingerprint": None,
     "status": "complete",
     "seed": None,
@@ -58,22 +70,24 @@ FACTS: dict[str, Any] = {
     "origin": None,
     "cached": None,
 }
-"""Facts that are not computed from the rollouts, with defaults. ``time`` is in seconds; ``date`` is ISO 8601;
-``success_metric``: the function whose value, 0 or 1, says whether a rollout solved its task; ``pass_threshold``: where
-none is named, the reward that does; ``local_model``: ``name sampling`` of a model in this process, of a quantised file
-also ``file sha256 quantisation``;
-``outside_plan``: keys of saved rollouts outside the plan, which are not counted; ``changed_code``: files and functions
-that were changed between two sessions of the run; ``served_models``: names under which the server answered, each with
-its number of rollouts, where it is not the requested name alone; ``prices``: see ``clients.protocol.prices_of``;
-``stopped``: ``low high num_examples against`` of the interval that ended the run before its plan; ``spent``: ``usd
-tokens requests lost max_cost_usd max_total_tokens`` of a run with a limit, over all its sessions; ``origin``: ``path
-fingerprint env_args date avg_reward num_rollouts`` of the run whose rollouts were scored again; ``cached``: ``folder
-hits misses`` of the last call with a cache."""
+"""Facts that are not computed from the rollouts, with defaults. ``time`` is in seconds; ``date`` is
+ISO 8601; ``success_metric``: the function whose value, 0 or 1, says whether a rollout solved its
+task; ``pass_threshold``: where none is named, the reward that does; ``local_model``: ``name
+sampling`` of a model in this process, of a quantised file also ``file sha256 quantisation``;
+``outside_plan``: keys of saved rollouts outside the plan, which are not counted; ``changed_code``:
+files and functions that were changed between two sessions of the run; ``served_models``: names
+under which the server answered, each with its number of rollouts, where it is not the requested
+name alone; ``prices``: see ``clients.protocol.prices_of``; ``stopped``: ``low high num_examples
+against`` of the interval that ended the run before its plan; ``spent``: ``usd tokens requests lost
+max_cost_usd max_total_tokens`` of a run with a limit, over all its sessions; ``origin``: ``path
+fingerprint env_args date avg_reward num_rollouts`` of the run whose rollouts were scored again;
+``cached``: ``folder hits misses`` of the last call with a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What the statistics need of the rollouts, as columns with one item for each; unknown numbers are NaN."""
+    """What the statistics need of the rollouts, as columns with one item for each; unknown numbers
+    are NaN."""
 
     rewards: Sequence[float]
     examples: Sequence[Any] | np.ndarray
@@ -98,7 +112,10 @@ class Measurements:
             examples=[example_key(output) for output in outputs],
             metrics={n: [m.get(n, math.nan) for m in metrics] for n in _names_in(metrics)},
             errors=[None if error is None else error.get("error") or "unknown" for error in errors],
-            causes=[None if error is None else f"{error.cause} in {error.get('where')}" for error in errors],
+            causes=[
+                None if error is None else f"{error.cause} in {error.get('where')}"
+                for error in errors
+            ],
             stop_conditions=[output["stop_condition"] for output in outputs],
             usage={n: [u.get(n, math.nan) for u in usages] for n in _names_in(usages)},
             total_ms=[(output["timing"] or {}).get("total_ms", math.nan) for output in outputs],
@@ -114,12 +131,14 @@ def _names_in(mappings: Iterable[Mapping[str, Any]]) -> dict[str, None]:
 
 
 class GenerateMetadata(AttributeDict):
-    """The facts and the statistics of a run: ``num_rollouts num_errors num_unscored avg_reward reward_stderr
-    avg_success success_stderr avg_metrics avg_error stop_conditions pass_at_k pass_at_k_interval pass_all_k usage
+    """The facts and the statistics of a run: ``num_rollouts num_errors num_unscored avg_reward
+    reward_stderr avg_success success_stderr avg_metrics avg_error stop_conditions pass_at_k
+    pass_at_k_interval pass_all_k usage
     cost_usd``. ``time_ms``: ``time`` in milliseconds.
 
-    ``avg_success`` is the share of solved rollouts, NaN where nothing says what solved means: a graded reward, and
-    neither a success metric nor a ``pass_threshold``; pass@k is empty then. Intervals are 95 %, over the examples.
+    ``avg_success`` is the share of solved rollouts, NaN where nothing says what solved means: a
+    graded reward, and neither a success metric nor a ``pass_threshold``; pass@k is empty then.
+    Intervals are 95 %, over the examples.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))
@@ -176,13 +195,18 @@ class GenerateMetadata(AttributeDict):
         cost_usd: float | None
 
     @classmethod
-    def of(cls, rollouts: Sequence[RolloutOutput] | Measurements, **facts: object) -> GenerateMetadata:
-        """Compute the metadata. ``num_examples`` and ``rollouts_per_example`` are counted unless given.
+    def of(
+        cls, rollouts: Sequence[RolloutOutput] | Measurements, **facts: object
+    ) -> GenerateMetadata:
+        """Compute the metadata. ``num_examples`` and ``rollouts_per_example`` are counted unless
+        given.
 
         *Raises* TypeError for an unknown fact.
         """
         measured = rollouts if isinstance(rollouts, Measurements) else Measurements.of(rollouts)
-        plan_sizes = {name: facts.pop(name, None) for name in ("num_examples", "rollouts_per_example")}
+        plan_sizes = {
+            name: facts.pop(name, None) for name in ("num_examples", "rollouts_per_example")
+        }
         if unknown := facts.keys() - FACTS.keys():
             raise TypeError(f"metadata has no field {sorted(unknown)[0]!r}")
         metadata = cls(FACTS | facts)
@@ -190,10 +214,16 @@ class GenerateMetadata(AttributeDict):
             metadata["path_to_save"] = Path(metadata["path_to_save"])
         metadata["time_ms"] = metadata["time"] * 1000
         counts = Counter(measured.examples) if None in plan_sizes.values() else Counter()
-        metadata["num_examples"] = len(counts) if plan_sizes["num_examples"] is None else plan_sizes["num_examples"]
+        metadata["num_examples"] = (
+            len(counts) if plan_sizes["num_examples"] is None else plan_sizes["num_examples"]
+        )
         siblings = plan_sizes["rollouts_per_example"]
-        metadata["rollouts_per_example"] = max(counts.values(), default=1) if siblings is None else siblings
-        metadata.update(_statistics(measured, metadata["rollouts_per_example"], metadata["pass_threshold"]))
+        metadata["rollouts_per_example"] = (
+            max(counts.values(), default=1) if siblings is None else siblings
+        )
+        metadata.update(
+            _statistics(measured, metadata["rollouts_per_example"], metadata["pass_threshold"])
+        )
         metadata["cost_usd"] = cost_usd(metadata["prices"], measured)
         return metadata
 
@@ -201,8 +231,9 @@ class GenerateMetadata(AttributeDict):
 def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = None) -> list[float]:
     """Whether each rollout solved its task: 1, 0, or NaN where that is unknown.
 
-    It is the metric ``success``; without one whether the reward reaches ``threshold``, or the reward itself where no
-    threshold is given. All are NaN when one of them is neither 0 nor 1: a graded reward does not say what solved means.
+    It is the metric ``success``; without one whether the reward reaches ``threshold``, or the
+    reward itself where no threshold is given. All are NaN when one of them is neither 0 nor 1: a
+    graded reward does not say what solved means.
 
     >>> graded = [{"reward": 0.7, "metrics": {}}, {"reward": 1.0, "metrics": {}}]
     >>> successes(graded), successes(graded, 0.5)
@@ -214,8 +245,12 @@ def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = No
 
 def _statistics(measured: Measurements, siblings: int, threshold: float | None) -> dict[str, Any]:
     rewards, examples = measured.rewards, measured.examples
-    num_failed = sum(count for error, count in Counter(measured.errors).items() if _is_of_rollout(error))
-    unscored = (error for reward, error in zip(rewards, measured.errors, strict=True) if reward != reward)
+    num_failed = sum(
+        count for error, count in Counter(measured.errors).items() if _is_of_rollout(error)
+    )
+    unscored = (
+        error for reward, error in zip(rewards, measured.errors, strict=True) if reward != reward
+    )
     successes = solved(rewards, measured.metrics.get(SUCCESS), threshold)
     passed = pass_rates(successes, examples, siblings)
     return {
@@ -228,7 +263,9 @@ def _statistics(measured: Measurements, siblings: int, threshold: float | None) 
         "success_stderr": clustered_stderr(successes, examples),
         "avg_metrics": {name: mean(values) for name, values in measured.metrics.items()},
         "avg_error": num_failed / len(measured) if len(measured) else 0.0,
-        "stop_conditions": {str(stop): count for stop, count in Counter(measured.stop_conditions).items() if stop},
+        "stop_conditions": {
+            str(stop): count for stop, count in Counter(measured.stop_conditions).items() if stop
+        },
         "pass_at_k": passed.any_of,
         "pass_at_k_interval": passed.any_of_interval,
         "pass_all_k": passed.all_of,
@@ -243,11 +280,14 @@ def _is_of_rollout(error: str | None) -> bool:
 
 def errors_by_cause(measured: Measurements) -> dict[str, int]:
     """Class of the rollout error -> count, the most frequent first."""
-    return dict(Counter(error for error in measured.errors if error and _is_of_rollout(error)).most_common())
+    return dict(
+        Counter(error for error in measured.errors if error and _is_of_rollout(error)).most_common()
+    )
 
 
 def error_causes(errors: Iterable[ErrorInfo]) -> dict[str, int]:
-    """``"EnvironmentFault: env_response raised KeyError: 'board' (sums.py:12)"`` -> count, the most frequent first.
+    """``"EnvironmentFault: env_response raised KeyError: 'board' (sums.py:12)"`` -> count, the most
+    frequent first.
 
     Errors of one class at one line are one cause, with their message where it is the same.
     """
@@ -255,7 +295,9 @@ def error_causes(errors: Iterable[ErrorInfo]) -> dict[str, int]:
     for error in errors:
         if error.is_scoring_error:
             continue
-        messages.setdefault((error.get("error", "unknown"), error.author_line), Counter())[_headline(error)] += 1
+        messages.setdefault((error.get("error", "unknown"), error.author_line), Counter())[
+            _headline(error)
+        ] += 1
     causes = Counter(
         {
             f"{name}{f': {next(iter(texts))}' if len(texts) == 1 and any(texts) else ''}{f' ({line})' if line else ''}":
@@ -274,12 +316,17 @@ def _headline(error: ErrorInfo) -> str:
 def unscored_by_function(measured: Measurements) -> dict[str, int]:
     """``"ConnectionError in flaky"`` -> count of unknown rewards, the most frequent first."""
     rows = zip(measured.rewards, measured.errors, measured.causes, strict=True)
-    causes = (cause or "not scored" for reward, error, cause in rows if reward != reward and not _is_of_rollout(error))
+    causes = (
+        cause or "not scored"
+        for reward, error, cause in rows
+        if reward != reward and not _is_of_rollout(error)
+    )
     return dict(Counter(causes).most_common())
 
 
 def latency(measured: Measurements) -> dict[str, float]:
-    """Percentiles of the rollouts' total time in milliseconds: ``median_ms p95_ms p99_ms max_ms``."""
+    """Percentiles of the rollouts' total time in milliseconds: ``median_ms p95_ms
+    p99_ms max_ms``."""
     percents = {"median_ms": 50, "p95_ms": 95, "p99_ms": 99, "max_ms": 100}
     return dict(zip(percents, percentiles(measured.total_ms, percents.values()), strict=True))
 
@@ -298,7 +345,8 @@ def _mean_usage(measured: Measurements) -> dict[str, float]:
 
 
 def cost_usd(prices: Mapping[str, float] | None, measured: Measurements) -> float | None:
-    """US dollars for the tokens of all rollouts; None without prices, or when an error-free rollout has no counts.
+    """US dollars for the tokens of all rollouts; None without prices, or when an error-free rollout
+    has no counts.
 
     >>> prices = {"usd_per_million_input_tokens": 2.0, "usd_per_million_output_tokens": 8.0}
     >>> from verifiers.testing import ScriptedClient
@@ -309,9 +357,13 @@ def cost_usd(prices: Mapping[str, float] | None, measured: Measurements) -> floa
     if not prices:
         return None
     unknown = [math.nan] * len(measured)
-    inputs, sampled = (measured.usage.get(name, unknown) for name in ("input_tokens", "output_tokens"))
+    inputs, sampled = (
+        measured.usage.get(name, unknown) for name in ("input_tokens", "output_tokens")
+    )
     has_tokens = (count > 0 for count in inputs)
-    if any(error is None and not has for error, has in zip(measured.errors, has_tokens, strict=True)):
+    if any(
+        error is None and not has for error, has in zip(measured.errors, has_tokens, strict=True)
+    ):
         return None
     totals = (known_sum(counts) for counts in (inputs, sampled))
     return sum(total * prices[name] for total, name in zip(totals, PRICE_FIELDS, strict=True)) / 1e6

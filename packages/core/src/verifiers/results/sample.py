@@ -18,7 +18,8 @@ def print_prompt_completions_sample(
     step: int = 0,
     num_samples: int = 1,
 ) -> None:
-    """Print the first ``num_samples`` rollouts as a table of prompt, completion (or error) and reward.
+    """Print the first ``num_samples`` rollouts as a table of prompt, completion (or error) and
+    reward.
 
     Example::
 

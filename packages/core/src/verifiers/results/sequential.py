@@ -1,9 +1,11 @@
-"""Confidence intervals that stay valid however often one looks: for stopping an evaluation when it is decided.
+"""Confidence intervals that stay valid however often one looks: for stopping an evaluation when it
+is decided.
 
-A fixed-sample interval that is looked at after every example, until it says what one hopes for, is wrong far more often
-than it claims. A confidence sequence contains the true mean at *all* times with probability 1 - alpha, so a run may
-stop whenever it is narrow enough or excludes zero. Values must be bounded, independent and in random order; here one
-value is one example, the mean over its siblings, which may be as correlated as they like. Pure functions.
+A fixed-sample interval that is looked at after every example, until it says what one hopes for, is
+wrong far more often than it claims. A confidence sequence contains the true mean at *all* times
+with probability 1 - alpha, so a run may stop whenever it is narrow enough or excludes zero. Values
+must be bounded, independent and in random order; here one value is one example, the mean over its
+siblings, which may be as correlated as they like. Pure functions.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ MAX_SHARE = 0.5
 
 
 class ConfidenceSequence:
-    """A 1 - ``alpha`` confidence sequence for the mean of values in ``low`` … ``high``, by betting against each mean.
+    """A 1 - ``alpha`` confidence sequence for the mean of values in ``low`` … ``high``, by betting
+    against each mean.
 
-    For every candidate mean two gamblers bet that the values lie above or below it; a candidate is out once one of them
-    has multiplied its capital by 2 / ``alpha``, which is improbable for the true mean at any time (Ville's inequality).
-    ``batch`` sequences are computed side by side, for simulations.
+    For every candidate mean two gamblers bet that the values lie above or below it; a candidate is
+    out once one of them has multiplied its capital by 2 / ``alpha``, which is improbable for the
+    true mean at any time (Ville's inequality). ``batch`` sequences are computed side by side, for
+    simulations.
 
-    *Source*: Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting", theorem 3,
-    with their predictable plug-in bets.
+    *Source*: Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by
+    betting", theorem 3, with their predictable plug-in bets.
 
     >>> sequence = ConfidenceSequence(0.0, 1.0)
     >>> for n in range(400):
@@ -39,14 +43,25 @@ class ConfidenceSequence:
     """
 
     def __init__(
-        self, low: float = 0.0, high: float = 1.0, alpha: float = 0.05, *, num_points: int = NUM_POINTS, batch: int = 1
+        self,
+        low: float = 0.0,
+        high: float = 1.0,
+        alpha: float = 0.05,
+        *,
+        num_points: int = NUM_POINTS,
+        batch: int = 1,
     ):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ConfigError(f"the range of the values is {low} to {high}; give two finite numbers, the lower first")
+            raise ConfigError(
+                f"the range of the values is {low} to {high}; give two finite numbers, the lower"
+                " first"
+            )
         self.low, self.high, self.alpha = low, high, alpha
         self.num_values = 0
         self._means = np.linspace(0.0, 1.0, num_points + 1)  # [M], candidates in units of the range
-        self._log_capital = np.zeros((2, batch, num_points + 1))  # of the bets above, of the bets below
+        self._log_capital = np.zeros(
+            (2, batch, num_points + 1)
+        )  # of the bets above, of the bets below
         self._out = np.zeros((batch, num_points + 1), bool)
         self._sum = np.zeros(batch)
         self._squares = np.zeros(batch)
@@ -54,7 +69,8 @@ class ConfidenceSequence:
             self._limits = MAX_SHARE / self._means, MAX_SHARE / (1 - self._means)
 
     def add(self, values: float | np.ndarray) -> None:
-        """Add the next value, or one of each sequence [batch]. *Raises* ConfigError for one outside the range."""
+        """Add the next value, or one of each sequence [batch]. *Raises* ConfigError for one outside
+        the range."""
         given = np.atleast_1d(np.asarray(values, dtype=float))
         scaled = (given - self.low) / (self.high - self.low)
         if not ((scaled >= -1e-9) & (scaled <= 1 + 1e-9)).all():
@@ -81,7 +97,10 @@ class ConfidenceSequence:
         last_in = last - np.argmin(self._out[:, ::-1], axis=1)
         is_empty = self._out.all(axis=1)  # improbable: no mean is left
         middle = np.round(self._sum / max(1, self.num_values) * last).astype(int)
-        first_in, last_in = np.where(is_empty, middle, first_in), np.where(is_empty, middle, last_in)
+        first_in, last_in = (
+            np.where(is_empty, middle, first_in),
+            np.where(is_empty, middle, last_in),
+        )
         ends = np.stack(((first_in - 1) * step, (last_in + 1) * step)).clip(0.0, 1.0)
         scaled: np.ndarray = self.low + ends * (self.high - self.low)
         return scaled

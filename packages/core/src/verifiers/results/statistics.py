@@ -18,7 +18,9 @@ NAN = math.nan
 def known(values: Iterable[float]) -> list[float]:
     """The values that are not NaN."""
     numbers = list(values)
-    return [number for number in numbers if number == number] if math.isnan(sum(numbers)) else numbers
+    return (
+        [number for number in numbers if number == number] if math.isnan(sum(numbers)) else numbers
+    )
 
 
 def mean(values: Iterable[float]) -> float:
@@ -57,7 +59,9 @@ def numbered(keys: Iterable[Hashable] | np.ndarray) -> np.ndarray:
 
 
 def _cluster_sums(
-    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | np.ndarray, center: float = 0.0
+    values: Sequence[float] | np.ndarray,
+    clusters: Sequence[Hashable] | np.ndarray,
+    center: float = 0.0,
 ) -> np.ndarray:
     """Of each cluster: number of values, of known values, sum of those minus ``center``; [3, G]."""
     numbers, cluster = np.asarray(values, float), numbered(clusters)
@@ -66,26 +70,37 @@ def _cluster_sums(
     return np.stack([np.bincount(cluster, each) for each in weights])
 
 
-def clustered_stderr(values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | np.ndarray) -> float:
-    """Standard error of the mean of the known values when values of one cluster (example) are correlated.
+def clustered_stderr(
+    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | np.ndarray
+) -> float:
+    """Standard error of the mean of the known values when values of one cluster (example) are
+    correlated.
 
-    sqrt(G/(G-1) * sum over clusters of (sum of deviations in the cluster)^2) / n, for n values in G clusters; with
-    one value per cluster it is the usual s/sqrt(n). NaN for fewer than two clusters.
+    sqrt(G/(G-1) * sum over clusters of (sum of deviations in the cluster)^2) / n, for n values in G
+    clusters; with one value per cluster it is the usual s/sqrt(n). NaN for fewer than two clusters.
 
-    *Source*: Miller 2024, "Adding Error Bars to Evals", eq. 4, with the small-sample factor of cluster-robust errors.
+    *Source*: Miller 2024, "Adding Error Bars to Evals", eq. 4, with the small-sample factor of
+    cluster-robust errors.
     """
     numbers = _known(values)
     if not len(numbers):
         return NAN
     _, num_known, sums = _cluster_sums(values, clusters, math.fsum(numbers.data) / len(numbers))
     num_clusters, spread = np.count_nonzero(num_known), math.fsum((sums**2).data)
-    return math.sqrt(num_clusters / (num_clusters - 1) * spread) / len(numbers) if num_clusters > 1 else NAN
+    return (
+        math.sqrt(num_clusters / (num_clusters - 1) * spread) / len(numbers)
+        if num_clusters > 1
+        else NAN
+    )
 
 
 def solved(
-    rewards: Sequence[float] | np.ndarray, measured: Sequence[float] | np.ndarray | None, threshold: float | None
+    rewards: Sequence[float] | np.ndarray,
+    measured: Sequence[float] | np.ndarray | None,
+    threshold: float | None,
 ) -> np.ndarray:
-    """``outputs.successes`` of columns; ``measured``: the metric ``success``, NaN where a rollout has none."""
+    """``outputs.successes`` of columns; ``measured``: the metric ``success``, NaN where a rollout
+    has none."""
     values = np.asarray(rewards, float)
     if threshold is not None:
         values = np.where(np.isnan(values), values, values >= threshold)
@@ -97,7 +112,8 @@ def solved(
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that at least one of ``k`` drawn from ``n`` rollouts is correct: 1 - C(n-c, k)/C(n, k).
+    """Probability that at least one of ``k`` drawn from ``n`` rollouts is correct: 1 - C(n-c,
+    k)/C(n, k).
 
     *Source*: Chen et al. 2021, eq. 1.
 
@@ -108,13 +124,15 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def pass_all_k(n: int, correct: int, k: int) -> float:
-    """Probability that all ``k`` drawn from ``n`` rollouts are correct (pass^k): C(c, k)/C(n, k)."""
+    """Probability that all ``k`` drawn from ``n`` rollouts are correct (pass^k): C(c,
+    k)/C(n, k)."""
     return math.comb(correct, k) / math.comb(n, k)
 
 
 @dataclass(frozen=True, slots=True)
 class PassRates:
-    """pass@k and pass^k of a run by ``str(k)``, and a 95 % interval (low, high) of each; empty where there are none."""
+    """pass@k and pass^k of a run by ``str(k)``, and a 95 % interval (low, high) of each; empty
+    where there are none."""
 
     any_of: dict[str, float] = field(default_factory=dict)
     all_of: dict[str, float] = field(default_factory=dict)
@@ -130,8 +148,11 @@ def draws(n: int) -> list[int]:
     return sorted({1 << power for power in range(n.bit_length())} | {n}) if n > 1 else []
 
 
-def pass_rates(successes: Sequence[float] | np.ndarray, examples: Sequence[Hashable] | np.ndarray, n: int) -> PassRates:
-    """pass@k and pass^k for k = 1, 2, 4, … and ``n``, averaged over the examples whose ``n`` values are all known.
+def pass_rates(
+    successes: Sequence[float] | np.ndarray, examples: Sequence[Hashable] | np.ndarray, n: int
+) -> PassRates:
+    """pass@k and pass^k for k = 1, 2, 4, … and ``n``, averaged over the examples whose ``n`` values
+    are all known.
 
     ``successes`` are 1, 0 or NaN, one for each rollout. Empty for ``n`` < 2 or when no example is
     complete.
@@ -152,7 +173,9 @@ def pass_rates(successes: Sequence[float] | np.ndarray, examples: Sequence[Hasha
     )
 
 
-def _rates(rate: Callable[[int, int, int], float], n: int, k: int, examples_of: Counter[int]) -> Counter[float]:
+def _rates(
+    rate: Callable[[int, int, int], float], n: int, k: int, examples_of: Counter[int]
+) -> Counter[float]:
     """A rate of each example -> number of examples."""
     rates: Counter[float] = Counter()
     for count, num_examples in examples_of.items():
@@ -165,14 +188,16 @@ Z95 = 1.959964
 
 
 def share_interval(values: Sequence[float] | Counter[float]) -> tuple[float, float]:
-    """Wilson interval (95 %) of the mean of independent values between 0 and 1, one for each example; or their counts.
+    """Wilson interval (95 %) of the mean of independent values between 0 and 1, one for each
+    example; or their counts.
 
-    The number of values is replaced by the effective one, p (1 - p) over the squared standard error, which is larger
-    where every value is itself a mean (at p = 0 and p = 1 by the number itself, the widest case), and is corrected for
-    the uncertainty of that error by the ratio of the normal quantile to Student's.
+    The number of values is replaced by the effective one, p (1 - p) over the squared standard
+    error, which is larger where every value is itself a mean (at p = 0 and p = 1 by the number
+    itself, the widest case), and is corrected for the uncertainty of that error by the ratio of the
+    normal quantile to Student's.
 
-    *Source*: Wilson 1927; the effective size: Korn and Graubard 1998, "Confidence intervals for proportions with small
-    expected number of positive counts estimated from survey data".
+    *Source*: Wilson 1927; the effective size: Korn and Graubard 1998, "Confidence intervals for
+    proportions with small expected number of positive counts estimated from survey data".
 
     >>> low, high = share_interval([0.0] * 20)
     >>> round(low, 3), round(high, 3)
@@ -184,16 +209,27 @@ def share_interval(values: Sequence[float] | Counter[float]) -> tuple[float, flo
     spread = p * (1 - p)
     effective = spread / variance if variance > 0 and spread > 0 else size
     freedom = max(1, size - 1)
-    student = Z95 + (Z95**3 + Z95) / (4 * freedom) + (5 * Z95**5 + 16 * Z95**3 + 3 * Z95) / (96 * freedom**2)
-    effective = max(1.0, min(effective, 4 * size)) * (Z95 / student) ** 2  # a few examples may have far too small a one
+    student = (
+        Z95
+        + (Z95**3 + Z95) / (4 * freedom)
+        + (5 * Z95**5 + 16 * Z95**3 + 3 * Z95) / (96 * freedom**2)
+    )
+    effective = (
+        max(1.0, min(effective, 4 * size)) * (Z95 / student) ** 2
+    )  # a few examples may have far too small a one
     z = Z95
     center = (p + z * z / (2 * effective)) / (1 + z * z / effective)
-    half = z / (1 + z * z / effective) * math.sqrt(spread / effective + z * z / (4 * effective * effective))
+    half = (
+        z
+        / (1 + z * z / effective)
+        * math.sqrt(spread / effective + z * z / (4 * effective * effective))
+    )
     return max(0.0, center - half), min(1.0, center + half)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which ``percent`` (0 to 100) of the known values lie, interpolated; NaN when there is none."""
+    """The value below which ``percent`` (0 to 100) of the known values lie, interpolated; NaN when
+    there is none."""
     return percentiles(values, [percent])[0]
 
 

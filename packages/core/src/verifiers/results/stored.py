@@ -1,8 +1,10 @@
-"""Results in a file that is too large to hold: its numbers in memory, its texts read when they are asked for.
+"""Results in a file that is too large to hold: its numbers in memory, its texts read when they are
+asked for.
 
-Columns of numbers and the statistics are computed from an index of the file, some 60 to 100 bytes per rollout; a column
-of texts (``results["completions"]``) reads that column alone. ``results.outputs``, and whatever needs whole rollouts
-(``filter``, ``states``), reads all of them and keeps them. Until then the file must stay as it was.
+Columns of numbers and the statistics are computed from an index of the file, some 60 to 100 bytes
+per rollout; a column of texts (``results["completions"]``) reads that column alone.
+``results.outputs``, and whatever needs whole rollouts (``filter``, ``states``), reads all of them
+and keeps them. Until then the file must stay as it was.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ class StoredOutputs(GenerateOutputs):
         state_columns: Names of the extra columns of a rollout; None = all.
         labels: Row number -> a person's label; None where the run has no labels.
         fills_advantages: Whether a group without advantages gets reward minus group mean.
-        example_ids: For the results that a run returns: the id of its plan for each rollout, an array
-            of integers; its rollouts have no ``DISK_FIELDS``.
+        example_ids: For the results that a run returns: the id of its plan for each rollout, an
+            array of integers; its rollouts have no ``DISK_FIELDS``.
     """
 
     def __init__(
@@ -52,7 +54,11 @@ class StoredOutputs(GenerateOutputs):
         example_ids: np.ndarray | None = None,
     ):
         self._index, self._numbers, self._facts = index, numbers, dict(facts)
-        self._state_columns, self._labels, self._fills_advantages = state_columns, labels, fills_advantages
+        self._state_columns, self._labels, self._fills_advantages = (
+            state_columns,
+            labels,
+            fills_advantages,
+        )
         self._example_ids = example_ids
         self._states = None
         self._every_advantage: np.ndarray | None = None
@@ -61,7 +67,8 @@ class StoredOutputs(GenerateOutputs):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Python calls this for missing attributes only: once for ``outputs``, once for ``metadata``."""
+            """Python calls this for missing attributes only: once for ``outputs``, once for
+            ``metadata``."""
             if name == "outputs":
                 value = list(self.rollouts())
             elif name == "metadata":
@@ -139,10 +146,15 @@ class StoredOutputs(GenerateOutputs):
         if column in _INDEXED:
             return list(Selection(index.columns[_INDEXED[column]], numbers))
         if column == "metrics":
-            return {name: list(Selection(values, numbers)) for name, values in index.metrics.items()}
+            return {
+                name: list(Selection(values, numbers)) for name, values in index.metrics.items()
+            }
         if column == "errors":
             failures = iter(self._failures())
-            return [None if name is None else next(failures) for name in Selection(index.columns["error"], numbers)]
+            return [
+                None if name is None else next(failures)
+                for name in Selection(index.columns["error"], numbers)
+            ]
         if column == "advantages":
             return [self._advantage(value) for value in self._advantages().tolist()]
         field, found = COLUMNS.get(column, column), False
@@ -174,7 +186,8 @@ class StoredOutputs(GenerateOutputs):
         return self._every_advantage
 
     def _filled(self, numbers: np.ndarray, examples: np.ndarray) -> np.ndarray:
-        """The saved advantages of some rows; a group without gets them as by ``fill_advantages``."""
+        """The saved advantages of some rows; a group without gets them as by
+        ``fill_advantages``."""
         columns = self._index.columns
         advantages: np.ndarray = np.asarray(columns["advantage"])[numbers]
         if not self._fills_advantages:
@@ -187,10 +200,13 @@ class StoredOutputs(GenerateOutputs):
         return advantages
 
 
-def measurements(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None = None) -> Measurements:
+def measurements(
+    index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None = None
+) -> Measurements:
     """What the statistics need of some rows of an index.
 
-    ``rows``: their numbers, an integer array; ``example_ids``: what siblings share, one for each; None = as saved.
+    ``rows``: their numbers, an integer array; ``example_ids``: what siblings share, one for each;
+    None = as saved.
     """
     columns = index.columns
     return Measurements(
@@ -206,7 +222,8 @@ def measurements(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | No
 
 
 def _examples(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None) -> np.ndarray:
-    """What siblings share: the given id, else the saved hash of their example, else its saved id."""
+    """What siblings share: the given id, else the saved hash of their example, else
+    its saved id."""
     if example_ids is not None:
         return example_ids
     hashes = np.asarray(Selection(index.columns["key"], rows))

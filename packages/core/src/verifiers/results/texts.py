@@ -1,4 +1,5 @@
-"""The numbers of a run as text, as the summary of ``vf-eval`` and ``vf-tui`` show them; an unknown one is "unknown"."""
+"""The numbers of a run as text, as the summary of ``vf-eval`` and ``vf-tui`` show them; an unknown
+one is "unknown"."""
 
 from __future__ import annotations
 
@@ -9,15 +10,22 @@ MAX_CAUSES = 5
 
 
 def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, value) of each number of ``GenerateOutputs.summary``; ``throughput`` too where the command has it.
+    """(name, value) of each number of ``GenerateOutputs.summary``; ``throughput`` too where the
+    command has it.
 
     Names are not escaped. Lines without a value are left out.
     """
     yield "reward", _mean(facts["avg_reward"], facts["reward_stderr"])
     if facts["avg_success"] is not None:
-        yield "success", f"{_mean(facts['avg_success'], facts['success_stderr'])}; {_meaning_of_success(facts)}"
+        yield (
+            "success",
+            f"{_mean(facts['avg_success'], facts['success_stderr'])}; {_meaning_of_success(facts)}",
+        )
     elif facts["avg_reward"] is not None:
-        yield "success", "not known: the reward is graded, and the rubric names no success metric (success=…)"
+        yield (
+            "success",
+            "not known: the reward is graded, and the rubric names no success metric (success=…)",
+        )
     if facts["pass_at_k"]:
         yield "pass@k", _by_k(facts["pass_at_k"], facts["pass_at_k_interval"])
         yield "pass^k", _by_k(facts["pass_all_k"])
@@ -29,7 +37,10 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         listed = ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items())
         yield "unscored", f"{listed}; not in the mean"
     if facts["stop_conditions"]:
-        yield "ended by", ", ".join(f"{count} × {reason}" for reason, count in facts["stop_conditions"].items())
+        yield (
+            "ended by",
+            ", ".join(f"{count} × {reason}" for reason, count in facts["stop_conditions"].items()),
+        )
     yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
     if facts["cost_usd"] is not None:
         yield "cost", dollars(facts["cost_usd"], facts["num_rollouts"])
@@ -68,7 +79,9 @@ def _meaning_of_success(facts: Mapping[str, Any]) -> str:
     if facts["success_metric"] is not None:
         return f"solved = {facts['success_metric']} is 1"
     return (
-        "solved = reward is 1" if facts["pass_threshold"] is None else f"solved = reward ≥ {facts['pass_threshold']:g}"
+        "solved = reward is 1"
+        if facts["pass_threshold"] is None
+        else f"solved = reward ≥ {facts['pass_threshold']:g}"
     )
 
 
@@ -77,7 +90,9 @@ def number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
 
 
-def _by_k(rates: Mapping[str, float | None], intervals: Mapping[str, Sequence[float]] | None = None) -> str:
+def _by_k(
+    rates: Mapping[str, float | None], intervals: Mapping[str, Sequence[float]] | None = None
+) -> str:
     """The rates by k, with their 95 % intervals in brackets.
 
     >>> _by_k({"1": 0.25}, {"1": (0.1, 0.5)})
@@ -106,13 +121,19 @@ def dollars(cost: float, num_rollouts: int) -> str:
     def rounded(amount: float) -> str:
         return f"${amount:.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
 
-    return f"{rounded(cost)} ({rounded(cost / num_rollouts)} per rollout)" if num_rollouts else rounded(cost)
+    return (
+        f"{rounded(cost)} ({rounded(cost / num_rollouts)} per rollout)"
+        if num_rollouts
+        else rounded(cost)
+    )
 
 
 def _spent(spent: Mapping[str, Any]) -> str:
     """What the run has spent over all sessions, and its limits."""
     limits = [f"${spent['max_cost_usd']:g}"] if spent["max_cost_usd"] is not None else []
-    limits += [f"{spent['max_total_tokens']:,} tokens"] if spent["max_total_tokens"] is not None else []
+    limits += (
+        [f"{spent['max_total_tokens']:,} tokens"] if spent["max_total_tokens"] is not None else []
+    )
     of = f" of at most {' and '.join(limits)}" if limits else ""
     lost = f", {spent['lost']} of them lost and counted in full" if spent["lost"] else ""
     usd = f"${spent['usd']:.4f} and " if spent["max_cost_usd"] is not None or spent["usd"] else ""
@@ -127,7 +148,11 @@ def _time(facts: Mapping[str, Any]) -> str:
     tokens = rates["output_tokens_per_s"]
     sampled = f", {tokens:,.0f} tokens/s" if tokens is not None else ""
     rate = rates["rollouts_per_s"]
-    return f"{spent} ({rate:,.0f} rollouts/s{sampled})" if rate >= 10 else f"{spent} ({rate:.2g} rollouts/s{sampled})"
+    return (
+        f"{spent} ({rate:,.0f} rollouts/s{sampled})"
+        if rate >= 10
+        else f"{spent} ({rate:.2g} rollouts/s{sampled})"
+    )
 
 
 def latency_text(milliseconds: float) -> str:

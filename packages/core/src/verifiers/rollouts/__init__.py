@@ -1,1 +1,2 @@
-"""ONE rollout: its state, its turns, its stop conditions, how author code is called, and the loop."""
+"""ONE rollout: its state, its turns, its stop conditions, how author code is called,
+and the loop."""

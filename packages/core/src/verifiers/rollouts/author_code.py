@@ -1,14 +1,16 @@
-"""Author code: decorators that mark methods, and calls whose exceptions become the rollout's ``EnvironmentFault``.
+"""Author code: decorators that mark methods, and calls whose exceptions become the rollout's
+``EnvironmentFault``.
 
-``@stop @setup @cleanup @teardown`` mark methods of environments, ``@reward @metric @advantage`` those of rubrics. A
-decorator only sets an attribute on the method; environments and rubrics collect marked methods with ``decorated``.
-Every decorator works bare (``@stop``) and called (``@stop(priority=10)``). Marks are inherited with the method; an
-override without the decorator removes the method from the hooks.
+``@stop @setup @cleanup @teardown`` mark methods of environments, ``@reward @metric @advantage``
+those of rubrics. A decorator only sets an attribute on the method; environments and rubrics collect
+marked methods with ``decorated``. Every decorator works bare (``@stop``) and called
+(``@stop(priority=10)``). Marks are inherited with the method; an override without the decorator
+removes the method from the hooks.
 
-A ``Hook`` block records the time and the name of what it calls. Guarantee: only errors of the library's own tree,
-``KeyboardInterrupt`` and a requested cancellation leave it unchanged. ``SystemExit``, ``RecursionError``,
-``MemoryError``, a ``TimeoutError`` of the author's code and a ``CancelledError`` that leaks out of a task of the author
-fail the rollout like any other exception.
+A ``Hook`` block records the time and the name of what it calls. Guarantee: only errors of the
+library's own tree, ``KeyboardInterrupt`` and a requested cancellation leave it unchanged.
+``SystemExit``, ``RecursionError``, ``MemoryError``, a ``TimeoutError`` of the author's code and a
+``CancelledError`` that leaks out of a task of the author fail the rollout like any other exception.
 
 ``loop`` decides which hook runs when, and uses its result.
 """
@@ -88,7 +90,8 @@ def cleanup(function: F) -> F: ...
 @overload
 def cleanup(*, priority: int = 0, stage: str = "rollout") -> Callable[[F], F]: ...
 def cleanup(function: F | None = None, *, priority: int = 0, stage: str = "rollout") -> Any:
-    """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once, at the end.
+    """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once, at the
+    end.
 
     Args:
         function: The method, where the decorator is used without parentheses.
@@ -127,16 +130,20 @@ def teardown(function: F | None = None, *, priority: int = 0) -> Any:
 @overload
 def reward(function: F) -> F: ...
 @overload
-def reward(*, weight: float = 1.0, priority: int = 0, stage: str | None = None) -> Callable[[F], F]: ...
-def reward(function: F | None = None, *, weight: float = 1.0, priority: int = 0, stage: str | None = None) -> Any:
+def reward(
+    *, weight: float = 1.0, priority: int = 0, stage: str | None = None
+) -> Callable[[F], F]: ...
+def reward(
+    function: F | None = None, *, weight: float = 1.0, priority: int = 0, stage: str | None = None
+) -> Any:
     """A reward function of a ``Rubric`` subclass.
 
     Args:
         function: The method, where the decorator is used without parentheses.
         weight: Weight of the function in the reward.
         priority: Higher runs first; ties run in alphabetical order.
-        stage: "rollout" or "group": what the function scores; None = as its parameters say (plural names score
-            a group).
+        stage: "rollout" or "group": what the function scores; None = as its parameters say (plural
+            names score a group).
 
     >>> class Polite(vf.Rubric):
     ...     @vf.reward(weight=0.5)
@@ -158,8 +165,8 @@ def metric(function: F | None = None, *, priority: int = 0, stage: str | None = 
     Args:
         function: The method, where the decorator is used without parentheses.
         priority: Higher runs first; ties run in alphabetical order.
-        stage: "rollout" or "group": what the function scores; None = as its parameters say (plural names score
-            a group).
+        stage: "rollout" or "group": what the function scores; None = as its parameters say (plural
+            names score a group).
 
     >>> class Measured(vf.Rubric):
     ...     @vf.metric
@@ -176,7 +183,8 @@ def advantage(function: F) -> F: ...
 @overload
 def advantage(*, priority: int = 0) -> Callable[[F], F]: ...
 def advantage(function: F | None = None, *, priority: int = 0) -> Any:
-    """``f(self, states) -> list[float]``: computes the advantages of a group instead of the default formula.
+    """``f(self, states) -> list[float]``: computes the advantages of a group instead of the default
+    formula.
 
     Args:
         function: The method, where the decorator is used without parentheses.
@@ -196,8 +204,8 @@ def advantage(function: F | None = None, *, priority: int = 0) -> Any:
 class Options(AttributeDict):
     """The arguments of a decorator.
 
-    ``priority``: higher runs first, ties run in alphabetical order. ``stage``: "rollout", "group", or None
-    where the parameters decide (rewards and metrics). ``weight``: of a reward.
+    ``priority``: higher runs first, ties run in alphabetical order. ``stage``: "rollout", "group",
+    or None where the parameters decide (rewards and metrics). ``weight``: of a reward.
     """
 
     def __init__(self, priority: int = 0, stage: str | None = None, weight: float = 1.0):
@@ -205,7 +213,8 @@ class Options(AttributeDict):
 
 
 def decorated(owner: object, kind: str) -> list[tuple[str, Callable[..., Any], Options]]:
-    """The methods of a class, or of an object's class, that carry the mark ``kind``: (name, function, options).
+    """The methods of a class, or of an object's class, that carry the mark ``kind``: (name,
+    function, options).
 
     Bound when ``owner`` is an object. Sorted by priority, highest first, then by name.
 
@@ -229,19 +238,27 @@ def _marked(cls: type, kind: str) -> tuple[tuple[str, Options], ...]:
     for base in cls.__mro__:
         for name, value in vars(base).items():
             if name not in options_by_name:
-                function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-                options_by_name[name] = getattr(function, f"__vf_{kind}__", None) if callable(function) else None
+                function = (
+                    value.__func__ if isinstance(value, staticmethod | classmethod) else value
+                )
+                options_by_name[name] = (
+                    getattr(function, f"__vf_{kind}__", None) if callable(function) else None
+                )
     marked = [(name, options) for name, options in options_by_name.items() if options is not None]
     return tuple(sorted(marked, key=lambda pair: (-pair[1].priority, pair[0])))
 
 
 def _mark(kind: str, function: Callable[..., Any] | None, options: Options) -> Any:
     if options.stage is not None and options.stage not in STAGES:
-        raise ConfigError(f'@{kind}(stage={options.stage!r}): write stage="rollout" or stage="group"')
+        raise ConfigError(
+            f'@{kind}(stage={options.stage!r}): write stage="rollout" or stage="group"'
+        )
 
     def mark(target: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(target):
-            raise ConfigError(f"@{kind} marks a method, not {type(target).__name__}; options go by keyword")
+            raise ConfigError(
+                f"@{kind} marks a method, not {type(target).__name__}; options go by keyword"
+            )
         setattr(target, f"__vf_{kind}__", options)
         setattr(target, f"{kind}_priority", options.priority)  # read by older tools
         return target
@@ -255,8 +272,8 @@ def _mark(kind: str, function: Callable[..., Any] | None, options: Options) -> A
 class Hook:
     """``with Hook(state, "env_response"): …`` runs author code.
 
-    ``timing``: key of ``state["timing"]`` to which the elapsed milliseconds are added. ``stops_run``: a ``UsageError``
-    (an invalid setting) ends the run instead of this rollout.
+    ``timing``: key of ``state["timing"]`` to which the elapsed milliseconds are added.
+    ``stops_run``: a ``UsageError`` (an invalid setting) ends the run instead of this rollout.
     """
 
     __slots__ = ("name", "outer_wait", "started", "state", "stops_run", "timing")
@@ -277,7 +294,10 @@ class Hook:
         """Nothing: the clock runs since the construction, which every hook of a turn pays."""
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         state, timing = self.state, self.timing
         if timing is not None:
@@ -288,7 +308,9 @@ class Hook:
         elif not passes(error, self.stops_run):
             state.waiting_for = self.outer_wait
             raise fault(self.name, error) from error
-        elif not isinstance(error, asyncio.CancelledError):  # keep the name, for the message of the time-out
+        elif not isinstance(
+            error, asyncio.CancelledError
+        ):  # keep the name, for the message of the time-out
             state.waiting_for = self.outer_wait
 
 
@@ -298,7 +320,8 @@ async def maybe_await(value: Any) -> Any:
 
 
 def is_awaitable(value: object) -> bool:
-    """As ``inspect.isawaitable``, but fast for coroutines, and for plain values of synchronous callables."""
+    """As ``inspect.isawaitable``, but fast for coroutines, and for plain values of synchronous
+    callables."""
     kind = type(value)
     return kind is CoroutineType or (kind not in _PLAIN and inspect.isawaitable(value))
 
@@ -310,18 +333,22 @@ def passes(error: BaseException, stops_run: bool = False) -> bool:
     """Whether an exception of author code is raised unchanged, not as an ``EnvironmentFault``."""
     if isinstance(error, asyncio.CancelledError):
         return is_cancelled()
-    return isinstance(error, (RolloutError, RunError, *NEVER_FAULTS)) or (stops_run and isinstance(error, UsageError))
+    return isinstance(error, (RolloutError, RunError, *NEVER_FAULTS)) or (
+        stops_run and isinstance(error, UsageError)
+    )
 
 
 def ends_the_run(error: BaseException) -> bool:
-    """Whether an exception concerns the whole run and must not be recorded as the failure of one rollout."""
+    """Whether an exception concerns the whole run and must not be recorded as the failure of one
+    rollout."""
     if isinstance(error, asyncio.CancelledError):
         return is_cancelled()
     return isinstance(error, (RunError, UsageError, *NEVER_FAULTS))
 
 
 def is_cancelled() -> bool:
-    """Whether cancellation of the current task was requested; a ``CancelledError`` of an inner task does not count."""
+    """Whether cancellation of the current task was requested; a ``CancelledError`` of an inner task
+    does not count."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -332,15 +359,20 @@ def fault(name: str, error: BaseException) -> EnvironmentFault:
         message = str(error) or "no message"
     except Exception as failure:  # noqa: BLE001 - an author's __str__ may raise anything
         message = f"its message cannot be shown: {type(failure).__name__}"
-    environment_fault = EnvironmentFault(f"{name} raised {type(error).__name__}: {message}", hook=name)
+    environment_fault = EnvironmentFault(
+        f"{name} raised {type(error).__name__}: {message}", hook=name
+    )
     environment_fault.__cause__ = error
     return environment_fault
 
 
 async def call_handler(env: object, handler: Callable[..., Any], state: State) -> Any:
-    """Call a sync or async marked method with ``state`` and the ``EXTRA_PARAMETERS`` that it declares."""
+    """Call a sync or async marked method with ``state`` and the ``EXTRA_PARAMETERS`` that it
+    declares."""
     extras = extra_parameters(getattr(handler, "__func__", handler))
-    return await maybe_await(handler(state, **extra_arguments(env, state, extras)) if extras else handler(state))
+    return await maybe_await(
+        handler(state, **extra_arguments(env, state, extras)) if extras else handler(state)
+    )
 
 
 @functools.lru_cache(maxsize=1024)

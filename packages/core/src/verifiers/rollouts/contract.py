@@ -1,7 +1,8 @@
-"""What a rollout needs of an environment: ``RolloutEnvironment``, implemented by ``environments.Environment``.
+"""What a rollout needs of an environment: ``RolloutEnvironment``, implemented by
+``environments.Environment``.
 
-Dependencies point one way: the loop and the runner depend on this protocol, environments on the loop and the runner.
-``runs.runner.RunEnvironment`` adds what scoring and storing need.
+Dependencies point one way: the loop and the runner depend on this protocol, environments on the
+loop and the runner. ``runs.runner.RunEnvironment`` adds what scoring and storing need.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class LoadedFrom(NamedTuple):
 
 
 class RolloutEnvironment(Protocol):
-    """The methods that the loop calls, in the order of a rollout; those that return ``Any`` may be sync or async."""
+    """The methods that the loop calls, in the order of a rollout; those that return ``Any`` may be
+    sync or async."""
 
     logger: logging.Logger
     message_type: str
@@ -39,7 +41,8 @@ class RolloutEnvironment(Protocol):
         ...
 
     def close_at_exit(self) -> None:
-        """Run the ``@teardown`` handlers when the interpreter ends, unless the environment is closed earlier."""
+        """Run the ``@teardown`` handlers when the interpreter ends, unless the environment is
+        closed earlier."""
         ...
 
     def setup_state(self, state: State) -> Any:
@@ -58,7 +61,9 @@ class RolloutEnvironment(Protocol):
         """One completion. *Raises* ModelError, OverlongPromptError."""
         ...
 
-    def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> Any:
+    def add_model_response(
+        self, state: State, prompt_messages: Messages, response: Response
+    ) -> Any:
         """Append the turn to the trajectory."""
         ...
 

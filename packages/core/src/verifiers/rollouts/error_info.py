@@ -17,7 +17,8 @@ MAX_TRACEBACK_CHARS = 16_000
 
 
 class ErrorInfo(AttributeDict):
-    """A failure as data: ``error message error_chain_repr error_chain_str where retryable attempts traceback``.
+    """A failure as data: ``error message error_chain_repr error_chain_str where retryable attempts
+    traceback``.
 
     >>> vf.ErrorInfo.of(vf.ToolCallError("there is no tool 'ad'")).message
     "there is no tool 'ad'"
@@ -35,10 +36,13 @@ class ErrorInfo(AttributeDict):
 
     @classmethod
     def of(cls, error: object) -> ErrorInfo:
-        """From an exception, its mapping as read from disk, or the text that older versions wrote."""
+        """From an exception, its mapping as read from disk, or the text that older
+        versions wrote."""
         if isinstance(error, Mapping):
             return cls(error)
-        if (recorded := getattr(error, "recorded", None)) is not None:  # it was raised in another process
+        if (
+            recorded := getattr(error, "recorded", None)
+        ) is not None:  # it was raised in another process
             return cls(recorded)
         if not isinstance(error, BaseException):
             name, _, message = str(error).partition(": ")
@@ -55,7 +59,9 @@ class ErrorInfo(AttributeDict):
             where=_where(error),
             retryable=bool(getattr(error, "retryable", False)),
             attempts=attempts if isinstance(attempts, int) else len(attempts or ()),
-            traceback=_cut(redacted_text("".join(traceback.format_exception(error))), MAX_TRACEBACK_CHARS),
+            traceback=_cut(
+                redacted_text("".join(traceback.format_exception(error))), MAX_TRACEBACK_CHARS
+            ),
         )
 
     @property
@@ -77,11 +83,16 @@ class ErrorInfo(AttributeDict):
 
     @property
     def author_line(self) -> str | None:
-        """``"sums.py:12"``: the deepest line of the first exception's traceback in the author's code; None without one.
+        """``"sums.py:12"``: the deepest line of the first exception's traceback in the author's
+        code; None without one.
 
         Frames of this product, of Python's library and of installed packages do not count.
         """
-        innermost = (self.get("traceback") or "").split("\nDuring handling of ")[0].split("\nThe above exception ")[0]
+        innermost = (
+            (self.get("traceback") or "")
+            .split("\nDuring handling of ")[0]
+            .split("\nThe above exception ")[0]
+        )
         frames = [frame for frame in _FRAME.findall(innermost) if not _IS_LIBRARY.search(frame[0])]
         return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else None
 
@@ -103,7 +114,9 @@ def error_chain(error: BaseException) -> list[BaseException]:
 
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
-_IS_LIBRARY = re.compile(r"/(site-packages|dist-packages|python3\.\d+|src/verifiers|src/verifiers_trainer)/|<")
+_IS_LIBRARY = re.compile(
+    r"/(site-packages|dist-packages|python3\.\d+|src/verifiers|src/verifiers_trainer)/|<"
+)
 """Paths of frames that are not the author's code, on whatever machine wrote them."""
 
 
@@ -121,4 +134,8 @@ def _blank_error() -> dict[str, Any]:
 
 def _cut(text: str, limit: int) -> str:
     half = limit // 2
-    return text if len(text) <= limit else f"{text[:half]}\n… {len(text) - limit} characters left out …\n{text[-half:]}"
+    return (
+        text
+        if len(text) <= limit
+        else f"{text[:half]}\n… {len(text) - limit} characters left out …\n{text[-half:]}"
+    )

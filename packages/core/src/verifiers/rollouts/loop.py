@@ -1,13 +1,15 @@
 """Run one rollout: the model completes and the environment responds until a stop condition holds.
 
-Guarantee: when a hook, a tool or the model endpoint fails, ``generate`` still returns the state with every finished
-turn; the failure is recorded on that state. Only cancellation and errors that concern the whole run are raised.
-Clean-up handlers run exactly once and to completion, even when the rollout is cancelled.
+Guarantee: when a hook, a tool or the model endpoint fails, ``generate`` still returns the state
+with every finished turn; the failure is recorded on that state. Only cancellation and errors that
+concern the whole run are raised. Clean-up handlers run exactly once and to completion, even when
+the rollout is cancelled.
 
-A rollout stops when a ``@stop`` method of the environment holds, checked by priority, then by name. ``is_completed``
-asks all of them; an override of it is one more condition of that name.
+A rollout stops when a ``@stop`` method of the environment holds, checked by priority, then by name.
+``is_completed`` asks all of them; an override of it is one more condition of that name.
 
-``rubrics`` scores rollouts; ``runs`` retries, limits and stores them; ``author_code`` calls author code.
+``rubrics`` scores rollouts; ``runs`` retries, limits and stores them; ``author_code`` calls author
+code.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ Condition = tuple[str, Callable[[RolloutEnvironment, State], Any]]
 
 
 async def generate(env: RolloutEnvironment, state: State, timeout_s: float | None = None) -> State:
-    """Run the rollout of ``state``; ``timeout_s`` is the run's time limit, recorded as ``RolloutTimeout``."""
+    """Run the rollout of ``state``; ``timeout_s`` is the run's time limit, recorded as
+    ``RolloutTimeout``."""
     env, started = env.for_row(state), time.perf_counter()
     conditions = stop_conditions(type(env))
     state.record.timing["start_time"] = time.time()
@@ -79,7 +82,9 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
     except BaseException as error:
         if ends_the_run(error):
             raise
-        state.record.error = error if isinstance(error, RolloutError) else fault("the rollout", error)
+        state.record.error = (
+            error if isinstance(error, RolloutError) else fault("the rollout", error)
+        )
         state.record.stop = StopReason.ERROR.value
     finally:
         await clean_up(env, state)
@@ -88,7 +93,8 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
 
 
 async def _take_turn(env: RolloutEnvironment, state: State, limits: _Limits) -> bool:
-    """Call the model once and record its response; True when the environment gave the final response instead."""
+    """Call the model once and record its response; True when the environment gave the final
+    response instead."""
     with Hook(state, "get_prompt_messages"):
         prompt = env.as_prompt(await maybe_await(env.get_prompt_messages(state)))
     if state["final_env_response"] is not None:
@@ -101,22 +107,27 @@ async def _take_turn(env: RolloutEnvironment, state: State, limits: _Limits) -> 
     return False
 
 
-# --- stop conditions ------------------------------------------------------------------------------------------------
+# --- stop conditions ------------------------------------------------------------------------------
 
 
 async def is_completed(env: RolloutEnvironment, state: State) -> bool:
     """Whether a stop condition holds.
 
-    An override of this method is a condition; ``await super().is_completed(state)`` asks all others.
+    An override of this method is a condition; ``await super().is_completed(state)`` asks all
+    others.
     """
-    others = [condition for condition in stop_conditions(type(env)) if condition[0] != "is_completed"]
+    others = [
+        condition for condition in stop_conditions(type(env)) if condition[0] != "is_completed"
+    ]
     return await first_stop(env, state, others) is not None
 
 
 is_completed.asks_others = True  # type: ignore[attr-defined]  # an override lacks it, and is a condition
 
 
-async def first_stop(env: RolloutEnvironment, state: State, conditions: Iterable[Condition]) -> str | None:
+async def first_stop(
+    env: RolloutEnvironment, state: State, conditions: Iterable[Condition]
+) -> str | None:
     """The name of the first of these stop conditions that holds; None to continue."""
     name = ""
     try:
@@ -135,12 +146,20 @@ async def first_stop(env: RolloutEnvironment, state: State, conditions: Iterable
 
 @functools.lru_cache(maxsize=1024)
 def stop_conditions(cls: type) -> list[Condition]:
-    """(name, function of environment and state) of the ``@stop`` methods, and of an overridden ``is_completed``."""
-    conditions = [(options.priority, name, _of_state(method)) for name, method, options in decorated(cls, "stop")]
+    """(name, function of environment and state) of the ``@stop`` methods, and of an overridden
+    ``is_completed``."""
+    conditions = [
+        (options.priority, name, _of_state(method))
+        for name, method, options in decorated(cls, "stop")
+    ]
     override = getattr(cls, "is_completed", is_completed)
-    if not hasattr(override, "asks_others") and not any(name == "is_completed" for _, name, _ in conditions):
+    if not hasattr(override, "asks_others") and not any(
+        name == "is_completed" for _, name, _ in conditions
+    ):
         conditions.append((0, "is_completed", override))
-    return [(name, function) for _, name, function in sorted(conditions, key=lambda e: (-e[0], e[1]))]
+    return [
+        (name, function) for _, name, function in sorted(conditions, key=lambda e: (-e[0], e[1]))
+    ]
 
 
 def _of_state(method: Callable[..., Any]) -> Callable[[RolloutEnvironment, State], Any]:
@@ -150,13 +169,15 @@ def _of_state(method: Callable[..., Any]) -> Callable[[RolloutEnvironment, State
     return lambda env, state: method(env, state, **extra_arguments(env, state, extras))
 
 
-# --- the two time limits --------------------------------------------------------------------------------------------
+# --- the two time limits --------------------------------------------------------------------------
 
 
 class _Limits(Deadline):
-    """The two time limits of a rollout: the environment's (a stop condition) and the run's (an error).
+    """The two time limits of a rollout: the environment's (a stop condition) and the run's (an
+    error).
 
-    A ``TimeoutError`` of author code is neither: it is an ``EnvironmentFault`` by the time it gets here.
+    A ``TimeoutError`` of author code is neither: it is an ``EnvironmentFault`` by the time it gets
+    here.
     """
 
     __slots__ = ("is_run_limit", "state")
@@ -164,7 +185,9 @@ class _Limits(Deadline):
     def __init__(self, env: RolloutEnvironment, state: State, run_limit_s: float | None):
         env_limit_s = env.timeout_seconds
         self.state = state
-        self.is_run_limit = env_limit_s is None or (run_limit_s is not None and run_limit_s < env_limit_s)
+        self.is_run_limit = env_limit_s is None or (
+            run_limit_s is not None and run_limit_s < env_limit_s
+        )
         super().__init__(run_limit_s if self.is_run_limit else env_limit_s)
 
     def check(self) -> None:
@@ -175,14 +198,19 @@ class _Limits(Deadline):
             raise asyncio.CancelledError
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool | None:
         try:
             super().__exit__(kind, error, trace)
         except TimeoutError as expired:
             self._record(expired)
             return True
-        if self.expired and error is not None and not ends_the_run(error):  # raised by a hook after the time-out
+        if (
+            self.expired and error is not None and not ends_the_run(error)
+        ):  # raised by a hook after the time-out
             self._record(error)
             return True
         return None
@@ -192,8 +220,8 @@ class _Limits(Deadline):
         if self.is_run_limit:
             awaited = self.state.waiting_for or "the environment"
             self.state.record.error = RolloutTimeout(
-                f"the rollout was stopped after {self.limit_s:g} s while waiting for {awaited}; raise "
-                "rollout_timeout_s (vf-eval: --timeout) if it needs longer",
+                f"the rollout was stopped after {self.limit_s:g} s while waiting for {awaited};"
+                " raise rollout_timeout_s (vf-eval: --timeout) if it needs longer",
                 waiting_for=awaited,
                 elapsed_s=self.limit_s,
             )
@@ -201,9 +229,11 @@ class _Limits(Deadline):
 
 
 async def set_up(env: RolloutEnvironment, state: State) -> None:
-    """Run the ``@setup`` handlers and ``setup_state``; a mapping that the latter returns updates the state.
+    """Run the ``@setup`` handlers and ``setup_state``; a mapping that the latter returns updates
+    the state.
 
-    A ``UsageError`` that a handler raises here ends the run: an invalid setting fails every rollout.
+    A ``UsageError`` that a handler raises here ends the run: an invalid setting fails every
+    rollout.
     """
     for name, handler, _ in decorated(env, "setup"):
         with Hook(state, name, "setup_ms", stops_run=True):
@@ -223,12 +253,15 @@ async def _call_setup_state(env: RolloutEnvironment, state: State) -> None:
         updates = await maybe_await(env.setup_state(state))
         if updates is not None and updates is not state:
             if not isinstance(updates, Mapping):
-                raise TypeError(f"it returned {type(updates).__name__}; return the state, or nothing")
+                raise TypeError(
+                    f"it returned {type(updates).__name__}; return the state, or nothing"
+                )
             state.update(updates)
 
 
 async def clean_up(env: RolloutEnvironment, state: State) -> None:
-    """Render the completion, then run the ``@cleanup`` handlers; their failures are recorded as the rollout's error."""
+    """Render the completion, then run the ``@cleanup`` handlers; their failures are recorded as the
+    rollout's error."""
     state.waiting_for, started = "render_completion", time.perf_counter()
     try:
         await maybe_await(env.render_completion(state))
@@ -239,12 +272,18 @@ async def clean_up(env: RolloutEnvironment, state: State) -> None:
         _record_failure(env, state, "render_completion", failure)
     finally:
         state.record.timing["env_ms"] += 1000 * (time.perf_counter() - started)
-        handlers = [(n, handler) for n, handler, options in decorated(env, "cleanup") if options.stage != "group"]
+        handlers = [
+            (n, handler)
+            for n, handler, options in decorated(env, "cleanup")
+            if options.stage != "group"
+        ]
         if handlers:
             await _uncancelled(_run_handlers(env, state, handlers))
 
 
-async def _run_handlers(env: RolloutEnvironment, state: State, handlers: list[tuple[str, Callable[..., Any]]]) -> None:
+async def _run_handlers(
+    env: RolloutEnvironment, state: State, handlers: list[tuple[str, Callable[..., Any]]]
+) -> None:
     for name, handler in handlers:
         try:
             with Hook(state, name):
@@ -255,7 +294,8 @@ async def _run_handlers(env: RolloutEnvironment, state: State, handlers: list[tu
 
 
 async def _uncancelled(work: Awaitable[None]) -> None:
-    """Await ``work`` to completion even when this task is cancelled; raise the cancellation afterwards."""
+    """Await ``work`` to completion even when this task is cancelled; raise the cancellation
+    afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -285,13 +325,19 @@ def conclude(state: State, started: float) -> None:
     rollout.is_completed = True
     rollout.is_truncated = rollout.is_truncated or StopReason.truncates(rollout.stop)
     error = rollout.error
-    if error is not None and not isinstance(error, RolloutError):  # author code may assign any value
+    if error is not None and not isinstance(
+        error, RolloutError
+    ):  # author code may assign any value
         raised = error if isinstance(error, BaseException) else RuntimeError(str(error))
         rollout.error = fault("the environment", raised)
 
 
 def new_state(
-    env: RolloutEnvironment, row: Mapping[str, Any], client: object, model: str, sampling_args: Mapping[str, Any] | None
+    env: RolloutEnvironment,
+    row: Mapping[str, Any],
+    client: object,
+    model: str,
+    sampling_args: Mapping[str, Any] | None,
 ) -> State:
     """The initial state of a rollout of ``row``."""
     state = State(
@@ -306,8 +352,12 @@ def new_state(
     state["prompt"] = normalize_messages(state["prompt"], env.message_type)
     if isinstance(state["info"], str):
         state["info"] = json.loads(state["info"])
-    if isinstance(state["info"], Mapping) and (own := state["info"].get("tool_defs") or state["info"].get("oai_tools")):
-        state["tool_defs"] = [Tool.from_wire(tool) for tool in own]  # the row's tools, before those of the environment
+    if isinstance(state["info"], Mapping) and (
+        own := state["info"].get("tool_defs") or state["info"].get("oai_tools")
+    ):
+        state["tool_defs"] = [
+            Tool.from_wire(tool) for tool in own
+        ]  # the row's tools, before those of the environment
     if (run := current_run.get()) is not None:
         state.run, state.seed_key = run
     env.close_at_exit()

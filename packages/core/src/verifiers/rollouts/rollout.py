@@ -42,7 +42,9 @@ class Timing(AttributeDict):
     """
 
     _ZERO = dict.fromkeys(
-        ("setup_ms generation_ms model_ms env_ms scoring_ms total_ms overhead_ms start_time").split(),
+        (
+            "setup_ms generation_ms model_ms env_ms scoring_ms total_ms overhead_ms start_time"
+        ).split(),
         0.0,
     )
 
@@ -192,7 +194,9 @@ class Rollout:
             stop=saved.get("stop_condition"),
             is_truncated=bool(saved.get("is_truncated")),
             row=row,
-            completion=normalize_messages(completion) if isinstance(completion, list) else completion,
+            completion=(
+                normalize_messages(completion) if isinstance(completion, list) else completion
+            ),
             advantage=saved.get("advantage"),
             role_rewards={k: number(v) for k, v in (saved.get("role_rewards") or {}).items()},
             turn_sum=saved.get("turn_sum") or "",

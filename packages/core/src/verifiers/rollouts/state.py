@@ -49,7 +49,8 @@ _OF_THE_RUN: Mapping[str, Any] = {
 
 
 class State(View):
-    """Everything about one rollout, from its dataset row to its reward. Other keys belong to the author.
+    """Everything about one rollout, from its dataset row to its reward. Other keys belong to the
+    author.
 
     The row's columns are at the top level, and ``state["input"]`` is the row itself. ``reward`` is
     None until scored, NaN when unknown. ``oai_tools`` and ``tool_defs`` are one list. ``id``,
@@ -63,17 +64,21 @@ class State(View):
     record: Rollout
     """What the reserved keys and the columns show."""
     run: Any = None
-    """The run this rollout belongs to (``runner.RunContext``): its limits and seeds; None outside a run."""
+    """The run this rollout belongs to (``runner.RunContext``): its limits and seeds; None outside a
+    run."""
     waiting_for: str | None = None
     """What the rollout currently awaits, for progress displays and time-outs."""
     seed_key: str = ""
-    """Example and sibling, from which the sampling seeds are derived together with the run's seed."""
+    """Example and sibling, from which the sampling seeds are derived together with
+    the run's seed."""
     attempts: int = 1
     """How often the rollout was run."""
     saved_columns: tuple[str, ...] = ()
-    """Keys that are saved with the rollout, beside those that the run asks for; set by the environment."""
+    """Keys that are saved with the rollout, beside those that the run asks for; set by the
+    environment."""
     cleaned_up: bool = False
-    """Whether the rubric's clean-up handlers have already run, in the worker that ran the rollout."""
+    """Whether the rubric's clean-up handlers have already run, in the worker that ran
+    the rollout."""
 
     INPUT_FIELDS = tuple(INPUT_COLUMNS)
     COMPUTED = frozenset(("id", "turn", "responses"))

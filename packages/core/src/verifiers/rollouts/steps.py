@@ -1,4 +1,5 @@
-"""Turns as authors see them: ``TrajectoryStep`` and ``TrajectoryStepTokens``, dicts over a ``Turn``.
+"""Turns as authors see them: ``TrajectoryStep`` and ``TrajectoryStepTokens``, dicts over a
+``Turn``.
 
 Reading and writing a key goes to the turn; keys that a turn has not are stored by the step.
 """
@@ -36,7 +37,8 @@ class TrajectoryStepTokens(View):
 
     turn: Turn
     NAMES = (
-        "prompt_ids prompt_mask completion_ids completion_mask completion_logprobs overlong_prompt is_truncated version"
+        "prompt_ids prompt_mask completion_ids completion_mask completion_logprobs overlong_prompt"
+        " is_truncated version"
     ).split()
 
     def __init__(

@@ -92,16 +92,24 @@ class Turn:
         for name in ("new_prompt_ids", "completion_ids", "sampler_logprobs"):
             if (array := getattr(self, name)).ndim != 1:
                 name = name.removeprefix("new_")
-                raise ValueError(f"{name} of a turn must have one dimension, got shape {array.shape}")
+                raise ValueError(
+                    f"{name} of a turn must have one dimension, got shape {array.shape}"
+                )
         num_sampled = len(self.completion_ids)
         if len(self.sampler_logprobs) != num_sampled:
             raise ValueError(
-                f"a turn has {num_sampled} completion ids and {len(self.sampler_logprobs)} log-probabilities"
+                f"a turn has {num_sampled} completion ids and {len(self.sampler_logprobs)}"
+                " log-probabilities"
             )
         if np.shape(self.version) not in ((), (num_sampled,)):
-            raise ValueError(f"a turn has {num_sampled} completion ids and versions of shape {np.shape(self.version)}")
+            raise ValueError(
+                f"a turn has {num_sampled} completion ids and versions of shape"
+                f" {np.shape(self.version)}"
+            )
         if not self.num_prompt:
-            raise ValueError("a turn has no prompt ids; its first token would have nothing to be conditioned on")
+            raise ValueError(
+                "a turn has no prompt ids; its first token would have nothing to be conditioned on"
+            )
 
     # --- tokens
 

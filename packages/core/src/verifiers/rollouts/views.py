@@ -65,7 +65,8 @@ class View(_Dict):
 
 
 def plain(value: Any) -> Any:
-    """A value with plain dicts in place of views, for encoders in C, which read a dict's storage."""
+    """A value with plain dicts in place of views, for encoders in C, which read a
+    dict's storage."""
     if isinstance(value, View):
         value = dict(value)
     if isinstance(value, dict):

@@ -1,8 +1,10 @@
 """Advantages: how much better a rollout is than the other rollouts of its group. Pure functions.
 
-The default is the reward minus the group's mean reward. A rubric with an ``@advantage`` method computes its own.
+The default is the reward minus the group's mean reward. A rubric with an ``@advantage`` method
+computes its own.
 
-*Source*: Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO): centred, not divided by the deviation.
+*Source*: Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO): centred, not divided by
+the deviation.
 """
 
 from __future__ import annotations

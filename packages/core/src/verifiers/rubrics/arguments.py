@@ -1,7 +1,7 @@
 """A declared reward function, and the arguments that it receives by parameter name.
 
-By precedence they come from core names, class objects, the parser, provider objects and dataset columns. Message lists
-are copied, so that functions cannot change those of the rollout.
+By precedence they come from core names, class objects, the parser, provider objects and dataset
+columns. Message lists are copied, so that functions cannot change those of the rollout.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from verifiers.runtime.suggest import SIMILAR, close_match
 SINGULAR = ("prompt", "completion", "answer", "state", "task", "info")
 PLURAL = {f"{name}s": name for name in SINGULAR}
 ISOLATED_LIMIT_S = 300.0
-"""Time limit of an isolated function whose rubric has none: isolated functions are expected to hang occasionally."""
+"""Time limit of an isolated function whose rubric has none: isolated functions are expected to hang
+occasionally."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardFunction:
-    """A function of a rubric. Called with an ``ArgumentResolver``, it runs the function and returns the raw value."""
+    """A function of a rubric. Called with an ``ArgumentResolver``, it runs the function and returns
+    the raw value."""
 
     function: Callable[..., Any]
     name: str
@@ -62,7 +64,9 @@ class RewardFunction:
             getattr(function, "__call__", None)  # noqa: B004  an object whose __call__ is a coroutine function
         )
         if isolated and is_async:
-            raise ConfigError(f"{name!r} is a coroutine function and cannot run isolated", function=name)
+            raise ConfigError(
+                f"{name!r} is a coroutine function and cannot run isolated", function=name
+            )
         if isolated:
             require_isolatable(function, name)
         return cls(
@@ -79,48 +83,68 @@ class RewardFunction:
         )
 
     def under(self, name: str, function: Callable[..., Any] | None = None) -> RewardFunction:
-        """A copy with another name, and with another callable of the same parameters if there is one."""
+        """A copy with another name, and with another callable of the same parameters if there is
+        one."""
         return replace(self, name=name, function=self.function if function is None else function)
 
     @property
     def time_limit_s(self) -> float | None:
-        """Limit for the worker thread, in seconds; None for an isolated function, whose process enforces it."""
+        """Limit for the worker thread, in seconds; None for an isolated function, whose process
+        enforces it."""
         return None if self.isolated else self.rubric.timeout_s
 
     def missing(self, columns: Iterable[str]) -> dict[str, str]:
-        """Required parameters that no core name, object or dataset column supplies, with the error message of each.
+        """Required parameters that no core name, object or dataset column supplies, with the error
+        message of each.
 
         Empty for a rubric with object providers, whose names are known only at run time.
         """
         rubric = self.rubric
         if rubric.group_score_object_providers if self.is_group else rubric.score_object_providers:
             return {}
-        available = {*(PLURAL if self.is_group else SINGULAR), *columns, *rubric.class_objects, "parser"}
-        return {name: unsupplied(self.name, name, available) for name in self.required if name not in available}
+        available = {
+            *(PLURAL if self.is_group else SINGULAR),
+            *columns,
+            *rubric.class_objects,
+            "parser",
+        }
+        return {
+            name: unsupplied(self.name, name, available)
+            for name in self.required
+            if name not in available
+        }
 
     def __call__(self, resolver: ArgumentResolver) -> Any:
         arguments = resolver.arguments(self)
         if self.isolated:
-            assert resolver.processes is not None, f"{self.name!r} is not among the functions of its resolver"
+            assert resolver.processes is not None, (
+                f"{self.name!r} is not among the functions of its resolver"
+            )
             limit_s = ISOLATED_LIMIT_S if self.rubric.timeout_s is None else self.rubric.timeout_s
             return resolver.processes.call(self.function, arguments, limit_s, self.name)
         return self.function(**arguments)
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """``__name__`` of a function, of the function a partial wraps, or of a callable object's class."""
+    """``__name__`` of a function, of the function a partial wraps, or of a callable
+    object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", None) or type(function).__name__
 
 
 def new_name(func: Callable[..., Any], names: set[str]) -> str:
-    """The name of a function beside those of ``names``; lambdas are numbered. *Raises* ConfigError for a duplicate."""
+    """The name of a function beside those of ``names``; lambdas are numbered. *Raises* ConfigError
+    for a duplicate."""
     name = function_name(func)
     if name == "<lambda>" and name in names:
-        name = next(numbered for n in range(2, len(names) + 3) if (numbered := f"<lambda>_{n}") not in names)
+        name = next(
+            numbered for n in range(2, len(names) + 3) if (numbered := f"<lambda>_{n}") not in names
+        )
     if name in names:
-        raise ConfigError(f"two reward functions are named {name!r}; rename one of them", function=name)
+        raise ConfigError(
+            f"two reward functions are named {name!r}; rename one of them", function=name
+        )
     return name
 
 
@@ -129,13 +153,19 @@ def finite_weight(weight: SupportsFloat | SupportsIndex | str, name: str) -> flo
     try:
         number = float(weight)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the weight of {name!r} is {weight!r}; give a number", function=name) from error
+        raise ConfigError(
+            f"the weight of {name!r} is {weight!r}; give a number", function=name
+        ) from error
     if not math.isfinite(number):
-        raise ConfigError(f"the weight of {name!r} is {weight!r}; give a finite number", function=name)
+        raise ConfigError(
+            f"the weight of {name!r} is {weight!r}; give a finite number", function=name
+        )
     return number
 
 
-def _parameters(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+def _parameters(
+    function: Callable[..., Any], name: str
+) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """Required names, optional names, and whether there is ``**kwargs``.
 
     *Raises* ConfigError for positional-only parameters, ``*args``, or an unreadable signature.
@@ -143,7 +173,9 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name!r} has no readable signature; wrap it in a function", function=name) from error
+        raise ConfigError(
+            f"{name!r} has no readable signature; wrap it in a function", function=name
+        ) from error
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     for parameter in named:
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
@@ -153,13 +185,19 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...
                 function=name,
             )
     required = tuple(p.name for p in named if p.default is p.empty)
-    return required, tuple(p.name for p in named if p.default is not p.empty), len(named) < len(parameters)
+    return (
+        required,
+        tuple(p.name for p in named if p.default is not p.empty),
+        len(named) < len(parameters),
+    )
 
 
 def _scores_groups(parameters: Sequence[str], name: str, stage: str | None) -> bool:
-    """Whether a function scores a whole group: by ``stage`` if there is one, else by its plural parameter names.
+    """Whether a function scores a whole group: by ``stage`` if there is one, else by its plural
+    parameter names.
 
-    *Raises* ConfigError when it mixes singular and plural names, or when ``stage`` contradicts them.
+    *Raises* ConfigError when it mixes singular and plural names, or when ``stage`` contradicts
+    them.
     """
     singular = [parameter for parameter in parameters if parameter in SINGULAR]
     plural = [parameter for parameter in parameters if parameter in PLURAL]
@@ -170,33 +208,42 @@ def _scores_groups(parameters: Sequence[str], name: str, stage: str | None) -> b
             function=name,
         )
     if stage == "group" and singular:
-        raise ConfigError(f"{name!r} scores a group and gets {singular[0] + 's'!r}, not {singular[0]!r}")
+        raise ConfigError(
+            f"{name!r} scores a group and gets {singular[0] + 's'!r}, not {singular[0]!r}"
+        )
     return stage == "group" or (stage is None and bool(plural))
 
 
 @dataclass(slots=True)
 class ArgumentResolver:
-    """Arguments for the individual functions of one rollout. Objects come from the rubric that holds the function."""
+    """Arguments for the individual functions of one rollout. Objects come from the rubric that
+    holds the function."""
 
     states: Sequence[State]
     processes: ProcessPool | None = None
     """Worker processes of the running loop, if a function is isolated."""
     provided: dict[int, Mapping[str, Any] | ScoringError] = field(default_factory=dict)
-    """Objects by ``id`` of the rubric whose providers returned them, or the failure of a provider."""
+    """Objects by ``id`` of the rubric whose providers returned them, or the failure
+    of a provider."""
 
     core_names: ClassVar[Collection[str]] = SINGULAR
 
     def arguments(self, function: RewardFunction) -> dict[str, Any]:
-        """Keyword arguments for one call. *Raises* ScoringError naming a required parameter that has no source."""
+        """Keyword arguments for one call. *Raises* ScoringError naming a required parameter that
+        has no source."""
         rubric = function.rubric
         provided = self.provided.get(id(rubric), {})
         if isinstance(provided, ScoringError):
             raise provided
-        every_column = dict.fromkeys(column for state in self.states for column in state.input_columns)
+        every_column = dict.fromkeys(
+            column for state in self.states for column in state.input_columns
+        )
         columns = [column for column in every_column if column not in SINGULAR]
         names: Collection[str] = function.required + function.optional
         if function.takes_all:
-            names = dict.fromkeys((*self.core_names, *rubric.class_objects, "parser", *provided, *columns))
+            names = dict.fromkeys(
+                (*self.core_names, *rubric.class_objects, "parser", *provided, *columns)
+            )
         values: dict[str, Any] = {}
         for name in names:
             if name in self.core_names:
@@ -212,7 +259,9 @@ class ArgumentResolver:
         for name in function.required:
             if name not in values:
                 available = {*self.core_names, *rubric.class_objects, "parser", *provided, *columns}
-                raise ScoringError(unsupplied(function.name, name, available), function=function.name)
+                raise ScoringError(
+                    unsupplied(function.name, name, available), function=function.name
+                )
         return values
 
     def core(self, name: str) -> Any:

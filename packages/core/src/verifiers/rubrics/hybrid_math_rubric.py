@@ -1,8 +1,10 @@
-"""``HybridMathRubric``: rule-based verification first, then, when asked for, a judge for what the rules do not accept.
+"""``HybridMathRubric``: rule-based verification first, then, when asked for, a judge for what the
+rules do not accept.
 
-With ``use_judge_fallback`` the judge is called when the rules reject an answer, cannot verify it in time or cannot
-parse the gold answer (in words). A completion that the rules accept needs no judge call; nor does one without an
-answer, whose reward is 0.0. Judge failures leave the reward unknown, as in ``JudgeRubric``.
+With ``use_judge_fallback`` the judge is called when the rules reject an answer, cannot verify it in
+time or cannot parse the gold answer (in words). A completion that the rules accept needs no judge
+call; nor does one without an answer, whose reward is 0.0. Judge failures leave the reward unknown,
+as in ``JudgeRubric``.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
 
 
 class HybridMathRubric(JudgeRubric):
-    """Three functions: ``math_verify_score`` and ``judge_score`` (weight 0), then ``correct_answer`` (weight 1).
+    """Three functions: ``math_verify_score`` and ``judge_score`` (weight 0), then
+    ``correct_answer`` (weight 1).
 
-    ``judge_score`` is the rules' score unless ``use_judge_fallback`` is on and the rules did not accept the answer;
-    then it is the judge's: 1.0 for the letter A, boxed or alone, 0.0 for B and C. ``correct_answer`` is either. The
-    state keeps ``math_verify_score``, ``judge_score`` and the judge's text, ``judge_result``. Takes the keywords of
-    ``JudgeRubric`` and of ``MathRubric``; a ``judge_prompt`` that contains ``<score>`` is answered by
-    ``<score>1</score>`` or ``<score>0</score>`` instead of a letter. ``math_verify_timeouts`` is as in ``MathRubric``.
+    ``judge_score`` is the rules' score unless ``use_judge_fallback`` is on and the rules did not
+    accept the answer; then it is the judge's: 1.0 for the letter A, boxed or alone, 0.0 for B and
+    C. ``correct_answer`` is either. The state keeps ``math_verify_score``, ``judge_score`` and the
+    judge's text, ``judge_result``. Takes the keywords of ``JudgeRubric`` and of ``MathRubric``; a
+    ``judge_prompt`` that contains ``<score>`` is answered by ``<score>1</score>`` or
+    ``<score>0</score>`` instead of a letter. ``math_verify_timeouts`` is as in ``MathRubric``.
 
     *Raises* ConfigError when the extra ``math`` is not installed.
     """
@@ -85,10 +89,13 @@ class HybridMathRubric(JudgeRubric):
         if self.use_judge_fallback:
             super().check_needs()
 
-    async def math_verify_score(self, parser: Parser, completion: Messages, answer: object, state: State) -> float:
+    async def math_verify_score(
+        self, parser: Parser, completion: Messages, answer: object, state: State
+    ) -> float:
         """1.0 when the rules find the answers equal, else 0.0.
 
-        *Raises* ScoringError when the worker process died, and for an unparseable gold answer where no judge reads it.
+        *Raises* ScoringError when the worker process died, and for an unparseable gold answer where
+        no judge reads it.
         """
         response = await maybe_await(parser.parse_answer(completion))
         outcome = await verified(self.verifier, response, answer, state)
@@ -97,8 +104,11 @@ class HybridMathRubric(JudgeRubric):
         state["math_verify_score"] = float(outcome is Outcome.EQUAL)
         return float(outcome is Outcome.EQUAL)
 
-    async def judge_score(self, prompt: Messages, completion: Messages, answer: object, state: State) -> float:
-        """The rules' score, or the judge's where the rules did not accept the answer and a judge may be asked.
+    async def judge_score(
+        self, prompt: Messages, completion: Messages, answer: object, state: State
+    ) -> float:
+        """The rules' score, or the judge's where the rules did not accept the answer and a judge
+        may be asked.
 
         *Raises* ScoringError when the judge failed or gave no verdict.
         """
@@ -111,20 +121,28 @@ class HybridMathRubric(JudgeRubric):
         state["judge_score"] = score
         return score
 
-    async def correct_answer(self, prompt: Messages, completion: Messages, answer: object, state: State) -> float:
+    async def correct_answer(
+        self, prompt: Messages, completion: Messages, answer: object, state: State
+    ) -> float:
         """1.0 when the rules or the judge accept the answer. *Raises* as ``judge_score``."""
         if "judge_score" not in state:
             await self.judge_score(prompt, completion, answer, state)
         return max(float(state["math_verify_score"]), float(state["judge_score"]))
 
-    async def _verdict(self, prompt: Messages, completion: Messages, answer: object, state: State) -> float:
+    async def _verdict(
+        self, prompt: Messages, completion: Messages, answer: object, state: State
+    ) -> float:
         if "<score>" in self.judge_prompt:
             return await super().judge_score(prompt, completion, answer, state)
         question = await self.question(prompt, completion, answer)
         form = judging.letter_verdict_of(self.judge_prompt, question)
         request = question + form.request
-        texts = await asyncio.gather(*(self._ask(model, request, state) for model in self.judge_models))
+        texts = await asyncio.gather(
+            *(self._ask(model, request, state) for model in self.judge_models)
+        )
         state["judge_result"] = texts[0]
         letters = [judging.read_letter(text, verdict=form) for text in texts]
-        verdict: float = await maybe_await(self.aggregation([float(letter == "A") for letter in letters]))
+        verdict: float = await maybe_await(
+            self.aggregation([float(letter == "A") for letter in letters])
+        )
         return verdict

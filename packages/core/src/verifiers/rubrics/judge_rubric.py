@@ -1,9 +1,9 @@
 """``JudgeRubric``: rewards from other models (judges) that assess a response.
 
-The constructor creates no client and needs no key. When a judge fails, is truncated, returns no parseable verdict or
-one that may be quoted from the response, the reward is *unknown*, never 0. Equal questions of a rollout share one call;
-only the client retries calls; judge tokens are counted in ``state["usage"]``. Prompts and the parsing of verdicts are
-in ``judging``.
+The constructor creates no client and needs no key. When a judge fails, is truncated, returns no
+parseable verdict or one that may be quoted from the response, the reward is *unknown*, never 0.
+Equal questions of a rollout share one call; only the client retries calls; judge tokens are counted
+in ``state["usage"]``. Prompts and the parsing of verdicts are in ``judging``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from verifiers.parsers import Parser
 
 ANSWER_SHARE = 0.9
-"""Fraction of ``timeout_s`` for one judge, so that the other verdicts count when one judge does not answer."""
+"""Fraction of ``timeout_s`` for one judge, so that the other verdicts count when one judge does not
+answer."""
 
 
 class ScoreOptions(ScoringOptions, total=False):
-    """Parameters of ``JudgeRubric`` on functions and scores, for the constructors of its subclasses."""
+    """Parameters of ``JudgeRubric`` on functions and scores, for the constructors of its
+    subclasses."""
 
     judge_models: Sequence[ModelLike] | None
     aggregation: judging.Aggregation
@@ -51,17 +53,20 @@ class JudgeRubric(Rubric):
     """Reward functions that receive ``judge``, or the mean of several judges' scores.
 
     Args:
-        judge_client: Anything ``as_client`` accepts, or ``{model: client}``; None is the endpoint of
-            OPENAI_API_KEY and OPENAI_BASE_URL, read at the first call, and never the policy or the evaluated
-            model.
+        judge_client: Anything ``as_client`` accepts, or ``{model: client}``; None is the endpoint
+            of OPENAI_API_KEY and OPENAI_BASE_URL, read at the first call, and never the policy or
+            the evaluated model.
         judge_model: Model that ``judge`` asks.
         judge_sampling_args: Sampling arguments of the judges' requests.
-        judge_prompt: Prompt of the judges; ``{question}``, ``{answer}`` and ``{response}`` are filled in.
+        judge_prompt: Prompt of the judges; ``{question}``, ``{answer}`` and ``{response}`` are
+            filled in.
         judge_models: Models that score each rollout, for the reward function ``judge_score``.
-        aggregation: How the scores of several judges are combined: mean, median, min, max, majority, or a
-            callable on the list.
-        score_range: Lowest and highest score; scores are mapped to 0…1. None: scores are used as they are.
-        require_all: The reward is unknown unless every judge gave a score; False uses the available ones.
+        aggregation: How the scores of several judges are combined: mean, median, min, max,
+            majority, or a callable on the list.
+        score_range: Lowest and highest score; scores are mapped to 0…1. None: scores are used as
+            they are.
+        require_all: The reward is unknown unless every judge gave a score; False uses the available
+            ones.
 
     Example, with the author's reward function::
 
@@ -70,13 +75,16 @@ class JudgeRubric(Rubric):
 
         rubric = JudgeRubric(judge_client=OpenAI(), judge_model="gpt-4.1-nano", funcs=[correct])
 
-    ``verifiers.rubrics.judging.read_yes_no`` accepts "yes" or "no" and nothing else, so that a quotation is no verdict.
+    ``verifiers.rubrics.judging.read_yes_no`` accepts "yes" or "no" and nothing else, so that a
+    quotation is no verdict.
 
-    With ``judge_models``, or a prompt by its older name ``template``, and without ``funcs``, it has the reward
-    function ``judge_score`` (weight 1): each judge must end with ``<score>number</score>``. The raw scores are
-    metrics ``judge_score/<model>``, for the second such rubric of a ``RubricGroup`` ``judge_score_2/<model>``.
+    With ``judge_models``, or a prompt by its older name ``template``, and without ``funcs``, it has
+    the reward function ``judge_score`` (weight 1): each judge must end with
+    ``<score>number</score>``. The raw scores are metrics ``judge_score/<model>``, for the second
+    such rubric of a ``RubricGroup`` ``judge_score_2/<model>``.
 
-    Functions receive ``judge judge_client judge_model judge_prompt judge_sampling_args`` by these names.
+    Functions receive ``judge judge_client judge_model judge_prompt judge_sampling_args`` by these
+    names.
 
     *Raises* ConfigError for invalid settings.
 
@@ -107,10 +115,14 @@ class JudgeRubric(Rubric):
         has_template = any(JUDGE_PARAMETERS.get(name) == "judge_prompt" for name in further)
         scores = funcs is None and (judge_models is not None or has_template)
         explicit = {} if judge_client is None else {"judge_client": judge_client}
-        explicit |= {} if judge_prompt == judging.DEFAULT_JUDGE_PROMPT else {"judge_prompt": judge_prompt}
+        explicit |= (
+            {} if judge_prompt == judging.DEFAULT_JUDGE_PROMPT else {"judge_prompt": judge_prompt}
+        )
         further = rename(further | explicit, JUDGE_PARAMETERS, type(self).__name__)
         client = further.pop("judge_client", None)
-        self.judge_prompt = _checked_prompt(further.pop("judge_prompt", self.default_prompt(scores)))
+        self.judge_prompt = _checked_prompt(
+            further.pop("judge_prompt", self.default_prompt(scores))
+        )
         self.judge_models = _checked_models(judge_models, judge_model)
         self.judge_model = self.judge_models[0]
         self.judge_client = EnvironmentClient() if client is None else client
@@ -128,7 +140,8 @@ class JudgeRubric(Rubric):
         self.add_own_reward(scores)
 
     def default_prompt(self, scores: bool) -> str:
-        """The prompt used when none is passed; ``scores``: whether the rubric itself parses scores."""
+        """The prompt used when none is passed; ``scores``: whether the rubric itself
+        parses scores."""
         return judging.DEFAULT_SCORE_PROMPT if scores else judging.DEFAULT_JUDGE_PROMPT
 
     def add_own_reward(self, scores: bool) -> None:
@@ -137,12 +150,14 @@ class JudgeRubric(Rubric):
             self.add_reward_func(self.judge_score)
 
     def check_needs(self) -> None:
-        """*Raises* ConfigError when no function asks the judge, or when its key or local model is missing."""
+        """*Raises* ConfigError when no function asks the judge, or when its key or local model is
+        missing."""
         if not self.functions:
             model = _label(self.judge_model)
             raise ConfigError(
-                f"{type(self).__name__} has no reward function, so the judge {model!r} is never asked and no reward is "
-                f"known: pass funcs=[…] with functions that take `judge`, or judge_models=[{model!r}] for judge_score",
+                f"{type(self).__name__} has no reward function, so the judge {model!r} is never"
+                " asked and no reward is known: pass funcs=[…] with functions that take `judge`,"
+                f" or judge_models=[{model!r}] for judge_score",
                 key="funcs",
             )
         for model in self.judge_models:
@@ -153,12 +168,17 @@ class JudgeRubric(Rubric):
                 try:
                     check()
                 except MissingKeyError as error:
-                    raise ConfigError(f"the judge {_label(model)!r}: {error}", key="judge_client") from error
+                    raise ConfigError(
+                        f"the judge {_label(model)!r}: {error}", key="judge_client"
+                    ) from error
 
     # --- judge calls
 
-    async def judge(self, prompt: Any, completion: Any, answer: Any, state: Any = None, **slots: object) -> str:
-        """The first judge's text about one rollout. Other keywords fill other ``{slot}``s of the prompt, literally.
+    async def judge(
+        self, prompt: Any, completion: Any, answer: Any, state: Any = None, **slots: object
+    ) -> str:
+        """The first judge's text about one rollout. Other keywords fill other ``{slot}``s of the
+        prompt, literally.
 
         With a ``state``, the text is cached in ``state["judge_response"][model][question]``.
 
@@ -168,7 +188,8 @@ class JudgeRubric(Rubric):
         return await self._ask(self.judge_model, question, state)
 
     async def question(self, prompt: Any, completion: Any, answer: Any, **slots: object) -> str:
-        """The text sent to a judge: ``judge_prompt`` with filled slots. The parser runs only for ``{response}``."""
+        """The text sent to a judge: ``judge_prompt`` with filled slots. The parser runs only for
+        ``{response}``."""
         slot_names = judging.slots_in(self.judge_prompt)
         values = {
             "question": last_text(prompt, "user") or "",
@@ -177,14 +198,17 @@ class JudgeRubric(Rubric):
             "completion": judging.whole_text(completion),
         }
         if "response" in slot_names and "response" not in slots:
-            values["response"] = judging.value_text(await maybe_await(self.parser.parse_answer(completion)))
+            values["response"] = judging.value_text(
+                await maybe_await(self.parser.parse_answer(completion))
+            )
         values |= {name: judging.value_text(value) for name, value in slots.items()}
         fence = judging.fence_for([text for name, text in values.items() if name in slot_names])
         settings = {"fence": fence, "score_range": judging.range_text(self.score_range)}
         return judging.fill_template(self.judge_prompt, settings | values)
 
     async def judge_score(self, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
-        """Combined score of all judges, 0 to 1 with a range; raw scores are written to ``state["metrics"]``.
+        """Combined score of all judges, 0 to 1 with a range; raw scores are written to
+        ``state["metrics"]``.
 
         *Raises* ScoringError when a judge failed (``require_all``) or all judges failed.
         """
@@ -192,8 +216,13 @@ class JudgeRubric(Rubric):
 
     def renamed(self, function: RewardFunction, name: str) -> RewardFunction:
         """A copy with another name, also for its raw metrics: ``judge_score_2/<model>``."""
-        is_judge_score = getattr(function.function, "func", function.function) in (self.judge_score, self._score_as)
-        return function.under(name, functools.partial(self._score_as, name) if is_judge_score else None)
+        is_judge_score = getattr(function.function, "func", function.function) in (
+            self.judge_score,
+            self._score_as,
+        )
+        return function.under(
+            name, functools.partial(self._score_as, name) if is_judge_score else None
+        )
 
     async def _score_as(
         self,
@@ -205,13 +234,28 @@ class JudgeRubric(Rubric):
     ) -> float:
         question = await self.question(prompt, completion, answer)
         verdict = judging.verdict_of(self.judge_prompt, question)
-        calls = [self._score(model, question + verdict.request, state, verdict) for model in self.judge_models]
-        outcomes = dict(zip(self.judge_models, await asyncio.gather(*calls, return_exceptions=True), strict=True))
-        failed = {model: outcome for model, outcome in outcomes.items() if isinstance(outcome, BaseException)}
+        calls = [
+            self._score(model, question + verdict.request, state, verdict)
+            for model in self.judge_models
+        ]
+        outcomes = dict(
+            zip(
+                self.judge_models, await asyncio.gather(*calls, return_exceptions=True), strict=True
+            )
+        )
+        failed = {
+            model: outcome
+            for model, outcome in outcomes.items()
+            if isinstance(outcome, BaseException)
+        }
         for error in failed.values():
             if not isinstance(error, ScoringError):
                 raise error
-        scores = {model: outcome for model, outcome in outcomes.items() if not isinstance(outcome, BaseException)}
+        scores = {
+            model: outcome
+            for model, outcome in outcomes.items()
+            if not isinstance(outcome, BaseException)
+        }
         metrics = state.setdefault("metrics", {})
         for model in self.judge_models:
             metrics[f"{metric}/{_label(model)}"] = scores.get(model, math.nan)
@@ -222,7 +266,11 @@ class JudgeRubric(Rubric):
         return combined
 
     async def _score(
-        self, model: ModelLike, question: str, state: MutableMapping[str, Any] | None, verdict: judging.Verdict
+        self,
+        model: ModelLike,
+        question: str,
+        state: MutableMapping[str, Any] | None,
+        verdict: judging.Verdict,
     ) -> float:
         text = await self._ask(model, question, state, whole=True)
         try:
@@ -231,14 +279,21 @@ class JudgeRubric(Rubric):
             raise ScoringError(f"judge {_label(model)!r}: {error}", model=_label(model)) from error
 
     async def _ask(
-        self, model: ModelLike, question: str, state: MutableMapping[str, Any] | None, whole: bool = False
+        self,
+        model: ModelLike,
+        question: str,
+        state: MutableMapping[str, Any] | None,
+        whole: bool = False,
     ) -> str:
-        """A judge's text, from the state's cache or from the judge. ``whole``: truncated text is a failure."""
+        """A judge's text, from the state's cache or from the judge. ``whole``: truncated text is a
+        failure."""
         cache = _cache_of(state, _label(model))
         if question in cache:
             return cache[question]
         key = (None if state is None else id(state), _label(model), question, whole)
-        return await self._in_flight.once(key, lambda: self._call(model, question, state, cache, whole))
+        return await self._in_flight.once(
+            key, lambda: self._call(model, question, state, cache, whole)
+        )
 
     async def _call(
         self,
@@ -252,7 +307,8 @@ class JudgeRubric(Rubric):
         _count_usage(state, response)
         if whole and response.finish_reason in ("length", "abort"):
             raise ScoringError(
-                f"judge {_label(model)!r} was truncated before its verdict; raise max_tokens in judge_sampling_args",
+                f"judge {_label(model)!r} was truncated before its verdict; raise max_tokens in"
+                " judge_sampling_args",
                 model=_label(model),
             )
         cache[question] = response.text
@@ -284,12 +340,17 @@ class JudgeRubric(Rubric):
         return self._clients[model]
 
     def _client_for(self, model: ModelLike) -> Any:
-        client = self.judge_client[model] if isinstance(self.judge_client, Mapping) else self.judge_client
+        client = (
+            self.judge_client[model]
+            if isinstance(self.judge_client, Mapping)
+            else self.judge_client
+        )
         return EnvironmentClient() if client is None else client
 
 
 class EnvironmentClient:
-    """The client for OPENAI_API_KEY and OPENAI_BASE_URL, or for the local model; created at the first call."""
+    """The client for OPENAI_API_KEY and OPENAI_BASE_URL, or for the local model; created at the
+    first call."""
 
     is_metered = True
 
@@ -303,11 +364,14 @@ class EnvironmentClient:
         else:
             where = os.environ.get("OPENAI_BASE_URL") or OPENAI_BASE_URL
         if where not in self._clients:
-            self._clients[where] = as_client(where if _is_local(where) else ClientConfig(api_base_url=where))
+            self._clients[where] = as_client(
+                where if _is_local(where) else ClientConfig(api_base_url=where)
+            )
         return await self._clients[where].complete(request)
 
     def check(self, models: Sequence[Any]) -> None:
-        """*Raises* ConfigError when a judge has neither an endpoint nor a key, or its local model is not installed."""
+        """*Raises* ConfigError when a judge has neither an endpoint nor a key, or its local model
+        is not installed."""
         for name in filter(_is_local, map(_label, models)):
             try:
                 find_model(name.partition(":")[2] or None)
@@ -316,14 +380,15 @@ class EnvironmentClient:
         remote = [model for model in models if not _is_local(_label(model))]
         if remote and not (os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")):
             raise ConfigError(
-                f"the judge {_label(remote[0])!r} has no client: pass judge_client=, or set OPENAI_API_KEY "
-                "(and OPENAI_BASE_URL for another server)",
+                f"the judge {_label(remote[0])!r} has no client: pass judge_client=, or set"
+                " OPENAI_API_KEY (and OPENAI_BASE_URL for another server)",
                 key="judge_client",
             )
 
 
 class _InFlight:
-    """Questions in flight: equal concurrent questions share one call, cancelled when all callers are."""
+    """Questions in flight: equal concurrent questions share one call, cancelled when all callers
+    are."""
 
     def __init__(self) -> None:
         self._calls: dict[tuple[Any, ...], tuple[asyncio.Task[str], list[None]]] = {}
@@ -344,7 +409,8 @@ class _InFlight:
 
 
 def _cache_of(state: object, model: str) -> dict[str, str]:
-    """Question -> text that this model answered for a rollout; a new dict when the state cannot hold a cache."""
+    """Question -> text that this model answered for a rollout; a new dict when the state cannot
+    hold a cache."""
     if not isinstance(state, MutableMapping):
         return {}
     cache = state.get("judge_response")
@@ -358,7 +424,9 @@ def _count_usage(state: object, response: Response) -> None:
         return
     usage = state.setdefault("usage", {})
     usage["judge_input_tokens"] = usage.get("judge_input_tokens", 0) + response.usage.prompt_tokens
-    usage["judge_output_tokens"] = usage.get("judge_output_tokens", 0) + response.usage.completion_tokens
+    usage["judge_output_tokens"] = (
+        usage.get("judge_output_tokens", 0) + response.usage.completion_tokens
+    )
 
 
 def _failure(judge: str, error: Exception, limit_s: float | None) -> ScoringError:
@@ -379,7 +447,9 @@ def _is_local(name: str) -> bool:
 
 def _checked_prompt(prompt: object) -> str:
     if not isinstance(prompt, str):
-        raise ConfigError(f"judge_prompt must be text, not {type(prompt).__name__}", key="judge_prompt")
+        raise ConfigError(
+            f"judge_prompt must be text, not {type(prompt).__name__}", key="judge_prompt"
+        )
     return prompt
 
 
@@ -388,18 +458,25 @@ def _checked_models(models: Sequence[Any] | None, model: object) -> tuple[Any, .
         raise ConfigError(f"judge_models must be a list; write [{models!r}]", key="judge_models")
     judges = (model,) if models is None else tuple(models)
     if not judges:
-        raise ConfigError("judge_models is empty; name at least one judge, or leave it out", key="judge_models")
+        raise ConfigError(
+            "judge_models is empty; name at least one judge, or leave it out", key="judge_models"
+        )
     if len({_label(judge) for judge in judges}) < len(judges):
-        raise ConfigError(f"judge_models names a judge twice: {', '.join(map(_label, judges))}", key="judge_models")
+        raise ConfigError(
+            f"judge_models names a judge twice: {', '.join(map(_label, judges))}",
+            key="judge_models",
+        )
     return judges
 
 
-def _check_mapping(client: ClientLike | Mapping[str, ClientLike] | None, models: Sequence[Any]) -> None:
+def _check_mapping(
+    client: ClientLike | Mapping[str, ClientLike] | None, models: Sequence[Any]
+) -> None:
     if not isinstance(client, Mapping):
         return
     if absent := [_label(model) for model in models if model not in client]:
         raise ConfigError(
-            f"judge_client has no client for the judge {absent[0]!r}; it has {', '.join(map(_label, client)) or 'none'}"
-            " (name the judges with judge_models)",
+            f"judge_client has no client for the judge {absent[0]!r}; it has"
+            f" {', '.join(map(_label, client)) or 'none'} (name the judges with judge_models)",
             key="judge_client",
         )

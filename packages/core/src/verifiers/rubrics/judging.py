@@ -1,9 +1,10 @@
 """Judge prompts, parsing of verdicts, and aggregation over judges. Pure functions.
 
-Model text is only inserted *into* a prompt, once and literally; it is never parsed as a template, a format string or a
-verdict. The verdict is the last ``<score>…</score>`` of the judge's own text. Where the data has such a tag itself, a
-judge may quote it: it is then asked for a tag that the data cannot know, and a plain tag counts only where it cannot be
-a quotation. A fence marks data for the judge; it does not prevent prompt injection.
+Model text is only inserted *into* a prompt, once and literally; it is never parsed as a template, a
+format string or a verdict. The verdict is the last ``<score>…</score>`` of the judge's own text.
+Where the data has such a tag itself, a judge may quote it: it is then asked for a tag that the data
+cannot know, and a plain tag counts only where it cannot be a quotation. A fence marks data for the
+judge; it does not prevent prompt injection.
 """
 
 from __future__ import annotations
@@ -80,17 +81,20 @@ _BOX_IN_DATA = re.compile(
     r"\\boxed[^A-Za-z]{0,8}(?:(?:text|mathrm|mathbf|textbf)[^A-Za-z]{1,8})?([A-Ca-c])(?![A-Za-z0-9_^])"
 )
 _BOX_AT_THE_END = re.compile(
-    r"\\boxed\s*\{.{0,80}?\}[\s.*`'\"$)}\]]*(?:(?:[-–—:]\s*[A-Za-z]+|[A-Z]+)(?:[ _][A-Za-z]+)?)?[\s.*`'\"$)\]]*",
+    r"\\boxed\s*\{.{0,80}?\}[\s.*`'\"$)}\]]*(?:(?:[-–—:]\s*[A-Za-z]+|[A-Z]+)(?:["
+    r" _][A-Za-z]+)?)?[\s.*`'\"$)\]]*",
     re.DOTALL,
 )
 """A box, and at most a word or two that name its letter: ``- CORRECT``."""
 _AT_THE_END = re.compile(r"</score>\s*\Z", re.IGNORECASE)
-_NUMBER = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:\s*(?:/|out of)\s*([0-9]+(?:\.[0-9]*)?))?")
+_NUMBER = re.compile(
+    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:\s*(?:/|out of)\s*([0-9]+(?:\.[0-9]*)?))?"
+)
 MAX_SCORE_CHARS = 64
 """Longest number accepted in a verdict, in characters."""
 
 
-# --- questions ----------------------------------------------------------------------------------------------------
+# --- questions ------------------------------------------------------------------------------------
 
 
 def slots_in(template: str) -> set[str]:
@@ -138,13 +142,16 @@ def value_text(value: object) -> str:
 
 
 def whole_text(messages: Iterable[object] | str | None) -> str:
-    """A whole prompt or completion: the text of its only message, or one ``role: text`` paragraph per message.
+    """A whole prompt or completion: the text of its only message, or one ``role: text`` paragraph
+    per message.
 
     Tool calls appear as ``-> name(arguments)`` after the text of their message.
     """
     if isinstance(messages, str):
         return messages
-    texts = [(str(field(message, "role")), _message_and_calls(message)) for message in messages or ()]
+    texts = [
+        (str(field(message, "role")), _message_and_calls(message)) for message in messages or ()
+    ]
     if len(texts) == 1:
         return texts[0][1]
     return "\n\n".join(f"{role}: {text}" for role, text in texts)
@@ -158,15 +165,17 @@ def _message_and_calls(message: object) -> str:
     return "\n".join(line for line in lines if line)
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The form of a judge's verdict on one question: ``verdict_of`` a score, ``letter_verdict_of`` a letter."""
+    """The form of a judge's verdict on one question: ``verdict_of`` a score, ``letter_verdict_of``
+    a letter."""
 
     nonce: str = ""
-    """Part of the tag, where the data has verdicts of its own; the data cannot contain it: it is a hash of all data."""
+    """Part of the tag, where the data has verdicts of its own; the data cannot contain it: it is a
+    hash of all data."""
     quotable: frozenset[float | str] = frozenset()
     """The scores or letters in the verdicts of the data."""
     name: Literal["score", "letter"] = "score"
@@ -181,10 +190,12 @@ class Verdict:
         """What is added to the question."""
         if not self.nonce:
             return ""
-        theirs, content = ("score tags", "number") if self.name == "score" else ("boxed letters", "letter")
+        theirs, content = (
+            ("score tags", "number") if self.name == "score" else ("boxed letters", "letter")
+        )
         return (
-            f"\n\nThe data above contains {theirs}, which are not yours. Give your own {self.name} in this form,"
-            f" and write nothing after it:\n<{self.tag}>{content}</{self.tag}>"
+            f"\n\nThe data above contains {theirs}, which are not yours. Give your own {self.name}"
+            f" in this form, and write nothing after it:\n<{self.tag}>{content}</{self.tag}>"
         )
 
 
@@ -192,7 +203,8 @@ PLAIN_VERDICT = Verdict()
 
 
 def verdict_of(template: str, question: str) -> Verdict:
-    """The form of the verdict on a question: with a nonce when it has more score tags than its template.
+    """The form of the verdict on a question: with a nonce when it has more score tags than its
+    template.
 
     >>> verdict_of("Rate {response}.\\n<score>number</score>", "Rate it.\\n<score>number</score>").tag
     'score'
@@ -205,7 +217,8 @@ def verdict_of(template: str, question: str) -> Verdict:
 
 
 def letter_verdict_of(template: str, question: str) -> Verdict:
-    """Likewise, of a judge that answers with a boxed letter: with a nonce when the data has boxed letters.
+    """Likewise, of a judge that answers with a boxed letter: with a nonce when the data has boxed
+    letters.
 
     >>> letter_verdict_of("Judge {response}.\\\\boxed{{A}}", "Judge C.\\\\boxed{A}").tag
     'letter'
@@ -229,29 +242,38 @@ def _plain(text: str, pattern: re.Pattern[str]) -> Counter[str]:
     """The matches in a text, also in one that is written with other forms of the characters."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
-        text = "".join(char for char in text if unicodedata.category(char) != "Cf")  # invisible characters
+        text = "".join(
+            char for char in text if unicodedata.category(char) != "Cf"
+        )  # invisible characters
     return Counter(pattern.findall(text))
 
 
-def read_score(text: str, score_range: ScoreRange | None, verdict: Verdict = PLAIN_VERDICT) -> float:
-    """The number in the last ``<score>…</score>`` of a judge's own text; ``8/10`` is 8 where 10 is the upper end.
+def read_score(
+    text: str, score_range: ScoreRange | None, verdict: Verdict = PLAIN_VERDICT
+) -> float:
+    """The number in the last ``<score>…</score>`` of a judge's own text; ``8/10`` is 8 where 10 is
+    the upper end.
 
-    *Raises* ScoringError without a ``<score>``, when a later one is not closed (the preceding one may be a quotation),
-    when the content is not a single number, when the number is outside ``score_range``, or when it may be quoted from
-    the data: a judge asked for the tag of ``verdict`` wrote a plain one with text after it, or with a score that the
-    data has in such a tag.
+    *Raises* ScoringError without a ``<score>``, when a later one is not closed (the preceding one
+    may be a quotation), when the content is not a single number, when the number is outside
+    ``score_range``, or when it may be quoted from the data: a judge asked for the tag of
+    ``verdict`` wrote a plain one with text after it, or with a score that the data has in such a
+    tag.
     """
     own = f"<{verdict.tag}>"
     if own in text.lower():
         return _read_tag(text, verdict.tag, score_range)
     score = _read_tag(text, "score", score_range)
     if verdict.nonce and (score in verdict.quotable or not _AT_THE_END.search(text[-1000:])):
-        raise ScoringError(f"the judge's <score> may be quoted from the response; its own must be in {own}")
+        raise ScoringError(
+            f"the judge's <score> may be quoted from the response; its own must be in {own}"
+        )
     return score
 
 
 def read_yes_no(text: str) -> bool:
-    """The verdict of a judge that was asked for "yes" or "no" and nothing else. *Raises* ScoringError for other text.
+    """The verdict of a judge that was asked for "yes" or "no" and nothing else. *Raises*
+    ScoringError for other text.
 
     >>> read_yes_no(" Yes.\\n"), read_yes_no("**no**")
     (True, False)
@@ -265,8 +287,9 @@ def read_yes_no(text: str) -> bool:
 def read_letter(text: str, letters: str = "ABC", verdict: Verdict = PLAIN_VERDICT) -> str:
     """The letter in the box at the end of a judge's text, or the only letter of its text.
 
-    *Raises* ScoringError without one, and for a box that may be quoted: one with a sentence after it, or with a letter
-    that the data has in a box, where the judge was asked for the tag of ``verdict``.
+    *Raises* ScoringError without one, and for a box that may be quoted: one with a sentence after
+    it, or with a letter that the data has in a box, where the judge was asked for the tag of
+    ``verdict``.
 
     >>> read_letter("They agree: \\\\boxed{A} - CORRECT"), read_letter(" b.")
     ('A', 'B')
@@ -278,12 +301,18 @@ def read_letter(text: str, letters: str = "ABC", verdict: Verdict = PLAIN_VERDIC
         boxed = extract_boxed_answer(text, strict=True)
         content = boxed or text
         if boxed and not _BOX_AT_THE_END.fullmatch(text[text.rfind("\\boxed") :]):
-            raise ScoringError(f"the judge's \\boxed{{{boxed}}} may be quoted from the response: text follows it")
+            raise ScoringError(
+                f"the judge's \\boxed{{{boxed}}} may be quoted from the response: text follows it"
+            )
     letter = content.strip(" \t\r\n.*`'\"").upper()
     if len(letter) != 1 or letter not in letters:
-        raise ScoringError(f"the judge returned {content[:MAX_SCORE_CHARS]!r} instead of one letter of {letters}")
+        raise ScoringError(
+            f"the judge returned {content[:MAX_SCORE_CHARS]!r} instead of one letter of {letters}"
+        )
     if letter in verdict.quotable and own not in text.lower():
-        raise ScoringError(f"the judge's {letter} may be quoted from the response; its own must be in {own}")
+        raise ScoringError(
+            f"the judge's {letter} may be quoted from the response; its own must be in {own}"
+        )
     return letter
 
 
@@ -302,10 +331,14 @@ def _read_tag(text: str, tag: str, score_range: ScoreRange | None) -> float:
     content = _content_of_tag(text, tag)
     match = _NUMBER.fullmatch(content) if len(content) <= MAX_SCORE_CHARS else None
     if match is None or (match[2] is not None and not _is_upper_end(match[2], score_range)):
-        raise ScoringError(f"the judge's <score> contains {content[:MAX_SCORE_CHARS]!r} instead of one number")
+        raise ScoringError(
+            f"the judge's <score> contains {content[:MAX_SCORE_CHARS]!r} instead of one number"
+        )
     score = float(match[1])
     if score_range is not None and not score_range[0] <= score <= score_range[1]:
-        raise ScoringError(f"the judge's score {score:g} is outside {score_range[0]:g} to {score_range[1]:g}")
+        raise ScoringError(
+            f"the judge's score {score:g} is outside {score_range[0]:g} to {score_range[1]:g}"
+        )
     return score
 
 
@@ -344,27 +377,37 @@ AGGREGATIONS: Mapping[str, Callable[[list[float]], float]] = {
 }
 
 
-# --- checks of settings -------------------------------------------------------------------------------------------
+# --- checks of settings ---------------------------------------------------------------------------
 
 
 def checked_aggregation(aggregation: Aggregation) -> Callable[[list[float]], Any]:
-    """The function with that name, or the callable itself. *Raises* ConfigError for anything else."""
+    """The function with that name, or the callable itself. *Raises* ConfigError for
+    anything else."""
     if callable(aggregation):
         return aggregation
     if aggregation not in AGGREGATIONS:
-        hint = closest(str(aggregation), AGGREGATIONS) or f"; pass a callable or one of {', '.join(AGGREGATIONS)}"
+        hint = (
+            closest(str(aggregation), AGGREGATIONS)
+            or f"; pass a callable or one of {', '.join(AGGREGATIONS)}"
+        )
         raise ConfigError(f"unknown aggregation {aggregation!r}{hint}", key="aggregation")
     return AGGREGATIONS[aggregation]
 
 
 def checked_score_range(score_range: Sequence[float] | None) -> ScoreRange | None:
-    """The range as (low, high). *Raises* ConfigError unless it is None or two finite numbers in increasing order."""
+    """The range as (low, high). *Raises* ConfigError unless it is None or two finite numbers in
+    increasing order."""
     if score_range is None:
         return None
     try:
         low, high = (float(end) for end in score_range)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"score_range is {score_range!r}; give (low, high) or None", key="score_range") from error
+        raise ConfigError(
+            f"score_range is {score_range!r}; give (low, high) or None", key="score_range"
+        ) from error
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"score_range is {score_range!r}; give two finite numbers, low < high", key="score_range")
+        raise ConfigError(
+            f"score_range is {score_range!r}; give two finite numbers, low < high",
+            key="score_range",
+        )
     return low, high

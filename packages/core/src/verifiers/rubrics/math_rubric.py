@@ -1,8 +1,10 @@
-r"""``MathRubric``: 1.0 for a final answer in ``\boxed{…}`` that equals the gold answer mathematically, else 0.0.
+r"""``MathRubric``: 1.0 for a final answer in ``\boxed{…}`` that equals the gold answer
+mathematically, else 0.0.
 
-Model text is never evaluated in this process and cannot block it. A model's answer that cannot be verified in time is
-rewarded 0.0 and counted in a metric; failures that the model did not cause (a worker process that died, an unparseable
-gold answer) leave the reward unknown. Thread-safe. The comparison is in ``math_verification``.
+Model text is never evaluated in this process and cannot block it. A model's answer that cannot be
+verified in time is rewarded 0.0 and counted in a metric; failures that the model did not cause (a
+worker process that died, an unparseable gold answer) leave the reward unknown. Thread-safe. The
+comparison is in ``math_verification``.
 """
 
 from __future__ import annotations
@@ -25,18 +27,19 @@ TIMEOUTS = "math_verify_timeouts"
 
 
 class MathRubric(Rubric):
-    r"""The reward function ``correct_answer`` (weight 1), beside the author's ``funcs`` and ``weights``.
+    r"""The reward function ``correct_answer`` (weight 1), beside the author's ``funcs`` and
+    ``weights``.
 
     Args:
         timeout_seconds: Time limit of one comparison.
         max_workers: Worker processes; default: one per core, two to eight.
         max_verify_chars: Longer answers count as wrong.
-        strict: Refuse what the engine alone accepts: a list beside a single gold answer (``[A, A]``), a sum
-            that is not worked out beside a plain number, a false equation (``A + 1 = A``), and a box inside
-            thinking that has no end. False scores as older versions did.
+        strict: Refuse what the engine alone accepts: a list beside a single gold answer (``[A,
+            A]``), a sum that is not worked out beside a plain number, a false equation (``A + 1 =
+            A``), and a box inside thinking that has no end. False scores as older versions did.
 
-    The default parser takes the last ``\boxed{…}`` after any thinking; unboxed answers do not count. The result of
-    another parser is compared unchanged.
+    The default parser takes the last ``\boxed{…}`` after any thinking; unboxed answers do not
+    count. The result of another parser is compared unchanged.
 
     Metric ``math_verify_timeouts``: 1.0 where the model's answer could not be verified in time.
 
@@ -61,10 +64,14 @@ class MathRubric(Rubric):
         **kwargs: Unpack[ScoringOptions],
     ):
         self.verifier = MathVerifier(timeout_seconds, max_workers, max_verify_chars, strict)
-        super().__init__(funcs=funcs, weights=weights, parser=parser or boxed_answer_parser(strict), **kwargs)
+        super().__init__(
+            funcs=funcs, weights=weights, parser=parser or boxed_answer_parser(strict), **kwargs
+        )
         self.add_reward_func(self.correct_answer)
 
-    async def correct_answer(self, parser: Parser, completion: Any, answer: Any, state: Any = None) -> float:
+    async def correct_answer(
+        self, parser: Parser, completion: Any, answer: Any, state: Any = None
+    ) -> float:
         """1.0 when the parsed answer equals ``answer``, else 0.0.
 
         *Raises* ScoringError for an unparseable gold answer, and when the worker process died.
@@ -77,7 +84,8 @@ class MathRubric(Rubric):
 
 
 def boxed_answer_parser(strict: bool = True) -> MaybeThinkParser:
-    r"""The last ``\boxed{…}`` after any thinking; ``""`` without one, and if strict also where thinking has no end."""
+    r"""The last ``\boxed{…}`` after any thinking; ``""`` without one, and if strict also where
+    thinking has no end."""
     extract = functools.partial(extract_boxed_answer, strict=True)
     return MaybeThinkParser(functools.partial(_finished, extract) if strict else extract)
 
@@ -94,8 +102,11 @@ def has_answer(response: object) -> bool:
 async def verified(
     verifier: MathVerifier, response: object, answer: object, state: MutableMapping[str, Any] | None
 ) -> Outcome:
-    """Compare a parsed answer with the gold answer; record in the state's metrics whether the comparison timed out."""
-    outcome = await verifier.compare(answer, str(response)) if has_answer(response) else Outcome.DIFFERENT
+    """Compare a parsed answer with the gold answer; record in the state's metrics whether the
+    comparison timed out."""
+    outcome = (
+        await verifier.compare(answer, str(response)) if has_answer(response) else Outcome.DIFFERENT
+    )
     if state is not None:
         state.setdefault("metrics", {})[TIMEOUTS] = float(outcome is Outcome.TIMED_OUT)
     return outcome
@@ -106,5 +117,6 @@ def unreadable_gold(answer: object) -> ScoringError:
     text = repr(answer)
     text = text if len(text) <= 80 else text[:77] + "…"
     return ScoringError(
-        f"the dataset's answer {text} cannot be parsed as mathematics; correct the row, or judge it with a JudgeRubric"
+        f"the dataset's answer {text} cannot be parsed as mathematics; correct the row, or judge it"
+        " with a JudgeRubric"
     )

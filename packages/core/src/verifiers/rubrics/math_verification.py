@@ -1,11 +1,12 @@
-r"""Compare two mathematical answers with math-verify, in worker processes that are killed at a time limit.
+r"""Compare two mathematical answers with math-verify, in worker processes that are killed at a time
+limit.
 
-Model text reaches the algebra engine only in a worker process, limited in time and memory, and only through its LaTeX
-grammar (Python is never evaluated). Equal texts and pairs of plain integers need no process. The engine's time-outs,
-alarm signals that fail outside the main thread, are disabled.
+Model text reaches the algebra engine only in a worker process, limited in time and memory, and only
+through its LaTeX grammar (Python is never evaluated). Equal texts and pairs of plain integers need
+no process. The engine's time-outs, alarm signals that fail outside the main thread, are disabled.
 
-Extracting an answer from a completion, and the reward, are in ``math_rubric``. Verifiers with the same ``max_workers``
-share the worker processes of an event loop, which end with that loop.
+Extracting an answer from a completion, and the reward, are in ``math_rubric``. Verifiers with the
+same ``max_workers`` share the worker processes of an event loop, which end with that loop.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MAX_MEMORY_BYTES = 2 << 30
 """Memory that a worker process may allocate after importing the engine."""
 MAX_DEFAULT_WORKERS = 8
 MAX_NUMBER_CHARS = 200
-"""Longest answer that can be a plain number: the engine would spend its whole time on a longer one."""
+"""Longest answer that can be a plain number: the engine would spend its whole time on
+a longer one."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -47,7 +49,8 @@ class Outcome(StrEnum):
 
 
 class MathVerifier:
-    """Compares answers. ``timeout_seconds`` limits one comparison, ``max_workers`` the number of processes.
+    """Compares answers. ``timeout_seconds`` limits one comparison, ``max_workers`` the number of
+    processes.
 
     *Raises* ConfigError when the extra ``math`` is not installed or a setting cannot be used.
     """
@@ -60,12 +63,17 @@ class MathVerifier:
         strict: bool = True,
     ) -> None:
         if not timeout_seconds > 0:
-            raise ConfigError(f"timeout_seconds must be above 0, not {timeout_seconds!r}", key="timeout_seconds")
+            raise ConfigError(
+                f"timeout_seconds must be above 0, not {timeout_seconds!r}", key="timeout_seconds"
+            )
         if max_workers is not None and max_workers < 1:
-            raise ConfigError(f"max_workers must be 1 or more, not {max_workers!r}", key="max_workers")
+            raise ConfigError(
+                f"max_workers must be 1 or more, not {max_workers!r}", key="max_workers"
+            )
         if importlib.util.find_spec(ENGINE) is None:
             raise ConfigError(
-                f"math-verify, which compares answers, is not installed: {install_line('verifiers', 'math')}"
+                "math-verify, which compares answers, is not installed:"
+                f" {install_line('verifiers', 'math')}"
             )
         self.timeout_seconds = timeout_seconds
         self.max_workers = max_workers or max(2, min(MAX_DEFAULT_WORKERS, os.cpu_count() or 1))
@@ -92,7 +100,9 @@ class MathVerifier:
             outcome = await self._in_process(gold, answer)
             if outcome is Outcome.EQUAL and self.strict:
                 for side in other_sides(gold, answer):
-                    outcome = await self._in_process(gold, side) if outcome is Outcome.EQUAL else outcome
+                    outcome = (
+                        await self._in_process(gold, side) if outcome is Outcome.EQUAL else outcome
+                    )
             return outcome
         except TimeoutError:
             return await self._after_time_out(gold)
@@ -105,7 +115,8 @@ class MathVerifier:
         return outcome if outcome is Outcome.UNREADABLE_GOLD else Outcome.DIFFERENT
 
     async def _after_time_out(self, gold: str) -> Outcome:
-        """Determine whether the answer or the gold caused a time-out: compare the gold with a trivial answer."""
+        """Determine whether the answer or the gold caused a time-out: compare the gold with a
+        trivial answer."""
         try:
             outcome = await self._in_process(gold, "0")
         except TimeoutError:
@@ -115,7 +126,9 @@ class MathVerifier:
     async def _in_process(self, gold: str, answer: str) -> Outcome:
         pool = process_pool(self.max_workers, load_engine, (ENGINE,))
         arguments = {"engine": ENGINE, "gold": gold, "answer": answer}
-        return Outcome(await pool.run(compare_in_worker, arguments, self.timeout_seconds, "math verification"))
+        return Outcome(
+            await pool.run(compare_in_worker, arguments, self.timeout_seconds, "math verification")
+        )
 
 
 _PLAIN_NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
@@ -127,7 +140,8 @@ _TO_WORK_OUT = re.compile(
 
 
 def is_one_answer(gold: str, answer: str) -> bool:
-    r"""Whether an answer is one value, worked out: no list beside a single gold value, no sum beside a plain number.
+    r"""Whether an answer is one value, worked out: no list beside a single gold value, no sum
+    beside a plain number.
 
     >>> is_one_answer("7", "[7, 7]"), is_one_answer("7", "4 + 3"), is_one_answer("7000", r"7 \times 10^3")
     (False, False, True)
@@ -143,7 +157,8 @@ def is_one_answer(gold: str, answer: str) -> bool:
 
 
 def other_sides(gold: str, answer: str) -> list[str]:
-    r"""The sides of an equation that must equal the gold answer too: those with a digit, but for the last.
+    r"""The sides of an equation that must equal the gold answer too: those with a digit, but for
+    the last.
 
     >>> other_sides("7", "7 + 1 = 7"), other_sides("7", "x = 7"), other_sides("x = 7", "x = 7")
     (['7 + 1'], [], [])
@@ -154,10 +169,12 @@ def other_sides(gold: str, answer: str) -> list[str]:
 
 
 def load_engine(engine: str) -> None:
-    """Prepare a worker process: import the engine, then limit the memory that the process may add to it.
+    """Prepare a worker process: import the engine, then limit the memory that the process may add
+    to it.
 
-    Above ``MAX_MEMORY_BYTES`` allocations fail with a MemoryError that the process survives. The limit is relative to
-    current use, because libraries reserve address space per core. Platforms without ``/proc`` have only the time limit.
+    Above ``MAX_MEMORY_BYTES`` allocations fail with a MemoryError that the process survives. The
+    limit is relative to current use, because libraries reserve address space per core. Platforms
+    without ``/proc`` have only the time limit.
     """
     importlib.import_module(engine)
     statm = Path("/proc/self/statm")
@@ -168,17 +185,22 @@ def load_engine(engine: str) -> None:
     used = int(statm.read_text().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = used + MAX_MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+    )
 
 
 def compare_in_worker(engine: str, gold: str, answer: str) -> str:
-    """The ``Outcome`` of one comparison, as text. Runs in a worker process; ``engine`` is the name of the module."""
+    """The ``Outcome`` of one comparison, as text. Runs in a worker process; ``engine`` is the name
+    of the module."""
     math_verify = importlib.import_module(engine)
     gold_parsed = _read(math_verify, gold)
     if all(isinstance(expression, str) for expression in gold_parsed):  # no expression was parsed
         return Outcome.UNREADABLE_GOLD.value
     answer_parsed = _read(math_verify, answer)
-    is_equal = bool(answer_parsed) and math_verify.verify(gold_parsed, answer_parsed, timeout_seconds=None)
+    is_equal = bool(answer_parsed) and math_verify.verify(
+        gold_parsed, answer_parsed, timeout_seconds=None
+    )
     return (Outcome.EQUAL if is_equal else Outcome.DIFFERENT).value
 
 
@@ -193,5 +215,6 @@ def _read(engine: ModuleType, text: str) -> list[Any]:
 
 
 def _content(text: str) -> str:
-    """The content of the last box, else the whole text, without surrounding white space and dollar signs."""
+    """The content of the last box, else the whole text, without surrounding white space and dollar
+    signs."""
     return extract_boxed_answer(text).strip().strip("$").strip()

@@ -1,12 +1,13 @@
 """``Rubric``: declared reward functions, whose weighted sum is the reward of a rollout.
 
-A rubric declares functions, weights, a parser and objects; ``check_arguments`` verifies before a run that every
-argument has a source. ``scoring`` runs the functions: the individual stage (``score_individual``) as soon as a rollout
-ends, the group stage (``score_group_stage``) when the last rollout of its group has ended; ``score_rollout`` and
-``score_group`` are both stages in one call.
+A rubric declares functions, weights, a parser and objects; ``check_arguments`` verifies before a
+run that every argument has a source. ``scoring`` runs the functions: the individual stage
+(``score_individual``) as soon as a rollout ends, the group stage (``score_group_stage``) when the
+last rollout of its group has ended; ``score_rollout`` and ``score_group`` are both stages in one
+call.
 
-Older call forms, and subclasses that override older methods, are the concern of ``legacy.scoring``, which adapts each
-class when it is made.
+Older call forms, and subclasses that override older methods, are the concern of ``legacy.scoring``,
+which adapts each class when it is made.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from verifiers.errors import ConfigError, RunError
 from verifiers.rollouts.author_code import decorated
 from verifiers.rollouts.state import State
 from verifiers.rubrics.arguments import RewardFunction, finite_weight, function_name, new_name
-from verifiers.rubrics.scoring import SUCCESS, Plan, RolloutScore, RolloutScores, call, each, score, score_group
+from verifiers.rubrics.scoring import (
+    SUCCESS,
+    Plan,
+    RolloutScore,
+    RolloutScores,
+    call,
+    each,
+    score,
+    score_group,
+)
 from verifiers.runtime.calls import blocking
 from verifiers.runtime.signatures import set_extra_attributes, spell_out
 from verifiers.runtime.suggest import close_match
@@ -39,7 +49,8 @@ CLEANUP_LIMIT_S = 60.0
 
 
 class ExtraAttributes(TypedDict):
-    """Keywords of a subclass that become attributes. Empty for type checkers, so that they report misspellings."""
+    """Keywords of a subclass that become attributes. Empty for type checkers, so that they report
+    misspellings."""
 
 
 class ScoringOptions(TypedDict, total=False):
@@ -62,24 +73,25 @@ class Rubric(Identified):
     """Reward functions with weights.
 
     Args:
-        funcs: Reward functions. A function declares what it needs by name: ``prompt``, ``completion``,
-            ``answer``, ``state``, ``info``, ``task``, ``parser``, or any column of the row; plural names
-            (``completions``, ``states``, …) receive the whole group. It returns a number, and may be async.
-        weights: Weight of each function in the reward; default 1. A function of weight 0 is recorded as a
-            metric alone.
+        funcs: Reward functions. A function declares what it needs by name: ``prompt``,
+            ``completion``, ``answer``, ``state``, ``info``, ``task``, ``parser``, or any column of
+            the row; plural names (``completions``, ``states``, …) receive the whole group. It
+            returns a number, and may be async.
+        weights: Weight of each function in the reward; default 1. A function of weight 0 is
+            recorded as a metric alone.
         parser: Reads answers out of completions; functions receive it as ``parser``.
         parallelize_scoring: Run the functions of one rollout concurrently.
-        timeout_s: Time limit of one call of a function, in seconds; None = no limit. Beyond it the reward is
-            unknown.
-        success: Name of the function whose value says whether the task was solved: 1 or 0, whatever the reward
-            adds to it. It is recorded as the metric ``success``, and is what pass@k and an audit count. A
-            subclass may set it as a class attribute, and any rubric after construction: ``rubric.success =
-            "exact_match"``.
+        timeout_s: Time limit of one call of a function, in seconds; None = no limit. Beyond it the
+            reward is unknown.
+        success: Name of the function whose value says whether the task was solved: 1 or 0, whatever
+            the reward adds to it. It is recorded as the metric ``success``, and is what pass@k and
+            an audit count. A subclass may set it as a class attribute, and any rubric after
+            construction: ``rubric.success = "exact_match"``.
 
     A subclass may pass on further keywords, which become attributes.
 
-    *Raises* ConfigError when the numbers of weights and functions differ, for two functions of the same
-    name, and for an unknown keyword.
+    *Raises* ConfigError when the numbers of weights and functions differ, for two functions of the
+    same name, and for an unknown keyword.
 
     >>> def short(completion):
     ...     return float(len(completion[-1].content) < 10)
@@ -111,7 +123,9 @@ class Rubric(Identified):
         parser: Parser | None = None,
         parallelize_scoring: Annotated[bool, Free("only how fast")] = False,
         timeout_s: float | None = 300.0,
-        success: Annotated[str | None, Free("only what a statistic counts; no reward depends on it")] = None,
+        success: Annotated[
+            str | None, Free("only what a statistic counts; no reward depends on it")
+        ] = None,
         **kwargs: Unpack[ExtraAttributes],
     ):
         self._parser = parser
@@ -132,7 +146,8 @@ class Rubric(Identified):
         weights = [1.0] * len(functions) if weights is None else list(weights)
         if len(weights) != len(functions):
             raise ConfigError(
-                f"{len(functions)} reward functions and {len(weights)} weights; give one weight per function"
+                f"{len(functions)} reward functions and {len(weights)} weights; give one weight per"
+                " function"
             )
         for func, weight in zip(functions, weights, strict=True):
             self.add_reward_func(func, weight)
@@ -142,10 +157,16 @@ class Rubric(Identified):
         set_extra_attributes(self, kwargs)
 
     def identity(self) -> dict[str, Any]:
-        """As ``Identified``; ``funcs`` are all registered functions in order, including methods of a subclass."""
+        """As ``Identified``; ``funcs`` are all registered functions in order, including methods of
+        a subclass."""
         registered = {
             "funcs": [
-                {"name": f.name, **describe(f.function), "is_group": f.is_group, "isolated": f.isolated}
+                {
+                    "name": f.name,
+                    **describe(f.function),
+                    "is_group": f.is_group,
+                    "isolated": f.isolated,
+                }
                 for f in self.functions
             ],
             "weights": [f.weight for f in self.functions],
@@ -156,7 +177,9 @@ class Rubric(Identified):
         return super().identity() | registered
 
     def __repr__(self) -> str:
-        functions = [f.name if f.weight == 1 else f"{f.weight:g} * {f.name}" for f in self._functions]
+        functions = [
+            f.name if f.weight == 1 else f"{f.weight:g} * {f.name}" for f in self._functions
+        ]
         return f"{type(self).__name__}({', '.join(functions)})"
 
     # --- declarations
@@ -180,13 +203,17 @@ class Rubric(Identified):
         self._parser = parser
 
     def add_reward_func(
-        self, func: Callable[..., Any], weight: float = 1.0, isolated: bool = False, stage: str | None = None
+        self,
+        func: Callable[..., Any],
+        weight: float = 1.0,
+        isolated: bool = False,
+        stage: str | None = None,
     ) -> None:
         """Add a function.
 
-        ``isolated`` runs it in a worker process that is killed after ``timeout_s``. ``stage`` ("rollout" or "group")
-        is needed when its parameter names do not determine it. *Raises* ConfigError for a duplicate name or an invalid
-        weight or signature.
+        ``isolated`` runs it in a worker process that is killed after ``timeout_s``. ``stage``
+        ("rollout" or "group") is needed when its parameter names do not determine it. *Raises*
+        ConfigError for a duplicate name or an invalid weight or signature.
         """
         name = new_name(func, {f.name for f in self._functions})
         function = RewardFunction.of(func, name, weight, self, isolated, stage)
@@ -195,7 +222,11 @@ class Rubric(Identified):
         self._weights.append(function.weight)
 
     def add_metric(
-        self, func: Callable[..., Any], weight: float = 0.0, isolated: bool = False, stage: str | None = None
+        self,
+        func: Callable[..., Any],
+        weight: float = 0.0,
+        isolated: bool = False,
+        stage: str | None = None,
     ) -> None:
         """Add a function whose value is recorded and, at weight 0, does not affect the reward."""
         self.add_reward_func(func, weight, isolated, stage)
@@ -205,31 +236,38 @@ class Rubric(Identified):
         self.class_objects[name] = obj
 
     def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
-        """``provider(state) -> {name: object}``, called once per rollout for its individual functions."""
+        """``provider(state) -> {name: object}``, called once per rollout for its individual
+        functions."""
         self.score_object_providers.append(provider)
 
-    def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
+    def add_group_score_object_provider(
+        self, provider: Callable[[list[State]], Mapping[str, Any]]
+    ) -> None:
         """``provider(states) -> {name: object}``, called once per group for the group functions."""
         self.group_score_object_providers.append(provider)
 
     def add_cleanup_handler(self, handler: Callable[..., Any], stage: str = "rollout") -> None:
-        """``handler(state)``, or ``handler(states)`` with ``stage="group"``, after every scoring pass."""
+        """``handler(state)``, or ``handler(states)`` with ``stage="group"``, after every scoring
+        pass."""
         self._cleanup.append((handler, stage))
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
-        """The functions that are called, in declaration order: those of ``funcs`` with their ``weights``.
+        """The functions that are called, in declaration order: those of ``funcs`` with their
+        ``weights``.
 
         *Raises* ConfigError when the two lists differ in length, and as ``add_reward_func``.
         """
         funcs, weights, names = self.declared()
         if len(funcs) != len(weights):
             raise ConfigError(
-                f"the rubric has {len(funcs)} functions and {len(weights)} weights; change both lists, or use "
-                "add_reward_func(func, weight)"
+                f"the rubric has {len(funcs)} functions and {len(weights)} weights; change both"
+                " lists, or use add_reward_func(func, weight)"
             )
         built = [f.function for f in self._functions], [f.weight for f in self._functions]
-        if built != (funcs, weights) or (names is not None and [f.name for f in self._functions] != names):
+        if built != (funcs, weights) or (
+            names is not None and [f.name for f in self._functions] != names
+        ):
             self._functions = self._rebuilt(funcs, weights, names)
         return tuple(self._functions)
 
@@ -281,7 +319,8 @@ class Rubric(Identified):
 
     @property
     def success_metric(self) -> str | None:
-        """The function that says whether the task was solved: ``success``, else a function called "success".
+        """The function that says whether the task was solved: ``success``, else a function called
+        "success".
 
         *Raises* ConfigError when no function has that name.
         """
@@ -290,33 +329,46 @@ class Rubric(Identified):
     def success_among(self, functions: Sequence[RewardFunction]) -> str | None:
         """``success_metric`` of a rubric with these functions."""
         name, names = self.success, [f.name for f in functions]
-        if not isinstance(name, str):  # none, or a reward function of a subclass that is called success
+        if not isinstance(
+            name, str
+        ):  # none, or a reward function of a subclass that is called success
             return SUCCESS if SUCCESS in names else None
         if name not in names:
             near = close_match(name, names)
-            hint = f"did you mean {near!r}?" if near else f"the functions are: {', '.join(names) or 'none'}"
-            raise ConfigError(f"success={name!r} names no function of the rubric; {hint}", key="success")
+            hint = (
+                f"did you mean {near!r}?"
+                if near
+                else f"the functions are: {', '.join(names) or 'none'}"
+            )
+            raise ConfigError(
+                f"success={name!r} names no function of the rubric; {hint}", key="success"
+            )
         if name != SUCCESS and SUCCESS in names:
             raise ConfigError(
-                f"success={name!r}, but another function is named 'success', whose metric it would replace; rename it",
+                f"success={name!r}, but another function is named 'success', whose metric it would"
+                " replace; rename it",
                 key="success",
             )
         return name
 
     def get_group_weights(self) -> list[float]:
-        """The factor on this rubric's reward, as a list of one. A ``RubricGroup`` has one per child."""
+        """The factor on this rubric's reward, as a list of one. A ``RubricGroup`` has one per
+        child."""
         return [self._group_weight]
 
     def set_group_weights(self, weights: Sequence[float]) -> None:
-        """Set the factor on this rubric's reward. *Raises* ConfigError unless it is one finite number in a list."""
+        """Set the factor on this rubric's reward. *Raises* ConfigError unless it is one finite
+        number in a list."""
         if len(weights) != 1:
             raise ConfigError(f"a plain rubric has one group weight, not {len(weights)}")
         self._group_weight = finite_weight(weights[0], type(self).__name__)
 
     def check_arguments(self, columns: set[str]) -> None:
-        """*Raises* ConfigError naming a required parameter that no core name, object or dataset column supplies.
+        """*Raises* ConfigError naming a required parameter that no core name, object or dataset
+        column supplies.
 
-        Functions of a rubric with object providers are not checked: provided names are known only at run time.
+        Functions of a rubric with object providers are not checked: provided names are known only
+        at run time.
         """
         _ = self.success_metric  # a misspelt name is refused before a run
         for f in self.functions:
@@ -324,16 +376,26 @@ class Rubric(Identified):
                 raise ConfigError(message, function=f.name)
 
     def check_needs(self) -> None:
-        """*Raises* ConfigError when something beside the data is missing, a judge's key for instance. Before a run."""
+        """*Raises* ConfigError when something beside the data is missing, a judge's key for
+        instance. Before a run."""
 
     def plan(self) -> Plan:
         """The functions and effective weights; a scoring pass reads it once, at its start."""
         functions = self.functions
-        weights = {f.name: weight for f in functions if (weight := self._group_weight * f.weight) != 0}
-        return Plan(functions, weights, self.parallelize_scoring, self._advantage, self.success_among(functions))
+        weights = {
+            f.name: weight for f in functions if (weight := self._group_weight * f.weight) != 0
+        }
+        return Plan(
+            functions,
+            weights,
+            self.parallelize_scoring,
+            self._advantage,
+            self.success_among(functions),
+        )
 
     def renamed(self, function: RewardFunction, name: str) -> RewardFunction:
-        """A copy of one of its functions with another name, for a group in which two functions share a name."""
+        """A copy of one of its functions with another name, for a group in which two functions
+        share a name."""
         return function.under(name)
 
     def cleanup_handlers(self) -> list[Handler]:
@@ -361,7 +423,9 @@ class Rubric(Identified):
         plan = self.plan()
         for f in plan.functions:
             if f.is_group:
-                raise ConfigError(f"{f.name!r} scores whole groups; call score_group(states)", function=f.name)
+                raise ConfigError(
+                    f"{f.name!r} scores whole groups; call score_group(states)", function=f.name
+                )
         try:
             async with score_sem or nullcontext():
                 await score(plan, state)
@@ -369,7 +433,9 @@ class Rubric(Identified):
             await self.run_cleanup([state])
         return RolloutScore.of(state)
 
-    async def score_group(self, states: Sequence[State], score_sem: Semaphore | None = None) -> RolloutScores:
+    async def score_group(
+        self, states: Sequence[State], score_sem: Semaphore | None = None
+    ) -> RolloutScores:
         """Score rollouts of one example in place; ``score_sem`` limits how many at a time."""
         plan, slot = self.plan(), score_sem or nullcontext()
 
@@ -394,12 +460,15 @@ class Rubric(Identified):
         return blocking(lambda: self.score_group(*args, **kwargs))
 
     async def run_cleanup(self, states: Sequence[State]) -> None:
-        """Run the cleanup handlers, each within 60 s and shielded from cancellation; a failure is logged."""
+        """Run the cleanup handlers, each within 60 s and shielded from cancellation; a failure is
+        logged."""
         pending = [state for state in states if not state.cleaned_up]
         if pending and (handlers := self.cleanup_handlers()):
             await asyncio.shield(self.call_cleanup_handlers(handlers, pending))
 
-    async def call_cleanup_handlers(self, handlers: Sequence[Handler], states: Sequence[State]) -> None:
+    async def call_cleanup_handlers(
+        self, handlers: Sequence[Handler], states: Sequence[State]
+    ) -> None:
         """Call each handler with its states; a failure is logged."""
         for handler, stage in handlers:
             for subject in [list(states)] if stage == "group" else states:
@@ -420,7 +489,9 @@ class Rubric(Identified):
         except Exception:  # a failing handler must not discard a scored rollout
             logger.exception("the handler %r of %s failed", name, type(self).__name__)
 
-    def _rebuilt(self, funcs: list[Any], weights: list[float], names: list[str] | None) -> list[RewardFunction]:
+    def _rebuilt(
+        self, funcs: list[Any], weights: list[float], names: list[str] | None
+    ) -> list[RewardFunction]:
         """The functions of changed lists; those that were there before stay as they were added."""
         before = list(self._functions)
         built: list[RewardFunction] = []
@@ -440,9 +511,14 @@ class Rubric(Identified):
         for kind in ("reward", "metric"):
             for _, function, options in decorated(self, kind):
                 self.add_reward_func(function, options.weight, stage=options.stage)
-        self._cleanup += [(function, options.stage or "rollout") for _, function, options in decorated(self, "cleanup")]
+        self._cleanup += [
+            (function, options.stage or "rollout")
+            for _, function, options in decorated(self, "cleanup")
+        ]
         advantages = decorated(self, "advantage")
         if len(advantages) > 1:
-            raise ConfigError(f"two @advantage methods: {advantages[0][0]!r} and {advantages[1][0]!r}; keep one")
+            raise ConfigError(
+                f"two @advantage methods: {advantages[0][0]!r} and {advantages[1][0]!r}; keep one"
+            )
         for name, function, _ in advantages:
             self._advantage = RewardFunction.of(function, name, 0.0, self, False, "group")

@@ -1,7 +1,7 @@
 """``RubricGroup``: several rubrics scored in one pass, each with a group weight.
 
-The reward is the sum over children of group weight times the child's reward; functions keep the parser and objects of
-their own rubric. ``scoring`` runs the functions.
+The reward is the sum over children of group weight times the child's reward; functions keep the
+parser and objects of their own rubric. ``scoring`` runs the functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class RubricGroup(Rubric):
     """Several rubrics as one.
 
     Args:
-        rubrics: The members. The reward is the weighted sum of theirs, and every metric is recorded.
+        rubrics: The members. The reward is the weighted sum of theirs, and every metric is
+            recorded.
         weights: Weight of each member; default 1.
         names: Names of the members, for weights by name; default ``rubric_0``, ``rubric_1``, ….
 
@@ -57,15 +58,26 @@ class RubricGroup(Rubric):
         super().__init__(**kwargs)
         self._group_weights = [1.0] * len(self.rubrics)
         self.set_group_weights([1.0] * len(self.rubrics) if weights is None else weights)
-        renamed = {f.name for f in self.functions} - {f.name for child in self.rubrics for f in child.functions}
+        renamed = {f.name for f in self.functions} - {
+            f.name for child in self.rubrics for f in child.functions
+        }
         if renamed:
-            logger.info("functions with the same name in several rubrics were renamed: %s", ", ".join(sorted(renamed)))
-        if len([child for child in self.rubrics if child.has_advantages]) + (self._advantage is not None) > 1:
+            logger.info(
+                "functions with the same name in several rubrics were renamed: %s",
+                ", ".join(sorted(renamed)),
+            )
+        if (
+            len([child for child in self.rubrics if child.has_advantages])
+            + (self._advantage is not None)
+            > 1
+        ):
             raise ConfigError("two rubrics of the group have an @advantage method; keep one")
 
     def __repr__(self) -> str:
         weighed = zip(self.get_group_weights(), self.rubrics, strict=True)
-        children = [repr(child) if weight == 1 else f"{weight:g} * {child!r}" for weight, child in weighed]
+        children = [
+            repr(child) if weight == 1 else f"{weight:g} * {child!r}" for weight, child in weighed
+        ]
         return f"{type(self).__name__}([{', '.join(children)}])"
 
     @property
@@ -78,7 +90,8 @@ class RubricGroup(Rubric):
         self.rubrics[0].parser = parser
 
     def add_reward_func(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Add a function to the first child; its metric gets a distinct name if another child uses the name."""
+        """Add a function to the first child; its metric gets a distinct name if another child uses
+        the name."""
         self.rubrics[0].add_reward_func(func, *args, **kwargs)
 
     def add_class_object(self, name: str, obj: object) -> None:
@@ -89,7 +102,9 @@ class RubricGroup(Rubric):
         """Add a provider to the first child."""
         self.rubrics[0].add_score_object_provider(provider)
 
-    def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
+    def add_group_score_object_provider(
+        self, provider: Callable[[list[State]], Mapping[str, Any]]
+    ) -> None:
         """Add a provider to the first child."""
         self.rubrics[0].add_group_score_object_provider(provider)
 
@@ -106,7 +121,9 @@ class RubricGroup(Rubric):
 
     @funcs.setter
     def funcs(self, funcs: Sequence[Callable[..., Any]]) -> None:
-        raise ConfigError("funcs are those of several rubrics; assign them to a rubric of the group", key="funcs")
+        raise ConfigError(
+            "funcs are those of several rubrics; assign them to a rubric of the group", key="funcs"
+        )
 
     @property
     def weights(self) -> Sequence[float]:
@@ -115,7 +132,10 @@ class RubricGroup(Rubric):
 
     @weights.setter
     def weights(self, weights: Sequence[float]) -> None:
-        raise ConfigError("weights are those of several rubrics; assign them to a rubric of the group", key="weights")
+        raise ConfigError(
+            "weights are those of several rubrics; assign them to a rubric of the group",
+            key="weights",
+        )
 
     def check_needs(self) -> None:
         """Check every child."""
@@ -132,19 +152,31 @@ class RubricGroup(Rubric):
         return list(self._group_weights)
 
     def set_group_weights(self, weights: Sequence[float] | Mapping[str, float]) -> None:
-        """Set all weights by a list, or some by child name. *Raises* ConfigError for a wrong length, name or number."""
+        """Set all weights by a list, or some by child name. *Raises* ConfigError for a wrong
+        length, name or number."""
         if isinstance(weights, Mapping):
             if unknown := weights.keys() - set(self.names):
-                raise ConfigError(f"unknown rubric name {sorted(unknown)[0]!r}; available: {', '.join(self.names)}")
-            new = [weights.get(name, old) for name, old in zip(self.names, self._group_weights, strict=True)]
+                raise ConfigError(
+                    f"unknown rubric name {sorted(unknown)[0]!r}; available:"
+                    f" {', '.join(self.names)}"
+                )
+            new = [
+                weights.get(name, old)
+                for name, old in zip(self.names, self._group_weights, strict=True)
+            ]
         else:
             new = list(weights)
         if len(new) != len(self.rubrics):
-            raise ConfigError(f"{len(self.rubrics)} rubrics and {len(new)} group weights; give one per rubric")
-        self._group_weights = [finite_weight(weight, name) for weight, name in zip(new, self.names, strict=True)]
+            raise ConfigError(
+                f"{len(self.rubrics)} rubrics and {len(new)} group weights; give one per rubric"
+            )
+        self._group_weights = [
+            finite_weight(weight, name) for weight, name in zip(new, self.names, strict=True)
+        ]
 
     def plan(self) -> Plan:
-        """The children's plans combined; ``success`` is that of the group, else of the first child that names one."""
+        """The children's plans combined; ``success`` is that of the group, else of the first child
+        that names one."""
         plans = [child.plan() for child in self.rubrics]
         by_child = _distinct([plan.functions for plan in plans])
         weights: dict[str, float] = {}
@@ -158,11 +190,19 @@ class RubricGroup(Rubric):
         functions = [function for renamed in by_child for function in renamed]
         if isinstance(self.success, str):
             success = self.success_among(functions)
-        return Plan(functions, weights, all(plan.parallel for plan in plans), self.advantage_function, success)
+        return Plan(
+            functions,
+            weights,
+            all(plan.parallel for plan in plans),
+            self.advantage_function,
+            success,
+        )
 
     def cleanup_handlers(self) -> list[Handler]:
         """The children's handlers, then its own."""
-        return [pair for child in self.rubrics for pair in child.cleanup_handlers()] + super().cleanup_handlers()
+        return [
+            pair for child in self.rubrics for pair in child.cleanup_handlers()
+        ] + super().cleanup_handlers()
 
     async def teardown(self) -> None:
         """Run the ``@teardown`` methods of the children, then its own."""
@@ -172,17 +212,25 @@ class RubricGroup(Rubric):
 
 
 def _distinct(by_child: Sequence[Sequence[RewardFunction]]) -> list[list[RewardFunction]]:
-    """The functions of each child; those whose name a child before has are renamed: ``name_2``, ``name_3``."""
+    """The functions of each child; those whose name a child before has are renamed: ``name_2``,
+    ``name_3``."""
     used: set[str] = set()
     distinct: list[list[RewardFunction]] = []
     for functions in by_child:
-        distinct.append([f if f.name not in used else f.rubric.renamed(f, _free_name(f.name, used)) for f in functions])
+        distinct.append(
+            [
+                f if f.name not in used else f.rubric.renamed(f, _free_name(f.name, used))
+                for f in functions
+            ]
+        )
         used.update(f.name for f in distinct[-1])
     return distinct
 
 
 def _free_name(name: str, used: set[str]) -> str:
-    return next(free for number in range(2, len(used) + 3) if (free := f"{name}_{number}") not in used)
+    return next(
+        free for number in range(2, len(used) + 3) if (free := f"{name}_{number}") not in used
+    )
 
 
 def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:

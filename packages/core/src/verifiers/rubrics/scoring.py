@@ -1,13 +1,14 @@
-"""Scoring is two functions: ``score`` for a rollout that has ended, ``score_group`` for all rollouts of an example.
+"""Scoring is two functions: ``score`` for a rollout that has ended, ``score_group`` for all
+rollouts of an example.
 
-Both write rewards and metrics into the rollouts. ``score`` runs the individual functions of a ``Plan``, ``score_group``
-those that see the whole group, and sets the advantages. A value must be a finite int, float, bool or numpy scalar;
-anything else is a ``ScoringError`` naming the function.
+Both write rewards and metrics into the rollouts. ``score`` runs the individual functions of a
+``Plan``, ``score_group`` those that see the whole group, and sets the advantages. A value must be a
+finite int, float, bool or numpy scalar; anything else is a ``ScoringError`` naming the function.
 
-An unknown reward is NaN, never 0. A failed function gives an unknown value: its metric is NaN, the reward that needs it
-is NaN, and the ``ScoringError`` is recorded in ``state["error"]`` unless that has an earlier error. Functions are not
-called for rollouts that ended in an error that is not scorable; group functions receive only the other rollouts, so
-that siblings keep their rewards.
+An unknown reward is NaN, never 0. A failed function gives an unknown value: its metric is NaN, the
+reward that needs it is NaN, and the ``ScoringError`` is recorded in ``state["error"]`` unless that
+has an earlier error. Functions are not called for rollouts that ended in an error that is not
+scorable; group functions receive only the other rollouts, so that siblings keep their rewards.
 
 Worker threads and processes are in ``runtime``, the arguments of a function in ``arguments``.
 """
@@ -47,7 +48,8 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one scoring pass runs: the functions in order, and their effective weights (group weight times weight)."""
+    """What one scoring pass runs: the functions in order, and their effective weights (group weight
+    times weight)."""
 
     functions: Sequence[RewardFunction]
     weights: Mapping[str, float]
@@ -60,8 +62,13 @@ class Plan:
 
     @property
     def turn_sum(self) -> str:
-        """Name of the weighted function that adds up the rewards of the turns (``sums_turns``); "" without one."""
-        sums = (f.name for f in self.functions if getattr(f.function, "sums_turns", False) and f.name in self.weights)
+        """Name of the weighted function that adds up the rewards of the turns (``sums_turns``); ""
+        without one."""
+        sums = (
+            f.name
+            for f in self.functions
+            if getattr(f.function, "sums_turns", False) and f.name in self.weights
+        )
         return next(sums, "")
 
 
@@ -69,11 +76,14 @@ class Plan:
 
 
 async def score(plan: Plan, state: State) -> None:
-    """Write the metrics of the individual functions; without group functions also the final reward."""
+    """Write the metrics of the individual functions; without group functions also the
+    final reward."""
     started = perf_counter()
     functions = [function for function in plan.functions if not function.is_group]
     rollout = state.record
-    if isinstance(rollout.error, ScoringError):  # from an earlier scoring pass, whose result is replaced
+    if isinstance(
+        rollout.error, ScoringError
+    ):  # from an earlier scoring pass, whose result is replaced
         rollout.error = None
     if not can_be_scored(rollout):
         rollout.metrics.update((function.name, NAN) for function in functions)
@@ -110,7 +120,8 @@ async def score_group(plan: Plan, states: Sequence[State]) -> None:
 
 
 def can_be_scored(rollout: Rollout) -> bool:
-    """Whether functions are called for a rollout: it has no error, or a scorable one (caused by the model)."""
+    """Whether functions are called for a rollout: it has no error, or a scorable one (caused by the
+    model)."""
     error = rollout.error
     return error is None or isinstance(error, ScoringError) or getattr(error, "scorable", False)
 
@@ -128,8 +139,11 @@ def leave_unscored(states: Sequence[State]) -> None:
         _set_reward(state.record, NAN)
 
 
-async def measure(functions: Sequence[RewardFunction], state: State, logger: logging.Logger) -> None:
-    """Add the metrics of ``functions`` whose names the rollout does not have; a failure is logged, its value NaN.
+async def measure(
+    functions: Sequence[RewardFunction], state: State, logger: logging.Logger
+) -> None:
+    """Add the metrics of ``functions`` whose names the rollout does not have; a failure is logged,
+    its value NaN.
 
     They are the library's own and run in the event loop, where they cost less than a thread.
     """
@@ -137,7 +151,9 @@ async def measure(functions: Sequence[RewardFunction], state: State, logger: log
     for function in functions:
         try:
             value = function(resolver)
-            value = value_or_error(await value if inspect.isawaitable(value) else value, function.name)
+            value = value_or_error(
+                await value if inspect.isawaitable(value) else value, function.name
+            )
             if isinstance(value, ScoringError):
                 raise value
         except Exception as error:  # noqa: BLE001 - must not fail the rollout
@@ -149,11 +165,14 @@ async def measure(functions: Sequence[RewardFunction], state: State, logger: log
 def _conclude(plan: Plan, rollout: Rollout) -> None:
     """Set ``reward``, and the metric ``success`` if the rubric names its function.
 
-    The reward is NaN when a metric is unknown, and when no function has a weight: what nothing measures is unknown.
+    The reward is NaN when a metric is unknown, and when no function has a weight: what nothing
+    measures is unknown.
     """
     is_scored = can_be_scored(rollout)
     rollout.turn_sum = plan.turn_sum
-    _set_reward(rollout, weighted(plan.weights, rollout.metrics) if plan.weights and is_scored else NAN)
+    _set_reward(
+        rollout, weighted(plan.weights, rollout.metrics) if plan.weights and is_scored else NAN
+    )
     if plan.success is None or plan.success == SUCCESS:
         return
     value: float | ScoringError = rollout.metrics.get(plan.success, NAN) if is_scored else NAN
@@ -164,7 +183,8 @@ def _conclude(plan: Plan, rollout: Rollout) -> None:
 
 
 async def _set_advantages(function: RewardFunction | None, states: Sequence[State]) -> None:
-    """Set ``advantage``, also on turns without one; an ``@advantage`` method sees the rollouts with a known reward."""
+    """Set ``advantage``, also on turns without one; an ``@advantage`` method sees the rollouts with
+    a known reward."""
     rollouts = [state.record for state in states]
     rewards = [NAN if rollout.reward is None else rollout.reward for rollout in rollouts]
     if function is None:
@@ -173,7 +193,9 @@ async def _set_advantages(function: RewardFunction | None, states: Sequence[Stat
         advantages = [NAN] * len(states)
         numbers = [number for number, reward in enumerate(rewards) if not math.isnan(reward)]
         if numbers:
-            (values,) = await _values([function], GroupArgumentResolver([states[number] for number in numbers]))
+            (values,) = await _values(
+                [function], GroupArgumentResolver([states[number] for number in numbers])
+            )
             errors = [value for value in values if isinstance(value, ScoringError)]
             for number, value in zip(numbers, values, strict=True):
                 if errors:
@@ -206,7 +228,8 @@ def _record(rollout: Rollout, name: str, value: float | ScoringError) -> None:
 
 
 def _batches(functions: Sequence[RewardFunction]) -> Iterator[list[RewardFunction]]:
-    """The functions in order: synchronous ones share a call of a worker thread, a coroutine function is alone."""
+    """The functions in order: synchronous ones share a call of a worker thread, a coroutine
+    function is alone."""
     for is_async, batch in itertools.groupby(functions, lambda function: function.is_async):
         if is_async:
             yield from ([function] for function in batch)
@@ -220,9 +243,15 @@ async def _run(batch: Sequence[RewardFunction], resolver: ArgumentResolver) -> N
             _record(state.record, function.name, value)
 
 
-async def _values(batch: Sequence[RewardFunction], resolver: ArgumentResolver) -> list[Sequence[float | ScoringError]]:
+async def _values(
+    batch: Sequence[RewardFunction], resolver: ArgumentResolver
+) -> list[Sequence[float | ScoringError]]:
     """For each function its value of each rollout, or the failure. *Raises* RunError only."""
-    outcomes = [await _bounded(batch[0], resolver)] if batch[0].is_async else await workers().run(batch, resolver)
+    outcomes = (
+        [await _bounded(batch[0], resolver)]
+        if batch[0].is_async
+        else await workers().run(batch, resolver)
+    )
     for index, outcome in enumerate(outcomes):
         function = batch[index]
         if inspect.isawaitable(outcome):  # a synchronous function that returned a coroutine
@@ -236,7 +265,9 @@ async def _values(batch: Sequence[RewardFunction], resolver: ArgumentResolver) -
     return outcomes
 
 
-async def _bounded(function: RewardFunction, resolver: ArgumentResolver, started: Awaitable[Any] | None = None) -> Any:
+async def _bounded(
+    function: RewardFunction, resolver: ArgumentResolver, started: Awaitable[Any] | None = None
+) -> Any:
     limit_s = function.time_limit_s
     try:
         async with asyncio.timeout(limit_s) as scope:
@@ -245,14 +276,23 @@ async def _bounded(function: RewardFunction, resolver: ArgumentResolver, started
         raise
     except BaseException as error:  # noqa: BLE001  a failure of the author's function is recorded on the rollout
         expired = isinstance(error, TimeoutError) and scope.expired()
-        return Raised(TimeoutError(f"{function.name!r} did not return within {limit_s:g} s") if expired else error)
+        return Raised(
+            TimeoutError(f"{function.name!r} did not return within {limit_s:g} s")
+            if expired
+            else error
+        )
 
 
-async def _provide(functions: Sequence[RewardFunction], resolver: ArgumentResolver, subject: object) -> None:
-    """Give the resolver worker processes if a function is isolated, and the objects of the rubrics' providers."""
+async def _provide(
+    functions: Sequence[RewardFunction], resolver: ArgumentResolver, subject: object
+) -> None:
+    """Give the resolver worker processes if a function is isolated, and the objects of the rubrics'
+    providers."""
     if any(function.isolated for function in functions):
         resolver.processes = process_pool()
-    attribute = "group_score_object_providers" if functions[0].is_group else "score_object_providers"
+    attribute = (
+        "group_score_object_providers" if functions[0].is_group else "score_object_providers"
+    )
     for rubric in {id(function.rubric): function.rubric for function in functions}.values():
         objects: dict[str, Any] = {}
         for provider in getattr(rubric, attribute):
@@ -266,8 +306,11 @@ async def _provide(functions: Sequence[RewardFunction], resolver: ArgumentResolv
             resolver.provided[id(rubric)] = objects
 
 
-async def call(function: Callable[..., Any], *args: object, limit_s: float | None = None, **kwargs: object) -> Any:
-    """Call an author's callable within ``limit_s``, a synchronous one in a worker thread; its exceptions propagate."""
+async def call(
+    function: Callable[..., Any], *args: object, limit_s: float | None = None, **kwargs: object
+) -> Any:
+    """Call an author's callable within ``limit_s``, a synchronous one in a worker thread; its
+    exceptions propagate."""
     if inspect.iscoroutinefunction(function):
         value = function(*args, **kwargs)
     else:
@@ -306,7 +349,8 @@ def value_or_error(value: object, name: str) -> float | ScoringError:
 
 
 def _values_of_group(values: object, size: int, name: str) -> Sequence[float | ScoringError]:
-    """The values of a group function; an error for all rollouts unless they are a list of group length."""
+    """The values of a group function; an error for all rollouts unless they are a list of group
+    length."""
     if isinstance(values, np.ndarray):
         values = list(values)
     if not isinstance(values, (list, tuple)):
@@ -355,7 +399,8 @@ def _location(error: BaseException) -> dict[str, Any]:
 
 
 def _is_ours(path: str) -> bool:
-    """Whether a file belongs to this package or to the standard library, which call the author's function."""
+    """Whether a file belongs to this package or to the standard library, which call the author's
+    function."""
     return path.startswith((_PACKAGE, "<frozen")) or (
         path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
     )
@@ -365,7 +410,8 @@ def _is_ours(path: str) -> bool:
 
 
 class _Scores(AttributeDict):
-    """``get("format")`` also finds the metric of the function ``format_reward_func``; so with any other name."""
+    """``get("format")`` also finds the metric of the function ``format_reward_func``; so with any
+    other name."""
 
     __slots__ = ()
 
@@ -375,7 +421,8 @@ class _Scores(AttributeDict):
 
 
 class RolloutScore(_Scores):
-    """``{"reward": float, "metrics": {name: float}, **metrics}``; NaN is unknown. A metric never hides ``reward``.
+    """``{"reward": float, "metrics": {name: float}, **metrics}``; NaN is unknown. A metric never
+    hides ``reward``.
 
     >>> score = RolloutScore(1.0, {"correct": 1.0, "format_reward_func": 0.5})
     >>> score["reward"], score.get("correct", 0), score.get("format", 0), score.get("length", 0)

@@ -1,7 +1,7 @@
 """``ToolRubric``: metrics that count the tool calls of a completion; they do not affect the reward.
 
-Tool environments count their calls themselves (``Environment.monitor_rubric``); this rubric is for completions
-from other sources.
+Tool environments count their calls themselves (``Environment.monitor_rubric``); this rubric is for
+completions from other sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from verifiers.runtime.signatures import spell_out
 
 
 class ToolRubric(Rubric):
-    """Metrics ``total_tool_calls`` and, for each of ``tools``, ``<tool>_calls``; further parameters are ``Rubric``'s.
+    """Metrics ``total_tool_calls`` and, for each of ``tools``, ``<tool>_calls``; further parameters
+    are ``Rubric``'s.
 
     Args:
         tools: The tools of the environment; each adds a metric.
@@ -27,7 +28,9 @@ class ToolRubric(Rubric):
     """
 
     @spell_out(RubricOptions, Rubric.__init__)
-    def __init__(self, tools: Sequence[Callable[..., Any]] | None = None, **parameters: Unpack[RubricOptions]):
+    def __init__(
+        self, tools: Sequence[Callable[..., Any]] | None = None, **parameters: Unpack[RubricOptions]
+    ):
         super().__init__(**parameters)
         self.tools = list(tools or ())
         for name in (None, *map(tool_name, self.tools)):
@@ -35,7 +38,8 @@ class ToolRubric(Rubric):
 
 
 def called_names(messages: Iterable[object] | str | None) -> Iterator[str]:
-    """The function name of each tool call in the assistant messages, in order; plain text has none."""
+    """The function name of each tool call in the assistant messages, in order; plain
+    text has none."""
     for message in () if isinstance(messages, str) else messages or ():
         if field(message, "role") == "assistant":
             for call in field(message, "tool_calls") or ():

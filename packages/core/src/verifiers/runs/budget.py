@@ -1,4 +1,5 @@
-"""The budget of a run, with its ledger ``spending.jsonl`` in the run directory. See ``clients.spending``."""
+"""The budget of a run, with its ledger ``spending.jsonl`` in the run directory. See
+``clients.spending``."""
 
 from __future__ import annotations
 
@@ -19,18 +20,28 @@ SPENDING_NAME = "spending.jsonl"
 _POLICY, _JUDGE = ("input_tokens", "output_tokens"), ("judge_input_tokens", "judge_output_tokens")
 
 
-def check_limits(options: RunOptions, client: object, model: str, sampling_args: Mapping[str, Any]) -> None:
-    """*Raises* ConfigError when the run's own requests have no bound or no price, or are not metered."""
+def check_limits(
+    options: RunOptions, client: object, model: str, sampling_args: Mapping[str, Any]
+) -> None:
+    """*Raises* ConfigError when the run's own requests have no bound or no price, or are not
+    metered."""
     if not options.limits_spending:
         return
     if not is_metered(client):
         raise ConfigError(
-            f"max_cost_usd and max_total_tokens cannot limit {type(client).__name__}, which sends its requests itself; "
-            "pass OpenAI(), a ClientConfig or another client that as_client makes"
+            f"max_cost_usd and max_total_tokens cannot limit {type(client).__name__}, which sends"
+            " its requests itself; pass OpenAI(), a ClientConfig or another client that as_client"
+            " makes"
         )
     if not any(sampling_args.get(name) for name in MAX_TOKENS_ALIASES):
-        raise ConfigError("a limit on what is spent needs a bound of each request: set max_tokens (-t)")
-    if options.max_cost_usd is not None and prices_of(client) is None and model not in (options.prices or {}):
+        raise ConfigError(
+            "a limit on what is spent needs a bound of each request: set max_tokens (-t)"
+        )
+    if (
+        options.max_cost_usd is not None
+        and prices_of(client) is None
+        and model not in (options.prices or {})
+    ):
         raise ConfigError(
             f"max_cost_usd needs the prices of {model!r}: give usd_per_million_input_tokens and "
             "usd_per_million_output_tokens in the endpoint registry or the ClientConfig",
@@ -45,10 +56,11 @@ async def open_budget(
     saved: Callable[[], Measurements],
     stack: ExitStack,
 ) -> Budget:
-    """The budget of a run, with what its earlier sessions spent; without limits it continues their ledger.
+    """The budget of a run, with what its earlier sessions spent; without limits it continues their
+    ledger.
 
-    ``saved``: the rollouts of earlier sessions, whose tokens open the ledger of a run that had none. *Raises*
-    ConfigError when their cost is unknown.
+    ``saved``: the rollouts of earlier sessions, whose tokens open the ledger of a run that had
+    none. *Raises* ConfigError when their cost is unknown.
     """
     file = None if directory is None else directory.path / SPENDING_NAME
     budget = Budget(options.max_cost_usd, options.max_total_tokens, prices=options.prices)
@@ -72,8 +84,9 @@ def _spent_before(options: RunOptions, client: object, saved: Measurements) -> A
     usd = cost_usd(prices_of(client), saved)
     if options.max_cost_usd is not None and (usd is None or judged):
         raise ConfigError(
-            "what the saved rollouts of this run did cost is unknown (it began without max_cost_usd, and has judges or "
-            "no counts of tokens): start a new run (--fresh), or limit max_total_tokens",
+            "what the saved rollouts of this run did cost is unknown (it began without"
+            " max_cost_usd, and has judges or no counts of tokens): start a new run (--fresh), or"
+            " limit max_total_tokens",
             key="max_cost_usd",
         )
     return Amount(tokens, usd or 0.0)

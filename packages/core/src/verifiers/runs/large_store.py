@@ -1,8 +1,9 @@
-"""The finished rollouts of a large run: they stay in the journal, and an index of it is all that is held.
+"""The finished rollouts of a large run: they stay in the journal, and an index of it is all that is
+held.
 
-The results that the run returns read their texts from there when they are asked for (``results.stored``). The index is
-kept beside the journal, also while the run continues, so that the run resumes without decoding each line, however it
-ended.
+The results that the run returns read their texts from there when they are asked for
+(``results.stored``). The index is kept beside the journal, also while the run continues, so that
+the run resumes without decoding each line, however it ended.
 """
 
 from __future__ import annotations
@@ -49,14 +50,18 @@ class LargeRunStore(RunStore):
             self._read_and_keep()
             if (row := index.keys.first_missing) is not None:
                 raise no_key(file, row + 1)
-        self.journal = stack.enter_context(self.directory.open_journal(checked=(index.end, len(index))))
+        self.journal = stack.enter_context(
+            self.directory.open_journal(checked=(index.end, len(index)))
+        )
         self._num_before, self._num_unread = len(index), 0
         self._is_newest = np.ones(len(index), dtype=bool)
-        """Of each row that was saved before: whether no newer one replaces it, and ``find`` was not asked for it."""
+        """Of each row that was saved before: whether no newer one replaces it, and ``find`` was not
+        asked for it."""
         self._is_newest[index.keys.replaced()] = False
         self.num_saved = int(self._is_newest.sum())
         self._rows: np.ndarray = np.full(len(self.plan), -1, dtype=np.int64)
-        """Row number in the journal by index in the plan, of those saved before; -1 = not finished, or stored since."""
+        """Row number in the journal by index in the plan, of those saved before; -1 = not finished,
+        or stored since."""
 
     def find(self, keys: Sequence[str]) -> Sequence[Any]:
         rows = self._index.keys.find(keys)
@@ -71,7 +76,10 @@ class LargeRunStore(RunStore):
 
     def outside(self) -> list[str]:
         self._index.keys.forget_order()  # the plan was compared
-        return [self._index.stored(row)["rollout_key"] for row in np.flatnonzero(self._is_newest).tolist()]
+        return [
+            self._index.stored(row)["rollout_key"]
+            for row in np.flatnonzero(self._is_newest).tolist()
+        ]
 
     def in_order(self) -> list[RolloutOutput]:
         """The finished rollouts, in the order of the plan: all are read."""
@@ -81,7 +89,10 @@ class LargeRunStore(RunStore):
         return measurements(self._index, self._finished())
 
     def served_models(self, requested: str) -> dict[str, int]:
-        counts, names = Counter(Selection(self._index.columns["served"], self._finished())), Counter[str]()
+        counts, names = (
+            Counter(Selection(self._index.columns["served"], self._finished())),
+            Counter[str](),
+        )
         for served, count in counts.items():
             if served is not None:
                 names.update(dict.fromkeys(served.split("\n") if served else [requested], count))
@@ -122,7 +133,9 @@ class LargeRunStore(RunStore):
             self._index_file.append()
         except (OSError, TypeError) as error:  # it is a cache
             if self._is_kept:
-                self.logger.warning("%s has no whole index, so it resumes slowly: %s", self._index.path, error)
+                self.logger.warning(
+                    "%s has no whole index, so it resumes slowly: %s", self._index.path, error
+                )
             self._is_kept = False
             return
         if not self._is_kept:
@@ -132,7 +145,9 @@ class LargeRunStore(RunStore):
     def _finished(self) -> np.ndarray:
         """Numbers of the rows of finished rollouts, those stored since the start last."""
         self._read()
-        return np.concatenate([self._rows[self._rows >= 0], np.arange(self._num_before, len(self._index))])
+        return np.concatenate(
+            [self._rows[self._rows >= 0], np.arange(self._num_before, len(self._index))]
+        )
 
     def _outputs(self) -> StoredOutputs:
         self._read()

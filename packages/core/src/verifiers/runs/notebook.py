@@ -19,7 +19,8 @@ EVERY_S = 0.25
 
 
 def with_notebook_progress(options: RunOptions) -> RunOptions:
-    """The options with a progress bar, inside a notebook and without callbacks of the caller; else unchanged."""
+    """The options with a progress bar, inside a notebook and without callbacks of the caller; else
+    unchanged."""
     if options.on_start is not None or options.on_progress is not None or not in_notebook():
         return options
     bar = NotebookProgress()
@@ -52,7 +53,9 @@ class NotebookProgress:
         """Count rollouts that just became durable."""
         self._done += len(outputs)
         self._failed += sum(output["error"] is not None for output in outputs)
-        self._rewards += [output["reward"] for output in outputs if not math.isnan(output["reward"])]
+        self._rewards += [
+            output["reward"] for output in outputs if not math.isnan(output["reward"])
+        ]
         now = time.monotonic()
         if self._handle is not None and (now >= self._next or self._done >= self._total):
             self._next = now + EVERY_S
@@ -68,7 +71,10 @@ class NotebookProgress:
         if 0 < self._done < self._total:
             seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
             words.append(f"{seconds:.0f} s left")
-        return f"<progress value='{self._done}' max='{self._total}'></progress> {escape(', '.join(words))}"
+        return (
+            f"<progress value='{self._done}' max='{self._total}'></progress>"
+            f" {escape(', '.join(words))}"
+        )
 
 
 def _ipython() -> Any:

@@ -1,8 +1,9 @@
-"""The options of a run: names, defaults and meanings, for ``evaluate``, ``generate`` and the commands.
+"""The options of a run: names, defaults and meanings, for ``evaluate``, ``generate`` and the
+commands.
 
-``RunOptions`` defines them. ``EvaluateOptions`` and ``GenerateOptions`` repeat them for type checkers and editors, with
-the sampling arguments that a call may name beside them. ``parse`` reads the keywords of a call, older names included.
-``run`` and ``runner`` implement the options.
+``RunOptions`` defines them. ``EvaluateOptions`` and ``GenerateOptions`` repeat them for type
+checkers and editors, with the sampling arguments that a call may name beside them. ``parse`` reads
+the keywords of a call, older names included. ``run`` and ``runner`` implement the options.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Sampling arguments that may be given by name beside the options; ``seed`` is an option of the run."""
+    """Sampling arguments that may be given by name beside the options; ``seed`` is an option of the
+    run."""
 
     max_tokens: int | None
     temperature: float | None
@@ -54,16 +56,17 @@ ENGINE_NAMES = (
     SAMPLING_NAMES
     | OPENAI_ARGUMENTS
     | frozenset(
-        "allowed_token_ids bad_words cache_prompt chat_template chat_template_kwargs extra_headers grammar "
-        "guided_choice guided_grammar guided_json guided_regex ignore_eos include_stop_str_in_output "
-        "json_schema length_penalty n n_probs prompt_logprobs repeat_penalty return_token_ids "
-        "return_tokens_as_token_ids stop_token_ids stream stream_options structured_outputs thinking top_a "
-        "truncate_prompt_tokens typical_p".split()
+        "allowed_token_ids bad_words cache_prompt chat_template chat_template_kwargs extra_headers"
+        " grammar guided_choice guided_grammar guided_json guided_regex ignore_eos"
+        " include_stop_str_in_output json_schema length_penalty n n_probs prompt_logprobs"
+        " repeat_penalty return_token_ids return_tokens_as_token_ids stop_token_ids stream"
+        " stream_options structured_outputs thinking top_a truncate_prompt_tokens typical_p".split()
     )
 )
 """Sampling arguments of the OpenAI API and of common engines."""
 MISSPELT = 0.85
-"""Similarity ratio (0 to 1) from which an unknown sampling argument is a misspelling: top_k and top_p have 0.8."""
+"""Similarity ratio (0 to 1) from which an unknown sampling argument is a misspelling: top_k and
+top_p have 0.8."""
 
 COUNTS = ("num_examples", "rollouts_per_example", "n_samples")
 """Parameters of ``evaluate`` and ``generate`` that count rollouts; listed for their older names."""
@@ -84,7 +87,9 @@ Seconds = Annotated[float, Meta(gt=0.0, description="a positive number of second
 class RunOptions:
     """How a run generates, scores and stores rollouts."""
 
-    max_concurrent: Annotated[int, Meta(ge=1, description="at least 1"), MinusOne("the default")] = -1
+    max_concurrent: Annotated[
+        int, Meta(ge=1, description="at least 1"), MinusOne("the default")
+    ] = -1
     """Rollouts in flight; -1 = as many as are pending, at most 1024."""
     max_concurrent_generation: Count | None = None
     """Model calls in flight; None = bounded by ``max_concurrent`` alone."""
@@ -97,7 +102,8 @@ class RunOptions:
     score_rollouts: bool | None = None
     """False leaves rewards unknown; None uses the environment's setting."""
     interleave_scoring: bool = True
-    """False: score after all rollouts are generated; a rollout is durable only once it is scored."""
+    """False: score after all rollouts are generated; a rollout is durable only once
+    it is scored."""
     max_retries: Number = 0
     """Times a rollout is run again after a retryable error other than a ``ModelError``."""
     rollout_timeout_s: Seconds | None = 3600.0
@@ -113,16 +119,18 @@ class RunOptions:
     resume: bool = True
     """Resume the run in the directory; False refuses a directory that holds one."""
     accept_changed_code: bool = False
-    """Resume a run whose environment's source files or functions have changed since; its metadata lists them."""
+    """Resume a run whose environment's source files or functions have changed since; its metadata
+    lists them."""
     retry_errors: bool = False
     """On resume, run rollouts again that ended in an error."""
     state_columns: Sequence[str] = ()
     """State keys to save with every rollout."""
     keep_states: bool = True
-    """Keep every rollout's state in memory for ``results["states"]``. Without, results of a saved run of 20,000
-    rollouts or more are read from its folder."""
+    """Keep every rollout's state in memory for ``results["states"]``. Without, results of a saved
+    run of 20,000 rollouts or more are read from its folder."""
     num_workers: Number = 0
-    """Worker processes; 0 = run in this process. The environment must have been loaded by its id."""
+    """Worker processes; 0 = run in this process. The environment must have been
+    loaded by its id."""
     worker_backend: str = "process"
     """Where workers run: "process" on this machine, "ray" on a Ray cluster (extra ``ray``)."""
     keep_raw_responses: bool = False
@@ -130,30 +138,36 @@ class RunOptions:
     shuffle_seed: Annotated[int, Meta()] | None = None
     """Seed of the shuffle before the first ``num_examples`` are taken; None = dataset order."""
     until_half_width: Limit | None = None
-    """Stop once the 95% interval of the mean reward, valid at any time, is at most this wide to each side; None = run
-    every example. The examples must be in random order (``shuffle_seed``)."""
+    """Stop once the 95% interval of the mean reward, valid at any time, is at most this wide to
+    each side; None = run every example. The examples must be in random order (``shuffle_seed``)."""
     until_decided: str | Path | None = None
-    """Stop once the difference of the mean reward to the run in this directory is decided; as ``until_half_width``."""
+    """Stop once the difference of the mean reward to the run in this directory is decided; as
+    ``until_half_width``."""
     reward_range: Sequence[float] = (0.0, 1.0)
     """Lowest and highest possible reward, which the two options above need."""
     cache_dir: str | Path | None = None
-    """Answer requests that were answered before from this folder, and store the others there; None = no cache."""
+    """Answer requests that were answered before from this folder, and store the others there; None
+    = no cache."""
     max_cost_usd: Limit | None = None
-    """The most that the run may cost over all its sessions, judges included; it ends as ``BudgetExhausted``."""
+    """The most that the run may cost over all its sessions, judges included; it ends as
+    ``BudgetExhausted``."""
     max_total_tokens: Limit | None = None
     """The most tokens, read and sampled, that the run may take; as ``max_cost_usd``."""
     prices: Mapping[str, Sequence[float]] | None = None
-    """Model -> US dollars per million tokens read and sampled, for clients (of judges) without prices of their own."""
+    """Model -> US dollars per million tokens read and sampled, for clients (of judges) without
+    prices of their own."""
     preflight: bool = True
     """Check the endpoint before the first rollout."""
     progress: Progress | None = None
     """Counters that the run updates, for displays."""
     on_start: Callable[..., Any] | None = None
     """Called once as ``on_start(num_pending)``, before the first rollout; one of two parameters as
-    ``on_start(inputs, pending_inputs)``, with the rows of the plan. Sync or async, like the other callbacks."""
+    ``on_start(inputs, pending_inputs)``, with the rows of the plan. Sync or async, like the other
+    callbacks."""
     on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
-    """Called as ``on_progress(outputs, metadata)`` with the rollouts that just became durable; one of three parameters
-    as ``on_progress(all_outputs, outputs, metadata)``. May be a list of callbacks."""
+    """Called as ``on_progress(outputs, metadata)`` with the rollouts that just became durable; one
+    of three parameters as ``on_progress(all_outputs, outputs, metadata)``. May be a list of
+    callbacks."""
     on_log: Callable[[str], Any] | None = None
     """Called as ``on_log(text)`` with log lines: the run directory, resumed rollouts, warnings."""
     push_to_hub: bool = False
@@ -168,7 +182,8 @@ class RunOptions:
 
 
 class EvaluateOptions(SamplingOptions, total=False):
-    """The keywords of ``evaluate``: the fields of ``RunOptions``, and sampling arguments by name."""
+    """The keywords of ``evaluate``: the fields of ``RunOptions``, and sampling
+    arguments by name."""
 
     max_concurrent: int
     max_concurrent_generation: int | None
@@ -214,8 +229,11 @@ class GenerateOptions(EvaluateOptions, total=False):
     rollouts_per_example: int | None
 
 
-def parse(env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS) -> tuple[RunOptions, dict[str, Any]]:
-    """Split the keywords of a call into (options, sampling arguments), with the environment's defaults.
+def parse(
+    env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS
+) -> tuple[RunOptions, dict[str, Any]]:
+    """Split the keywords of a call into (options, sampling arguments), with the environment's
+    defaults.
 
     ``counts``: the names of ``COUNTS`` that the call accepts; ``count`` reads their values.
 
@@ -231,11 +249,15 @@ def parse(env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS)
     return options, sampling
 
 
-def _named(keywords: Mapping[str, Any], counts: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _named(
+    keywords: Mapping[str, Any], counts: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """(options, sampling arguments) of the keywords of a call, by their present names."""
     named = compat.rename(keywords, compat.RUN_OPTIONS, "evaluate/generate")
     sampling = compat.rename(
-        {name: named.pop(name) for name in list(named) if name in SAMPLING_NAMES}, compat.SAMPLING_ARGS, "sampling"
+        {name: named.pop(name) for name in list(named) if name in SAMPLING_NAMES},
+        compat.SAMPLING_ARGS,
+        "sampling",
     )
     for name in (*NO_LONGER_NEEDED, *counts):
         named.pop(name, None)
@@ -245,7 +267,8 @@ def _named(keywords: Mapping[str, Any], counts: Sequence[str]) -> tuple[dict[str
 
 
 def check_sampling(sampling_args: Mapping[str, Any]) -> None:
-    """*Raises* ConfigError for a name that is almost a sampling argument, which a server would ignore.
+    """*Raises* ConfigError for a name that is almost a sampling argument, which a server would
+    ignore.
 
     Other names that are not known here are arguments of the engine, and are sent.
     """
@@ -261,7 +284,9 @@ def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | No
     """
     if older := {key: keywords[key] for key in keywords if compat.RUN_OPTIONS.get(key) == name}:
         if value is not None:
-            raise ConfigError(f"{name} is given twice, once by an older name; give one of them", key=name)
+            raise ConfigError(
+                f"{name} is given twice, once by an older name; give one of them", key=name
+            )
         value = compat.rename(older, compat.RUN_OPTIONS)[name]
     if value is not None and not fits(value, Count):
         raise ConfigError(f"{name} is {value!r}; it must be a whole number, at least 1", key=name)
@@ -269,7 +294,11 @@ def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | No
 
 
 _HINTS = typing.get_type_hints(RunOptions, localns={"Progress": Any}, include_extras=True)
-RANGES = {name: hint for name, hint in _HINTS.items() if any(isinstance(part, Meta) for part in parts(hint))}
+RANGES = {
+    name: hint
+    for name, hint in _HINTS.items()
+    if any(isinstance(part, Meta) for part in parts(hint))
+}
 """Option -> its annotation, of the options that have a range."""
 
 
@@ -283,21 +312,34 @@ def _check(options: RunOptions, named: Mapping[str, Any]) -> None:
     if options.until_half_width is not None and options.until_decided is not None:
         raise ConfigError("until_half_width and until_decided both stop the run; give one of them")
     if stops and not options.interleave_scoring:
-        raise ConfigError("interleave_scoring=False scores at the end, so that no reward can stop the run before")
+        raise ConfigError(
+            "interleave_scoring=False scores at the end, so that no reward can stop the run before"
+        )
     for name in ("max_cost_usd", "max_total_tokens"):
         if getattr(options, name) is not None and options.num_workers:
-            raise ConfigError(f"{name} limits the requests of this process alone; run with num_workers=0", key=name)
+            raise ConfigError(
+                f"{name} limits the requests of this process alone; run with num_workers=0",
+                key=name,
+            )
     if options.cache_dir is not None and options.num_workers:
-        raise ConfigError("cache_dir serves the requests of this process alone; run with num_workers=0")
+        raise ConfigError(
+            "cache_dir serves the requests of this process alone; run with num_workers=0"
+        )
     ends = options.reward_range
     if len(ends) != 2 or not all(map(_is_number, ends)) or not ends[0] < ends[1]:
         raise _invalid("reward_range", ends, "two numbers, the lowest and the highest reward")
     if options.worker_backend not in WORKER_BACKENDS:
-        raise _invalid("worker_backend", options.worker_backend, " or ".join(map(repr, WORKER_BACKENDS)))
+        raise _invalid(
+            "worker_backend", options.worker_backend, " or ".join(map(repr, WORKER_BACKENDS))
+        )
     if isinstance(options.state_columns, str):
-        raise _invalid("state_columns", options.state_columns, f"a list of names: [{options.state_columns!r}]")
+        raise _invalid(
+            "state_columns", options.state_columns, f"a list of names: [{options.state_columns!r}]"
+        )
     if options.push_to_hub and not options.hub_name:
-        raise ConfigError("push_to_hub needs hub_name, the name of the dataset to publish", key="hub_name")
+        raise ConfigError(
+            "push_to_hub needs hub_name, the name of the dataset to publish", key="hub_name"
+        )
 
 
 def _is_number(value: object) -> bool:

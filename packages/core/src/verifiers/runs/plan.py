@@ -45,21 +45,26 @@ class Plan:
     sibling_rows: Mapping[int, Sequence[Example]] = field(default_factory=dict)
     """Index of an example -> one row per sibling, where the rows of one ``example_id`` differ."""
     _may_repeat: bool | None = field(default=None, init=False, repr=False, compare=False)
-    """Whether two examples may have equal content; None until it was asked for, since that sorts all hashes."""
+    """Whether two examples may have equal content; None until it was asked for, since that sorts
+    all hashes."""
 
     @classmethod
     def of_rows(cls, rows: Sequence[Example]) -> Plan:
-        """Rows of equal ``example_id`` are siblings, in order of appearance; each row is run unchanged."""
+        """Rows of equal ``example_id`` are siblings, in order of appearance; each row is run
+        unchanged."""
         groups: dict[int, list[Example]] = {}
         for row in rows:
             groups.setdefault(row.example_id, []).append(row)
         members = list(groups.values())
-        differing = {n: group for n, group in enumerate(members) if len({row.hash for row in group}) > 1}
+        differing = {
+            n: group for n, group in enumerate(members) if len({row.hash for row in group}) > 1
+        }
         return cls([group[0] for group in members], [len(group) for group in members], differing)
 
     @classmethod
     def wrapped(cls, table: Table, n_samples: int) -> Plan:
-        """``n_samples`` rollouts over the rows in order, wrapping around; repeated rows are siblings."""
+        """``n_samples`` rollouts over the rows in order, wrapping around; repeated rows are
+        siblings."""
         if not len(table):
             raise ConfigError("n_samples cannot be taken from an empty dataset", key="n_samples")
         rounds, rest = divmod(n_samples, len(table))
@@ -75,7 +80,8 @@ class Plan:
         return set(self.examples[0].row)
 
     def groups(self, flags: bytes | bytearray | None = None) -> Iterator[list[Job]]:
-        """The jobs of one example at a time, or of those that have a 1 in ``flags`` at the index of a rollout.
+        """The jobs of one example at a time, or of those that have a 1 in ``flags`` at the index of
+        a rollout.
 
         Formats the rows of these examples alone.
         """
@@ -98,14 +104,17 @@ class Plan:
                 ]
 
     def hashes(self) -> Iterator[list[str]]:
-        """For one example at a time the hash of each of its rollouts; formats no row that was formatted before.
+        """For one example at a time the hash of each of its rollouts; formats no row that was
+        formatted before.
 
-        Rows of equal content are numbered: the second and later ones have their number after the hash (``9f86….2``), so
-        that every rollout has a unique key on disk and separate seeds.
+        Rows of equal content are numbered: the second and later ones have their number after the
+        hash (``9f86….2``), so that every rollout has a unique key on disk and separate seeds.
         """
         if isinstance(self.examples, Table):
             plain = self.examples.hashes()
-            self._may_repeat = self.examples.may_repeat() if self._may_repeat is None else self._may_repeat
+            self._may_repeat = (
+                self.examples.may_repeat() if self._may_repeat is None else self._may_repeat
+            )
         else:
             plain, self._may_repeat = (example.hash for example in self.examples), True
         counts: dict[str, int] = {}
@@ -138,9 +147,11 @@ class Plan:
 
 
 def numbered(example: Example, counts: dict[str, int]) -> Example:
-    """The example; the second and later ones of equal content with their number after the hash (``9f86….2``).
+    """The example; the second and later ones of equal content with their number after the hash
+    (``9f86….2``).
 
-    ``counts`` holds how many of each hash came before, and is updated. Rollouts then have keys and seeds of their own.
+    ``counts`` holds how many of each hash came before, and is updated. Rollouts then have keys and
+    seeds of their own.
     """
     return _with_hash(example, _numbered(example.hash, counts))
 
@@ -181,24 +192,38 @@ class Pending:
     def __iter__(self) -> Iterator[Job]:
         for jobs in self.plan.groups(self.flags):
             missing = [job for job in jobs if self.flags[job.position]]
-            yield from missing if len(missing) == len(jobs) else (replace(j, num_pending=len(missing)) for j in missing)
+            yield from (
+                missing
+                if len(missing) == len(jobs)
+                else (replace(j, num_pending=len(missing)) for j in missing)
+            )
 
     def keys(self) -> Iterator[tuple[int, str]]:
         """(index in the plan, ``rollout_key``) of each pending rollout; formats no row."""
         if len(self):
-            every = ((name, sibling) for names in self.plan.hashes() for sibling, name in enumerate(names))
+            every = (
+                (name, sibling)
+                for names in self.plan.hashes()
+                for sibling, name in enumerate(names)
+            )
             for position, (name, sibling) in enumerate(every):
                 if self.flags[position]:
                     yield position, rollout_key(name, sibling)
 
 
 def pending(
-    plan: Plan, saved: Saved, take: Callable[[int, int, Any], None], *, whole_groups: bool, retry_errors: bool
+    plan: Plan,
+    saved: Saved,
+    take: Callable[[int, int, Any], None],
+    *,
+    whole_groups: bool,
+    retry_errors: bool,
 ) -> Pending:
-    """Compare a plan with saved rollouts, by ``rollout_key``; ``take`` receives each that is done, after its index in
-    the plan and the id of its example.
+    """Compare a plan with saved rollouts, by ``rollout_key``; ``take`` receives each that is done,
+    after its index in the plan and the id of its example.
 
-    ``whole_groups``: siblings are scored together, so a group with a missing rollout is pending as a whole.
+    ``whole_groups``: siblings are scored together, so a group with a missing rollout is pending as
+    a whole.
     ``retry_errors``: a saved rollout with an error is pending again.
     """
     flags = bytearray(b"\1") * len(plan)
@@ -206,11 +231,15 @@ def pending(
         return Pending(plan, flags)
     groups, position = zip(plan.example_ids(), plan.hashes(), strict=True), 0
     while several := list(itertools.islice(groups, NUM_COMPARED)):
-        keys = [rollout_key(name, sibling) for _, names in several for sibling, name in enumerate(names)]
+        keys = [
+            rollout_key(name, sibling) for _, names in several for sibling, name in enumerate(names)
+        ]
         found = iter(saved.find(keys))
         for example_id, names in several:
             rollouts = [next(found) for _ in names]
-            usable = [None if r is None or (retry_errors and saved.has_error(r)) else r for r in rollouts]
+            usable = [
+                None if r is None or (retry_errors and saved.has_error(r)) else r for r in rollouts
+            ]
             if not (whole_groups and None in usable):
                 for place, rollout in enumerate(usable, position):
                     if rollout is not None:

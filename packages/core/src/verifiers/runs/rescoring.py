@@ -1,8 +1,10 @@
-"""Score saved rollouts again with another rubric, as a new run that names its origin. The model is not called.
+"""Score saved rollouts again with another rubric, as a new run that names its origin. The model is
+not called.
 
-The rollouts are those on disk: prompts, completions and answers are unchanged, and a rollout that ended in an error
-keeps it. Metrics that the environment measures while it plays are kept as they were. A judge of the new rubric is
-asked; its tokens are counted anew. Like every run it is saved as it goes and resumes.
+The rollouts are those on disk: prompts, completions and answers are unchanged, and a rollout that
+ended in an error keeps it. Metrics that the environment measures while it plays are kept as they
+were. A judge of the new rubric is asked; its tokens are counted anew. Like every run it is saved as
+it goes and resumes.
 """
 
 from __future__ import annotations
@@ -48,21 +50,27 @@ class SavedModel:
     async def complete(self, request: ModelRequest) -> Response:
         """*Raises* RunError."""
         raise RunError(
-            f"a reward function called the evaluated model {request.model!r}, which is not there when saved rollouts "
-            "are scored again; give it a client of its own (JudgeRubric)"
+            f"a reward function called the evaluated model {request.model!r}, which is not there"
+            " when saved rollouts are scored again; give it a client of its own (JudgeRubric)"
         )
 
 
-async def rescore(env: RunEnvironment, path: str | Path, options: RunOptions | None = None) -> GenerateOutputs:
-    """Score the rollouts of the run (or results file) in ``path`` with the rubric of ``env``; a new run.
+async def rescore(
+    env: RunEnvironment, path: str | Path, options: RunOptions | None = None
+) -> GenerateOutputs:
+    """Score the rollouts of the run (or results file) in ``path`` with the rubric of ``env``; a new
+    run.
 
-    ``options``: where it is saved, and how many rollouts are scored at a time. *Raises* ConfigError for a run without
-    rollouts, and for reward functions with arguments that neither the rollouts nor the environment's rows have.
+    ``options``: where it is saved, and how many rollouts are scored at a time. *Raises* ConfigError
+    for a run without rollouts, and for reward functions with arguments that neither the rollouts
+    nor the environment's rows have.
     """
     saved = load_results(path)
     if not len(saved):
         raise ConfigError(f"{path} has no rollouts to score", path=str(path))
-    columns = tuple(dict.fromkeys(name for output in saved.outputs for name in _extra_columns(output)))
+    columns = tuple(
+        dict.fromkeys(name for output in saved.outputs for name in _extra_columns(output))
+    )
     options = replace(
         options or RunOptions(),
         state_columns=columns,
@@ -82,19 +90,24 @@ def _extra_columns(output: RolloutOutput) -> list[str]:
 class _Rescoring(Run):
     """A run whose rollouts are read instead of generated."""
 
-    def __init__(self, env: RunEnvironment, saved: GenerateOutputs, path: str | Path, options: RunOptions):
+    def __init__(
+        self, env: RunEnvironment, saved: GenerateOutputs, path: str | Path, options: RunOptions
+    ):
         facts = saved.metadata
         groups: dict[str, list[RolloutOutput]] = {}
         for output in saved.outputs:
             groups.setdefault(output.get("example_hash") or content_hash(output), []).append(output)
         rows = _rows(env, groups)
         examples = [
-            Example(group[0]["example_id"], key, row) for (key, group), row in zip(groups.items(), rows, strict=True)
+            Example(group[0]["example_id"], key, row)
+            for (key, group), row in zip(groups.items(), rows, strict=True)
         ]
         plan = Plan(examples, [len(group) for group in groups.values()])
         check_before_run(env, plan, options)
         client = SavedModel(facts.get("base_url") or "")
-        super().__init__(env, plan, client, facts.get("model") or "", facts.get("sampling_args") or {}, options)
+        super().__init__(
+            env, plan, client, facts.get("model") or "", facts.get("sampling_args") or {}, options
+        )
         self._saved = [output for group in groups.values() for output in group]
         stored = read_config(path) or {}
         self._origin = {
@@ -107,7 +120,8 @@ class _Rescoring(Run):
         }
 
     def config(self) -> dict[str, Any]:
-        """As of a run of the environment, with the run that it scores, so that neither is taken for the other."""
+        """As of a run of the environment, with the run that it scores, so that neither is taken for
+        the other."""
         return {**super().config(), "rescored": self._origin["fingerprint"] or self._origin["path"]}
 
     def metadata(self, store: RunStore, measured: Measurements, status: str) -> GenerateMetadata:
@@ -126,31 +140,51 @@ class _Rescoring(Run):
         return nullcontext(score_saved)
 
 
-def _rows(env: RunEnvironment, groups: Mapping[str, Sequence[RolloutOutput]]) -> Iterator[dict[str, Any]]:
-    """The row of each example: its saved fields, and its other columns where the environment's data still have it."""
+def _rows(
+    env: RunEnvironment, groups: Mapping[str, Sequence[RolloutOutput]]
+) -> Iterator[dict[str, Any]]:
+    """The row of each example: its saved fields, and its other columns where the environment's data
+    still have it."""
     columns = {name: dict(group[0]) for name, group in groups.items()}
     more: dict[str, Mapping[str, Any]] = {}
     try:
         env.rubric.check_arguments(set(next(iter(columns.values()))))
     except ConfigError:  # a reward function reads a column that is not saved
-        tables: list[Table] = [table for table in (env.eval_table, env.train_table) if table is not None]
-        more = {example.hash: example.row for table in tables for example in table if example.hash in groups}
+        tables: list[Table] = [
+            table for table in (env.eval_table, env.train_table) if table is not None
+        ]
+        more = {
+            example.hash: example.row
+            for table in tables
+            for example in table
+            if example.hash in groups
+        }
     for key, output in columns.items():
         saved = {name: output[name] for name in ("prompt", "answer", "info", "task", "example_id")}
         yield {**more.get(key, {}), **saved}
 
 
-def _state_of(env: RunEnvironment, output: RolloutOutput, row: Mapping[str, Any], context: RunContext) -> State:
+def _state_of(
+    env: RunEnvironment, output: RolloutOutput, row: Mapping[str, Any], context: RunContext
+) -> State:
     """The finished, unscored state of a saved rollout."""
     measured = {function.name for function in env.for_row(row).monitor_rubric.functions}
     state = output_to_state(output)
     state["input"].update((name, value) for name, value in row.items() if name not in output)
-    state.run, state["model"], state["sampling_args"] = context, context.model, dict(context.sampling_args)
+    state.run, state["model"], state["sampling_args"] = (
+        context,
+        context.model,
+        dict(context.sampling_args),
+    )
     state["client"] = context.client
-    state["metrics"] = {name: value for name, value in output["metrics"].items() if name in measured}
+    state["metrics"] = {
+        name: value for name, value in output["metrics"].items() if name in measured
+    }
     state["reward"] = state["advantage"] = None
     state["judge_response"] = {}
-    state["usage"] = {name: n for name, n in (output["token_usage"] or {}).items() if name in _POLICY_USAGE}
+    state["usage"] = {
+        name: n for name, n in (output["token_usage"] or {}).items() if name in _POLICY_USAGE
+    }
     state["timing"] = Timing(**{**(output["timing"] or {}), "scoring_ms": 0.0})
     state["error"] = _raised(output["error"])
     for turn in state.record.transcript.turns:

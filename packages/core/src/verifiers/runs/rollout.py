@@ -1,6 +1,7 @@
 """One rollout of a run, or the siblings of one example: generated, tried again, and scored.
 
-``generate_and_score`` returns a state, failed or not; its failure is recorded there. ``runner`` runs many of them.
+``generate_and_score`` returns a state, failed or not; its failure is recorded there. ``runner``
+runs many of them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
     """Settings changed since it was loaded."""
 
     def check_definition(self, sample: Sequence[Example]) -> None:
-        """Check, before the first rollout, that nothing is missing that these examples need. *Raises* ConfigError."""
+        """Check, before the first rollout, that nothing is missing that these examples need.
+        *Raises* ConfigError."""
         ...
 
     def warn_once(self, message: str) -> None:
@@ -104,7 +106,8 @@ class Progress:
     errors: Counter[str] = field(default_factory=Counter)
     output_tokens: int = 0
     running: dict[int, tuple[float, State | None]] = field(default_factory=dict)
-    """Position in the plan -> (start on the monotonic clock, state once it exists), oldest first."""
+    """Position in the plan -> (start on the monotonic clock, state once it exists),
+    oldest first."""
     last_done: float = field(default_factory=time.monotonic)
     started: float = field(default_factory=time.monotonic)
 
@@ -130,7 +133,8 @@ class RunControl:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What all rollouts of a run share: the client and the common limits. Only ``control`` changes."""
+    """What all rollouts of a run share: the client and the common limits. Only
+    ``control`` changes."""
 
     client: Any
     model: str
@@ -162,11 +166,13 @@ class RunContext:
             raise RunError("the run is over: a hook that outlived it requested another completion")
 
     def sample_of(self, state: State) -> str:
-        """Which sample of its prompt the state's next turn is: number of the equal row, sibling and turn."""
+        """Which sample of its prompt the state's next turn is: number of the equal row, sibling and
+        turn."""
         return f"{state.seed_key.lstrip(HEX_DIGITS)}:{len(state['trajectory'])}"
 
     def seed_of(self, state: State) -> int | None:
-        """The sampling seed of the state's next turn: a function of run seed, example, sibling and turn alone."""
+        """The sampling seed of the state's next turn: a function of run seed, example, sibling and
+        turn alone."""
         if self.seed is None:
             return None
         key = f"{self.seed}:{state.seed_key}:{len(state['trajectory'])}"
@@ -183,8 +189,8 @@ async def generate_and_score(env: RunEnvironment, job: Job, context: RunContext)
 async def generate_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
     """Run one rollout without scoring it; its failure is recorded on the state.
 
-    A ``retryable`` error other than a ``ModelError`` is retried up to ``max_retries`` times; the attempts are counted.
-    (The client has already retried model calls.)
+    A ``retryable`` error other than a ``ModelError`` is retried up to ``max_retries`` times; the
+    attempts are counted. (The client has already retried model calls.)
     """
     for attempt in range(1, context.max_retries + 2):
         state = await _generate_once(env, job, context)
@@ -197,7 +203,9 @@ async def generate_job(env: RunEnvironment, job: Job, context: RunContext) -> St
 
 async def _generate_once(env: RunEnvironment, job: Job, context: RunContext) -> State:
     row = copy_row(job.example.row)
-    state = await env.init_state(row, context.given_client or context.client, context.model, context.sampling_args)
+    state = await env.init_state(
+        row, context.given_client or context.client, context.model, context.sampling_args
+    )
     state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
     if context.progress is not None:
         context.progress.running[job.position] = (time.monotonic(), state)
@@ -207,14 +215,18 @@ async def _generate_once(env: RunEnvironment, job: Job, context: RunContext) -> 
     return await generate(row_env, state, context.rollout_timeout_s)
 
 
-async def _generate_own_loop(env: RunEnvironment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
+async def _generate_own_loop(
+    env: RunEnvironment, row: Mapping[str, Any], state: State, context: RunContext
+) -> State:
     """Call an author's ``rollout()``; return ``state`` with the error when it fails."""
     token, started = current_run.set((context, state.seed_key)), time.perf_counter()
     limit_s = context.rollout_timeout_s
     try:
         async with asyncio.timeout(limit_s) as scope:
             with Hook(state, "rollout", timing=None):
-                result = await env.rollout(row, state["client"], context.model, context.sampling_args)
+                result = await env.rollout(
+                    row, state["client"], context.model, context.sampling_args
+                )
                 if not isinstance(result, State):
                     raise TypeError(f"it returned {type(result).__name__}, not a State")
         result.run, result.seed_key = context, state.seed_key
@@ -223,9 +235,14 @@ async def _generate_own_loop(env: RunEnvironment, row: Mapping[str, Any], state:
         if ends_the_run(error):
             raise
         if scope.expired():
-            text = f"the rollout was stopped after {limit_s:g} s; raise rollout_timeout_s if it needs longer"
+            text = (
+                f"the rollout was stopped after {limit_s:g} s; raise rollout_timeout_s if it needs"
+                " longer"
+            )
             error = RolloutTimeout(text, waiting_for="rollout", elapsed_s=limit_s)
-        state["stop_condition"] = (StopReason.TIMEOUT if scope.expired() else StopReason.ERROR).value
+        state["stop_condition"] = (
+            StopReason.TIMEOUT if scope.expired() else StopReason.ERROR
+        ).value
         state["error"] = error
     finally:
         current_run.reset(token)
@@ -234,7 +251,8 @@ async def _generate_own_loop(env: RunEnvironment, row: Mapping[str, Any], state:
 
 
 async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
-    """Compute individual scores and monitor metrics of a finished rollout; unknown when scoring is off."""
+    """Compute individual scores and monitor metrics of a finished rollout; unknown when scoring is
+    off."""
     if context.score:
         state.waiting_for = "scoring"
         try:
@@ -251,7 +269,9 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
     await measure(ran.monitor_rubric.functions, state, ran.logger)
     timing = state["timing"]
     timing["total_ms"] = timing["generation_ms"] + timing["scoring_ms"]
-    timing["overhead_ms"] = timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
+    timing["overhead_ms"] = (
+        timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
+    )
 
 
 # --- the rollouts of one example
@@ -262,9 +282,13 @@ GenerateJob = Callable[[RunEnvironment, Job, RunContext], Coroutine[Any, Any, St
 
 
 async def generate_group(
-    env: RunEnvironment, jobs: list[Job], context: RunContext, generate: GenerateJob = generate_and_score
+    env: RunEnvironment,
+    jobs: list[Job],
+    context: RunContext,
+    generate: GenerateJob = generate_and_score,
 ) -> list[State]:
-    """Run all siblings of one example concurrently with ``generate``, score the group and set advantages.
+    """Run all siblings of one example concurrently with ``generate``, score the group and set
+    advantages.
 
     When one of them raises (a ``RunError``), the others are cancelled and awaited first.
     """
@@ -304,7 +328,8 @@ def groups_are_units(rubric: Rubric) -> bool:
 
 
 def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
-    """Record the failure of an overridden ``score_rollout`` or ``score_group``: the rewards are unknown."""
+    """Record the failure of an overridden ``score_rollout`` or ``score_group``: the rewards are
+    unknown."""
     failure = scoring_error(error, "the rubric")
     for state in states:
         state["reward"] = math.nan
@@ -324,8 +349,12 @@ async def single_rollout(
     """Run one rollout of the row ``input`` without scoring it."""
     row = copy_row(examples_from([input], env.row_format)[0].row)
     async with client_for(client, model) as (resolved, name):
-        state = await env.init_state(row, resolved if client is None else client, name, sampling_args)
-        if state.run is not None:  # called by an author's rollout() inside a run, which has its time limit
+        state = await env.init_state(
+            row, resolved if client is None else client, name, sampling_args
+        )
+        if (
+            state.run is not None
+        ):  # called by an author's rollout() inside a run, which has its time limit
             return await generate(env, state)
         state.run = RunContext(resolved, name, given_client=client)
         return await generate(env, state, state.run.rollout_timeout_s)
@@ -339,7 +368,8 @@ async def scored_rollout(
     sampling_args: Mapping[str, Any] | None = None,
     **limits: Any,
 ) -> State:
-    """Run and score one rollout; its failure is recorded on the state. ``limits``: further fields of ``RunContext``."""
+    """Run and score one rollout; its failure is recorded on the state. ``limits``: further fields
+    of ``RunContext``."""
     async with _single_run(env, client, model, sampling_args, **limits) as context:
         state = await generate_and_score(env, _jobs(env, [row])[0], context)
         if env.rubric.has_group_rewards:
@@ -374,7 +404,9 @@ async def _single_run(
 ) -> AsyncIterator[RunContext]:
     async with client_for(client, model) as (resolved, name):
         score = score and env.score_rollouts
-        yield RunContext(resolved, name, sampling_args or {}, score=score, given_client=client, **limits)
+        yield RunContext(
+            resolved, name, sampling_args or {}, score=score, given_client=client, **limits
+        )
 
 
 def _jobs(env: RunEnvironment, rows: Sequence[Mapping[str, Any]]) -> list[Job]:

@@ -1,13 +1,15 @@
 """``Run``: one call of ``evaluate`` or ``generate``, from plan to results.
 
-``evaluate`` and ``generate`` make a ``Plan``; a ``Run`` opens the run directory, compares the plan with the
-rollouts saved there (by content hash and sibling), generates and scores the pending ones, and returns the results::
+``evaluate`` and ``generate`` make a ``Plan``; a ``Run`` opens the run directory, compares the plan
+with the rollouts saved there (by content hash and sibling), generates and scores the pending ones,
+and returns the results::
 
     run = Run(env, plan, client, model, sampling_args, options)
     results = await run.execute(given_client)
 
-Errors of a call are found before the first request: unknown options, unresolvable reward arguments, an unreachable
-endpoint, an unwritable directory, a directory that holds another configuration. Secrets are not written to disk.
+Errors of a call are found before the first request: unknown options, unresolvable reward arguments,
+an unreachable endpoint, an unwritable directory, a directory that holds another configuration.
+Secrets are not written to disk.
 
 ``runner`` generates, scores and stores rollouts; this module does not read conversations.
 """
@@ -55,7 +57,13 @@ from verifiers.runtime.calls import num_positional
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.redaction import digested, redacted
 from verifiers.runtime.worker_threads import workers
-from verifiers.storage.directory import RunDirectory, default_root, read_config, read_metadata, run_path
+from verifiers.storage.directory import (
+    RunDirectory,
+    default_root,
+    read_config,
+    read_metadata,
+    run_path,
+)
 from verifiers.storage.identity import CODE, code_of, describe, fingerprint, identity_of
 
 if TYPE_CHECKING:
@@ -83,10 +91,15 @@ async def evaluate(
     with fewer_collections():
         warn_of_fewer(env, num_examples)
         if options.shuffle_seed is None and (options.until_half_width or options.until_decided):
-            env.warn_once("the examples are in dataset order: pass shuffle_seed=0, or the interval may be of easy rows")
+            env.warn_once(
+                "the examples are in dataset order: pass shuffle_seed=0, or the interval may be of"
+                " easy rows"
+            )
         examples = env.eval_table.take(num_examples, options.shuffle_seed)
         plan = Plan(examples, [siblings] * len(examples))
-        return await _execute(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
+        return await _execute(
+            env, plan, client, model, {**(sampling_args or {}), **sampling}, options
+        )
 
 
 async def generate(
@@ -103,13 +116,21 @@ async def generate(
     n_samples = count(keywords, "n_samples", n_samples)
     siblings = count(keywords, "rollouts_per_example", keywords.get("rollouts_per_example"))
     if n_samples is not None and siblings is not None:
-        raise ConfigError("n_samples and rollouts_per_example both set the number of rollouts; give one of them")
+        raise ConfigError(
+            "n_samples and rollouts_per_example both set the number of rollouts; give one of them"
+        )
     if inputs is not None:
         if n_samples is not None:
-            raise ConfigError("n_samples draws from the environment's own dataset; give it or inputs, not both")
-        plan = Plan.of_rows([row for row in examples_from(inputs, env.row_format) for _ in range(siblings or 1)])
+            raise ConfigError(
+                "n_samples draws from the environment's own dataset; give it or inputs, not both"
+            )
+        plan = Plan.of_rows(
+            [row for row in examples_from(inputs, env.row_format) for _ in range(siblings or 1)]
+        )
     else:
-        table = (env.train_table if env.train_table is not None else env.eval_table).take(-1, options.shuffle_seed)
+        table = (env.train_table if env.train_table is not None else env.eval_table).take(
+            -1, options.shuffle_seed
+        )
         if n_samples is not None:
             plan = Plan.wrapped(table, n_samples)
         else:
@@ -125,18 +146,24 @@ def _siblings_of(env: RunEnvironment) -> int:
 def warn_of_fewer(env: RunEnvironment, num_examples: int) -> None:
     """Log a warning when the data have fewer examples than requested."""
     if num_examples > (there_are := len(env.eval_table)):
-        env.warn_once(f"{num_examples} examples are requested, and the data have {there_are}: all are run")
+        env.warn_once(
+            f"{num_examples} examples are requested, and the data have {there_are}: all are run"
+        )
 
 
 def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> None:
-    """*Raises* ConfigError for errors that would otherwise appear only after the first completion."""
+    """*Raises* ConfigError for errors that would otherwise appear only after the
+    first completion."""
     if not len(plan):
         raise ConfigError("there is nothing to run: the plan has no rollouts (an empty dataset)")
     env.check_definition(list(plan.examples[:NUM_SAMPLED]))
     env.rubric.check_needs()
     env.rubric.check_arguments(plan.columns)
     if options.independent_scoring and env.rubric.has_group_rewards:
-        raise ConfigError("independent_scoring=True cannot score group functions; drop the option or the functions")
+        raise ConfigError(
+            "independent_scoring=True cannot score group functions; drop the option or the"
+            " functions"
+        )
 
 
 async def _execute(
@@ -148,10 +175,15 @@ async def _execute(
     options: RunOptions,
 ) -> GenerateOutputs:
     if sampling_args.get("n", 1) != 1:
-        raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example", key="n")
+        raise ConfigError(
+            "sampling_args['n'] must be 1: ask for siblings with rollouts_per_example", key="n"
+        )
     check_sampling(sampling_args)
     check_before_run(env, plan, options)
-    async with client_for(client, model, keep_raw=options.keep_raw_responses) as (resolved, model_name):
+    async with client_for(client, model, keep_raw=options.keep_raw_responses) as (
+        resolved,
+        model_name,
+    ):
         if "ipykernel" in sys.modules:
             from verifiers.runs.notebook import with_notebook_progress
 
@@ -181,7 +213,10 @@ class Run:
     ):
         self.env, self.plan, self.client, self.model = env, plan, client, model
         self.sampling_args, self.options = sampling_args, options
-        self.started, self._clock = time.time(), time.monotonic()  # the second: the first may go backwards
+        self.started, self._clock = (
+            time.time(),
+            time.monotonic(),
+        )  # the second: the first may go backwards
         self.path: Path | None = None
         """The run directory, once it is open."""
         self.num_resumed = 0
@@ -199,24 +234,33 @@ class Run:
         self._fingerprint: str | None = None
 
     async def execute(self, given_client: ClientLike | None = None) -> GenerateOutputs:
-        """Return when every rollout is durable (at once when all are). ``given_client`` is the client in the
-        authors' state; None = the resolved one."""
+        """Return when every rollout is durable (at once when all are). ``given_client`` is the
+        client in the authors' state; None = the resolved one."""
         if self.env.max_workers is not None:
             workers().max_threads = self.env.max_workers
         self.stopping = self._stopping_rule()
         if self.options.limits_spending:
-            check_limits(self.options, self.client, self.model, {**self.env.sampling_args, **self.sampling_args})
+            check_limits(
+                self.options,
+                self.client,
+                self.model,
+                {**self.env.sampling_args, **self.sampling_args},
+            )
         if self.options.cache_dir is not None and not is_cacheable(self.client):
             raise ConfigError(
-                f"cache_dir cannot hold the replies of {type(self.client).__name__}: only those of a server over HTTP, "
-                "reached by OpenAI() or a ClientConfig, are cached"
+                f"cache_dir cannot hold the replies of {type(self.client).__name__}: only those of"
+                " a server over HTTP, reached by OpenAI() or a ClientConfig, are cached"
             )
         with fewer_collections(), ExitStack() as stack:
             directory = self._open(stack)
             store = self._store(directory)
             work = await self._pending(store, directory, stack)
-            if self.options.limits_spending or (directory is not None and (directory.path / SPENDING_NAME).exists()):
-                self.budget = await open_budget(self.options, self.client, directory, store.measurements, stack)
+            if self.options.limits_spending or (
+                directory is not None and (directory.path / SPENDING_NAME).exists()
+            ):
+                self.budget = await open_budget(
+                    self.options, self.client, directory, store.measurements, stack
+                )
             if self.options.cache_dir is not None:
                 self.cache = CompletionCache(self.options.cache_dir)
                 stack.enter_context(self.cache.current())
@@ -238,7 +282,7 @@ class Run:
                 outputs = self._finish(store, status)
         return outputs
 
-    # --- identity -----------------------------------------------------------------------------------------------
+    # --- identity ---------------------------------------------------------------------------------
 
     @property
     def is_scored(self) -> bool:
@@ -263,7 +307,8 @@ class Run:
         return self._config
 
     def fingerprint(self) -> str | None:
-        """Hash of the configuration; None when it has no JSON representation and the run is not saved."""
+        """Hash of the configuration; None when it has no JSON representation and the run is not
+        saved."""
         if self._fingerprint is None:
             try:
                 self._fingerprint = fingerprint(self.config())
@@ -273,7 +318,8 @@ class Run:
         return self._fingerprint
 
     def metadata(self, store: RunStore, measured: Measurements, status: str) -> GenerateMetadata:
-        """Statistics of rollouts and facts of the run; ``status`` is running, complete, interrupted or failed."""
+        """Statistics of rollouts and facts of the run; ``status`` is running, complete, interrupted
+        or failed."""
         env, local_model = self.env, getattr(self.client, "local_model", None)
         decision = None if self.stopping is None else self.stopping.decision()
         ended = self.stopping is not None and status == "complete"
@@ -287,7 +333,9 @@ class Run:
             num_examples=len(set(measured.examples)) if ended else len(self.plan.examples),
             rollouts_per_example=max(self.plan.siblings),
             sampling_args=redacted(dict(self.sampling_args)),
-            date=datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
+            date=datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(
+                timespec="seconds"
+            ),
             time=time.monotonic() - self._clock,
             success_metric=env.rubric.success_metric,
             pass_threshold=env.pass_threshold,
@@ -322,7 +370,7 @@ class Run:
     def _base_url(self) -> str:
         return str(getattr(self.client, "base_url", "") or "")
 
-    # --- open, pending, generate, finish ------------------------------------------------------------------------
+    # --- open, pending, generate, finish ----------------------------------------------------------
 
     def _open(self, stack: ExitStack) -> RunDirectory | None:
         """The run directory, new or to be resumed. *Raises* RunMismatch, RunBusy, ConfigError."""
@@ -334,13 +382,17 @@ class Run:
             name = env.env_id or type(env).__name__
             location = (default_root(name), name, self.model, fingerprint(config))
             path = run_path(
-                *location, resume=options.resume, config=config, accept_changed_code=options.accept_changed_code
+                *location,
+                resume=options.resume,
+                config=config,
+                accept_changed_code=options.accept_changed_code,
             )
         else:
             path = Path(options.results_path)
             if not options.resume and read_config(path) is not None:
                 raise ConfigError(
-                    f"{path} already holds a run and resume=False; choose another directory", path=str(path)
+                    f"{path} already holds a run and resume=False; choose another directory",
+                    path=str(path),
                 )
         self.path = path
         notes = {
@@ -350,10 +402,14 @@ class Run:
             "verifiers_version": verifiers.__version__,
         }
         directory = stack.enter_context(
-            RunDirectory.create_or_resume(path, config, notes, accept_changed_code=options.accept_changed_code)
+            RunDirectory.create_or_resume(
+                path, config, notes, accept_changed_code=options.accept_changed_code
+            )
         )
         self.changed_code = directory.changed_code
-        self._fingerprint = directory.fingerprint  # the stored run's: an older version hashed fewer fields
+        self._fingerprint = (
+            directory.fingerprint
+        )  # the stored run's: an older version hashed fewer fields
         return directory
 
     def _store(self, directory: RunDirectory | None) -> RunStore:
@@ -374,37 +430,53 @@ class Run:
             on_progress=options.on_progress,
         )
 
-    async def _pending(self, store: RunStore, directory: RunDirectory | None, stack: ExitStack) -> Pending:
+    async def _pending(
+        self, store: RunStore, directory: RunDirectory | None, stack: ExitStack
+    ) -> Pending:
         """Read the saved rollouts into ``store``; return the pending ones."""
         store.open(stack)
-        by_group = groups_are_units(self.env.rubric) and self.is_scored and not self.options.independent_scoring
+        by_group = (
+            groups_are_units(self.env.rubric)
+            and self.is_scored
+            and not self.options.independent_scoring
+        )
         retry_errors = self.options.retry_errors
-        work = store.work = pending(self.plan, store, store.take, whole_groups=by_group, retry_errors=retry_errors)
+        work = store.work = pending(
+            self.plan, store, store.take, whole_groups=by_group, retry_errors=retry_errors
+        )
         self.num_resumed, self.outside_plan = len(self.plan) - len(work), store.outside()
         if self.outside_plan:
             await self._warn(
-                f"{self.path} holds {len(self.outside_plan)} rollouts outside this plan (removed or edited examples, "
-                "or a smaller plan); they stay there and are not counted"
+                f"{self.path} holds {len(self.outside_plan)} rollouts outside this plan (removed or"
+                " edited examples, or a smaller plan); they stay there and are not counted"
             )
-        counted = (read_metadata(self.path) or {}).get("num_rollouts") if self.path is not None else None
+        counted = (
+            (read_metadata(self.path) or {}).get("num_rollouts") if self.path is not None else None
+        )
         if isinstance(counted, int) and counted > store.num_saved:
             await self._warn(
-                f"{self.path}/results.jsonl has lost rows: metadata.json counted {counted} rollouts, the file has "
-                f"{store.num_saved}; the missing ones are generated again (stop now to restore the file from a copy)"
+                f"{self.path}/results.jsonl has lost rows: metadata.json counted {counted}"
+                f" rollouts, the file has {store.num_saved}; the missing ones are generated again"
+                " (stop now to restore the file from a copy)"
             )
         if directory is not None:
-            done = f"; {self.num_resumed} of {len(self.plan)} rollouts are done already" if self.num_resumed else ""
+            done = (
+                f"; {self.num_resumed} of {len(self.plan)} rollouts are done already"
+                if self.num_resumed
+                else ""
+            )
             await self._call_back("on_log", f"results are saved in {self.path}{done}")
             if self._asks_for_logprobs and "trajectory" not in self.options.state_columns:
                 await self._warn(
-                    "the log-probabilities that sampling_args ask for are not saved: save the turns as well, with "
-                    'state_columns=["trajectory"] (vf-eval -C trajectory)'
+                    "the log-probabilities that sampling_args ask for are not saved: save the turns"
+                    ' as well, with state_columns=["trajectory"] (vf-eval -C trajectory)'
                 )
             if directory.uncompared:
                 await self._call_back(
                     "on_log",
-                    f"{self.path} was saved by an older version or through another kind of client, so these parts of "
-                    f"the configuration are not compared: {', '.join(directory.uncompared)}",
+                    f"{self.path} was saved by an older version or through another kind of client,"
+                    " so these parts of the configuration are not compared:"
+                    f" {', '.join(directory.uncompared)}",
                 )
         return work
 
@@ -429,7 +501,10 @@ class Run:
             given_client=given_client,
             is_cached=self.cache is not None,
         )
-        limit = min(DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent, len(work))
+        limit = min(
+            DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent,
+            len(work),
+        )
         if preflight is not None:
             limit = await self._within_open_files(limit)
         progress = options.progress or Progress()
@@ -440,7 +515,14 @@ class Run:
                 from verifiers.runs.runner import generate_then_score
 
                 await generate_then_score(
-                    env, context, store, list(work), limit, options.abort_after, progress, generate_one
+                    env,
+                    context,
+                    store,
+                    list(work),
+                    limit,
+                    options.abort_after,
+                    progress,
+                    generate_one,
                 )
             else:
                 runner = Runner(
@@ -452,7 +534,9 @@ class Run:
                     progress=progress,
                     generate=generate_one,
                 )
-                jobs = work if self.stopping is None else self.stopping.until_decided(work, store.rows)
+                jobs = (
+                    work if self.stopping is None else self.stopping.until_decided(work, store.rows)
+                )
                 await runner.run(jobs)
                 await self._tell_decision(store, progress)
 
@@ -465,14 +549,23 @@ class Run:
         if options.until_half_width is None and options.until_decided is None:
             return None
         if not self.is_scored:
-            raise ConfigError("score_rollouts=False leaves every reward unknown, so that none can stop the run")
+            raise ConfigError(
+                "score_rollouts=False leaves every reward unknown, so that none can stop the run"
+            )
         low, high = options.reward_range
         against = None if options.until_decided is None else str(options.until_decided)
         present = Measured("this run", self.env.env_id, {}, self.model, self.config())
-        return StoppingRule(self.plan, (low, high), half_width=options.until_half_width, against=against, run=present)
+        return StoppingRule(
+            self.plan,
+            (low, high),
+            half_width=options.until_half_width,
+            against=against,
+            run=present,
+        )
 
     async def _tell_decision(self, store: RunStore, progress: Progress) -> None:
-        """Log what ended the run early. *Raises* RunError when its rewards are outside their range."""
+        """Log what ended the run early. *Raises* RunError when its rewards are
+        outside their range."""
         if self.stopping is None:
             return
         self.stopping.update(store.rows)
@@ -487,20 +580,23 @@ class Run:
     async def _tell_missing_logprobs(self, store: RunStore) -> None:
         """Warn when log-probabilities were asked for and are not complete for every turn."""
         if self._asks_for_logprobs and store.without_tokens:
-            reasons = ", ".join(f"{count} x {reason}" for reason, count in store.without_tokens.most_common(4))
+            reasons = ", ".join(
+                f"{count} x {reason}" for reason, count in store.without_tokens.most_common(4)
+            )
             await self._warn(
-                f"{store.without_tokens.total()} of {store.num_turns} model turns are saved without the "
-                f"log-probabilities that sampling_args ask for: {reasons}"
+                f"{store.without_tokens.total()} of {store.num_turns} model turns are saved without"
+                f" the log-probabilities that sampling_args ask for: {reasons}"
             )
 
     async def _tell_changed_model(self, store: RunStore) -> None:
-        """Warn when the server answered under more than one name: one mean is then over several models."""
+        """Warn when the server answered under more than one name: one mean is then over several
+        models."""
         served = store.served_models(self.model)
         if len(served) > 1:
             listed = ", ".join(f"{name} ({count} rollouts)" for name, count in served.items())
             await self._warn(
-                f"the server answered as {len(served)} models: {listed}; the statistics are over all of them, and each "
-                f"row has its own in {SERVED_MODELS}"
+                f"the server answered as {len(served)} models: {listed}; the statistics are over"
+                f" all of them, and each row has its own in {SERVED_MODELS}"
             )
 
     def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
@@ -523,8 +619,8 @@ class Run:
         if limit <= room:
             return limit
         await self._warn(
-            f"{room} rollouts run at a time instead of {limit}: this process may open {open_file_limit()} files; raise "
-            "the limit (ulimit -n) or lower max_concurrent"
+            f"{room} rollouts run at a time instead of {limit}: this process may open"
+            f" {open_file_limit()} files; raise the limit (ulimit -n) or lower max_concurrent"
         )
         return room
 
@@ -533,11 +629,15 @@ class Run:
         await self._call_back("on_log", text)
 
     def _start_arguments(self, jobs: Pending) -> list[Any]:
-        """What ``on_start`` is passed: the number of pending rollouts, or the rows of the plan and the pending ones."""
+        """What ``on_start`` is passed: the number of pending rollouts, or the rows of the plan and
+        the pending ones."""
         if self.options.on_start is None or num_positional(self.options.on_start) < 2:
             return [len(jobs)]
         counts = zip(self.plan.examples, self.plan.siblings, strict=True)
-        return [[example.row for example, count in counts for _ in range(count)], [job.example.row for job in jobs]]
+        return [
+            [example.row for example, count in counts for _ in range(count)],
+            [job.example.row for job in jobs],
+        ]
 
     async def _call_back(self, name: str, *values: object) -> None:
         """Call a callback of the options, if set."""
@@ -553,7 +653,8 @@ class Run:
 def job_generator(
     env: RunEnvironment, context: RunContext, options: RunOptions
 ) -> AbstractAsyncContextManager[GenerateJob]:
-    """The function that generates jobs, in this process or in workers; it also scores unless scoring comes later.
+    """The function that generates jobs, in this process or in workers; it also scores unless
+    scoring comes later.
 
     *Raises* ConfigError on entry when a worker cannot load the environment.
     """

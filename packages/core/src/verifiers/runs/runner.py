@@ -1,10 +1,11 @@
-"""Run many rollouts: a fixed number of workers take jobs from a plan, generate, score and store them.
+"""Run many rollouts: a fixed number of workers take jobs from a plan, generate, score and store
+them.
 
-Without group functions a rollout is stored at once. With them the group is the unit: its last member scores it, and its
-rollouts are one write.
+Without group functions a rollout is stored at once. With them the group is the unit: its last
+member scores it, and its rollouts are one write.
 
-Guarantees: a failed rollout does not affect others; memory grows with concurrency, not with the plan (apart from
-retained states and results); no model call starts after a cancellation.
+Guarantees: a failed rollout does not affect others; memory grows with concurrency, not with the
+plan (apart from retained states and results); no model call starts after a cancellation.
 
 ``run`` decides what a run consists of.
 """
@@ -54,8 +55,9 @@ class Sink(Protocol):
 class Runner:
     """Runs a plan with a fixed number of workers.
 
-    ``abort_after`` consecutive failures of one cause with no success between them stop the run as ``TooManyFaults``
-    (0 = never). ``concurrency`` is the number of rollouts in flight. ``generate`` returns the finished state of a job.
+    ``abort_after`` consecutive failures of one cause with no success between them stop the run as
+    ``TooManyFaults`` (0 = never). ``concurrency`` is the number of rollouts in flight. ``generate``
+    returns the finished state of a job.
     """
 
     def __init__(
@@ -76,13 +78,15 @@ class Runner:
         self._groups: dict[int, list[tuple[Job, State]]] = {}
         self._streak: tuple[str, int] = ("", 0)
         self._failure: BaseException | None = None
-        self._by_group = groups_are_units(env.rubric) and context.score and not context.independent_scoring
+        self._by_group = (
+            groups_are_units(env.rubric) and context.score and not context.independent_scoring
+        )
 
     async def run(self, plan: Iterable[Job]) -> None:
         """Run every job of ``plan``; return when all are durable.
 
-        *Raises* RunError when the run cannot continue; everything acknowledged is durable. The workers are always
-        awaited first, and no model call starts afterwards.
+        *Raises* RunError when the run cannot continue; everything acknowledged is durable. The
+        workers are always awaited first, and no model call starts afterwards.
         """
         jobs = iter(plan)
         workers = [asyncio.ensure_future(self._work(jobs)) for _ in range(self.concurrency)]
@@ -95,7 +99,9 @@ class Runner:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-            for members in self._groups.values():  # scored individually; their siblings will not finish
+            for (
+                members
+            ) in self._groups.values():  # scored individually; their siblings will not finish
                 await self.env.rubric.run_cleanup([state for _, state in members])
 
     async def _work(self, jobs: Iterator[Job]) -> None:
@@ -111,7 +117,9 @@ class Runner:
                 state = await self.generate(self.env, job, self.context)
                 await self._finish(job, state)
                 self._guard(state)
-            except BudgetExhausted as error:  # the rollouts that need no further request finish: they are paid for
+            except (
+                BudgetExhausted
+            ) as error:  # the rollouts that need no further request finish: they are paid for
                 self._failure = self._failure or error
                 return
             except BaseException as error:
@@ -137,7 +145,9 @@ class Runner:
             del self._groups[job.example.example_id]
             members.sort(key=lambda member: member[0].sibling)
             jobs, states = [job for job, _ in members], [state for _, state in members]
-        if job.in_part:  # advantages also depend on rewards of an earlier run: Run._finish sets them
+        if (
+            job.in_part
+        ):  # advantages also depend on rewards of an earlier run: Run._finish sets them
             await self.env.rubric.run_cleanup(states)
             return
         await score_together(self.env, states, self.context)
@@ -151,7 +161,8 @@ class Runner:
             self.progress.count(state)
 
     def _guard(self, state: State) -> None:
-        """Stop the run after ``abort_after`` consecutive failures of one cause; ``scorable`` errors do not count."""
+        """Stop the run after ``abort_after`` consecutive failures of one cause; ``scorable`` errors
+        do not count."""
         error = state["error"]
         if error is None or error.scorable:
             self._streak = ("", 0)
@@ -162,8 +173,9 @@ class Runner:
         if count == self.abort_after:  # ==: concurrent failures must not raise it again
             place = f" ({error.file}:{error.line})" if error.file and error.line else ""
             raise TooManyFaults(
-                f"{count} rollouts in a row failed with {cause}, the last with: {error}{place}. Finished rollouts are "
-                "kept; correct the cause and run the same command again (or set abort_after=0 to continue regardless)",
+                f"{count} rollouts in a row failed with {cause}, the last with: {error}{place}."
+                " Finished rollouts are kept; correct the cause and run the same command again (or"
+                " set abort_after=0 to continue regardless)",
                 cause=cause,
                 count=count,
             ) from error
@@ -197,10 +209,16 @@ async def generate_then_score(
     progress: Progress,
     generate: GenerateJob = generate_job,
 ) -> None:
-    """Generate every job (``generate`` does not score), then score and store them. *Raises* as ``Runner.run``."""
-    generated, generation_progress = _GeneratedStates(), Progress(total=len(jobs), running=progress.running)
+    """Generate every job (``generate`` does not score), then score and store them. *Raises* as
+    ``Runner.run``."""
+    generated, generation_progress = (
+        _GeneratedStates(),
+        Progress(total=len(jobs), running=progress.running),
+    )
     single_jobs = [replace(job, siblings=1, num_pending=None) for job in jobs]
-    generation_context = replace(context, score=False, independent_scoring=False, control=RunControl())
+    generation_context = replace(
+        context, score=False, independent_scoring=False, control=RunControl()
+    )
     run_error: RunError | None = None
     try:
         runner = Runner(
@@ -225,7 +243,13 @@ async def generate_then_score(
     generated_jobs = [job for job in jobs if job.position in generated.states]
     abort_after = 0 if run_error else abort_after
     runner = Runner(
-        env, context, sink, concurrency=concurrency, abort_after=abort_after, progress=progress, generate=score_job
+        env,
+        context,
+        sink,
+        concurrency=concurrency,
+        abort_after=abort_after,
+        progress=progress,
+        generate=score_job,
     )
     await runner.run(generated_jobs)
     if run_error is not None:

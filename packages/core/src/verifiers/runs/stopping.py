@@ -1,8 +1,10 @@
-"""Stop an evaluation once it is decided: its mean is known well enough, or its difference to a saved run is.
+"""Stop an evaluation once it is decided: its mean is known well enough, or its difference to a
+saved run is.
 
-The rule reads finished examples in the order of the plan and skips none, so that quick rollouts do not count before
-slow ones; with a shuffled plan the examples are a random sample, and the interval is valid at whatever time the run
-stops (``results.sequential``). Rollouts that already run are finished and saved.
+The rule reads finished examples in the order of the plan and skips none, so that quick rollouts do
+not count before slow ones; with a shuffled plan the examples are a random sample, and the interval
+is valid at whatever time the run stops (``results.sequential``). Rollouts that already run are
+finished and saved.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from verifiers.runs.plan import Job, Plan
 from verifiers.storage.directory import read_config
 
 MIN_STEPS = 10
-"""Candidate means within the half-width that is asked for, so that their spacing does not matter."""
+"""Candidate means within the half-width that is asked for, so that their spacing does
+not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +43,21 @@ class Decision:
         >>> Decision(0.41, 0.47, 200, None).sentence()
         'decided after 200 examples: the mean is between 0.410 and 0.470 (95%, valid at any time)'
         """
-        what = "the mean is between" if self.against is None else f"the difference to {self.against} is between"
+        what = (
+            "the mean is between"
+            if self.against is None
+            else f"the difference to {self.against} is between"
+        )
         decided = "decided after" if self.is_decided else "not decided with all"
         return (
-            f"{decided} {self.num_examples} examples: {what} {self.low:.3f} and {self.high:.3f} (95%, valid at any "
-            "time)"
+            f"{decided} {self.num_examples} examples: {what} {self.low:.3f} and {self.high:.3f}"
+            " (95%, valid at any time)"
         )
 
 
 class StoppingRule:
-    """Decides whether a plan needs more examples. ``half_width``: of the interval of the mean reward; ``against``: a
-    saved run, whose difference is decided when its interval excludes 0.
+    """Decides whether a plan needs more examples. ``half_width``: of the interval of the mean
+    reward; ``against``: a saved run, whose difference is decided when its interval excludes 0.
 
     *Raises* ConfigError for a saved run that cannot be compared.
     """
@@ -72,14 +79,22 @@ class StoppingRule:
         if against is not None:
             self._baseline = _rewards_of(against, plan, run)
             low, high = low - high, high - low
-        steps = NUM_POINTS if half_width is None else max(NUM_POINTS, round(MIN_STEPS * (high - low) / half_width))
+        steps = (
+            NUM_POINTS
+            if half_width is None
+            else max(NUM_POINTS, round(MIN_STEPS * (high - low) / half_width))
+        )
         self._sequence = ConfidenceSequence(low, high, num_points=steps)
         self._next, self._position = 0, 0
 
     def update(self, rows: Mapping[int, RolloutOutput]) -> bool:
-        """Read further finished examples of ``rows`` (index in the plan -> rollout); whether it is decided."""
+        """Read further finished examples of ``rows`` (index in the plan -> rollout); whether it is
+        decided."""
         while self.problem is None and not self.is_decided and self._next < len(self.plan.examples):
-            count, example_hash = self.plan.siblings[self._next], self.plan.examples[self._next].hash
+            count, example_hash = (
+                self.plan.siblings[self._next],
+                self.plan.examples[self._next].hash,
+            )
             if not self._is_read(example_hash):
                 self._next, self._position = self._next + 1, self._position + count
                 continue
@@ -103,7 +118,9 @@ class StoppingRule:
         try:
             self._sequence.add(value)
         except ConfigError as error:
-            self.problem = f"{error}: give the range of the rewards (reward_range, --reward-range LOW,HIGH)"
+            self.problem = (
+                f"{error}: give the range of the rewards (reward_range, --reward-range LOW,HIGH)"
+            )
 
     @property
     def is_decided(self) -> bool:
@@ -119,10 +136,15 @@ class StoppingRule:
 
     def so_far(self) -> Decision:
         """The present interval."""
-        return Decision(*self._sequence.interval(), self._sequence.num_values, self.against, self.is_decided)
+        return Decision(
+            *self._sequence.interval(), self._sequence.num_values, self.against, self.is_decided
+        )
 
-    def until_decided(self, jobs: Iterable[Job], rows: Mapping[int, RolloutOutput]) -> Iterator[Job]:
-        """The jobs, example by example, until it is decided, without those of examples that it does not read.
+    def until_decided(
+        self, jobs: Iterable[Job], rows: Mapping[int, RolloutOutput]
+    ) -> Iterator[Job]:
+        """The jobs, example by example, until it is decided, without those of examples that it does
+        not read.
 
         ``rows`` grows meanwhile.
         """
@@ -137,7 +159,8 @@ class StoppingRule:
 
 
 def _rewards_of(path: str, plan: Plan, run: Measured | None) -> dict[Hashable, Sequence[float]]:
-    """Example hash -> rewards of a saved run. *Raises* ConfigError when it cannot be compared with ``run``."""
+    """Example hash -> rewards of a saved run. *Raises* ConfigError when it cannot be compared with
+    ``run``."""
     stored = (read_config(path) or {}).get("config")
     (baseline,) = measured([(str(path), load_results(path), stored)])
     rewards = dict(baseline.values["reward"])
@@ -145,5 +168,8 @@ def _rewards_of(path: str, plan: Plan, run: Measured | None) -> dict[Hashable, S
         hashes = {example.hash: [0.0] for example in plan.examples}
         present = Measured(run.name, run.env_id, {"reward": hashes}, run.model, run.config)
         if because := incomparable_because(baseline, present, ("reward",))[0]:
-            raise ConfigError(f"the run in {path} cannot be compared with this one: {'; '.join(because)}", path=path)
+            raise ConfigError(
+                f"the run in {path} cannot be compared with this one: {'; '.join(because)}",
+                path=path,
+            )
     return rewards

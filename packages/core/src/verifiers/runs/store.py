@@ -1,8 +1,8 @@
 """The finished rollouts of a run, with or without a journal, by their index in the plan.
 
-A rollout is acknowledged (counted, reported, returned) only after its bytes are durable, where there is a journal.
-Those of an earlier run and of this one are returned in the same format. Those of a large run are not held in memory:
-``large_store``.
+A rollout is acknowledged (counted, reported, returned) only after its bytes are durable, where
+there is a journal. Those of an earlier run and of this one are returned in the same format. Those
+of a large run are not held in memory: ``large_store``.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ REPORT_EVERY_S = 1.0
 COST_SHARE = 0.02
 """Largest share of the run time spent on computing metadata; a long run computes it less often."""
 SERVED_MODELS = "served_models"
-"""Column of a rollout, and fact of a run: names under which the server answered, where the requested one is not all."""
+"""Column of a rollout, and fact of a run: names under which the server answered, where the
+requested one is not all."""
 LARGE_PLAN = 20_000
 """Rollouts of a plan from which on they are not held."""
 
 
 def is_large(plan: Plan, directory: RunDirectory | None, keep_states: bool) -> bool:
-    """Whether the rollouts of a run are not held: where the run is saved and its states are not kept."""
+    """Whether the rollouts of a run are not held: where the run is saved and its states are not
+    kept."""
     return directory is not None and not keep_states and len(plan) >= LARGE_PLAN
 
 
@@ -117,7 +119,8 @@ class RunStore:
         return bool(rollout[1].get("error"))
 
     def take(self, position: int, example_id: int, rollout: Any) -> None:
-        """Add a saved rollout of an earlier run, matched by content; the index of its example may differ.
+        """Add a saved rollout of an earlier run, matched by content; the index of its example may
+        differ.
 
         *Raises* JournalError that names the line of a row of another shape.
         """
@@ -142,7 +145,8 @@ class RunStore:
         return Measurements.of(self.in_order())
 
     def served_models(self, requested: str) -> dict[str, int]:
-        """Name of a model -> rollouts that it answered; empty when all were answered under the requested name."""
+        """Name of a model -> rollouts that it answered; empty when all were answered under the
+        requested name."""
         plain = [requested]
         names = [row.get(SERVED_MODELS) or plain for row in self.rows.values() if row["completion"]]
         return other_than(requested, Counter(itertools.chain.from_iterable(names)))
@@ -160,7 +164,10 @@ class RunStore:
         if self.journal is not None:
             together = zip(outputs, jobs, states, strict=True)
             await self.journal.append(
-                [row_for_disk(output, job.example.hash, job.sibling, state.attempts) for output, job, state in together]
+                [
+                    row_for_disk(output, job.example.hash, job.sibling, state.attempts)
+                    for output, job, state in together
+                ]
             )
         self._keep(jobs, outputs, states)
         if self.on_progress is not None or time.monotonic() >= self._next_write:
@@ -184,7 +191,9 @@ class RunStore:
         for turn in turns:
             if model := getattr(turn.response, "model", ""):
                 names.add(str(model))
-            if not turn.has_tokens and not turn.extras.get("logprobs"):  # by the texts of the tokens
+            if not turn.has_tokens and not turn.extras.get(
+                "logprobs"
+            ):  # by the texts of the tokens
                 missing = getattr(turn.response, "tokens_missing", "")
                 self.without_tokens[missing or "the client returns none"] += 1
         return [] if names <= {requested} else sorted(names)
@@ -203,15 +212,17 @@ class RunStore:
         return GenerateOutputs(outputs=rows, metadata=GenerateMetadata(), states=states)
 
     def write_metadata(self, metadata: GenerateMetadata) -> None:
-        """Write ``metadata.json`` if there is a run directory. *Raises* JournalError when it cannot be written."""
+        """Write ``metadata.json`` if there is a run directory. *Raises* JournalError when it cannot
+        be written."""
         if self.directory is None:
             return
         try:
             self.directory.write_metadata(dict(metadata))
         except OSError as error:
             raise JournalError(
-                f"{self.directory.path}/metadata.json could not be written ({error}); every acknowledged rollout is "
-                "saved. Free space or repair the disk, then run the same command again.",
+                f"{self.directory.path}/metadata.json could not be written ({error}); every"
+                " acknowledged rollout is saved. Free space or repair the disk, then run the same"
+                " command again.",
                 path=str(self.directory.path),
             ) from error
 
@@ -219,10 +230,14 @@ class RunStore:
         row = self.rows[index]
         if (state := self.states.get(index)) is None:
             return output_to_state(row)
-        if state["advantage"] is None and row["advantage"] is not None:  # some siblings are from an earlier run
+        if (
+            state["advantage"] is None and row["advantage"] is not None
+        ):  # some siblings are from an earlier run
             state["advantage"] = row["advantage"]
             for step in state["trajectory"]:
-                step["advantage"] = row["advantage"] if step["advantage"] is None else step["advantage"]
+                step["advantage"] = (
+                    row["advantage"] if step["advantage"] is None else step["advantage"]
+                )
         return state
 
     async def _report(self, jobs: list[Job], outputs: list[RolloutOutput]) -> None:
@@ -237,7 +252,9 @@ class RunStore:
             self._next_report = _next_time(now, REPORT_EVERY_S)
         given: Any = self.on_progress
         for callback in given if isinstance(given, list | tuple) else [given]:
-            every = [self.in_order()] if num_positional(callback) >= 3 else []  # the older form: all, new, metadata
+            every = (
+                [self.in_order()] if num_positional(callback) >= 3 else []
+            )  # the older form: all, new, metadata
             try:
                 await maybe_await(callback(*every, _with_keys(jobs, outputs), self._metadata))
             except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
@@ -252,7 +269,8 @@ def other_than(requested: str, counts: Mapping[str, int]) -> dict[str, int]:
 def no_key(file: Path, line: int) -> JournalError:
     """The error for a line of a journal that is not a saved rollout."""
     return JournalError(
-        f"{file}:{line}: this line is not a saved rollout (it has no rollout_key); restore the file or remove the line",
+        f"{file}:{line}: this line is not a saved rollout (it has no rollout_key); restore the file"
+        " or remove the line",
         line=line,
     )
 
@@ -271,6 +289,7 @@ def _with_keys(jobs: list[Job], outputs: list[RolloutOutput]) -> list[RolloutOut
 
 
 def _next_time(started: float, every_s: float) -> float:
-    """When to repeat work that began at ``started`` (monotonic clock) and ends now, in keeping with ``COST_SHARE``."""
+    """When to repeat work that began at ``started`` (monotonic clock) and ends now, in keeping with
+    ``COST_SHARE``."""
     done = time.monotonic()
     return done + max(every_s, (done - started) / COST_SHARE)

@@ -1,1 +1,2 @@
-"""Domain-independent execution helpers: sync and async calls, deadlines, threads, processes, JSON, logging."""
+"""Domain-independent execution helpers: sync and async calls, deadlines, threads, processes, JSON,
+logging."""

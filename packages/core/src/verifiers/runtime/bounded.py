@@ -1,7 +1,8 @@
 """Read bytes of unknown length up to a limit: replies, files, output of child processes.
 
-The promise: a reader holds at most its limit and one chunk, whatever the sender announces or compresses: decoded bytes
-count. What is longer is an error and is never cut, except the end of a child's stderr, which only explains an error.
+The promise: a reader holds at most its limit and one chunk, whatever the sender announces or
+compresses: decoded bytes count. What is longer is an error and is never cut, except the end of a
+child's stderr, which only explains an error.
 
 Rows of results and datasets are not read here: they are as long as their user made them.
 """
@@ -39,7 +40,11 @@ def size_text(num_bytes: int) -> str:
     >>> size_text(64 * 2**20), size_text(1500)
     ('64 MiB', '1500 bytes')
     """
-    return f"{num_bytes >> 20} MiB" if num_bytes >= 2**20 and num_bytes % 2**20 == 0 else f"{num_bytes} bytes"
+    return (
+        f"{num_bytes >> 20} MiB"
+        if num_bytes >= 2**20 and num_bytes % 2**20 == 0
+        else f"{num_bytes} bytes"
+    )
 
 
 def read_file(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -49,13 +54,15 @@ def read_file(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> byt
 
 
 def read_text(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a UTF-8 file, with line ends as ``\\n``. *Raises* OSError; TooLong; UnicodeDecodeError."""
+    """The text of a UTF-8 file, with line ends as ``\\n``. *Raises* OSError; TooLong;
+    UnicodeDecodeError."""
     text = read_file(path, max_bytes).decode()
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def read_stream(stream: SupportsRead[bytes], max_bytes: int, what: str) -> bytes:
-    """What a binary stream (a file, a pipe, a ``urlopen`` reply) still holds. *Raises* as ``stream.read``; TooLong."""
+    """What a binary stream (a file, a pipe, a ``urlopen`` reply) still holds. *Raises* as
+    ``stream.read``; TooLong."""
     chunks, num_bytes = [], 0
     while chunk := stream.read(_CHUNK_BYTES):
         chunks.append(chunk)
@@ -66,7 +73,8 @@ def read_stream(stream: SupportsRead[bytes], max_bytes: int, what: str) -> bytes
 
 
 async def read_chunks(chunks: AsyncIterator[bytes], max_bytes: int, what: str) -> bytes:
-    """The chunks of a decoded body (aiohttp: ``response.content.iter_any()``). *Raises* as the chunks; TooLong."""
+    """The chunks of a decoded body (aiohttp: ``response.content.iter_any()``). *Raises* as the
+    chunks; TooLong."""
     held, num_bytes = [], 0
     async for chunk in chunks:
         held.append(chunk)
@@ -87,7 +95,11 @@ def run_captured(command: Sequence[str], **popen: Any) -> subprocess.CompletedPr
 
     *Raises* OSError; TooLong when stdout exceeds ``MAX_OUTPUT_BYTES``: the child is killed.
     """
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     with subprocess.Popen(command, **pipes, **popen) as process:
         assert process.stdout is not None
         errors = bytearray()

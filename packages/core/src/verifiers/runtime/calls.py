@@ -1,10 +1,11 @@
 """Calls between code that blocks and code that awaits, and what belongs to one event loop.
 
-A method with two forms (``either``) blocks and returns its value when no event loop runs in the calling thread, and
-returns an awaitable of that value when a loop does. A blocking method (``blocking_form``) always blocks; under a
-running loop it runs in an extra thread. A blocking call runs a private event loop, closes it at the end and leaves no
-thread, task or socket open. No signal handler is installed: a KeyboardInterrupt during a blocking call cancels the
-work, allows it ten seconds of clean-up, and is raised again.
+A method with two forms (``either``) blocks and returns its value when no event loop runs in the
+calling thread, and returns an awaitable of that value when a loop does. A blocking method
+(``blocking_form``) always blocks; under a running loop it runs in an extra thread. A blocking call
+runs a private event loop, closes it at the end and leaves no thread, task or socket open. No signal
+handler is installed: a KeyboardInterrupt during a blocking call cancels the work, allows it ten
+seconds of clean-up, and is raised again.
 """
 
 from __future__ import annotations
@@ -75,15 +76,19 @@ def dual(work: Work[T]) -> T | Awaitable[T]:
 def blocking(work: Work[T]) -> T:
     """The value of ``work()``, always blocking; under a running loop it runs in an extra thread.
 
-    The thread has the context of the caller. The calling loop is blocked meanwhile, so a cancellation of the calling
-    task (``asyncio.run`` turns Ctrl-C into one) is polled and forwarded.
+    The thread has the context of the caller. The calling loop is blocked meanwhile, so a
+    cancellation of the calling task (``asyncio.run`` turns Ctrl-C into one) is polled and
+    forwarded.
     """
     if not _loop_is_running():
         return run_in_private_loop(work)
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
     executor = concurrent.futures.ThreadPoolExecutor(1, "verifiers-blocking-call")
     result: concurrent.futures.Future[T] = executor.submit(
-        contextvars.copy_context().run, run_in_private_loop, work, lambda loop, task: running.append((loop, task))
+        contextvars.copy_context().run,
+        run_in_private_loop,
+        work,
+        lambda loop, task: running.append((loop, task)),
     )
 
     def cancel() -> None:
@@ -108,7 +113,8 @@ def blocking(work: Work[T]) -> T:
 
 
 def run_in_private_loop(
-    work: Work[T], on_start: Callable[[asyncio.AbstractEventLoop, asyncio.Task[T]], None] | None = None
+    work: Work[T],
+    on_start: Callable[[asyncio.AbstractEventLoop, asyncio.Task[T]], None] | None = None,
 ) -> T:
     """Run ``work()`` to completion on a fresh loop of the calling thread, then close the loop."""
     loop = _new_event_loop()
@@ -118,7 +124,9 @@ def run_in_private_loop(
             on_start(loop, task)
         try:
             return loop.run_until_complete(task)
-        except BaseException:  # an interrupt leaves the task unfinished: let it clean up, then raise again
+        except (
+            BaseException
+        ):  # an interrupt leaves the task unfinished: let it clean up, then raise again
             if not task.done():
                 task.cancel()
                 loop.run_until_complete(asyncio.wait([task], timeout=CLEANUP_S))
@@ -157,7 +165,8 @@ def _loop_is_running() -> bool:
 
 
 def num_positional(function: Callable[..., Any]) -> int:
-    """How many positional arguments a function requires at most: older callbacks are told apart by it.
+    """How many positional arguments a function requires at most: older callbacks are told apart by
+    it.
 
     >>> num_positional(lambda outputs, metadata: None), num_positional(print)
     (2, 0)
@@ -175,10 +184,11 @@ def num_positional(function: Callable[..., Any]) -> int:
 class PerLoop(Generic[T]):
     """One resource per running event loop, closed when that loop shuts down.
 
-    ``make()`` runs inside the loop on first use there; ``close(resource)`` is awaited in the same loop. One client
-    object can thereby serve many blocking calls, each with a private loop, from any thread. ``aclose`` closes the
-    resource; otherwise the loop's ``shutdown_asyncgens`` does (called by ``asyncio.run`` and by blocking calls),
-    because an asynchronous generator owns the resource. A loop that is closed without it drops its resource unclosed.
+    ``make()`` runs inside the loop on first use there; ``close(resource)`` is awaited in the same
+    loop. One client object can thereby serve many blocking calls, each with a private loop, from
+    any thread. ``aclose`` closes the resource; otherwise the loop's ``shutdown_asyncgens`` does
+    (called by ``asyncio.run`` and by blocking calls), because an asynchronous generator owns the
+    resource. A loop that is closed without it drops its resource unclosed.
     """
 
     __slots__ = ("_close", "_make", "_resources")
@@ -189,7 +199,8 @@ class PerLoop(Generic[T]):
         self._resources: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]] = {}
 
     def here(self) -> T:
-        """The running loop's resource. *Raises* RuntimeError outside a loop, and the exceptions of ``make``."""
+        """The running loop's resource. *Raises* RuntimeError outside a loop, and the exceptions of
+        ``make``."""
         loop = asyncio.get_running_loop()
         entry = self._resources.get(loop)
         return entry[0] if entry is not None else self._open(loop)
@@ -205,12 +216,16 @@ class PerLoop(Generic[T]):
         return len(self._resources)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> T:
-        for closed in [key for key in tuple(self._resources) if key.is_closed()]:  # copy: other threads add too
+        for closed in [
+            key for key in tuple(self._resources) if key.is_closed()
+        ]:  # copy: other threads add too
             self._resources.pop(closed, None)
         resource = self._make()
         owner = self._lifetime(loop)
         self._resources[loop] = (resource, owner)
-        with contextlib.suppress(StopIteration):  # runs to the first yield, which registers it with the loop's shutdown
+        with contextlib.suppress(
+            StopIteration
+        ):  # runs to the first yield, which registers it with the loop's shutdown
             owner.__anext__().send(None)
         return resource
 

@@ -15,13 +15,15 @@ COARSE_FROM_S = 5.0
 class Deadline:
     """A single-use time limit on the task that enters it. ``limit_s`` None sets no limit.
 
-    ``with Deadline(limit_s) as deadline:`` stops its body as ``asyncio.timeout`` does: the task is cancelled, and the
-    block raises ``TimeoutError``. Most of the thousands of limits on rollouts and requests never expire, yet a timer
-    for each would have to be scheduled and cancelled; here a limit of five seconds or more is an entry in a dictionary
-    that is checked four times a second. A long limit therefore expires up to ``TICK_S`` late, never early. Shorter
-    limits use one timer each.
+    ``with Deadline(limit_s) as deadline:`` stops its body as ``asyncio.timeout`` does: the task is
+    cancelled, and the block raises ``TimeoutError``. Most of the thousands of limits on rollouts
+    and requests never expire, yet a timer for each would have to be scheduled and cancelled; here a
+    limit of five seconds or more is an entry in a dictionary that is checked four times a second. A
+    long limit therefore expires up to ``TICK_S`` late, never early. Shorter limits use one timer
+    each.
 
-    *Raises* TimeoutError at the end of the block when the limit expired inside and nothing else cancelled the task.
+    *Raises* TimeoutError at the end of the block when the limit expired inside and nothing else
+    cancelled the task.
     """
 
     __slots__ = ("_cancelling", "_timer", "expired", "limit_s", "task")
@@ -29,7 +31,8 @@ class Deadline:
     def __init__(self, limit_s: float | None):
         self.limit_s = limit_s
         self.expired = False
-        """Whether the limit expired inside the block, whether or not the cancellation took effect."""
+        """Whether the limit expired inside the block, whether or not the cancellation
+        took effect."""
         self._timer: _Ticker | asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -50,7 +53,10 @@ class Deadline:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool | None:
         timer, self._timer = self._timer, None
         if type(timer) is _Ticker:

@@ -1,12 +1,14 @@
-"""Fail points: named points in the code where a test kills the process or injects a disk error, to test crash safety.
+"""Fail points: named points in the code where a test kills the process or injects a disk error, to
+test crash safety.
 
-``VF_FAILPOINT=journal.after_write:3`` sends SIGKILL to this process at the third pass of that fail point;
-``journal.after_write:3:raise`` raises ``OSError(EIO)`` there once, and ``…:3:ENOSPC`` that error. Unset, a pass costs
-one comparison. Passes are counted per process, and one fail point is armed at a time.
+``VF_FAILPOINT=journal.after_write:3`` sends SIGKILL to this process at the third pass of that fail
+point; ``journal.after_write:3:raise`` raises ``OSError(EIO)`` there once, and ``…:3:ENOSPC`` that
+error. Unset, a pass costs one comparison. Passes are counted per process, and one fail point is
+armed at a time.
 
-Fail points: ``journal.open`` (recovered, before truncation), ``journal.before_write``, ``journal.after_write``
-(before the fsync), ``journal.after_fsync``, ``journal.finish``, ``index.append`` (what does not fit is cut off), and
-``atomic_write.before_rename``.
+Fail points: ``journal.open`` (recovered, before truncation), ``journal.before_write``,
+``journal.after_write`` (before the fsync), ``journal.after_fsync``, ``journal.finish``,
+``index.append`` (what does not fit is cut off), and ``atomic_write.before_rename``.
 
 Only tests arm fail points.
 """
@@ -53,7 +55,8 @@ def failpoint(name: str) -> None:
 
 @contextmanager
 def armed(spec: str) -> Iterator[None]:
-    """Arm ``name:n``, ``name:n:raise`` or ``name:n:ERRNO`` in this process for the duration of a ``with`` block."""
+    """Arm ``name:n``, ``name:n:raise`` or ``name:n:ERRNO`` in this process for the duration of a
+    ``with`` block."""
     global _armed
     before, _armed = _armed, _parsed(spec)
     try:
@@ -70,7 +73,8 @@ def _parsed(spec: str) -> _Armed | None:
     code = errno.EIO if effect == "raise" else getattr(errno, effect, None) if effect else None
     if not name or not at_pass.isdecimal() or int(at_pass) < 1 or (effect and code is None):
         raise ConfigError(
-            f"{VARIABLE}={spec!r} is not name:n, name:n:raise or name:n:ERRNO with n >= 1; unset it outside tests.",
+            f"{VARIABLE}={spec!r} is not name:n, name:n:raise or name:n:ERRNO with n >= 1; unset it"
+            " outside tests.",
             key=VARIABLE,
         )
     return _Armed(name, int(at_pass), code)

@@ -1,11 +1,12 @@
 """Run the garbage collector less often during a run.
 
-A run allocates thousands of small objects that live until its end. At the default thresholds Python's collector scans
-them repeatedly and frees nothing: a fifth of the CPU time of a rollout at 512 in flight. ``fewer_collections``
-raises the thresholds for a block and restores them afterwards. Reference cycles are still collected.
+A run allocates thousands of small objects that live until its end. At the default thresholds
+Python's collector scans them repeatedly and frees nothing: a fifth of the CPU time of a rollout at
+512 in flight. ``fewer_collections`` raises the thresholds for a block and restores them afterwards.
+Reference cycles are still collected.
 
-Thresholds belong to the whole process: of several concurrent runs the first sets them and the last restores them. A
-process with a disabled collector or higher thresholds keeps its settings.
+Thresholds belong to the whole process: of several concurrent runs the first sets them and the last
+restores them. A process with a disabled collector or higher thresholds keeps its settings.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _before: tuple[int, int, int] | None = None
 
 @contextmanager
 def fewer_collections() -> Iterator[None]:
-    """Raise the collector's thresholds for the duration of the block; blocks may overlap and nest."""
+    """Raise the collector's thresholds for the duration of the block; blocks may
+    overlap and nest."""
     global _num_runs, _before
     with _lock:
         _num_runs += 1
@@ -37,6 +39,8 @@ def fewer_collections() -> Iterator[None]:
         with _lock:
             _num_runs -= 1
             if _num_runs == 0 and _before is not None:
-                if gc.get_threshold() == THRESHOLDS:  # else other code has changed them; keep its values
+                if (
+                    gc.get_threshold() == THRESHOLDS
+                ):  # else other code has changed them; keep its values
                     gc.set_threshold(*_before)
                 _before = None

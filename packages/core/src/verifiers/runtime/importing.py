@@ -11,10 +11,11 @@ from types import ModuleType
 
 
 def import_source(file: Path, module: str, root: Path) -> ModuleType:
-    """Import ``module`` from ``file``; ``root`` is the folder that holds it or its top-level package.
+    """Import ``module`` from ``file``; ``root`` is the folder that holds it or its top-level
+    package.
 
-    A name that another module has is not taken from it. ``root`` is appended to ``sys.path``, last, so that the files
-    beside it can be imported and replace no installed module.
+    A name that another module has is not taken from it. ``root`` is appended to ``sys.path``, last,
+    so that the files beside it can be imported and replace no installed module.
     """
     if str(root) not in sys.path:
         sys.path.append(str(root))
@@ -42,6 +43,8 @@ def _import_file(name: str, file: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:  # as the import statement does: a module that failed is not kept; re-raised
+    except (
+        BaseException
+    ):  # as the import statement does: a module that failed is not kept; re-raised
         sys.modules.pop(name, None)
         raise

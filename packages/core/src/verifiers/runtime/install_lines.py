@@ -1,8 +1,9 @@
-"""Where the distributions of this project were installed from, and the commands that install more from there.
+"""Where the distributions of this project were installed from, and the commands that install more
+from there.
 
-They are on no public index, where ``verifiers`` is another project: installing a plain name could take that one.
-``direct_url.json`` (PEP 610) holds where an installed distribution came from; one that is not installed comes from the
-same place as ``verifiers``.
+They are on no public index, where ``verifiers`` is another project: installing a plain name could
+take that one. ``direct_url.json`` (PEP 610) holds where an installed distribution came from; one
+that is not installed comes from the same place as ``verifiers``.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ FOLDERS = {
     "verifiers-sandboxes": "sandboxes",
     "verifiers-trainer": "trainer",
 }
-"""Distribution -> its folder in ``packages`` of the repository; the others, ``vf-NAME``, are in ``packages/envs``."""
+"""Distribution -> its folder in ``packages`` of the repository; the others, ``vf-NAME``, are in
+``packages/envs``."""
 _LOGIN = re.compile(r"(https?://)[^/\s@]+@")
 _SOURCE_LABELS = ("repository", "source", "source code")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a distribution came from: ``folder``, or ``url`` of a git repository (with ``commit``) or of an archive."""
+    """Where a distribution came from: ``folder``, or ``url`` of a git repository (with ``commit``)
+    or of an archive."""
 
     folder: Path | None = None
     is_editable: bool = False
@@ -48,10 +51,13 @@ class Origin:
         """What follows ``NAME @`` in a requirement."""
         if not self.commit:
             return self.url
-        return f"git+{self.url}@{self.commit}" + (f"#subdirectory={self.subdirectory}" if self.subdirectory else "")
+        return f"git+{self.url}@{self.commit}" + (
+            f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
+        )
 
     def beside(self, distribution: str) -> Origin | None:
-        """The origin of another distribution of the same repository; None when it cannot be derived."""
+        """The origin of another distribution of the same repository; None when it cannot be
+        derived."""
         name = FOLDERS.get(distribution) or f"envs/{distribution.removeprefix('vf-')}"
         if self.folder is not None:
             folder = self.folder.parent / name
@@ -61,10 +67,11 @@ class Origin:
 
 
 def install_line(distribution: str, extra: str = "") -> str:
-    """The shell command that installs a distribution with one of its extras: ``install_line("verifiers", "math")``.
+    """The shell command that installs a distribution with one of its extras:
+    ``install_line("verifiers", "math")``.
 
-    ``uv pip install -e '…/packages/core[math]'`` in a checkout, ``pip install 'verifiers[math] @ git+…'`` where it came
-    from git. ``pip`` where this Python has it, else ``uv pip``.
+    ``uv pip install -e '…/packages/core[math]'`` in a checkout, ``pip install 'verifiers[math] @
+    git+…'`` where it came from git. ``pip`` where this Python has it, else ``uv pip``.
     """
     command = "pip install" if importlib.util.find_spec("pip") else "uv pip install"
     return f"{command} {requirement(distribution, extra)}"
@@ -73,7 +80,8 @@ def install_line(distribution: str, extra: str = "") -> str:
 def requirement(distribution: str, extra: str = "") -> str:
     """The arguments of ``pip install`` for it, quoted for a shell.
 
-    They are a plain name where it was installed by its name from an index: the installer then keeps what is installed.
+    They are a plain name where it was installed by its name from an index: the installer then keeps
+    what is installed.
     """
     suffix = f"[{extra}]" if extra else ""
     library = origin_of(CORE)
@@ -81,7 +89,9 @@ def requirement(distribution: str, extra: str = "") -> str:
     if origin is None:
         if _installed(distribution):
             return shlex.quote(f"{distribution}{suffix}")
-        unknown = Origin(url=repository_url() or "REPOSITORY", commit="main", subdirectory="packages/core")
+        unknown = Origin(
+            url=repository_url() or "REPOSITORY", commit="main", subdirectory="packages/core"
+        )
         origin = unknown.beside(distribution) or unknown
     if origin.folder is not None:
         return f"{'-e ' if origin.is_editable else ''}{shlex.quote(f'{origin.folder}{suffix}')}"
@@ -89,7 +99,8 @@ def requirement(distribution: str, extra: str = "") -> str:
 
 
 def origin_of(distribution: str) -> Origin | None:
-    """Where an installed distribution came from; None when its metadata does not say, or the place is gone."""
+    """Where an installed distribution came from; None when its metadata does not say, or the place
+    is gone."""
     installed = _installed(distribution)
     if installed is None:
         folder = Path(__file__).resolve().parents[3]  # run from its source folder
@@ -102,14 +113,17 @@ def origin_of(distribution: str) -> Origin | None:
 
 
 def repository_url() -> str | None:
-    """The git repository of the installed ``verifiers``: that of its ``[project.urls]``, else where it came from.
+    """The git repository of the installed ``verifiers``: that of its ``[project.urls]``, else where
+    it came from.
 
     For a checkout it is the URL of its folder. None when nothing says it.
     """
     library = _installed(CORE)
     for entry in (library.metadata.get_all("Project-URL") if library else None) or []:
         label, _, url = str(entry).partition(",")
-        if label.strip().lower() in _SOURCE_LABELS and re.match(r"(https?|ssh|git|file)://\S", url.strip()):
+        if label.strip().lower() in _SOURCE_LABELS and re.match(
+            r"(https?|ssh|git|file)://\S", url.strip()
+        ):
             return url.strip()
     origin = origin_of(CORE)
     if origin is None:
@@ -129,7 +143,11 @@ def _read(facts: dict[str, Any]) -> Origin | None:
     if "dir_info" in facts:
         return Origin(path, bool(facts["dir_info"].get("editable"))) if path.is_dir() else None
     if "vcs_info" in facts:
-        return Origin(url=url, commit=facts["vcs_info"]["commit_id"], subdirectory=facts.get("subdirectory", ""))
+        return Origin(
+            url=url,
+            commit=facts["vcs_info"]["commit_id"],
+            subdirectory=facts.get("subdirectory", ""),
+        )
     return Origin(url=url) if url and (not url.startswith("file:") or path.is_file()) else None
 
 

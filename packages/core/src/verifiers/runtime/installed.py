@@ -1,7 +1,8 @@
 """Entry points of the installed distributions, also where the metadata of some is damaged.
 
-A distribution that cannot be read costs its own entry points only, and is returned with the reason. What was read is
-kept until a metadata file changes: asking for the times of files is faster than reading hundreds of them.
+A distribution that cannot be read costs its own entry points only, and is returned with the reason.
+What was read is kept until a metadata file changes: asking for the times of files is faster than
+reading hundreds of them.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ if TYPE_CHECKING:
     from importlib_metadata import Distribution, EntryPoint
 
 PARTS = "verifiers.parts"
-"""Group of the entry points by which a distribution of this project provides names of ``verifiers``."""
+"""Group of the entry points by which a distribution of this project provides names of
+``verifiers``."""
 _FOLDER_NAME = re.compile(r"-|\.(?:dist|egg)-info$")
 _BLANK_LINE = re.compile(r"^\r?\n", re.MULTILINE)
 _FILES = ("entry_points.txt", "METADATA", "PKG-INFO")
 _YOUNG_NS = 50_000_000
-"""A file of this age may be written once more without a change of its time: the clock of a file system ticks."""
+"""A file of this age may be written once more without a change of its time: the clock of a file
+system ticks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """An entry point that cannot be used; ``name`` is "" when its distribution's list cannot be read."""
+    """An entry point that cannot be used; ``name`` is "" when its distribution's list cannot be
+    read."""
 
     name: str
     place: str
@@ -46,7 +50,8 @@ _read: dict[str, tuple[list[object], list[tuple[EntryPoint, Distribution] | Brok
 def entry_points(
     group: str, distributions: Iterable[Any] | None = None
 ) -> Iterator[tuple[EntryPoint, Distribution] | Broken]:
-    """The entry points of a group with their distributions (the first, for one on the path twice), or what is broken.
+    """The entry points of a group with their distributions (the first, for one on the path twice),
+    or what is broken.
 
     ``distributions``: those to read instead of the installed ones.
     """
@@ -63,7 +68,8 @@ def entry_points(
 
 
 def part(name: str, distribution: str, label: str = "") -> Any:
-    """What another distribution of this project provides by an entry point of the group ``verifiers.parts``.
+    """What another distribution of this project provides by an entry point of the group
+    ``verifiers.parts``.
 
     ``label`` is what a message calls it.
 
@@ -73,12 +79,15 @@ def part(name: str, distribution: str, label: str = "") -> Any:
         if not isinstance(entry, Broken) and entry[0].name == name:
             return entry[0].load()
     raise ConfigError(
-        f"{label or name} is in {distribution}, which is not installed: {install_line(distribution)}", key=name
+        f"{label or name} is in {distribution}, which is not installed:"
+        f" {install_line(distribution)}",
+        key=name,
     )
 
 
 def agents_part(name: str) -> Any:
-    """``vf.NAME`` of the package verifiers-agents. *Raises* AttributeError that says how to install it."""
+    """``vf.NAME`` of the package verifiers-agents. *Raises* AttributeError that says how to install
+    it."""
     try:
         return part(name, "verifiers-agents", f"vf.{name}")
     except ConfigError as error:
@@ -86,14 +95,17 @@ def agents_part(name: str) -> Any:
 
 
 def headers(distribution: Distribution) -> Mapping[str, str]:
-    """The headers of a distribution's metadata, ``Name`` and ``Version`` among them; empty where it has none.
+    """The headers of a distribution's metadata, ``Name`` and ``Version`` among them; empty where it
+    has none.
 
-    Each use of importlib's ``name``, ``version`` and ``metadata`` parses the whole file, with the README that it ends
-    in: two hundred packages take a third of a second.
+    Each use of importlib's ``name``, ``version`` and ``metadata`` parses the whole file, with the
+    README that it ends in: two hundred packages take a third of a second.
     """
     from email.parser import HeaderParser
 
-    texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))  # the last: an old file of an egg
+    texts = (
+        distribution.read_text(name) for name in ("METADATA", "PKG-INFO", "")
+    )  # the last: an old file of an egg
     text = next(filter(None, texts), "")
     pairs = HeaderParser().parsestr(_BLANK_LINE.split(text, maxsplit=1)[0]).items()
     return dict(reversed(pairs))  # the first of a name that stands there twice
@@ -131,7 +143,9 @@ def _installed(group: str) -> list[tuple[EntryPoint, Distribution] | Broken]:
     return [_checked(entry, entry.dist) for entry in entries if entry.dist is not None]
 
 
-def _of_each(group: str, distributions: Iterable[Any]) -> Iterator[tuple[EntryPoint, Distribution] | Broken]:
+def _of_each(
+    group: str, distributions: Iterable[Any]
+) -> Iterator[tuple[EntryPoint, Distribution] | Broken]:
     seen: set[str] = set()
     for distribution in distributions:
         place = _place(distribution)
@@ -148,7 +162,9 @@ def _of_each(group: str, distributions: Iterable[Any]) -> Iterator[tuple[EntryPo
         yield from (_checked(entry, distribution) for entry in entries)
 
 
-def _checked(entry: EntryPoint, distribution: Distribution) -> tuple[EntryPoint, Distribution] | Broken:
+def _checked(
+    entry: EntryPoint, distribution: Distribution
+) -> tuple[EntryPoint, Distribution] | Broken:
     """The entry point, or why it cannot be used."""
     place = _place(distribution)
     try:
@@ -158,7 +174,9 @@ def _checked(entry: EntryPoint, distribution: Distribution) -> tuple[EntryPoint,
     except Exception as error:  # noqa: BLE001  as above
         return Broken(entry.name, place, f"its METADATA cannot be read: {_text(error)}")
     try:
-        is_named = all(part.isidentifier() for part in f"{entry.module}.{entry.attr or 'x'}".split("."))
+        is_named = all(
+            part.isidentifier() for part in f"{entry.module}.{entry.attr or 'x'}".split(".")
+        )
     except Exception:  # noqa: BLE001  as above; versions of the library differ
         is_named = False
     if not is_named:

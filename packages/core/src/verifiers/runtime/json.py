@@ -1,9 +1,9 @@
 """JSON encoding: rows that always encode, and one canonical encoding for hashes.
 
-``encode_row`` never fails. Its bytes are ASCII (a lone surrogate, U+0085, U+2028 or NUL from a model survives a round
-trip, and no reader takes a character for a line end); NaN and infinity become ``null``; objects with
-``tolist()`` (numpy, torch, ``array``) become numbers, paths become text; a value that JSON cannot represent becomes the
-marker ``{"__unserializable__": "<type>"}``.
+``encode_row`` never fails. Its bytes are ASCII (a lone surrogate, U+0085, U+2028 or NUL from a
+model survives a round trip, and no reader takes a character for a line end); NaN and infinity
+become ``null``; objects with ``tolist()`` (numpy, torch, ``array``) become numbers, paths become
+text; a value that JSON cannot represent becomes the marker ``{"__unserializable__": "<type>"}``.
 
 ``canonical_json`` is strict, because different values must have different hashes.
 """
@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 UNSERIALIZABLE = "__unserializable__"
-"""The only key of the marker for a value that JSON cannot represent; its value is the name of the type."""
+"""The only key of the marker for a value that JSON cannot represent; its value is the name of the
+type."""
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
@@ -30,9 +31,15 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
     """
     try:
         encoded = _ENCODER.encode(row)
-        return encoded if encoded.isascii() else _ASCII.encode(_DECODER.decode(encoded)).encode("ascii")
+        return (
+            encoded
+            if encoded.isascii()
+            else _ASCII.encode(_DECODER.decode(encoded)).encode("ascii")
+        )
     except Exception:  # noqa: BLE001  lone surrogates, odd keys, cycles, objects that raise: encode column by column
-        columns = (f"{_ASCII.encode(str(name))}:{_encode_column(value)}" for name, value in row.items())
+        columns = (
+            f"{_ASCII.encode(str(name))}:{_encode_column(value)}" for name, value in row.items()
+        )
         return ("{" + ",".join(columns) + "}").encode("ascii")
 
 
@@ -40,7 +47,9 @@ def decode_row(encoded: bytes) -> dict[str, Any]:
     """The row of one JSON object. *Raises* ValueError when the bytes are not a JSON object."""
     try:
         row = _DECODER.decode(encoded)
-    except msgspec.DecodeError:  # lone surrogates, which msgspec rejects and the standard library accepts
+    except (
+        msgspec.DecodeError
+    ):  # lone surrogates, which msgspec rejects and the standard library accepts
         row = json.loads(encoded)
     if not isinstance(row, dict):
         raise ValueError(f"expected a JSON object, found {type(row).__name__}")
@@ -48,12 +57,14 @@ def decode_row(encoded: bytes) -> dict[str, Any]:
 
 
 def canonical_json(value: object) -> bytes:
-    """The canonical bytes of a JSON value, for hashes: keys sorted, no spaces, UTF-8; NaN and infinity are ``null``.
+    """The canonical bytes of a JSON value, for hashes: keys sorted, no spaces, UTF-8; NaN and
+    infinity are ``null``.
 
-    Numbers are written as msgspec writes them (``1.0``, ``0.00001``, ``1e16``), which tests pin. A value with a lone
-    surrogate, which UTF-8 cannot encode, is written in ASCII.
+    Numbers are written as msgspec writes them (``1.0``, ``0.00001``, ``1e16``), which tests pin. A
+    value with a lone surrogate, which UTF-8 cannot encode, is written in ASCII.
 
-    *Raises* TypeError for a value that JSON cannot represent: a marker would give different values one hash.
+    *Raises* TypeError for a value that JSON cannot represent: a marker would give different values
+    one hash.
 
     >>> canonical_json({"b": 1, "a": ["é", {3, 1, 2}]}).decode()
     '{"a":["é",[1,2,3]],"b":1}'
@@ -72,7 +83,8 @@ def canonical_json(value: object) -> bytes:
 
 
 def _plain(value: object) -> Any:
-    """A builtin equivalent of a value that msgspec cannot encode. *Raises* TypeError when there is none."""
+    """A builtin equivalent of a value that msgspec cannot encode. *Raises* TypeError when there is
+    none."""
     if isinstance(value, str):  # a subclass; its overrides are ignored
         return str.__str__(value)
     if isinstance(value, float):
@@ -115,7 +127,10 @@ def _json_ready(value: object) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(key): _json_ready(member) for key, member in value.items()}
+        return {
+            key if isinstance(key, str) else str(key): _json_ready(member)
+            for key, member in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
         return [_json_ready(member) for member in value]
     return _json_ready(msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_or_marker))
@@ -125,4 +140,6 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain_or_marker)
 _CANONICAL = msgspec.json.Encoder(enc_hook=_plain, order="sorted")
 _DECODER = msgspec.json.Decoder()
 _ASCII = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-_SURROGATES = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), sort_keys=True)
+_SURROGATES = json.JSONEncoder(
+    ensure_ascii=True, allow_nan=False, separators=(",", ":"), sort_keys=True
+)

@@ -1,4 +1,5 @@
-"""Configure the ``verifiers`` logger. Importing the package configures no logging; programs call ``setup_logging``."""
+"""Configure the ``verifiers`` logger. Importing the package configures no logging; programs call
+``setup_logging``."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ HANDLER = "verifiers-stderr"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def setup_logging(level: str | None = None, log_format: str | None = None, date_format: str | None = None) -> None:
-    """Write the ``verifiers`` logger's messages to stderr; ``level`` defaults to ``VF_LOG_LEVEL``, then INFO.
+def setup_logging(
+    level: str | None = None, log_format: str | None = None, date_format: str | None = None
+) -> None:
+    """Write the ``verifiers`` logger's messages to stderr; ``level`` defaults to ``VF_LOG_LEVEL``,
+    then INFO.
 
     *Raises* ConfigError for an unknown level.
 
@@ -26,7 +30,10 @@ def setup_logging(level: str | None = None, log_format: str | None = None, date_
     """
     name = (level or os.environ.get("VF_LOG_LEVEL") or "INFO").upper()
     if name not in logging.getLevelNamesMapping():
-        raise ConfigError(f"unknown log level {name!r}; use DEBUG, INFO, WARNING or ERROR (VF_LOG_LEVEL)", key="level")
+        raise ConfigError(
+            f"unknown log level {name!r}; use DEBUG, INFO, WARNING or ERROR (VF_LOG_LEVEL)",
+            key="level",
+        )
     logger = logging.getLogger(LOGGER)
     handler = logging.StreamHandler()
     handler.name = HANDLER

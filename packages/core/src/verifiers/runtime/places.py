@@ -1,4 +1,5 @@
-"""Places in author code: ``file:line`` of an error, for messages. Paths below the working directory are relative."""
+"""Places in author code: ``file:line`` of an error, for messages. Paths below the working directory
+are relative."""
 
 from __future__ import annotations
 
@@ -12,14 +13,20 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 def raised_at(error: BaseException) -> str | None:
-    """The innermost line of author code in an error's traceback: ``file:line in function``; None without one."""
+    """The innermost line of author code in an error's traceback: ``file:line in function``; None
+    without one."""
     return last_of_author(traceback.extract_tb(error.__traceback__))
 
 
 def last_of_author(frames: Iterable[traceback.FrameSummary]) -> str | None:
-    """The last frame outside of this package and the standard library: ``file:line in function``."""
+    """The last frame outside of this package and the standard library: ``file:line in
+    function``."""
     author = [frame for frame in frames if not _is_library(frame.filename)]
-    return f"{short_path(author[-1].filename)}:{author[-1].lineno} in {author[-1].name}" if author else None
+    return (
+        f"{short_path(author[-1].filename)}:{author[-1].lineno} in {author[-1].name}"
+        if author
+        else None
+    )
 
 
 def short_path(path: str | os.PathLike[str]) -> str:
@@ -30,4 +37,6 @@ def short_path(path: str | os.PathLike[str]) -> str:
 
 def _is_library(path: str) -> bool:
     """Whether a file belongs to this package, to the standard library, or is generated code."""
-    return path.startswith((_PACKAGE, "<")) or (path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path)
+    return path.startswith((_PACKAGE, "<")) or (
+        path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
+    )

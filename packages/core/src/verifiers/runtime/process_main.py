@@ -1,9 +1,11 @@
-"""The main program of a worker process: read pickled calls from stdin, write their results to stdout as JSON.
+"""The main program of a worker process: read pickled calls from stdin, write their results to
+stdout as JSON.
 
-It runs as a script and does not import the package by itself. Results are JSON, so that a function corrupted by its
-input cannot execute code in the parent; printed output is discarded. When stdin closes because the parent has ended,
-the process and its children are killed, also during a call. On Linux the kernel does that; elsewhere the CPU time limit
-ends a function that never releases the interpreter lock.
+It runs as a script and does not import the package by itself. Results are JSON, so that a function
+corrupted by its input cannot execute code in the parent; printed output is discarded. When stdin
+closes because the parent has ended, the process and its children are killed, also during a call. On
+Linux the kernel does that; elsewhere the CPU time limit ends a function that never releases the
+interpreter lock.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def bound_cpu_time(limit_s: float) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime + limit_s) + 2
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+    )
 
 
 def plain(value: object) -> Any:
@@ -57,7 +61,8 @@ initialized: list[Any] = []
 
 
 def answer(message: bytes, results: BinaryIO) -> dict[str, Any]:
-    """Make one call and return its value or error; sends ``started`` after imports and initialization."""
+    """Make one call and return its value or error; sends ``started`` after imports and
+    initialization."""
     try:
         path, limit_s, call = pickle.loads(message)
         sys.path[:] = path
@@ -77,7 +82,8 @@ def answer(message: bytes, results: BinaryIO) -> dict[str, Any]:
 
 
 def killed_with_parent(on: bool) -> None:
-    """Have the kernel kill the process group at any event on stdin, such as its closing (Linux only)."""
+    """Have the kernel kill the process group at any event on stdin, such as its closing (Linux
+    only)."""
     if hasattr(fcntl, "F_SETSIG") and os.getpgrp() == os.getpid():
         fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpid())
         fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
@@ -104,7 +110,9 @@ def main() -> None:
         try:
             text = json.dumps(outcome, default=plain).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            text = json.dumps({"error": type(error).__name__, "message": str(error)[:2000]}).encode()
+            text = json.dumps(
+                {"error": type(error).__name__, "message": str(error)[:2000]}
+            ).encode()
         write_message(results, text)
 
 

@@ -1,11 +1,12 @@
 """Killable worker processes: plain data in, a number out, a deadline on every call.
 
 For algebra, code or unbounded pattern matching on model text: isolated reward functions
-(``Rubric.add_reward_func(..., isolated=True)``), math verification and the scorers of Reasoning Gym run here. At the
-deadline of a call its process is killed with its children; the next call gets a new process. No alarm signals are used
-in this process.
+(``Rubric.add_reward_func(..., isolated=True)``), math verification and the scorers of Reasoning Gym
+run here. At the deadline of a call its process is killed with its children; the next call gets a
+new process. No alarm signals are used in this process.
 
-This is not a sandbox: functions run with the rights of this process. It protects against functions that hang or crash.
+This is not a sandbox: functions run with the rights of this process. It protects against functions
+that hang or crash.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ from verifiers.runtime.worker_threads import call_in_thread, workers
 WORKER = Path(__file__).with_name("process_main.py")
 MAX_ANSWER_BYTES = 16 << 20
 START_LIMIT_S = 60.0
-"""Bound on starting a process, importing the function and running the initializer; not part of a call's own limit."""
+"""Bound on starting a process, importing the function and running the initializer; not part of a
+call's own limit."""
 
 
 class ProcessPool:
-    """Worker processes, started on demand and reused; at most ``max_processes`` at a time (default: one per core).
+    """Worker processes, started on demand and reused; at most ``max_processes`` at a time (default:
+    one per core).
 
-    Each process runs ``initializer(*initargs)`` once, before its first call. All of these must be importable.
+    Each process runs ``initializer(*initargs)`` once, before its first call. All of these must be
+    importable.
     """
 
     def __init__(
@@ -61,16 +65,20 @@ class ProcessPool:
         """Number of live processes, idle or busy."""
         return len(self._idle) + len(self._busy)
 
-    async def run(self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str) -> Any:
+    async def run(
+        self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str
+    ) -> Any:
         """``call`` from the event loop; calls queue on the loop instead of blocking threads."""
         async with self._turn:
             return await call_in_thread(self.call, function, kwargs, limit_s, name)
 
-    def call(self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str) -> Any:
+    def call(
+        self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str
+    ) -> Any:
         """``function(**kwargs)``, blocking. ``limit_s`` counts from the function's start.
 
-        *Raises* TimeoutError at the deadline; ScoringError when the arguments are not plain data, the process died or
-        the function raised (the message contains type and text).
+        *Raises* TimeoutError at the deadline; ScoringError when the arguments are not plain data,
+        the process died or the function raised (the message contains type and text).
         """
         try:
             call = pickle.dumps((*self._initializer, function, dict(kwargs)))
@@ -82,7 +90,9 @@ class ProcessPool:
             process = self._take()
             try:
                 answer = process.exchange(pickle.dumps((sys.path, limit_s, call)), limit_s)
-            except BaseException:  # the process still runs the call and cannot be reused; raised again
+            except (
+                BaseException
+            ):  # the process still runs the call and cannot be reused; raised again
                 process.kill()
                 raise
             finally:
@@ -91,9 +101,13 @@ class ProcessPool:
                     if process.alive:
                         self._idle.append(process)
         if answer is None:
-            raise ScoringError(f"the worker process of {name!r} died (out of memory or CPU time?)", function=name)
+            raise ScoringError(
+                f"the worker process of {name!r} died (out of memory or CPU time?)", function=name
+            )
         if "error" in answer:
-            raise ScoringError(f"{name!r} raised {answer['error']}: {answer['message']}", function=name)
+            raise ScoringError(
+                f"{name!r} raised {answer['error']}: {answer['message']}", function=name
+            )
         return answer["value"]
 
     def close(self) -> None:
@@ -118,9 +132,11 @@ def process_pool(
     initializer: Callable[..., Any] | None = None,
     initargs: tuple[Hashable, ...] = (),
 ) -> ProcessPool:
-    """The running loop's pool with these settings, created on first use; its processes end with the loop.
+    """The running loop's pool with these settings, created on first use; its processes end with the
+    loop.
 
-    Processes without an initializer are cheap to start, so they also end when the loop's worker threads go idle.
+    Processes without an initializer are cheap to start, so they also end when the loop's worker
+    threads go idle.
     """
     pools = _POOLS.here()
     key = (max_processes, initializer, initargs)
@@ -150,7 +166,8 @@ class _Process:
         )
 
     def exchange(self, message: bytes, limit_s: float) -> dict[str, Any] | None:
-        """Send a message and wait for its answer; None when the process died. *Raises* TimeoutError."""
+        """Send a message and wait for its answer; None when the process died. *Raises*
+        TimeoutError."""
         stdin = self._popen.stdin
         assert stdin is not None
         try:
@@ -189,7 +206,8 @@ class _Process:
         return bytes(parts)
 
     def signal_kill(self) -> None:
-        """Send SIGKILL to the process and its children; the thread that uses the process reaps it."""
+        """Send SIGKILL to the process and its children; the thread that uses the
+        process reaps it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)
 
@@ -212,11 +230,13 @@ def require_isolatable(function: Callable[..., Any], name: str) -> None:
         pickle.dumps(function)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{name!r} cannot run isolated because it is not importable ({error}); define it at the top of a module",
+            f"{name!r} cannot run isolated because it is not importable ({error}); define it at the"
+            " top of a module",
             function=name,
         ) from error
     if getattr(function, "__module__", None) == "__main__":
         raise ConfigError(
-            f"{name!r} cannot run isolated from the main script; move it to a module that can be imported",
+            f"{name!r} cannot run isolated from the main script; move it to a module that can be"
+            " imported",
             function=name,
         )

@@ -1,9 +1,11 @@
-"""Remove secrets from whatever leaves the process: settings that are saved, messages, tracebacks, command lines.
+"""Remove secrets from whatever leaves the process: settings that are saved, messages, tracebacks,
+command lines.
 
-A secret is known by its *name* (``judge_api_key``, ``X-Api-Key``, the values of ``headers``), by its *shape* (``sk-…``,
-``Bearer …``, a login in a URL), or by its *value*: those of environment variables with KEY, TOKEN, SECRET or PASSWORD
-in their names, and those passed to ``remember_secrets``. ``***`` stands for it; in the identity of a run a short digest
-follows, so that two secrets differ. Text of models and datasets is not searched.
+A secret is known by its *name* (``judge_api_key``, ``X-Api-Key``, the values of ``headers``), by
+its *shape* (``sk-…``, ``Bearer …``, a login in a URL), or by its *value*: those of environment
+variables with KEY, TOKEN, SECRET or PASSWORD in their names, and those passed to
+``remember_secrets``. ``***`` stands for it; in the identity of a run a short digest follows, so
+that two secrets differ. Text of models and datasets is not searched.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Any
 
 HIDDEN = "***"
 MIN_SECRET_CHARS = 8
-"""Shorter values ("1", "true") are not searched for in texts; replacing them would corrupt the text."""
+"""Shorter values ("1", "true") are not searched for in texts; replacing them would corrupt the
+text."""
 
 _VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _CREDENTIAL = re.compile(
@@ -35,7 +38,9 @@ _DIGEST = re.compile(r" [0-9a-f]{8}$")
 _DIGESTED = re.compile(re.escape(HIDDEN) + r"( [0-9a-f]{8})?$")
 _NAMED = r"(api[-_]?key|(access|auth|session|refresh)[-_]token|secret[-_](access[-_])?key|client[-_]secret|passw(or)?d)"
 _PATTERNS = (
-    re.compile(r"(?i)((?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic)\s+)?)[^\s'\",}]+"),
+    re.compile(
+        r"(?i)((?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic)\s+)?)[^\s'\",}]+"
+    ),
     re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}"),
     re.compile(rf"(?i)((?:{_NAMED})['\"]?\s*[:=]\s*['\"]?)[^\s'\",}}]+"),
     re.compile(r"(\b[a-z][a-z+.-]*://)[^/\s@]+:[^/\s@]+(?=@)"),
@@ -47,7 +52,7 @@ _PATTERNS = (
 _remembered: set[str] = set()
 
 
-# --- names and values ---------------------------------------------------------------------------------------------
+# --- names and values -----------------------------------------------------------------------------
 
 
 def is_secret_name(name: str) -> bool:
@@ -58,11 +63,14 @@ def is_secret_name(name: str) -> bool:
     """
     words = _words(name)
     is_variable = name.isupper() and len(name) > 3 and _VARIABLE.match(name) is not None
-    return bool(_CREDENTIAL.search(words) or _SECRET.search(words) or is_variable) and not words.endswith("max_tokens")
+    return bool(
+        _CREDENTIAL.search(words) or _SECRET.search(words) or is_variable
+    ) and not words.endswith("max_tokens")
 
 
 def is_credential_name(name: str) -> bool:
-    """Whether a column of this name holds a key or a header; ``secret`` and ``password`` may be data of a task."""
+    """Whether a column of this name holds a key or a header; ``secret`` and ``password`` may be
+    data of a task."""
     return _CREDENTIAL.search(_words(name)) is not None
 
 
@@ -77,7 +85,7 @@ def remember_secrets(settings: object) -> None:
     _walk(settings, remember, is_secret_name)
 
 
-# --- texts --------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
 def redacted_text(text: str) -> str:
@@ -89,7 +97,11 @@ def redacted_text(text: str) -> str:
     for secret in _remembered:
         text = text.replace(secret, HIDDEN)
     for name, value in os.environ.items():
-        if len(value) >= MIN_SECRET_CHARS and value in text and any(part in name.upper() for part in _VARIABLES):
+        if (
+            len(value) >= MIN_SECRET_CHARS
+            and value in text
+            and any(part in name.upper() for part in _VARIABLES)
+        ):
             text = text.replace(value, HIDDEN)
     for pattern in _PATTERNS:
         text = pattern.sub(rf"\1{HIDDEN}", text)
@@ -97,10 +109,12 @@ def redacted_text(text: str) -> str:
 
 
 def redacted_words(words: Iterable[str]) -> list[str]:
-    """The words of a command line without secrets: values of options, members of JSON objects, values of headers.
+    """The words of a command line without secrets: values of options, members of JSON objects,
+    values of headers.
 
     >>> redacted_words(["-a", '{"api_key": "x", "n": 1}', "--header", "X-Run: 5", "--env.args.password=y", "-n", "3"])
-    ['-a', '{"api_key": "***", "n": 1}', '--header', 'X-Run: ***', '--env.args.password=***', '-n', '3']
+    ['-a', '{"api_key": "***", "n": 1}', '--header', 'X-Run: ***', '--env.args.password=***', '-n',
+    '3']
     """
     printable, option = [], ""
     for word in words:
@@ -121,22 +135,30 @@ def _redacted_value(value: str, option: str) -> str:
     except ValueError:
         return redacted_text(value)
     redacted_content = redacted(content) if isinstance(content, dict | list) else content
-    return value if redacted_content == content else json.dumps(redacted_content, ensure_ascii=False)
+    return (
+        value if redacted_content == content else json.dumps(redacted_content, ensure_ascii=False)
+    )
 
 
-# --- values -------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 def redacted(settings: object) -> Any:
-    """A JSON value without secrets: those of secret names, at any depth, and those that texts contain.
+    """A JSON value without secrets: those of secret names, at any depth, and those that texts
+    contain.
 
     >>> redacted({"extra_headers": {"X-Run": "5"}, "judge": {"api_key": "abc", "model": "m"}, "temperature": 0.5})
-    {'extra_headers': {'X-Run': '***'}, 'judge': {'api_key': '***', 'model': 'm'}, 'temperature': 0.5}
+    {'extra_headers': {'X-Run': '***'}, 'judge': {'api_key': '***', 'model': 'm'}, 'temperature':
+    0.5}
     """
-    return _walk(settings, lambda text, name: HIDDEN, is_secret_name, lambda text: redacted_text(text))
+    return _walk(
+        settings, lambda text, name: HIDDEN, is_secret_name, lambda text: redacted_text(text)
+    )
 
 
-def without_secrets(settings: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
+def without_secrets(
+    settings: Mapping[str, Any], prefix: str = ""
+) -> tuple[dict[str, Any], list[str]]:
     """(the settings without those that hold a secret, the dotted names that were left out).
 
     >>> without_secrets({"n": 3, "judge": {"model": "m", "api_key": "abc"}})
@@ -159,21 +181,24 @@ def without_secrets(settings: Mapping[str, Any], prefix: str = "") -> tuple[dict
 
 
 def redacted_column(column: object) -> Any:
-    """A column of a saved rollout without the values of credentials' names; its texts are data and stay."""
+    """A column of a saved rollout without the values of credentials' names; its texts are data and
+    stay."""
     return _walk(column, lambda text, name: HIDDEN, is_credential_name)
 
 
 def digested(settings: object) -> Any:
-    """As ``redacted``, with 8 hex digits that tell secrets apart; a value that is redacted already stays.
+    """As ``redacted``, with 8 hex digits that tell secrets apart; a value that is redacted already
+    stays.
 
-    The digest is PBKDF2 with the name as salt, cut to 32 bits: a key cannot be recovered from it, nor a password
-    confirmed with certainty.
+    The digest is PBKDF2 with the name as salt, cut to 32 bits: a key cannot be recovered from it,
+    nor a password confirmed with certainty.
     """
     return _walk(settings, _digested, is_secret_name, _digested_text)
 
 
 def without_digest(value: object) -> Any:
-    """A redacted text without its digest, other values unchanged: version 0.2.0 stored no digests."""
+    """A redacted text without its digest, other values unchanged: version 0.2.0
+    stored no digests."""
     return _DIGEST.sub("", value) if isinstance(value, str) and HIDDEN in value else value
 
 
@@ -191,7 +216,9 @@ def _digested_text(text: str) -> str:
 @functools.lru_cache(maxsize=1024)
 def _digest(text: str, name: str) -> str:
     salt = f"verifiers identity {_words(name)}".encode()
-    return hashlib.pbkdf2_hmac("sha256", text.encode("utf-8", "surrogatepass"), salt, 20_000, dklen=4).hex()
+    return hashlib.pbkdf2_hmac(
+        "sha256", text.encode("utf-8", "surrogatepass"), salt, 20_000, dklen=4
+    ).hex()
 
 
 def _walk(
@@ -202,7 +229,8 @@ def _walk(
     name: str = "",
     inside: bool = False,
 ) -> Any:
-    """A copy of a JSON value: ``hide(text, name)`` for what stands below a secret name, ``show(text)`` for others."""
+    """A copy of a JSON value: ``hide(text, name)`` for what stands below a secret name,
+    ``show(text)`` for others."""
     if isinstance(value, Mapping):
         return {
             key: _walk(member, hide, is_secret, show, str(key), inside or is_secret(str(key)))
@@ -211,10 +239,15 @@ def _walk(
     if isinstance(value, list | tuple):
         return [_walk(member, hide, is_secret, show, name, inside) for member in value]
     if inside:
-        return value if value is None or isinstance(value, bool) or value == "" else hide(str(value), name)
+        return (
+            value
+            if value is None or isinstance(value, bool) or value == ""
+            else hide(str(value), name)
+        )
     return show(value) if show is not None and isinstance(value, str) else value
 
 
 def _words(name: str) -> str:
-    """A name in lower case with underscores: ``judgeApiKey`` and ``Judge-Api-Key`` are ``judge_api_key``."""
+    """A name in lower case with underscores: ``judgeApiKey`` and ``Judge-Api-Key`` are
+    ``judge_api_key``."""
     return re.sub(r"[-\s]+", "_", _WORD_START.sub("_", name)).lower()

@@ -1,4 +1,5 @@
-"""Keywords behind ``**options``: listed as parameters for ``help()`` and editors, or set as attributes."""
+"""Keywords behind ``**options``: listed as parameters for ``help()`` and editors, or set as
+attributes."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ from verifiers.runtime.suggest import check_keywords, close_match
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def spell_out(options: type[Any], defaults: Mapping[str, Any] | Callable[..., Any]) -> Callable[[F], F]:
-    """Decorate a function that takes ``**options: Unpack[options]``: its signature lists the keys as parameters.
+def spell_out(
+    options: type[Any], defaults: Mapping[str, Any] | Callable[..., Any]
+) -> Callable[[F], F]:
+    """Decorate a function that takes ``**options: Unpack[options]``: its signature lists the keys
+    as parameters.
 
-    ``options`` is the TypedDict. ``defaults`` maps keys to default values, or is a function whose signature has them.
-    Calls are not affected.
+    ``options`` is the TypedDict. ``defaults`` maps keys to default values, or is a function whose
+    signature has them. Calls are not affected.
 
     >>> from typing import TypedDict, Unpack
     >>> class Limits(TypedDict, total=False):
@@ -28,13 +32,18 @@ def spell_out(options: type[Any], defaults: Mapping[str, Any] | Callable[..., An
     (['name', 'seconds'], 60.0)
     """
     if not isinstance(defaults, Mapping):
-        defaults = {name: parameter.default for name, parameter in inspect.signature(defaults).parameters.items()}
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(defaults).parameters.items()
+        }
     keys = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=defaults.get(name),
-            annotation=getattr(annotation, "__forward_arg__", annotation),  # text, like the other annotations
+            annotation=getattr(
+                annotation, "__forward_arg__", annotation
+            ),  # text, like the other annotations
         )
         for name, annotation in options.__annotations__.items()
     ]
@@ -51,8 +60,9 @@ def spell_out(options: type[Any], defaults: Mapping[str, Any] | Callable[..., An
 def set_extra_attributes(target: object, keywords: Mapping[str, Any]) -> None:
     """Set the keywords of a subclass that are no parameters as attributes of ``target``.
 
-    *Raises* ConfigError for an unknown keyword of a class of this library; of a subclass for one that resembles a
-    parameter, unless the subclass declares it, and for one that would hide a method or property.
+    *Raises* ConfigError for an unknown keyword of a class of this library; of a subclass for one
+    that resembles a parameter, unless the subclass declares it, and for one that would hide a
+    method or property.
     """
     cls: Any = type(target)
     parameters = parameters_of(cls)
@@ -60,8 +70,12 @@ def set_extra_attributes(target: object, keywords: Mapping[str, Any]) -> None:
         check_keywords(keywords, parameters, cls.__name__)
     for name, value in keywords.items():
         if name not in parameters and (near := close_match(name, parameters)):
-            raise ConfigError(f"{cls.__name__} has no parameter {name!r}; did you mean {near!r}?", key=name)
+            raise ConfigError(
+                f"{cls.__name__} has no parameter {name!r}; did you mean {near!r}?", key=name
+            )
         member = getattr(cls, name, None)
         if callable(member) or isinstance(member, property):
-            raise ConfigError(f"{name!r} would hide {cls.__name__}.{name}; choose another name", key=name)
+            raise ConfigError(
+                f"{name!r} would hide {cls.__name__}.{name}; choose another name", key=name
+            )
         setattr(target, name, value)

@@ -11,13 +11,15 @@ from collections.abc import Collection, Iterable
 from verifiers.errors import ConfigError
 
 ALMOST = 0.8
-"""Similarity ratio (0 to 1) from which an unknown keyword counts as a misspelling and is rejected."""
+"""Similarity ratio (0 to 1) from which an unknown keyword counts as a misspelling and
+is rejected."""
 SIMILAR = 0.6
 """Similarity ratio (0 to 1) from which a known name is suggested."""
 
 
 def close_match(name: str, candidates: Iterable[str], ratio: float = ALMOST) -> str | None:
-    """The candidate most similar to ``name``, or None when none reaches ``ratio`` (0 to 1; 1 = equal).
+    """The candidate most similar to ``name``, or None when none reaches ``ratio`` (0 to 1; 1 =
+    equal).
 
     >>> close_match("max_turn", ["max_turns", "rubric"]), close_match("difficulty", ["max_turns", "rubric"])
     ('max_turns', None)
@@ -26,12 +28,16 @@ def close_match(name: str, candidates: Iterable[str], ratio: float = ALMOST) -> 
     return matches[0] if matches else None
 
 
-def close_matches(name: str, candidates: Iterable[str], count: int = 3, ratio: float = SIMILAR) -> list[str]:
+def close_matches(
+    name: str, candidates: Iterable[str], count: int = 3, ratio: float = SIMILAR
+) -> list[str]:
     """Up to ``count`` candidates that reach ``ratio``, the closest first."""
     spelled: dict[str, str] = {}
     for candidate in candidates:
         spelled.setdefault(_folded(candidate), candidate)
-    return [spelled[match] for match in difflib.get_close_matches(_folded(name), spelled, count, ratio)]
+    return [
+        spelled[match] for match in difflib.get_close_matches(_folded(name), spelled, count, ratio)
+    ]
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
@@ -60,7 +66,9 @@ def check_keywords(names: Iterable[str], allowed: Collection[str], where: str) -
         f"{name!r} (did you mean {match!r}?)" if match else repr(name)
         for name, match in zip(unknown, suggestions, strict=True)
     )
-    allowed_names = "" if all(suggestions) else f"; it knows: {', '.join(sorted(allowed)) or 'no keywords'}"
+    allowed_names = (
+        "" if all(suggestions) else f"; it knows: {', '.join(sorted(allowed)) or 'no keywords'}"
+    )
     raise ConfigError(
         f"{where} does not know {listed}{allowed_names}",
         names=unknown,

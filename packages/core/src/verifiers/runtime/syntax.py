@@ -10,10 +10,11 @@ _ATTEMPTS = 100
 
 
 def parse_python(source: str | bytes, filename: str = "<unknown>") -> ast.Module:
-    """``ast.parse``, also where several threads parse at once. *Raises* SyntaxError; ValueError (null bytes).
+    """``ast.parse``, also where several threads parse at once. *Raises* SyntaxError; ValueError
+    (null bytes).
 
-    Before CPython 3.11.9 and 3.12.3 the depth counter of the tree's constructor is shared by all threads, and
-    ``ast.parse`` raises SystemError when two of them construct trees
+    Before CPython 3.11.9 and 3.12.3 the depth counter of the tree's constructor is shared by all
+    threads, and ``ast.parse`` raises SystemError when two of them construct trees
     (https://github.com/python/cpython/issues/106905).
     """
     with _LOCK:

@@ -1,10 +1,12 @@
-"""Print text of models, datasets and other programs on a terminal without giving them the terminal."""
+"""Print text of models, datasets and other programs on a terminal without giving them
+the terminal."""
 
 from __future__ import annotations
 
 import re
 
-# what can move the cursor, restyle the terminal, reorder or hide text: C0 but \n and \t, C1, bidi, tags, surrogates
+# what can move the cursor, restyle the terminal, reorder or hide text: C0 but \n and \t, C1, bidi,
+# tags, surrogates
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f\ud800-\udfff]"
 )
@@ -23,4 +25,10 @@ def escape_control(text: str) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )

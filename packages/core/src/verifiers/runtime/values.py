@@ -1,7 +1,7 @@
 """Check the value of a setting against its annotation, and say in words what the annotation allows.
 
-An annotation is a declaration: ``Annotated[int, Meta(ge=1)] | None`` with ranges by ``msgspec.Meta`` and choices by
-``Literal``. `MinusOne` in ``Annotated`` is what msgspec cannot say.
+An annotation is a declaration: ``Annotated[int, Meta(ge=1)] | None`` with ranges by
+``msgspec.Meta`` and choices by ``Literal``. `MinusOne` in ``Annotated`` is what msgspec cannot say.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ _NOUNS: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class MinusOne:
-    """In ``Annotated``: -1 is allowed in addition to the range of a whole number, with this meaning."""
+    """In ``Annotated``: -1 is allowed in addition to the range of a whole number, with this
+    meaning."""
 
     meaning: str
 
 
 def parts(hint: object) -> Iterator[Any]:
-    """Yield the types in an annotation, ``Literal``s as they are, and the metadata of every ``Annotated``."""
+    """Yield the types in an annotation, ``Literal``s as they are, and the metadata of every
+    ``Annotated``."""
     members = typing.get_args(hint)
     if typing.get_origin(hint) is Annotated:
         yield from members[1:]
@@ -80,7 +82,9 @@ def describe(hint: object) -> str:
 def _nouns(hint: object) -> Iterator[str]:
     origin, members = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        described = [mark.description for mark in members[1:] if isinstance(mark, Meta) and mark.description]
+        described = [
+            mark.description for mark in members[1:] if isinstance(mark, Meta) and mark.description
+        ]
         marks = "".join(_range(mark) for mark in members[1:])
         yield from (noun + marks for noun in described or _nouns(members[0]))
     elif origin in (typing.Union, types.UnionType):

@@ -1,7 +1,8 @@
-"""Worker threads of an event loop, for an author's synchronous functions, with a time limit on every call.
+"""Worker threads of an event loop, for an author's synchronous functions, with a time limit on
+every call.
 
-A synchronous function never blocks the loop: it runs in a worker thread, at an overhead of a few microseconds.
-Functions that must be killable run in a process (``processes``).
+A synchronous function never blocks the loop: it runs in a worker thread, at an overhead of a few
+microseconds. Functions that must be killable run in a process (``processes``).
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ IDLE_S = 1.0
 GROW_AFTER_S = 0.02
 WINDOW_S = 0.05
 IDLE_SHARE = 0.05
-"""Threads that use less than this share of one core over ``WINDOW_S`` are waiting, not computing."""
+"""Threads that use less than this share of one core over ``WINDOW_S`` are waiting,
+not computing."""
 HEALTHY_LAG_S = 0.02
-"""While the loop wakes later than this, the machine is too busy to distinguish waiting threads from starved ones."""
+"""While the loop wakes later than this, the machine is too busy to distinguish waiting threads from
+starved ones."""
 PROMPT_LAG_S = 0.002
 PROMPT_WINDOWS = 4
-"""A loop with at most ``PROMPT_LAG_S`` for so many windows is not blocked: a thread that holds the interpreter lock
-delays it by about 5 ms. So the pool also grows for threads that compute without the lock."""
+"""A loop with at most ``PROMPT_LAG_S`` for so many windows is not blocked: a thread that holds the
+interpreter lock delays it by about 5 ms. So the pool also grows for threads that compute without
+the lock."""
 
 
 async def call_in_thread(
@@ -84,14 +88,17 @@ class Raised:
 
 
 class Workers:
-    """The worker threads of one event loop, for synchronous functions, with a time limit on every call.
+    """The worker threads of one event loop, for synchronous functions, with a time limit on every
+    call.
 
-    All functions of one rollout are handed to a thread together, finished jobs return to the loop in batches, and one
-    timer per loop checks the limits. The pool starts with one thread and grows while jobs are queued *and* its threads
-    wait on I/O. It does not grow while threads hold the interpreter lock: more threads would only delay the loop.
+    All functions of one rollout are handed to a thread together, finished jobs return to the loop
+    in batches, and one timer per loop checks the limits. The pool starts with one thread and grows
+    while jobs are queued *and* its threads wait on I/O. It does not grow while threads hold the
+    interpreter lock: more threads would only delay the loop.
 
-    Threads end with their loop; idle ones end after a second. A call that exceeds its limit is abandoned together with
-    its thread, which cannot be killed: the run stops after ``MAX_STUCK`` of them have not returned.
+    Threads end with their loop; idle ones end after a second. A call that exceeds its limit is
+    abandoned together with its thread, which cannot be killed: the run stops after ``MAX_STUCK`` of
+    them have not returned.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_threads: int = 32):
@@ -111,19 +118,26 @@ class Workers:
         self._expected_tick = 0.0
         self._lag_s = 0.0  # how late ticks come: a decaying maximum
         self._prompt_windows = 0
-        self._window: tuple[float, float] = (0.0, 0.0)  # start, CPU time of the other threads at the start
+        self._window: tuple[float, float] = (
+            0.0,
+            0.0,
+        )  # start, CPU time of the other threads at the start
 
     async def run(self, steps: Sequence[Step], context: object) -> list[Any]:
-        """Call the steps sequentially in a worker thread; return the value of each step, or ``Raised``.
+        """Call the steps sequentially in a worker thread; return the value of each step, or
+        ``Raised``.
 
-        A step that exceeds its limit gives ``Raised(TimeoutError)``; the following steps run in another thread.
+        A step that exceeds its limit gives ``Raised(TimeoutError)``; the following steps run in
+        another thread.
 
         *Raises* TooManyFaults when ``MAX_STUCK`` threads hang in functions that do not return.
         """
         loop = asyncio.get_running_loop()
         job = _Job(steps, context, loop.create_future())
         self._open += 1
-        if not self._outbox:  # jobs of one loop iteration are submitted together, which wakes a thread once
+        if (
+            not self._outbox
+        ):  # jobs of one loop iteration are submitted together, which wakes a thread once
             loop.call_soon(self._hand_over)
         self._outbox.append(job)
         if not self._ticking:
@@ -175,7 +189,9 @@ class Workers:
         begun, cpu_then = self._window
         if now - begun >= WINDOW_S:
             cpu_now = _other_threads_cpu_s()
-            waiting = self._lag_s < HEALTHY_LAG_S and cpu_now - cpu_then < IDLE_SHARE * (now - begun)
+            waiting = self._lag_s < HEALTHY_LAG_S and cpu_now - cpu_then < IDLE_SHARE * (
+                now - begun
+            )
             self._prompt_windows = self._prompt_windows + 1 if self._lag_s < PROMPT_LAG_S else 0
             self._window = (now, cpu_now)
             if not self._queue.empty() and (waiting or self._prompt_windows >= PROMPT_WINDOWS):
@@ -187,7 +203,10 @@ class Workers:
     def _grow(self, now: float) -> None:
         with self._lock:
             room = min(len(self._threads), self.max_threads - len(self._threads))
-            if all(worker.job is not None and now - worker.started > GROW_AFTER_S for worker in self._threads):
+            if all(
+                worker.job is not None and now - worker.started > GROW_AFTER_S
+                for worker in self._threads
+            ):
                 for _ in range(min(room, self._queue.qsize())):
                     self._add_thread()
 
@@ -205,7 +224,9 @@ class Workers:
             if worker in self._threads:
                 self._threads.remove(worker)
         self._stuck = [*(stuck for stuck in self._stuck if stuck.thread.is_alive()), worker]
-        job.outcomes.append(Raised(TimeoutError(f"{step.name!r} did not return within {limit:g} s")))
+        job.outcomes.append(
+            Raised(TimeoutError(f"{step.name!r} did not return within {limit:g} s"))
+        )
         if len(self._stuck) >= MAX_STUCK:
             _settle(job.future, error=_too_many_stuck(step.name, limit, len(self._stuck)))
         elif len(job.outcomes) < len(job.steps):
@@ -279,7 +300,9 @@ class _Worker:
         self.started = monotonic()
         self.abandoned = False
         self.lock = threading.Lock()
-        self.thread = threading.Thread(target=target, args=(self,), name="verifiers-worker", daemon=True)
+        self.thread = threading.Thread(
+            target=target, args=(self,), name="verifiers-worker", daemon=True
+        )
 
 
 class _Job:
@@ -295,7 +318,9 @@ def _other_threads_cpu_s() -> float:
     return process_time() - thread_time()
 
 
-def _settle(future: asyncio.Future[Any], outcomes: object = None, error: BaseException | None = None) -> None:
+def _settle(
+    future: asyncio.Future[Any], outcomes: object = None, error: BaseException | None = None
+) -> None:
     if future.done():
         return
     if error is None:
@@ -310,8 +335,9 @@ def _is_interrupt(outcome: object) -> bool:
 
 def _too_many_stuck(name: str, limit_s: float, count: int) -> TooManyFaults:
     return TooManyFaults(
-        f"{count} threads hang in functions that did not return in time, the last in {name!r} after {limit_s:g} s; "
-        "bound the function's own waits, or register it with isolated=True so that it can be killed",
+        f"{count} threads hang in functions that did not return in time, the last in {name!r} after"
+        f" {limit_s:g} s; bound the function's own waits, or register it with isolated=True so that"
+        " it can be killed",
         cause=name,
         count=count,
         function=name,

@@ -1,8 +1,9 @@
 """Find a sandbox backend: by name, or for ``"auto"`` the first of ``AUTO`` whose probe passes.
 
-Names are looked up in ``BACKENDS`` (the built-in ones and those added with ``register``), then among the entry points
-of the group ``verifiers.sandboxes`` of the installed distributions. A probe runs code in the sandbox (or service).
-When no probe passes, ``SandboxUnavailable`` gives the reason for each: there is no silent fallback to weaker isolation.
+Names are looked up in ``BACKENDS`` (the built-in ones and those added with ``register``), then
+among the entry points of the group ``verifiers.sandboxes`` of the installed distributions. A probe
+runs code in the sandbox (or service). When no probe passes, ``SandboxUnavailable`` gives the reason
+for each: there is no silent fallback to weaker isolation.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def register(name: str, factory: Callable[[], SandboxBackend]) -> None:
 async def backend_for(sandbox: str | SandboxBackend = "auto") -> SandboxBackend:
     """Return the backend of this name; a backend object is returned unchanged.
 
-    *Raises* SandboxUnavailable with the reason of each failed probe or with the package to install, ConfigError for an
-    unknown name.
+    *Raises* SandboxUnavailable with the reason of each failed probe or with the package to install,
+    ConfigError for an unknown name.
     """
     if not isinstance(sandbox, str):
         return sandbox
@@ -104,15 +105,22 @@ def _create(name: str) -> SandboxBackend:
             names=[name],
         )
     names = sorted({*BACKENDS, *DISTRIBUTIONS, *installed})
-    raise ConfigError(f"Unknown sandbox backend {name!r}; available: auto, {', '.join(names)}{closest(name, names)}")
+    raise ConfigError(
+        f"Unknown sandbox backend {name!r}; available: auto,"
+        f" {', '.join(names)}{closest(name, names)}"
+    )
 
 
 def _installed() -> dict[str, EntryPoint]:
-    """Backends of other distributions. *Raises* ConfigError when two distributions provide the same name."""
+    """Backends of other distributions. *Raises* ConfigError when two distributions provide the same
+    name."""
     points: dict[str, EntryPoint] = {}
-    for point, _ in (found for found in entry_points(ENTRY_POINTS) if not isinstance(found, Broken)):
+    for point, _ in (
+        found for found in entry_points(ENTRY_POINTS) if not isinstance(found, Broken)
+    ):
         if (other := points.setdefault(point.name, point)).value != point.value:
             raise ConfigError(
-                f"Two packages have a sandbox backend {point.name!r}: {other.value} and {point.value}; uninstall one"
+                f"Two packages have a sandbox backend {point.name!r}: {other.value} and"
+                f" {point.value}; uninstall one"
             )
     return points

@@ -1,7 +1,7 @@
 """Open sandboxes in turns, each within a time limit.
 
-Promise: however many rollouts start at once, and however busy the machine is, a sandbox has its whole time to open: the
-limit begins when it is its turn.
+Promise: however many rollouts start at once, and however busy the machine is, a sandbox has its
+whole time to open: the limit begins when it is its turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from verifiers.errors import SandboxUnavailable
 from verifiers.runtime.calls import PerLoop
 
 MAX_OPENING = 32
-"""Sandboxes of an event loop that are opened at once: enough to use every core and to hide a service's delay."""
+"""Sandboxes of an event loop that are opened at once: enough to use every core and to hide a
+service's delay."""
 
 
 async def _nothing_to_close(_: asyncio.Semaphore) -> None:

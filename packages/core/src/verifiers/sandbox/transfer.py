@@ -1,8 +1,11 @@
-"""Copy folders into a sandbox and out of it, as tar archives that the sandbox's own ``tar`` packs and unpacks.
+"""Copy folders into a sandbox and out of it, as tar archives that the sandbox's own ``tar`` packs
+and unpacks.
 
-Promise: an archive out of a sandbox is untrusted, and this process never unpacks one. It is unpacked in another
-sandbox, below the folder that it belongs to: ``tar`` refuses names with ``..``, strips a leading ``/``, and makes links
-that point elsewhere last. What a sandbox can send is bounded (64 MB, ``SandboxLimit`` above).
+Promise: an archive out of a sandbox is untrusted, and this process never unpacks one. It is
+unpacked in another
+sandbox, below the folder that it belongs to: ``tar`` refuses names with ``..``, strips a leading
+``/``, and makes links that point elsewhere last. What a sandbox can send is bounded (64 MB,
+``SandboxLimit`` above).
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class Packed(NamedTuple):
 
 
 def pack(files: Sequence[tuple[Path, str]]) -> bytes:
-    """Return a tar archive of files and folders of this machine, each under a path of its own, without owners.
+    """Return a tar archive of files and folders of this machine, each under a path of its own,
+    without owners.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +69,8 @@ def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 async def put(sandbox: Sandbox, archive: bytes, folder: str, replace: bool = False) -> None:
-    """Unpack an archive in a folder of the sandbox; ``replace`` deletes what the folder holds first.
+    """Unpack an archive in a folder of the sandbox; ``replace`` deletes what the folder holds
+    first.
 
     *Raises* SandboxError with the message of ``tar`` when the archive cannot be unpacked.
     """
@@ -74,11 +79,14 @@ async def put(sandbox: Sandbox, archive: bytes, folder: str, replace: bool = Fal
     script = _REPLACE if replace else _UNPACK
     result = await sandbox.exec(["sh", "-c", script, "put", path, folder], timeout_s=TRANSFER_S)
     if result.exit_code != 0:
-        raise SandboxError(f"An archive could not be unpacked in {folder} of the sandbox: {_why(result)}")
+        raise SandboxError(
+            f"An archive could not be unpacked in {folder} of the sandbox: {_why(result)}"
+        )
 
 
 async def take(sandbox: Sandbox, path: str, options: Sequence[str] = ()) -> Packed | None:
-    """Pack a file or folder of the sandbox; None when there is none. Unreadable files of a folder are left out.
+    """Pack a file or folder of the sandbox; None when there is none. Unreadable files of a folder
+    are left out.
 
     ``options`` are those of ``tar``, such as ``--exclude=*.o``.
 

@@ -1,11 +1,14 @@
 """Unpack tar archives of strangers and of sandboxes with the rights of this process.
 
-Promise: outside the folder nothing is written, linked, deleted or changed in its mode, whatever names, links and order
-an archive has: each part of a path is opened below its parent, and the kernel follows no link. A damaged header or a
-missing end mark refuses the archive. What it unpacks to is bounded by a ``Budget``, and a header by ``MAX_HEADER``.
+Promise: outside the folder nothing is written, linked, deleted or changed in its mode, whatever
+names, links and order
+an archive has: each part of a path is opened below its parent, and the kernel follows no link. A
+damaged header or a missing end mark refuses the archive. What it unpacks to is bounded by a
+``Budget``, and a header by ``MAX_HEADER``.
 
-``tarfile.extractall`` does not promise this: its filters resolve paths as text, so names beyond the system's longest
-path defeat them before Python 3.11.13 and 3.12.11 (CVE-2025-4517), and it changes modes through links.
+``tarfile.extractall`` does not promise this: its filters resolve paths as text, so names beyond the
+system's longest path defeat them before Python 3.11.13 and 3.12.11 (CVE-2025-4517), and it changes
+modes through links.
 """
 
 from __future__ import annotations
@@ -55,11 +58,14 @@ class Budget:
         """*Raises* BadArchive when the budget is exceeded."""
         self._left -= num_bytes
         if self._left < 0:
-            raise BadArchive(f"it unpacks to more than {self._num_bytes} bytes, too much for its size")
+            raise BadArchive(
+                f"it unpacks to more than {self._num_bytes} bytes, too much for its size"
+            )
 
 
 class Stream:
-    """The bytes of an archive in their order, as the file that ``tarfile`` reads: bounded, and with a digest."""
+    """The bytes of an archive in their order, as the file that ``tarfile`` reads: bounded, and with
+    a digest."""
 
     def __init__(self, file: BinaryIO, budget: Budget):
         self._file, self.budget = file, budget
@@ -89,7 +95,8 @@ class Stream:
         return self._position
 
     def seek(self, position: int) -> None:
-        """Skip to a later position. *Raises* BadArchive for an earlier one, which a damaged size leads to."""
+        """Skip to a later position. *Raises* BadArchive for an earlier one, which a damaged size
+        leads to."""
         if position < self._position:
             raise BadArchive("it is damaged: a member has a size below 0")
         header_bytes, self._header_bytes = self._header_bytes, None
@@ -160,11 +167,13 @@ def _damage() -> Iterator[None]:
 
 
 def unpack(stream: Stream, folder: Path, *, is_layer: bool = False) -> list[str]:
-    """Unpack an archive below a folder, over what is there; returns the names of members that were left out.
+    """Unpack an archive below a folder, over what is there; returns the names of members that were
+    left out.
 
-    ``is_layer``: it is a root file system, or a layer over those below it. Its whiteouts delete, its links may lead
-    anywhere (inside, they are followed as if the folder were the root), and a name that leads out refuses it.
-    Otherwise, what leads out of the folder is left out, and no folder is deleted.
+    ``is_layer``: it is a root file system, or a layer over those below it. Its whiteouts delete,
+    its links may lead anywhere (inside, they are followed as if the folder were the root), and a
+    name that leads out refuses it. Otherwise, what leads out of the folder is left out, and no
+    folder is deleted.
 
     Devices and pipes are never made. *Raises* tarfile.TarError; OSError.
     """
@@ -188,9 +197,11 @@ def unpack(stream: Stream, folder: Path, *, is_layer: bool = False) -> list[str]
 
 
 def unpack_sent(archive: bytes, folder: Path) -> list[str]:
-    """Unpack an archive that a sandbox sent below a folder, which is made; returns the names that were left out.
+    """Unpack an archive that a sandbox sent below a folder, which is made; returns the names that
+    were left out.
 
-    *Raises* tarfile.TarError for what is no archive, or would need more bytes than were sent; OSError.
+    *Raises* tarfile.TarError for what is no archive, or would need more bytes than were sent;
+    OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return unpack(Stream(io.BytesIO(archive), Budget(len(archive))), folder)
@@ -222,7 +233,9 @@ class _Unpacking:
         with self._folder(above, member.name, is_made=True) as parent:
             self._make(archive, member, parent, above, parts[-1])
 
-    def _make(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, above: str, name: str) -> None:
+    def _make(
+        self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, above: str, name: str
+    ) -> None:
         if self._is_layer and name.startswith(WHITEOUT):
             self._white_out(member, parent, name)
         elif member.isdir():
@@ -261,7 +274,9 @@ class _Unpacking:
 
     def _link(self, member: tarfile.TarInfo, parent: int, above: str, name: str) -> None:
         source_folder, _, source = member.linkname.rstrip("/").rpartition("/")
-        refusal = _LeadsOut(f"its file {member.name!r} is a link to {member.linkname!r}, which is no file before it")
+        refusal = _LeadsOut(
+            f"its file {member.name!r} is a link to {member.linkname!r}, which is no file before it"
+        )
         if source in ("", ".", ".."):
             raise refusal
         try:
@@ -298,7 +313,8 @@ class _Unpacking:
         os.rmdir(name, dir_fd=parent)
 
     def drop_links(self) -> None:
-        """Delete the links that lead out of the folder, as the kernel of the host would follow them now."""
+        """Delete the links that lead out of the folder, as the kernel of the host would follow them
+        now."""
         for above, name in self._links:
             try:
                 with self._folder(above, name) as parent:
@@ -317,11 +333,15 @@ class _Unpacking:
                 continue  # a later member took its position
 
     @contextlib.contextmanager
-    def _folder(self, path: str, name: str, *, is_made: bool = False, is_host: bool = False) -> Iterator[int]:
-        """A descriptor of a folder below the root, whose links are followed as if the root were that of a machine.
+    def _folder(
+        self, path: str, name: str, *, is_made: bool = False, is_host: bool = False
+    ) -> Iterator[int]:
+        """A descriptor of a folder below the root, whose links are followed as if the root were
+        that of a machine.
 
-        ``is_made``: missing folders are made; ``is_host``: as a host follows links, which may not lead out. ``name`` is
-        the member that an error names. *Raises* BadArchive; FileNotFoundError.
+        ``is_made``: missing folders are made; ``is_host``: as a host follows links, which may not
+        lead out. ``name`` is the member that an error names. *Raises* BadArchive;
+        FileNotFoundError.
         """
         descriptors, names = [self._root], [""]
         pending, num_links = path.split("/")[::-1], 0
@@ -365,7 +385,8 @@ class _Unpacking:
                 names.append(part)
                 if len(names) > MAX_DEPTH or len("/".join(names)) > MAX_PATH:
                     raise _LeadsOut(
-                        f"its file {name[:100]!r} lies deeper than {MAX_DEPTH} folders or {MAX_PATH} characters"
+                        f"its file {name[:100]!r} lies deeper than {MAX_DEPTH} folders or"
+                        f" {MAX_PATH} characters"
                     )
             yield descriptors[-1]
         finally:

@@ -1,13 +1,13 @@
 """The run directory: the configuration of a run, its finished rollouts, and a lock.
 
-    config.json     the frozen configuration and its fingerprint, written first, atomically, then never again
-    results.jsonl   the journal
-    results.index   of a large run: a cache, see ``results.index_file``
-    metadata.json   summary, replaced atomically; ``status`` is running, complete, interrupted or failed
-    run.lock        an advisory lock with the pid and host of its holder
+    config.json     the frozen configuration and its fingerprint, written first, atomically, then
+    never again results.jsonl   the journal results.index   of a large run: a cache, see
+    ``results.index_file`` metadata.json   summary, replaced atomically; ``status`` is running,
+    complete, interrupted or failed run.lock        an advisory lock with the pid and host of its
+    holder
 
-Guarantees: a directory holds rollouts of one configuration and is written by one process at a time; a refused directory
-is not changed (``RunMismatch``, ``RunBusy``, ``ConfigError``).
+Guarantees: a directory holds rollouts of one configuration and is written by one process at a time;
+a refused directory is not changed (``RunMismatch``, ``RunBusy``, ``ConfigError``).
 
 ``runs.runner`` decides which rollouts are pending; ``results`` reads saved rollouts.
 """
@@ -41,11 +41,12 @@ from verifiers.storage.journal import Journal
 CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"
 
 
-# --- paths ------------------------------------------------------------------------------------------------------
+# --- paths ----------------------------------------------------------------------------------------
 
 
 def default_root(env_id: str) -> Path:
-    """The working directory; ``./environments/<module>`` where an older version already saved runs of it."""
+    """The working directory; ``./environments/<module>`` where an older version already saved runs
+    of it."""
     module = env_id.rsplit("/", 1)[-1].replace("-", "_")
     folder = Path("environments", module)
     return folder if module.isidentifier() and (folder / "outputs/evals").is_dir() else Path()
@@ -62,13 +63,16 @@ def run_path(
     config: Mapping[str, Any] | None = None,
     accept_changed_code: bool = False,
 ) -> Path:
-    """The directory this run should use: ``<root>/outputs/evals/<env_id>--<model>/<run id>``. Creates nothing.
+    """The directory this run should use: ``<root>/outputs/evals/<env_id>--<model>/<run id>``.
+    Creates nothing.
 
-    The run id is the first 8 hex digits of the fingerprint, with ``-2``, ``-3``, … appended until the directory is free
-    or, with ``resume``, holds an unfinished run of this fingerprint. ``output_dir`` replaces ``<root>/outputs``. With
-    ``config``, an unfinished run by another version of this library or of Python is found by its configuration.
+    The run id is the first 8 hex digits of the fingerprint, with ``-2``, ``-3``, … appended until
+    the directory is free or, with ``resume``, holds an unfinished run of this fingerprint.
+    ``output_dir`` replaces ``<root>/outputs``. With ``config``, an unfinished run by another
+    version of this library or of Python is found by its configuration.
 
-    *Raises* RunMismatch when an unfinished run differs in its code only, unless ``accept_changed_code`` continues it.
+    *Raises* RunMismatch when an unfinished run differs in its code only, unless
+    ``accept_changed_code`` continues it.
     """
     first = next(_candidates(root, env_id, model, fingerprint, output_dir))
     if resume and config is not None and not first.exists() and first.parent.is_dir():
@@ -124,7 +128,8 @@ def _candidates(
 
 
 def _safe_name(name: str) -> str:
-    """Convert to one path component: ``/`` becomes ``--``, no leading dot, at most 200 characters."""
+    """Convert to one path component: ``/`` becomes ``--``, no leading dot, at most
+    200 characters."""
     safe = re.sub(r"[^A-Za-z0-9._+=@-]", "_", name.replace("/", "--"))
     safe = f"_{safe[1:]}" if safe.startswith(".") else safe
     if len(safe) > 200:
@@ -139,12 +144,17 @@ def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, Any] | None
         return False
     if stored is None:  # stopped before its configuration was written: empty
         return not (path / RESULTS_NAME).exists()
-    is_same = stored["fingerprint"] == fingerprint if config is None else _is_same_run(stored, fingerprint, config)
+    is_same = (
+        stored["fingerprint"] == fingerprint
+        if config is None
+        else _is_same_run(stored, fingerprint, config)
+    )
     return is_same and not is_complete(path)
 
 
 def _differences_of_code(path: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """``resume_differences`` with the unfinished run in ``path`` when code is all that differs; else empty."""
+    """``resume_differences`` with the unfinished run in ``path`` when code is all that differs;
+    else empty."""
     try:
         stored = read_config(path)
     except ConfigError:
@@ -157,19 +167,21 @@ def _differences_of_code(path: Path, config: Mapping[str, Any]) -> dict[str, tup
 
 def _code_mismatch(path: Path, kind: str, differences: dict[str, tuple[Any, Any]]) -> RunMismatch:
     return RunMismatch(
-        f"{path} holds {kind} of other code: {', '.join(changed_code(differences))} changed since, and one mean over "
-        "both would mix two environments. Start a new run (--fresh, resume=False), undo the change, or continue with "
-        "the present code (--accept-changed-code, accept_changed_code=True), which metadata.json records.",
+        f"{path} holds {kind} of other code: {', '.join(changed_code(differences))} changed since,"
+        " and one mean over both would mix two environments. Start a new run (--fresh,"
+        " resume=False), undo the change, or continue with the present code"
+        " (--accept-changed-code, accept_changed_code=True), which metadata.json records.",
         differences=differences,
         path=str(path),
     )
 
 
-# --- reading ----------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """``{"fingerprint", "config", "noted"}`` of a run directory, None when it has no ``config.json``.
+    """``{"fingerprint", "config", "noted"}`` of a run directory, None when it has no
+    ``config.json``.
 
     *Raises* ConfigError when the file exists but is invalid.
     """
@@ -183,13 +195,15 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{file} cannot be read as a run's configuration ({error}); restore it or choose another directory.",
+            f"{file} cannot be read as a run's configuration ({error}); restore it or choose"
+            " another directory.",
             path=file,
         ) from error
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """``metadata.json`` of a run directory; None when it is absent or not a JSON object (it can be recomputed)."""
+    """``metadata.json`` of a run directory; None when it is absent or not a JSON object (it can be
+    recomputed)."""
     try:
         metadata = decode_row(read_file(os.path.join(path, METADATA_NAME)))
     except (OSError, ValueError):
@@ -202,11 +216,12 @@ def is_complete(path: str | os.PathLike[str]) -> bool:
     return (read_metadata(path) or {}).get("status") == "complete"
 
 
-# --- writing ----------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 class RunDirectory:
-    """One run directory, locked by this process; opened by ``create_or_resume``, closed by ``close`` or ``with``.
+    """One run directory, locked by this process; opened by ``create_or_resume``, closed by
+    ``close`` or ``with``.
 
     >>> def save(path, rows):
     ...     with RunDirectory.create_or_resume(path, {"env_id": "sums", "model": "m"}) as run:
@@ -235,7 +250,9 @@ class RunDirectory:
         """Dotted key -> (stored, new) for notes that differ; they do not stop the run."""
         self.uncompared = uncompared_parts(stored["config"], config) if resumed else []
         """Sections that only the stored or only the new configuration has."""
-        self.changed_code = sorted({*changed_code, *(read_metadata(path) or {}).get("changed_code", ())})
+        self.changed_code = sorted(
+            {*changed_code, *(read_metadata(path) or {}).get("changed_code", ())}
+        )
         """Files and functions that were changed between two sessions of the run, and accepted."""
         self._lock = lock
 
@@ -248,16 +265,23 @@ class RunDirectory:
         *,
         accept_changed_code: bool = False,
     ) -> RunDirectory:
-        """Open the directory for a run of ``config``: a new one, or one that resumes or extends the stored run.
+        """Open the directory for a run of ``config``: a new one, or one that resumes or extends the
+        stored run.
 
-        ``config`` must be equal for rollouts of one run; ``noted`` is for readers (library version, counts, base URL).
-        Neither may contain secrets. ``accept_changed_code`` resumes a run that differs in its code only.
+        ``config`` must be equal for rollouts of one run; ``noted`` is for readers (library version,
+        counts, base URL). Neither may contain secrets. ``accept_changed_code`` resumes a run that
+        differs in its code only.
 
-        *Raises* RunMismatch (``differences``: key -> (stored, new)) when it holds another configuration, RunBusy when
-        another process has locked it, ConfigError when it cannot be written or holds rollouts without a configuration.
+        *Raises* RunMismatch (``differences``: key -> (stored, new)) when it holds another
+        configuration, RunBusy when another process has locked it, ConfigError when it cannot be
+        written or holds rollouts without a configuration.
         """
         path, noted = Path(path), noted or {}
-        new_run = {"fingerprint": fingerprint(config), "config": frozen_config(config), "noted": frozen_config(noted)}
+        new_run = {
+            "fingerprint": fingerprint(config),
+            "config": frozen_config(config),
+            "noted": frozen_config(noted),
+        }
         _stored_run(path, new_run, accept_changed_code)
         with _removed_on_failure(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -276,7 +300,11 @@ class RunDirectory:
                     lock.path.unlink(missing_ok=True)
                 lock.release()
                 raise
-        changed = changed_code(resume_differences(stored["config"], frozen_config(config))) if stored else []
+        changed = (
+            changed_code(resume_differences(stored["config"], frozen_config(config)))
+            if stored
+            else []
+        )
         return cls(path, lock, stored or new_run, stored is not None, config, noted, changed)
 
     @property
@@ -285,9 +313,12 @@ class RunDirectory:
         return self.path / RESULTS_NAME
 
     def open_journal(
-        self, on_row: Callable[[dict[str, Any]], None] | None = None, checked: tuple[int, int] = (0, 0)
+        self,
+        on_row: Callable[[dict[str, Any]], None] | None = None,
+        checked: tuple[int, int] = (0, 0),
     ) -> Journal:
-        """The run's journal, open for appending: see ``Journal.open``. Close it before the directory."""
+        """The run's journal, open for appending: see ``Journal.open``. Close it before the
+        directory."""
         return Journal.open(self.results_file, on_row, checked=checked)
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -305,21 +336,24 @@ class RunDirectory:
         self.close()
 
 
-def _stored_run(path: Path, new_run: Mapping[str, Any], accept_changed_code: bool) -> dict[str, Any] | None:
-    """The stored run in ``path`` if it matches ``new_run``, None if there is none. *Raises* RunMismatch."""
+def _stored_run(
+    path: Path, new_run: Mapping[str, Any], accept_changed_code: bool
+) -> dict[str, Any] | None:
+    """The stored run in ``path`` if it matches ``new_run``, None if there is none. *Raises*
+    RunMismatch."""
     stored = read_config(path)
     if stored is None:
         if (path / RESULTS_NAME).exists():
             raise ConfigError(
-                f"{path} has {RESULTS_NAME} but no {CONFIG_NAME}, so the configuration of its rollouts is "
-                "unknown; choose another directory.",
+                f"{path} has {RESULTS_NAME} but no {CONFIG_NAME}, so the configuration of its"
+                " rollouts is unknown; choose another directory.",
                 path=str(path),
             )
         return None
     if stored["fingerprint"] != fingerprint(stored["config"]):
         raise RunMismatch(
-            f"{path / CONFIG_NAME} was changed since the run began: its configuration does not have its fingerprint. "
-            "Restore it from a copy, or choose another directory.",
+            f"{path / CONFIG_NAME} was changed since the run began: its configuration does not have"
+            " its fingerprint. Restore it from a copy, or choose another directory.",
             path=str(path),
         )
     if not _is_same_run(stored, new_run["fingerprint"], new_run["config"]):
@@ -329,7 +363,9 @@ def _stored_run(path: Path, new_run: Mapping[str, Any], accept_changed_code: boo
                 return stored
             raise _code_mismatch(path, "a run", differences)
         listed = "; ".join(
-            f"{key} was {old}, now {new}" for key, pair in differences.items() for old, new in [_excerpts(*pair)]
+            f"{key} was {old}, now {new}"
+            for key, pair in differences.items()
+            for old, new in [_excerpts(*pair)]
         )
         raise RunMismatch(
             f"{path} holds a run of another configuration: {listed}. "
@@ -340,8 +376,11 @@ def _stored_run(path: Path, new_run: Mapping[str, Any], accept_changed_code: boo
     return stored
 
 
-def _is_same_run(stored: Mapping[str, Any], new_fingerprint: str, new_config: Mapping[str, Any]) -> bool:
-    """Whether a run of ``new_config`` may resume a stored one; older versions are compared by what they stored."""
+def _is_same_run(
+    stored: Mapping[str, Any], new_fingerprint: str, new_config: Mapping[str, Any]
+) -> bool:
+    """Whether a run of ``new_config`` may resume a stored one; older versions are compared by what
+    they stored."""
     if stored["fingerprint"] == new_fingerprint:
         return True
     is_untouched = bool(stored["fingerprint"] == fingerprint(stored["config"]))
@@ -349,7 +388,8 @@ def _is_same_run(stored: Mapping[str, Any], new_fingerprint: str, new_config: Ma
 
 
 def _excerpts(old: object, new: object) -> tuple[str, str]:
-    """Two values, each in at most 80 characters; long texts from shortly before their first difference."""
+    """Two values, each in at most 80 characters; long texts from shortly before their first
+    difference."""
     if isinstance(old, str) and isinstance(new, str):
         pairs = enumerate(zip(old, new, strict=False))
         first = next((index for index, (a, b) in pairs if a != b), min(len(old), len(new)))
@@ -363,7 +403,9 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
     """On failure, remove the folders created since, and convert ``OSError`` to ``ConfigError``."""
     missing_folders: list[Path] = []
     try:
-        missing_folders = [folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()]
+        missing_folders = [
+            folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()
+        ]
         yield
     except BaseException as error:
         with contextlib.suppress(OSError):  # a folder that is no longer empty stays
@@ -372,8 +414,8 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
         if not isinstance(error, OSError):
             raise
         raise ConfigError(
-            f"results cannot be saved in {path}: {error.strerror or error}. Choose a writable directory "
-            "(results_path, --output-dir).",
+            f"results cannot be saved in {path}: {error.strerror or error}. Choose a writable"
+            " directory (results_path, --output-dir).",
             path=str(path),
         ) from error
 

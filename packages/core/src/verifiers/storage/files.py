@@ -1,11 +1,11 @@
 """Durable atomic writes, and files locked by one process.
 
-Guarantees: after ``atomic_write`` returns, the new content is on disk; a reader or a restart sees the old or the new
-content, never a mixture. A ``HeldFile`` has one holder at a time on this machine; its lock ends with the process, and
-forked children do not keep it.
+Guarantees: after ``atomic_write`` returns, the new content is on disk; a reader or a restart sees
+the old or the new content, never a mixture. A ``HeldFile`` has one holder at a time on this
+machine; its lock ends with the process, and forked children do not keep it.
 
-Not covered: disks that report a flush too early, programs that ignore advisory locks, and network file systems with
-unreliable locks.
+Not covered: disks that report a flush too early, programs that ignore advisory locks, and network
+file systems with unreliable locks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ LOCK_NAME = "run.lock"
 
 
 def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Replace the file at ``path`` by ``content``, completely or not at all, even after a power cut.
+    """Replace the file at ``path`` by ``content``, completely or not at all, even after a power
+    cut.
 
-    Writes a hidden file in the same folder, fsyncs it, renames it over the target, fsyncs the folder. Rename is atomic
-    inside one file system, so the temporary file is not in ``/tmp``; the last fsync makes the new name durable.
+    Writes a hidden file in the same folder, fsyncs it, renames it over the target, fsyncs the
+    folder. Rename is atomic inside one file system, so the temporary file is not in ``/tmp``; the
+    last fsync makes the new name durable.
 
-    Two fsyncs take milliseconds: for small files that change rarely. Permissions and hard links of the old file are
-    lost, a symbolic link is replaced by a file. Neither it nor one in the place of the temporary file is followed. Of
-    two concurrent writers, one wins. A kill may leave a temporary file ``.<name>.<pid>.tmp``.
+    Two fsyncs take milliseconds: for small files that change rarely. Permissions and hard links of
+    the old file are lost, a symbolic link is replaced by a file. Neither it nor one in the place of
+    the temporary file is followed. Of two concurrent writers, one wins. A kill may leave a
+    temporary file ``.<name>.<pid>.tmp``.
 
     *Raises* OSError, with the old file unchanged and the temporary file removed.
 
@@ -85,13 +88,16 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 class HeldFile:
-    """An open file under an exclusive advisory lock (``flock``); ``fd`` is -1 once released or in a forked child.
+    """An open file under an exclusive advisory lock (``flock``); ``fd`` is -1 once released or in a
+    forked child.
 
-    A forked child shares its parent's lock and would hold it after the parent's death. The descriptor is therefore
-    closed in the child after the fork, which leaves the parent's lock in place.
+    A forked child shares its parent's lock and would hold it after the parent's death. The
+    descriptor is therefore closed in the child after the fork, which leaves the parent's lock in
+    place.
 
-    *Raises* RunBusy when another open file has the lock, OSError when the file cannot be opened, ConfigError when its
-    file system has no locks, or the path is a symbolic link: rows would be written wherever it leads.
+    *Raises* RunBusy when another open file has the lock, OSError when the file cannot be opened,
+    ConfigError when its file system has no locks, or the path is a symbolic link: rows would be
+    written wherever it leads.
     """
 
     __slots__ = ("__weakref__", "fd", "path")
@@ -103,7 +109,9 @@ class HeldFile:
             self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise ConfigError(f"{path} is a symbolic link; replace it by the file, or link the folder") from error
+                raise ConfigError(
+                    f"{path} is a symbolic link; replace it by the file, or link the folder"
+                ) from error
             raise
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,12 +134,16 @@ class HeldFile:
     def write_holder(self) -> None:
         """Write the pid and host of this process to the file, for the message of ``RunBusy``."""
         os.ftruncate(self.fd, 0)
-        write_all(self.fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
+        write_all(
+            self.fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n"
+        )
 
 
 def _busy(path: Path) -> RunBusy:
     holder: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # no lock file, or an incomplete one: the holder is unknown
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # no lock file, or an incomplete one: the holder is unknown
         holder = json.loads(read_file(path.parent / LOCK_NAME))
     pid, host = holder.get("pid"), holder.get("host")
     who = f"process {pid} on {host}" if pid else "another process"

@@ -1,11 +1,13 @@
-"""The identity of a component or an environment as JSON, hashes of its source files, and the fingerprint of all.
+"""The identity of a component or an environment as JSON, hashes of its source files, and the
+fingerprint of all.
 
-Guarantees: components with equal parameters have equal identities on every machine and in every process; components
-that differ in a parameter have different ones, unless the parameter is marked as ``Free``. An identity contains no
-memory address, no secret and no dataset (every row has a content hash), and computing one never raises.
+Guarantees: components with equal parameters have equal identities on every machine and in every
+process; components that differ in a parameter have different ones, unless the parameter is marked
+as ``Free``. An identity contains no memory address, no secret and no dataset (every row has a
+content hash), and computing one never raises.
 
-Complete by default: ``Identified`` records the arguments of every constructor, including those of authors' subclasses.
-Construction hashes nothing; the identity is computed once per run.
+Complete by default: ``Identified`` records the arguments of every constructor, including those of
+authors' subclasses. Construction hashes nothing; the identity is computed once per run.
 
 ``runs.run`` assembles the configuration of a run; ``directory`` compares it with the stored one.
 """
@@ -44,8 +46,8 @@ NOT_SET = "<not set>"
 CODE = "code"
 """Section of a configuration with the hashes of source files, and key of a function's code hash."""
 PARTS = ("client", CODE, "environment", "parser", "rubric")
-"""Sections of a configuration that are compared only when both runs have them: version 0.2.0 stored none of them, and
-a client without ``identity()`` has none."""
+"""Sections of a configuration that are compared only when both runs have them: version 0.2.0 stored
+none of them, and a client without ``identity()`` has none."""
 
 MAX_STORED_CHARS = 10_000
 """Longer arguments (a corpus, a word list) are stored as hashes; prompts are shorter."""
@@ -58,7 +60,7 @@ _CODE = re.compile(r"([a-z]+-\d+\.\d+):[0-9a-f]{16}")
 _in_progress: ContextVar[tuple[int, ...]] = ContextVar("verifiers_identity", default=())
 
 
-# --- a configuration and its fingerprint --------------------------------------------------------------------------
+# --- a configuration and its fingerprint ----------------------------------------------------------
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
@@ -70,11 +72,14 @@ def fingerprint(config: Mapping[str, Any]) -> str:
 
 
 def rollout_key(example_hash: str, sibling: int) -> str:
-    """The key of a rollout in every run of its dataset: 32 hex digits from the hash of its row and the sibling."""
+    """The key of a rollout in every run of its dataset: 32 hex digits from the hash of its row and
+    the sibling."""
     return hashlib.sha256(f"{example_hash}:{sibling}".encode()).hexdigest()[:32]
 
 
-def config_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def config_differences(
+    stored: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (stored, new) for every setting that differs.
 
     >>> config_differences({"model": "a", "env_args": {"n": 1}}, {"model": "a", "env_args": {"n": 2}})
@@ -84,26 +89,35 @@ def config_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     differences = {
         key: (before.get(key, NOT_SET), now.get(key, NOT_SET))
         for key in sorted(before.keys() | now.keys())
-        if key not in before or key not in now or canonical_json(before[key]) != canonical_json(now[key])
+        if key not in before
+        or key not in now
+        or canonical_json(before[key]) != canonical_json(now[key])
     }
-    empty_values = [key for key, pair in differences.items() if NOT_SET in pair and ([] in pair or {} in pair)]
+    empty_values = [
+        key for key, pair in differences.items() if NOT_SET in pair and ([] in pair or {} in pair)
+    ]
     for key in empty_values:  # redundant when members differ: ``tools[0].function`` was <not set>
         if any(other.startswith((f"{key}[", f"{key}.")) for other in differences):
             del differences[key]
     return differences
 
 
-def resume_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """``config_differences`` of the comparable parts: what prevents ``given`` from resuming ``stored``.
+def resume_differences(
+    stored: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """``config_differences`` of the comparable parts: what prevents ``given`` from resuming
+    ``stored``.
 
-    Not compared: sections of ``PARTS`` that only one of the two has, and the bytecode of functions across versions of
-    Python, which compile the same source differently.
+    Not compared: sections of ``PARTS`` that only one of the two has, and the bytecode of functions
+    across versions of Python, which compile the same source differently.
 
     >>> resume_differences({"model": "a"}, {"model": "a", "parser": {"class": "verifiers.Parser"}})
     {}
     """
     uncompared = uncompared_parts(stored, given)
-    before = digested({key: value for key, value in stored.items() if key not in uncompared})  # 0.2.0: some in clear
+    before = digested(
+        {key: value for key, value in stored.items() if key not in uncompared}
+    )  # 0.2.0: some in clear
     if before.get("env_class") in compat.ENVIRONMENT_CLASSES:
         before["env_class"] = compat.ENVIRONMENT_CLASSES[before["env_class"]]
     now = {key: value for key, value in given.items() if key not in uncompared}
@@ -116,7 +130,8 @@ def resume_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
 
 
 def changed_code(differences: Mapping[str, object]) -> list[str]:
-    """What changed when code is all that differs: files, else functions by their place; empty when more differs.
+    """What changed when code is all that differs: files, else functions by their place; empty when
+    more differs.
 
     >>> changed_code({"code.sums.py": ("a", "b"), "rubric.funcs[0].code": ("c", "d")})
     ['sums.py']
@@ -134,14 +149,15 @@ def uncompared_parts(stored: Mapping[str, Any], given: Mapping[str, Any]) -> lis
 
 
 def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration after a round trip through JSON, with whole floats as integers. *Raises* ConfigError."""
+    """The configuration after a round trip through JSON, with whole floats as integers. *Raises*
+    ConfigError."""
     for key, value in _leaves(config):
         try:
             canonical_json(value)
         except TypeError as error:
             raise ConfigError(
-                f"a run with {key}={value!r:.80} cannot be saved: {error}, so a later run could not be compared with "
-                "it. Pass a name or a number instead, or run without saving.",
+                f"a run with {key}={value!r:.80} cannot be saved: {error}, so a later run could not"
+                " be compared with it. Pass a name or a number instead, or run without saving.",
                 key=key,
             ) from error
     frozen: dict[str, Any] = _whole_numbers(json.loads(canonical_json(config)))
@@ -162,7 +178,11 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{name}.")
-        elif isinstance(value, list) and value and all(isinstance(member, Mapping) and member for member in value):
+        elif (
+            isinstance(value, list)
+            and value
+            and all(isinstance(member, Mapping) and member for member in value)
+        ):
             for index, member in enumerate(value):
                 yield from _leaves(member, f"{name}[{index}].")
         else:
@@ -180,15 +200,16 @@ def _is_secret_without_digest(before: object, now: object) -> bool:
     return before in (without_digest(now), now) or now == without_digest(before)
 
 
-# --- components with an identity ----------------------------------------------------------------------------------
+# --- components with an identity ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Mark a constructor parameter that a resumed run may change: ``Annotated[int | None, Free("only how fast")]``.
+    """Mark a constructor parameter that a resumed run may change: ``Annotated[int | None,
+    Free("only how fast")]``.
 
-    Every other parameter belongs to the identity. An annotated class attribute marks a keyword that no constructor
-    names.
+    Every other parameter belongs to the identity. An annotated class attribute marks a keyword that
+    no constructor names.
 
     >>> from typing import Annotated
     >>> class Lenient(vf.Parser):
@@ -202,7 +223,8 @@ class Free:
 
 
 class _ConstructorSignature:
-    """The signature of a class for ``help()``: that of its ``__init__``. Python before 3.11.4 shows ``__new__``'s."""
+    """The signature of a class for ``help()``: that of its ``__init__``. Python before 3.11.4 shows
+    ``__new__``'s."""
 
     def __get__(self, instance: object, cls: type[Any]) -> inspect.Signature:
         if instance is not None:  # an object that can be called has that of ``__call__``
@@ -214,8 +236,9 @@ class _ConstructorSignature:
 class Identified:
     """Base class of environments, rubrics, parsers and clients: records the constructor arguments.
 
-    The arguments are recorded before ``__init__`` runs, so a subclass with another constructor needs no extra code. An
-    attribute with the name of a parameter overrides the recorded argument, so that later changes count too.
+    The arguments are recorded before ``__init__`` runs, so a subclass with another constructor
+    needs no extra code. An attribute with the name of a parameter overrides the recorded argument,
+    so that later changes count too.
     """
 
     _constructor_arguments: _Arguments
@@ -224,22 +247,34 @@ class Identified:
 
         def __new__(cls, *args: object, **kwargs: object) -> Any:
             self = super().__new__(cls)
-            object.__setattr__(self, "_constructor_arguments", constructor_of(cls).named(args, kwargs))
+            object.__setattr__(
+                self, "_constructor_arguments", constructor_of(cls).named(args, kwargs)
+            )
             return self
 
         __signature__ = _ConstructorSignature()
 
     def identity(self) -> dict[str, Any]:
-        """``class`` and every constructor parameter that is not marked ``Free``, as JSON values without secrets.
+        """``class`` and every constructor parameter that is not marked ``Free``, as JSON values
+        without secrets.
 
-        Override it to add facts that are not parameters: ``return super().identity() | {"version": 2}``.
+        Override it to add facts that are not parameters: ``return super().identity() | {"version":
+        2}``.
         """
         constructor = constructor_of(type(self))
         described: dict[str, Any] = {"class": type_name(type(self))}
-        names = dict.fromkeys((*constructor.names, *self._constructor_arguments, *self._changed_names()))
-        token = _in_progress.set((*_in_progress.get(), id(self)))  # a rubric may reference its environment
+        names = dict.fromkeys(
+            (*constructor.names, *self._constructor_arguments, *self._changed_names())
+        )
+        token = _in_progress.set(
+            (*_in_progress.get(), id(self))
+        )  # a rubric may reference its environment
         try:
-            values = {name: _parameter(self, name, constructor) for name in names if name not in constructor.free}
+            values = {
+                name: _parameter(self, name, constructor)
+                for name in names
+                if name not in constructor.free
+            }
         finally:
             _in_progress.reset(token)
         return described | {name: value for name, value in values.items() if value is not _UNKNOWN}
@@ -318,7 +353,9 @@ def _read_constructor(cls: type) -> Constructor:
             continue
         code = init.__code__
         positional_names = code.co_varnames[1 : code.co_argcount]
-        keyword_only_names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        keyword_only_names = code.co_varnames[
+            code.co_argcount : code.co_argcount + code.co_kwonlyargcount
+        ]
         if is_first:
             positional, defaults = positional_names, _defaults(init)
         names |= dict.fromkeys((*positional_names, *keyword_only_names))
@@ -327,7 +364,8 @@ def _read_constructor(cls: type) -> Constructor:
 
 
 def _parameter(part: Identified, name: str, constructor: Constructor) -> Any:
-    """Describe the value of a parameter: its attribute, or the argument where the attribute is less informative."""
+    """Describe the value of a parameter: its attribute, or the argument where the attribute is less
+    informative."""
     argument = part._constructor_arguments.get(name, constructor.defaults.get(name, _UNKNOWN))
     attribute = vars(part).get(name, _UNKNOWN)
     if attribute is _UNKNOWN and _is_our_property(type(part), name):
@@ -348,21 +386,26 @@ def _annotations(owner: Callable[..., object]) -> Mapping[str, Any]:
 
 
 def is_free(annotation: object) -> bool:
-    """Whether an annotation has a ``Free`` mark; text is searched, because its names may not resolve."""
+    """Whether an annotation has a ``Free`` mark; text is searched, because its names may not
+    resolve."""
     if isinstance(annotation, str):
         return _FREE.search(annotation) is not None
     return any(isinstance(mark, Free) for mark in get_args(annotation))
 
 
 def _is_our_property(cls: type, name: str) -> bool:
-    """Whether ``name`` is a property of a library class: those are cheap, an author's may not be."""
+    """Whether ``name`` is a property of a library class: those are cheap, an author's
+    may not be."""
     for base in cls.__mro__:
         if name in vars(base):
-            return isinstance(vars(base)[name], property) and base.__module__.partition(".")[0] in _OUR_PACKAGES
+            return (
+                isinstance(vars(base)[name], property)
+                and base.__module__.partition(".")[0] in _OUR_PACKAGES
+            )
     return False
 
 
-# --- environments -------------------------------------------------------------------------------------------------
+# --- environments ---------------------------------------------------------------------------------
 
 
 class RubricParts(Protocol):
@@ -401,8 +444,8 @@ class EnvironmentParts(Protocol):
 def identity_of(env: EnvironmentParts) -> dict[str, Any]:
     """The identity of an environment, without secrets: equal identities generate and score alike.
 
-    Every version has stored the first entries; ``environment``, ``parser`` and ``rubric`` hold all other constructor
-    parameters.
+    Every version has stored the first entries; ``environment``, ``parser`` and ``rubric`` hold all
+    other constructor parameters.
     """
     rubric, described = env.rubric, env.identity()
     base = {
@@ -421,13 +464,22 @@ def identity_of(env: EnvironmentParts) -> dict[str, Any]:
         "timeout_seconds": env.timeout_seconds,
     }
     parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
-    excluded = ("class", "sampling_args", "score_rollouts")  # class is env_class; a run may override the others
-    further = {name: value for name, value in described.items() if name not in base and name not in excluded}
+    excluded = (
+        "class",
+        "sampling_args",
+        "score_rollouts",
+    )  # class is env_class; a run may override the others
+    further = {
+        name: value
+        for name, value in described.items()
+        if name not in base and name not in excluded
+    }
     return base | {"environment": further} | parts
 
 
 def code_of(env: EnvironmentParts) -> dict[str, str]:
-    """Hashes of the source files of an environment: of its class, rubric, parser, functions and tools."""
+    """Hashes of the source files of an environment: of its class, rubric, parser, functions and
+    tools."""
     members = getattr(env, "envs", ())  # of a group of environments
     environments = [env, *(members if isinstance(members, list | tuple) else ())]
     tools = [tool for one in environments for tool in getattr(one, "tools", ()) or ()]
@@ -437,18 +489,22 @@ def code_of(env: EnvironmentParts) -> dict[str, str]:
     return source_hashes([*environments, *parsers, *rubrics, *functions, *tools])
 
 
-# --- any value as JSON --------------------------------------------------------------------------------------------
+# --- any value as JSON ----------------------------------------------------------------------------
 
 
 def type_name(cls: object) -> str:
     """``module.qualname``; ``verifiers.Name`` for the library itself, whose modules may move."""
-    return _qualified(getattr(cls, "__module__", None), getattr(cls, "__qualname__", type(cls).__qualname__))
+    return _qualified(
+        getattr(cls, "__module__", None), getattr(cls, "__qualname__", type(cls).__qualname__)
+    )
 
 
 def _qualified(module: object, name: str) -> str:
     top = str(module or "").partition(".")[0]
     if top in _OUR_PACKAGES:
-        return f"{top.removesuffix('_agents')}.{name}"  # saved runs have the names of before they moved there
+        return (  # saved runs have the names of before they moved there
+            f"{top.removesuffix('_agents')}.{name}"
+        )
     return name if module in (None, "builtins") else f"{module}.{name}"
 
 
@@ -470,7 +526,11 @@ def describe(value: object, name: str = "") -> Any:
 def _is_json(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_json(member) for key, member in value.items())
-    return all(map(_is_json, value)) if isinstance(value, list | tuple) else type(value) in _JSON_LEAVES
+    return (
+        all(map(_is_json, value))
+        if isinstance(value, list | tuple)
+        else type(value) in _JSON_LEAVES
+    )
 
 
 _JSON_LEAVES = (str, int, float, bool, type(None))
@@ -499,7 +559,9 @@ def _described(value: object, name: str) -> Any:
     if isinstance(value, enum.Enum):
         return f"{type_name(type(value))}.{value.name}"
     if isinstance(value, str | int | float):  # a subclass
-        return describe(next(base for base in (str, int, float) if isinstance(value, base))(value), name)
+        return describe(
+            next(base for base in (str, int, float) if isinstance(value, base))(value), name
+        )
     if isinstance(value, bytes | bytearray):
         return {"sha256": hashlib.sha256(value).hexdigest()[:16], "size_bytes": len(value)}
     if isinstance(value, os.PathLike):
@@ -511,41 +573,66 @@ def _described(value: object, name: str) -> Any:
     if callable(identity_method := getattr(type(value), "identity", None)):
         identity = identity_method(value)
         if isinstance(identity, Mapping):
-            is_ours = str(getattr(identity_method, "__module__", "")).partition(".")[0] in _OUR_PACKAGES
+            is_ours = (
+                str(getattr(identity_method, "__module__", "")).partition(".")[0] in _OUR_PACKAGES
+            )
             return identity if is_ours else _plain(identity)
     if (function := _function(value)) is not None:
         return function
     if dataclasses.is_dataclass(value):
         fields = [field for field in dataclasses.fields(value) if not is_free(field.type)]
-        described = {field.name: describe(getattr(value, field.name), field.name) for field in fields}
+        described = {
+            field.name: describe(getattr(value, field.name), field.name) for field in fields
+        }
         return {"class": type_name(type(value))} | described
     if isinstance(value, Mapping):
-        return _bounded({_key(key): describe(member, _key(key)) for key, member in value.items()}, len(value))
+        return _bounded(
+            {_key(key): describe(member, _key(key)) for key, member in value.items()}, len(value)
+        )
     if isinstance(value, list | tuple):
         return _bounded([describe(member) for member in value], len(value))
     if isinstance(value, AbstractSet):
-        return _bounded(sorted((describe(member) for member in value), key=canonical_json), len(value))
+        return _bounded(
+            sorted((describe(member) for member in value), key=canonical_json), len(value)
+        )
     if isinstance(value, range | complex) or type_name(type(value)) in _NUMBERS_AND_TIMES:
         return str(value)
     named = getattr(value, "name_or_path", None)  # a tokenizer or a model in this process
-    return {"class": type_name(type(value))} | ({"name_or_path": named} if isinstance(named, str) else {})
+    return {"class": type_name(type(value))} | (
+        {"name_or_path": named} if isinstance(named, str) else {}
+    )
 
 
 _NUMBERS_AND_TIMES = frozenset(
-    ("decimal.Decimal", "fractions.Fraction", "datetime.datetime", "datetime.date", "datetime.timedelta", "uuid.UUID")
+    (
+        "decimal.Decimal",
+        "fractions.Fraction",
+        "datetime.datetime",
+        "datetime.date",
+        "datetime.timedelta",
+        "uuid.UUID",
+    )
 )
 
 
 def _text(text: str) -> Any:
     text = digested(text)
-    return text if len(text) <= MAX_STORED_CHARS else _hashed(text.encode("utf-8", "surrogatepass"), len(text))
+    return (
+        text
+        if len(text) <= MAX_STORED_CHARS
+        else _hashed(text.encode("utf-8", "surrogatepass"), len(text))
+    )
 
 
 def _plain(identity: object) -> Any:
     """Convert the result of an ``identity()`` to JSON; an author's may contain anything."""
     if isinstance(identity, Mapping):
         return {_key(key): _plain(member) for key, member in identity.items()}
-    return [_plain(member) for member in identity] if isinstance(identity, list) else describe(identity)
+    return (
+        [_plain(member) for member in identity]
+        if isinstance(identity, list)
+        else describe(identity)
+    )
 
 
 def _key(key: object) -> str:
@@ -562,29 +649,40 @@ def _hashed(content: bytes, length: int) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(content).hexdigest()[:16], "length": length}
 
 
-# --- functions ----------------------------------------------------------------------------------------------------
+# --- functions ------------------------------------------------------------------------------------
 
 
 def _function(value: object) -> dict[str, Any] | None:
     """A callable's name, code hash and bound values; None if it is not a function."""
     if isinstance(value, functools.partial):
         bound = {"args": describe(value.args), "keywords": describe(value.keywords)}
-        return {"function": "functools.partial", "of": describe(value.func)} | {k: v for k, v in bound.items() if v}
+        return {"function": "functools.partial", "of": describe(value.func)} | {
+            k: v for k, v in bound.items() if v
+        }
     if isinstance(value, types.MethodType):
         described = _function(value.__func__) or {"function": type_name(value.__func__)}
         return described | {"of": describe(value.__self__)}
-    if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType | types.MethodDescriptorType):
+    if isinstance(
+        value, types.BuiltinFunctionType | types.MethodWrapperType | types.MethodDescriptorType
+    ):
         return {"function": type_name(value)}
     wrapped = getattr(value, "__wrapped__", None)
     if not isinstance(value, types.FunctionType):
         return None if wrapped is None else {"function": type_name(value), "of": describe(wrapped)}
     if value.__module__ is None or value.__module__.partition(".")[0] not in _STABLE_MODULES:
-        # its code tells it from others; a script is the module __main__ when it is run, and has its name when imported
-        described = {"function": value.__qualname__, "code": f"{_PYTHON}:{_code_hash(value.__code__)}"}
+        # its code tells it from others; a script is the module __main__ when it is run, and has its
+        # name when imported
+        described = {
+            "function": value.__qualname__,
+            "code": f"{_PYTHON}:{_code_hash(value.__code__)}",
+        }
     else:
         described = {"function": type_name(value)}
     closure = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-    bound_names = {"defaults": _defaults(value), "closure": {name: _content(cell) for name, cell in closure}}
+    bound_names = {
+        "defaults": _defaults(value),
+        "closure": {name: _content(cell) for name, cell in closure},
+    }
     for name, members in bound_names.items():
         if members:
             described[name] = {key: describe(member, key) for key, member in members.items()}
@@ -592,7 +690,8 @@ def _function(value: object) -> dict[str, Any] | None:
 
 
 _STABLE_MODULES = sys.stdlib_module_names | set(_OUR_PACKAGES)
-"""Modules without code hashes: a resumed run may use another version of Python or of this library."""
+"""Modules without code hashes: a resumed run may use another version of Python or of
+this library."""
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
@@ -611,14 +710,23 @@ def _content(cell: types.CellType) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _code_hash(code: types.CodeType) -> str:
-    """16 hex digits of the hash of a function's bytecode, constants and names; independent of its file and line."""
-    return hashlib.sha256(repr(_code_content(code)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """16 hex digits of the hash of a function's bytecode, constants and names; independent of its
+    file and line."""
+    return hashlib.sha256(repr(_code_content(code)).encode("utf-8", "surrogatepass")).hexdigest()[
+        :16
+    ]
 
 
 def _code_content(code: types.CodeType) -> tuple[Any, ...]:
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    return code.co_code, code.co_exceptiontable, names, counts, tuple(_constant(const) for const in code.co_consts)
+    return (
+        code.co_code,
+        code.co_exceptiontable,
+        names,
+        counts,
+        tuple(_constant(const) for const in code.co_consts),
+    )
 
 
 def _constant(value: object) -> Any:
@@ -631,7 +739,7 @@ def _constant(value: object) -> Any:
     return type(value).__name__, value
 
 
-# --- source files -----------------------------------------------------------------------------------------------
+# --- source files ---------------------------------------------------------------------------------
 
 
 _NOT_AUTHORS = _STABLE_MODULES | {"__main__", "verifiers_sandboxes"}
@@ -640,14 +748,18 @@ _LIBRARIES = ("site-packages", "dist-packages")
 
 
 def source_hashes(objects: Iterable[object]) -> dict[str, str]:
-    """File name, relative to its package or folder -> 16 hex digits of the SHA-256 of its content; never raises.
+    """File name, relative to its package or folder -> 16 hex digits of the SHA-256 of its content;
+    never raises.
 
-    The files are those of the modules that define the objects (functions, classes, or instances, which stand for their
-    classes), and what these modules import, also inside functions, from beside themselves: from the same package, or
-    for a module without a package from the same folder. Installed libraries, modules imported by a computed name and
-    data files are not included.
+    The files are those of the modules that define the objects (functions, classes, or instances,
+    which stand for their classes), and what these modules import, also inside functions, from
+    beside themselves: from the same package, or for a module without a package from the same
+    folder. Installed libraries, modules imported by a computed name and data files are not
+    included.
     """
-    pending = [found for value in objects if (found := _author_file(_module_name(value))) is not None]
+    pending = [
+        found for value in objects if (found := _author_file(_module_name(value))) is not None
+    ]
     paths: dict[Path, str] = {}
     while pending:
         module, path = pending.pop()
@@ -656,7 +768,9 @@ def source_hashes(objects: Iterable[object]) -> dict[str, str]:
         root, prefix = _root(module, path)
         paths[path] = (prefix / path.relative_to(root)).as_posix() if path != root else path.name
         for name in {*_names_of_values(module), *_imported_names(module, path)}:
-            other = _author_file(name) or _unloaded_file(name, root.parent if prefix.parts else root)
+            other = _author_file(name) or _unloaded_file(
+                name, root.parent if prefix.parts else root
+            )
             if other is not None and _is_beside(other[1], root):
                 pending.append(other)
     hashes: dict[str, str] = {}
@@ -667,11 +781,16 @@ def source_hashes(objects: Iterable[object]) -> dict[str, str]:
 
 
 def _module_name(value: object) -> str | None:
-    """The name of the module that defines a function or a class, for an instance that of its class."""
+    """The name of the module that defines a function or a class, for an instance that
+    of its class."""
     while isinstance(value, functools.partial | types.MethodType):
         value = value.func if isinstance(value, functools.partial) else value.__func__
     owner = value if isinstance(value, type | types.FunctionType) else type(value)
-    name = getattr(inspect.unwrap(owner) if isinstance(owner, types.FunctionType) else owner, "__module__", None)
+    name = getattr(
+        inspect.unwrap(owner) if isinstance(owner, types.FunctionType) else owner,
+        "__module__",
+        None,
+    )
     return name if isinstance(name, str) else None
 
 
@@ -684,12 +803,19 @@ def _names_of_values(module: str) -> Iterator[str]:
 
 
 def _imported_names(module: str, path: Path) -> Iterator[str]:
-    """The modules that the source of a module names in imports, with their packages; further names may be none."""
+    """The modules that the source of a module names in imports, with their packages; further names
+    may be none."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
         stat = path.stat()
         statements = _import_statements(path, stat.st_mtime_ns, stat.st_size)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # changed since it was imported
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # changed since it was imported
         return
     for node in statements:
         if isinstance(node, ast.Import):
@@ -704,7 +830,9 @@ def _imported_names(module: str, path: Path) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _import_statements(path: Path, mtime_ns: int, size_bytes: int) -> tuple[ast.Import | ast.ImportFrom, ...]:
+def _import_statements(
+    path: Path, mtime_ns: int, size_bytes: int
+) -> tuple[ast.Import | ast.ImportFrom, ...]:
     tree = parse_python(path.read_bytes())
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
 
@@ -737,7 +865,9 @@ def _root(module: str, path: Path) -> tuple[Path, Path]:
 
 
 def _is_beside(path: Path, root: Path) -> bool:
-    return path.is_relative_to(root) and not any(part in _LIBRARIES for part in path.relative_to(root).parts)
+    return path.is_relative_to(root) and not any(
+        part in _LIBRARIES for part in path.relative_to(root).parts
+    )
 
 
 def _digest(path: Path) -> str | None:

@@ -1,15 +1,18 @@
 """The journal: an append-only file of rows where *acknowledged* means *on disk*.
 
-Guarantees: when ``append`` returns, its rows survive kill -9 and power loss. The rows of one ``append`` are recovered
-together or not at all. A damaged row is reported, never returned. After a failed write or fsync the content of the disk
-is unknown, so every later ``append`` fails with the same error; everything acknowledged stays readable.
+Guarantees: when ``append`` returns, its rows survive kill -9 and power loss. The rows of one
+``append`` are recovered together or not at all. A damaged row is reported, never returned. After a
+failed write or fsync the content of the disk is unknown, so every later ``append`` fails with the
+same error; everything acknowledged stays readable.
 
-A line is one JSON object, ASCII only, ended by ``\\n``; its last key is ``crc32``, the checksum of every byte of the
-line before ``,"crc32":``. When ``append`` gets several rows, each also has ``"write_part":[i,n]`` (row i of n)
-just before the checksum. Readers get rows without these two keys.
+A line is one JSON object, ASCII only, ended by ``\\n``; its last key is ``crc32``, the checksum of
+every byte of the line before ``,"crc32":``. When ``append`` gets several rows, each also has
+``"write_part":[i,n]`` (row i of n) just before the checksum. Readers get rows without these two
+keys.
 
-Group commit: one thread writes all rows that arrived during the last commit with one ``write`` and one fsync. While
-several callers append concurrently it first waits ``linger_s``, so that they share a commit.
+Group commit: one thread writes all rows that arrived during the last commit with one ``write`` and
+one fsync. While several callers append concurrently it first waits ``linger_s``, so that they share
+a commit.
 
 Here a *row* is any JSON object. Rows are never rewritten.
 """
@@ -44,7 +47,8 @@ MAX_LINGER_S = 0.05
 class Journal:
     """One open journal; opened by ``Journal.open``, closed by ``close`` or a ``with`` block.
 
-    ``append`` may be called from any event loop and any thread of the process that opened it, not from a forked child.
+    ``append`` may be called from any event loop and any thread of the process that opened it, not
+    from a forked child.
 
     >>> async def record(path):
     ...     with Journal.open(path) as journal:
@@ -53,7 +57,9 @@ class Journal:
 
     def __init__(self, path: str | os.PathLike[str], linger_s: float = 0.005):
         if not 0 <= linger_s <= MAX_LINGER_S:
-            raise ConfigError(f"linger_s={linger_s} must be between 0 and {MAX_LINGER_S} seconds.", key="linger_s")
+            raise ConfigError(
+                f"linger_s={linger_s} must be between 0 and {MAX_LINGER_S} seconds.", key="linger_s"
+            )
         self.path = Path(path)
         self.num_recovered = 0
         """Rows found when the journal was opened."""
@@ -77,21 +83,26 @@ class Journal:
         linger_s: float = 0.005,
         checked: tuple[int, int] = (0, 0),
     ) -> Journal:
-        """Open for appending, exclusively (the file is locked); create the file when it does not exist.
+        """Open for appending, exclusively (the file is locked); create the file when it does not
+        exist.
 
-        ``on_row`` receives each recovered row in order; rows are not held in memory. An unfinished write at the end
-        (an unterminated line, an incomplete group of rows) is truncated, and the rest is made durable. ``checked``:
-        bytes and rows at the start that an index has checked, which are not read again.
+        ``on_row`` receives each recovered row in order; rows are not held in memory. An unfinished
+        write at the end (an unterminated line, an incomplete group of rows) is truncated, and the
+        rest is made durable. ``checked``: bytes and rows at the start that an index has checked,
+        which are not read again.
 
-        *Raises* RunBusy when another process or journal has it open, JournalError with file and line for any other
-        damage (the file is not changed), ConfigError when the file cannot be opened for writing.
+        *Raises* RunBusy when another process or journal has it open, JournalError with file and
+        line for any other damage (the file is not changed), ConfigError when the file cannot be
+        opened for writing.
         """
         journal = cls(path, linger_s)
         existed = journal.path.exists()
         try:
             journal._file = HeldFile(journal.path)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be opened for writing: {error.strerror}.", path=str(path)) from error
+            raise ConfigError(
+                f"{path} cannot be opened for writing: {error.strerror}.", path=str(path)
+            ) from error
         try:
             journal._recover(on_row, *checked)
             if not existed:
@@ -99,21 +110,26 @@ class Journal:
         except OSError as error:
             journal._file.release()
             raise journal._failure(error) from error
-        except BaseException:  # release the lock, so that the file can be opened again; raised again
+        except (
+            BaseException
+        ):  # release the lock, so that the file can be opened again; raised again
             journal._file.release()
             raise
-        journal._writer = threading.Thread(target=journal._run_writer, name=f"journal {path}", daemon=True)
+        journal._writer = threading.Thread(
+            target=journal._run_writer, name=f"journal {path}", daemon=True
+        )
         journal._writer.start()
         return journal
 
     async def append(self, rows: Row | Iterable[Row]) -> None:
-        """Return when the rows are on disk. The rows of one call are one write: all are recovered, or none.
+        """Return when the rows are on disk. The rows of one call are one write: all are recovered,
+        or none.
 
-        Cancelling the wait does not undo the write. Rows are encoded before the first suspension and may be changed
-        afterwards.
+        Cancelling the wait does not undo the write. Rows are encoded before the first suspension
+        and may be changed afterwards.
 
-        *Raises* JournalError when this or an earlier write or fsync failed, UsageError for a closed journal, an empty
-        row or a reserved key.
+        *Raises* JournalError when this or an earlier write or fsync failed, UsageError for a closed
+        journal, an empty row or a reserved key.
         """
         if lines := _lines(rows):
             loop = asyncio.get_running_loop()
@@ -129,7 +145,8 @@ class Journal:
             waiter.result()
 
     def close(self) -> None:
-        """Write pending rows, stop the writer and release the file. Blocks for one commit at most."""
+        """Write pending rows, stop the writer and release the file. Blocks for one
+        commit at most."""
         if self._file is None or self._file.fd < 0:
             return
         with self._changed:
@@ -148,7 +165,9 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _recover(self, on_row: Callable[[dict[str, Any]], None] | None, start: int, num_rows: int) -> None:
+    def _recover(
+        self, on_row: Callable[[dict[str, Any]], None] | None, start: int, num_rows: int
+    ) -> None:
         fd = self._open_fd()
         with open(self.path, "rb") as file:
             size = os.fstat(fd).st_size
@@ -168,7 +187,9 @@ class Journal:
 
     def _open_fd(self) -> int:
         if self._closing or self._file is None or self._file.fd < 0:
-            raise UsageError(f"{self.path} is closed, or was opened by another process; use Journal.open here.")
+            raise UsageError(
+                f"{self.path} is closed, or was opened by another process; use Journal.open here."
+            )
         return self._file.fd
 
     def _submit(self, append: _Append) -> None:
@@ -210,7 +231,9 @@ class Journal:
         except Exception as cause:  # noqa: BLE001  every waiter gets the error
             with self._changed:
                 self._cause = cause
-            with contextlib.suppress(OSError):  # best effort: unacknowledged rows should not count on resume
+            with contextlib.suppress(
+                OSError
+            ):  # best effort: unacknowledged rows should not count on resume
                 os.ftruncate(self._file.fd, self._durable_bytes)
 
     def _acknowledge(self, batch: list[_Append]) -> None:
@@ -248,7 +271,8 @@ _Append: TypeAlias = "tuple[bytes, asyncio.AbstractEventLoop | None, _Waiter]"
 
 
 def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a journal in order, one at a time; while another process writes it, those durable at the call.
+    """The rows of a journal in order, one at a time; while another process writes it, those durable
+    at the call.
 
     Never changes the file. *Raises* FileNotFoundError; JournalError with file and line for damage.
     """
@@ -270,8 +294,14 @@ def scan_journal(
         try:
             sync_file(file.fileno())
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):  # these: nothing to flush
-                raise JournalError(f"{path} could not be flushed before reading ({error}).", path=str(path)) from error
+            if error.errno not in (
+                errno.EINVAL,
+                errno.EROFS,
+                errno.ENOTSUP,
+            ):  # these: nothing to flush
+                raise JournalError(
+                    f"{path} could not be flushed before reading ({error}).", path=str(path)
+                ) from error
         file.seek(start)
         for ends, bodies in _whole_writes(file, Path(path), size - start, first_line):
             yield [start + end for end in ends], bodies
@@ -284,12 +314,17 @@ def _lines(rows: Row | Iterable[Row]) -> bytes:
     rows = list(rows)
     if len(rows) == 1:
         return _line(rows[0])
-    return b"".join([_line(row, b',"write_part":[%d,%d]' % (i, len(rows))) for i, row in enumerate(rows, 1)])
+    return b"".join(
+        [_line(row, b',"write_part":[%d,%d]' % (i, len(rows))) for i, row in enumerate(rows, 1)]
+    )
 
 
 def _line(row: Row, part: bytes = b"") -> bytes:
     if not row or "crc32" in row or "write_part" in row:
-        raise UsageError(f"a journal row needs a key, and none of {sorted(RESERVED_KEYS)}; this one has {sorted(row)}.")
+        raise UsageError(
+            f"a journal row needs a key, and none of {sorted(RESERVED_KEYS)}; this one has"
+            f" {sorted(row)}."
+        )
     body = encode_row(row)[:-1] + part
     return b'%b,"crc32":%d}\n' % (body, crc32(body))
 
@@ -335,13 +370,15 @@ def _decoded(body: bytes, path: Path) -> dict[str, Any]:
     try:
         return decode_row(body)
     except ValueError as error:
-        raise JournalError(f"{path} has a row that is not a JSON object ({error}).", path=str(path)) from error
+        raise JournalError(
+            f"{path} has a row that is not a JSON object ({error}).", path=str(path)
+        ) from error
 
 
 def _damage(path: Path, number: int, what: str) -> JournalError:
     return JournalError(
-        f"{path}:{number}: this row is damaged ({what}). The file was not changed: restore it from a copy, or move "
-        "it away and run the command again.",
+        f"{path}:{number}: this row is damaged ({what}). The file was not changed: restore it from"
+        " a copy, or move it away and run the command again.",
         path=str(path),
         line=number,
     )

@@ -1,4 +1,5 @@
-"""Test doubles that are part of the product: scripted clients, a fake server, a byte tokenizer, recorded conversations.
+"""Test doubles that are part of the product: scripted clients, a fake server, a byte tokenizer,
+recorded conversations.
 
     from verifiers.testing import ScriptedClient
     results = env.evaluate(ScriptedClient(["42"]), model="scripted")

@@ -1,4 +1,5 @@
-"""The faults with which `FakeServer` answers: a script of a `Behaviour` for each request (`Hit`)."""
+"""The faults with which `FakeServer` answers: a script of a `Behaviour` for each
+request (`Hit`)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How one request is treated. The default is a proper answer. Example: ``Behaviour(429, {"Retry-After": "1"})``"""
+    """How one request is treated. The default is a proper answer. Example: ``Behaviour(429,
+    {"Retry-After": "1"})``"""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +37,8 @@ class Behaviour:
     never: bool = False
     """The request is read and never answered."""
     cut_bytes: int | None = None
-    """Only so many bytes of the body are sent; then the connection is closed, or with ``never`` stays silent."""
+    """Only so many bytes of the body are sent; then the connection is closed, or with ``never``
+    stays silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,9 @@ def as_behaviour(given: object) -> Behaviour:
 PROPER = Behaviour()
 
 
-async def act(request: web.BaseRequest, behaviour: Behaviour, completion: bytes) -> web.StreamResponse:
+async def act(
+    request: web.BaseRequest, behaviour: Behaviour, completion: bytes
+) -> web.StreamResponse:
     """Treat a request as scripted; ``completion`` is the body of a proper answer."""
     await asyncio.sleep(behaviour.delay_s)
     if behaviour.never and behaviour.cut_bytes is None:

@@ -1,8 +1,9 @@
 """The next reply of a scripted model, from any accepted type of script.
 
-A reply is text, an assistant message, one tool call or a list of them, a `Response`, or an exception (raised).
-Replies come as one text, a list (in order, cycled unless ``strict``), a mapping from the last user text to a reply
-(``"*"`` for any other text), or a function of the request, which may be async.
+A reply is text, an assistant message, one tool call or a list of them, a `Response`, or an
+exception (raised). Replies come as one text, a list (in order, cycled unless ``strict``), a mapping
+from the last user text to a reply (``"*"`` for any other text), or a function of the request, which
+may be async.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ class Replies:
 
     def __init__(self, replies: object, strict: bool = False):
         if not isinstance(replies, str | Mapping | Sequence) and not callable(replies):
-            raise ConfigError(f"replies must be text, a list, a mapping or a function, not {type(replies).__name__}")
+            raise ConfigError(
+                "replies must be text, a list, a mapping or a function, not"
+                f" {type(replies).__name__}"
+            )
         if isinstance(replies, Sequence) and not replies and not isinstance(replies, str):
             raise ConfigError("replies must not be empty")
         self._replies = replies
@@ -41,7 +45,9 @@ class Replies:
         if isinstance(replies, Sequence):
             turn = next(self._turn)
             if self._strict and turn >= len(replies):
-                raise ConfigError(f"the script has {len(replies)} replies, and this is request {turn + 1}")
+                raise ConfigError(
+                    f"the script has {len(replies)} replies, and this is request {turn + 1}"
+                )
             return replies[turn % len(replies)]
         reply = replies(request)
         return await reply if inspect.isawaitable(reply) else reply
@@ -55,27 +61,34 @@ def last_user_text(request: ModelRequest) -> str:
         if message.get("role") == "user":
             content = message.get("content")
             if isinstance(content, list):
-                return "\n".join(part.get("text", "") for part in content if part.get("type") == "text")
+                return "\n".join(
+                    part.get("text", "") for part in content if part.get("type") == "text"
+                )
             return content or ""
     return ""
 
 
 def to_message(reply: object) -> tuple[Message, str]:
-    """(assistant message, finish reason) of a reply that is neither a `Response` nor an exception."""
+    """(assistant message, finish reason) of a reply that is neither a `Response` nor
+    an exception."""
     if isinstance(reply, str):
         return Message(role="assistant", content=reply), "stop"
     if isinstance(reply, ToolCall) or (isinstance(reply, Mapping) and "function" in reply):
         reply = [reply]
     if isinstance(reply, Mapping):
         fields = {"role": "assistant", "content": None, **reply}
-        reason = fields.pop("finish_reason", None) or ("tool_calls" if fields.get("tool_calls") else "stop")
+        reason = fields.pop("finish_reason", None) or (
+            "tool_calls" if fields.get("tool_calls") else "stop"
+        )
         if fields["content"] is None and not fields.get("tool_calls"):
             fields["content"] = ""
         return Message(fields), reason
     if isinstance(reply, Sequence):
         calls = [ToolCall.from_wire(call) for call in reply]
         return Message(role="assistant", content=None, tool_calls=calls), "tool_calls"
-    raise ConfigError(f"a reply must be text, a message, tool calls, a Response or an exception, not {reply!r}")
+    raise ConfigError(
+        f"a reply must be text, a message, tool calls, a Response or an exception, not {reply!r}"
+    )
 
 
 def as_error(reply: object) -> BaseException | None:
@@ -88,7 +101,9 @@ def as_error(reply: object) -> BaseException | None:
 ErrorScript = Mapping[int, Any] | Callable[[ModelRequest], Any] | None
 
 
-def scripted_error(errors: ErrorScript, call_number: int, request: ModelRequest) -> BaseException | None:
+def scripted_error(
+    errors: ErrorScript, call_number: int, request: ModelRequest
+) -> BaseException | None:
     """The exception that a script of errors holds for this call (0 is the first), or None."""
     if errors is None:
         return None

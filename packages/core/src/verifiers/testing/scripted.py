@@ -1,7 +1,8 @@
-"""Clients that need no model: `ScriptedClient` returns scripted replies; conversations are recorded and replayed.
+"""Clients that need no model: `ScriptedClient` returns scripted replies; conversations are recorded
+and replayed.
 
-They are real ``Client``s, so an environment, a rubric or a run is tested without mocks. None of them opens a socket
-(``testing.FakeServer`` does).
+They are real ``Client``s, so an environment, a rubric or a run is tested without mocks. None of
+them opens a socket (``testing.FakeServer`` does).
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ def scripted_logprobs(token_ids: Sequence[int]) -> np.ndarray:
     return -((np.asarray(token_ids, dtype=np.int32) % 7 + 1) / 8).astype(np.float32)
 
 
-def byte_tokens(request: ModelRequest, response: Response, tokenizer: ByteTokenizer) -> ResponseTokens:
+def byte_tokens(
+    request: ModelRequest, response: Response, tokenizer: ByteTokenizer
+) -> ResponseTokens:
     """The tokens of a scripted response; the end token is part of it unless it was cut."""
     if isinstance(request.prompt, str):
         prompt_ids = tokenizer.encode(request.prompt)
     else:
-        rendered = tokenizer.apply_chat_template(request.prompt, tools=request.tools, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(
+            request.prompt, tools=request.tools, add_generation_prompt=True
+        )
         prompt_ids = list(rendered)  # type: ignore[arg-type]
     text = tokenizer.render(response.message)
     end = [] if response.finish_reason == "length" else [tokenizer.eos_token_id]
@@ -53,11 +58,14 @@ def byte_tokens(request: ModelRequest, response: Response, tokenizer: ByteTokeni
 class ScriptedClient:
     """A `Client` that answers from a script; see ``testing.replies`` for the forms of ``replies``.
 
-    ``tokens``: add ids of `ByteTokenizer` and `scripted_logprobs`. ``delay_s``: pause before each answer.
-    ``errors``: call number (0 is the first) -> exception, or a function ``(request) -> exception or None``.
+    ``tokens``: add ids of `ByteTokenizer` and `scripted_logprobs`. ``delay_s``: pause before each
+    answer.
+    ``errors``: call number (0 is the first) -> exception, or a function ``(request) -> exception or
+    None``.
     ``strict``: a list that runs out is a ``ConfigError`` instead of starting again.
 
-    Example: ``ScriptedClient(["cba"])``, ``ScriptedClient(lambda request: request.prompt[-1].content[::-1])``
+    Example: ``ScriptedClient(["cba"])``, ``ScriptedClient(lambda request:
+    request.prompt[-1].content[::-1])``
     """
 
     def __init__(
@@ -81,7 +89,8 @@ class ScriptedClient:
         self._errors = errors
 
     async def complete(self, request: ModelRequest) -> Response:
-        """The script's answer. Raises: the scripted error; ``ConfigError`` when the script has no reply."""
+        """The script's answer. Raises: the scripted error; ``ConfigError`` when the script has no
+        reply."""
         call_number = len(self.requests)
         self.requests.append(request)
         self.in_flight += 1
@@ -111,7 +120,8 @@ class ScriptedClient:
 
 
 class RecordingClient:
-    """Passes calls to ``client`` and appends every answer to the JSONL file ``path`` for `ReplayClient`."""
+    """Passes calls to ``client`` and appends every answer to the JSONL file ``path`` for
+    `ReplayClient`."""
 
     def __init__(self, client: Client, path: str | Path):
         self.client = client
@@ -133,7 +143,8 @@ class RecordingClient:
 
 
 class ReplayClient:
-    """Answers from a file of `RecordingClient`: equal requests get their answers in the order of recording."""
+    """Answers from a file of `RecordingClient`: equal requests get their answers in the order of
+    recording."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -146,16 +157,25 @@ class ReplayClient:
                 self.model = self.model or record["response"]["model"]
 
     async def complete(self, request: ModelRequest) -> Response:
-        """The recorded answer; the last one is given again. Raises: ``ConfigError`` for a request never recorded."""
+        """The recorded answer; the last one is given again. Raises: ``ConfigError`` for a request
+        never recorded."""
         answers = self._answers.get(_request_key(request))
         if not answers:
-            raise ConfigError(f"{self.path} has no recording of this request: {str(request.prompt)[-200:]}")
+            raise ConfigError(
+                f"{self.path} has no recording of this request: {str(request.prompt)[-200:]}"
+            )
         return answers.popleft() if len(answers) > 1 else answers[0]
 
 
 def _request_key(request: ModelRequest) -> str:
     """What makes two requests the same call: everything the model sees."""
-    seen = [request.prompt, request.model, request.message_type, request.tools, dict(request.sampling_args)]
+    seen = [
+        request.prompt,
+        request.model,
+        request.message_type,
+        request.tools,
+        dict(request.sampling_args),
+    ]
     return json.dumps([*seen, request.seed], sort_keys=True, default=str)
 
 
@@ -165,14 +185,16 @@ def _to_plain(response: Response) -> dict[str, object]:
         "message": dict(response.message),
         "finish_reason": response.finish_reason,
         "usage": [response.usage.prompt_tokens, response.usage.completion_tokens],
-        "tokens": None
-        if tokens is None
-        else [
-            tokens.prompt_ids.tolist(),
-            tokens.completion_ids.tolist(),
-            tokens.completion_logprobs.tolist(),
-            tokens.version if isinstance(tokens.version, int) else tokens.version.tolist(),
-        ],
+        "tokens": (
+            None
+            if tokens is None
+            else [
+                tokens.prompt_ids.tolist(),
+                tokens.completion_ids.tolist(),
+                tokens.completion_logprobs.tolist(),
+                tokens.version if isinstance(tokens.version, int) else tokens.version.tolist(),
+            ]
+        ),
         "version": response.version,
         "model": response.model,
         "id": response.id,
@@ -189,13 +211,15 @@ def _from_plain(plain: dict[str, Any]) -> Response:
         message=message,
         finish_reason=plain["finish_reason"],
         usage=Usage(*plain["usage"]),
-        tokens=None
-        if tokens is None
-        else ResponseTokens(
-            np.array(tokens[0], np.int32),
-            np.array(tokens[1], np.int32),
-            np.array(tokens[2], np.float32),
-            tokens[3] if isinstance(tokens[3], int) else np.array(tokens[3]),
+        tokens=(
+            None
+            if tokens is None
+            else ResponseTokens(
+                np.array(tokens[0], np.int32),
+                np.array(tokens[1], np.int32),
+                np.array(tokens[2], np.float32),
+                tokens[3] if isinstance(tokens[3], int) else np.array(tokens[3]),
+            )
         ),
         version=plain["version"],
         model=plain["model"],

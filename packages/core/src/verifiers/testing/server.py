@@ -1,8 +1,10 @@
-"""`FakeServer`: a scripted model behind a real OpenAI-compatible endpoint on loopback, with faults to order.
+"""`FakeServer`: a scripted model behind a real OpenAI-compatible endpoint on loopback, with faults
+to order.
 
-The promise: what a client meets is real HTTP over a real socket, each request's fault is scripted (status, headers,
-delay, drip, reset, garbage, silence), and everything that arrived is on record with its time. It runs in a thread, or
-in a child process (``process=True``) when the client's own CPU time is to be measured.
+The promise: what a client meets is real HTTP over a real socket, each request's fault is scripted
+(status, headers, delay, drip, reset, garbage, silence), and everything that arrived is on record
+with its time. It runs in a thread, or in a child process (``process=True``) when the client's own
+CPU time is to be measured.
 
 It is a test double: it checks no key, speaks HTTP/1.1, and binds to 127.0.0.1.
 """
@@ -27,17 +29,27 @@ from verifiers.clients.payload import encode
 from verifiers.clients.serving import START_S, Answer, ModelServer, dialect_of, models_body
 from verifiers.errors import ModelRefused, VerifiersError
 from verifiers.testing import wire
-from verifiers.testing.connection import COMPLETION_PATHS, PROPER, Behaviour, Hit, Script, act, as_behaviour
+from verifiers.testing.connection import (
+    COMPLETION_PATHS,
+    PROPER,
+    Behaviour,
+    Hit,
+    Script,
+    act,
+    as_behaviour,
+)
 from verifiers.testing.replies import Replies, as_error, response_of
 from verifiers.testing.scripted import ScriptedClient
 
 
 class FakeServer(ModelServer):
-    """A context manager; ``.url`` is the base URL and ends in ``/v1``. It offers every API a client of ours speaks:
-    chat completions, completions, responses and messages, streaming where the request asks for it.
+    """A context manager; ``.url`` is the base URL and ends in ``/v1``. It offers every API a client
+    of ours speaks: chat completions, completions, responses and messages, streaming where the
+    request asks for it.
 
-    ``replies``: see ``testing.replies``. ``script``: one entry per completion request (see `as_behaviour`), proper
-    answers after its end, or a function of the `Hit`. ``models``: names that ``GET /models`` lists, or its
+    ``replies``: see ``testing.replies``. ``script``: one entry per completion request (see
+    `as_behaviour`), proper answers after its end, or a function of the `Hit`. ``models``: names
+    that ``GET /models`` lists, or its
     `Behaviour`. ``tokens``: send token data to who asks. ``record=False`` keeps counts only.
 
     Example::
@@ -91,7 +103,7 @@ class FakeServer(ModelServer):
         self._replies = Replies(replies)
         self._child: subprocess.Popen[bytes] | None = None
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def __enter__(self) -> FakeServer:
         self.start()
@@ -122,7 +134,9 @@ class FakeServer(ModelServer):
     def count(self) -> int:
         """Completion requests that arrived."""
         if self._child is not None:
-            with urllib.request.urlopen(self.url.removesuffix("/v1") + "/stats", timeout=10) as answer:
+            with urllib.request.urlopen(
+                self.url.removesuffix("/v1") + "/stats", timeout=10
+            ) as answer:
                 stats = json.load(answer)
             self.max_in_flight = stats["max_in_flight"]
             return int(stats["count"])
@@ -145,7 +159,9 @@ class FakeServer(ModelServer):
 
     def _start_child(self) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "verifiers.testing.server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "verifiers.testing.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         pickle.dump(self._settings, self._child.stdin)  # type: ignore[arg-type]
         self._child.stdin.flush()  # type: ignore[union-attr]
@@ -158,7 +174,7 @@ class FakeServer(ModelServer):
         host, port = runner.addresses[0][:2]
         self.url = f"http://{host}:{port}/v1"
 
-    # --- one request, in the server's thread ---------------------------------------------------------------------
+    # --- one request, in the server's thread ------------------------------------------------------
 
     async def respond(self, request: web.BaseRequest) -> Answer:
         """Answer a request as replies and script say."""

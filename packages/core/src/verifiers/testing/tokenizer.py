@@ -1,10 +1,13 @@
-"""A tokenizer of 256 bytes and a few special tokens, with a chat template, for tests without a model.
+"""A tokenizer of 256 bytes and a few special tokens, with a chat template, for tests without a
+model.
 
-The promise: ``decode(encode(text)) == text`` for every text; the ids of a rendered conversation begin with the ids of
-the conversation before it (context only increases) unless ``keep_reasoning`` is off, which drops earlier ``<think>``
-parts as some model families do and so gives the increasing-context check something to find.
+The promise: ``decode(encode(text)) == text`` for every text; the ids of a rendered conversation
+begin with the ids of the conversation before it (context only increases) unless ``keep_reasoning``
+is off, which drops earlier ``<think>`` parts as some model families do and so gives the
+increasing-context check something to find.
 
-Text inside a message is encoded as bytes only: a model that writes ``<|end|>`` writes eight bytes, not the token.
+Text inside a message is encoded as bytes only: a model that writes ``<|end|>`` writes eight bytes,
+not the token.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ _THINK = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are bytes, 256 and up `SPECIAL_TOKENS`; calls are those of a transformers tokenizer.
+    """Ids 0 to 255 are bytes, 256 and up `SPECIAL_TOKENS`; calls are those of a transformers
+    tokenizer.
 
     >>> ByteTokenizer().apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)
     [259, 104, 105, 257, 260]
@@ -56,7 +60,9 @@ class ByteTokenizer:
             position = match.end()
         return ids + _bytes(text[position:])
 
-    def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
+    def decode(
+        self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **_: Any
+    ) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD."""
         parts: list[bytes] = []
         for token_id in [token_ids] if isinstance(token_ids, int) else token_ids:
@@ -78,12 +84,15 @@ class ByteTokenizer:
         tokenize: bool = True,
         **_: Any,
     ) -> list[int] | str:
-        """The conversation as ids (or as text): role token, content, end token, for each message."""
+        """The conversation as ids (or as text): role token, content, end token, for
+        each message."""
         messages = list(conversation)
         if tools:
             listing = json.dumps([tool.get("function", tool) for tool in tools])
             messages.insert(0, {"role": "system", "content": f"Tools: {listing}"})
-        last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        last_user = max(
+            (i for i, message in enumerate(messages) if message["role"] == "user"), default=-1
+        )
         ids: list[int] = []
         for i, message in enumerate(messages):
             content = self.render(message)
@@ -96,15 +105,20 @@ class ByteTokenizer:
         return ids if tokenize else self.decode(ids)
 
     def render(self, message: Mapping[str, Any]) -> str:
-        """The text of one message: reasoning in ``<think>``, content, tool calls in ``<tool_call>``."""
+        """The text of one message: reasoning in ``<think>``, content, tool calls in
+        ``<tool_call>``."""
         content = message.get("content") or ""
         if isinstance(content, list):
-            content = "\n".join(part.get("text", "") for part in content if part.get("type") == "text")
+            content = "\n".join(
+                part.get("text", "") for part in content if part.get("type") == "text"
+            )
         if reasoning := message.get("reasoning_content"):
             content = f"<think>{reasoning}</think>{content}"
         for call in message.get("tool_calls") or ():
             function = call["function"]
-            content += f"<tool_call>{json.dumps([function['name'], function['arguments']])}</tool_call>"
+            content += (
+                f"<tool_call>{json.dumps([function['name'], function['arguments']])}</tool_call>"
+            )
         return content
 
 

@@ -1,4 +1,5 @@
-"""For unit tests of reward functions and hooks: a finished state in one line, and one rollout in one call.
+"""For unit tests of reward functions and hooks: a finished state in one line, and one rollout in
+one call.
 
     state = make_state("2 + 2?", "4", answer="4")
     assert rubric.score_rollout_sync(state)["reward"] == 1.0
@@ -26,13 +27,19 @@ from verifiers.types import AssistantMessage, Messages, Response
 
 
 def make_state(
-    prompt: object, completion: object, answer: object = "", *, message_type: str = "chat", **keys: object
+    prompt: object,
+    completion: object,
+    answer: object = "",
+    *,
+    message_type: str = "chat",
+    **keys: object,
 ) -> State:
     """The state of a finished rollout, not scored yet, with one step per assistant message.
 
     Text as ``prompt`` is one user message, text as ``completion`` one assistant message; with
-    ``message_type="completion"`` both are kept as text. ``keys`` are set on the state; those that are none of its own
-    keys count as columns of the row, which reward functions may ask for by name.
+    ``message_type="completion"`` both are kept as text. ``keys`` are set on the state; those that
+    are none of its own keys count as columns of the row, which reward functions may ask for by
+    name.
 
     >>> state = make_state("2 + 2?", "4", answer="4", difficulty="easy")
     >>> state["completion"], state["turn"], state["input"]["difficulty"]
@@ -42,7 +49,12 @@ def make_state(
     if message_type == "chat" and isinstance(completion, str):
         completion = AssistantMessage(completion)
     replies = normalize_messages(completion, message_type)
-    fields = {"is_completed": True, "completion": replies, "trajectory": _steps(messages, replies), **keys}
+    fields = {
+        "is_completed": True,
+        "completion": replies,
+        "trajectory": _steps(messages, replies),
+        **keys,
+    }
     return State(prompt=messages, answer=answer, **fields)
 
 
@@ -58,16 +70,21 @@ def _steps(prompt: Messages, completion: Messages) -> list[TrajectoryStep]:
     return steps
 
 
-def run_rollout_sync(env: Environment, client: ClientLike, row: Mapping[str, Any] | None = None) -> State:
+def run_rollout_sync(
+    env: Environment, client: ClientLike, row: Mapping[str, Any] | None = None
+) -> State:
     """Generate and score one rollout and return its state; blocks, also under a running event loop.
 
-    ``row``: a dataset row (``{"question": …, "answer": …}``); default: the first training row, else evaluation row.
-    An error of the rollout is in ``state["error"]``. Raises ``DatasetError`` when there is no row.
+    ``row``: a dataset row (``{"question": …, "answer": …}``); default: the first training row, else
+    evaluation row. An error of the rollout is in ``state["error"]``. Raises ``DatasetError`` when
+    there is no row.
     """
     if row is None:
         table = env.train_table if env.train_table is not None else env.eval_table
         if not len(table):
             raise DatasetError("the environment has no rows; give row={'question': …, 'answer': …}")
         row = table[0].row
-    work = functools.partial(scored_rollout, env, row, client, getattr(client, "model", None) or "scripted")
+    work = functools.partial(
+        scored_rollout, env, row, client, getattr(client, "model", None) or "scripted"
+    )
     return blocking(work)

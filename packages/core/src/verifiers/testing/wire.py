@@ -1,7 +1,9 @@
-"""The wire formats from the server's side: a request's body as a `ModelRequest`, a `Response` as a body or a stream.
+"""The wire formats from the server's side: a request's body as a `ModelRequest`, a `Response` as a
+body or a stream.
 
-Completions carry token ids and log-probabilities in vLLM's fields, and only when the request asks for them; streams,
-responses and messages are written by ``clients.dialects``. This module opens nothing and knows no faults (``server``).
+Completions carry token ids and log-probabilities in vLLM's fields, and only when the request asks
+for them; streams, responses and messages are written by ``clients.dialects``. This module opens
+nothing and knows no faults (``server``).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def read_request(path: str, body: bytes) -> ModelRequest:
         raise ValueError("the body must be an object with a model")
     in_chat = path.endswith("/chat/completions")
     given: Any = fields.get("messages" if in_chat else "prompt")
-    if in_chat and not (isinstance(given, list) and all(isinstance(message, dict) for message in given)):
+    if in_chat and not (
+        isinstance(given, list) and all(isinstance(message, dict) for message in given)
+    ):
         raise ValueError("messages must be a list of objects")
     return ModelRequest(
         prompt=[Message(message) for message in given] if in_chat else given,
@@ -50,8 +54,12 @@ def answer_body(path: str, body: bytes, response: Response, request: ModelReques
     if dialect is None and path.endswith("/chat/completions") and fields.get("stream"):
         dialect = DIALECTS["chat"]
     if dialect is None:
-        token_fields = [name for name, value in request.sampling_args.items() if value] + ["return_weight_versions"]
-        return encode(chat.completion_body(response, path.endswith("/chat/completions"), token_fields))
+        token_fields = [name for name, value in request.sampling_args.items() if value] + [
+            "return_weight_versions"
+        ]
+        return encode(
+            chat.completion_body(response, path.endswith("/chat/completions"), token_fields)
+        )
     call = dialect.parse_request(fields)
     if call.stream:
         return b"".join(dialect.stream_events(response, call))

@@ -15,7 +15,15 @@ from textual.widgets import Footer, Input, Static
 from verifiers.results.index import NAMES, NUMBERS
 from verifiers.runtime.terminal import escape_control
 from verifiers.tui.lines import Lines
-from verifiers.tui.texts import ROW_TITLE, RUN_TITLE, heading, numbers_text, rollout_text, row_line, run_line
+from verifiers.tui.texts import (
+    ROW_TITLE,
+    RUN_TITLE,
+    heading,
+    numbers_text,
+    rollout_text,
+    row_line,
+    run_line,
+)
 from verifiers.view.library import Library
 
 LOOK_S = 1.0
@@ -46,7 +54,8 @@ ROW_COLUMNS = {
 
 
 class ListScreen(Screen[None]):
-    """A title, the state of the list (its order and filters), a list of ``entries``, and a search line."""
+    """A title, the state of the list (its order and filters), a list of ``entries``, and a search
+    line."""
 
     def __init__(self, title: str, heading: str, columns: Sequence[str]):
         super().__init__()
@@ -153,7 +162,9 @@ class RunsScreen(ListScreen):
             for run in self.library.runs()["runs"]
             if all(word in f"{run['env']} {run['model']} {run['id']}".casefold() for word in words)
         ]
-        return ordered(ordered(runs, RUN_COLUMNS["Run"]), RUN_COLUMNS[self.sorted_by], self.is_reversed)
+        return ordered(
+            ordered(runs, RUN_COLUMNS["Run"]), RUN_COLUMNS[self.sorted_by], self.is_reversed
+        )
 
     def current_version(self) -> str:
         return str(self.library.version()["version"])
@@ -171,11 +182,19 @@ class RunsScreen(ListScreen):
 class RowsScreen(ListScreen):
     """The numbers of a run and its rollouts."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [_SEARCH, _SORT, _REVERSE, Binding("e", "errors", "errors only"), _BACK]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        _SEARCH,
+        _SORT,
+        _REVERSE,
+        Binding("e", "errors", "errors only"),
+        _BACK,
+    ]
 
     def __init__(self, library: Library, run: dict[str, Any], step: int | None):
         where = "" if step is None else f" · step {step}"
-        super().__init__(f"{run['env']} · {run['model']}{where} · {run['id']}", ROW_TITLE, tuple(ROW_COLUMNS))
+        super().__init__(
+            f"{run['env']} · {run['model']}{where} · {run['id']}", ROW_TITLE, tuple(ROW_COLUMNS)
+        )
         self.library, self.run, self.step = library, run["id"], step
         self.facts: dict[str, list[Any]] = {}
         self.has_errors_only = False
@@ -185,7 +204,9 @@ class RowsScreen(ListScreen):
         before = self.version
         super().look()
         if self.version != before:
-            self.query_one(".numbers", Static).update(numbers_text(self.library.numbers(self.run, self.step)))
+            self.query_one(".numbers", Static).update(
+                numbers_text(self.library.numbers(self.run, self.step))
+            )
 
     def filters(self) -> list[str]:
         return [*super().filters(), *(["errors only"] if self.has_errors_only else [])]
@@ -208,11 +229,15 @@ class RowsScreen(ListScreen):
             self.facts[name] = [None if code < 0 else names[code] for code in codes]
         rows: Sequence[int] = range(response["total"])
         if self.query_text:
-            rows = self.library.search(self.run, self.query_text, step=self.step, budget_s=float("inf"))["rows"]
+            rows = self.library.search(
+                self.run, self.query_text, step=self.step, budget_s=float("inf")
+            )["rows"]
         replaced = set(response["replaced"])
         error, stop = self.facts["error"], self.facts["stop_condition"]
         self.facts["stopped"] = [e or c for e, c in zip(error, stop, strict=True)]
-        listed = [row for row in rows if row not in replaced and (error[row] or not self.has_errors_only)]
+        listed = [
+            row for row in rows if row not in replaced and (error[row] or not self.has_errors_only)
+        ]
         example, sibling = self.facts["example"], self.facts["sibling"]
         values = self.facts[ROW_COLUMNS[self.sorted_by]]
         by_example = ordered(sorted(listed, key=lambda row: sibling[row]), lambda row: example[row])
@@ -260,7 +285,9 @@ class RolloutScreen(Screen[None]):
         lines.action_move(by)
         rollout = self.library.rollout(self.rows.run, lines.entry, self.rows.step)
         position = f"{lines.cursor + 1:,} of {len(lines.entries):,}"
-        self.query_one(".title", Static).update(f"example {rollout['example_id']} · {position} · {self.rows.title}")
+        self.query_one(".title", Static).update(
+            f"example {rollout['example_id']} · {position} · {self.rows.title}"
+        )
         self.query_one("#rollout", Static).update(rollout_text(rollout))
         self.query_one(VerticalScroll).scroll_home(animate=False)
 
@@ -306,8 +333,11 @@ class RunsApp(App[None]):
             self.pop_screen()
 
 
-def ordered(entries: Sequence[Any], value: Callable[[Any], Any], is_reversed: bool = False) -> list[Any]:
-    """The entries sorted by a value, equal ones in their order; those with an unknown value are last.
+def ordered(
+    entries: Sequence[Any], value: Callable[[Any], Any], is_reversed: bool = False
+) -> list[Any]:
+    """The entries sorted by a value, equal ones in their order; those with an unknown value are
+    last.
 
     >>> ordered(["a", "bb", "c"], {"a": 1.0, "bb": None, "c": 2.0}.get, is_reversed=True)
     ['c', 'a', 'bb']

@@ -1,4 +1,5 @@
-"""A virtual list for the terminal: only visible lines are rendered, so the cost does not grow with its length."""
+"""A virtual list for the terminal: only visible lines are rendered, so the cost does not grow with
+its length."""
 
 from __future__ import annotations
 

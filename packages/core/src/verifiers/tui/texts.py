@@ -1,4 +1,5 @@
-"""Text of the terminal screens: a run's line, a rollout's line, a whole rollout. Control characters are escaped."""
+"""Text of the terminal screens: a run's line, a rollout's line, a whole rollout. Control characters
+are escaped."""
 
 from __future__ import annotations
 
@@ -12,10 +13,20 @@ from rich.text import Text
 from verifiers.results.texts import latency_text, number_lines
 from verifiers.runtime.terminal import escape_control
 
-ROLE_STYLES = {"assistant": "bold blue", "user": "bold green", "tool": "bold yellow", "system": "bold magenta"}
+ROLE_STYLES = {
+    "assistant": "bold blue",
+    "user": "bold green",
+    "tool": "bold yellow",
+    "system": "bold magenta",
+}
 STATUS_STYLES = {"running": "green", "interrupted": "yellow", "failed": "red"}
-RUN_TITLE = f"{'Run':<34} {'Model':<24} {'Reward':>15} {'Rollouts':>11} {'Errors':>6}  {'Status':<12} Date"
-ROW_TITLE = f"{'#':>8} {'Reward':>8} {'Turns':>5} {'Tokens':>7} {'Time':>7} {'Stopped by':<20} Task and last reply"
+RUN_TITLE = (
+    f"{'Run':<34} {'Model':<24} {'Reward':>15} {'Rollouts':>11} {'Errors':>6}  {'Status':<12} Date"
+)
+ROW_TITLE = (
+    f"{'#':>8} {'Reward':>8} {'Turns':>5} {'Tokens':>7} {'Time':>7} {'Stopped by':<20} Task and"
+    " last reply"
+)
 NUMBERS_SHOWN = ("reward", "success", "pass@k", "errors", "unscored", "tokens", "cost", "time")
 """The lines of a run's numbers that are shown above its rollouts."""
 
@@ -46,7 +57,9 @@ def run_line(run: Mapping[str, Any]) -> Text:
         reward += f" ± {_number(run['stderr'])}"
     line = Text(no_wrap=True)
     line.append(_cell(f"{run['env']}{' (training)' if is_training else ''}", 34), "bold")
-    line.append(f" {_cell(run['model'], 24)} {reward:>15} {rollouts:>11} {_count(run['errors']):>6}  ")
+    line.append(
+        f" {_cell(run['model'], 24)} {reward:>15} {rollouts:>11} {_count(run['errors']):>6}  "
+    )
     line.append(f"{run['status']:<12} ", STATUS_STYLES.get(run["status"], ""))
     line.append(str(run["date"])[:16].replace("T", " "), "dim")
     return line
@@ -75,7 +88,10 @@ def rollout_text(rollout: Mapping[str, Any]) -> Text:
     text.append(f"reward {_number(rollout['reward'])}", "bold")
     for score in rollout["scores"]:
         weight = "" if score["weight"] is None else f" × {score['weight']:g}"
-        text.append(f"   {escape_control(score['name'])} {_number(score['value'])}{weight}", "" if weight else "dim")
+        text.append(
+            f"   {escape_control(score['name'])} {_number(score['value'])}{weight}",
+            "" if weight else "dim",
+        )
     text.append(f"\nstopped by {escape_control(str(rollout['stop_condition']))}", "dim")
     if rollout["answer"] not in (None, ""):
         text.append(f"\nanswer {_plain(rollout['answer'])}", "dim")
@@ -84,11 +100,15 @@ def rollout_text(rollout: Mapping[str, Any]) -> Text:
         sampled = message["place"] == "completion" and message["role"] == "assistant"
         turn += sampled
         title = f"\n\n── {escape_control(message['role'])}{f' · turn {turn}' if sampled else ''} "
-        text.append(f"{title}{'─' * max(0, 60 - len(title))}\n", ROLE_STYLES.get(message["role"], "bold"))
+        text.append(
+            f"{title}{'─' * max(0, 60 - len(title))}\n", ROLE_STYLES.get(message["role"], "bold")
+        )
         _append_message(text, message)
     if error := rollout["error"]:
         text.append(
-            f"\n\n{escape_control(str(error.get('error')))}: {escape_control(str(error.get('message')))}", "red"
+            f"\n\n{escape_control(str(error.get('error')))}:"
+            f" {escape_control(str(error.get('message')))}",
+            "red",
         )
     return text
 

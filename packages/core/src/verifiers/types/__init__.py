@@ -1,9 +1,9 @@
 """Data types: messages, model requests and responses, and why a rollout ended.
 
-Messages are plain ``dict``s that also answer attributes, so code that writes ``m["content"]`` and code that
-writes ``m.content`` both work, equality and JSON are those of ``dict``, and
-``"tool_calls" in m`` is True only when the message has tool calls.
-Sampled token ids and log-probabilities are numpy arrays exactly as the server sent them.
+Messages are plain ``dict``s that also answer attributes, so code that writes ``m["content"]`` and
+code that writes ``m.content`` both work, equality and JSON are those of ``dict``, and
+``"tool_calls" in m`` is True only when the message has tool calls. Sampled token ids and
+log-probabilities are numpy arrays exactly as the server sent them.
 
 ``clients`` parses provider payloads. This package imports no other part of ``verifiers``.
 """

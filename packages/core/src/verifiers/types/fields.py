@@ -26,23 +26,30 @@ class _DataclassFields:
             described: list[Any] = [(name, types[name]) for name in names[:without]]
             for name, default in zip(names[without:], defaults, strict=True):
                 factory = getattr(default, "factory", None)
-                value = field(default=default) if factory is None else field(default_factory=factory)
+                value = (
+                    field(default=default) if factory is None else field(default_factory=factory)
+                )
                 described.append((name, types[name], value))
-            self._by_class[owner] = {one.name: one for one in fields(make_dataclass(owner.__name__, described))}
+            self._by_class[owner] = {
+                one.name: one for one in fields(make_dataclass(owner.__name__, described))
+            }
         return self._by_class[owner]
 
 
 class Immutable(msgspec.Struct, frozen=True):
-    """A frozen dataclass to its users (``replace``, ``fields``, ``asdict``), made in a tenth of the time of one.
+    """A frozen dataclass to its users (``replace``, ``fields``, ``asdict``), made in a tenth of the
+    time of one.
 
-    A frozen dataclass assigns each field by a call of ``object.__setattr__``; several of these are made per turn.
+    A frozen dataclass assigns each field by a call of ``object.__setattr__``; several of these are
+    made per turn.
     """
 
     __dataclass_fields__: ClassVar[_DataclassFields] = _DataclassFields()
 
 
 class Fields:
-    """Fields that also read by key, and the spelling of pydantic objects: for the parts of a response."""
+    """Fields that also read by key, and the spelling of pydantic objects: for the parts of a
+    response."""
 
     __slots__ = ()
 
@@ -67,7 +74,11 @@ class Fields:
     def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
         """The fields as plain data."""
         values = {name: _plain(getattr(self, name)) for name in self.keys()}
-        return {name: value for name, value in values.items() if value is not None} if exclude_none else values
+        return (
+            {name: value for name, value in values.items() if value is not None}
+            if exclude_none
+            else values
+        )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with the fields of ``update``."""

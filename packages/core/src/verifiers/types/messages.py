@@ -38,7 +38,8 @@ def _restore(cls: type[dict[str, Any]], items: Mapping[str, Any]) -> Any:
 
 
 class Message(dict[str, Any]):
-    """One chat message: ``{"role": …, "content": …}``; the known fields read as attributes, absent ones as None.
+    """One chat message: ``{"role": …, "content": …}``; the known fields read as attributes, absent
+    ones as None.
 
     >>> m = UserMessage("hello")
     >>> m.content, m["role"], m.tool_calls, "tool_calls" in m
@@ -46,7 +47,15 @@ class Message(dict[str, Any]):
     """
 
     __slots__ = ()
-    FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "thinking_blocks")
+    FIELDS = (
+        "role",
+        "content",
+        "tool_calls",
+        "tool_call_id",
+        "name",
+        "reasoning_content",
+        "thinking_blocks",
+    )
 
     if TYPE_CHECKING:
         role: str
@@ -76,11 +85,14 @@ class Message(dict[str, Any]):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with the fields of ``update`` (the spelling of pydantic messages)."""
-        return _restore(type(self), {**(copy.deepcopy(dict(self)) if deep else self), **(update or {})})  # type: ignore[no-any-return]
+        return _restore(
+            type(self), {**(copy.deepcopy(dict(self)) if deep else self), **(update or {})}
+        )  # type: ignore[no-any-return]
 
     @classmethod
     def from_path(cls, path: str | Path) -> Message:
-        """A message whose content is the text of a file, for example ``SystemMessage.from_path("prompt.txt")``."""
+        """A message whose content is the text of a file, for example
+        ``SystemMessage.from_path("prompt.txt")``."""
         return cls(Path(path).read_text(encoding="utf-8"))  # type: ignore[arg-type]
 
 
@@ -124,8 +136,8 @@ class UserMessage(Message):
 class AssistantMessage(Message):
     """A message of the model; ``content`` may be None only with ``tool_calls``.
 
-    As the message of a ``Response`` it also has that response's ``finish_reason``, ``is_truncated`` and ``tokens``,
-    which are no keys of the message; they are None without a response.
+    As the message of a ``Response`` it also has that response's ``finish_reason``, ``is_truncated``
+    and ``tokens``, which are no keys of the message; they are None without a response.
 
     Args:
         content: Text, or a list of content parts; None beside tool calls.
@@ -245,7 +257,11 @@ class _Function(dict[str, Any]):
     def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
         """The flat fields as a plain dict (the spelling of pydantic objects)."""
         fields = {name: self.get(name) for name in (*(("id",) if "id" in self else ()), *self.FLAT)}
-        return {name: value for name, value in fields.items() if value is not None} if exclude_none else fields
+        return (
+            {name: value for name, value in fields.items() if value is not None}
+            if exclude_none
+            else fields
+        )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with the flat fields of ``update`` (the spelling of pydantic objects)."""
@@ -268,21 +284,31 @@ class ToolCall(_Function):
     __slots__ = ()
     FLAT = ("name", "arguments")
 
-    def __init__(self, id: str = "", name: str = "", arguments: str | Mapping[str, Any] = "{}", **_: Any):
+    def __init__(
+        self, id: str = "", name: str = "", arguments: str | Mapping[str, Any] = "{}", **_: Any
+    ):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         super().__init__(id=id, type="function", function=AttributeDict(name=name, arguments=text))
 
     @classmethod
     def from_wire(cls, call: Mapping[str, Any]) -> ToolCall:
-        """From ``{"id", "type", "function": {…}}`` or flat ``{"id", "name", "arguments"}``; keeps extra keys."""
+        """From ``{"id", "type", "function": {…}}`` or flat ``{"id", "name", "arguments"}``; keeps
+        extra keys."""
         function = call.get("function") or call
-        tool_call = cls(call.get("id") or "", function.get("name") or "", function.get("arguments") or "{}")
-        tool_call.update((k, v) for k, v in call.items() if k not in ("id", "type", "function", "name", "arguments"))
+        tool_call = cls(
+            call.get("id") or "", function.get("name") or "", function.get("arguments") or "{}"
+        )
+        tool_call.update(
+            (k, v)
+            for k, v in call.items()
+            if k not in ("id", "type", "function", "name", "arguments")
+        )
         return tool_call
 
 
 class Tool(_Function):
-    """An OpenAI function tool; ``name``, ``description``, ``parameters`` and ``strict`` also read flat.
+    """An OpenAI function tool; ``name``, ``description``, ``parameters`` and ``strict`` also read
+    flat.
 
     Args:
         name: Name that the model calls.
@@ -305,7 +331,11 @@ class Tool(_Function):
         parameters: Mapping[str, Any] | None = None,
         strict: bool | None = None,
     ):
-        function: dict[str, Any] = {"name": name, "description": description, "parameters": dict(parameters or {})}
+        function: dict[str, Any] = {
+            "name": name,
+            "description": description,
+            "parameters": dict(parameters or {}),
+        }
         if strict is not None:
             function["strict"] = strict
         super().__init__(type="function", function=AttributeDict(function))
@@ -314,7 +344,12 @@ class Tool(_Function):
     def from_wire(cls, tool: Mapping[str, Any]) -> Tool:
         """From the nested OpenAI format or the flat one."""
         f = tool.get("function") or tool
-        return cls(f.get("name") or "", f.get("description") or "", f.get("parameters") or {}, f.get("strict"))
+        return cls(
+            f.get("name") or "",
+            f.get("description") or "",
+            f.get("parameters") or {},
+            f.get("strict"),
+        )
 
 
 class _ContentPart(AttributeDict):
@@ -322,7 +357,9 @@ class _ContentPart(AttributeDict):
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
         """The part as plain data."""
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in self.items()}
+        return {
+            name: dict(value) if isinstance(value, dict) else value for name, value in self.items()
+        }
 
 
 class TextContentPart(_ContentPart):
@@ -372,5 +409,14 @@ class InputAudioContentPart(_ContentPart):
 
     __slots__ = ()
 
-    def __init__(self, data: str | None = None, format: str = "wav", *, input_audio: Mapping[str, Any] | None = None):
-        super().__init__(type="input_audio", input_audio=AttributeDict(input_audio or {"data": data, "format": format}))
+    def __init__(
+        self,
+        data: str | None = None,
+        format: str = "wav",
+        *,
+        input_audio: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(
+            type="input_audio",
+            input_audio=AttributeDict(input_audio or {"data": data, "format": format}),
+        )

@@ -16,7 +16,8 @@ from verifiers.types.messages import AssistantMessage, Content, Message, Message
 
 
 class ModelRequest(Immutable, frozen=True):
-    """One model call. ``prompt`` is a list of messages, or text when ``message_type`` is "completion".
+    """One model call. ``prompt`` is a list of messages, or text when ``message_type`` is
+    "completion".
 
     >>> request = vf.ModelRequest([vf.UserMessage("hi")], "m", sampling_args={"temperature": 0.0})
     >>> request.message_type, request.tools
@@ -40,13 +41,16 @@ class ModelRequest(Immutable, frozen=True):
     require_tokens: bool = False
     """Request token ids and log-probabilities, and reject a response without them."""
     rollout_id: str | None = None
-    """Identifies the conversation, so that a server can route its turns to one replica (header X-Session-ID)."""
+    """Identifies the conversation, so that a server can route its turns to one replica (header
+    X-Session-ID)."""
     headers: Mapping[str, str] | None = None
     """Further HTTP headers."""
     sample: str | None = None
-    """Which of several samples of an equal prompt this is (sibling and turn); None keeps the reply out of a cache."""
+    """Which of several samples of an equal prompt this is (sibling and turn); None keeps the reply
+    out of a cache."""
     state: Mapping[str, Any] | None = None
-    """The state of the rollout, for a client that reads it; None outside of one, and in another process."""
+    """The state of the rollout, for a client that reads it; None outside of one, and in another
+    process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModelRequest, self._without_state()
@@ -107,7 +111,8 @@ class ResponseTokens(Fields):
     completion_logprobs: np.ndarray
     """Log-probabilities [C], float64 or float32, of the processed distribution that was sampled."""
     version: int | np.ndarray = -1
-    """Policy version: one for the completion, or int [C] when weights changed while it was generated; -1 = unknown."""
+    """Policy version: one for the completion, or int [C] when weights changed while it was
+    generated; -1 = unknown."""
     routed_experts: Any = None
     """Kept as given; nothing here reads it."""
 
@@ -122,7 +127,8 @@ class ResponseTokens(Fields):
         prompt_mask: Sequence[int] | None = None,
         completion_mask: Sequence[int] | None = None,
     ):
-        """Lists become arrays. *Raises* ValueError for masks other than those that the ids imply."""
+        """Lists become arrays. *Raises* ValueError for masks other than those that
+        the ids imply."""
         assign = object.__setattr__
         assign(self, "prompt_ids", np.asarray(prompt_ids, np.int32))
         assign(self, "completion_ids", np.asarray(completion_ids, np.int32))
@@ -131,7 +137,9 @@ class ResponseTokens(Fields):
         assign(self, "routed_experts", routed_experts)
         for name, mask in (("prompt_mask", prompt_mask), ("completion_mask", completion_mask)):
             if mask is not None and list(mask) != getattr(self, name):
-                raise ValueError(f"{name} of a response is {getattr(self, name)[:1]} for each of its tokens")
+                raise ValueError(
+                    f"{name} of a response is {getattr(self, name)[:1]} for each of its tokens"
+                )
 
     @property
     def prompt_mask(self) -> list[int]:
@@ -146,7 +154,8 @@ class ResponseTokens(Fields):
     def keys(self) -> Sequence[str]:
         """Names of the fields, with the two masks."""
         return (
-            "prompt_ids prompt_mask completion_ids completion_mask completion_logprobs version routed_experts".split()
+            "prompt_ids prompt_mask completion_ids completion_mask completion_logprobs version"
+            " routed_experts".split()
         )
 
 
@@ -179,7 +188,8 @@ class Choice:
 
 
 class ResponseMessage(AssistantMessage):
-    """The message of a ``Response`` as clients of version 0.1.12 and later build it, with what the response says of it.
+    """The message of a ``Response`` as clients of version 0.1.12 and later build it, with what the
+    response says of it.
 
     >>> message = ResponseMessage("4", finish_reason="length")
     >>> message, message.is_truncated, Response(message).finish_reason
@@ -200,11 +210,14 @@ class ResponseMessage(AssistantMessage):
         role: Literal["assistant"] = "assistant",
     ):
         super().__init__(content, tool_calls, reasoning_content, thinking_blocks, role)
-        reason = "length" if is_truncated else finish_reason or ("tool_calls" if tool_calls else None)
+        reason = (
+            "length" if is_truncated else finish_reason or ("tool_calls" if tool_calls else None)
+        )
         object.__setattr__(self, "_given", {"finish_reason": reason, "tokens": tokens})
 
     def given(self) -> dict[str, Any]:
-        """``finish_reason`` and ``tokens`` as passed to the constructor; a response takes the tokens over."""
+        """``finish_reason`` and ``tokens`` as passed to the constructor; a response takes the
+        tokens over."""
         try:
             given: dict[str, Any] = object.__getattribute__(self, "_given")
         except AttributeError:
@@ -225,7 +238,8 @@ class ResponseMessage(AssistantMessage):
 
 
 class Response(Fields, Immutable, frozen=True, weakref=True):
-    """One completion. Also has ``choices[0].message`` and ``usage.prompt_tokens`` like OpenAI objects.
+    """One completion. Also has ``choices[0].message`` and ``usage.prompt_tokens`` like OpenAI
+    objects.
 
     >>> response = vf.Response(vf.AssistantMessage("4"), usage=vf.Usage(12, 1))
     >>> response.text, response.choices[0].message.content, response.finish_reason, response.usage.total_tokens
@@ -255,8 +269,8 @@ class Response(Fields, Immutable, frozen=True, weakref=True):
     tokens_missing: str = ""
     """Why there are no tokens: ``3 log-probabilities for 5 tokens``."""
     token_logprobs: Mapping[str, Any] | None = None
-    """``{"texts": […], "logprobs": […]}``, one of each per sampled token, where an evaluation asked for them and the
-    server names tokens by their texts."""
+    """``{"texts": […], "logprobs": […]}``, one of each per sampled token, where an evaluation asked
+    for them and the server names tokens by their texts."""
 
     def __post_init__(self) -> None:
         message = self.message

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended: the library's conditions. An author's condition has the name of its method.
+    """Why a rollout ended: the library's conditions. An author's condition has the name of its
+    method.
 
     >>> StopReason("max_turns_reached") is StopReason.MAX_TURNS, StopReason.truncates("timeout_reached")
     (True, True)
@@ -22,8 +23,14 @@ class StopReason(StrEnum):
 
     @classmethod
     def truncates(cls, reason: str | None) -> bool:
-        """Whether a rollout that ended for this reason was truncated by a limit of tokens or time."""
+        """Whether a rollout that ended for this reason was truncated by a limit of
+        tokens or time."""
         return reason in _TRUNCATING
 
 
-_TRUNCATING = StopReason.MAX_SEQ_LEN, StopReason.MAX_COMPLETION_TOKENS, StopReason.PROMPT_TOO_LONG, StopReason.TIMEOUT
+_TRUNCATING = (
+    StopReason.MAX_SEQ_LEN,
+    StopReason.MAX_COMPLETION_TOKENS,
+    StopReason.PROMPT_TOO_LONG,
+    StopReason.TIMEOUT,
+)

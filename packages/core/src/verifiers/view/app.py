@@ -1,9 +1,10 @@
-"""The server's routes: the page's static files by name, and the library's responses as JSON under ``/api/``.
+"""The server's routes: the page's static files by name, and the library's responses as JSON under
+``/api/``.
 
 One request writes: a person's label of a rollout.
 
-Files are never served by path: requests name a run, which is looked up in the catalog. Answers are made in threads, so
-reading a large file does not block other requests.
+Files are never served by path: requests name a run, which is looked up in the catalog. Answers are
+made in threads, so reading a large file does not block other requests.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
     """The application for a server bound to ``host``."""
     files = static_files()
     token = secrets.token_urlsafe() if is_loopback(host) else None
-    answers = answer_table(library) | {"labels": lambda q: library.labels(_run(q)) | {"token": token}}
+    answers = answer_table(library) | {
+        "labels": lambda q: library.labels(_run(q)) | {"token": token}
+    }
 
     async def static(request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"
@@ -66,7 +69,10 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
             return _json({"error": str(error)}, 500)
 
     async def label(request: Request) -> Response:
-        if not request.headers.get("content-length", "").isdigit() or int(request.headers["content-length"]) > MAX_BODY:
+        if (
+            not request.headers.get("content-length", "").isdigit()
+            or int(request.headers["content-length"]) > MAX_BODY
+        ):
             return _json({"error": "a label is a short JSON object"}, 413)
         body = await request.body()
         return await asyncio.to_thread(answered, lambda: library.label(*_label(body)))
@@ -78,7 +84,11 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
             Route("/", static),
             Route("/static/{name}", static),
         ],
-        middleware=[Middleware(Guard, hosts=allowed_hosts(host), any_address=not is_loopback(host), token=token)],
+        middleware=[
+            Middleware(
+                Guard, hosts=allowed_hosts(host), any_address=not is_loopback(host), token=token
+            )
+        ],
     )
 
 
@@ -101,11 +111,19 @@ def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], An
         "columns": lambda q: library.columns(
             _run(q), _step(q), int(q.get("first", "0")), int(q.get("generation", "-1"))
         ),
-        "previews": lambda q: library.previews(_run(q), [int(n) for n in q.get("rows", "").split(",") if n], _step(q)),
+        "previews": lambda q: library.previews(
+            _run(q), [int(n) for n in q.get("rows", "").split(",") if n], _step(q)
+        ),
         "rollout": lambda q: library.rollout(_run(q), int(q.get("row", "0")), _step(q)),
-        "search": lambda q: library.search(_run(q), q.get("text", ""), int(q.get("first", "0")), _step(q)),
-        "values": lambda q: library.values(_run(q), q.get("name", ""), int(q.get("first", "0")), _step(q)),
-        "metrics": lambda q: library.metrics(_run(q), int(q.get("first", "0")), q.get("generation", "")),
+        "search": lambda q: library.search(
+            _run(q), q.get("text", ""), int(q.get("first", "0")), _step(q)
+        ),
+        "values": lambda q: library.values(
+            _run(q), q.get("name", ""), int(q.get("first", "0")), _step(q)
+        ),
+        "metrics": lambda q: library.metrics(
+            _run(q), int(q.get("first", "0")), q.get("generation", "")
+        ),
     }
 
 
@@ -115,7 +133,11 @@ def _label(body: bytes) -> tuple[str, int, bool | None]:
     if not isinstance(content, dict) or content.keys() != {"run", "row", "label"}:
         raise ValueError("give run, row and label")
     run, row, label = content["run"], content["row"], content["label"]
-    if not isinstance(run, str) or type(row) is not int or not (label is None or isinstance(label, bool)):
+    if (
+        not isinstance(run, str)
+        or type(row) is not int
+        or not (label is None or isinstance(label, bool))
+    ):
         raise ValueError("run is a text, row a number, and label true, false or null")
     return run, row, label
 

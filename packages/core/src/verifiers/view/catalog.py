@@ -1,9 +1,11 @@
 """Find the runs below some folders by their files, and open them by id.
 
-A run's id is its path relative to its folder. An id is looked up among the known runs, never joined to a path, so no id
-can leave the folders. Symbolic links are not followed. ``describe`` and ``index`` read the files' content.
+A run's id is its path relative to its folder. An id is looked up among the known runs, never joined
+to a path, so no id can leave the folders. Symbolic links are not followed. ``describe`` and
+``index`` read the files' content.
 
-A thread searches, the folders that changed last first, so that the newest of very many runs are known at once.
+A thread searches, the folders that changed last first, so that the newest of very many runs are
+known at once.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ MAX_DEPTH = 10
 FRESH_S = 1.0
 """Seconds for which the list of runs is cached, at least."""
 COST_SHARE = 0.2
-"""Largest share of the time that is spent on searching the folders; the list of many runs is cached for longer."""
+"""Largest share of the time that is spent on searching the folders; the list of many runs is cached
+for longer."""
 GET_S = 0.1
-"""Seconds for which a request about a known run waits for a search, which may find that it is gone."""
+"""Seconds for which a request about a known run waits for a search, which may find
+that it is gone."""
 _SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
 _STEP = re.compile(r"(step|dropped)-(\d+)\.jsonl")
 
@@ -45,20 +49,24 @@ class Source:
     kind: str
 
     def file(self, step: int | None = None) -> Path:
-        """The file of its saved rollouts; of a training run those of ``step``, of -step those dropped before it."""
+        """The file of its saved rollouts; of a training run those of ``step``, of -step those
+        dropped before it."""
         if self.kind == EVALUATION:
             return self.folder / RESULTS_NAME
         name = f"dropped-{-step}" if step is not None and step < 0 else f"step-{step}"
         return self.folder / COMPLETIONS_NAME / f"{name}.jsonl"
 
     def steps(self) -> list[int]:
-        """The steps of a training run that have saved rollouts, in order; -n before n has those dropped before n."""
+        """The steps of a training run that have saved rollouts, in order; -n before n has those
+        dropped before n."""
         try:
             names = os.listdir(self.folder / COMPLETIONS_NAME)
         except OSError:
             return []
         found = [
-            -int(match[2]) if match[1] == "dropped" else int(match[2]) for match in map(_STEP.fullmatch, names) if match
+            -int(match[2]) if match[1] == "dropped" else int(match[2])
+            for match in map(_STEP.fullmatch, names)
+            if match
         ]
         return sorted(found, key=lambda step: (abs(step), step))
 
@@ -73,7 +81,9 @@ class Catalog:
         self.folders = [Path(folder).resolve() for folder in folders]
         for path, folder in zip(folders, self.folders, strict=True):
             if not folder.is_dir():
-                raise ConfigError(f"{path} is not a folder; name a folder with runs, or one run's folder")
+                raise ConfigError(
+                    f"{path} is not a folder; name a folder with runs, or one run's folder"
+                )
         self._roots = [str(folder) for folder in self.folders]
         self._labels = [_label(folder) for folder in self.folders]
         self._changed = threading.Condition()
@@ -81,17 +91,19 @@ class Catalog:
         self._is_searched = self._is_searching = False
         self._is_folder = functools.cache(os.path.isdir)  # a new one in every search
         self._affordable = self._due = 0.0
-        """When the folders may be searched again without a large share of the time, and when they are."""
+        """When the folders may be searched again without a large share of the time, and when they
+        are."""
 
     def sources(self) -> dict[str, Source]:
         """Id -> run, of all runs."""
         return self.known(math.inf, math.inf)[0]
 
     def known(self, least: float, wait_s: float) -> tuple[dict[str, Source], bool]:
-        """(id -> run of those that were found, newest first; whether the folders were searched to the end).
+        """(id -> run of those that were found, newest first; whether the folders were searched to
+        the end).
 
-        Searches again when that is due, and waits ``wait_s`` seconds for the result; the first time it waits until
-        there are ``least`` runs.
+        Searches again when that is due, and waits ``wait_s`` seconds for the result; the first time
+        it waits until there are ``least`` runs.
         """
         deadline = time.monotonic() + wait_s
         with self._changed:
@@ -106,9 +118,12 @@ class Catalog:
             return (self._sources if self._is_searched else dict(self._sources)), self._is_searched
 
     def search(self, is_wanted: bool = False) -> None:
-        """Begin to search the folders, in a thread, if that is due, or ``is_wanted`` and affordable."""
+        """Begin to search the folders, in a thread, if that is due, or ``is_wanted`` and
+        affordable."""
         with self._changed:
-            if not self._is_searching and time.monotonic() >= (self._affordable if is_wanted else self._due):
+            if not self._is_searching and time.monotonic() >= (
+                self._affordable if is_wanted else self._due
+            ):
                 self._is_searching = True
                 threading.Thread(target=self._search, name="vf-view-search", daemon=True).start()
 
@@ -142,17 +157,21 @@ class Catalog:
         return source
 
     def rows_file(self, run_id: str, step: int | None = None) -> Path:
-        """The file of a run's saved rollouts. Raises: ``LookupError`` when it is missing, or outside the folders."""
+        """The file of a run's saved rollouts. Raises: ``LookupError`` when it is missing, or
+        outside the folders."""
         source = self.get(run_id)
         if step is not None and source.kind == EVALUATION:
             raise LookupError(f"{run_id!r} is an evaluation, which has no steps")
         file = source.file(step)
         if file.is_symlink() or not file.is_file() or not self._is_inside(file):
-            raise LookupError(f"{run_id!r} has no saved rollouts" + ("" if step is None else f" of step {step}"))
+            raise LookupError(
+                f"{run_id!r} has no saved rollouts" + ("" if step is None else f" of step {step}")
+            )
         return file
 
     def _is_inside(self, path: Path) -> bool:
-        """Whether a path lies in one of the folders, also after links were created since the last scan."""
+        """Whether a path lies in one of the folders, also after links were created since the last
+        scan."""
         real = path.resolve()
         return any(real.is_relative_to(folder) for folder in self.folders)
 
@@ -164,7 +183,8 @@ class Catalog:
                 yield Source(run_id, Path(path), kind)
 
     def _id(self, number: int, relative: str) -> str | None:
-        """The id of a run of folder ``number``, whatever order they are found in: earlier folders name theirs first.
+        """The id of a run of folder ``number``, whatever order they are found in: earlier folders
+        name theirs first.
 
         None when they have named both that it could have.
         """
@@ -178,8 +198,14 @@ class Catalog:
     def _has(self, number: int, run_id: str) -> bool:
         """Whether a run of folder ``number`` has this id."""
         root, label = self._roots[number], self._labels[number]
-        possible = [run_id, run_id.removeprefix(f"{label}/"), *([""] if run_id in (label, f"{label}/{label}") else [])]
-        return any(self._is_run(f"{root}/{each}") and self._id(number, each) == run_id for each in possible)
+        possible = [
+            run_id,
+            run_id.removeprefix(f"{label}/"),
+            *([""] if run_id in (label, f"{label}/{label}") else []),
+        ]
+        return any(
+            self._is_run(f"{root}/{each}") and self._id(number, each) == run_id for each in possible
+        )
 
     def _is_run(self, folder: str) -> bool:
         return self._is_folder(os.path.dirname(folder)) and any(
@@ -188,15 +214,20 @@ class Catalog:
 
 
 def default_folders() -> list[Path]:
-    """``./outputs`` and every ``./environments/*/outputs`` that exist. Raises: ``ConfigError`` when none does."""
+    """``./outputs`` and every ``./environments/*/outputs`` that exist. Raises: ``ConfigError`` when
+    none does."""
     candidates = [Path("outputs"), *sorted(Path("environments").glob("*/outputs"))]
     if existing := [folder for folder in candidates if folder.is_dir()]:
         return existing
-    raise ConfigError("there is no ./outputs and no ./environments/*/outputs here; name the folder: vf-view FOLDER")
+    raise ConfigError(
+        "there is no ./outputs and no ./environments/*/outputs here; name the folder: vf-view"
+        " FOLDER"
+    )
 
 
 def _label(folder: Path) -> str:
-    """A distinguishing name of a folder: its name, or for ``…/<module>/outputs`` its parent's name."""
+    """A distinguishing name of a folder: its name, or for ``…/<module>/outputs`` its
+    parent's name."""
     return folder.parent.name if folder.name == "outputs" else folder.name
 
 
@@ -220,7 +251,8 @@ def _runs_below(roots: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def _listed(folder: str) -> tuple[set[str], list[tuple[int, str]]]:
-    """(the files that make a folder a run, (time of the last change, path) of each folder in it that may hold runs)."""
+    """(the files that make a folder a run, (time of the last change, path) of each folder in it
+    that may hold runs)."""
     names, below = set(), []
     try:
         with os.scandir(folder) as entries:

@@ -1,7 +1,8 @@
 """The metrics of a training run over its steps, read incrementally from ``metrics.jsonl``.
 
-A line is one optimizer step or one evaluation, ``{"step", "policy_version", "time", name: value, …}``; an unknown value
-is null. An unfinished last line is skipped. When the file was truncated, as resuming does, it is read again.
+A line is one optimizer step or one evaluation, ``{"step", "policy_version", "time", name: value,
+…}``; an unknown value is null. An unfinished last line is skipped. When the file was truncated, as
+resuming does, it is read again.
 """
 
 from __future__ import annotations
@@ -45,18 +46,23 @@ class Curves:
 
     @property
     def generation(self) -> str:
-        """A token that changes when the file was rewritten, so that earlier lines may have changed."""
+        """A token that changes when the file was rewritten, so that earlier lines may
+        have changed."""
         return "-".join(f"{part:x}" for part in (*(self._identity or ()), self._restarts))
 
     @property
     def step(self) -> int:
         """The newest step."""
-        return max((line["step"] for line in self.lines if isinstance(line.get("step"), int)), default=0)
+        return max(
+            (line["step"] for line in self.lines if isinstance(line.get("step"), int)), default=0
+        )
 
     @property
     def started(self) -> float | None:
         """Time of the first line, in seconds since the epoch."""
-        return next((line["time"] for line in self.lines if isinstance(line.get("time"), int | float)), None)
+        return next(
+            (line["time"] for line in self.lines if isinstance(line.get("time"), int | float)), None
+        )
 
     @property
     def seconds(self) -> float | None:
@@ -89,4 +95,7 @@ class Curves:
         """At most ``num_points`` values: means over equal intervals of steps."""
         values = [value for _, value in self.points(name)]
         size = max(1, math.ceil(len(values) / num_points))
-        return [math.fsum(part) / len(part) for part in (values[i : i + size] for i in range(0, len(values), size))]
+        return [
+            math.fsum(part) / len(part)
+            for part in (values[i : i + size] for i in range(0, len(values), size))
+        ]

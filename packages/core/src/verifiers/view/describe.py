@@ -1,7 +1,8 @@
-"""Summarise a run from its small files: environment, model, status and reward. Reads no saved rollouts.
+"""Summarise a run from its small files: environment, model, status and reward. Reads no saved
+rollouts.
 
-``status`` is running, finished, interrupted, failed, or ended (a training run without a known number of steps). A run
-whose metadata says "running" but whose process is gone is interrupted.
+``status`` is running, finished, interrupted, failed, or ended (a training run without a known
+number of steps). A run whose metadata says "running" but whose process is gone is interrupted.
 """
 
 from __future__ import annotations
@@ -22,14 +23,28 @@ from verifiers.checks.audit.certificate import read_certificate
 from verifiers.errors import ConfigError, UsageError
 from verifiers.runtime.alive import is_alive
 from verifiers.runtime.bounded import read_file
-from verifiers.storage.directory import CONFIG_NAME, METADATA_NAME, RESULTS_NAME, read_config, read_metadata
+from verifiers.storage.directory import (
+    CONFIG_NAME,
+    METADATA_NAME,
+    RESULTS_NAME,
+    read_config,
+    read_metadata,
+)
 from verifiers.storage.files import LOCK_NAME
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Source
 from verifiers.view.curves import Curves
 
 LISTED = ("env_args", "sampling_args", "seed", "system_prompt", "max_turns")
 """Parts of an evaluation's configuration that the list of runs can show."""
-_UNLISTED = ("rubric", "parser", "environment", "code", "reward_functions", "reward_weights", "group_weights")
+_UNLISTED = (
+    "rubric",
+    "parser",
+    "environment",
+    "code",
+    "reward_functions",
+    "reward_weights",
+    "group_weights",
+)
 MAX_SETTING_CHARS = 60
 STATUSES = {"complete": "finished"}
 """Status in ``metadata.json`` -> displayed status, where they differ."""
@@ -52,7 +67,12 @@ def version(source: Source) -> str:
 
 def describe(source: Source) -> dict[str, Any]:
     """The entry of a run in the list. Unknown numbers are None."""
-    common = {"id": source.id, "kind": source.kind, "name": source.folder.name, "path": str(source.folder)}
+    common = {
+        "id": source.id,
+        "kind": source.kind,
+        "name": source.folder.name,
+        "path": str(source.folder),
+    }
     return common | (_training(source) if source.kind == TRAINING else _evaluation(source))
 
 
@@ -66,7 +86,9 @@ def settings(source: Source) -> dict[str, Any]:
     names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
     return {
         "config": config,
-        "flat": flat({name: value for name, value in config.items() if name not in _UNLISTED} | facts),
+        "flat": flat(
+            {name: value for name, value in config.items() if name not in _UNLISTED} | facts
+        ),
         "noted": stored.get("noted") or {},
         "metadata": metadata,
         "weights": dict(zip(names, weights, strict=False)),
@@ -75,7 +97,8 @@ def settings(source: Source) -> dict[str, Any]:
 
 
 def _audit(env_id: str) -> dict[str, Any]:
-    """``audit``: the certificate of an installed environment in words, and ``certificate``, its content; else None."""
+    """``audit``: the certificate of an installed environment in words, and ``certificate``, its
+    content; else None."""
     try:
         found = read_certificate(env_id) if env_id else None
     except UsageError:  # it is not installed here
@@ -86,7 +109,8 @@ def _audit(env_id: str) -> dict[str, Any]:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level: ``{"env_args": {"unit": "word"}}`` is ``{"env_args.unit": "word"}``.
+    """Nested settings as one level: ``{"env_args": {"unit": "word"}}`` is ``{"env_args.unit":
+    "word"}``.
 
     Numbers and booleans stay, other values become text; empty ones and None are left out.
     """
@@ -113,12 +137,18 @@ def _evaluation(source: Source) -> dict[str, Any]:
     stat = os.stat(f"{source.folder}/{RESULTS_NAME}")
     examples, siblings = metadata.get("num_examples"), metadata.get("rollouts_per_example")
     return {
-        "env": metadata.get("env_id") or config.get("env_id") or source.folder.parent.name.partition("--")[0],
+        "env": (
+            metadata.get("env_id")
+            or config.get("env_id")
+            or source.folder.parent.name.partition("--")[0]
+        ),
         "model": metadata.get("model") or config.get("model") or "",
         "reward": _known(metadata.get("avg_reward")),
         "stderr": _known(metadata.get("reward_stderr")),
         "rollouts": metadata.get("num_rollouts"),
-        "planned": examples * siblings if isinstance(examples, int) and isinstance(siblings, int) else None,
+        "planned": (
+            examples * siblings if isinstance(examples, int) and isinstance(siblings, int) else None
+        ),
         "errors": metadata.get("num_errors"),
         "unscored": metadata.get("num_unscored"),
         "metrics": metadata.get("avg_metrics") or {},
@@ -144,8 +174,13 @@ def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
     parts |= {name: metadata.get(name) for name in ("num_examples", "rollouts_per_example")}
     defaults = (metadata.get("local_model") or {}).get("sampling") or {}
     parts["sampling_args"] = {**defaults, **(parts["sampling_args"] or {})}
-    cut = {name: v[:MAX_SETTING_CHARS] if isinstance(v, str) else v for name, v in flat(parts).items()}
-    return {name.replace("sampling_args.", "sampling.").replace("extra_body.", ""): v for name, v in cut.items()}
+    cut = {
+        name: v[:MAX_SETTING_CHARS] if isinstance(v, str) else v for name, v in flat(parts).items()
+    }
+    return {
+        name.replace("sampling_args.", "sampling.").replace("extra_body.", ""): v
+        for name, v in cut.items()
+    }
 
 
 def _tokens(metadata: Mapping[str, Any]) -> float | None:
@@ -158,7 +193,10 @@ def _tokens(metadata: Mapping[str, Any]) -> float | None:
 
 
 def _status(source: Source, metadata: Mapping[str, Any]) -> str:
-    status = str(metadata.get("status") or ("running" if (source.folder / CONFIG_NAME).is_file() else "complete"))
+    status = str(
+        metadata.get("status")
+        or ("running" if (source.folder / CONFIG_NAME).is_file() else "complete")
+    )
     if status == "running" and not _is_written(source, None):
         return "interrupted"
     return STATUSES.get(status, status)
@@ -203,8 +241,14 @@ def _training(source: Source) -> dict[str, Any]:
 def _training_facts(folder: Path) -> dict[str, Any]:
     """``env_id``, ``model`` and ``max_steps`` from the files of a training run."""
     summary = _json(folder / "summary.json")
-    facts = {"env_id": summary.get("environment"), "model": summary.get("model"), "max_steps": summary.get("steps")}
-    checkpoints = sorted(folder.glob("checkpoint-*/rl_state.json"), key=lambda path: path.stat().st_mtime)
+    facts = {
+        "env_id": summary.get("environment"),
+        "model": summary.get("model"),
+        "max_steps": summary.get("steps"),
+    }
+    checkpoints = sorted(
+        folder.glob("checkpoint-*/rl_state.json"), key=lambda path: path.stat().st_mtime
+    )
     if checkpoints:
         saved = _json(checkpoints[-1])
         configuration = saved.get("configuration") or {}
@@ -217,9 +261,12 @@ def _training_facts(folder: Path) -> dict[str, Any]:
 
 
 def _is_written(
-    source: Source, seconds_per_step: float | None, watched: Mapping[str, os.stat_result] | None = None
+    source: Source,
+    seconds_per_step: float | None,
+    watched: Mapping[str, os.stat_result] | None = None,
 ) -> bool:
-    """Whether a process is writing the run: its lock's process is alive on this host, or its files changed recently.
+    """Whether a process is writing the run: its lock's process is alive on this host, or its files
+    changed recently.
 
     ``watched``: the result of ``_stats``, if it is there already.
     """
@@ -236,7 +283,8 @@ def _is_written(
 
 
 def _stats(folder: str) -> dict[str, os.stat_result]:
-    """The files whose changes are noticed, by name. Joins texts: making paths would take longer than looking."""
+    """The files whose changes are noticed, by name. Joins texts: making paths would take longer
+    than looking."""
     found = {}
     for name in _WATCHED:
         with contextlib.suppress(OSError):

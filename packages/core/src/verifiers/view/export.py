@@ -1,8 +1,9 @@
 """Export the page of ``vf-view`` as static files, for a static server or to open from the disk.
 
-A ``file://`` page can neither fetch files nor load modules, but it can load scripts. So each response is written as a
-script that passes its JSON to the page, and the page's modules are joined into one script. The folder appears
-atomically; an existing one is replaced only when it is an earlier copy.
+A ``file://`` page can neither fetch files nor load modules, but it can load scripts. So each
+response is written as a script that passes its JSON to the page, and the page's modules are joined
+into one script. The folder appears atomically; an existing one is replaced only when it is an
+earlier copy.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ _EXPORT = re.compile(r"^export (?=(?:async )?function|const|let|class)", re.MULT
 _ENTRY = "app.js"
 
 
-def export(library: Library, out: str | Path, tell: Callable[[str], None] = lambda text: None) -> Path:
-    """Write the copy; returns its ``index.html``. Raises: ``ConfigError`` for a folder with other files.
+def export(
+    library: Library, out: str | Path, tell: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Write the copy; returns its ``index.html``. Raises: ``ConfigError`` for a folder with other
+    files.
 
     ``tell`` receives the progress as text, every ``REPORT_EVERY_S`` seconds.
     """
@@ -49,7 +53,9 @@ def export(library: Library, out: str | Path, tell: Callable[[str], None] = lamb
         (hidden / "data").mkdir(parents=True)
         files = static_files()
         (hidden / "style.css").write_bytes(files["style.css"])
-        (hidden / "page.js").write_text(joined({n: f.decode() for n, f in files.items() if n.endswith(".js")}))
+        (hidden / "page.js").write_text(
+            joined({n: f.decode() for n, f in files.items() if n.endswith(".js")})
+        )
         (hidden / "index.html").write_text(_page(files["index.html"].decode()))
         last_report = time.monotonic()
         for name, answer in _answers(library):
@@ -60,7 +66,9 @@ def export(library: Library, out: str | Path, tell: Callable[[str], None] = lamb
         shutil.rmtree(out, ignore_errors=True)
         hidden.rename(out)
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror or error}", path=str(out)) from error
+        raise ConfigError(
+            f"{out} cannot be written: {error.strerror or error}", path=str(out)
+        ) from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     return out / "index.html"
@@ -86,18 +94,29 @@ def joined(modules: Mapping[str, str]) -> str:
 
 
 def _page(page: str) -> str:
-    policy = POLICY.replace("connect-src 'self'", "connect-src 'none'").replace("; frame-ancestors 'none'", "")
-    head = f'<meta name="generator" content="{MARKER}">\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    policy = POLICY.replace("connect-src 'self'", "connect-src 'none'").replace(
+        "; frame-ancestors 'none'", ""
+    )
+    head = (
+        f'<meta name="generator" content="{MARKER}">\n<meta http-equiv="Content-Security-Policy"'
+        f' content="{policy}">'
+    )
     page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{head}')
     page = page.replace("/static/style.css", "style.css")
-    return page.replace('<script type="module" src="/static/app.js">', '<script defer src="page.js">')
+    return page.replace(
+        '<script type="module" src="/static/app.js">', '<script defer src="page.js">'
+    )
 
 
 def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(file name, response) of every request the page can make. Runs are numbered in the order of the list."""
+    """(file name, response) of every request the page can make. Runs are numbered in the order of
+    the list."""
     runs = library.runs()
     runs["runs"].sort(key=lambda run: str(run["id"]))
-    yield "runs", {**runs, "folders": [], "runs": [_without_path(run) for run in runs["runs"]], "copy": True}
+    yield (
+        "runs",
+        {**runs, "folders": [], "runs": [_without_path(run) for run in runs["runs"]], "copy": True},
+    )
     yield from _comparisons(library, runs["runs"])
     for index, described in enumerate(runs["runs"]):
         run = library.run(described["id"])
@@ -111,8 +130,11 @@ def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _rows(library, run["id"], None, f"{index}/rows")
 
 
-def _comparisons(library: Library, runs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The comparison of every pair of the first ``MAX_COMPARED`` evaluations of each environment."""
+def _comparisons(
+    library: Library, runs: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The comparison of every pair of the first ``MAX_COMPARED`` evaluations of each
+    environment."""
     by_env: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         if run["kind"] != TRAINING:
@@ -123,7 +145,8 @@ def _comparisons(library: Library, runs: Sequence[Mapping[str, Any]]) -> Iterato
 
 
 def _progress(library: Library, name: str) -> str:
-    """How far the copy is, from the name of the file just written: ``run 2 of 3, 40,000 rollouts``."""
+    """How far the copy is, from the name of the file just written: ``run 2 of 3,
+    40,000 rollouts``."""
     parts = name.split("/")
     if not parts[0].isdigit():
         return "reading the list of runs"
@@ -133,13 +156,18 @@ def _progress(library: Library, name: str) -> str:
     return f"run {int(parts[0]) + 1} of {len(library.catalog.sources())}{rows}"
 
 
-def _rows(library: Library, run_id: str, step: int | None, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _rows(
+    library: Library, run_id: str, step: int | None, folder: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     columns = library.columns(run_id, step, budget_s=float("inf"))
     yield f"{folder}/columns", {**columns, "complete": True}
     total = columns["total"]
     for first in range(0, total, PREVIEWS_PER_FILE):
         numbers = range(first, min(first + PREVIEWS_PER_FILE, total))
-        yield f"{folder}/previews-{first // PREVIEWS_PER_FILE}", library.previews(run_id, numbers, step)
+        yield (
+            f"{folder}/previews-{first // PREVIEWS_PER_FILE}",
+            library.previews(run_id, numbers, step),
+        )
     for first in range(0, total, ROWS_PER_FILE):
         numbers = range(first, min(first + ROWS_PER_FILE, total))
         yield f"{folder}/rollouts-{first // ROWS_PER_FILE}", library.rollouts(run_id, numbers, step)
@@ -149,7 +177,9 @@ def _without_path(run: Mapping[str, Any]) -> dict[str, Any]:
     """The run without local paths, because a copy may be published."""
     public = {key: value for key, value in run.items() if key != "path"}
     if isinstance(metadata := public.get("metadata"), dict):
-        public["metadata"] = {key: value for key, value in metadata.items() if key != "path_to_save"}
+        public["metadata"] = {
+            key: value for key, value in metadata.items() if key != "path_to_save"
+        }
     return public
 
 
@@ -157,7 +187,9 @@ def _write(folder: Path, name: str, answer: Mapping[str, Any]) -> None:
     file = folder / f"{name}.js"
     file.parent.mkdir(parents=True, exist_ok=True)
     key = encode_row({"key": name})[7:-1]
-    content = encode_row(answer).replace(b'"__proto__":', b'["__proto__"]:')  # in a literal it would set the prototype
+    content = encode_row(answer).replace(
+        b'"__proto__":', b'["__proto__"]:'
+    )  # in a literal it would set the prototype
     file.write_bytes(b"vfData(" + key + b"," + content + b");\n")
 
 
@@ -167,7 +199,9 @@ def _refuse_other(out: Path) -> None:
     if not out.is_dir():
         raise ConfigError(f"{out} is a file; name a folder for the copy", path=str(out))
     if any(out.iterdir()) and not _is_copy(out / "index.html"):
-        raise ConfigError(f"{out} holds other files; name a new folder, or one of an earlier copy", path=str(out))
+        raise ConfigError(
+            f"{out} holds other files; name a new folder, or one of an earlier copy", path=str(out)
+        )
 
 
 def _is_copy(page: Path) -> bool:

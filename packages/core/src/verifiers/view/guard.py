@@ -1,12 +1,14 @@
-"""Request checks and response headers that protect the server against other web sites and against model text.
+"""Request checks and response headers that protect the server against other web sites and against
+model text.
 
-* Only ``GET`` and ``HEAD`` are allowed, and ``POST`` to ``/api/label`` of a server that only this machine reaches. It
-  needs the page's own ``Origin`` and a token that only the page can read, so that no page of another site can write.
-* The ``Host`` header must name this machine. This stops DNS rebinding: a page of another site whose name resolves to
-  127.0.0.1 sends its own name as the host.
+* Only ``GET`` and ``HEAD`` are allowed, and ``POST`` to ``/api/label`` of a server that only this
+  machine reaches. It needs the page's own ``Origin`` and a token that only the page can read, so
+  that no page of another site can write.
+* The ``Host`` header must name this machine. This stops DNS rebinding: a page of another site whose
+  name resolves to 127.0.0.1 sends its own name as the host.
 * Cross-site requests (``Sec-Fetch-Site``) are refused, except navigation by a link.
-* The content security policy allows only scripts and styles of this server, and images from ``data:`` URLs: model text
-  can neither execute nor send requests.
+* The content security policy allows only scripts and styles of this server, and images from
+  ``data:`` URLs: model text can neither execute nor send requests.
 
 There are no passwords: every local user of this machine can read the served runs, and label them.
 """
@@ -61,12 +63,17 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """ASGI middleware that enforces the rules of this module.
 
-    ``any_address``: also accept IP addresses as ``Host``, for a server that is open to the network; DNS rebinding
+    ``any_address``: also accept IP addresses as ``Host``, for a server that is open to the network;
+    DNS rebinding
     needs a name. ``token``: what a request that writes must hold; None: nothing is written.
     """
 
     def __init__(
-        self, app: ASGIApp, hosts: Iterable[str] = LOOPBACK, any_address: bool = False, token: str | None = None
+        self,
+        app: ASGIApp,
+        hosts: Iterable[str] = LOOPBACK,
+        any_address: bool = False,
+        token: str | None = None,
     ):
         self.app = app
         self.token = token
@@ -97,7 +104,10 @@ class Guard:
             return PlainTextResponse("vf-view answers to the name of this machine only\n", 421)
         if writes and not self._may_write(headers, hosts[0]):
             return PlainTextResponse("vf-view is labelled by its own page only\n", 403)
-        is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        is_link = (
+            headers.get("sec-fetch-mode") == "navigate"
+            and headers.get("sec-fetch-dest") == "document"
+        )
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_link:
             return PlainTextResponse("vf-view answers its own page only\n", 403)
         return None

@@ -1,7 +1,7 @@
 """Answer the page's requests: one method each, returning plain JSON values, independent of HTTP.
 
-``app`` serves the responses, ``export`` writes them as files. A row number is a saved rollout's index in its file, so
-it does not change while a run continues.
+``app`` serves the responses, ``export`` writes them as files. A row number is a saved rollout's
+index in its file, so it does not change while a run continues.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from verifiers.view.curves import Curves
 from verifiers.view.listing import Listing
 
 MAX_INDEXES, MAX_INDEXED_ROWS = 16, 1_000_000
-"""Number of indexes in memory, and of their rows, 60 to 100 bytes each; the least recently used is dropped first. The
-one in use stays."""
+"""Number of indexes in memory, and of their rows, 60 to 100 bytes each; the least recently used is
+dropped first. The one in use stays."""
 READ_S = 0.4
 """Seconds that one request may spend reading a file; then it returns a partial result."""
 FIRST_READ_S = 0.1
 """The same of the first request for the rows of a file, which the page shows meanwhile."""
 LIST_S = 0.15
-"""Seconds that one request may spend on the list of runs after the first, which is answered with a few runs."""
+"""Seconds that one request may spend on the list of runs after the first, which is answered with a
+few runs."""
 MAX_PREVIEWS = 400
 
 
@@ -60,14 +61,17 @@ class Library:
             return {"version": describe.version(self.catalog.get(run_id))}
         return {"version": self.listing.version()}
 
-    def runs(self, first: int = 0, budget_s: float = math.inf, generation: str = "") -> dict[str, Any]:
-        """A summary of every run, the newest first, or of those that changed after ``first``, as ``Listing.part``; and
-        the folders that were searched."""
+    def runs(
+        self, first: int = 0, budget_s: float = math.inf, generation: str = ""
+    ) -> dict[str, Any]:
+        """A summary of every run, the newest first, or of those that changed after ``first``, as
+        ``Listing.part``; and the folders that were searched."""
         part = self.listing.part(first, budget_s, generation)
         return {**part, "folders": [str(folder) for folder in self.catalog.folders]}
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """One run: its summary, its settings, and the steps of a training run that have saved rollouts."""
+        """One run: its summary, its settings, and the steps of a training run that have saved
+        rollouts."""
         source = self.catalog.get(run_id)
         steps = source.steps() if source.kind == TRAINING else []
         return {**self.listing.entry(source), **describe.settings(source), "steps": steps}
@@ -80,16 +84,20 @@ class Library:
         generation: int = -1,
         budget_s: float | None = None,
     ) -> dict[str, Any]:
-        """The columns for sorting from row ``first`` on; from 0 when the file was rewritten since ``generation``.
+        """The columns for sorting from row ``first`` on; from 0 when the file was rewritten since
+        ``generation``.
 
-        ``complete`` is false when the time budget ended before the file: request again from ``total``. ``budget_s``:
-        None = ``READ_S``, or ``FIRST_READ_S`` for a file of which nothing was read yet.
+        ``complete`` is false when the time budget ended before the file: request again from
+        ``total``. ``budget_s``: None = ``READ_S``, or ``FIRST_READ_S`` for a file of which nothing
+        was read yet.
         """
         index = self._index(run_id, step)
         index.read((READ_S if len(index) else FIRST_READ_S) if budget_s is None else budget_s)
         first = first if generation == index.generation else 0
         total = len(index)
-        columns: dict[str, Any] = {n: list(index.columns[n][first:total]) for n in ("example", "key")}
+        columns: dict[str, Any] = {
+            n: list(index.columns[n][first:total]) for n in ("example", "key")
+        }
         columns |= {name: _short(index.columns[name][first:total]) for name in NUMBERS}
         columns |= {name: _coded(index.columns[name], first, total) for name in NAMES}
         return {
@@ -106,9 +114,11 @@ class Library:
         }
 
     def numbers(self, run_id: str, step: int | None = None) -> dict[str, Any]:
-        """The numbers of an evaluation, or of a step of a training, as ``GenerateOutputs.summary`` has them.
+        """The numbers of an evaluation, or of a step of a training, as ``GenerateOutputs.summary``
+        has them.
 
-        They count every saved rollout, also while the run continues; cost and time are those that the run wrote last.
+        They count every saved rollout, also while the run continues; cost and time are those that
+        the run wrote last.
         """
         source, index = self.catalog.get(run_id), self._index(run_id, step)
         index.read()
@@ -116,12 +126,23 @@ class Library:
         facts = {name: described.get(name) for name in ("success_metric", "pass_threshold")}
         rows = np.delete(np.arange(len(index)), index.replaced)
         summary = StoredOutputs(index, rows, facts).summary()
-        counts = {name: known(Selection(index.columns[name], rows)) for name in ("input_tokens", "output_tokens")}
-        summary["usage"] = {name: round(math.fsum(values)) for name, values in counts.items() if any(values)}
-        whole = {"cost_usd": described["cost"], "seconds": described["seconds"]} if step is None else {"seconds": None}
+        counts = {
+            name: known(Selection(index.columns[name], rows))
+            for name in ("input_tokens", "output_tokens")
+        }
+        summary["usage"] = {
+            name: round(math.fsum(values)) for name, values in counts.items() if any(values)
+        }
+        whole = (
+            {"cost_usd": described["cost"], "seconds": described["seconds"]}
+            if step is None
+            else {"seconds": None}
+        )
         return {**summary, **whole}
 
-    def previews(self, run_id: str, numbers: Sequence[int], step: int | None = None) -> dict[str, Any]:
+    def previews(
+        self, run_id: str, numbers: Sequence[int], step: int | None = None
+    ) -> dict[str, Any]:
         """The first words of some saved rollouts, by row number."""
         index, numbers = self._read_index(run_id, step), numbers[:MAX_PREVIEWS]
         texts = zip(numbers, index.texts(numbers), strict=True)
@@ -132,24 +153,42 @@ class Library:
         found: dict[str, Any] = self.rollouts(run_id, [number], step)["rollouts"][str(number)]
         return found
 
-    def rollouts(self, run_id: str, numbers: Sequence[int], step: int | None = None) -> dict[str, Any]:
+    def rollouts(
+        self, run_id: str, numbers: Sequence[int], step: int | None = None
+    ) -> dict[str, Any]:
         """Complete rollouts, by row number."""
         weights = describe.settings(self.catalog.get(run_id))["weights"]
         rows = zip(numbers, self._read_index(run_id, step).rows(numbers), strict=True)
-        return {"rollouts": {str(n): {"row": n} | rollout.page(row, weights, self._pieces) for n, row in rows}}
+        return {
+            "rollouts": {
+                str(n): {"row": n} | rollout.page(row, weights, self._pieces) for n, row in rows
+            }
+        }
 
     def search(
-        self, run_id: str, text: str, first: int = 0, step: int | None = None, budget_s: float = READ_S
+        self,
+        run_id: str,
+        text: str,
+        first: int = 0,
+        step: int | None = None,
+        budget_s: float = READ_S,
     ) -> dict[str, Any]:
-        """Row numbers from ``first`` on that contain ``text``; ``next`` is where to continue, null at the end."""
+        """Row numbers from ``first`` on that contain ``text``; ``next`` is where to continue, null
+        at the end."""
         index = self._read_index(run_id, step)
         matches, following = index.search(text, first, budget_s)
         return {"rows": matches, "next": following if following < len(index) else None}
 
     def values(
-        self, run_id: str, name: str, first: int = 0, step: int | None = None, budget_s: float = READ_S
+        self,
+        run_id: str,
+        name: str,
+        first: int = 0,
+        step: int | None = None,
+        budget_s: float = READ_S,
     ) -> dict[str, Any]:
-        """The values of ``info.<key>`` from row ``first`` on; ``next`` is where to continue, null at the end.
+        """The values of ``info.<key>`` from row ``first`` on; ``next`` is where to continue, null
+        at the end.
 
         Raises ``ValueError`` for another name.
         """
@@ -158,7 +197,8 @@ class Library:
         return {"values": found, "next": following if following < len(index) else None}
 
     def metrics(self, run_id: str, first: int = 0, generation: str = "") -> dict[str, Any]:
-        """The metrics lines of a training run from ``first`` on; all when it was rewritten since ``generation``."""
+        """The metrics lines of a training run from ``first`` on; all when it was rewritten since
+        ``generation``."""
         source = self.catalog.get(run_id)
         if source.kind != TRAINING:
             raise LookupError(f"{run_id!r} is not a training run")
@@ -174,7 +214,8 @@ class Library:
             }
 
     def compare(self, run_ids: Sequence[str]) -> dict[str, Any]:
-        """The rewards of evaluations compared as ``vf-compare`` does: each with the first of its environment.
+        """The rewards of evaluations compared as ``vf-compare`` does: each with the first of its
+        environment.
 
         Raises ``ValueError`` for fewer than two runs.
         """
@@ -184,11 +225,15 @@ class Library:
             index.read()
             indexes.append(index)
         by_hash = all(key is not None for index in indexes for key in index.columns["key"])
-        runs = [self._measured(run_id, index, by_hash) for run_id, index in zip(run_ids, indexes, strict=True)]
+        runs = [
+            self._measured(run_id, index, by_hash)
+            for run_id, index in zip(run_ids, indexes, strict=True)
+        ]
         return compare_runs(runs).to_dict()
 
     def labels(self, run_id: str) -> dict[str, Any]:
-        """Row number -> a person's label of an evaluation's rollouts, and how far the reward agrees with them."""
+        """Row number -> a person's label of an evaluation's rollouts, and how far the reward agrees
+        with them."""
         source = self.catalog.get(run_id)
         if source.kind == TRAINING:
             return {"labels": {}, "agreement": None}
@@ -202,11 +247,14 @@ class Library:
         with contextlib.suppress(ConfigError):  # no labelled rollout has a reward
             examples = [index.columns["key"][row] or index.columns["example"][row] for row in rows]
             rewards = [index.columns["reward"][row] for row in rows]
-            measured = agreement(rewards, [found.get(row) for row in rows], examples, column=LABEL).to_dict()
+            measured = agreement(
+                rewards, [found.get(row) for row in rows], examples, column=LABEL
+            ).to_dict()
         return {"labels": {str(row): label for row, label in found.items()}, "agreement": measured}
 
     def label(self, run_id: str, number: int, label: bool | None) -> dict[str, Any]:
-        """Write a person's label of one rollout, None to take it back. Raises ``ValueError`` for a training."""
+        """Write a person's label of one rollout, None to take it back. Raises ``ValueError`` for a
+        training."""
         source = self.catalog.get(run_id)
         if source.kind == TRAINING:
             raise ValueError("labels are kept for evaluations")
@@ -218,13 +266,17 @@ class Library:
         described, replaced = self.listing.entry(source), set(index.replaced)
         values: dict[Any, list[float]] = {}
         for row, (key, reward) in enumerate(
-            zip(index.columns["key" if by_hash else "example"], index.columns["reward"], strict=True)
+            zip(
+                index.columns["key" if by_hash else "example"], index.columns["reward"], strict=True
+            )
         ):
             if row not in replaced:
                 values.setdefault(key, []).append(reward)
         status = "complete" if described["status"] == "finished" else described["status"]
         config = describe.settings(source)["config"]
-        return Measured(run_id, described["env"], {"reward": values}, described["model"], config, status)
+        return Measured(
+            run_id, described["env"], {"reward": values}, described["model"], config, status
+        )
 
     def _read_index(self, run_id: str, step: int | None) -> RowIndex:
         index = self._index(run_id, step)
@@ -233,7 +285,9 @@ class Library:
         return index
 
     def _index(self, run_id: str, step: int | None) -> RowIndex:
-        file = self.catalog.rows_file(run_id, step)  # first: a run with a cached index may have been removed
+        file = self.catalog.rows_file(
+            run_id, step
+        )  # first: a run with a cached index may have been removed
         with self._lock:
             index = self._indexes.pop((run_id, step), None)
             if index is None or index.path != file:
@@ -252,5 +306,6 @@ def _short(values: Sequence[float]) -> list[float]:
 
 
 def _coded(column: NameColumn, first: int, last: int) -> dict[str, Any]:
-    """A dictionary-encoded column: the distinct names, and the index of each row's name; -1 for none."""
+    """A dictionary-encoded column: the distinct names, and the index of each row's name; -1 for
+    none."""
     return {"names": list(column.names), "codes": column.codes[first:last]}

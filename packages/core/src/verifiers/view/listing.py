@@ -1,8 +1,10 @@
-"""The list of runs: every entry as its files are when it is sent, in parts, and afterwards the entries that changed.
+"""The list of runs: every entry as its files are when it is sent, in parts, and afterwards the
+entries that changed.
 
-Each change of an entry takes the next number, so a page that has everything up to a number asks for what came after it.
-An entry is described once, and anew when ``describe.version`` of its files differs; that is looked at whenever an entry
-is sent, and by ``version`` for all entries, some in each call where there are very many.
+Each change of an entry takes the next number, so a page that has everything up to a number asks for
+what came after it. An entry is described once, and anew when ``describe.version`` of its files
+differs; that is looked at whenever an entry is sent, and by ``version`` for all entries, some in
+each call where there are very many.
 """
 
 from __future__ import annotations
@@ -52,25 +54,39 @@ class Listing:
     def entry(self, source: Source) -> dict[str, Any]:
         """The entry of one run. Raises: ``OSError`` when it was removed."""
         known = self._entries.get(source.id)
-        if known is not None and known.source == source and known.version == describe.version(source):
+        if (
+            known is not None
+            and known.source == source
+            and known.version == describe.version(source)
+        ):
             return known.content
         return describe.describe(source)
 
-    def part(self, after: int = 0, budget_s: float = math.inf, generation: str = "") -> dict[str, Any]:
-        """The entries that are new or changed since change ``after``, 0 for all, for about ``budget_s`` seconds.
+    def part(
+        self, after: int = 0, budget_s: float = math.inf, generation: str = ""
+    ) -> dict[str, Any]:
+        """The entries that are new or changed since change ``after``, 0 for all, for about
+        ``budget_s`` seconds.
 
-        ``generation`` is that of an earlier part; changes of another one are counted anew, and all entries returned.
-        Returns ``runs``; ``gone``, the ids that were removed since; ``seen``, the number of the last change included;
-        ``next``, the same while there is more to ask for, else null; ``total``, how many runs were found so far.
+        ``generation`` is that of an earlier part; changes of another one are counted anew, and all
+        entries returned. Returns ``runs``; ``gone``, the ids that were removed since; ``seen``, the
+        number of the last change included; ``next``, the same while there is more to ask for, else
+        null; ``total``, how many runs were found so far.
         """
         deadline = time.monotonic() + budget_s
         after = after if generation in ("", self._generation) else 0
         with self._lock:
-            sources = self._sources(math.inf if budget_s == math.inf else len(self._entries) + MIN_LISTED)
+            sources = self._sources(
+                math.inf if budget_s == math.inf else len(self._entries) + MIN_LISTED
+            )
             seen = after
             runs: list[dict[str, Any]] = []
-            candidates: list[_Entry | Source] = [entry for entry in self._entries.values() if entry.number > after]
-            candidates += [source for run_id, source in sources.items() if run_id not in self._entries]
+            candidates: list[_Entry | Source] = [
+                entry for entry in self._entries.values() if entry.number > after
+            ]
+            candidates += [
+                source for run_id, source in sources.items() if run_id not in self._entries
+            ]
             is_cut = False
             for candidate in candidates:
                 if is_cut := len(runs) >= MIN_LISTED and time.monotonic() > deadline:
@@ -87,11 +103,16 @@ class Listing:
             return {"runs": runs, "gone": gone, **counts, "generation": self._generation}
 
     def version(self) -> str:
-        """A token that changes with the list. Looks at the running runs, and at some of the others in turn."""
+        """A token that changes with the list. Looks at the running runs, and at some of the others
+        in turn."""
         deadline = time.monotonic() + SWEEP_S
         with self._lock:
             sources = self._sources(0)
-            running = [run_id for run_id, entry in self._entries.items() if entry.content["status"] == "running"]
+            running = [
+                run_id
+                for run_id, entry in self._entries.items()
+                if entry.content["status"] == "running"
+            ]
             if not self._due:
                 self._due.extend(self._entries)
             for run_id in running:
@@ -107,7 +128,11 @@ class Listing:
         """The runs that are known; entries of runs that are no longer there are removed."""
         sources, self._is_searched = self._catalog.known(least, SEARCH_S)
         if self._is_searched:
-            for run_id in [run_id for run_id, entry in self._entries.items() if sources.get(run_id) != entry.source]:
+            for run_id in [
+                run_id
+                for run_id, entry in self._entries.items()
+                if sources.get(run_id) != entry.source
+            ]:
                 self._remove(run_id)
         return sources
 

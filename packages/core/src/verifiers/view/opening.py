@@ -19,12 +19,12 @@ def open_view(runs: GenerateOutputs | str | Path, browser: bool = True) -> OpenV
     """Serve ``runs`` (results, a run directory, or a folder of runs) as the page of ``vf-view``.
 
     Args:
-        runs: Results, a run directory, or a folder of runs. Results that were not saved are written to a
-            temporary folder.
+        runs: Results, a run directory, or a folder of runs. Results that were not saved are written
+            to a temporary folder.
         browser: Open a browser where there is one.
 
-    The server runs on a thread of this process, on a free port of 127.0.0.1, until ``close`` or the end of the
-    process. A notebook shows the returned object as a link.
+    The server runs on a thread of this process, on a free port of 127.0.0.1, until ``close`` or the
+    end of the process. A notebook shows the returned object as a link.
 
     *Raises* ConfigError for a folder that does not exist.
 
@@ -50,7 +50,8 @@ def open_view(runs: GenerateOutputs | str | Path, browser: bool = True) -> OpenV
 
 
 class OpenView:
-    """A page of runs that this process serves; ``url`` is its address. A context manager that closes it."""
+    """A page of runs that this process serves; ``url`` is its address. A context manager that
+    closes it."""
 
     def __init__(self, server: Server, temporary: tempfile.TemporaryDirectory[str] | None = None):
         self.url = server.url

@@ -1,7 +1,8 @@
-"""Convert one rollout for display: its messages in order, the numbers of each model turn, and its scores.
+"""Convert one rollout for display: its messages in order, the numbers of each model turn, and its
+scores.
 
-Returns plain JSON values without markup. Only ``data:`` URLs of raster formats are passed on as images; any other
-address stays text, so that viewing a rollout sends no request to other hosts.
+Returns plain JSON values without markup. Only ``data:`` URLs of raster formats are passed on as
+images; any other address stays text, so that viewing a rollout sends no request to other hosts.
 """
 
 from __future__ import annotations
@@ -22,19 +23,37 @@ PREVIEW_CHARS = 240
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
-def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None = None) -> dict[str, Any]:
-    """The content of the rollout's page. ``weights``: of the reward functions; ``pieces``: decodes single tokens."""
+def page(
+    row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None = None
+) -> dict[str, Any]:
+    """The content of the rollout's page. ``weights``: of the reward functions; ``pieces``: decodes
+    single tokens."""
     trajectory = [step for step in row.get("trajectory") or [] if isinstance(step, Mapping)]
     steps = [_step(step, pieces) for step in trajectory]
-    steps += [_trained_turn(turn) for turn in row.get("turn_tokens") or [] if isinstance(turn, Mapping)]
+    steps += [
+        _trained_turn(turn) for turn in row.get("turn_tokens") or [] if isinstance(turn, Mapping)
+    ]
     _spend(steps)
     messages = _messages(row["prompt"], "prompt") + _messages(row["completion"], "completion")
     agent = _agent(row)
-    _assign(messages, steps, [number for number, step in enumerate(steps) if agent is None or _is_main(step)])
+    _assign(
+        messages,
+        steps,
+        [number for number, step in enumerate(steps) if agent is None or _is_main(step)],
+    )
     metrics = {name: value for name, value in row["metrics"].items()}
     shown_apart = {"agent", "files"} if agent else set()
     shown_apart |= {"group", "trained", "excluded"}
-    columns = {*FIELDS, *DISK_FIELDS, *metrics, *shown_apart, "trajectory", "turn_tokens", "crc32", "write_part"}
+    columns = {
+        *FIELDS,
+        *DISK_FIELDS,
+        *metrics,
+        *shown_apart,
+        "trajectory",
+        "turn_tokens",
+        "crc32",
+        "write_part",
+    }
     content = {
         "example_id": row["example_id"],
         "sibling": row.get("sibling"),
@@ -74,11 +93,18 @@ def _agent(row: RolloutOutput) -> dict[str, Any] | None:
 
 
 def preview(
-    prompt: Sequence[object] | str | None, completion: Sequence[object] | str | None, answer: object = None
+    prompt: Sequence[object] | str | None,
+    completion: Sequence[object] | str | None,
+    answer: object = None,
 ) -> dict[str, str]:
-    """The preview of a rollout in a table: the prompt's last user message, the last reply, the right answer."""
+    """The preview of a rollout in a table: the prompt's last user message, the last reply, the
+    right answer."""
     right = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
-    return {"question": _last(prompt, "user"), "reply": _last(completion, "assistant"), "answer": _line(right)}
+    return {
+        "question": _last(prompt, "user"),
+        "reply": _last(completion, "assistant"),
+        "answer": _line(right),
+    }
 
 
 def _last(messages: Sequence[object] | str | None, role: str) -> str:
@@ -87,7 +113,9 @@ def _last(messages: Sequence[object] | str | None, role: str) -> str:
         return _line(messages)
     for message in reversed(messages or []):
         if field(message, "role") == role:
-            if text := _line(_THOUGHT.sub("", message_text(message)[: 40 * PREVIEW_CHARS], count=1)):
+            if text := _line(
+                _THOUGHT.sub("", message_text(message)[: 40 * PREVIEW_CHARS], count=1)
+            ):
                 return text
             if calls := field(message, "tool_calls"):
                 return _line(" ".join(_call_text(call) for call in calls))
@@ -106,20 +134,31 @@ def _line(text: str) -> str:
 def _score(name: str, value: float, weights: Mapping[str, float]) -> dict[str, Any]:
     """A metric; for a reward function also its weight and its part of the reward."""
     weight = weights.get(name)
-    return {"name": name, "value": value, "weight": weight, "part": None if weight is None else weight * value}
+    return {
+        "name": name,
+        "value": value,
+        "weight": weight,
+        "part": None if weight is None else weight * value,
+    }
 
 
 def _messages(messages: Sequence[object] | str | None, place: str) -> list[dict[str, Any]]:
     if isinstance(messages, str):
         role = "assistant" if place == "completion" else "text"
-        return [{"role": role, "place": place, "parts": [{"type": "text", "text": messages}]}] if messages else []
+        return (
+            [{"role": role, "place": place, "parts": [{"type": "text", "text": messages}]}]
+            if messages
+            else []
+        )
     return [_message(message, place) for message in messages or []]
 
 
 def _message(message: object, place: str) -> dict[str, Any]:
     content: dict[str, Any] = {"role": str(field(message, "role") or "?"), "place": place}
     content["parts"] = _parts(field(message, "content"))
-    if reasoning := field(message, "reasoning_content") or _thinking(field(message, "thinking_blocks")):
+    if reasoning := field(message, "reasoning_content") or _thinking(
+        field(message, "thinking_blocks")
+    ):
         content["reasoning"] = str(reasoning)
     if calls := field(message, "tool_calls"):
         content["calls"] = [_call(call) for call in calls]
@@ -132,7 +171,11 @@ def _message(message: object, place: str) -> dict[str, Any]:
 def _call(call: object) -> dict[str, Any]:
     function = field(call, "function") or call
     arguments = field(function, "arguments")
-    return {"id": field(call, "id"), "name": str(field(function, "name") or ""), "arguments": arguments}
+    return {
+        "id": field(call, "id"),
+        "name": str(field(function, "name") or ""),
+        "arguments": arguments,
+    }
 
 
 def _thinking(blocks: object) -> str:
@@ -190,12 +233,17 @@ def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
     sampled = field(step.get("extras") or {}, "logprobs")
     if isinstance(sampled, Mapping) and "pieces" not in numbers:
         texts, logprobs = sampled.get("texts") or (), sampled.get("logprobs") or ()
-        numbers |= {"pieces": list(texts), "logprobs": list(logprobs), "completion_tokens": len(texts)}
+        numbers |= {
+            "pieces": list(texts),
+            "logprobs": list(logprobs),
+            "completion_tokens": len(texts),
+        }
     return numbers
 
 
 def _trained_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of one turn of a trained rollout (``turn_tokens``); a single one where all tokens share it."""
+    """The numbers of one turn of a trained rollout (``turn_tokens``); a single one where all tokens
+    share it."""
     ids, texts = turn.get("completion_ids") or (), turn.get("texts") or ()
     names = ("policy_logprobs", "old_logprobs", "mask", "advantage", "weight", "reward")
     return {
@@ -219,7 +267,8 @@ def _step_text(completion: Sequence[object] | str | None) -> str:
 
 
 def _spend(steps: list[dict[str, Any]]) -> None:
-    """Replace each turn's cumulative times (milliseconds since the rollout began) by the times of that turn alone."""
+    """Replace each turn's cumulative times (milliseconds since the rollout began) by the times of
+    that turn alone."""
     before: Mapping[str, Any] = {}
     for step in steps:
         timing = step.pop("timing")
@@ -234,9 +283,11 @@ def _is_main(step: Mapping[str, Any]) -> bool:
     return step.get("role") in (None, "main")
 
 
-def _assign(messages: list[dict[str, Any]], steps: list[dict[str, Any]], numbers: list[int]) -> None:
-    """Set the turn's index on each sampled message, of the turns ``numbers``; a turn whose message was changed later
-    matches none."""
+def _assign(
+    messages: list[dict[str, Any]], steps: list[dict[str, Any]], numbers: list[int]
+) -> None:
+    """Set the turn's index on each sampled message, of the turns ``numbers``; a turn whose message
+    was changed later matches none."""
     sampled = [m for m in messages if m["place"] == "completion" and m["role"] == "assistant"]
     if len(sampled) == len(numbers):
         for number, message in zip(numbers, sampled, strict=True):
@@ -253,14 +304,17 @@ def _assign(messages: list[dict[str, Any]], steps: list[dict[str, Any]], numbers
 def _branches(
     trajectory: list[Mapping[str, Any]], steps: list[dict[str, Any]], messages: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """What an agent's calls hold beside its conversation: those of other roles, and each history that it wrote anew
-    ("rewrite").
+    """What an agent's calls hold beside its conversation: those of other roles, and each history
+    that it wrote anew ("rewrite").
 
-    ``at`` is the index of the message before which a branch is shown; ``messages`` are those that no earlier call of
-    the same role, and no main call, has.
+    ``at`` is the index of the message before which a branch is shown; ``messages`` are those that
+    no earlier call of the same role, and no main call, has.
     """
     places = {message["step"]: index for index, message in enumerate(messages) if "step" in message}
-    first = next((index for index, message in enumerate(messages) if message["place"] == "completion"), len(messages))
+    first = next(
+        (index for index, message in enumerate(messages) if message["place"] == "completion"),
+        len(messages),
+    )
     known: dict[str, list[Any]] = {}
     found: list[dict[str, Any]] = []
     at = first

@@ -18,17 +18,20 @@ from verifiers.view.library import Library
 
 
 class Server:
-    """A bound server with its ``url``; ``run`` serves until the process is interrupted or ``stop`` is called.
+    """A bound server with its ``url``; ``run`` serves until the process is interrupted or ``stop``
+    is called.
 
-    Raises: ``ConfigError`` when the address cannot be bound, or is not a loopback address and ``allow_remote`` is
-    false.
+    Raises: ``ConfigError`` when the address cannot be bound, or is not a loopback address and
+    ``allow_remote`` is false.
     """
 
-    def __init__(self, library: Library, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False):
+    def __init__(
+        self, library: Library, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False
+    ):
         if not allow_remote and not is_loopback(host):
             raise ConfigError(
-                f"--host {host} shows the runs to everyone who can reach this machine; allow it with --allow-remote, "
-                "or keep 127.0.0.1 and use a tunnel (ssh -L)"
+                f"--host {host} shows the runs to everyone who can reach this machine; allow it"
+                " with --allow-remote, or keep 127.0.0.1 and use a tunnel (ssh -L)"
             )
         self._library = library
         self._socket = _bind(host, port)
@@ -67,15 +70,20 @@ class Server:
 
 
 def open_browser(url: str) -> bool:
-    """Open ``url`` in a graphical browser; false where there is none (a text browser would take over the terminal)."""
-    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    """Open ``url`` in a graphical browser; false where there is none (a text browser would take
+    over the terminal)."""
+    if sys.platform.startswith("linux") and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
         return False
     return webbrowser.open(url)
 
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,5 @@
-"""Decode single tokens, to colour a completion by log-probability; saved rollouts contain only token ids."""
+"""Decode single tokens, to colour a completion by log-probability; saved rollouts contain only
+token ids."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from verifiers.errors import ConfigError
 
 
 def pieces_of(name: str) -> Callable[[Sequence[int]], list[str]]:
-    """A function from token ids to the text of each. ``name``: a tokenizer's folder or name; "bytes" decodes bytes.
+    """A function from token ids to the text of each. ``name``: a tokenizer's folder or name;
+    "bytes" decodes bytes.
 
     Reads only local files. Raises: ``ConfigError`` when the tokenizer is not found.
     """
@@ -33,4 +35,6 @@ def _load(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--tokenizer {name}: no such tokenizer on this machine ({error})") from error
+        raise ConfigError(
+            f"--tokenizer {name}: no such tokenizer on this machine ({error})"
+        ) from error

@@ -1,4 +1,5 @@
-"""alphabet-sort: sort names by first or last name, and merge new names into the sorted list in each turn.
+"""alphabet-sort: sort names by first or last name, and merge new names into the sorted list in each
+turn.
 
 The public interface is ``load_environment``; the README describes rewards and metrics.
 """
@@ -60,19 +61,24 @@ def load_environment(
         max_turns: Maximum turns of a game. Default: by difficulty; 3 for "normal".
         min_names_per_turn: Minimum new names in a turn. Default: by difficulty; 1 for "normal".
         max_names_per_turn: Maximum new names in a turn. Default: by difficulty; 5 for "normal".
-        similarity_power: Exponent of the similarity: the higher, the lower the reward of a nearly right list.
-            Default: by difficulty; 4 for "normal".
-        power_per_turn: Raise each turn's similarity, then average over the turns; False averages first.
+        similarity_power: Exponent of the similarity: the higher, the lower the reward of a nearly
+            right list. Default: by difficulty; 4 for "normal".
+        power_per_turn: Raise each turn's similarity, then average over the turns; False averages
+            first.
         difficulty: Preset of the five numbers above; explicit arguments override it.
-        num_train_examples: Training games. With a dataset at most its games beyond the held-out ones.
-        num_eval_examples: Held-out games; with the shipped names, their last names do not occur in training games.
+        num_train_examples: Training games. With a dataset at most its games beyond the held-out
+            ones.
+        num_eval_examples: Held-out games; with the shipped names, their last names do not occur in
+            training games.
         seed: Determines the games; equal arguments give equal games on every machine.
         dataset_name: A dataset with lists of names to read instead of the shipped names, such as
-            "kalomaze/alphabetic-arxiv-authors-it1"; loaded on first use, needs a network unless cached.
+            "kalomaze/alphabetic-arxiv-authors-it1"; loaded on first use, needs a network unless
+            cached.
         system_prompt: System message of every game. Default: none.
-        num_shots: Few-shot games with right replies before each game, for models that do not follow the instruction
-            alone. They use shipped names, and are neither trained on nor held out.
-        autojunk: Score with difflib's frequent-character heuristic, as published numbers for this task were.
+        num_shots: Few-shot games with right replies before each game, for models that do not follow
+            the instruction alone. They use shipped names, and are neither trained on nor held out.
+        autojunk: Score with difflib's frequent-character heuristic, as published numbers for this
+            task were.
 
     Raises:
         ConfigError: An invalid argument, by name.
@@ -115,9 +121,12 @@ def load_environment(
 
 
 def _make_rubric(power: float, power_per_turn: bool, autojunk: bool) -> vf.Rubric:
-    # Coroutines run on the event loop: at most a few hundred microseconds each, less than a switch to a thread.
+    # Coroutines run on the event loop: at most a few hundred microseconds each, less than a switch
+    # to a thread.
     async def similarity(completion: Any, info: dict, parser: vf.Parser) -> float:
-        return conversation_score(_replies(completion, parser), info["targets"], power, power_per_turn, autojunk)
+        return conversation_score(
+            _replies(completion, parser), info["targets"], power, power_per_turn, autojunk
+        )
 
     async def exact_turns(completion: Any, info: dict, parser: vf.Parser) -> float:
         return exact_share(_replies(completion, parser), info["targets"])
@@ -138,7 +147,10 @@ def _make_rubric(power: float, power_per_turn: bool, autojunk: bool) -> vf.Rubri
 def _right_replies(game: Mapping[str, Any]) -> list[str]:
     """The right reply to each turn of a game."""
     tags = [FIRST_TAG, *(LATER_TAG for _ in game["info"]["follow_ups"])]
-    return [f"<{tag}>\n{target}\n</{tag}>" for tag, target in zip(tags, game["info"]["targets"], strict=True)]
+    return [
+        f"<{tag}>\n{target}\n</{tag}>"
+        for tag, target in zip(tags, game["info"]["targets"], strict=True)
+    ]
 
 
 def _shots(games: list[dict[str, Any]]) -> list[dict[str, str]] | None:
@@ -154,7 +166,10 @@ def _shots(games: list[dict[str, Any]]) -> list[dict[str, str]] | None:
 
 def _replies(completion: Any, parser: vf.Parser) -> list[str]:
     """The text of each assistant message, in order."""
-    return [parser.parse_answer([message]) or "" for message in parser.get_assistant_messages(completion)]
+    return [
+        parser.parse_answer([message]) or ""
+        for message in parser.get_assistant_messages(completion)
+    ]
 
 
 def _check_settings(settings: Settings) -> Settings:
@@ -162,7 +177,9 @@ def _check_settings(settings: Settings) -> Settings:
         _check_whole(low, getattr(settings, low), 1)
         _check_whole(high, getattr(settings, high), 1)
         if getattr(settings, low) > getattr(settings, high):
-            raise vf.ConfigError(f"{low}={getattr(settings, low)} is above {high}={getattr(settings, high)}")
+            raise vf.ConfigError(
+                f"{low}={getattr(settings, low)} is above {high}={getattr(settings, high)}"
+            )
     return settings
 
 
@@ -173,6 +190,10 @@ def _check_power(power: Any) -> float:
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
         bound = "" if least is None else f" of at least {least}"
         raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

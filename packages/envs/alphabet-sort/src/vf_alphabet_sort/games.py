@@ -1,7 +1,8 @@
 """Games: the names and user message of each turn, and the right list after it.
 
-A game is a dataset row of ``make_row``, whose ``info`` contains all later user messages. Games from the shipped names
-are a pure function of (settings, count, seed); the last names of held-out games do not occur in training games.
+A game is a dataset row of ``make_row``, whose ``info`` contains all later user messages. Games from
+the shipped names are a pure function of (settings, count, seed); the last names of held-out games
+do not occur in training games.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Settings:
 def make_row(turns: list[list[Name]], by_last: bool) -> dict[str, Any]:
     """The dataset row of a game; ``turns`` holds the new names of each turn in displayed order.
 
-    ``info``: ``sort_by``; ``follow_ups``, the user messages after the first; ``targets``, the right lines of
-    each turn joined by newlines.
+    ``info``: ``sort_by``; ``follow_ups``, the user messages after the first; ``targets``, the right
+    lines of each turn joined by newlines.
     """
     sort_by = "last" if by_last else "first"
     messages, targets = [], []
@@ -86,49 +87,66 @@ def make_row(turns: list[list[Name]], by_last: bool) -> dict[str, Any]:
             for first, last in sorted(names, key=lambda name: sort_key(name, by_last))
         ]
         names_text = "\n".join(first + last for first, last in new)
-        messages.append((LATER_PROMPT if number else FIRST_PROMPT).format(key=sort_by.upper(), names=names_text))
+        messages.append(
+            (LATER_PROMPT if number else FIRST_PROMPT).format(key=sort_by.upper(), names=names_text)
+        )
         targets.append("\n".join(lines))
     info = {"sort_by": sort_by, "follow_ups": messages[1:], "targets": targets}
     return {"question": messages[0], "answer": targets[-1], "info": info}
 
 
 def sort_key(name: Name, by_last: bool) -> tuple[str, str]:
-    """Case-insensitive key; ties are broken by the other part of the name; a single part is used as both."""
+    """Case-insensitive key; ties are broken by the other part of the name; a single part is used as
+    both."""
     first, last = name[0].lower() or name[1].lower(), name[1].lower()
     return (last, first) if by_last else (first, last)
 
 
 @functools.cache
 def load_names(file: str) -> tuple[str, ...]:
-    """The shipped ``first_names.txt`` or ``last_names.txt``: 1,000 names each, most frequent first (see DATA.md)."""
+    """The shipped ``first_names.txt`` or ``last_names.txt``: 1,000 names each, most frequent first
+    (see DATA.md)."""
     return tuple((resources.files(__package__) / file).read_text(encoding="ascii").split())
 
 
-def generate_games(settings: Settings, count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:
-    """``count`` different games from the shipped names; first and last names are unique within a game.
+def generate_games(
+    settings: Settings, count: int, seed: int, held_out: bool
+) -> list[dict[str, Any]]:
+    """``count`` different games from the shipped names; first and last names are unique within a
+    game.
 
-    *Raises* ConfigError when the settings allow fewer different games, or need more names than there are.
+    *Raises* ConfigError when the settings allow fewer different games, or need more names than
+    there are.
     """
-    last_names = [n for i, n in enumerate(load_names("last_names.txt")) if (i % HELD_OUT_EVERY == 0) == held_out]
+    last_names = [
+        n
+        for i, n in enumerate(load_names("last_names.txt"))
+        if (i % HELD_OUT_EVERY == 0) == held_out
+    ]
     first_names = load_names("first_names.txt")
     most = len(load_names("last_names.txt")) // HELD_OUT_EVERY
     if settings.max_names > most:
         raise ConfigError(
-            f"max_turns={settings.max_turns} times max_names_per_turn={settings.max_names_per_turn} is "
-            f"{settings.max_names} names; alphabet-sort has different names for games of at most {most}"
+            f"max_turns={settings.max_turns} times max_names_per_turn={settings.max_names_per_turn}"
+            f" is {settings.max_names} names; alphabet-sort has different names for games of at"
+            f" most {most}"
         )
     rng = random.Random(f"alphabet-sort/{settings}/{held_out}/{seed}")
     rows: dict[str, dict[str, Any]] = {}
     misses = 0
     while len(rows) < count:
         sizes = settings.draw(rng)
-        names = zip(rng.sample(first_names, sum(sizes)), rng.sample(last_names, sum(sizes)), strict=True)
+        names = zip(
+            rng.sample(first_names, sum(sizes)), rng.sample(last_names, sum(sizes)), strict=True
+        )
         row = make_row(deal(names, sizes), by_last=rng.random() < 0.5)
         misses = misses + 1 if game_key(row) in rows else 0
         rows.setdefault(game_key(row), row)
         if misses > MAX_MISSES:
             which = "num_eval_examples" if held_out else "num_train_examples"
-            raise ConfigError(f"{which}={count} is more than the {len(rows)} different games of these settings")
+            raise ConfigError(
+                f"{which}={count} is more than the {len(rows)} different games of these settings"
+            )
     return list(rows.values())
 
 

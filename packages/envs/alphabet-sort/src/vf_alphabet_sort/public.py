@@ -1,7 +1,8 @@
-"""Games from the lists of names of a public dataset: loaded once, on first use, and cut into two disjoint parts.
+"""Games from the lists of names of a public dataset: loaded once, on first use, and cut into two
+disjoint parts.
 
-Construction fetches nothing. There is no fallback to the shipped names (``games``): a dataset that cannot be read is an
-error.
+Construction fetches nothing. There is no fallback to the shipped names (``games``): a dataset that
+cannot be read is an error.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from vf_alphabet_sort.games import Name, Settings, deal, game_key, make_row
 
 
 class PublicGames:
-    """One game per row of a dataset's ``train`` split, from its ``names`` column (lists of names), in seeded order.
+    """One game per row of a dataset's ``train`` split, from its ``names`` column (lists of names),
+    in seeded order.
 
-    Rows with too few names are skipped. ``held_out()`` and ``train()`` raise DatasetError when the dataset cannot be
-    loaded, has no such column, or gives too few games.
+    Rows with too few names are skipped. ``held_out()`` and ``train()`` raise DatasetError when the
+    dataset cannot be loaded, has no such column, or gives too few games.
     """
 
     def __init__(self, name: str, settings: Settings, seed: int, num_train: int, num_held_out: int):
@@ -38,8 +40,8 @@ class PublicGames:
             games = list({game_key(row): row for row in self._all_games(rng)}.values())
             if len(games) <= self.num_held_out:
                 raise DatasetError(
-                    f"the dataset {self.name!r} gives {len(games)} games of these settings, too few for "
-                    f"num_eval_examples={self.num_held_out} and a training set"
+                    f"the dataset {self.name!r} gives {len(games)} games of these settings, too few"
+                    f" for num_eval_examples={self.num_held_out} and a training set"
                 )
             rng.shuffle(games)
             self._games = games
@@ -48,7 +50,11 @@ class PublicGames:
     def _all_games(self, rng: random.Random) -> Iterator[dict[str, Any]]:
         for names_text in self._lists():
             different = {"".join(name).lower(): name for name in map(split_name, names_text)}
-            names, sizes, by_last = list(different.values()), self.settings.draw(rng), rng.random() < 0.5
+            names, sizes, by_last = (
+                list(different.values()),
+                self.settings.draw(rng),
+                rng.random() < 0.5,
+            )
             if len(names) >= sum(sizes):
                 yield make_row(deal(rng.sample(names, len(names)), sizes), by_last)
 
@@ -59,20 +65,20 @@ class PublicGames:
             table = datasets.load_dataset(self.name, split="train")
         except Exception as error:
             raise DatasetError(
-                f"alphabet-sort cannot load the dataset {self.name!r} ({type(error).__name__}: {error}); without a "
-                "network, leave dataset_name out to use the shipped names"
+                f"alphabet-sort cannot load the dataset {self.name!r} ({type(error).__name__}:"
+                f" {error}); without a network, leave dataset_name out to use the shipped names"
             ) from error
         if "names" not in table.column_names:
             raise DatasetError(
-                f"the dataset {self.name!r} has the columns {', '.join(table.column_names)}; alphabet-sort reads "
-                "lists of names from one called names"
+                f"the dataset {self.name!r} has the columns {', '.join(table.column_names)};"
+                " alphabet-sort reads lists of names from one called names"
             )
         return table["names"]
 
 
 def split_name(text: str) -> Name:
-    """First and last name of ``Vladimir Drinfeld`` (at the last space) or ``VladimirDrinfeld`` (at the first capital
-    after a lower-case letter); a single name has an empty first name.
+    """First and last name of ``Vladimir Drinfeld`` (at the last space) or ``VladimirDrinfeld`` (at
+    the first capital after a lower-case letter); a single name has an empty first name.
 
     >>> split_name("VladimirDrinfeld"), split_name("Jean-Paul Sartre"), split_name("Plato")
     (('Vladimir', 'Drinfeld'), ('Jean-Paul', 'Sartre'), ('', 'Plato'))

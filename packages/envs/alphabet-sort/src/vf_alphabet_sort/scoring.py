@@ -1,7 +1,7 @@
 """Score of a conversation: per turn the ``difflib`` ratio of the reply's lines and the right ones.
 
-Pure functions of texts. Cost is bounded: blocks are found in one pass, and of an answer far longer than the right list
-only the beginning is matched.
+Pure functions of texts. Cost is bounded: blocks are found in one pass, and of an answer far longer
+than the right list only the beginning is matched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ except ImportError:
 JUNK_LENGTH = 200
 """Minimum length of a target for ``difflib``'s heuristic to take effect."""
 MAX_LENGTH_FACTOR = 4
-"""Of a block longer than this multiple of the right list only the beginning is matched; its full length counts."""
+"""Of a block longer than this multiple of the right list only the beginning is matched; its full
+length counts."""
 
 
 def find_blocks(text: str, turn: int) -> Iterator[str]:
@@ -40,9 +41,11 @@ def clean_lines(block: str) -> str:
 
 
 def line_ratio(block: str, target: str, autojunk: bool = False) -> float:
-    """``difflib``'s sequence ratio of the block's lines and ``target``, character by character; 1.0 when equal.
+    """``difflib``'s sequence ratio of the block's lines and ``target``, character by character; 1.0
+    when equal.
 
-    ``autojunk=True`` is ``difflib``'s own default, which ignores frequent characters once the target has 200.
+    ``autojunk=True`` is ``difflib``'s own default, which ignores frequent characters once the
+    target has 200.
 
     >>> line_ratio(" AnnaBell \\n\\n", "AnnaBell")
     1.0
@@ -52,17 +55,20 @@ def line_ratio(block: str, target: str, autojunk: bool = False) -> float:
         return 1.0
     compared = answer[: MAX_LENGTH_FACTOR * len(target)]
     if autojunk and len(target) >= JUNK_LENGTH:
-        matched = sum(same.size for same in SequenceMatcher(None, compared, target).get_matching_blocks())
+        matched = sum(
+            same.size for same in SequenceMatcher(None, compared, target).get_matching_blocks()
+        )
     else:
         matched = num_matched(compared, target)
     return 2.0 * matched / (len(answer) + len(target))
 
 
 def num_matched(answer: str, target: str) -> int:
-    """Characters in the matching blocks that ``difflib`` finds without its heuristic, in a fraction of its time.
+    """Characters in the matching blocks that ``difflib`` finds without its heuristic, in a fraction
+    of its time.
 
-    Takes the longest common block (ties: first in ``answer``, then in ``target``) and recurses left and right of it.
-    ``str.find`` searches only for blocks longer than the longest so far.
+    Takes the longest common block (ties: first in ``answer``, then in ``target``) and recurses left
+    and right of it. ``str.find`` searches only for blocks longer than the longest so far.
 
     >>> num_matched("ab//cd", "cdab")
     2
@@ -87,10 +93,11 @@ def num_matched(answer: str, target: str) -> int:
 
 
 def turn_similarity(text: str, turn: int, target: str, autojunk: bool = False) -> float:
-    """Similarity of one reply: that of its last block, provided each block is better than the one before.
+    """Similarity of one reply: that of its last block, provided each block is better than the one
+    before.
 
-    0.0 without a block, and 0.0 when a block is not strictly better than the one before it, so that repeated or
-    multiple answers are not rewarded.
+    0.0 without a block, and 0.0 when a block is not strictly better than the one before it, so that
+    repeated or multiple answers are not rewarded.
     """
     best: float | None = None
     for block in find_blocks(text, turn):
@@ -102,9 +109,14 @@ def turn_similarity(text: str, turn: int, target: str, autojunk: bool = False) -
 
 
 def conversation_score(
-    replies: Sequence[str], targets: Sequence[str], power: float, power_per_turn: bool, autojunk: bool = False
+    replies: Sequence[str],
+    targets: Sequence[str],
+    power: float,
+    power_per_turn: bool,
+    autojunk: bool = False,
 ) -> float:
-    """The mean over all turns of the game of similarity ** ``power``; a turn without a reply counts 0.
+    """The mean over all turns of the game of similarity ** ``power``; a turn without a reply counts
+    0.
 
     ``power_per_turn=False`` applies the power to the mean.
     """
@@ -127,5 +139,8 @@ def exact_share(replies: Sequence[str], targets: Sequence[str]) -> float:
 
 def format_share(replies: Sequence[str], targets: Sequence[str]) -> float:
     """The share of the game's turns with exactly one block."""
-    answered = [sum(1 for _ in find_blocks(reply, turn)) for turn, reply in enumerate(replies[: len(targets)])]
+    answered = [
+        sum(1 for _ in find_blocks(reply, turn))
+        for turn, reply in enumerate(replies[: len(targets)])
+    ]
     return answered.count(1) / len(targets)

@@ -1,4 +1,5 @@
-"""curriculum-sums: arithmetic with a column ``difficulty``, for curriculum training. One turn, one number.
+"""curriculum-sums: arithmetic with a column ``difficulty``, for curriculum training. One turn, one
+number.
 
 The public interface is ``load_environment``; the README describes rewards and metrics.
 """
@@ -20,8 +21,8 @@ SHOTS = (
     ("30 + 25", 55),
     ("41 + 8", 49),
 )
-"""Solved sums. Shown with the sum again before the result: a small model is right eight times as often as after bare
-results."""
+"""Solved sums. Shown with the sum again before the result: a small model is right eight times as
+often as after bare results."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 
@@ -41,7 +42,8 @@ def load_environment(
         min_difficulty: Easiest level, 1 to 5; rows cycle through the levels up to max_difficulty.
         max_difficulty: Hardest level.
         num_train_examples: Training sums.
-        num_eval_examples: Held-out sums, disjoint from the training sums and independent of num_train_examples.
+        num_eval_examples: Held-out sums, disjoint from the training sums and independent of
+            num_train_examples.
         seed: Determines the sums; equal arguments give equal sums on every machine.
         system_prompt: Default: an instruction that names the tags. "" sends none.
         num_shots: Solved sums before the question, 0 to 3; they are never rows.
@@ -61,12 +63,19 @@ def load_environment(
     if max_difficulty > max(LEVELS):
         raise vf.ConfigError(f"max_difficulty={max_difficulty} is above {max(LEVELS)}")
     if min_difficulty > max_difficulty:
-        raise vf.ConfigError(f"min_difficulty={min_difficulty} is above max_difficulty={max_difficulty}")
+        raise vf.ConfigError(
+            f"min_difficulty={min_difficulty} is above max_difficulty={max_difficulty}"
+        )
     if num_shots > len(SHOTS):
         raise vf.ConfigError(f"num_shots={num_shots} is above {len(SHOTS)}")
     shots = SHOTS[:num_shots]
     held_out, train = generate_rows(
-        min_difficulty, max_difficulty, num_eval_examples, num_train_examples, seed, [text for text, _ in shots]
+        min_difficulty,
+        max_difficulty,
+        num_eval_examples,
+        num_train_examples,
+        seed,
+        [text for text, _ in shots],
     )
     parser = vf.XMLParser(["answer"])
     return vf.SingleTurnEnv(
@@ -80,7 +89,8 @@ def load_environment(
 
 
 def read_number(text: str | None) -> int | None:
-    """The integer that an answer consists of, optionally with commas between thousands and U+2212 as the minus sign.
+    """The integer that an answer consists of, optionally with commas between thousands and U+2212
+    as the minus sign.
 
     >>> read_number(" 1,024 "), read_number("−5"), read_number("x = 3"), read_number(None)
     (1024, -5, None, None)
@@ -110,6 +120,10 @@ def _make_rubric(parser: vf.Parser) -> vf.Rubric:
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
         bound = "" if least is None else f" of at least {least}"
         raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

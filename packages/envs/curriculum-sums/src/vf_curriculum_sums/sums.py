@@ -1,4 +1,5 @@
-"""Sums in five levels of difficulty: questions and answers. Pure functions of (levels, count, seed)."""
+"""Sums in five levels of difficulty: questions and answers. Pure functions of (levels, count,
+seed)."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def make_sum(level: Level, rng: random.Random) -> tuple[str, int]:
         index = rng.randrange(len(signs))
         signs[index] = "*"
         numbers[index + 1] = rng.randint(2, 9)
-    text = str(numbers[0]) + "".join(f" {sign} {number}" for sign, number in zip(signs, numbers[1:], strict=True))
+    text = str(numbers[0]) + "".join(
+        f" {sign} {number}" for sign, number in zip(signs, numbers[1:], strict=True)
+    )
     return text, value_of(numbers, signs)
 
 
@@ -68,9 +71,11 @@ def generate_rows(
     seed: int,
     shown: Iterable[str] = (),
 ) -> Any:
-    """(held-out rows, training rows): rows cycle through the levels; all sums are distinct and none is in ``shown``.
+    """(held-out rows, training rows): rows cycle through the levels; all sums are distinct and none
+    is in ``shown``.
 
-    A row is ``question``, ``answer`` and ``difficulty``. *Raises* ConfigError when a level has too few sums.
+    A row is ``question``, ``answer`` and ``difficulty``. *Raises* ConfigError when a level has too
+    few sums.
     """
     levels = range(min_difficulty, max_difficulty + 1)
     generators = {level: random.Random(f"curriculum-sums/{level}/{seed}") for level in levels}
@@ -83,12 +88,15 @@ def generate_rows(
     return held_out, rows(num_train)
 
 
-def _new_row(difficulty: int, generators: dict[int, random.Random], seen: set[str]) -> dict[str, Any]:
+def _new_row(
+    difficulty: int, generators: dict[int, random.Random], seen: set[str]
+) -> dict[str, Any]:
     for _ in range(MAX_MISSES):
         text, value = make_sum(LEVELS[difficulty], generators[difficulty])
         if text not in seen:
             seen.add(text)
             return {"question": f"What is {text}?", "answer": str(value), "difficulty": difficulty}
     raise ConfigError(
-        f"difficulty {difficulty} has too few different sums for num_train_examples and num_eval_examples"
+        f"difficulty {difficulty} has too few different sums for num_train_examples and"
+        " num_eval_examples"
     )

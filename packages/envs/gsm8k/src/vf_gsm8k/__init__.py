@@ -1,4 +1,5 @@
-r"""gsm8k: grade-school word problems with a final answer in ``\boxed{}``. One turn, no network, no download.
+r"""gsm8k: grade-school word problems with a final answer in ``\boxed{}``. One turn, no network, no
+download.
 
 The public interface is ``load_environment``; the README describes rewards and metrics.
 """
@@ -31,12 +32,13 @@ def load_environment(
         num_train_examples: Training problems; -1: 1,000 generated ones, or all that a dataset has.
         num_eval_examples: Held-out problems; -1: 100 generated ones, or all that a dataset has.
         seed: Determines the problems; equal arguments give equal problems on every machine.
-        dataset_name: Source other than the generator: "openai/gsm8k" (or "gsm8k"), the
-            published set, loaded on first use, needs a network unless cached; or "gsm_symbolic", a generator of
-            Reasoning Gym (extra ``offline``).
-        system_prompt: System message of every problem; "" or None sends none. Default: reason, then answer in a box.
-        strict: Refuse lists, sums that are not worked out, false equations, and boxes in thinking without an end. False
-            scores as older versions did.
+        dataset_name: Source other than the generator: "openai/gsm8k" (or "gsm8k"), the published
+            set, loaded on first use, needs a network unless cached; or "gsm_symbolic", a generator
+            of Reasoning Gym (extra ``offline``).
+        system_prompt: System message of every problem; "" or None sends none. Default: reason, then
+            answer in a box.
+        strict: Refuse lists, sums that are not worked out, false equations, and boxes in thinking
+            without an end. False scores as older versions did.
 
     Raises:
         ConfigError: An invalid argument, by name.
@@ -52,7 +54,10 @@ def load_environment(
         raise vf.ConfigError(f"strict must be true or false, not {strict!r}")
     train, held_out = _sources(dataset_name, seed, num_train_examples, num_eval_examples)
     return vf.SingleTurnEnv(
-        dataset=train, eval_dataset=held_out, system_prompt=system_prompt or None, rubric=_make_rubric(strict)
+        dataset=train,
+        eval_dataset=held_out,
+        system_prompt=system_prompt or None,
+        rubric=_make_rubric(strict),
     )
 
 
@@ -60,13 +65,18 @@ def _sources(dataset_name: str | None, seed: int, num_train: int, num_eval: int)
     if dataset_name in GSM8K:
         published = PublishedRows(seed, num_train, num_eval)
         return published.train, published.held_out
-    num_train, num_eval = NUM_TRAIN if num_train < 0 else num_train, NUM_EVAL if num_eval < 0 else num_eval
+    num_train, num_eval = (
+        NUM_TRAIN if num_train < 0 else num_train,
+        NUM_EVAL if num_eval < 0 else num_eval,
+    )
     if dataset_name == GSM_SYMBOLIC:
         symbolic = SymbolicRows(seed, num_train, num_eval)
         return symbolic.train, symbolic.held_out
     if dataset_name is not None:
         names = ", ".join(map(repr, (*GSM8K, GSM_SYMBOLIC)))
-        raise vf.ConfigError(f"dataset_name must be one of {names}, or be left out, not {dataset_name!r}")
+        raise vf.ConfigError(
+            f"dataset_name must be one of {names}, or be left out, not {dataset_name!r}"
+        )
     return (
         lambda: _generated(num_train, seed, False, "num_train_examples"),
         lambda: _generated(num_eval, seed, True, "num_eval_examples"),
@@ -90,6 +100,10 @@ def _make_rubric(strict: bool) -> vf.Rubric:
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least and value != -1):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least and value != -1)
+    ):
         bound = "" if least is None else f" of at least {least}, or -1"
         raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

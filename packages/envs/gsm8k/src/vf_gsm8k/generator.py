@@ -1,7 +1,8 @@
 """Rows of generated word problems, all different, for training or evaluation, by a seed.
 
-Equal arguments give equal rows on every machine. Rows cycle through the stories, so that any hundred rows contain all
-kinds of problems. Held-out and training problems never share story and numbers, for any seeds and counts. Offline.
+Equal arguments give equal rows on every machine. Rows cycle through the stories, so that any
+hundred rows contain all kinds of problems. Held-out and training problems never share story and
+numbers, for any seeds and counts. Offline.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ MAX_DRAWS = 20_000
 
 
 def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:
-    """``count`` rows with ``question``, ``answer``, ``solution`` and ``info`` (story, numbers, number of steps).
+    """``count`` rows with ``question``, ``answer``, ``solution`` and ``info`` (story, numbers,
+    number of steps).
 
     *Raises* ValueError when all stories are exhausted.
     """
@@ -58,4 +60,9 @@ def _problems(name: str, generator: random.Random, held_out: bool) -> Iterator[d
 def _row(name: str, numbers: tuple[int, ...], problem: Problem) -> dict[str, Any]:
     solution = "\n".join([*problem.steps, f"\\boxed{{{problem.answer}}}"])
     info = {"story": name, "numbers": list(numbers), "num_steps": len(problem.steps)}
-    return {"question": problem.question, "answer": str(problem.answer), "solution": solution, "info": info}
+    return {
+        "question": problem.question,
+        "answer": str(problem.answer),
+        "solution": solution,
+        "info": info,
+    }

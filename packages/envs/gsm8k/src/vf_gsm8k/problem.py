@@ -1,8 +1,10 @@
-"""Stories, the templates of word problems: sampling of numbers, the resulting problem, and the registry of stories.
+"""Stories, the templates of word problems: sampling of numbers, the resulting problem, and the
+registry of stories.
 
-A story is a function of a ``Draw`` that returns a ``Problem``, or None when the sampled numbers are inconsistent (a
-fractional answer, change from too little money); it is then called again. The numbers identify a problem: two problems
-of one story with equal numbers are equal, even with different names in the text.
+A story is a function of a ``Draw`` that returns a ``Problem``, or None when the sampled numbers are
+inconsistent (a fractional answer, change from too little money); it is then called again. The
+numbers identify a problem: two problems of one story with equal numbers are equal, even with
+different names in the text.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ HELD_OUT_PARTS = 5
 """One in this many sets of numbers is held out for evaluation."""
 
 PEOPLE = (
-    "Ada Ben Carla Dmitri Elif Farah Goran Hana Imani Jonas Kavya Lena Mateo Noor Oskar Priya Quentin Rosa Samir Tara "
-    "Uri Vera Wanda Yusuf Zoe Amara Bruno Chiara Dao Emeka Freya Giulia Hugo Ines Jin Kofi Luca Mei Nadia Omar"
+    "Ada Ben Carla Dmitri Elif Farah Goran Hana Imani Jonas Kavya Lena Mateo Noor Oskar Priya"
+    " Quentin Rosa Samir Tara Uri Vera Wanda Yusuf Zoe Amara Bruno Chiara Dao Emeka Freya Giulia"
+    " Hugo Ines Jin Kofi Luca Mei Nadia Omar"
 ).split()
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question, its integer answer, and the steps of its solution, the last of which ends in the answer."""
+    """A question, its integer answer, and the steps of its solution, the last of which ends in the
+    answer."""
 
     question: str
     answer: int
@@ -51,7 +55,8 @@ class Draw:
         return name
 
     def word(self, words: str) -> str:
-        """One of the words, separated by ``|``; it affects the text, not the identity of the problem."""
+        """One of the words, separated by ``|``; it affects the text, not the identity of the
+        problem."""
         return self._generator.choice(words.split("|"))
 
 

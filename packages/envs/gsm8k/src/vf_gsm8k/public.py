@@ -1,7 +1,8 @@
-"""Word problems from other sources: the published GSM8K, or the generator ``gsm_symbolic`` of Reasoning Gym.
+"""Word problems from other sources: the published GSM8K, or the generator ``gsm_symbolic`` of
+Reasoning Gym.
 
-Construction reads nothing. There is no fallback to generated problems (``generator``): the error of an unavailable
-source names what works offline.
+Construction reads nothing. There is no fallback to generated problems (``generator``): the error of
+an unavailable source names what works offline.
 """
 
 from __future__ import annotations
@@ -37,15 +38,20 @@ class PublishedRows:
         try:
             rows = vf.load_example_dataset("gsm8k", split).to_list()
         except DatasetError as error:
-            raise DatasetError(f"{error}; or leave dataset_name out: gsm8k then generates its problems") from error
-        rows = [{"question": row["question"], "answer": row["answer"].replace(",", "")} for row in rows]
+            raise DatasetError(
+                f"{error}; or leave dataset_name out: gsm8k then generates its problems"
+            ) from error
+        rows = [
+            {"question": row["question"], "answer": row["answer"].replace(",", "")} for row in rows
+        ]
         if count >= 0:
             random.Random(f"gsm8k/{self.seed}").shuffle(rows)
         return rows if count < 0 else rows[:count]
 
 
 class SymbolicRows:
-    """Problems of ``gsm_symbolic``: consecutive entries of one seed, the held-out ones first, no question twice.
+    """Problems of ``gsm_symbolic``: consecutive entries of one seed, the held-out ones first, no
+    question twice.
 
     *Raises* ConfigError at once when Reasoning Gym is not installed.
     """
@@ -55,8 +61,8 @@ class SymbolicRows:
 
         if find_spec("reasoning_gym") is None:
             raise ConfigError(
-                f"dataset_name={GSM_SYMBOLIC!r} needs Reasoning Gym: {install_line('vf-gsm8k', 'offline')}; or leave "
-                "dataset_name out"
+                f"dataset_name={GSM_SYMBOLIC!r} needs Reasoning Gym:"
+                f" {install_line('vf-gsm8k', 'offline')}; or leave dataset_name out"
             )
         self.seed, self.num_train, self.num_held_out = seed, num_train, num_held_out
         self._cached: list[dict[str, Any]] | None = None
@@ -84,4 +90,6 @@ class SymbolicRows:
             rows.setdefault(question, {"question": question, "answer": str(entry["answer"])})
             if len(rows) == count:
                 return list(rows.values())
-        raise DatasetError(f"{GSM_SYMBOLIC} has {len(rows)} different questions for seed {self.seed}, not {count}")
+        raise DatasetError(
+            f"{GSM_SYMBOLIC} has {len(rows)} different questions for seed {self.seed}, not {count}"
+        )

@@ -1,7 +1,7 @@
 """kuhn-poker: the smallest poker, for two players. Self-play, or play against a fixed opponent.
 
-The public interface is ``load_environment``; ``rules`` has the game, its equilibria and the exact exploitability of a
-policy.
+The public interface is ``load_environment``; ``rules`` has the game, its equilibria and the exact
+exploitability of a policy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import verifiers as vf
-from vf_kuhn_poker.rules import BET, DEALS, FORFEIT, NODES, PASS, Policy, equilibrium, payoff, to_move, uniform
+from vf_kuhn_poker.rules import (
+    BET,
+    DEALS,
+    FORFEIT,
+    NODES,
+    PASS,
+    Policy,
+    equilibrium,
+    payoff,
+    to_move,
+    uniform,
+)
 
 __all__ = ["KuhnPoker", "PolicyClient", "load_environment", "view", "words_of"]
 
@@ -35,12 +46,13 @@ def load_environment(
     """The kuhn-poker environment.
 
     Args:
-        opponent: "policy": self-play, both seats are the model and both are trained. "uniform" and "equilibrium" play
-            the other seat by a fixed policy; anything else is a client, such as the name of an endpoint.
+        opponent: "policy": self-play, both seats are the model and both are trained. "uniform" and
+            "equilibrium" play the other seat by a fixed policy; anything else is a client, such as
+            the name of an endpoint.
         opponent_model: The model of an opponent that is a client.
         seat: The model's seat against an opponent: "first" or "second".
-        style: "words": the rules, and moves such as "check". "letters": the card and the moves as one letter each, for
-            a model that learns the game from nothing.
+        style: "words": the rules, and moves such as "check". "letters": the card and the moves as
+            one letter each, for a model that learns the game from nothing.
         num_train_examples: Training rows; they repeat the six deals in turn.
         num_eval_examples: Evaluation rows, likewise.
 
@@ -49,10 +61,17 @@ def load_environment(
     """
     for name, value, known in (("seat", seat, SEATS), ("style", style, ("words", "letters"))):
         if value not in known:
-            raise vf.ConfigError(f'{name} is {value!r}; it must be "{known[0]}" or "{known[1]}"', key=name)
-    for name, count in (("num_train_examples", num_train_examples), ("num_eval_examples", num_eval_examples)):
+            raise vf.ConfigError(
+                f'{name} is {value!r}; it must be "{known[0]}" or "{known[1]}"', key=name
+            )
+    for name, count in (
+        ("num_train_examples", num_train_examples),
+        ("num_eval_examples", num_eval_examples),
+    ):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise vf.ConfigError(f"{name} is {count!r}; it must be a whole number of at least 1", key=name)
+            raise vf.ConfigError(
+                f"{name} is {count!r}; it must be a whole number of at least 1", key=name
+            )
     roles = [vf.Role(name) for name in SEATS]
     if opponent != "policy":
         is_scripted = isinstance(opponent, str) and opponent in OPPONENTS
@@ -88,7 +107,9 @@ class KuhnPoker(vf.TwoPlayerEnv):
     def move(self, game: tuple[str, str], player: int, text: str) -> tuple[str, str]:
         deal, moves = game
         if self.style == "words":
-            text = {word: move for move, word in words_of(moves).items()}.get(text.strip().strip(".").lower(), "")
+            text = {word: move for move, word in words_of(moves).items()}.get(
+                text.strip().strip(".").lower(), ""
+            )
         return deal, moves + (text if text in (PASS, BET) else FORFEIT)
 
     def payoff(self, game: tuple[str, str]) -> float:
@@ -96,12 +117,15 @@ class KuhnPoker(vf.TwoPlayerEnv):
 
 
 def view(card: str, moves: str, style: str = "letters") -> list[vf.Message]:
-    """The messages of the player who acts after ``moves`` with ``card``: the card, and the moves as they came.
+    """The messages of the player who acts after ``moves`` with ``card``: the card, and the moves as
+    they came.
 
     >>> view("Q", "pb")
-    [{'role': 'user', 'content': 'Q'}, {'role': 'assistant', 'content': 'p'}, {'role': 'user', 'content': 'b'}]
+    [{'role': 'user', 'content': 'Q'}, {'role': 'assistant', 'content': 'p'}, {'role': 'user',
+    'content': 'b'}]
     >>> view("Q", "b", "words")
-    [{'role': 'user', 'content': 'Your card is the queen. Your opponent bets. Do you fold or call?'}]
+    [{'role': 'user', 'content': 'Your card is the queen. Your opponent bets. Do you fold or
+    call?'}]
     """
     start = len(moves) % 2  # the second player's first view has one move
     if len(moves) > 1:
@@ -111,7 +135,10 @@ def view(card: str, moves: str, style: str = "letters") -> list[vf.Message]:
     if style == "letters":
         return [vf.UserMessage(card + moves)]
     return [
-        vf.UserMessage(f"Your card is the {NAMES[card]}. {_opponent_move(moves) if start else ''}{_question(moves)}")
+        vf.UserMessage(
+            f"Your card is the {NAMES[card]}."
+            f" {_opponent_move(moves) if start else ''}{_question(moves)}"
+        )
     ]
 
 
@@ -135,19 +162,25 @@ async def illegal_replies(state: vf.State) -> float:
 
 
 class PolicyClient:
-    """Plays by a policy: the node is read off the prompt, the move is drawn with the request's seed."""
+    """Plays by a policy: the node is read off the prompt, the move is drawn with the request's
+    seed."""
 
     def __init__(self, policy: Policy):
         self.policy = policy
 
     def identity(self) -> dict[str, Any]:
         """The probabilities, which are all that distinguishes two of these clients."""
-        return {"class": "PolicyClient", "policy": {node: list(moves) for node, moves in self.policy.items()}}
+        return {
+            "class": "PolicyClient",
+            "policy": {node: list(moves) for node, moves in self.policy.items()},
+        }
 
     async def complete(self, request: vf.ModelRequest) -> vf.Response:
         """One move."""
         assert isinstance(request.prompt, list)
-        texts = tuple(message["content"] for message in request.prompt if message["content"] != RULES)
+        texts = tuple(
+            message["content"] for message in request.prompt if message["content"] != RULES
+        )
         card, moves, style = PROMPTS[texts]
         rng = random.Random(None if request.seed is None else f"{request.seed}:{card}{moves}")
         move = PASS if rng.random() < self.policy[card + moves][0] else BET
@@ -155,7 +188,11 @@ class PolicyClient:
 
 
 PROMPTS = {
-    tuple(message["content"] for message in view(node[0], node[1:], style)): (node[0], node[1:], style)
+    tuple(message["content"] for message in view(node[0], node[1:], style)): (
+        node[0],
+        node[1:],
+        style,
+    )
     for node in NODES
     for style in ("words", "letters")
 }
@@ -165,6 +202,9 @@ PROMPTS = {
 def _rows(count: int, split: str) -> list[dict[str, Any]]:
     deals = [DEALS[number % len(DEALS)] for number in range(count)]
     return [
-        {"question": f"{NAMES[deal[0]]} against {NAMES[deal[1]]}", "info": {"deal": deal, "hand": f"{split} {n}"}}
+        {
+            "question": f"{NAMES[deal[0]]} against {NAMES[deal[1]]}",
+            "info": {"deal": deal, "hand": f"{split} {n}"},
+        }
         for n, deal in enumerate(deals)
     ]

@@ -1,12 +1,13 @@
 """The rules of Kuhn poker, and exact best responses: no model, no environment.
 
-Three cards (jack, queen, king), one for each player; each puts one chip in the pot. The first player passes or bets one
-chip; the second answers; after pass and bet the first answers once more. To pass against a bet is to fold, to bet
-against a bet is to call. At a showdown the higher card takes the pot. Source: H. W. Kuhn, "A simplified two-person
-poker", 1950.
+Three cards (jack, queen, king), one for each player; each puts one chip in the pot. The first
+player passes or bets one chip; the second answers; after pass and bet the first answers once more.
+To pass against a bet is to fold, to bet against a bet is to call. At a showdown the higher card
+takes the pot. Source: H. W. Kuhn, "A simplified two-person poker", 1950.
 
-A **node** is what a player knows when it acts: its card and the moves so far, ``"K"``, ``"Qpb"``; there are 12. A
-**policy** maps each node to the probabilities of pass and bet; what is missing from 1 is the probability of a reply
+A **node** is what a player knows when it acts: its card and the moves so far, ``"K"``, ``"Qpb"``;
+there are 12. A **policy** maps each node to the probabilities of pass and bet; what is missing from
+1 is the probability of a reply
 that is no move, which loses two chips at once: more than a fold, so that it is never a way to fold.
 """
 
@@ -22,7 +23,8 @@ ENDINGS = ("pp", "pbp", "pbb", "bp", "bb")
 DEALS = tuple("".join(deal) for deal in permutations(CARDS, 2))
 """The six equally likely deals: the first player's card, then the second's."""
 NODES = tuple(card + moves for moves in ("", "pb", "p", "b") for card in CARDS)
-"""The 12 nodes: those of the first player ("J", "Jpb", ...), then those of the second ("Jp", "Jb", ...)."""
+"""The 12 nodes: those of the first player ("J", "Jpb", ...), then those of the second ("Jp", "Jb",
+...)."""
 VALUE = -1 / 18
 """Chips that the first player wins on average where both players are optimal."""
 
@@ -53,23 +55,28 @@ def payoff(deal: str, moves: str) -> int:
 
 
 def game_value(policies: tuple[Policy, Policy]) -> float:
-    """Chips that the first player wins on average; ``policies`` are those of the first and of the second player."""
+    """Chips that the first player wins on average; ``policies`` are those of the first and of the
+    second player."""
     return sum(_value(deal, "", policies) for deal in DEALS) / len(DEALS)
 
 
 def best_response_value(policy: Policy, responder: int) -> float:
-    """The most chips that player ``responder`` (0 or 1) can win on average against ``policy`` of the other player.
+    """The most chips that player ``responder`` (0 or 1) can win on average against ``policy`` of
+    the other player.
 
-    Goes through the 64 pure policies of the responder; against a fixed policy one of them is a best response.
+    Goes through the 64 pure policies of the responder; against a fixed policy one of them is a best
+    response.
     """
     sign = 1 if responder == 0 else -1
     return max(
-        sign * game_value((pure, policy) if responder == 0 else (policy, pure)) for pure in _pure_policies(responder)
+        sign * game_value((pure, policy) if responder == 0 else (policy, pure))
+        for pure in _pure_policies(responder)
     )
 
 
 def exploitability(first: Policy, second: Policy | None = None) -> float:
-    """Chips a game that best responses win beyond the game's value, averaged over the two seats; 0 at an equilibrium.
+    """Chips a game that best responses win beyond the game's value, averaged over the two seats; 0
+    at an equilibrium.
 
     ``second`` is the second player's policy, by default the same object: one policy in both seats.
 
@@ -86,7 +93,8 @@ def uniform() -> Policy:
 
 
 def equilibrium(alpha: float) -> Policy:
-    """The equilibrium in which the first player bets a jack with probability ``alpha``, from 0 to 1/3.
+    """The equilibrium in which the first player bets a jack with probability ``alpha``, from 0 to
+    1/3.
 
     *Raises* ValueError for another ``alpha``.
     """
@@ -104,7 +112,11 @@ def _value(deal: str, moves: str, policies: tuple[Policy, Policy]) -> float:
     passes, bets = policies[player][deal[player] + moves]
     forfeits = max(0.0, 1 - passes - bets)
     branches = ((PASS, passes), (BET, bets), (FORFEIT, forfeits))
-    return sum(probability * _value(deal, moves + move, policies) for move, probability in branches if probability)
+    return sum(
+        probability * _value(deal, moves + move, policies)
+        for move, probability in branches
+        if probability
+    )
 
 
 def _pure_policies(player: int) -> Iterator[Policy]:

@@ -1,7 +1,7 @@
 """Rows of generated problems, all different, for training or evaluation, by a seed.
 
-Rows cycle through the kinds. Whether a problem is held out depends only on its kind and its numbers, so held-out and
-training problems are disjoint for any seeds and counts.
+Rows cycle through the kinds. Whether a problem is held out depends only on its kind and its
+numbers, so held-out and training problems are disjoint for any seeds and counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
         if not problems:
-            raise ValueError(f"there are {len(rows)} different generated problems, fewer than {count}")
+            raise ValueError(
+                f"there are {len(rows)} different generated problems, fewer than {count}"
+            )
         names = list(problems)
         generator.shuffle(names)
         for name in names[: count - len(rows)]:

@@ -1,7 +1,9 @@
-"""Kinds of generated problems: each function samples numbers, formulates a problem and computes its answer.
+"""Kinds of generated problems: each function samples numbers, formulates a problem and computes its
+answer.
 
-A kind returns None when the sampled numbers are inconsistent, and is then called again. The numbers identify a problem
-of its kind. Answers are LaTeX: an integer, a fraction or a root in simplest form.
+A kind returns None when the sampled numbers are inconsistent, and is then called again. The numbers
+identify a problem of its kind. Answers are LaTeX: an integer, a fraction or a root in simplest
+form.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def _not_zero(*numbers: int) -> bool:
     return all(numbers)
 
 
-# --- number theory ----------------------------------------------------------------------------------------------
+# --- number theory --------------------------------------------------------------------------------
 
 
 @kind
@@ -82,7 +84,11 @@ def power_remainder(d: Draw) -> Problem | None:
 @kind
 def divisor_sum(d: Draw) -> Problem | None:
     number = d.number(100, 9000)
-    total = sum(n + number // n if n * n != number else n for n in range(1, math.isqrt(number) + 1) if number % n == 0)
+    total = sum(
+        n + number // n if n * n != number else n
+        for n in range(1, math.isqrt(number) + 1)
+        if number % n == 0
+    )
     return f"What is the sum of all positive divisors of {number}?", str(total)
 
 
@@ -94,8 +100,10 @@ def two_congruences(d: Draw) -> Problem | None:
         return None
     found = (a + first * ((b - a) * pow(first, -1, second) % second)) % (first * second)
     return (
-        f"What is the smallest positive integer that leaves the remainder {a} when divided by {first} and the "
-        f"remainder {b} when divided by {second}?",
+        (
+            f"What is the smallest positive integer that leaves the remainder {a} when divided by"
+            f" {first} and the remainder {b} when divided by {second}?"
+        ),
         str(found),
     )
 
@@ -103,14 +111,24 @@ def two_congruences(d: Draw) -> Problem | None:
 @kind
 def coprime_count(d: Draw) -> Problem | None:
     top, number = d.number(50, 3000), d.number(6, 210)
-    primes = [p for p in range(2, number + 1) if number % p == 0 and all(p % q for q in range(2, math.isqrt(p) + 1))]
+    primes = [
+        p
+        for p in range(2, number + 1)
+        if number % p == 0 and all(p % q for q in range(2, math.isqrt(p) + 1))
+    ]
     if len(primes) < 2:
         return None
     count = 0
     for signs in product((0, 1), repeat=len(primes)):
         chosen = [p for p, used in zip(primes, signs, strict=True) if used]
         count += (-1) ** len(chosen) * (top // math.prod(chosen))
-    return f"How many of the integers from 1 to {top} have no common factor with {number} other than 1?", str(count)
+    return (
+        (
+            f"How many of the integers from 1 to {top} have no common factor with {number} other"
+            " than 1?"
+        ),
+        str(count),
+    )
 
 
 @kind
@@ -125,7 +143,9 @@ def factorial_zeros(d: Draw) -> Problem | None:
 @kind
 def digit_sum(d: Draw) -> Problem | None:
     base, exponent = d.number(2, 40), d.number(15, 90)
-    return f"What is the sum of the decimal digits of ${base}^{{{exponent}}}$?", str(sum(map(int, str(base**exponent))))
+    return f"What is the sum of the decimal digits of ${base}^{{{exponent}}}$?", str(
+        sum(map(int, str(base**exponent)))
+    )
 
 
 @kind
@@ -135,13 +155,15 @@ def collatz_steps(d: Draw) -> Problem | None:
     while value != 1:
         value, steps = (value // 2 if value % 2 == 0 else 3 * value + 1), steps + 1
     return (
-        f"Begin with {number}. Halve an even number; replace an odd number $n$ by $3n + 1$. After how many steps is 1 "
-        "reached for the first time?",
+        (
+            f"Begin with {number}. Halve an even number; replace an odd number $n$ by $3n + 1$."
+            " After how many steps is 1 reached for the first time?"
+        ),
         str(steps),
     )
 
 
-# --- counting and probability -----------------------------------------------------------------------------------
+# --- counting and probability ---------------------------------------------------------------------
 
 
 @kind
@@ -151,8 +173,10 @@ def paths_around_a_point(d: Draw) -> Problem | None:
         return None
     through = math.comb(x + y, x) * math.comb(right - x + up - y, right - x)
     return (
-        f"A path from $(0, 0)$ to $({right}, {up})$ goes one unit right or one unit up in each step. How many such "
-        f"paths do not pass through $({x}, {y})$?",
+        (
+            f"A path from $(0, 0)$ to $({right}, {up})$ goes one unit right or one unit up in each"
+            f" step. How many such paths do not pass through $({x}, {y})$?"
+        ),
         str(math.comb(right + up, right) - through),
     )
 
@@ -168,7 +192,10 @@ def bounded_sums(d: Draw) -> Problem | None:
         if total >= k * (bound + 1)
     )
     return (
-        f"In how many ways can {total} be written as an ordered sum of {parts} integers, each from 0 to {bound}?",
+        (
+            f"In how many ways can {total} be written as an ordered sum of {parts} integers, each"
+            f" from 0 to {bound}?"
+        ),
         str(count),
     )
 
@@ -193,12 +220,17 @@ def dice_sum(d: Draw) -> Problem | None:
     dice, sides, total = d.number(2, 4), (4, 6, 8, 10)[d.number(0, 3)], d.number(5, 34)
     counts = {0: 1}
     for _ in range(dice):
-        counts = {s: sum(counts.get(s - face, 0) for face in range(1, sides + 1)) for s in range(dice * sides + 1)}
+        counts = {
+            s: sum(counts.get(s - face, 0) for face in range(1, sides + 1))
+            for s in range(dice * sides + 1)
+        }
     if counts.get(total, 0) < 2:
         return None
     return (
-        f"{dice} fair dice, each with the numbers 1 to {sides}, are thrown. What is the probability that their sum is "
-        f"{total}?",
+        (
+            f"{dice} fair dice, each with the numbers 1 to {sides}, are thrown. What is the"
+            f" probability that their sum is {total}?"
+        ),
         latex(Fraction(counts[total], sides**dice)),
     )
 
@@ -207,8 +239,10 @@ def dice_sum(d: Draw) -> Problem | None:
 def different_draws(d: Draw) -> Problem | None:
     kinds, draws = d.number(3, 15), d.number(2, 6)
     return (
-        f"{draws} times a number from 1 to {kinds} is drawn at random and put back. What is the expected number of "
-        "different numbers that are drawn?",
+        (
+            f"{draws} times a number from 1 to {kinds} is drawn at random and put back. What is the"
+            " expected number of different numbers that are drawn?"
+        ),
         latex(kinds * (1 - Fraction(kinds - 1, kinds) ** draws)),
     )
 
@@ -218,13 +252,15 @@ def same_colour(d: Draw) -> Problem | None:
     red, blue, green, drawn = d.number(2, 12), d.number(2, 12), d.number(2, 12), d.number(2, 3)
     total = math.comb(red + blue + green, drawn)
     return (
-        f"A bag holds {red} red, {blue} blue and {green} green balls. {drawn} of them are drawn at once. What is the "
-        "probability that they all have the same colour?",
+        (
+            f"A bag holds {red} red, {blue} blue and {green} green balls. {drawn} of them are drawn"
+            " at once. What is the probability that they all have the same colour?"
+        ),
         latex(Fraction(sum(math.comb(n, drawn) for n in (red, blue, green)), total)),
     )
 
 
-# --- algebra, sequences and geometry ----------------------------------------------------------------------------
+# --- algebra, sequences and geometry --------------------------------------------------------------
 
 
 @kind
@@ -233,8 +269,12 @@ def binomial_coefficient(d: Draw) -> Problem | None:
     if not _not_zero(b) or k >= power:
         return None
     answer = math.comb(power, k) * a**k * b ** (power - k)
-    return f"What is the coefficient of $x^{{{k}}}$ in the expansion of $({a}x{signed(b, '')})^{{{power}}}$?", str(
-        answer
+    return (
+        (
+            f"What is the coefficient of $x^{{{k}}}$ in the expansion of"
+            f" $({a}x{signed(b, '')})^{{{power}}}$?"
+        ),
+        str(answer),
     )
 
 
@@ -245,8 +285,10 @@ def quadratic_through_points(d: Draw) -> Problem | None:
         return None
     one, two, three, there = (a * x * x + b * x + c for x in (1, 2, 3, at))
     return (
-        f"A polynomial $P$ of degree at most 2 has $P(1) = {one}$, $P(2) = {two}$ and $P(3) = {three}$. What is "
-        f"$P({at})$?",
+        (
+            f"A polynomial $P$ of degree at most 2 has $P(1) = {one}$, $P(2) = {two}$ and $P(3) ="
+            f" {three}$. What is $P({at})$?"
+        ),
         str(there),
     )
 
@@ -259,7 +301,13 @@ def determinant(d: Draw) -> Problem | None:
     if value == 0:
         return None
     shown = ["$(" + ", ".join(map(str, row)) + ")$" for row in rows]
-    return f"What is the determinant of the matrix with the rows {shown[0]}, {shown[1]} and {shown[2]}?", str(value)
+    return (
+        (
+            f"What is the determinant of the matrix with the rows {shown[0]}, {shown[1]} and"
+            f" {shown[2]}?"
+        ),
+        str(value),
+    )
 
 
 @kind
@@ -272,7 +320,10 @@ def powers_of_roots(d: Draw) -> Problem | None:
         sums.append(-p * sums[-1] - q * sums[-2] - r * sums[-3])
     terms = signed(p, "x^2") + signed(q, "x") + signed(r, "")
     return (
-        f"The complex roots of $x^3{terms} = 0$ are $a$, $b$ and $c$. What is $a^{power} + b^{power} + c^{power}$?",
+        (
+            f"The complex roots of $x^3{terms} = 0$ are $a$, $b$ and $c$. What is $a^{power} +"
+            f" b^{power} + c^{power}$?"
+        ),
         str(sums[power]),
     )
 
@@ -294,8 +345,10 @@ def recurrence(d: Draw) -> Problem | None:
         now, then = then, a * then + b * now
     step = f"{a}a_{{n-1}}{signed(b, 'a_{n-2}')}"
     return (
-        f"Let $a_0 = {first}$, $a_1 = {second}$ and $a_n = {step}$ for $n \\ge 2$. What is the remainder, from 0 to "
-        f"{modulus - 1}, when $a_{{{n}}}$ is divided by {modulus}?",
+        (
+            f"Let $a_0 = {first}$, $a_1 = {second}$ and $a_n = {step}$ for $n \\ge 2$. What is the"
+            f" remainder, from 0 to {modulus - 1}, when $a_{{{n}}}$ is divided by {modulus}?"
+        ),
         str(now % modulus),
     )
 
@@ -308,14 +361,21 @@ def area_of_a_quadrilateral(d: Draw) -> Problem | None:
         (d.number(0, 12), d.number(10, 20)),
         (d.number(-9, -1), d.number(0, 9)),
     ]
-    twice = sum(ax * by - ay * bx for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1], strict=True))
+    twice = sum(
+        ax * by - ay * bx
+        for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1], strict=True)
+    )
     turns = zip(corners, corners[1:] + corners[:1], corners[2:] + corners[:2], strict=True)
-    if any((bx - ax) * (cy - by) <= (by - ay) * (cx - bx) for (ax, ay), (bx, by), (cx, cy) in turns):
+    if any(
+        (bx - ax) * (cy - by) <= (by - ay) * (cx - bx) for (ax, ay), (bx, by), (cx, cy) in turns
+    ):
         return None  # convex, so that the order is the order around it
     shown = [f"$({x}, {y})$" for x, y in corners]
     return (
-        f"What is the area of the quadrilateral with the vertices {shown[0]}, {shown[1]}, {shown[2]} and {shown[3]}, "
-        "in this order?",
+        (
+            f"What is the area of the quadrilateral with the vertices {shown[0]}, {shown[1]},"
+            f" {shown[2]} and {shown[3]}, in this order?"
+        ),
         latex(Fraction(twice, 2)),
     )
 
@@ -342,15 +402,23 @@ def lattice_points_in_a_circle(d: Draw) -> Problem | None:
     reach = math.isqrt(square)
     count = sum(2 * math.isqrt(square - x * x) + 1 for x in range(-reach, reach + 1))
     return (
-        f"How many points $(x, y)$ with integer coordinates satisfy $(x{signed(cx, '') if cx else ''})^2 + y^2 \\le "
-        f"{square}$?",
+        (
+            "How many points $(x, y)$ with integer coordinates satisfy"
+            f" $(x{signed(cx, '') if cx else ''})^2 + y^2 \\le {square}$?"
+        ),
         str(count),
     )
 
 
 @kind
 def polynomial_integral(d: Draw) -> Problem | None:
-    a, b, c, low, high = d.number(1, 9), d.number(-9, 9), d.number(-9, 9), d.number(-4, 2), d.number(3, 7)
+    a, b, c, low, high = (
+        d.number(1, 9),
+        d.number(-9, 9),
+        d.number(-9, 9),
+        d.number(-4, 2),
+        d.number(3, 7),
+    )
     if not _not_zero(b, c):
         return None
 

@@ -1,7 +1,8 @@
-"""Problems of a published dataset, by its short name: loaded once, on first use, as a training and a held-out part.
+"""Problems of a published dataset, by its short name: loaded once, on first use, as a training and
+a held-out part.
 
-Construction fetches nothing. There is no fallback to other problems: the error of an unavailable dataset names what
-works offline.
+Construction fetches nothing. There is no fallback to other problems: the error of an unavailable
+dataset names what works offline.
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ FEW, CUT = 500, 100
 class PublishedSet:
     """``split`` is for training, ``eval_split`` for evaluation; None: the published splits.
 
-    If both are the same split it is divided by ``seed``. ``train()`` and ``held_out()`` raise DatasetError when the
-    dataset cannot be fetched or no rows remain. *Raises* ConfigError for an unknown name.
+    If both are the same split it is divided by ``seed``. ``train()`` and ``held_out()`` raise
+    DatasetError when the dataset cannot be fetched or no rows remain. *Raises* ConfigError for an
+    unknown name.
     """
 
     def __init__(
-        self, name: str, split: str | None, eval_split: str | None, seed: int, num_train: int, num_held_out: int
+        self,
+        name: str,
+        split: str | None,
+        eval_split: str | None,
+        seed: int,
+        num_train: int,
+        num_held_out: int,
     ):
         from verifiers.data.example_sets import HUB_SETS
 
@@ -49,8 +57,8 @@ class PublishedSet:
         rows = self._rows(self.split)[start:]
         if not rows:
             raise DatasetError(
-                f"all {start} problems of {self.name!r} are held out for evaluation; to train on some of them, set "
-                "num_eval_examples below that"
+                f"all {start} problems of {self.name!r} are held out for evaluation; to train on"
+                " some of them, set num_eval_examples below that"
             )
         return rows if self.num_train < 0 else rows[: self.num_train]
 

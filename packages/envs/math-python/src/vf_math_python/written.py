@@ -10,7 +10,15 @@ import importlib.resources
 import tomllib
 from typing import Any
 
-TOPICS = ("algebra", "number_theory", "combinatorics", "geometry", "calculus", "sequences", "probability")
+TOPICS = (
+    "algebra",
+    "number_theory",
+    "combinatorics",
+    "geometry",
+    "calculus",
+    "sequences",
+    "probability",
+)
 
 
 @functools.cache

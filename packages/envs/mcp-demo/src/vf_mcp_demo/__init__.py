@@ -1,4 +1,5 @@
-"""mcp-demo: questions about warehouses whose stock is available only from an MCP server, included in the package.
+"""mcp-demo: questions about warehouses whose stock is available only from an MCP server, included
+in the package.
 
 The public interface is ``load_environment``; the README describes rewards and metrics.
 """
@@ -29,14 +30,17 @@ def load_environment(
     seed: int = 0,
     system_prompt: str | None = None,
 ) -> vf.Environment:
-    """The mcp-demo environment. The server starts with the first rollout and stops when the environment is closed.
+    """The mcp-demo environment. The server starts with the first rollout and stops when the
+    environment is closed.
 
     Args:
         num_train_examples: Training questions, 620 at most.
-        num_eval_examples: Held-out questions, 152 at most; their items do not occur in training questions.
+        num_eval_examples: Held-out questions, 152 at most; their items do not occur in training
+            questions.
         max_turns: Model calls, including those with tool calls.
         seed: Determines stock and questions; equal arguments give equal ones on every machine.
-        system_prompt: Default: an instruction that names the tools' use and the tags. "" sends none.
+        system_prompt: Default: an instruction that names the tools' use and the tags. "" sends
+            none.
 
     Raises:
         ConfigError: An invalid argument, by name; or the MCP client is not installed.
@@ -89,6 +93,10 @@ def _make_rubric(parser: vf.Parser) -> vf.Rubric:
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
         bound = "" if least is None else f" of at least {least}"
         raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

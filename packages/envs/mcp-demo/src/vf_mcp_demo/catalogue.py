@@ -1,4 +1,5 @@
-"""The warehouses' stock, and questions about it. Pure functions of a seed, shared by the server and the environment.
+"""The warehouses' stock, and questions about it. Pure functions of a seed, shared by the server and
+the environment.
 
 Every fifth item occurs in held-out questions only, for every seed.
 """
@@ -41,24 +42,35 @@ def make_catalogue(seed: int) -> dict[str, Item]:
     """Item name -> item."""
     rng = random.Random(f"mcp-demo/catalogue/{seed}")
     return {
-        name: Item(name, rng.randint(2, 60) * 25, {warehouse: rng.randint(0, 250) for warehouse in WAREHOUSES})
+        name: Item(
+            name,
+            rng.randint(2, 60) * 25,
+            {warehouse: rng.randint(0, 250) for warehouse in WAREHOUSES},
+        )
         for name in ITEMS
     }
 
 
 def all_questions(catalogue: dict[str, Item], names: list[str]) -> Iterator[tuple[str, int]]:
-    """(question, answer) of every question about these items: one look-up, several, and a computation."""
+    """(question, answer) of every question about these items: one look-up, several, and a
+    computation."""
     for name in names:
         item = catalogue[name]
         yield f"How many {name} are there in all warehouses together?", sum(item.stock.values())
         for warehouse in WAREHOUSES:
             stock = item.stock[warehouse]
             yield f"How many {name} are there in the {warehouse} warehouse?", stock
-            yield f"What are all {name} in the {warehouse} warehouse worth, in cents?", stock * item.price_cents
+            yield (
+                f"What are all {name} in the {warehouse} warehouse worth, in cents?",
+                stock * item.price_cents,
+            )
     for first, second in itertools.pairwise(names):
         for warehouse in WAREHOUSES:
             together = catalogue[first].stock[warehouse] + catalogue[second].stock[warehouse]
-            yield f"How many {first} and {second} together are there in the {warehouse} warehouse?", together
+            yield (
+                f"How many {first} and {second} together are there in the {warehouse} warehouse?",
+                together,
+            )
 
 
 def draw_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:

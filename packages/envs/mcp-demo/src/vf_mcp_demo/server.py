@@ -52,6 +52,8 @@ def make_server(seed: int) -> MCPServer:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0, help="chooses the stock")
     make_server(parser.parse_args().seed).run("stdio")

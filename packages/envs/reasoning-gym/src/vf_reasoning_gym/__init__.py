@@ -1,6 +1,7 @@
 """reasoning-gym: generated problems with a verifiable answer, by the generators of Reasoning Gym.
 
-The public interface is ``load_environment``; problems are generated and scored by ``vf.ReasoningGymEnv``.
+The public interface is ``load_environment``; problems are generated and scored by
+``vf.ReasoningGymEnv``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ import verifiers as vf
 
 __all__ = ["DEFAULT_GENERATORS", "load_environment"]
 
-DEFAULT_GENERATORS = ("chain_sum", "leg_counting", "number_sorting", "spell_backward", "time_intervals")
+DEFAULT_GENERATORS = (
+    "chain_sum",
+    "leg_counting",
+    "number_sorting",
+    "spell_backward",
+    "time_intervals",
+)
 """Short problems of several kinds, all independent of Python's hash seed."""
 
 
@@ -26,9 +33,11 @@ def load_environment(
     """The reasoning-gym environment.
 
     Args:
-        gym: A generator's name, a list of names, or a list of {"name", "weight", "config"} to mix them unevenly.
+        gym: A generator's name, a list of names, or a list of {"name", "weight", "config"} to mix
+            them unevenly.
         num_train_examples: Training problems.
-        num_eval_examples: Held-out problems, which follow the training problems in the generator's sequence.
+        num_eval_examples: Held-out problems, which follow the training problems in the generator's
+            sequence.
         seed: Determines the problems.
         system_prompt: Default: an instruction that names the tags. "" sends none.
 

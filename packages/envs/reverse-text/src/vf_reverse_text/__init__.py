@@ -1,4 +1,5 @@
-"""reverse-text: write a text backwards inside ``<reversed_text>`` tags. One turn, no network, no download.
+"""reverse-text: write a text backwards inside ``<reversed_text>`` tags. One turn, no network, no
+download.
 
 The public interface is ``load_environment``; the README describes rewards and metrics.
 """
@@ -17,8 +18,9 @@ __all__ = ["SYSTEM_PROMPT", "load_environment"]
 Unit = Literal["paragraph", "sentence", "word"]
 
 SYSTEM_PROMPT = (
-    "Reverse the text the user gives you, character by character, keeping every space and punctuation mark. "
-    "Answer with the reversed text inside <reversed_text> and </reversed_text> tags."
+    "Reverse the text the user gives you, character by character, keeping every space and"
+    " punctuation mark. Answer with the reversed text inside <reversed_text> and </reversed_text>"
+    " tags."
 )
 
 
@@ -37,32 +39,49 @@ def load_environment(
     """The reverse-text environment.
 
     Args:
-        unit: Kind of a generated text: "paragraph", "sentence" or "word" (one lower-case English word).
-        min_chars: Minimum characters of a text. Default: 80, 20 or 3 by unit; no bound with a dataset.
-        max_chars: Maximum characters of a text. Default: 180, 80 or 6 by unit; no bound with a dataset.
-        num_train_examples: Training texts. With a dataset at most its texts beyond the held-out ones.
-        num_eval_examples: Held-out texts, disjoint from the training texts and independent of num_train_examples.
+        unit: Kind of a generated text: "paragraph", "sentence" or "word" (one lower-case English
+            word).
+        min_chars: Minimum characters of a text. Default: 80, 20 or 3 by unit; no bound with a
+            dataset.
+        max_chars: Maximum characters of a text. Default: 180, 80 or 6 by unit; no bound with a
+            dataset.
+        num_train_examples: Training texts. With a dataset at most its texts beyond the held-out
+            ones.
+        num_eval_examples: Held-out texts, disjoint from the training texts and independent of
+            num_train_examples.
         seed: Determines the texts; equal arguments give equal texts on every machine.
-        dataset_name: A dataset to read instead of generating, such as "PrimeIntellect/Reverse-Text-RL"; loaded on
-            first use, needs a network unless cached.
-        system_prompt: Default: an instruction for paragraphs, sentences and datasets; none for words, so that a tiny
-            model sees only the word. "" sends none.
-        num_shots: Few-shot examples before each text, for models that do not follow the instruction alone. They are
-            generated, and neither trained on nor held out.
-        autojunk: Score with difflib's frequent-character heuristic, as published numbers for this task were.
+        dataset_name: A dataset to read instead of generating, such as
+            "PrimeIntellect/Reverse-Text-RL"; loaded on first use, needs a network unless cached.
+        system_prompt: Default: an instruction for paragraphs, sentences and datasets; none for
+            words, so that a tiny model sees only the word. "" sends none.
+        num_shots: Few-shot examples before each text, for models that do not follow the instruction
+            alone. They are generated, and neither trained on nor held out.
+        autojunk: Score with difflib's frequent-character heuristic, as published numbers for this
+            task were.
 
     Raises:
         ConfigError: An invalid argument, by name.
         DatasetError: On first use of the rows, when the dataset cannot be loaded or is too small.
     """
-    _check_arguments(unit, min_chars, max_chars, num_train_examples, num_eval_examples, num_shots, seed, dataset_name)
+    _check_arguments(
+        unit,
+        min_chars,
+        max_chars,
+        num_train_examples,
+        num_eval_examples,
+        num_shots,
+        seed,
+        dataset_name,
+    )
     num_texts = num_eval_examples + num_train_examples if dataset_name is None else 0
     texts = generate_texts(unit, *_bounds(unit, min_chars, max_chars), num_texts + num_shots, seed)
     if dataset_name is None:
         train: Any = _rows(texts[num_eval_examples:num_texts])
         held_out: Any = _rows(texts[:num_eval_examples])
     else:
-        public = PublicTexts(dataset_name, min_chars, max_chars, seed, num_train_examples, num_eval_examples)
+        public = PublicTexts(
+            dataset_name, min_chars, max_chars, seed, num_train_examples, num_eval_examples
+        )
         train, held_out = lambda: _rows(public.train()), lambda: _rows(public.held_out())
     if system_prompt is None and not (unit == "word" and dataset_name is None):
         system_prompt = SYSTEM_PROMPT
@@ -102,7 +121,9 @@ def _shots(texts: list[str]) -> list[dict[str, str]] | None:
     messages = []
     for text in texts:
         messages.append({"role": "user", "content": text})
-        messages.append({"role": "assistant", "content": f"<reversed_text>{text[::-1]}</reversed_text>"})
+        messages.append(
+            {"role": "assistant", "content": f"<reversed_text>{text[::-1]}</reversed_text>"}
+        )
     return messages or None
 
 
@@ -129,7 +150,9 @@ def _check_arguments(
     if unit not in get_args(Unit):
         raise vf.ConfigError(f"unit must be one of {', '.join(get_args(Unit))}, not {unit!r}")
     if dataset_name is not None and unit != "paragraph":
-        raise vf.ConfigError(f"unit={unit!r} shapes generated texts; leave it out when dataset_name is given")
+        raise vf.ConfigError(
+            f"unit={unit!r} shapes generated texts; leave it out when dataset_name is given"
+        )
     _check_whole("seed", seed, None)
     _check_whole("num_train_examples", num_train, 1)
     _check_whole("num_eval_examples", num_eval, 1)
@@ -143,6 +166,10 @@ def _check_arguments(
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
         bound = "" if least is None else f" of at least {least}"
         raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

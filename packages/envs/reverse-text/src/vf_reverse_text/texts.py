@@ -1,7 +1,8 @@
 """The texts to reverse, generated from the shipped words.
 
-They are a pure function of (unit, bounds, count, seed): all different, with lengths within the bounds. A longer request
-begins with the texts of a shorter one, so the held-out set is independent of the size of the training set.
+They are a pure function of (unit, bounds, count, seed): all different, with lengths within the
+bounds. A longer request begins with the texts of a shorter one, so the held-out set is independent
+of the size of the training set.
 """
 
 from __future__ import annotations
@@ -47,15 +48,18 @@ def generate_texts(unit: str, min_chars: int, max_chars: int, count: int, seed: 
     if unit == "word":
         return _choose_words(rng, min_chars, max_chars, count)
     make = make_sentence if unit == "sentence" else make_paragraph
-    return _collect_different(lambda: make(rng, rng.randint(min_chars, max_chars)), count, f"a {unit}", max_chars)
+    return _collect_different(
+        lambda: make(rng, rng.randint(min_chars, max_chars)), count, f"a {unit}", max_chars
+    )
 
 
 def _choose_words(rng: random.Random, min_chars: int, max_chars: int, count: int) -> list[str]:
     words = [word for word in load_words() if min_chars <= len(word) <= max_chars]
     if count > len(words):
         raise ConfigError(
-            f"reverse-text has {len(words)} words of {min_chars} to {max_chars} letters, but num_train_examples + "
-            f"num_eval_examples asks for {count}: ask for fewer, or widen min_chars and max_chars"
+            f"reverse-text has {len(words)} words of {min_chars} to {max_chars} letters, but"
+            f" num_train_examples + num_eval_examples asks for {count}: ask for fewer, or widen"
+            " min_chars and max_chars"
         )
     rng.shuffle(words)
     return words[:count]
@@ -70,14 +74,16 @@ def _collect_different(make: Callable[[], str], count: int, what: str, max_chars
         misses = 0 if len(texts) > before else misses + 1
         if misses > MAX_MISSES:
             raise ConfigError(
-                f"reverse-text found only {before} different texts for {what} of at most {max_chars} characters, but "
-                f"num_train_examples + num_eval_examples asks for {count}: ask for fewer, or raise max_chars"
+                f"reverse-text found only {before} different texts for {what} of at most"
+                f" {max_chars} characters, but num_train_examples + num_eval_examples asks for"
+                f" {count}: ask for fewer, or raise max_chars"
             )
     return list(texts)
 
 
 def make_sentence(rng: random.Random, length: int) -> str:
-    """A line of random words that starts with a capital and ends with a full stop, exactly ``length`` (>= 3) long."""
+    """A line of random words that starts with a capital and ends with a full stop, exactly
+    ``length`` (>= 3) long."""
     words, by_length = load_words(), words_by_length()
     room, sentence = length - 1, []  # one character is the full stop
     while room not in by_length:

@@ -1,4 +1,5 @@
-"""self-judge: questions graded by a panel of judges; by default the judges are the evaluated model itself.
+"""self-judge: questions graded by a panel of judges; by default the judges are the evaluated model
+itself.
 
 The public interface is ``load_environment``; the README describes rewards and metrics.
 """
@@ -41,13 +42,16 @@ def load_environment(
     """The self-judge environment.
 
     Args:
-        judge_models: Model names of the judges. Default: the evaluated model, for accuracy, completeness, clarity.
+        judge_models: Model names of the judges. Default: the evaluated model, for accuracy,
+            completeness, clarity.
         judge_base_url: Endpoint of the named judges. Default: OPENAI_BASE_URL, else OpenAI's.
         judge_api_key_var: Environment variable with the API key of that endpoint.
         aggregation: How the judges' scores are combined: "mean", "median", "min" or "max".
-        require_all: A judge without a parseable score makes the reward unknown; false uses the other scores.
+        require_all: A judge without a parseable score makes the reward unknown; false uses the
+            other scores.
         num_train_examples: Training questions. Default: all, 48.
-        num_eval_examples: Held-out questions, disjoint from the training questions for every seed. Default: all, 12.
+        num_eval_examples: Held-out questions, disjoint from the training questions for every seed.
+            Default: all, 12.
         seed: Determines the order of the questions.
         system_prompt: Default: an instruction to answer briefly. "" sends none.
 
@@ -56,7 +60,9 @@ def load_environment(
     """
     _check_whole("seed", seed, None)
     if aggregation not in get_args(Aggregation):
-        raise vf.ConfigError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, not {aggregation!r}")
+        raise vf.ConfigError(
+            f"aggregation must be one of {', '.join(get_args(Aggregation))}, not {aggregation!r}"
+        )
     if not isinstance(require_all, bool):
         raise vf.ConfigError(f"require_all must be true or false, not {require_all!r}")
     parser = vf.MaybeThinkParser()
@@ -78,22 +84,30 @@ def load_environment(
 
 def load_questions() -> list[dict[str, str]]:
     """The shipped questions (see DATA.md): rows of ``question`` and ``answer``."""
-    lines = (resources.files(__package__) / "questions.jsonl").read_text(encoding="utf-8").split("\n")
+    lines = (
+        (resources.files(__package__) / "questions.jsonl").read_text(encoding="utf-8").split("\n")
+    )
     return [json.loads(line) for line in lines if line]
 
 
 def _draw(name: str, count: int | None, seed: int, held_out: bool) -> list[dict[str, str]]:
-    questions = [row for i, row in enumerate(load_questions()) if (i % HELD_OUT_EVERY == 0) == held_out]
+    questions = [
+        row for i, row in enumerate(load_questions()) if (i % HELD_OUT_EVERY == 0) == held_out
+    ]
     random.Random(f"self-judge/{held_out}/{seed}").shuffle(questions)
     if count is None:
         return questions
     _check_whole(name, count, 1)
     if count > len(questions):
-        raise vf.ConfigError(f"{name}={count} is more than the {len(questions)} questions there are")
+        raise vf.ConfigError(
+            f"{name}={count} is more than the {len(questions)} questions there are"
+        )
     return questions[:count]
 
 
-def _make_rubric(judge_models: Sequence[str] | None, client: Any, **parameters: Any) -> vf.JudgeRubric:
+def _make_rubric(
+    judge_models: Sequence[str] | None, client: Any, **parameters: Any
+) -> vf.JudgeRubric:
     if judge_models is None:
         return PanelRubric(**parameters)
     return vf.JudgeRubric(judge_client=client, judge_models=list(judge_models), **parameters)
@@ -103,15 +117,27 @@ def _judge_client(judge_models: Any, base_url: str | None, key_var: str) -> vf.C
     """The endpoint of named judges; None when the evaluated model is the judge."""
     if judge_models is None:
         if base_url is not None:
-            raise vf.ConfigError("judge_base_url is the endpoint of judge_models; name them, or leave it out")
+            raise vf.ConfigError(
+                "judge_base_url is the endpoint of judge_models; name them, or leave it out"
+            )
         return None
-    if isinstance(judge_models, str) or not judge_models or not all(isinstance(one, str) for one in judge_models):
-        raise vf.ConfigError(f"judge_models must be a list of names, such as ['gpt-4.1-nano'], not {judge_models!r}")
+    if (
+        isinstance(judge_models, str)
+        or not judge_models
+        or not all(isinstance(one, str) for one in judge_models)
+    ):
+        raise vf.ConfigError(
+            f"judge_models must be a list of names, such as ['gpt-4.1-nano'], not {judge_models!r}"
+        )
     url = base_url or os.environ.get("OPENAI_BASE_URL")
     return vf.ClientConfig(api_key_var=key_var, **({"api_base_url": url} if url else {}))
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
         bound = "" if least is None else f" of at least {least}"
         raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

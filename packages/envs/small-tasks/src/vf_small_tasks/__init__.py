@@ -1,6 +1,8 @@
-"""small-tasks: seven tasks that a model of 135M parameters does about half of the time. One turn, one exact reward.
+"""small-tasks: seven tasks that a model of 135M parameters does about half of the time. One turn,
+one exact reward.
 
-The public interface is ``load_environment``; the README describes the tasks, the reward and the baselines.
+The public interface is ``load_environment``; the README describes the tasks, the reward and the
+baselines.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ def load_environment(
     """The small-tasks environment.
 
     Args:
-        task: "capitals", "json", "names", "numbers", "calculator", "stories" or "commands"; "all" cycles through them.
+        task: "capitals", "json", "names", "numbers", "calculator", "stories" or "commands"; "all"
+            cycles through them.
         num_train_examples: Training rows; fewer where a task has fewer.
-        num_eval_examples: Held-out rows, disjoint from the training rows; at most half of what a task has.
+        num_eval_examples: Held-out rows, disjoint from the training rows; at most half of what a
+            task has.
         num_shots: Solved examples before the question; -1 = all that the task has.
         seed: Determines the rows; equal arguments give equal rows on every machine.
 
@@ -35,14 +39,18 @@ def load_environment(
     """
     names = list(TASKS) if task == "all" else [task]
     if not set(names) <= set(TASKS):
-        raise vf.ConfigError(f'task is {task!r}; it must be {", ".join(map(repr, TASKS))} or "all"', key="task")
+        raise vf.ConfigError(
+            f'task is {task!r}; it must be {", ".join(map(repr, TASKS))} or "all"', key="task"
+        )
     for name, value, least in (
         ("num_train_examples", num_train_examples, 1),
         ("num_eval_examples", num_eval_examples, 1),
         ("num_shots", num_shots, -1),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise vf.ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}", key=name)
+            raise vf.ConfigError(
+                f"{name} is {value!r}; it must be a whole number of at least {least}", key=name
+            )
     counts = (num_eval_examples, num_train_examples)
     held_out, train = zip(*(_split(name, *counts, num_shots, seed) for name in names), strict=True)
     return vf.SingleTurnEnv(
@@ -71,10 +79,17 @@ def _split(
     shots = [
         message
         for question, answer in (task.shots if num_shots == -1 else task.shots[:num_shots])
-        for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+        for message in (
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        )
     ]
     rows = [
-        {"prompt": [*system, *shots, {"role": "user", "content": question}], "answer": answer, "task": name}
+        {
+            "prompt": [*system, *shots, {"role": "user", "content": question}],
+            "answer": answer,
+            "task": name,
+        }
         for question, answer in pairs[: cut + num_train]
     ]
     return rows[:cut], rows[cut:]

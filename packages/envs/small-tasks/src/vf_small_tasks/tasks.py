@@ -1,8 +1,10 @@
-"""The seven tasks: instruction, solved examples, every question with its answer, and what counts as right.
+"""The seven tasks: instruction, solved examples, every question with its answer, and what counts as
+right.
 
-They were chosen by measurement: a model of 135M parameters solves a fifth to four fifths of each, and no constant
-reply, echo or copied word solves more than one in thirty. What makes them solvable for it: the words are common, the
-questions are whole sentences, and the answer is a rewriting of the question.
+They were chosen by measurement: a model of 135M parameters solves a fifth to four fifths of each,
+and no constant reply, echo or copied word solves more than one in thirty. What makes them solvable
+for it: the words are common, the questions are whole sentences, and the answer is a rewriting of
+the question.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ Pair = tuple[str, str]
 """(question, answer)"""
 
 FIRST_NAMES = (
-    "Adam Alice Amy Andrew Anna Ben Carl Carol Chris Daniel David Diana Emily Emma Eric Frank George Grace Helen "
-    "Henry Jack James Jane John Julia Kate Kevin Laura Linda Lucy Maria Mark Martin Mary Nancy Oliver Paul Peter "
-    "Rose Sarah Simon Sophie Susan Thomas Victor"
+    "Adam Alice Amy Andrew Anna Ben Carl Carol Chris Daniel David Diana Emily Emma Eric Frank"
+    " George Grace Helen Henry Jack James Jane John Julia Kate Kevin Laura Linda Lucy Maria Mark"
+    " Martin Mary Nancy Oliver Paul Peter Rose Sarah Simon Sophie Susan Thomas Victor"
 ).split()
 LAST_NAMES = (
-    "Allen Anderson Baker Bell Brown Carter Clark Collins Cook Cooper Cox Davis Edwards Evans Foster Garcia Gray "
-    "Green Hall Harris Hill Howard Hughes Jackson James Johnson Jones Kelly King Lee Lewis Lopez Martin Miller "
-    "Moore Morgan Morris Murphy Nelson Parker Perez Perry Phillips Price Reed Rivera Roberts Ross Russell Sanders "
-    "Scott Smith Stewart Taylor Turner Walker Ward Watson White Wright"
+    "Allen Anderson Baker Bell Brown Carter Clark Collins Cook Cooper Cox Davis Edwards Evans"
+    " Foster Garcia Gray Green Hall Harris Hill Howard Hughes Jackson James Johnson Jones Kelly"
+    " King Lee Lewis Lopez Martin Miller Moore Morgan Morris Murphy Nelson Parker Perez Perry"
+    " Phillips Price Reed Rivera Roberts Ross Russell Sanders Scott Smith Stewart Taylor Turner"
+    " Walker Ward Watson White Wright"
 ).split()
 CAPITALS = {
     "Argentina": "Buenos Aires", "Australia": "Canberra", "Austria": "Vienna", "Belgium": "Brussels",
@@ -41,20 +44,24 @@ CAPITALS = {
     "Turkey": "Ankara", "Ukraine": "Kyiv", "Venezuela": "Caracas", "Vietnam": "Hanoi",
 }  # fmt: skip
 JOBS = "baker driver nurse singer farmer pilot cook painter".split()
-ROOMS = "attic bathroom bedroom cellar garage garden hall kitchen library lobby nursery office pantry studio".split()
+ROOMS = (
+    "attic bathroom bedroom cellar garage garden hall kitchen library lobby nursery office pantry"
+    " studio".split()
+)
 DEVICES = "lamp radio fan heater camera speaker screen kettle alarm pump".split()
 THINGS = "apples coins books eggs".split()
 OPERATIONS = {"plus": "+", "minus": "-", "times": "*", "divided by": "/"}
 UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    " sixteen seventeen eighteen nineteen"
 ).split()
 TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task. ``pairs`` returns every question with its answer; ``is_right(reply, answer)`` decides the reward."""
+    """One task. ``pairs`` returns every question with its answer; ``is_right(reply, answer)``
+    decides the reward."""
 
     instruction: str
     """The system message; empty = none, so that the chat template's own applies."""
@@ -62,7 +69,8 @@ class Task:
     pairs: Callable[[], list[Pair]]
     is_right: Callable[[str, str], bool]
     first: frozenset[str] = frozenset()
-    """Answers of the rows that come first, so that a few rows show right and wrong replies; empty = any."""
+    """Answers of the rows that come first, so that a few rows show right and wrong replies; empty =
+    any."""
 
 
 def in_words(number: int) -> str:
@@ -97,12 +105,17 @@ def is_equal_json(reply: str, answer: str) -> bool:
 
 
 def names_the_capital(reply: str, answer: str) -> bool:
-    """Whether the reply names the capital and no other capital of the list: a list of guesses is not an answer.
+    """Whether the reply names the capital and no other capital of the list: a list of guesses is
+    not an answer.
 
     >>> names_the_capital("The capital is Paris.", "Paris"), names_the_capital("Rome, Paris, Bern", "Paris")
     (True, False)
     """
-    named = {capital for capital in CAPITALS.values() if re.search(rf"\b{capital}\b", reply, re.IGNORECASE)}
+    named = {
+        capital
+        for capital in CAPITALS.values()
+        if re.search(rf"\b{capital}\b", reply, re.IGNORECASE)
+    }
     return named == {answer}
 
 
@@ -113,7 +126,12 @@ def _people() -> list[Pair]:
         "The {job} {name} turned {age} today.",
         "{name} became a {job} and is now {age} years old.",
     )
-    people = [{"name": name, "age": age, "job": job} for name in FIRST_NAMES for age in range(5, 81) for job in JOBS]
+    people = [
+        {"name": name, "age": age, "job": job}
+        for name in FIRST_NAMES
+        for age in range(5, 81)
+        for job in JOBS
+    ]
     answers = [json.dumps(person) for person in people]
     return [
         (sentence.format_map(person), answer)
@@ -150,10 +168,22 @@ def _calculations() -> list[Pair]:
 
 def _stories() -> list[Pair]:
     stories = (
-        ("{name} has {a} {things} and gets {b} more. How many {things}?", lambda a, b: f"CALC({a}+{b})"),
-        ("{name} has {sum} {things} and loses {b}. How many are left?", lambda a, b: f"CALC({a + b}-{b})"),
-        ("{name} buys {a} boxes with {b} {things} each. How many {things}?", lambda a, b: f"CALC({a}*{b})"),
-        ("{name} shares {a} {things} among {b} friends. How many for each?", lambda a, b: f"CALC({a}/{b})"),
+        (
+            "{name} has {a} {things} and gets {b} more. How many {things}?",
+            lambda a, b: f"CALC({a}+{b})",
+        ),
+        (
+            "{name} has {sum} {things} and loses {b}. How many are left?",
+            lambda a, b: f"CALC({a + b}-{b})",
+        ),
+        (
+            "{name} buys {a} boxes with {b} {things} each. How many {things}?",
+            lambda a, b: f"CALC({a}*{b})",
+        ),
+        (
+            "{name} shares {a} {things} among {b} friends. How many for each?",
+            lambda a, b: f"CALC({a}/{b})",
+        ),
     )
     return [
         (story.format(name=name, things=things, a=a, b=b, sum=a + b), call(a, b))
@@ -169,14 +199,21 @@ TASKS: dict[str, Task] = {
     "capitals": Task(
         "",
         (),
-        lambda: [(f"What is the capital of {country}?", capital) for country, capital in CAPITALS.items()],
+        lambda: [
+            (f"What is the capital of {country}?", capital) for country, capital in CAPITALS.items()
+        ],
         names_the_capital,
-        first=frozenset({"Cairo", "Copenhagen", "Canberra", "Vienna", "Ottawa", "Beijing", "Santiago", "Havana"}),
+        first=frozenset(
+            {"Cairo", "Copenhagen", "Canberra", "Vienna", "Ottawa", "Beijing", "Santiago", "Havana"}
+        ),
     ),
     "json": Task(
         "Write the name, the age and the job as JSON.",
         (
-            ("Tim is 31 years old and works as a cook.", '{"name": "Tim", "age": 31, "job": "cook"}'),
+            (
+                "Tim is 31 years old and works as a cook.",
+                '{"name": "Tim", "age": 31, "job": "cook"}',
+            ),
             ("The pilot Eve turned 52 today.", '{"name": "Eve", "age": 52, "job": "pilot"}'),
         ),
         _people,
@@ -185,7 +222,9 @@ TASKS: dict[str, Task] = {
     "names": Task(
         "Write the last name first.",
         (("Tim Adams", "Adams, Tim"), ("Eve Wood", "Wood, Eve"), ("Max Long", "Long, Max")),
-        lambda: [(f"{first} {last}", f"{last}, {first}") for first in FIRST_NAMES for last in LAST_NAMES],
+        lambda: [
+            (f"{first} {last}", f"{last}, {first}") for first in FIRST_NAMES for last in LAST_NAMES
+        ],
         is_equal,
     ),
     "numbers": Task(

@@ -41,7 +41,8 @@ def load_environment(
         use_think: Ask for reasoning in <think> tags before the move.
         max_turns: Moves after which an unfinished game ends with reward 0.
         num_train_examples: Training games.
-        num_eval_examples: Held-out games; their seeds are disjoint from those of the training games.
+        num_eval_examples: Held-out games; their seeds are disjoint from those of the training
+            games.
         seed: Games are generated from seed, seed + 1, and so on.
         system_prompt: Default: an instruction that names the tags. "" sends none.
         strict: Pay 1 for a game that was won and 0 for any other, instead of the game's own reward.

@@ -30,7 +30,8 @@ def load_environment(
 
     Args:
         num_train_examples: Training tasks.
-        num_eval_examples: Held-out tasks, disjoint from the training tasks and independent of num_train_examples.
+        num_eval_examples: Held-out tasks, disjoint from the training tasks and independent of
+            num_train_examples.
         min_calls: Minimum number of requested calls.
         max_calls: Maximum number of requested calls, at most 32.
         seed: Determines the tasks; equal arguments give equal tasks on every machine.
@@ -64,7 +65,10 @@ def load_environment(
 def _right_replies(row: Mapping[str, Any]) -> list[Any]:
     """The requested calls in one message, then a comment."""
     calls = row["info"]["calls"]
-    return [[vf.ToolCall(f"call_{n}", call["name"], call["arguments"]) for n, call in enumerate(calls)], "Done."]
+    return [
+        [vf.ToolCall(f"call_{n}", call["name"], call["arguments"]) for n, call in enumerate(calls)],
+        "Done.",
+    ]
 
 
 def _make_rubric() -> vf.Rubric:
@@ -83,10 +87,14 @@ def _make_rubric() -> vf.Rubric:
 def _first_calls(completion: Any, parser: vf.Parser) -> list[str | None]:
     """The calls of the first assistant message."""
     replies = parser.get_assistant_messages(completion)
-    return [read_call(call) for call in (replies[0].get("tool_calls") or ())] if replies else []
+    return [read_call(call) for call in replies[0].get("tool_calls") or ()] if replies else []
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
         bound = "" if least is None else f" of at least {least}"
         raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

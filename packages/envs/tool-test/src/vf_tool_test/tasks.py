@@ -19,7 +19,8 @@ MAX_MISSES = 1000
 
 
 def generate_tasks(count: int, min_calls: int, max_calls: int, seed: int) -> list[dict[str, Any]]:
-    """``count`` rows with different sets of calls: ``question``, ``answer`` (the calls as JSON) and ``info["calls"]``.
+    """``count`` rows with different sets of calls: ``question``, ``answer`` (the calls as JSON) and
+    ``info["calls"]``.
 
     *Raises* ConfigError when the settings allow fewer.
     """
@@ -30,9 +31,13 @@ def generate_tasks(count: int, min_calls: int, max_calls: int, seed: int) -> lis
         calls = _draw_calls(rng.randint(min_calls, max_calls), rng)
         key = "\n".join(sorted(map(call_key, calls)))
         misses = misses + 1 if key in rows else 0
-        rows.setdefault(key, {"question": ask(calls), "answer": json.dumps(calls), "info": {"calls": calls}})
+        rows.setdefault(
+            key, {"question": ask(calls), "answer": json.dumps(calls), "info": {"calls": calls}}
+        )
         if misses > MAX_MISSES:
-            raise ConfigError(f"{count} examples are more than the {len(rows)} different tasks of these settings")
+            raise ConfigError(
+                f"{count} examples are more than the {len(rows)} different tasks of these settings"
+            )
     return list(rows.values())
 
 
@@ -58,7 +63,11 @@ def ask(calls: Sequence[Mapping[str, Any]]) -> str:
         + ", ".join(f"{name} = {json.dumps(value)}" for name, value in call["arguments"].items())
         for number, call in enumerate(calls, 1)
     ]
-    head = "Make exactly this tool call:" if len(calls) == 1 else "Make exactly these tool calls, all in one message:"
+    head = (
+        "Make exactly this tool call:"
+        if len(calls) == 1
+        else "Make exactly these tool calls, all in one message:"
+    )
     return "\n".join([head, *lines])
 
 
@@ -86,11 +95,16 @@ def read_call(tool_call: Mapping[str, Any]) -> str | None:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
         return None
-    return call_key({"name": function["name"], "arguments": arguments}) if isinstance(arguments, dict) else None
+    return (
+        call_key({"name": function["name"], "arguments": arguments})
+        if isinstance(arguments, dict)
+        else None
+    )
 
 
 def share_right(requested: Iterable[Mapping[str, Any]], actual: Sequence[str | None]) -> float:
-    """Number of matching calls over the larger of requested and actual calls, so that surplus calls lower the score.
+    """Number of matching calls over the larger of requested and actual calls, so that surplus calls
+    lower the score.
 
     >>> share_right([{"name": "f", "arguments": {}}], ["f {}", None])
     0.5

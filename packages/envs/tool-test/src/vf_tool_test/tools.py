@@ -1,4 +1,5 @@
-"""The tools of the tasks, and the sampling of their arguments. Their parameter types differ, to cover tool schemas.
+"""The tools of the tasks, and the sampling of their arguments. Their parameter types differ, to
+cover tool schemas.
 
 The tools are coroutines that take microseconds, so no thread is needed.
 """
@@ -75,7 +76,10 @@ def draw_arguments(tool: str, rng: random.Random) -> dict[str, Any]:
         case "to_fahrenheit":
             return {"celsius": rng.randint(-400, 1200) / 10}
         case "join_words":
-            return {"words": rng.sample(WORDS, rng.randint(2, 4)), "separator": rng.choice(["-", "+", ", ", "/"])}
+            return {
+                "words": rng.sample(WORDS, rng.randint(2, 4)),
+                "separator": rng.choice(["-", "+", ", ", "/"]),
+            }
         case "set_lamp":
             return {"room": rng.choice(ROOMS), "on": rng.random() < 0.5}
         case "count_letter":

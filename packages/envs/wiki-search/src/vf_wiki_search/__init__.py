@@ -25,9 +25,10 @@ HELD_OUT = 8
 """One in this many pages is used in held-out questions only."""
 
 SYSTEM_PROMPT = (
-    "You answer questions from an encyclopaedia. Find the page with search_pages, see what it holds with "
-    "view_sections, and read the section you need with read_section. When you know the answer, write it alone inside "
-    "<answer> and </answer> tags, as short as it stands in the encyclopaedia."
+    "You answer questions from an encyclopaedia. Find the page with search_pages, see what it holds"
+    " with view_sections, and read the section you need with read_section. When you know the"
+    " answer, write it alone inside <answer> and </answer> tags, as short as it stands in the"
+    " encyclopaedia."
 )
 
 
@@ -47,21 +48,28 @@ def load_environment(
 
     Args:
         num_train_examples: Training questions, -1 for all.
-        num_eval_examples: Held-out questions, -1 for all; their pages do not occur in training questions.
+        num_eval_examples: Held-out questions, -1 for all; their pages do not occur in training
+            questions.
         max_turns: Model calls, including those with tool calls.
-        corpus: "factbook", shipped with the package, or "rare-wiki", pages and questions from the Hugging Face hub.
+        corpus: "factbook", shipped with the package, or "rare-wiki", pages and questions from the
+            Hugging Face hub.
         retriever: "bm25"; "dense" (extra `dense`); "chroma" (extra `chroma`).
-        judge_model: A model that compares the answers. Default: none; normalised answers must be equal.
+        judge_model: A model that compares the answers. Default: none; normalised answers must be
+            equal.
         judge_base_url: Endpoint of the judge. Default: OpenAI's API.
         judge_api_key_var: Environment variable with the API key of the judge.
-        seed: Determines order and choice of the questions; equal arguments give equal ones on every machine.
+        seed: Determines order and choice of the questions; equal arguments give equal ones on every
+            machine.
         system_prompt: Default: an instruction that names the tools and the tags. "" sends none.
 
     Raises:
         ConfigError: An invalid argument, by name; or an extra is missing.
         DatasetError: corpus="rare-wiki" without network.
     """
-    for name, value in (("num_train_examples", num_train_examples), ("num_eval_examples", num_eval_examples)):
+    for name, value in (
+        ("num_train_examples", num_train_examples),
+        ("num_eval_examples", num_eval_examples),
+    ):
         if value != -1:
             _check_whole(name, value, 1)
     _check_whole("max_turns", max_turns, 1)
@@ -84,7 +92,8 @@ def load_environment(
 
 
 class _Pages:
-    """The three tools over one corpus; the index is built at the first search and shared by all environments."""
+    """The three tools over one corpus; the index is built at the first search and shared by all
+    environments."""
 
     def __init__(self, corpus: str, retriever: str):
         self._corpus_name, self._retriever_name = corpus, retriever
@@ -157,7 +166,11 @@ def _questions(corpus: str, seed: int) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _row(question: str, answer: str, page_id: str, source: dict[str, Any]) -> dict[str, Any]:
-    info = {"page_id": page_id, "section_id": source.get("section_id", ""), "kind": source.get("kind", "")}
+    info = {
+        "page_id": page_id,
+        "section_id": source.get("section_id", ""),
+        "kind": source.get("kind", ""),
+    }
     return {"question": question, "answer": answer, "info": info}
 
 
@@ -167,11 +180,15 @@ def _is_held_out(page_id: str) -> bool:
 
 def _first_rows(name: str, rows: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     if number > len(rows):
-        raise vf.ConfigError(f"{name} is {number}; there are {len(rows)} such questions, -1 uses all", key=name)
+        raise vf.ConfigError(
+            f"{name} is {number}; there are {len(rows)} such questions, -1 uses all", key=name
+        )
     return rows if number == -1 else rows[:number]
 
 
-def _make_rubric(parser: vf.Parser, judge_model: str | None, base_url: str | None, key_var: str) -> vf.Rubric:
+def _make_rubric(
+    parser: vf.Parser, judge_model: str | None, base_url: str | None, key_var: str
+) -> vf.Rubric:
     # Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
     async def exact_match(completion: Any, answer: str) -> float:
         """1 when the last answer block contains the right answer."""
@@ -181,7 +198,12 @@ def _make_rubric(parser: vf.Parser, judge_model: str | None, base_url: str | Non
         """1 when the section with the answer was read."""
         replies = [message for step in state["trajectory"] for message in step["completion"]]
         calls = [call for message in replies for call in message.tool_calls or ()]
-        return float(any(call.name == "read_section" and info["section_id"] in call.arguments for call in calls))
+        return float(
+            any(
+                call.name == "read_section" and info["section_id"] in call.arguments
+                for call in calls
+            )
+        )
 
     metrics = [evidence_read] if judge_model is None else [exact_match, evidence_read]
     rubric = (
@@ -197,20 +219,30 @@ def _make_rubric(parser: vf.Parser, judge_model: str | None, base_url: str | Non
 def _judge(parser: vf.Parser, model: str, base_url: str | None, key_var: str) -> vf.Rubric:
     where = {} if base_url is None else {"api_base_url": base_url}
 
-    async def judged_correct(judge: Any, prompt: Any, completion: Any, answer: str, state: vf.State) -> float:
+    async def judged_correct(
+        judge: Any, prompt: Any, completion: Any, answer: str, state: vf.State
+    ) -> float:
         """1 when the judge accepts the answer; unknown when its verdict is neither yes nor no."""
         if not parser.parse_answer(completion):
             return 0.0
         verdict = (await judge(prompt, completion, answer, state)).strip().strip(".!").casefold()
         if verdict not in ("yes", "no"):
-            raise ValueError(f"the verdict of the judge {model} is neither yes nor no: {verdict[:80]!r}")
+            raise ValueError(
+                f"the verdict of the judge {model} is neither yes nor no: {verdict[:80]!r}"
+            )
         return float(verdict == "yes")
 
     client = vf.ClientConfig(api_key_var=key_var, **where)
-    return vf.JudgeRubric(judge_client=client, judge_model=model, funcs=[judged_correct], parser=parser)
+    return vf.JudgeRubric(
+        judge_client=client, judge_model=model, funcs=[judged_correct], parser=parser
+    )
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
         bound = "" if least is None else f" of at least {least}"
         raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}", key=name)

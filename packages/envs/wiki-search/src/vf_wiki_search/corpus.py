@@ -1,6 +1,7 @@
 """Pages and sections for the three tools, from the shipped encyclopaedia or the hub.
 
-A page has an id, a title and sections; the id of a section is ``page_id:section``. Searching is in ``retrievers``.
+A page has an id, a title and sections; the id of a section is ``page_id:section``. Searching is in
+``retrievers``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ CORPORA = ("factbook", "rare-wiki")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``Page("malta", "Malta", {"malta:geography": ("Geography", "Location: Southern Europe, …")})``."""
+    """``Page("malta", "Malta", {"malta:geography": ("Geography", "Location: Southern Europe,
+    …")})``."""
 
     page_id: str
     title: str
@@ -33,7 +35,9 @@ class Page:
     @property
     def text(self) -> str:
         """The whole page as text, for an index."""
-        return "\n\n".join([self.title, *(f"{title}\n{text}" for title, text in self.sections.values())])
+        return "\n\n".join(
+            [self.title, *(f"{title}\n{text}" for title, text in self.sections.values())]
+        )
 
 
 class Corpus:
@@ -47,24 +51,32 @@ class Corpus:
         """The page of this id. *Raises* ToolError, which the model reads, for an unknown id."""
         page = self._by_id.get(page_id.strip())
         if page is None:
-            raise vf.ToolError(f"there is no page {_short_repr(page_id)}; page ids come from search_pages")
+            raise vf.ToolError(
+                f"there is no page {_short_repr(page_id)}; page ids come from search_pages"
+            )
         return page
 
     def section(self, section_id: str) -> str:
         """The text of a section. *Raises* ToolError, which the model reads, for an unknown id."""
         page = self._by_id.get(section_id.partition(":")[0].strip())
         if page is None or section_id.strip() not in page.sections:
-            raise vf.ToolError(f"there is no section {_short_repr(section_id)}; section ids come from view_sections")
+            raise vf.ToolError(
+                f"there is no section {_short_repr(section_id)}; section ids come from"
+                " view_sections"
+            )
         return page.sections[section_id.strip()][1]
 
 
 def load_corpus(name: str) -> Corpus:
-    """A corpus of ``CORPORA``. *Raises* ConfigError for another name, DatasetError when the hub is unreachable."""
+    """A corpus of ``CORPORA``. *Raises* ConfigError for another name, DatasetError when the hub is
+    unreachable."""
     if name == "factbook":
         return _factbook()
     if name == "rare-wiki":
         return _rare_wiki()
-    raise vf.ConfigError(f"corpus must be one of {', '.join(map(repr, CORPORA))}, not {name!r}", key="corpus")
+    raise vf.ConfigError(
+        f"corpus must be one of {', '.join(map(repr, CORPORA))}, not {name!r}", key="corpus"
+    )
 
 
 @functools.cache
@@ -73,18 +85,24 @@ def _factbook() -> Corpus:
     pages = []
     for line in gzip.decompress(packed).decode("ascii").splitlines():
         page = json.loads(line)
-        sections = {f"{page['page_id']}:{slug(title)}": (title, text) for title, text in page["sections"].items()}
+        sections = {
+            f"{page['page_id']}:{slug(title)}": (title, text)
+            for title, text in page["sections"].items()
+        }
         pages.append(Page(page["page_id"], page["title"], sections))
     return Corpus(pages)
 
 
 @functools.cache
 def _rare_wiki() -> Corpus:
-    return Corpus(from_markdown(str(row["id"]), row["title"], row["content"]) for row in hub_rows(HUB_PAGES))
+    return Corpus(
+        from_markdown(str(row["id"]), row["title"], row["content"]) for row in hub_rows(HUB_PAGES)
+    )
 
 
 def from_markdown(page_id: str, title: str, content: str) -> Page:
-    """A page whose sections begin at Markdown headings; text before the first is the section "Summary".
+    """A page whose sections begin at Markdown headings; text before the first is the section
+    "Summary".
 
     >>> list(from_markdown("7", "Owl", "A bird.\\n# Food\\nMice.").sections.items())
     [('7:summary', ('Summary', 'A bird.')), ('7:food', ('Food', 'Mice.'))]
@@ -102,7 +120,8 @@ def from_markdown(page_id: str, title: str, content: str) -> Page:
 
 
 def hub_rows(name: str) -> list[dict[str, Any]]:
-    """All rows of a dataset of the hub. *Raises* DatasetError naming the alternative that works offline."""
+    """All rows of a dataset of the hub. *Raises* DatasetError naming the alternative that works
+    offline."""
     from datasets import load_dataset
 
     try:

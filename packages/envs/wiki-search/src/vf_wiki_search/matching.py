@@ -1,6 +1,7 @@
 """Compare a model's answer with the right one, without a judge: equality of the normalised texts.
 
-Case, accents, punctuation, articles and thousands separators are ignored; any other difference counts.
+Case, accents, punctuation, articles and thousands separators are ignored; any other difference
+counts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def normalised(text: str) -> str:
 
 
 UNITS = re.compile(
-    r"(?<=\d) ?(m|metres|meters|km|kilometres|kilometers|sq km|km2|square kilometres|square kilometers)$"
+    r"(?<=\d) ?(m|metres|meters|km|kilometres|kilometers|sq km|km2|square kilometres|square"
+    r" kilometers)$"
 )
 
 

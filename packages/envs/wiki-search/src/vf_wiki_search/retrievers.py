@@ -30,14 +30,18 @@ class Retriever(Protocol):
 
 
 def make_retriever(name: str, corpus: Corpus) -> Retriever:
-    """A retriever of ``RETRIEVERS`` over a corpus. *Raises* ConfigError for another name or a missing extra."""
+    """A retriever of ``RETRIEVERS`` over a corpus. *Raises* ConfigError for another name or a
+    missing extra."""
     if name == "bm25":
         return Bm25(corpus)
     if name == "dense":
         return Dense(corpus)
     if name == "chroma":
         return Chroma(corpus)
-    raise vf.ConfigError(f"retriever must be one of {', '.join(map(repr, RETRIEVERS))}, not {name!r}", key="retriever")
+    raise vf.ConfigError(
+        f"retriever must be one of {', '.join(map(repr, RETRIEVERS))}, not {name!r}",
+        key="retriever",
+    )
 
 
 def words_of(text: str) -> list[str]:
@@ -47,11 +51,15 @@ def words_of(text: str) -> list[str]:
     ['the', 'highest', 'point', 'of', 'malta', '253', 'm']
     """
     words = re.findall(r"[^\W_]+", text.lower())
-    return [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in words]
+    return [
+        word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+        for word in words
+    ]
 
 
 class Bm25:
-    """Okapi BM25 (Robertson and Zaragoza 2009) over whole pages; words of the title have weight ``TITLE``."""
+    """Okapi BM25 (Robertson and Zaragoza 2009) over whole pages; words of the title have weight
+    ``TITLE``."""
 
     TITLE = 5
 
@@ -61,7 +69,8 @@ class Bm25:
         self._pages = corpus.pages
         self._index = bm25s.BM25()
         self._index.index(
-            [words_of(page.title) * self.TITLE + words_of(page.text) for page in self._pages], show_progress=False
+            [words_of(page.title) * self.TITLE + words_of(page.text) for page in self._pages],
+            show_progress=False,
         )
 
     def search(self, query: str, num_pages: int) -> list[Page]:
@@ -75,7 +84,8 @@ class Bm25:
 
 
 class Dense:
-    """Cosine of sentence embeddings (MiniLM, int8, on the CPU through ONNX) of sections; ranks pages by the best."""
+    """Cosine of sentence embeddings (MiniLM, int8, on the CPU through ONNX) of sections; ranks
+    pages by the best."""
 
     def __init__(self, corpus: Corpus):
         self._embed = _embedder()
@@ -95,13 +105,15 @@ class Chroma:
         try:
             import chromadb
         except ImportError as error:
-            raise vf.ConfigError(f'retriever="chroma" needs: {install_line("vf-wiki-search", "chroma")}') from error
+            raise vf.ConfigError(
+                f'retriever="chroma" needs: {install_line("vf-wiki-search", "chroma")}'
+            ) from error
         vectors = section_vectors(corpus)
         self._embed = _embedder()
         self._owners = {section_id: page for page in corpus.pages for section_id in page.sections}
-        self._collection = chromadb.EphemeralClient(chromadb.Settings(anonymized_telemetry=False)).create_collection(
-            f"pages-{id(self)}", metadata={"hnsw:space": "cosine"}
-        )
+        self._collection = chromadb.EphemeralClient(
+            chromadb.Settings(anonymized_telemetry=False)
+        ).create_collection(f"pages-{id(self)}", metadata={"hnsw:space": "cosine"})
         ids = list(self._owners)
         for start in range(0, len(ids), 1000):
             part = slice(start, start + 1000)
@@ -110,17 +122,24 @@ class Chroma:
     def search(self, query: str, num_pages: int) -> list[Page]:
         """The pages of the nearest sections."""
         limit = min(4 * num_pages, len(self._owners))
-        result = self._collection.query(query_embeddings=self._embed([query]), n_results=limit, include=[])
+        result = self._collection.query(
+            query_embeddings=self._embed([query]), n_results=limit, include=[]
+        )
         return _distinct((self._owners[section_id] for section_id in result["ids"][0]), num_pages)
 
 
 def section_vectors(corpus: Corpus) -> np.ndarray:
-    """Unit vectors of all sections in order, float32 [sections, 384]; cached on disk, because they take minutes.
+    """Unit vectors of all sections in order, float32 [sections, 384]; cached on disk, because they
+    take minutes.
 
     *Raises* ConfigError when the extra is missing.
     """
     embed = _embedder()
-    texts = [f"{page.title}. {title}. {text}" for page in corpus.pages for title, text in page.sections.values()]
+    texts = [
+        f"{page.title}. {title}. {text}"
+        for page in corpus.pages
+        for title, text in page.sections.values()
+    ]
     path = _cache_folder() / f"{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:32]}.npy"
     if path.is_file():
         return np.load(path, allow_pickle=False)
@@ -147,9 +166,12 @@ def _distinct(pages: Iterable[Page], num_pages: int) -> list[Page]:
 
 @functools.cache
 def _embedder() -> Any:
-    """texts -> float32 [texts, dimensions] of unit length. *Raises* ConfigError when the extra is missing."""
+    """texts -> float32 [texts, dimensions] of unit length. *Raises* ConfigError when the extra is
+    missing."""
     try:
         from vf_wiki_search.embedding import Embedder
     except ImportError as error:
-        raise vf.ConfigError(f"dense retrieval needs: {install_line('vf-wiki-search', 'dense')}") from error
+        raise vf.ConfigError(
+            f"dense retrieval needs: {install_line('vf-wiki-search', 'dense')}"
+        ) from error
     return Embedder()

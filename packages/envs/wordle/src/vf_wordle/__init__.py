@@ -27,7 +27,10 @@ X: the word has no (further) such letter.
 {hard}A reply that holds no word of {length} letters uses up a guess. {how} in exactly this format:
 {format}"""
 
-HARD = "Every guess must use all that the marks have shown: a G letter stays in its place, a Y letter is used again.\n"
+HARD = (
+    "Every guess must use all that the marks have shown: a G letter stays in its place, a Y letter"
+    " is used again.\n"
+)
 
 
 class WordleEnv(vf.MultiTurnEnv):
@@ -70,14 +73,16 @@ def load_environment(
     """The wordle environment.
 
     Args:
-        num_train_examples: Training games with distinct secret words. Default: 2,000, or all (words of four letters:
-            1,373).
+        num_train_examples: Training games with distinct secret words. Default: 2,000, or all (words
+            of four letters: 1,373).
         num_eval_examples: Held-out games; their words are never secret in training, for any seed.
-        use_think: Ask for reasoning in <think> tags before the guess, and count them in the format reward.
+        use_think: Ask for reasoning in <think> tags before the guess, and count them in the format
+            reward.
         word_length: Number of letters, 4 to 8.
         max_guesses: Model replies per game, including those without a valid guess.
         hard_mode: Every guess must be consistent with all earlier marks.
-        seed: Determines the words and their order; equal arguments give equal games on every machine.
+        seed: Determines the words and their order; equal arguments give equal games on every
+            machine.
         system_prompt: Default: the rules and the format. "" sends none.
 
     Raises:
@@ -90,19 +95,24 @@ def load_environment(
     _check_whole("seed", seed, None)
     _check_whole("word_length", word_length, None)
     if word_length not in LENGTHS:
-        raise vf.ConfigError(f"word_length must be {LENGTHS.start} to {LENGTHS.stop - 1}, not {word_length}")
+        raise vf.ConfigError(
+            f"word_length must be {LENGTHS.start} to {LENGTHS.stop - 1}, not {word_length}"
+        )
     for name, value in (("use_think", use_think), ("hard_mode", hard_mode)):
         if not isinstance(value, bool):
             raise vf.ConfigError(f"{name} must be true or false, not {value!r}")
     rules = Rules(word_length, max_guesses, hard_mode, valid_guesses(word_length))
-    train = draw_secrets(word_length, num_train_examples, seed, held_out=False, at_most=DEFAULT_TRAIN_EXAMPLES)
+    train = draw_secrets(
+        word_length, num_train_examples, seed, held_out=False, at_most=DEFAULT_TRAIN_EXAMPLES
+    )
     held_out = draw_secrets(word_length, num_eval_examples, seed, held_out=True)
     parser = vf.XMLParser(["think", "guess"] if use_think else ["guess"], answer_field="guess")
     return WordleEnv(
         rules,
         dataset=_rows(train, rules),
         eval_dataset=_rows(held_out, rules),
-        system_prompt=(_system_prompt(rules, use_think) if system_prompt is None else system_prompt) or None,
+        system_prompt=(_system_prompt(rules, use_think) if system_prompt is None else system_prompt)
+        or None,
         parser=parser,
         rubric=_make_rubric(rules, parser),
     )
@@ -110,7 +120,8 @@ def load_environment(
 
 def _rows(words: list[str], rules: Rules) -> list[dict[str, str]]:
     question = (
-        f"The secret word has {rules.word_length} letters. You have {rules.max_guesses} guesses. What is your first?"
+        f"The secret word has {rules.word_length} letters. You have {rules.max_guesses} guesses."
+        " What is your first?"
     )
     return [{"question": question, "answer": word} for word in words]
 
@@ -120,13 +131,18 @@ def _system_prompt(rules: Rules, use_think: bool) -> str:
         length=rules.word_length,
         guesses=rules.max_guesses,
         hard=HARD if rules.hard_mode else "",
-        how="In every turn think first, then give one guess," if use_think else "In every turn give one guess,",
+        how=(
+            "In every turn think first, then give one guess,"
+            if use_think
+            else "In every turn give one guess,"
+        ),
         format=THINK + FORMAT if use_think else FORMAT,
     )
 
 
 def _make_rubric(rules: Rules, parser: vf.Parser) -> vf.Rubric:
-    """The rewards, computed from completion and answer alone, so that saved rollouts can be scored again.
+    """The rewards, computed from completion and answer alone, so that saved rollouts can be scored
+    again.
 
     Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
     """
@@ -134,7 +150,11 @@ def _make_rubric(rules: Rules, parser: vf.Parser) -> vf.Rubric:
 
     def replayed(state: vf.State) -> dict[str, Game]:
         replies = parser.get_assistant_messages(state["completion"])
-        return {"game": replay((parser.parse_answer([reply]) for reply in replies), state["answer"], rules)}
+        return {
+            "game": replay(
+                (parser.parse_answer([reply]) for reply in replies), state["answer"], rules
+            )
+        }
 
     async def correct_answer(game: Game) -> float:
         return float(game.is_solved)
@@ -152,7 +172,9 @@ def _make_rubric(rules: Rules, parser: vf.Parser) -> vf.Rubric:
     async def invalid_guesses(game: Game) -> float:
         return float(game.num_invalid)
 
-    rubric = vf.Rubric([correct_answer, partial_answer, length_bonus], parser=parser, success="correct_answer")
+    rubric = vf.Rubric(
+        [correct_answer, partial_answer, length_bonus], parser=parser, success="correct_answer"
+    )
     rubric.add_reward_func(format_reward, weight=0.2)
     rubric.add_metric(invalid_guesses)
     rubric.add_score_object_provider(replayed)
@@ -160,6 +182,10 @@ def _make_rubric(rules: Rules, parser: vf.Parser) -> vf.Rubric:
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
         bound = "" if least is None else f" of at least {least}"
         raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

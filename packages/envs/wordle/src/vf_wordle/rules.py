@@ -1,7 +1,8 @@
-"""The rules of Wordle as pure functions: marks of a guess, validity of a guess, and the state of a game.
+"""The rules of Wordle as pure functions: marks of a guess, validity of a guess, and the state of a
+game.
 
-Marks follow the original game: green first, then yellow from left to right while the secret has unmatched copies of
-the letter. Word lists are in ``words``.
+Marks follow the original game: green first, then yellow from left to right while the secret has
+unmatched copies of the letter. Word lists are in ``words``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One reply: ``Move("crane", "XGYXX")``, or ``Move(problem="'zzzzz' is not in the word list.")``."""
+    """One reply: ``Move("crane", "XGYXX")``, or ``Move(problem="'zzzzz' is not in the word
+    list.")``."""
 
     word: str = ""
     marks: str = ""
@@ -61,9 +63,11 @@ class Game:
 
 
 def mark(guess: str, answer: str) -> str:
-    """One of G (right place), Y (elsewhere in the word), X per letter of ``guess``; both words of equal length.
+    """One of G (right place), Y (elsewhere in the word), X per letter of ``guess``; both words of
+    equal length.
 
-    A letter receives at most as many G and Y marks as the answer contains it: G first, then Y from left to right.
+    A letter receives at most as many G and Y marks as the answer contains it: G first, then Y from
+    left to right.
 
     >>> mark("geese", "eerie"), mark("crane", "crane")
     ('XGYXG', 'GGGGG')
@@ -83,10 +87,11 @@ def mark(guess: str, answer: str) -> str:
 
 
 def read_guess(text: str | None) -> str | None:
-    """The guess in the content of a ``<guess>`` tag, in lower case: ``[crane]``, or the bare word ``crane``.
+    """The guess in the content of a ``<guess>`` tag, in lower case: ``[crane]``, or the bare word
+    ``crane``.
 
-    Text around the brackets is ignored; two different words in brackets, or unbracketed text of more than one word,
-    give None.
+    Text around the brackets is ignored; two different words in brackets, or unbracketed text of
+    more than one word, give None.
 
     >>> read_guess("[CRANE]"), read_guess(" crane "), read_guess("I say [crane]!"), read_guess("[a] or [b]")
     ('crane', 'crane', 'crane', None)
@@ -103,8 +108,8 @@ def read_guess(text: str | None) -> str | None:
 def hint_ignored(guess: str, moves: Iterable[Move]) -> str | None:
     """The first hard-mode violation of a guess; None when it is consistent with all earlier marks.
 
-    A green letter must keep its position; every green or yellow letter must occur at least as often as it was marked in
-    one guess.
+    A green letter must keep its position; every green or yellow letter must occur at least as often
+    as it was marked in one guess.
 
     >>> hint_ignored("point", [Move("crane", "XXXYX")])
     >>> hint_ignored("ghost", [Move("crane", "XXXYX")])
@@ -119,21 +124,29 @@ def hint_ignored(guess: str, moves: Iterable[Move]) -> str | None:
                 counts[letter] = counts.get(letter, 0) + 1
         for letter, count in counts.items():
             if guess.count(letter) < count:
-                return f"the guess must contain {letter.upper()}" + (f" {count} times" if count > 1 else "")
+                return f"the guess must contain {letter.upper()}" + (
+                    f" {count} times" if count > 1 else ""
+                )
     return None
 
 
 def judge(content: str | None, answer: str, moves: Sequence[Move], rules: Rules) -> Move:
-    """Evaluate the content of a ``<guess>`` tag (None without a tag) as the move after ``moves``."""
+    """Evaluate the content of a ``<guess>`` tag (None without a tag) as the move
+    after ``moves``."""
     guess = read_guess(content)
     if guess is None:
         return Move(problem="Give exactly one word, in square brackets inside <guess> tags.")
     if len(guess) != rules.word_length:
         short = guess if len(guess) <= 20 else f"{guess[:20]}..."
-        return Move(problem=f"'{short}' has {len(guess)} letters; the word has {rules.word_length}.")
+        return Move(
+            problem=f"'{short}' has {len(guess)} letters; the word has {rules.word_length}."
+        )
     if guess not in rules.words:
         return Move(problem=f"'{guess}' is not in the word list.")
-    if rules.hard_mode and (ignored := hint_ignored(guess, (move for move in moves if move.marks))) is not None:
+    if (
+        rules.hard_mode
+        and (ignored := hint_ignored(guess, (move for move in moves if move.marks))) is not None
+    ):
         return Move(problem=f"Hard mode: {ignored}.")
     return Move(guess, mark(guess, answer))
 
@@ -144,7 +157,8 @@ def is_over(answer: str, moves: Sequence[Move], rules: Rules) -> bool:
 
 
 def replay(contents: Iterable[str | None], answer: str, rules: Rules) -> Game:
-    """The game of these contents of ``<guess>`` tags, one per reply; contents after its end are ignored."""
+    """The game of these contents of ``<guess>`` tags, one per reply; contents after its end are
+    ignored."""
     moves: list[Move] = []
     for content in contents:
         if is_over(answer, moves, rules):
@@ -154,7 +168,8 @@ def replay(contents: Iterable[str | None], answer: str, rules: Rules) -> Game:
 
 
 def describe(answer: str, moves: Sequence[Move], rules: Rules) -> str:
-    """The message after the last move: the letters over their marks (or the problem), and the remaining guesses."""
+    """The message after the last move: the letters over their marks (or the problem), and the
+    remaining guesses."""
     move, remaining = moves[-1], rules.max_guesses - len(moves)
     feedback = move.problem or f"{' '.join(move.word.upper())}\n{' '.join(move.marks)}"
     if move.word == answer:

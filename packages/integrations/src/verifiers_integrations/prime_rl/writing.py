@@ -27,7 +27,8 @@ from verifiers_trainer.settings.fields import Settings
 ERAS = ("v0.4", "2025")
 _SAME = ("max_steps", "batch_size", "rollouts_per_example")
 ORCHESTRATOR_2025 = {
-    name: name for name in (*_SAME, "micro_batch_size", "max_concurrent", "mask_truncated_completions")
+    name: name
+    for name in (*_SAME, "micro_batch_size", "max_concurrent", "mask_truncated_completions")
 } | {"seq_len": "max_seq_len"}
 ORCHESTRATOR_V04 = {
     "batch_size": "batch_size",
@@ -57,13 +58,15 @@ class Emitted:
     command: str
 
 
-def emit(run: Mapping[str, Any] | str | Path, era: str = "v0.4", out_dir: str | Path = ".") -> Emitted:
+def emit(
+    run: Mapping[str, Any] | str | Path, era: str = "v0.4", out_dir: str | Path = "."
+) -> Emitted:
     """Write the files of a run for prime-rl and print the command that starts it.
 
-    ``run`` is a document from ``read``, or the path of a ``vf-train`` file. Where ``vf-train`` trains an adapter by
-    default and prime-rl all weights, the adapter and its learning rate are written explicitly. Era "2025" writes
-    ``orch.toml``, ``train.toml`` and ``infer.toml``; "v0.4" (also v0.3) one ``rl.toml``. *Raises* ConfigError with all
-    settings without a key in prime-rl.
+    ``run`` is a document from ``read``, or the path of a ``vf-train`` file. Where ``vf-train``
+    trains an adapter by default and prime-rl all weights, the adapter and its learning rate are
+    written explicitly. Era "2025" writes ``orch.toml``, ``train.toml`` and ``infer.toml``; "v0.4"
+    (also v0.3) one ``rl.toml``. *Raises* ConfigError with all settings without a key in prime-rl.
     """
     import click
     import tomli_w
@@ -78,7 +81,11 @@ def emit(run: Mapping[str, Any] | str | Path, era: str = "v0.4", out_dir: str | 
     folder.mkdir(parents=True, exist_ok=True)
     for name, tables in files.items():
         (folder / name).write_text(tomli_w.dumps(tables), encoding="utf-8")
-    command = _command_2025(document, folder) if era == "2025" else f"uv run rl @ {(folder / 'rl.toml').as_posix()}"
+    command = (
+        _command_2025(document, folder)
+        if era == "2025"
+        else f"uv run rl @ {(folder / 'rl.toml').as_posix()}"
+    )
     click.echo(command)
     return Emitted(tuple(folder / name for name in files), command)
 
@@ -93,27 +100,43 @@ def _complete(document: dict[str, Any]) -> dict[str, Any]:
     args = _args(document)
     if "model" not in document or args.get("use_lora") is False:
         return document
-    adapter = {name: args.get(name, getattr(Settings, name)) for name in ("use_lora", "lora_rank", "lora_alpha")}
-    adapter["learning_rate"] = args.get("learning_rate") or 1e-5  # default of RLConfig with an adapter
+    adapter = {
+        name: args.get(name, getattr(Settings, name))
+        for name in ("use_lora", "lora_rank", "lora_alpha")
+    }
+    adapter["learning_rate"] = (
+        args.get("learning_rate") or 1e-5
+    )  # default of RLConfig with an adapter
     return document | {"trainer": {**_of(document, "trainer"), "args": {**args, **adapter}}}
 
 
 def _check(document: Mapping[str, Any], era: str) -> list[str]:
-    """Return the settings that are left out. *Raises* ConfigError for settings without a key in prime-rl."""
+    """Return the settings that are left out. *Raises* ConfigError for settings without a key in
+    prime-rl."""
     numbers = ORCHESTRATOR_2025 if era == "2025" else ORCHESTRATOR_V04 | TOP_V04
     known = {*numbers.values(), *NAMED, *ELSEWHERE}
     unmapped = {name: value for name, value in _args(document).items() if name not in known}
-    ignored = {name for name, value in unmapped.items() if name in LEFT_OUT or (name in OFF and value is False)}
+    ignored = {
+        name
+        for name, value in unmapped.items()
+        if name in LEFT_OUT or (name in OFF and value is False)
+    }
     unknown = [f"trainer.args.{name}" for name in unmapped if name not in ignored]
     flags = set(_of(document, "inference", "args")) - {*PARALLEL.values(), *SERVER, *SERVER_MODEL}
     unknown += [f"inference.args.{name}" for name in sorted(flags)]
-    unknown += [name for name in document if name not in ("model", "env", "trainer", "inference", "wandb")]
+    unknown += [
+        name for name in document if name not in ("model", "env", "trainer", "inference", "wandb")
+    ]
     unknown += [f"wandb.{name}" for name in _of(document, "wandb") if name not in WANDB]
     if unknown:
-        raise ConfigError(f"prime-rl {era} has no key for {', '.join(unknown)}; remove them, or edit its files")
+        raise ConfigError(
+            f"prime-rl {era} has no key for {', '.join(unknown)}; remove them, or edit its files"
+        )
     if str(document.get("model", "")).startswith("builtin:"):
         raise ConfigError(
-            f"prime-rl cannot load {document['model']!r}, a builtin model of this package: name another", key="model"
+            f"prime-rl cannot load {document['model']!r}, a builtin model of this package: name"
+            " another",
+            key="model",
         )
     if era == "2025" and len(_environments(document)) > 1:
         raise ConfigError('the files of 2025 have one environment; use era="v0.4" for several')
@@ -127,23 +150,35 @@ def _files_2025(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         **_values(document, ORCHESTRATOR_2025),
         **_nonempty(
             model=model,
-            environment={name: environment[name] for name in ("id", "args") if environment.get(name)},
+            environment={
+                name: environment[name] for name in ("id", "args") if environment.get(name)
+            },
             sampling=_values(document, {name: name for name in SAMPLING}),
             wandb=_wandb(document),
             ckpt=_values(document, {"interval": "save_steps"}),
         ),
     }
-    trainer_model = model | _nonempty(**_model_loading(document), experimental=_nonempty(lora=_lora(document)))
+    trainer_model = model | _nonempty(
+        **_model_loading(document), experimental=_nonempty(lora=_lora(document))
+    )
     trainer = _nonempty(model=trainer_model, optim=_values(document, OPTIM))
-    inference = _nonempty(model=model | _server_flags(document, SERVER_MODEL), parallel=_parallel(document))
-    return {"orch.toml": orchestrator, "train.toml": trainer, "infer.toml": inference | _server_flags(document, SERVER)}
+    inference = _nonempty(
+        model=model | _server_flags(document, SERVER_MODEL), parallel=_parallel(document)
+    )
+    return {
+        "orch.toml": orchestrator,
+        "train.toml": trainer,
+        "infer.toml": inference | _server_flags(document, SERVER),
+    }
 
 
 def _command_2025(document: Mapping[str, Any], folder: Path) -> str:
     flags = {"trainer": "train.toml", "orchestrator": "orch.toml", "inference": "infer.toml"}
     words = [f"--{role} @ {(folder / name).as_posix()}" for role, name in flags.items()]
     gpus = [(role, _of(document, role).get("gpus")) for role in ("trainer", "inference")]
-    return " ".join(["uv run rl", *words, *(f"--{role}-gpus {count}" for role, count in gpus if count)])
+    return " ".join(
+        ["uv run rl", *words, *(f"--{role}-gpus {count}" for role, count in gpus if count)]
+    )
 
 
 def _tables_v04(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,14 +190,20 @@ def _tables_v04(document: Mapping[str, Any]) -> dict[str, Any]:
             top[key] = list(range(first, first + count))
         first += count
     lora = _lora(document)
-    orchestrator = _values(document, ORCHESTRATOR_V04) | ({"lora_name": _name(document)} if lora else {})
+    orchestrator = _values(document, ORCHESTRATOR_V04) | (
+        {"lora_name": _name(document)} if lora else {}
+    )
     orchestrator |= _nonempty(
         env=[_nonempty(**one) for one in _environments(document)],
         sampling=_values(document, {name: name for name in SAMPLING}),
     )
-    trainer = _nonempty(model=_nonempty(**_model_loading(document), lora=lora), optim=_values(document, OPTIM))
+    trainer = _nonempty(
+        model=_nonempty(**_model_loading(document), lora=lora), optim=_values(document, OPTIM)
+    )
     inference = _server_flags(document, SERVER)
-    inference |= _nonempty(model=_server_flags(document, SERVER_MODEL), parallel=_parallel(document))
+    inference |= _nonempty(
+        model=_server_flags(document, SERVER_MODEL), parallel=_parallel(document)
+    )
     return top | _nonempty(
         model={"name": document["model"]} if "model" in document else {},
         wandb=_wandb(document),
@@ -213,7 +254,8 @@ def _of(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _values(document: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return key of prime-rl -> value, for the settings that the document has; ``names`` maps keys to settings."""
+    """Return key of prime-rl -> value, for the settings that the document has; ``names`` maps keys
+    to settings."""
     args = _args(document)
     return {key: args[name] for key, name in names.items() if name in args}
 

@@ -1,10 +1,11 @@
 """``python -m verifiers_integrations.tinker @ file.toml``: a run on a Tinker service.
 
-    TINKER_API_KEY=... python -m verifiers_integrations.tinker @ tinker.toml --trainer.args.max_steps 20
+    TINKER_API_KEY=... python -m verifiers_integrations.tinker @ tinker.toml
+    --trainer.args.max_steps 20
 
-The file has the format of ``vf-train``: ``model``, ``[env]`` with id and args, and the fields of ``TinkerConfig`` in
-``[trainer.args]``. The same command resumes a stopped run; ``--fresh`` starts a new one. The numbers of the last
-step are one JSON object on stdout.
+The file has the format of ``vf-train``: ``model``, ``[env]`` with id and args, and the fields of
+``TinkerConfig`` in ``[trainer.args]``. The same command resumes a stopped run; ``--fresh`` starts a
+new one. The numbers of the last step are one JSON object on stdout.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from verifiers.runtime.terminal import escape_control
 from verifiers_integrations.tinker.settings import TinkerConfig
 from verifiers_trainer.cli.sources import read_words
 
-USAGE = "python -m verifiers_integrations.tinker @ FILE.toml [--trainer.args.NAME VALUE]... [--fresh]"
+USAGE = (
+    "python -m verifiers_integrations.tinker @ FILE.toml [--trainer.args.NAME VALUE]... [--fresh]"
+)
 
 
 def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return (environment id, its arguments, settings) of a command line; later assignments have precedence.
+    """Return (environment id, its arguments, settings) of a command line; later assignments have
+    precedence.
 
     *Raises* ``ConfigError`` with every unknown key and its place.
     """
@@ -52,13 +56,19 @@ def train(words: Sequence[str], fresh: bool) -> None:
     """Train with the settings of a command line and print the numbers of the last step."""
     env_id, env_args, settings = read(words)
     config = TinkerConfig.of(settings)
-    from verifiers_integrations.tinker.trainer import TinkerTrainer  # late: it loads torch and transformers
+    from verifiers_integrations.tinker.trainer import (
+        TinkerTrainer,
+    )  # late: it loads torch and transformers
     from verifiers_trainer.policy import checkpoint_files
 
     trainer = TinkerTrainer(load_environment(env_id, **env_args), config)
     resume = not fresh and checkpoint_files.newest_valid(config.folder) is not None
     numbers = trainer.train(resume_from_checkpoint=resume)
-    summary = {"step": trainer.step, "output_dir": str(config.folder), "reward": numbers.get("reward/mean")}
+    summary = {
+        "step": trainer.step,
+        "output_dir": str(config.folder),
+        "reward": numbers.get("reward/mean"),
+    }
     sys.stdout.write(json.dumps(summary) + "\n")
 
 

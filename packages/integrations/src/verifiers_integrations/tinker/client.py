@@ -1,11 +1,11 @@
 """``TinkerClient``: a client for environments, with tools, over a sampling client of the service.
 
-Token ids in and out, with the log-probability of each by the service, and the policy version at the time of the
-request. A request in flight when the weights change is finished with the old ones.
+Token ids in and out, with the log-probability of each by the service, and the policy version at the
+time of the request. A request in flight when the weights change is finished with the old ones.
 
-The service returns log-probabilities of the unprocessed distribution. With a temperature other than 1, top_p or top_k
-they differ from those of the sampled distribution, which is valid for evaluation but not for training (``TinkerConfig``
-has no such setting).
+The service returns log-probabilities of the unprocessed distribution. With a temperature other than
+1, top_p or top_k they differ from those of the sampled distribution, which is valid for evaluation
+but not for training (``TinkerConfig`` has no such setting).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from verifiers_integrations.token_client import TokenClient
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-TINKER = Peer("tinker", "tinker", ("0.24.1", "0.25.0"), lambda: install_line("verifiers-trainer", "tinker"))
+TINKER = Peer(
+    "tinker", "tinker", ("0.24.1", "0.25.0"), lambda: install_line("verifiers-trainer", "tinker")
+)
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
 
 
@@ -29,8 +31,8 @@ class TinkerClient(TokenClient):
     """A client over a Tinker sampling client.
 
     tokenizer: of the sampled model; None takes that of the sampling client.
-    version: the policy version of every completion.
-    For other arguments see ``TokenClient``. Without ``max_seq_len`` the service bounds requests without ``max_tokens``.
+    version: the policy version of every completion. For other arguments see ``TokenClient``.
+    Without ``max_seq_len`` the service bounds requests without ``max_tokens``.
     """
 
     def __init__(
@@ -61,25 +63,33 @@ class TinkerClient(TokenClient):
         return list(one.tokens), one.logprobs, one.stop_reason, version
 
     def _params(self, prompt_length: int, sampling: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of ``SamplingParams``. *Raises* ConfigError for arguments without a counterpart."""
+        """Return the arguments of ``SamplingParams``. *Raises* ConfigError for arguments without a
+        counterpart."""
         params = {name: sampling[name] for name in SAMPLING if name in sampling}
         unknown = sampling.keys() - {*SAMPLING, "max_tokens", "stop", "stop_token_ids"}
         if unknown:
             raise ConfigError(
-                f"Tinker has no sampling argument {', '.join(sorted(unknown))}: remove it", key=min(unknown)
+                f"Tinker has no sampling argument {', '.join(sorted(unknown))}: remove it",
+                key=min(unknown),
             )
         remaining = None if self._max_length is None else self._max_length - prompt_length
-        if bounds := [bound for bound in (remaining, sampling.get("max_tokens")) if bound is not None]:
+        if bounds := [
+            bound for bound in (remaining, sampling.get("max_tokens")) if bound is not None
+        ]:
             params["max_tokens"] = min(bounds)
         params["stop"] = self._stop(sampling.get("stop"), sampling.get("stop_token_ids"))
         return params
 
-    def _stop(self, texts: str | Iterable[str] | None, token_ids: Iterable[int] | None) -> list[Any]:
-        """Return the stops for the service, all ids or all texts, including the end token of the tokenizer."""
+    def _stop(
+        self, texts: str | Iterable[str] | None, token_ids: Iterable[int] | None
+    ) -> list[Any]:
+        """Return the stops for the service, all ids or all texts, including the end token of the
+        tokenizer."""
         texts = [texts] if isinstance(texts, str) else list(texts or [])
         if texts and token_ids:
             raise ConfigError(
-                "Tinker stops at texts or at token ids, not both: give stop or stop_token_ids", key="stop"
+                "Tinker stops at texts or at token ids, not both: give stop or stop_token_ids",
+                key="stop",
             )
         if texts:
             return [self.tokenizer.eos_token, *texts]

@@ -1,8 +1,9 @@
 """Convert rollouts for the training loop of tinker-cookbook.
 
-Every transition is one model call with its sampled tokens, so the cookbook merges turns by their ids. A rollout with an
-error or an unknown reward gets the mean of its siblings' known rewards: its advantage to the mean of the group is zero,
-so its tokens are not trained. ``vf_unscored`` marks unknown rewards.
+Every transition is one model call with its sampled tokens, so the cookbook merges turns by their
+ids. A rollout with an error or an unknown reward gets the mean of its siblings' known rewards: its
+advantage to the mean of the group is zero, so its tokens are not trained. ``vf_unscored`` marks
+unknown rewards.
 
 Tested with tinker-cookbook 0.5.7: its types, advantages and data assembly.
 """
@@ -60,13 +61,16 @@ def _trajectory(rollout: Mapping[str, Any]) -> Any:
 
 
 def _metrics(rollout: Mapping[str, Any], value: Worth) -> dict[str, float]:
-    metrics = {name: float(number) for name, number in rollout["metrics"].items() if number == number}
+    metrics = {
+        name: float(number) for name, number in rollout["metrics"].items() if number == number
+    }
     return metrics | value.metrics
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiersGroupBuilder:
-    """A group to generate: environment id, row and number of siblings. Plain values, so it can be pickled."""
+    """A group to generate: environment id, row and number of siblings. Plain values, so it can be
+    pickled."""
 
     env_id: str
     row: dict[str, Any]
@@ -74,12 +78,16 @@ class VerifiersGroupBuilder:
     env_args: dict[str, Any] = field(default_factory=dict)
     max_retries: int = 0
 
-    async def play(self, client: TinkerClient, sampling_args: Mapping[str, Any] | None = None) -> Any:
+    async def play(
+        self, client: TinkerClient, sampling_args: Mapping[str, Any] | None = None
+    ) -> Any:
         """Generate the group with the policy of ``client``; return its ``TrajectoryGroup``."""
         env = _environment(self.env_id, json.dumps(self.env_args, sort_keys=True))
         rows = [row_of(self.row, env.message_type)] * self.group_size
         return to_trajectory_group(
-            await generate_group(env, rows, client, client.model, dict(sampling_args or {}), self.max_retries)
+            await generate_group(
+                env, rows, client, client.model, dict(sampling_args or {}), self.max_retries
+            )
         )
 
 

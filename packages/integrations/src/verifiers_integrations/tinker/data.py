@@ -1,11 +1,12 @@
 """Convert the samples of a step to data of the service, and its outputs to statistics of the ratio.
 
-The datum of a sample of T tokens: ``model_input`` is ids[:-1]; ``target_tokens``, ``logprobs`` and ``advantages`` are
-[T-1], entry t for token t+1. Prompt and environment positions have log-probability and advantage zero: the zero
-advantage is the mask.
+The datum of a sample of T tokens: ``model_input`` is ids[:-1]; ``target_tokens``, ``logprobs`` and
+``advantages`` are [T-1], entry t for token t+1. Prompt and environment positions have
+log-probability and advantage zero: the zero advantage is the mask.
 
-The hosted service minimises the sum of its loss over tokens, and each term is proportional to its advantage. The weight
-of a token (``aggregation``) is therefore multiplied into its advantage, which is exact for clipped losses too.
+The hosted service minimises the sum of its loss over tokens, and each term is proportional to its
+advantage. The weight of a token (``aggregation``) is therefore multiplied into its advantage, which
+is exact for clipped losses too.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ def datum(sdk: Any, row: PackedRow) -> Any:
     )
 
 
-def ratio_stats(rows: Sequence[PackedRow], outputs: Sequence[Any], version: int) -> dict[str, float]:
-    """Return statistics of the ratio of the trained policy to the sampler, by the log-probabilities of the service,
-    named as by ``RatioMeter``. Empty when the service returns none."""
+def ratio_stats(
+    rows: Sequence[PackedRow], outputs: Sequence[Any], version: int
+) -> dict[str, float]:
+    """Return statistics of the ratio of the trained policy to the sampler, by the log-probabilities
+    of the service, named as by ``RatioMeter``. Empty when the service returns none."""
     ratios, current = [], []
     for row, output in zip(rows, outputs, strict=True):
         if "logprobs" not in output:
@@ -50,5 +53,7 @@ def ratio_stats(rows: Sequence[PackedRow], outputs: Sequence[Any], version: int)
         "ratio/mean": float(np.exp(d).mean()),
         "ratio/max": float(np.exp(d).max()),
         "sampler/log_ratio_abs": float(np.abs(on_policy).mean()) if on_policy.size else math.nan,
-        "sampler/mismatch_kl": float((np.expm1(on_policy) - on_policy).mean()) if on_policy.size else math.nan,
+        "sampler/mismatch_kl": (
+            float((np.expm1(on_policy) - on_policy).mean()) if on_policy.size else math.nan
+        ),
     }

@@ -1,7 +1,8 @@
 """``TinkerConfig``: the settings of a run on a Tinker service, all checked together.
 
-Settings with the meaning of a setting of ``RLConfig`` have its name and default. Settings with a default of the service
-(learning rate, rank of the adapter, other optimizer settings) are omitted from requests unless set.
+Settings with the meaning of a setting of ``RLConfig`` have its name and default. Settings with a
+default of the service (learning rate, rank of the adapter, other optimizer settings) are omitted
+from requests unless set.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class TinkerConfig:
     learning_rate: Positive | None = None
     """None: the SDK's default."""
     adam: dict[str, Any] = field(default_factory=dict)
-    """Further fields of the SDK's ``AdamParams``: beta1, beta2, eps, weight_decay, grad_clip_norm."""
+    """Further fields of the SDK's ``AdamParams``: beta1, beta2, eps, weight_decay,
+    grad_clip_norm."""
     loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
     loss_config: dict[str, float] = field(default_factory=dict)
     """The service's ``loss_fn_config``; empty: its defaults."""
@@ -78,7 +80,8 @@ class TinkerConfig:
 
     advantage: str = "mean"
     aggregation: Aggregation = "token_mean"
-    """Normalisation of the sum over tokens that the service minimises; applied to the advantages."""
+    """Normalisation of the sum over tokens that the service minimises; applied to the
+    advantages."""
     max_off_policy_steps: int = 1
     max_concurrent: Annotated[Count, SPEED] = 1024
     generation_timeout: Annotated[Positive, TIMEOUTS] = 600.0
@@ -120,15 +123,21 @@ class TinkerConfig:
     def __post_init__(self) -> None:
         if problems := self.problems():
             listed = "\n".join(f"  - {problem}" for problem in problems)
-            raise ConfigError(f"{len(problems)} setting(s) of the training cannot be used:\n{listed}")
+            raise ConfigError(
+                f"{len(problems)} setting(s) of the training cannot be used:\n{listed}"
+            )
         if self.output_dir is None:
-            object.__setattr__(self, "output_dir", f"outputs/tinker-{time.strftime('%Y%m%d-%H%M%S')}")
+            object.__setattr__(
+                self, "output_dir", f"outputs/tinker-{time.strftime('%Y%m%d-%H%M%S')}"
+            )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> TinkerConfig:
         """Create a configuration from a mapping. *Raises* ``ConfigError`` for unknown names."""
         if "api_key" in settings:
-            raise ConfigError("the key is read from TINKER_API_KEY only, not from a file: remove api_key")
+            raise ConfigError(
+                "the key is read from TINKER_API_KEY only, not from a file: remove api_key"
+            )
         check_keywords(settings, _hints(), "a Tinker run")
         return cls(**settings)
 
@@ -145,11 +154,17 @@ class TinkerConfig:
 
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of every training request."""
-        return {"temperature": self.temperature} | ({} if self.max_tokens is None else {"max_tokens": self.max_tokens})
+        return {"temperature": self.temperature} | (
+            {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        )
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that must match when a run is resumed."""
-        free = {name for name, hint in _hints().items() if any(isinstance(part, Free) for part in parts(hint))}
+        free = {
+            name
+            for name, hint in _hints().items()
+            if any(isinstance(part, Free) for part in parts(hint))
+        }
         return {name: value for name, value in asdict(self).items() if name not in free}
 
     def problems(self) -> list[str]:
@@ -158,24 +173,31 @@ class TinkerConfig:
         problems = [
             f"{name} is {getattr(self, name)!r}; it must be {describe(hint)}"
             for name, hint in ranges.items()
-            if any(isinstance(part, Meta) or typing.get_origin(part) is Literal for part in parts(hint))
+            if any(
+                isinstance(part, Meta) or typing.get_origin(part) is Literal for part in parts(hint)
+            )
             and not fits(getattr(self, name), hint)
         ]
         if not self.model:
-            problems.append("model is missing: the service's name of the base model, for example Qwen/Qwen3-8B")
+            problems.append(
+                "model is missing: the service's name of the base model, for example Qwen/Qwen3-8B"
+            )
         if self.temperature != 1.0:
             problems.append(
-                f"temperature is {self.temperature:g}; Tinker's log-probabilities are those of temperature 1.0, so "
-                "the ratio to another distribution would be wrong: use 1.0"
+                f"temperature is {self.temperature:g}; Tinker's log-probabilities are those of"
+                " temperature 1.0, so the ratio to another distribution would be wrong: use 1.0"
             )
         if not problems and self.batch_size % self.rollouts_per_example:
             size = self.rollouts_per_example
             near = max(size, self.batch_size // size * size)
             problems.append(
-                f"batch_size is {self.batch_size}, not a multiple of rollouts_per_example ({size}): use {near}"
+                f"batch_size is {self.batch_size}, not a multiple of rollouts_per_example ({size}):"
+                f" use {near}"
             )
         if self.rollouts_per_example == 1 and self.advantage not in UNCOMPARED:
-            problems.append("rollouts_per_example is 1: an advantage compares siblings: use at least 2")
+            problems.append(
+                "rollouts_per_example is 1: an advantage compares siblings: use at least 2"
+            )
         return problems
 
 

@@ -7,10 +7,10 @@ One step::
     sampler = training.save_weights_and_get_sampling_client()           new requests are sampled by it
     batches.set_version(n)                                              and start as the lag allows
 
-Pipeline, advantages, aggregation and staleness bound are those of ``RLTrainer``. A killed run resumes from its newest
-checkpoint: the state saved at the service, local counters, and rollouts not yet trained. torch is not used.
-One service, one adapter, no evaluation during the run (call ``env.evaluate(trainer.client, ...)`` between two calls of
-``train``).
+Pipeline, advantages, aggregation and staleness bound are those of ``RLTrainer``. A killed run
+resumes from its newest checkpoint: the state saved at the service, local counters, and rollouts not
+yet trained. torch is not used. One service, one adapter, no evaluation during the run (call
+``env.evaluate(trainer.client, ...)`` between two calls of ``train``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
 from verifiers_trainer.pipeline.thread import PipelineThread
 from verifiers_trainer.policy import checkpoint_files
-from verifiers_trainer.run.context import check_advantage, check_environment, environment_of, examples_of
+from verifiers_trainer.run.context import (
+    check_advantage,
+    check_environment,
+    environment_of,
+    examples_of,
+)
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile, write_completions
 
 if TYPE_CHECKING:
@@ -47,7 +52,8 @@ SAVED = "tinker.json"
 class TinkerTrainer:
     """Trains ``config.model`` in ``env`` (an environment, its id, or a list of several).
 
-    service: a ``tinker.ServiceClient``; None creates one with ``config.base_url`` and TINKER_API_KEY.
+    service: a ``tinker.ServiceClient``; None creates one with ``config.base_url`` and
+    TINKER_API_KEY.
     tokenizer: None takes ``config.tokenizer``, else that of the service.
     """
 
@@ -75,7 +81,8 @@ class TinkerTrainer:
         self._began = 0.0
 
     def train(self, resume_from_checkpoint: bool | str | Path = False) -> dict[str, Any]:
-        """Train to ``max_steps``; return the numbers of the last step. ``True`` resumes from the newest checkpoint.
+        """Train to ``max_steps``; return the numbers of the last step. ``True`` resumes from the
+        newest checkpoint.
 
         *Raises* ``CheckpointError``, ``RunMismatch`` and the kinds of ``RunError``.
         """
@@ -102,7 +109,7 @@ class TinkerTrainer:
         if batches is not None:
             batches.close()
 
-    # --- the service ----------------------------------------------------------------------------------------------
+    # --- the service ------------------------------------------------------------------------------
 
     def _open(self, folder: Path | None, pipeline: PipelineState) -> None:
         service = self._service or self.sdk.ServiceClient(
@@ -164,7 +171,10 @@ class TinkerTrainer:
         return batch
 
     def _save_unsaved(self) -> None:
-        if self.step and not (self.config.folder / f"{checkpoint_files.PREFIX}{self.step}").is_dir():
+        if (
+            self.step
+            and not (self.config.folder / f"{checkpoint_files.PREFIX}{self.step}").is_dir()
+        ):
             self.save()
 
     def _one_step(self, batch: TrainBatch) -> dict[str, Any]:
@@ -190,33 +200,51 @@ class TinkerTrainer:
         start = time.monotonic()
         rows = [row for row in batch.rows_R[0] if not row.is_filler]
         config = {"loss_fn_config": self.config.loss_config} if self.config.loss_config else {}
-        rate = {} if self.config.learning_rate is None else {"learning_rate": self.config.learning_rate}
-        computed = self.training.forward_backward([datum(self.sdk, row) for row in rows], self.config.loss, **config)
+        rate = (
+            {}
+            if self.config.learning_rate is None
+            else {"learning_rate": self.config.learning_rate}
+        )
+        computed = self.training.forward_backward(
+            [datum(self.sdk, row) for row in rows], self.config.loss, **config
+        )
         stepped = self.training.optim_step(self.sdk.AdamParams(**rate, **self.config.adam))
         try:
             outputs, update = computed.result(), stepped.result()
         except Exception as error:
-            raise RunError(f"the service failed in step {self.step + 1}: {type(error).__name__}: {error}") from error
-        metrics = {f"service/{name}": value for one in (outputs, update) for name, value in (one.metrics or {}).items()}
+            raise RunError(
+                f"the service failed in step {self.step + 1}: {type(error).__name__}: {error}"
+            ) from error
+        metrics = {
+            f"service/{name}": value
+            for one in (outputs, update)
+            for name, value in (one.metrics or {}).items()
+        }
         if not_finite := [name for name, value in metrics.items() if value != value]:
             raise NonFiniteLoss(
-                f"the service's {not_finite[0]} of step {self.step + 1} is not a number", step=self.step + 1
+                f"the service's {not_finite[0]} of step {self.step + 1} is not a number",
+                step=self.step + 1,
             )
         return (
-            metrics | ratio_stats(rows, outputs.loss_fn_outputs, self.step) | {"time/train": time.monotonic() - start}
+            metrics
+            | ratio_stats(rows, outputs.loss_fn_outputs, self.step)
+            | {"time/train": time.monotonic() - start}
         )
 
-    # --- checkpoints ----------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def save(self) -> Path:
-        """Write ``checkpoint-<step>``: the state at the service first, then the local files, atomically."""
+        """Write ``checkpoint-<step>``: the state at the service first, then the local files,
+        atomically."""
         assert self._batches is not None
         pipeline = self._batches.last_state()
         path = self.training.save_state(f"step-{self.step}").result().path
         folder = self.config.folder / f"{checkpoint_files.PREFIX}{self.step}"
         with checkpoint_files.writing(folder) as temporary:
             save_pipeline(temporary, pipeline, self.step, self._configuration())
-            checkpoint_files.write_json(temporary / SAVED, {"path": path, "model": self.config.model})
+            checkpoint_files.write_json(
+                temporary / SAVED, {"path": path, "model": self.config.model}
+            )
         checkpoint_files.prune(folder, self.config.save_total_limit)
         log.info("saved %s (%s)", folder, path)
         return folder
@@ -233,14 +261,22 @@ class TinkerTrainer:
     def _checkpoint_of(self, checkpoint: bool | str | Path) -> Path | None:
         if checkpoint is False:
             return None
-        folder = checkpoint_files.newest_valid(self.config.folder) if checkpoint is True else Path(checkpoint)
+        folder = (
+            checkpoint_files.newest_valid(self.config.folder)
+            if checkpoint is True
+            else Path(checkpoint)
+        )
         if folder is None:
-            raise CheckpointError(f"{self.config.folder} holds no valid checkpoint", path=str(self.config.folder))
+            raise CheckpointError(
+                f"{self.config.folder} holds no valid checkpoint", path=str(self.config.folder)
+            )
         checkpoint_files.verify(folder)
         return folder
 
     def _start_new(self) -> PipelineState:
-        if earlier := bool(checkpoint_files.steps_in(self.config.folder) or self.metrics_file.holds_earlier):
+        if earlier := bool(
+            checkpoint_files.steps_in(self.config.folder) or self.metrics_file.holds_earlier
+        ):
             aside = checkpoint_files.set_aside(self.config.folder, (METRICS, COMPLETIONS))
             log.warning("%s had an earlier run, moved to %s", self.config.folder, aside)
         self.metrics_file.start(anew=earlier)
@@ -248,17 +284,23 @@ class TinkerTrainer:
         return PipelineState()
 
     def _load(self, folder: Path) -> PipelineState:
-        """Load the pipeline of a checkpoint. *Raises* ``RunMismatch`` with every setting that differs."""
+        """Load the pipeline of a checkpoint. *Raises* ``RunMismatch`` with every setting that
+        differs."""
         pipeline, self.step, saved = load_pipeline(folder)
         current = self._configuration()
         names = sorted({*saved, *current})
         differences = {
-            name: (saved.get(name), current.get(name)) for name in names if saved.get(name) != current.get(name)
+            name: (saved.get(name), current.get(name))
+            for name in names
+            if saved.get(name) != current.get(name)
         }
         if differences:
-            listed = "; ".join(f"{name} was {old!r}, is {new!r}" for name, (old, new) in differences.items())
+            listed = "; ".join(
+                f"{name} was {old!r}, is {new!r}" for name, (old, new) in differences.items()
+            )
             raise RunMismatch(
-                f"{folder} belongs to another configuration: {listed}. Use those values, or another output_dir",
+                f"{folder} belongs to another configuration: {listed}. Use those values, or another"
+                " output_dir",
                 differences=differences,
                 path=str(folder),
             )

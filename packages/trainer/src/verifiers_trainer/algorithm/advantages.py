@@ -1,12 +1,12 @@
 """Turn the rewards of groups into advantages: how much better a rollout was than its siblings.
 
-Pure numpy, float64, no configuration object. A reward of NaN is *unknown*: it leaves the mean, the deviation and the
-batch, and its advantage is NaN. A dead group (`is_dead`) has no signal: all its advantages are NaN, or 0 with
-``keep_dead``. NaN always means "not trained". The pipeline decides what happens to dead groups (replaced, or trained
-with 0).
+Pure numpy, float64, no configuration object. A reward of NaN is *unknown*: it leaves the mean, the
+deviation and the batch, and its advantage is NaN. A dead group (`is_dead`) has no signal: all its
+advantages are NaN, or 0 with ``keep_dead``. NaN always means "not trained". The pipeline decides
+what happens to dead groups (replaced, or trained with 0).
 
-Shapes: ``rewards_G`` is a list with one array [n] per group; for "gdpo" [n, F], one column per reward function; for
-"environment" the advantages that the environment computed.
+Shapes: ``rewards_G`` is a list with one array [n] per group; for "gdpo" [n, F], one column per
+reward function; for "environment" the advantages that the environment computed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,18 @@ def known(values: np.ndarray) -> np.ndarray:
 
 
 def has_too_few(
-    values: np.ndarray, min_group_fraction: float = 0.75, *, baseline: bool = True, supplied: bool = False
+    values: np.ndarray,
+    min_group_fraction: float = 0.75,
+    *,
+    baseline: bool = True,
+    supplied: bool = False,
 ) -> bool:
-    """True when fewer than max(2, ceil(min_group_fraction·G)) values are known: a baseline needs two.
+    """True when fewer than max(2, ceil(min_group_fraction·G)) values are known: a baseline needs
+    two.
 
-    ``values`` is [G], or [G, F], of which a row with any NaN is unknown. With ``baseline=False`` (advantage "none") a
-    single known value is enough; with ``supplied`` (advantage "environment", whose numbers are advantages) there is no
-    minimum of two.
+    ``values`` is [G], or [G, F], of which a row with any NaN is unknown. With ``baseline=False``
+    (advantage "none") a single known value is enough; with ``supplied`` (advantage "environment",
+    whose numbers are advantages) there is no minimum of two.
     """
     num_known = int(known(np.asarray(values, dtype=np.float64)).sum())
     if not baseline:
@@ -49,12 +54,17 @@ def has_too_few(
 
 
 def is_dead(
-    values: np.ndarray, min_group_fraction: float = 0.75, *, baseline: bool = True, supplied: bool = False
+    values: np.ndarray,
+    min_group_fraction: float = 0.75,
+    *,
+    baseline: bool = True,
+    supplied: bool = False,
 ) -> bool:
     """True when a group has no signal: it `has_too_few` known values, or all of them are equal.
 
-    Equal means bit for bit, before anything is subtracted: their mean may differ from them by rounding. Without a
-    baseline equal values are a signal too; of ``supplied`` advantages those that are not all 0.
+    Equal means bit for bit, before anything is subtracted: their mean may differ from them by
+    rounding. Without a baseline equal values are a signal too; of ``supplied`` advantages those
+    that are not all 0.
 
     >>> is_dead(np.array([1.0, 0.0, np.nan, 0.0])), is_dead(np.array([1.0, 1.0]))
     (False, True)
@@ -84,11 +94,12 @@ def compute_advantages(
 ) -> list[np.ndarray]:
     """Advantages [n] per group, NaN for unknown rewards and throughout dead groups.
 
-    ``choice`` is a registered name, "package.module:function" or a function ``(rewards_G, lengths_G, *, ...)`` that
-    sees live groups and known rewards only. ``keep_dead`` gives 0 to the known rewards of groups that are dead for
-    being equal; the function then sees those groups too, so that they count in statistics of the batch. ``lengths_G``
-    counts the trained tokens of each rollout ("opo" needs it), ``weights_G`` [F] weighs the columns of a group
-    ("gdpo"). *Raises* ConfigError for an unknown name or parameter.
+    ``choice`` is a registered name, "package.module:function" or a function ``(rewards_G,
+    lengths_G, *, ...)`` that sees live groups and known rewards only. ``keep_dead`` gives 0 to the
+    known rewards of groups that are dead for being equal; the function then sees those groups too,
+    so that they count in statistics of the batch. ``lengths_G`` counts the trained tokens of each
+    rollout ("opo" needs it), ``weights_G`` [F] weighs the columns of a group ("gdpo"). *Raises*
+    ConfigError for an unknown name or parameter.
 
     >>> compute_advantages("mean", [np.array([1.0, 0.0, np.nan, 0.5])])
     [array([ 0.5, -0.5,  nan,  0. ])]
@@ -101,13 +112,21 @@ def compute_advantages(
     advantages = [np.full(len(group), np.nan) for group in rewards]
     used = live
     if keep_dead:
-        used = [g for g, group in enumerate(rewards) if not has_too_few(group, min_group_fraction, **kind)]
+        used = [
+            g
+            for g, group in enumerate(rewards)
+            if not has_too_few(group, min_group_fraction, **kind)
+        ]
         for g in used:
             advantages[g][known_G[g]] = of_equals(choice)
     if live:
         if weights_G is not None:
             parameters["weights_G"] = [weights_G[g] for g in used]
-        lengths = None if lengths_G is None else [np.asarray(lengths_G[g], dtype=np.float64)[known_G[g]] for g in used]
+        lengths = (
+            None
+            if lengths_G is None
+            else [np.asarray(lengths_G[g], dtype=np.float64)[known_G[g]] for g in used]
+        )
         computed = function([rewards[g][known_G[g]] for g in used], lengths, **parameters)
         for g, values in zip(used, computed, strict=True):
             if g in live:
@@ -116,11 +135,12 @@ def compute_advantages(
 
 
 def of_equals(choice: str | AdvantageFunction) -> float:
-    """The advantage in a kept group of equal rewards: 0; NaN with "best", which then has no best to train."""
+    """The advantage in a kept group of equal rewards: 0; NaN with "best", which then has no best to
+    train."""
     return math.nan if ADVANTAGES.resolve(choice) is best else 0.0
 
 
-# --- the estimators: live groups and known rewards only -----------------------------------------------------------
+# --- the estimators: live groups and known rewards only -------------------------------------------
 
 
 @register_advantage("mean")
@@ -137,12 +157,15 @@ def mean_std(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.n
 
 @register_advantage("batch_std")
 def batch_std(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
-    """(R - mean)/(std + 1e-4) with one sample deviation, that of the centred rewards of all live groups.
+    """(R - mean)/(std + 1e-4) with one sample deviation, that of the centred rewards of all live
+    groups.
 
     Source: ScaleRL, arXiv 2510.13786.
     """
     centred = mean(rewards_G)
-    deviation = np.concatenate([c for c, r in zip(centred, rewards_G, strict=True) if (r != r[0]).any()]).std(ddof=1)
+    deviation = np.concatenate(
+        [c for c, r in zip(centred, rewards_G, strict=True) if (r != r[0]).any()]
+    ).std(ddof=1)
     return [c / (deviation + EPSILON) for c in centred]
 
 
@@ -158,13 +181,15 @@ def batch_reward_std(rewards_G: list[np.ndarray], lengths_G: object = None) -> l
 
 @register_advantage("rloo")
 def rloo(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
-    """(R - mean)·n/(n-1): the baseline is the mean of the others. Source: leave-one-out REINFORCE, arXiv 2402.14740."""
+    """(R - mean)·n/(n-1): the baseline is the mean of the others. Source: leave-one-out REINFORCE,
+    arXiv 2402.14740."""
     return [(r - r.mean()) * len(r) / (len(r) - 1) for r in rewards_G]
 
 
 @register_advantage("max_rl")
 def max_rl(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
-    """(R - mean)/mean. Defined for rewards >= 0: a mean of zero or less gives zeros, never a reversed sign.
+    """(R - mean)/mean. Defined for rewards >= 0: a mean of zero or less gives zeros, never a
+    reversed sign.
 
     Source: MaxRL, maximum-likelihood reinforcement learning.
     """
@@ -178,7 +203,9 @@ def opo(rewards_G: list[np.ndarray], lengths_G: list[np.ndarray] | None = None) 
     Source: OPO, arXiv 2505.23585. *Raises* ConfigError without lengths.
     """
     if lengths_G is None:
-        raise ConfigError("advantage 'opo' weighs rewards by length; pass lengths_G, one array per group")
+        raise ConfigError(
+            "advantage 'opo' weighs rewards by length; pass lengths_G, one array per group"
+        )
     return [r - (n * r).sum() / n.sum() for r, n in zip(rewards_G, lengths_G, strict=True)]
 
 
@@ -190,16 +217,23 @@ def gdpo(
     weights: Sequence[float] | None = None,
     weights_G: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
-    """A z-score in the group for each reward function, their weighted sum, then a z-score over the batch.
+    """A z-score in the group for each reward function, their weighted sum, then a z-score over the
+    batch.
 
-    Rewards are [n, F]; ``weights`` [F] apply to all groups, ``weights_G`` to one group each; all 1 when None.
-    Source: GDPO, group reward-decoupled normalisation.
+    Rewards are [n, F]; ``weights`` [F] apply to all groups, ``weights_G`` to one group each; all 1
+    when None. Source: GDPO, group reward-decoupled normalisation.
     """
     if any(r.ndim != 2 for r in rewards_G):
         raise ConfigError("advantage 'gdpo' needs rewards [n, F], one column per reward function")
     if weights_G is None:
-        weights_G = [np.ones(r.shape[1]) if weights is None else np.asarray(weights, np.float64) for r in rewards_G]
-    sums = [_z_score(r) @ function_weights for r, function_weights in zip(rewards_G, weights_G, strict=True)]
+        weights_G = [
+            np.ones(r.shape[1]) if weights is None else np.asarray(weights, np.float64)
+            for r in rewards_G
+        ]
+    sums = [
+        _z_score(r) @ function_weights
+        for r, function_weights in zip(rewards_G, weights_G, strict=True)
+    ]
     batch = np.concatenate(sums)
     return [(s - batch.mean()) / (batch.std(ddof=1) + EPSILON) for s in sums]
 
@@ -208,8 +242,8 @@ def gdpo(
 def best(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """1 for the siblings with the best reward of their group; the others are not trained (NaN).
 
-    With the loss "reinforce" that is cross-entropy on the best answers: rejection sampling, as RAFT has it
-    (arXiv 2304.06767), from groups with a signal alone.
+    With the loss "reinforce" that is cross-entropy on the best answers: rejection sampling, as RAFT
+    has it (arXiv 2304.06767), from groups with a signal alone.
     """
     return [np.where(r == r.max(), 1.0, np.nan) for r in rewards_G]
 

@@ -1,8 +1,10 @@
-"""Compute how much each token counts in one optimizer step: weights over the whole batch, computed once on rank 0.
+"""Compute how much each token counts in one optimizer step: weights over the whole batch, computed
+once on rank 0.
 
-The loss of a row is ``world · Σ_t weight_t · loss_t`` (data-parallel training averages gradients over ranks). Every
-denominator is a sum over the step on all ranks, so no split into rows, order or number of ranks changes the gradient.
-The components of the loss have denominators of their own. Only masks and identities are read here.
+The loss of a row is ``world · Σ_t weight_t · loss_t`` (data-parallel training averages gradients
+over ranks). Every denominator is a sum over the step on all ranks, so no split into rows, order or
+number of ranks changes the gradient. The components of the loss have denominators of their own.
+Only masks and identities are read here.
 """
 
 from __future__ import annotations
@@ -37,34 +39,44 @@ class StepWeights:
         return self.num_tokens == 0
 
 
-def step_weights(samples: Sequence[Sample], aggregation: str, *, max_len: int | None = None) -> StepWeights:
+def step_weights(
+    samples: Sequence[Sample], aggregation: str, *, max_len: int | None = None
+) -> StepWeights:
     """The weight of every token of every sample of one optimizer step, over all ranks.
 
-    Trained tokens are those with loss in a live sample. Rollouts and groups without one are in no denominator; a forked
-    rollout counts once and its samples share its weight. ``max_len`` (tokens) is the constant of "constant_length".
-    Denominators count the samples of one component (`Sample.component`) alone, so that each is a mean of its own.
+    Trained tokens are those with loss in a live sample. Rollouts and groups without one are in no
+    denominator; a forked rollout counts once and its samples share its weight. ``max_len`` (tokens)
+    is the constant of "constant_length". Denominators count the samples of one component
+    (`Sample.component`) alone, so that each is a mean of its own.
 
     *Raises* ConfigError for an unknown name and for "constant_length" without ``max_len``.
     """
     if aggregation not in AGGREGATIONS:
         raise ConfigError(f"unknown aggregation {aggregation!r}; known: {', '.join(AGGREGATIONS)}")
     if aggregation == "constant_length" and not max_len:
-        raise ConfigError("aggregation 'constant_length' needs max_len; set max_completion_len or max_seq_len")
+        raise ConfigError(
+            "aggregation 'constant_length' needs max_len; set max_completion_len or max_seq_len"
+        )
     counts = {name: _Counts(max_len or 0) for name in COMPONENTS}
     for sample in samples:
         if sample.num_trained:
             counts[sample.component].add(sample)
     weigh = AGGREGATIONS[aggregation]
     weights = tuple(
-        np.where(sample.loss_mask, weigh(sample, counts[sample.component]), 0.0)
-        if sample.num_trained
-        else np.zeros(sample.num_tokens)
+        (
+            np.where(sample.loss_mask, weigh(sample, counts[sample.component]), 0.0)
+            if sample.num_trained
+            else np.zeros(sample.num_tokens)
+        )
         for sample in samples
     )
     totals = counts.values()
     num_groups = len({group for one in totals for group in one.groups})
     return StepWeights(
-        weights, sum(one.num_tokens for one in totals), sum(len(one.rollouts) for one in totals), num_groups
+        weights,
+        sum(one.num_tokens for one in totals),
+        sum(len(one.rollouts) for one in totals),
+        num_groups,
     )
 
 

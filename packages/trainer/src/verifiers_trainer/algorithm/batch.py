@@ -1,11 +1,13 @@
-"""Build a batch from groups of finished rollouts: the rows of one optimizer step, or of ``updates_per_batch`` of them.
+"""Build a batch from groups of finished rollouts: the rows of one optimizer step, or of
+``updates_per_batch`` of them.
 
-``build`` credits the rollouts, turns turns into samples, weighs the tokens over the whole step and packs the samples
-into rows of bounded length. Groups in, rows and statistics out; nothing here runs a model.
+``build`` credits the rollouts, turns turns into samples, weighs the tokens over the whole step and
+packs the samples into rows of bounded length. Groups in, rows and statistics out; nothing here runs
+a model.
 
-With several updates the advantages are those of the whole batch, and the rollouts are divided among the updates, whole
-groups together where there are as many groups as updates. Each update then is a step of its own: its denominators are
-sums over its own tokens.
+With several updates the advantages are those of the whole batch, and the rollouts are divided among
+the updates, whole groups together where there are as many groups as updates. Each update then is a
+step of its own: its denominators are sums over its own tokens.
 
 The pipeline decides which groups to train, ``losses`` what is minimised.
 """
@@ -32,14 +34,17 @@ from verifiers_trainer.algorithm.samples import RolloutSamples, joined, rollout_
 from verifiers_trainer.algorithm.statistics import rollout_stats
 
 Advantages = dict[str, Any]
-"""Of a rollout: by role, "" without roles, one number or an array [turns of the role]; NaN = not trained."""
+"""Of a rollout: by role, "" without roles, one number or an array [turns of the role]; NaN = not
+trained."""
 ROW_TOKENS, ROW_TOKENS_CPU = 1024, 512
-"""Bounds on a row where attention costs the square of its length, as everywhere without kernels for packed rows.
-Measured on a CPU, 128 rollouts of 37 tokens in rows of 384, 512, 1024, 4096 tokens: 0.48, 0.51, 0.67, 1.3 s a step."""
+"""Bounds on a row where attention costs the square of its length, as everywhere without kernels for
+packed rows. Measured on a CPU, 128 rollouts of 37 tokens in rows of 384, 512, 1024, 4096 tokens:
+0.48, 0.51, 0.67, 1.3 s a step."""
 
 
 class BatchSettings(GroupSettings, Protocol):
-    """Every value that decides how groups become a batch; ``RLConfig`` has them all, with their documentation."""
+    """Every value that decides how groups become a batch; ``RLConfig`` has them all, with their
+    documentation."""
 
     # turns to samples
     rollouts_per_example: int
@@ -69,7 +74,8 @@ class TrainBatch:
     num_tokens: int
     """Tokens that carry loss, over all ranks."""
     updates: tuple[TrainBatch, ...] = ()
-    """The parts that one optimizer step each is taken on, in their order; empty where the batch is one step."""
+    """The parts that one optimizer step each is taken on, in their order; empty where the batch is
+    one step."""
     part_of: TrainBatch | None = None
     """The batch that this is one update of."""
     discarded: tuple[Group, ...] = ()
@@ -79,7 +85,8 @@ class TrainBatch:
     weights: tuple[np.ndarray, ...] = ()
     """float64 [T] of each sample, in the order of ``samples_G``; on rank 0 alone."""
     first_G: tuple[int, ...] = ()
-    """Number of each group's first rollout: above 0 where several updates divide a group; on rank 0 alone."""
+    """Number of each group's first rollout: above 0 where several updates divide a group; on rank 0
+    alone."""
 
     @property
     def whole(self) -> TrainBatch:
@@ -92,20 +99,30 @@ class TrainBatch:
         return self.updates or (self,)
 
 
-def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSettings, world: int = 1) -> TrainBatch:
-    """The batch of ``groups`` for ``world`` ranks; ``discarded`` groups count in the statistics alone.
+def build(
+    groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSettings, world: int = 1
+) -> TrainBatch:
+    """The batch of ``groups`` for ``world`` ranks; ``discarded`` groups count in the statistics
+    alone.
 
-    The length rules hold for every source: they are applied here, again to groups that came with them applied.
+    The length rules hold for every source: they are applied here, again to groups that came with
+    them applied.
 
-    With ``updates_per_batch`` above 1, ``updates`` has that many parts, and the batch the rows of all of them.
+    With ``updates_per_batch`` above 1, ``updates`` has that many parts, and the batch the rows of
+    all of them.
     """
-    groups, discarded = ([group.limited(settings) for group in part] for part in (groups, discarded))
+    groups, discarded = (
+        [group.limited(settings) for group in part] for part in (groups, discarded)
+    )
     credited = _credited(groups, settings)
     whole = _step(credited, discarded, settings, world)
     if settings.updates_per_batch == 1:
         return whole
     parts = _divided(credited, settings.updates_per_batch)
-    updates = tuple(_step(part, discarded[number :: len(parts)], settings, world) for number, part in enumerate(parts))
+    updates = tuple(
+        _step(part, discarded[number :: len(parts)], settings, world)
+        for number, part in enumerate(parts)
+    )
     rows_R = [[row for update in updates for row in update.rows_R[rank]] for rank in range(world)]
     return replace(whole, rows_R=rows_R, updates=updates)
 
@@ -126,11 +143,14 @@ class _Credited:
     def part(self, start: int, end: int) -> _Credited:
         """The rollouts from ``start`` to before ``end``."""
         group = replace(self.group, rollouts=self.group.rollouts[start:end])
-        return _Credited(group, self.credit[start:end], self.samples[start:end], self.is_dead, self.first + start)
+        return _Credited(
+            group, self.credit[start:end], self.samples[start:end], self.is_dead, self.first + start
+        )
 
 
 def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credited]]:
-    """``num_parts`` parts of nearly equal size: of whole groups, or of rollouts where there are fewer groups."""
+    """``num_parts`` parts of nearly equal size: of whole groups, or of rollouts where there are
+    fewer groups."""
     if len(credited) >= num_parts:
         bounds = [number * len(credited) // num_parts for number in range(num_parts + 1)]
         return [list(credited[start:end]) for start, end in itertools.pairwise(bounds)]
@@ -138,14 +158,20 @@ def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credit
     trained = [one for one in single if one.samples[0].samples]
     bounds = [number * len(trained) // num_parts for number in range(num_parts + 1)]
     parts = [trained[start:end] for start, end in itertools.pairwise(bounds)]
-    parts[0] = [one for one in single if not one.samples[0].samples] + parts[0]  # for the statistics alone
+    parts[0] = [one for one in single if not one.samples[0].samples] + parts[
+        0
+    ]  # for the statistics alone
     return parts
 
 
-def _samples_of(group: Group, credit: Sequence[Advantages], settings: BatchSettings) -> list[RolloutSamples]:
+def _samples_of(
+    group: Group, credit: Sequence[Advantages], settings: BatchSettings
+) -> list[RolloutSamples]:
     component = group.component_of(settings)
 
-    def samples_of(turns: Sequence[Turn], advantage: float | Sequence[float], number: int) -> RolloutSamples:
+    def samples_of(
+        turns: Sequence[Turn], advantage: float | Sequence[float], number: int
+    ) -> RolloutSamples:
         return rollout_samples(
             turns,
             advantage,
@@ -160,7 +186,12 @@ def _samples_of(group: Group, credit: Sequence[Advantages], settings: BatchSetti
         )
 
     return [
-        joined([samples_of(_turns_of(rollout, role), part, number) for role, part in advantages.items()])
+        joined(
+            [
+                samples_of(_turns_of(rollout, role), part, number)
+                for role, part in advantages.items()
+            ]
+        )
         for number, (rollout, advantages) in enumerate(zip(group.rollouts, credit, strict=True))
     ]
 
@@ -169,12 +200,16 @@ def _turns_of(rollout: Rollout, role: str) -> Sequence[Turn]:
     return rollout.of_role(role).turns if role else rollout.turns
 
 
-def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings, world: int) -> TrainBatch:
+def _step(
+    credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings, world: int
+) -> TrainBatch:
     """The data of one optimizer step on these rollouts."""
     groups = [one.group for one in credited]
     by_rollout = [rollout for one in credited for rollout in one.samples]
     samples = [sample for rollout in by_rollout for sample in rollout.samples]
-    weights = step_weights(samples, settings.aggregation, max_len=settings.max_completion_len or settings.max_seq_len)
+    weights = step_weights(
+        samples, settings.aggregation, max_len=settings.max_completion_len or settings.max_seq_len
+    )
     longest = max((sample.num_tokens for sample in samples), default=1)
     max_tokens = max(longest, settings.micro_batch_tokens or _row_bound(settings))
     rows_R = pack(
@@ -194,7 +229,9 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
         "packing/shared": shared(rows_R, samples, weights.weights),
     }
     advantages_G = [
-        np.array([_mean_advantage(*pair) for pair in zip(part.group.rollouts, part.credit, strict=True)])
+        np.array(
+            [_mean_advantage(*pair) for pair in zip(part.group.rollouts, part.credit, strict=True)]
+        )
         for part in credited
     ]
     return TrainBatch(
@@ -218,7 +255,9 @@ def _credited(groups: Sequence[Group], settings: BatchSettings) -> list[_Credite
     for group, parts in zip(groups, siblings_G, strict=True):
         advantages: list[Advantages] = [{} for _ in group.rollouts]
         for part in parts:
-            for number, value in zip(part.members or range(len(group.rollouts)), next(values), strict=True):
+            for number, value in zip(
+                part.members or range(len(group.rollouts)), next(values), strict=True
+            ):
                 advantages[number][part.role] = value
         advantages = [given or {"": math.nan} for given in advantages]
         samples, is_dead = _samples_of(group, advantages, settings), not has_signal(parts, settings)
@@ -230,24 +269,32 @@ def _mean_advantage(rollout: Rollout, advantages: Advantages) -> float:
     """The mean over the turns that have an advantage; NaN without any."""
     if isinstance(value := advantages.get(""), float):
         return value
-    values = np.concatenate([np.broadcast_to(a, len(_turns_of(rollout, role))) for role, a in advantages.items()])
+    values = np.concatenate(
+        [np.broadcast_to(a, len(_turns_of(rollout, role))) for role, a in advantages.items()]
+    )
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else math.nan
 
 
-# --- statistics -------------------------------------------------------------------------------------------------
+# --- statistics -----------------------------------------------------------------------------------
 
 
 def _row_bound(settings: BatchSettings) -> int:
-    """Tokens of a row on a device; a batch for a service, which sets ``micro_batch_tokens``, has no device."""
-    return min(ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS, settings.micro_batch_size * settings.max_seq_len)
+    """Tokens of a row on a device; a batch for a service, which sets ``micro_batch_tokens``, has no
+    device."""
+    return min(
+        ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS,
+        settings.micro_batch_size * settings.max_seq_len,
+    )
 
 
 def _sample_stats(by_rollout: Sequence[RolloutSamples]) -> dict[str, float]:
     excluded = Counter(rollout.excluded for rollout in by_rollout if rollout.excluded)
     trained = [rollout for rollout in by_rollout if not rollout.excluded]
     return {
-        "samples/forks_per_rollout": sum(rollout.num_forks for rollout in trained) / max(1, len(trained)),
+        "samples/forks_per_rollout": (
+            sum(rollout.num_forks for rollout in trained) / max(1, len(trained))
+        ),
         "rollouts/overlong": excluded["overlong"],
         "rollouts/trained": len(trained),
     }
@@ -256,8 +303,11 @@ def _sample_stats(by_rollout: Sequence[RolloutSamples]) -> dict[str, float]:
 def _group_stats(
     credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings
 ) -> dict[str, float]:
-    """How many groups have a signal and how many have none; one that several updates divide counts in the first."""
-    dead = sum(part.is_dead for part in credited) + sum(group.is_dead(settings) for group in discarded)
+    """How many groups have a signal and how many have none; one that several updates divide counts
+    in the first."""
+    dead = sum(part.is_dead for part in credited) + sum(
+        group.is_dead(settings) for group in discarded
+    )
     return {
         "groups/live": len(credited) + len(discarded) - dead,
         "groups/dead": dead,

@@ -1,11 +1,12 @@
 """Credit: the rewards of groups to an advantage for each rollout, or for each of its turns.
 
-``credit`` is a pure function on arrays, and ``has_signal`` judges a group by the same arrays: what the
-siblings were given, before a mean is subtracted. ``Siblings`` are compared with each other: the rollouts of
-a group or, if roles have rewards of their own, what one role did in them.
+``credit`` is a pure function on arrays, and ``has_signal`` judges a group by the same arrays: what
+the siblings were given, before a mean is subtracted. ``Siblings`` are compared with each other: the
+rollouts of a group or, if roles have rewards of their own, what one role did in them.
 
-With credit per turn a turn is worth its return: the rewards from it on, discounted by ``gamma``, with the
-rollout's reward at the last. It is compared with the returns of the siblings that have a turn of that number.
+With credit per turn a turn is worth its return: the rewards from it on, discounted by ``gamma``,
+with the rollout's reward at the last. It is compared with the returns of the siblings that have a
+turn of that number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from verifiers_trainer.algorithm.advantages import compute_advantages, has_too_few, is_dead, kind_of, known, of_equals
+from verifiers_trainer.algorithm.advantages import (
+    compute_advantages,
+    has_too_few,
+    is_dead,
+    kind_of,
+    known,
+    of_equals,
+)
 
 
 class CreditSettings(Protocol):
@@ -41,7 +49,8 @@ class Siblings:
     """
 
     values: np.ndarray
-    """float64 [n]: rewards, or the environment's advantages; [n, F]: scores ("gdpo"). NaN = unknown."""
+    """float64 [n]: rewards, or the environment's advantages; [n, F]: scores ("gdpo"). NaN =
+    unknown."""
     lengths: np.ndarray
     """float64 [n], sampled tokens."""
     turn_rewards: Sequence[np.ndarray] = ()
@@ -56,47 +65,71 @@ class Siblings:
     """Of a role: the position in the group of each rollout in which it took a turn."""
 
     def returns(self, gamma: float) -> list[np.ndarray]:
-        """The return of each turn [turns] of each rollout: Σ_{l>=j} γ^(l-j)·r_l, ``values`` added at the last.
+        """The return of each turn [turns] of each rollout: Σ_{l>=j} γ^(l-j)·r_l, ``values`` added
+        at the last.
 
         Each sum is rounded once, so that with γ = 1 the order of the rewards does not matter.
         """
         returns = []
         for rewards, reward in zip(self.turn_rewards, self.values, strict=True):
-            terms, turn = np.append(rewards, reward), np.append(np.arange(len(rewards)), len(rewards) - 1)
-            returns.append(np.array([math.fsum(gamma ** (turn[j:] - j) * terms[j:]) for j in range(len(rewards))]))
+            terms, turn = (
+                np.append(rewards, reward),
+                np.append(np.arange(len(rewards)), len(rewards) - 1),
+            )
+            returns.append(
+                np.array(
+                    [math.fsum(gamma ** (turn[j:] - j) * terms[j:]) for j in range(len(rewards))]
+                )
+            )
         return returns
 
     def judged(self, settings: CreditSettings) -> np.ndarray:
-        """What `is_dead` judges: the values [n] or [n, F], or with credit per turn the returns [n, turns].
+        """What `is_dead` judges: the values [n] or [n, F], or with credit per turn the returns [n,
+        turns].
 
-        A turn that a rollout does not have holds what the longest rollout has there, so it differs from none.
+        A turn that a rollout does not have holds what the longest rollout has there, so it differs
+        from none.
         """
         if settings.credit != "turn":
             return self.values
         rows = [
-            np.append(math.nan if math.isnan(value) else 0.0, r)  # a rollout without turns may be unknown too
+            np.append(
+                math.nan if math.isnan(value) else 0.0, r
+            )  # a rollout without turns may be unknown too
             for r, value in zip(self.returns(settings.gamma), self.values, strict=True)
         ]
-        longest = max((row for row in rows if not np.isnan(row).any()), key=len, default=np.zeros(1))
+        longest = max(
+            (row for row in rows if not np.isnan(row).any()), key=len, default=np.zeros(1)
+        )
         unknown = np.full(len(longest), math.nan)
-        return np.array([unknown if np.isnan(row).any() else np.append(row, longest[len(row) :]) for row in rows])
+        return np.array(
+            [
+                unknown if np.isnan(row).any() else np.append(row, longest[len(row) :])
+                for row in rows
+            ]
+        )
 
 
 def has_signal(siblings: Sequence[Siblings], settings: CreditSettings) -> bool:
-    """Whether a group, given as what is compared in it, teaches anything: different rewards, enough of them known."""
+    """Whether a group, given as what is compared in it, teaches anything: different rewards, enough
+    of them known."""
     kind = kind_of(settings.advantage)
     return any(
-        not part.is_compared or not is_dead(part.judged(settings), settings.min_group_fraction, **kind)
+        not part.is_compared
+        or not is_dead(part.judged(settings), settings.min_group_fraction, **kind)
         for part in siblings
     )
 
 
-def credit(siblings: Sequence[Siblings], settings: CreditSettings) -> list[list[float | np.ndarray]]:
-    """For each of ``siblings`` the advantage of each rollout: one number, or with credit per turn an array [turns].
+def credit(
+    siblings: Sequence[Siblings], settings: CreditSettings
+) -> list[list[float | np.ndarray]]:
+    """For each of ``siblings`` the advantage of each rollout: one number, or with credit per turn
+    an array [turns].
 
-    All groups of a batch together, because advantages such as "gdpo" read the others. NaN = not trained: an unknown
-    reward, and all of a group without a signal, unless ``zero_variance`` keeps it. Negative advantages are multiplied
-    by ``negative_advantage_weight``.
+    All groups of a batch together, because advantages such as "gdpo" read the others. NaN = not
+    trained: an unknown reward, and all of a group without a signal, unless ``zero_variance`` keeps
+    it. Negative advantages are multiplied by ``negative_advantage_weight``.
     """
     compared = [part for part in siblings if part.is_compared]
     if settings.credit == "turn":
@@ -105,7 +138,12 @@ def credit(siblings: Sequence[Siblings], settings: CreditSettings) -> list[list[
         credited = _of_rollouts(compared, settings)
     weight, remaining = settings.negative_advantage_weight, iter(credited)
     if weight != 1:
-        remaining = iter([[np.where(np.less(a, 0), np.multiply(a, weight), a)[()] for a in part] for part in credited])
+        remaining = iter(
+            [
+                [np.where(np.less(a, 0), np.multiply(a, weight), a)[()] for a in part]
+                for part in credited
+            ]
+        )
     return [next(remaining) if part.is_compared else list(part.values) for part in siblings]
 
 
@@ -122,20 +160,29 @@ def _of_rollouts(compared: Sequence[Siblings], settings: CreditSettings) -> list
 
 
 def _of_turns(part: Siblings, settings: CreditSettings) -> list[Any]:
-    judged, kind, returns = part.judged(settings), kind_of(settings.advantage), part.returns(settings.gamma)
+    judged, kind, returns = (
+        part.judged(settings),
+        kind_of(settings.advantage),
+        part.returns(settings.gamma),
+    )
     if not is_dead(judged, settings.min_group_fraction, **kind):
         return turn_advantages(returns, choice=settings.advantage)
-    is_kept = settings.zero_variance == "keep" and not has_too_few(judged, settings.min_group_fraction, **kind)
+    is_kept = settings.zero_variance == "keep" and not has_too_few(
+        judged, settings.min_group_fraction, **kind
+    )
     value = of_equals(settings.advantage) if is_kept else math.nan
-    return [np.full(len(r), value if usable else math.nan) for r, usable in zip(returns, known(judged), strict=True)]
+    return [
+        np.full(len(r), value if usable else math.nan)
+        for r, usable in zip(returns, known(judged), strict=True)
+    ]
 
 
 def turn_advantages(returns: Sequence[np.ndarray], *, choice: str = "mean") -> list[np.ndarray]:
     """The advantage of each turn [turns] of siblings, from their ``returns`` [turns].
 
-    ``choice`` is what "mean", "best" and "none" are for whole rollouts: the return minus the mean of that turn; 1 for
-    the best return of that turn and NaN for the others, and for all if they are equal; the return itself. A sibling
-    with a NaN is unknown: it gets NaN and is not compared.
+    ``choice`` is what "mean", "best" and "none" are for whole rollouts: the return minus the mean
+    of that turn; 1 for the best return of that turn and NaN for the others, and for all if they are
+    equal; the return itself. A sibling with a NaN is unknown: it gets NaN and is not compared.
 
     >>> turn_advantages([np.array([1.0, 1.0]), np.array([0.0])])
     [array([0.5, 0. ]), array([-0.5])]
@@ -143,7 +190,10 @@ def turn_advantages(returns: Sequence[np.ndarray], *, choice: str = "mean") -> l
     [array([nan,  1.]), array([ 1., nan])]
     """
     usable = [r for r in returns if not np.isnan(r).any()]
-    by_turn = [np.array([r[turn] for r in usable if len(r) > turn]) for turn in range(max(map(len, usable), default=0))]
+    by_turn = [
+        np.array([r[turn] for r in usable if len(r) > turn])
+        for turn in range(max(map(len, usable), default=0))
+    ]
 
     def of(value: float, siblings: np.ndarray) -> float:
         if choice == "best":
@@ -151,8 +201,10 @@ def turn_advantages(returns: Sequence[np.ndarray], *, choice: str = "mean") -> l
         return value if choice == "none" else value - siblings.mean()
 
     return [
-        np.full(len(r), math.nan)
-        if np.isnan(r).any()
-        else np.array([of(*pair) for pair in zip(r, by_turn, strict=False)], float)
+        (
+            np.full(len(r), math.nan)
+            if np.isnan(r).any()
+            else np.array([of(*pair) for pair in zip(r, by_turn, strict=False)], float)
+        )
         for r in returns
     ]

@@ -1,4 +1,5 @@
-"""Measure how far the trained policy is from the one that sampled, over the tokens of one optimizer step.
+"""Measure how far the trained policy is from the one that sampled, over the tokens of one optimizer
+step.
 
 The numbers go to ``metrics.jsonl``; they change neither loss nor batch.
 """
@@ -17,13 +18,15 @@ from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 
 
 class RatioMeter:
-    """Sums over the trained tokens of a step, row by row; ``summary`` gives the means. d = log π - log μ.
+    """Sums over the trained tokens of a step, row by row; ``summary`` gives the means. d = log π -
+    log μ.
 
-    ``sampler/*`` are over the answers that the present policy ``version`` sampled whole, where d should be zero: mean
+    ``sampler/*`` are over the answers that the present policy ``version`` sampled whole, where d
+    should be zero: mean
     |d| and the estimate e^d - d - 1 of KL(μ‖π) (J. Schulman, "Approximating KL divergence", 2020). An answer that was
-    begun earlier follows its own beginning as other weights computed it. ``ratio/kept`` is the share of
-    tokens inside the ``bounds``, ``ratio/capped`` the share above ``cap``. The sums stay on the device until
-    ``summary`` asks for them, so that counting a row waits for nothing.
+    begun earlier follows its own beginning as other weights computed it. ``ratio/kept`` is the
+    share of tokens inside the ``bounds``, ``ratio/capped`` the share above ``cap``. The sums stay
+    on the device until ``summary`` asks for them, so that counting a row waits for nothing.
     """
 
     NAMES = ("tokens", "entropy", "ratio", "inside", "capped", "current", "abs", "kl")
@@ -64,19 +67,24 @@ class RatioMeter:
         maxima = [torch.where(counted, ratio, 0.0).max(), torch.where(current, d.abs(), 0.0).max()]
         self._maxima.append(torch.stack(maxima))
         for name, values in (others or {}).items():
-            self._others.setdefault(name, []).append(torch.where(counted, values, 0.0).double().sum())
+            self._others.setdefault(name, []).append(
+                torch.where(counted, values, 0.0).double().sum()
+            )
         self._read = None
 
     def _totals(self) -> tuple[dict[str, float], float, float]:
         """(sums by name, largest ratio, largest |d| of the present version)."""
         if self._read is None:
-            values = torch.stack(self._sums).sum(0).tolist() if self._sums else [0.0] * len(self.NAMES)
+            values = (
+                torch.stack(self._sums).sum(0).tolist() if self._sums else [0.0] * len(self.NAMES)
+            )
             largest = torch.stack(self._maxima).amax(0).tolist() if self._maxima else [0.0, 0.0]
             self._read = dict(zip(self.NAMES, values, strict=True)), largest[0], largest[1]
         return self._read
 
     def merge(self, gather: Callable[[list[float]], np.ndarray]) -> None:
-        """Count what other processes counted as well; ``gather`` gives the numbers of all, [processes, numbers]."""
+        """Count what other processes counted as well; ``gather`` gives the numbers of all,
+        [processes, numbers]."""
         sums, ratio_max, abs_max = self._totals()
         others = [float(torch.stack(values).sum()) for values in self._others.values()]
         found = gather([*sums.values(), *others, ratio_max, abs_max])
@@ -120,7 +128,8 @@ class RatioMeter:
 
 
 def _oldest(row: Mapping[str, Tensor]) -> Tensor:
-    """The oldest version of the answer that each token [T] is in: a run of sampled tokens of one sample."""
+    """The oldest version of the answer that each token [T] is in: a run of sampled tokens of one
+    sample."""
     version, sample = row["version"], row["seq_ids"]
     sampled = version != NOT_SAMPLED
     begins = torch.cat([sampled.new_ones(1), ~sampled[1:] | (sample[1:] != sample[:-1])])

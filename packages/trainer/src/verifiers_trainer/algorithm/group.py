@@ -30,16 +30,22 @@ class GroupSettings(CreditSettings, Protocol):
 
 
 def apply_length_rules(rollout: Rollout, settings: GroupSettings) -> Rollout:
-    """Apply the length limits to the reward of a rollout: the only function where length changes a reward.
+    """Apply the length limits to the reward of a rollout: the only function where length changes a
+    reward.
 
     With ``overlong="drop"`` the reward of a rollout that is too long becomes NaN (unknown). With
-    ``zero_truncated_completions`` a rollout that a limit cut gets the reward 0, unless it failed. The reward of a role
-    changes by its own turns.
+    ``zero_truncated_completions`` a rollout that a limit cut gets the reward 0, unless it failed.
+    The reward of a role changes by its own turns.
     """
     if rollout.role_rewards:
-        parts = {role: apply_length_rules(rollout.of_role(role), settings) for role in rollout.role_rewards}
+        parts = {
+            role: apply_length_rules(rollout.of_role(role), settings)
+            for role in rollout.role_rewards
+        }
         rollout = replace(rollout, role_rewards={role: part.reward for role, part in parts.items()})
-    if settings.overlong == "drop" and is_overlong(rollout.turns, settings.max_seq_len, settings.max_completion_len):
+    if settings.overlong == "drop" and is_overlong(
+        rollout.turns, settings.max_seq_len, settings.max_completion_len
+    ):
         return replace(rollout, reward=math.nan)
     if settings.zero_truncated_completions and rollout.is_truncated and rollout.error is None:
         return replace(rollout, reward=0.0, turn_sum="")
@@ -48,17 +54,20 @@ def apply_length_rules(rollout: Rollout, settings: GroupSettings) -> Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The sibling rollouts of one example. ``index`` counts groups in the order in which their rollouts began."""
+    """The sibling rollouts of one example. ``index`` counts groups in the order in which their
+    rollouts began."""
 
     index: int
     example_id: int
     rollouts: tuple[Rollout, ...]
     env: str = ""
-    """Name of the environment of the group's rollouts; empty where there is only one environment."""
+    """Name of the environment of the group's rollouts; empty where there is only one
+    environment."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each reward function in the reward; empty where that is not known."""
     component: str = ""
-    """The part of the loss that trains the group, one of ``COMPONENTS``; empty: that of the setting ``loss``."""
+    """The part of the loss that trains the group, one of ``COMPONENTS``; empty: that of the setting
+    ``loss``."""
 
     @property
     def records(self) -> tuple[Rollout, ...]:
@@ -72,23 +81,28 @@ class Group:
 
     @property
     def scores(self) -> np.ndarray:
-        """float64 [G, F], a column for each reward function with a weight; a row of NaN where the reward is unknown.
+        """float64 [G, F], a column for each reward function with a weight; a row of NaN where the
+        reward is unknown.
 
         *Raises* ConfigError when the weights of the reward functions are unknown.
         """
         if not self.weights:
             raise ConfigError(
-                "advantage 'gdpo' compares the scores of each reward function, and of these rollouts only the reward "
-                "is known: use mean_std"
+                "advantage 'gdpo' compares the scores of each reward function, and of these"
+                " rollouts only the reward is known: use mean_std"
             )
-        columns = [[rollout.metrics.get(name, math.nan) for name in self.weights] for rollout in self.rollouts]
+        columns = [
+            [rollout.metrics.get(name, math.nan) for name in self.weights]
+            for rollout in self.rollouts
+        ]
         scores = np.array(columns, np.float64)
         scores[np.isnan(self.rewards)] = math.nan
         return scores
 
     @property
     def advantages(self) -> np.ndarray:
-        """float64 [G], the advantages that the environment computed; NaN where the reward is unknown, or it failed.
+        """float64 [G], the advantages that the environment computed; NaN where the reward is
+        unknown, or it failed.
 
         *Raises* ConfigError where it computed none.
         """
@@ -96,35 +110,54 @@ class Group:
 
     def _advantage_of(self, rollout: Rollout) -> float:
         value = rollout.advantage
-        if math.isnan(rollout.reward) or (rollout.error is not None and (value is None or math.isnan(value))):
+        if math.isnan(rollout.reward) or (
+            rollout.error is not None and (value is None or math.isnan(value))
+        ):
             return math.nan
         if value is None or not math.isfinite(value):
             raise ConfigError(
-                f"advantage='environment', and the environment gave a rollout of example {self.example_id} with the "
-                f"reward {rollout.reward:g} the advantage {value}: compute a number for each in the rubric's "
-                "@vf.advantage method, or set advantage='mean'"
+                "advantage='environment', and the environment gave a rollout of example"
+                f" {self.example_id} with the reward {rollout.reward:g} the advantage {value}:"
+                " compute a number for each in the rubric's @vf.advantage method, or set"
+                " advantage='mean'"
             )
         return value
 
     def values(self, choice: object) -> np.ndarray:
-        """What an advantage is computed from: rewards [G], scores [G, F] ("gdpo"), or the environment's advantages."""
-        return self.scores if choice == "gdpo" else self.advantages if choice == "environment" else self.rewards
+        """What an advantage is computed from: rewards [G], scores [G, F] ("gdpo"), or the
+        environment's advantages."""
+        return (
+            self.scores
+            if choice == "gdpo"
+            else self.advantages
+            if choice == "environment"
+            else self.rewards
+        )
 
     def limited(self, settings: GroupSettings) -> Group:
         """The group under the length rules, which may be applied more than once."""
-        return replace(self, rollouts=tuple(apply_length_rules(rollout, settings) for rollout in self.rollouts))
+        return replace(
+            self, rollouts=tuple(apply_length_rules(rollout, settings) for rollout in self.rollouts)
+        )
 
     def siblings(self, settings: GroupSettings) -> list[Siblings]:
-        """What is compared in the group: its rollouts or, if roles have rewards of their own, what each role did."""
+        """What is compared in the group: its rollouts or, if roles have rewards of their own, what
+        each role did."""
         if self.component_of(settings) != "rl":
-            values = np.array([1.0 if rollout.error is None else math.nan for rollout in self.rollouts])
+            values = np.array(
+                [1.0 if rollout.error is None else math.nan for rollout in self.rollouts]
+            )
             return [Siblings(values, np.zeros(0), is_compared=False)]
         roles = dict.fromkeys(role for rollout in self.rollouts for role in rollout.role_rewards)
         return [self._siblings_of(role, settings) for role in roles or ("",)]
 
     def _siblings_of(self, role: str, settings: GroupSettings) -> Siblings:
-        members = [n for n, rollout in enumerate(self.rollouts) if not role or role in rollout.role_rewards]
-        rollouts = tuple(self.rollouts[n].of_role(role) if role else self.rollouts[n] for n in members)
+        members = [
+            n for n, rollout in enumerate(self.rollouts) if not role or role in rollout.role_rewards
+        ]
+        rollouts = tuple(
+            self.rollouts[n].of_role(role) if role else self.rollouts[n] for n in members
+        )
         part = replace(self, rollouts=rollouts, weights={role: 1.0} if role else self.weights)
         values, turn_rewards = part.values(settings.advantage), []
         if settings.credit == "turn":
@@ -152,26 +185,32 @@ class Group:
     @property
     def oldest_version(self) -> int | None:
         """Policy version of the oldest token; None without tokens."""
-        return min((v for rollout in self.rollouts if (v := rollout.oldest_version) is not None), default=None)
+        return min(
+            (v for rollout in self.rollouts if (v := rollout.oldest_version) is not None),
+            default=None,
+        )
 
     def is_dead(self, settings: GroupSettings) -> bool:
-        """Whether the group has no signal: too few known rewards, or all of them equal. Only "rl" reads rewards.
+        """Whether the group has no signal: too few known rewards, or all of them equal. Only "rl"
+        reads rewards.
 
         With rewards for each role: whether no role has a signal.
         """
         return not has_signal(self.siblings(settings), settings)
 
     def component_of(self, settings: GroupSettings) -> str:
-        """The part of the loss that trains the group under these settings. *Raises* ConfigError if none can."""
+        """The part of the loss that trains the group under these settings. *Raises* ConfigError if
+        none can."""
         component = self.component or settings.component
         if component == "rl" != settings.component:
             raise ConfigError(
-                f"the group of example {self.example_id} has the component 'rl', and the loss {settings.loss!r} reads "
-                "no rewards: set a loss that does, such as loss='cispo', and the component of each other group"
+                f"the group of example {self.example_id} has the component 'rl', and the loss"
+                f" {settings.loss!r} reads no rewards: set a loss that does, such as loss='cispo',"
+                " and the component of each other group"
             )
         if component == "ref_kl" and settings.teacher is None:
             raise ConfigError(
-                f"the group of example {self.example_id} has the component 'ref_kl', and there is no teacher to be "
-                "near to: set teacher"
+                f"the group of example {self.example_id} has the component 'ref_kl', and there is"
+                " no teacher to be near to: set teacher"
             )
         return component

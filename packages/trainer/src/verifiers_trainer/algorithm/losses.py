@@ -1,19 +1,24 @@
-"""Compute the loss of every token of a packed row: policy loss, correction for the sampler, penalty to a reference.
+"""Compute the loss of every token of a packed row: policy loss, correction for the sampler, penalty
+to a reference.
 
-    loss_t = correction_t · policy_loss_t + beta · k(π, ref)_t - entropy_coef · H(π)_t      (``Objective``)
+    loss_t = correction_t · policy_loss_t + beta · k(π, ref)_t - entropy_coef · H(π)_t
+    (``Objective``)
 
-That is component "rl". Tokens of the others have another loss: "ce" is ``sft``, "ref_kl" ``distill`` or ``gkd``.
+That is component "rl". Tokens of the others have another loss: "ce" is ``sft``, "ref_kl"
+``distill`` or ``gkd``.
 
-Tensors are one packed row, shape [T]; entry t describes token t given the tokens before it. Notation: π the trained
-policy, μ the policy that sampled, o the policy when the batch was built; ρ = π/μ; r = π/o when ``log_old`` is given,
-else r = ρ; A the advantage; sg stops the gradient. Values at masked positions, NaN and -inf included, have no effect on
-value or gradient. Where π = μ every loss has gradient exactly -A with respect to log π.
+Tensors are one packed row, shape [T]; entry t describes token t given the tokens before it.
+Notation: π the trained policy, μ the policy that sampled, o the policy when the batch was built; ρ
+= π/μ; r = π/o when ``log_old`` is given, else r = ρ; A the advantage; sg stops the gradient. Values
+at masked positions, NaN and -inf included, have no effect on value or gradient. Where π = μ every
+loss has gradient exactly -A with respect to log π.
 
-With ``loss="ppo"``, ``anchor="recomputed"`` and ``tis_cap`` this is decoupled PPO (arXiv 2110.00641): the clip is
-around the policy of the batch, and the weight min(o/μ, C) accounts for the policy that sampled.
+With ``loss="ppo"``, ``anchor="recomputed"`` and ``tis_cap`` this is decoupled PPO (arXiv
+2110.00641): the clip is around the policy of the batch, and the weight min(o/μ, C) accounts for the
+policy that sampled.
 
-``aggregation`` computes the weights of the tokens, ``advantages`` the advantages. Log-ratios are clamped to ±20 before
-``exp``; inside that range the formulas are exactly those of the papers.
+``aggregation`` computes the weights of the tokens, ``advantages`` the advantages. Log-ratios are
+clamped to ±20 before ``exp``; inside that range the formulas are exactly those of the papers.
 """
 
 from __future__ import annotations
@@ -40,7 +45,8 @@ LOSSES = Registry("loss")
 class LossInput:
     """The arguments of a loss: one row, every tensor of shape [T], log-probabilities in nats.
 
-    Example, one prompt token and two sampled ones, the second twice as likely as when it was sampled::
+    Example, one prompt token and two sampled ones, the second twice as likely as when it was
+    sampled::
 
         LossInput(log_pi=tensor([0., -.69, -.69]), log_mu=tensor([0., -.69, -1.39]), advantage=tensor([0., 1., 1.]),
                   loss_mask=tensor([False, True, True]), seq_ids=tensor([0, 0, 0]))
@@ -54,7 +60,9 @@ class LossInput:
     log_old: Tensor | None = None  # float [T]
     log_ref: Tensor | None = None  # float [T], under the reference policy, or the teacher
     component: Tensor | None = None  # int64 [T], index in COMPONENTS; None = 0 throughout
-    reverse_kl: Tensor | None = None  # float [T], KL(π‖teacher) over the vocabulary; it carries a gradient too
+    reverse_kl: Tensor | None = (
+        None  # float [T], KL(π‖teacher) over the vocabulary; it carries a gradient too
+    )
     forward_kl: Tensor | None = None  # float [T], KL(teacher‖π), likewise
     entropy: Tensor | None = None  # float [T], H(π) over the vocabulary, likewise
 
@@ -67,10 +75,12 @@ class LossInput:
         kl: Sequence[Tensor | None] = (),
         entropy: Tensor | None = None,
     ) -> LossInput:
-        """The tensors of a ``PackedRow`` beside the trained policy's log-probabilities ``log_pi`` [T].
+        """The tensors of a ``PackedRow`` beside the trained policy's log-probabilities ``log_pi``
+        [T].
 
-        ``anchor="recomputed"`` gives ``log_old``: the policy when the batch was built, which is the trained one while
-        the row holds no ``old_logprobs``. That policy also replaces μ for trained text that no policy sampled.
+        ``anchor="recomputed"`` gives ``log_old``: the policy when the batch was built, which is the
+        trained one while the row holds no ``old_logprobs``. That policy also replaces μ for trained
+        text that no policy sampled.
         """
         log_old = row.get("old_logprobs", log_pi.detach())
         log_mu = torch.where(row["version"] != NOT_SAMPLED, row["sampler_logprobs"], log_old)
@@ -81,11 +91,23 @@ class LossInput:
         return cls(*given, *read, reverse_kl, forward_kl, entropy)
 
     def without_masked(self) -> LossInput:
-        """The same row with zeros at masked positions, without gradient to the values that were there."""
-        names = ("log_pi", "log_mu", "advantage", "log_old", "log_ref", "reverse_kl", "forward_kl", "entropy")
+        """The same row with zeros at masked positions, without gradient to the values that were
+        there."""
+        names = (
+            "log_pi",
+            "log_mu",
+            "advantage",
+            "log_old",
+            "log_ref",
+            "reverse_kl",
+            "forward_kl",
+            "entropy",
+        )
         values = {name: getattr(self, name) for name in names}
         masked = {
-            name: torch.where(self.loss_mask, one, one.new_zeros(())) for name, one in values.items() if one is not None
+            name: torch.where(self.loss_mask, one, one.new_zeros(()))
+            for name, one in values.items()
+            if one is not None
         }
         return replace(self, **masked)
 
@@ -104,7 +126,8 @@ LossFunction = Callable[..., Tensor]
 
 
 def register_loss(name: str) -> Callable[[LossFunction], LossFunction]:
-    """A decorator: register ``function(row: LossInput, *, parameters) -> losses [T]`` under ``name``, masked."""
+    """A decorator: register ``function(row: LossInput, *, parameters) -> losses [T]`` under
+    ``name``, masked."""
 
     def decorate(function: LossFunction) -> LossFunction:
         return LOSSES.register(name)(_masked(function))
@@ -113,10 +136,11 @@ def register_loss(name: str) -> Callable[[LossFunction], LossFunction]:
 
 
 def resolve_loss(choice: str | LossFunction, **parameters: object) -> Callable[[LossInput], Tensor]:
-    """The loss for a registered name, "package.module:function" or a function, with its parameters bound.
+    """The loss for a registered name, "package.module:function" or a function, with its parameters
+    bound.
 
-    Registered names are those of ``LOSSES`` and of ``OBJECTIVES``. The result maps a `LossInput` to losses [T], zero
-    where masked. *Raises* ConfigError for an unknown name or parameter.
+    Registered names are those of ``LOSSES`` and of ``OBJECTIVES``. The result maps a `LossInput` to
+    losses [T], zero where masked. *Raises* ConfigError for an unknown name or parameter.
 
     >>> loss = resolve_loss("ppo", epsilon_low=0.2)
     """
@@ -163,11 +187,13 @@ def correction(
     geo_mask: tuple[float, float] | None = None,
     opsm_delta: float | None = None,
 ) -> Tensor:
-    """Factor per token [T], without gradient, for the gap between sampler and trainer; 1 without any option.
+    """Factor per token [T], without gradient, for the gap between sampler and trainer; 1 without
+    any option.
 
-    With log o = ``log_old`` (sg(log π) when absent): ``tis_cap`` C gives min(o/μ, C). A whole sample is dropped (0)
-    when the product of o/μ exceeds ``sequence_mask_cap``, when exp(mean log o/μ) lies outside ``geo_mask``, or when its
-    mean advantage is negative and mean(log μ - log π) exceeds ``opsm_delta``.
+    With log o = ``log_old`` (sg(log π) when absent): ``tis_cap`` C gives min(o/μ, C). A whole
+    sample is dropped (0) when the product of o/μ exceeds ``sequence_mask_cap``, when exp(mean log
+    o/μ) lies outside ``geo_mask``, or when its mean advantage is negative and mean(log μ - log π)
+    exceeds ``opsm_delta``.
     """
     row = row.without_masked()
     log_pi = row.log_pi.detach()
@@ -185,7 +211,7 @@ def correction(
     return torch.where(keep, factor, torch.zeros_like(factor))
 
 
-# --- shared pieces ----------------------------------------------------------------------------------------------
+# --- shared pieces --------------------------------------------------------------------------------
 
 
 def _clamp(log_ratio: Tensor) -> Tensor:
@@ -213,7 +239,10 @@ def _keep(row: LossInput, losses: Tensor, low: float, high: float) -> Tensor:
 def _trust_region(row: LossInput, keep: Tensor, penalty: float, ratio_cap: float | None) -> Tensor:
     rho = row.log_rho.exp()
     gain = rho if ratio_cap is None else rho.detach().clamp(max=ratio_cap) * row.log_pi
-    return -torch.where(keep, gain * row.advantage, torch.zeros_like(gain)) + penalty * row.log_rho.square()
+    return (
+        -torch.where(keep, gain * row.advantage, torch.zeros_like(gain))
+        + penalty * row.log_rho.square()
+    )
 
 
 def _sequence_sum(row: LossInput, values: Tensor) -> Tensor:
@@ -227,7 +256,7 @@ def _sequence_mean(row: LossInput, values: Tensor) -> Tensor:
     return _sequence_sum(row, values) / _sequence_sum(row, torch.ones_like(values)).clamp(min=1)
 
 
-# --- the losses -------------------------------------------------------------------------------------------------
+# --- the losses -----------------------------------------------------------------------------------
 
 
 @register_loss("ppo")
@@ -239,15 +268,18 @@ def ppo(
     delta: float | None = None,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """-min(r·A, clip(r, 1-ε, 1+ε_high)·A). ``delta`` bounds the unclipped r from above; ``dual_clip`` c > 1 bounds
-    the loss of a negative advantage by -c·A.
+    """-min(r·A, clip(r, 1-ε, 1+ε_high)·A). ``delta`` bounds the unclipped r from above;
+    ``dual_clip`` c > 1 bounds the loss of a negative advantage by -c·A.
 
-    Source: GRPO, arXiv 2402.03300 (objective of PPO, 1707.06347); clip-higher, 2503.14476; dual clip, 1912.09729.
+    Source: GRPO, arXiv 2402.03300 (objective of PPO, 1707.06347); clip-higher, 2503.14476; dual
+    clip, 1912.09729.
     """
     r = row.log_r.exp()
     high = epsilon_low if epsilon_high is None else epsilon_high
     unclipped = r if delta is None else r.clamp(max=delta)
-    loss = -torch.minimum(unclipped * row.advantage, r.clamp(1 - epsilon_low, 1 + high) * row.advantage)
+    loss = -torch.minimum(
+        unclipped * row.advantage, r.clamp(1 - epsilon_low, 1 + high) * row.advantage
+    )
     if dual_clip is None:
         return loss
     return torch.where(row.advantage < 0, torch.minimum(loss, -dual_clip * row.advantage), loss)
@@ -262,7 +294,8 @@ def cispo(
     mask_ratio_low: float = 0.0,
     mask_ratio_high: float = math.inf,
 ) -> Tensor:
-    """-sg(clip(ρ, floor, cap))·A·log π: a bounded gradient for every token; then the keep-mask on ρ.
+    """-sg(clip(ρ, floor, cap))·A·log π: a bounded gradient for every token; then the keep-mask on
+    ρ.
 
     Source: MiniMax-M1, arXiv 2506.13585, equation 4.
     """
@@ -271,7 +304,9 @@ def cispo(
 
 
 @register_loss("masked_is")
-def masked_is(row: LossInput, *, mask_ratio_low: float = 0.125, mask_ratio_high: float = 8.0) -> Tensor:
+def masked_is(
+    row: LossInput, *, mask_ratio_low: float = 0.125, mask_ratio_high: float = 8.0
+) -> Tensor:
     """-ρ·A where low <= ρ <= high, else 0.
 
     Source: IcePop in Ring-1T, arXiv 2510.18855 (there with [0.5, 5]).
@@ -280,7 +315,9 @@ def masked_is(row: LossInput, *, mask_ratio_low: float = 0.125, mask_ratio_high:
 
 
 @register_loss("importance_sampling")
-def importance_sampling(row: LossInput, *, mask_ratio_low: float = 0.0, mask_ratio_high: float = math.inf) -> Tensor:
+def importance_sampling(
+    row: LossInput, *, mask_ratio_low: float = 0.0, mask_ratio_high: float = math.inf
+) -> Tensor:
     """-ρ·A, the unbiased per-token estimate; then the keep-mask on ρ.
 
     Source: off-policy policy gradient, Precup et al. 2000.
@@ -303,22 +340,30 @@ def dppo_tv(
     log_ratio_penalty: float = 1e-3,
     ratio_cap: float | None = 5.0,
 ) -> Tensor:
-    """-k·A·sg(min(ρ, cap))·log π + τ·log²ρ, k = 0 once the probability has moved more than δ in the direction of A.
+    """-k·A·sg(min(ρ, cap))·log π + τ·log²ρ, k = 0 once the probability has moved more than δ in the
+    direction of A.
 
-    Without a cap (None) the first term is -k·A·ρ; then one rare token with A < 0 can carry a gradient of any size.
-    Source: DPPO with total variation, arXiv 2602.04879.
+    Without a cap (None) the first term is -k·A·ρ; then one rare token with A < 0 can carry a
+    gradient of any size. Source: DPPO with total variation, arXiv 2602.04879.
     """
     with torch.no_grad():
         shift = row.log_pi.exp() - row.log_mu.exp()
-        blocked = ((row.advantage > 0) & (shift > delta_high)) | ((row.advantage < 0) & (shift < -delta_low))
+        blocked = ((row.advantage > 0) & (shift > delta_high)) | (
+            (row.advantage < 0) & (shift < -delta_low)
+        )
     return _trust_region(row, ~blocked, log_ratio_penalty, ratio_cap)
 
 
 @register_loss("dppo_kl")
 def dppo_kl(
-    row: LossInput, *, delta: float = 0.05, log_ratio_penalty: float = 0.0, ratio_cap: float | None = None
+    row: LossInput,
+    *,
+    delta: float = 0.05,
+    log_ratio_penalty: float = 0.0,
+    ratio_cap: float | None = None,
 ) -> Tensor:
-    """As `dppo_tv`, with k = 0 where the Bernoulli KL(μ‖π) of the token exceeds δ and π moves further away.
+    """As `dppo_tv`, with k = 0 where the Bernoulli KL(μ‖π) of the token exceeds δ and π moves
+    further away.
 
     Source: DPPO with binary KL, arXiv 2602.04879.
     """
@@ -332,10 +377,12 @@ def dppo_kl(
 
 @register_loss("ipo")
 def ipo(row: LossInput, *, delta: float = 0.1, log_ratio_penalty: float = 1e-3) -> Tensor:
-    """-[|π - μ| <= δ]·A·ρ + τ·log²ρ: as `dppo_tv`, masked whatever the sign of A. The bound is inclusive up to 1e-6.
+    """-[|π - μ| <= δ]·A·ρ + τ·log²ρ: as `dppo_tv`, masked whatever the sign of A. The bound is
+    inclusive up to 1e-6.
 
-    Source: INTELLECT policy optimization of prime-rl (docs.primeintellect.ai/prime-rl/ipo), from the total-variation
-    mask of DPPO, arXiv 2602.04879, and the squared log-ratio penalty of Kimi K2.5, arXiv 2602.02276.
+    Source: INTELLECT policy optimization of prime-rl (docs.primeintellect.ai/prime-rl/ipo), from
+    the total-variation mask of DPPO, arXiv 2602.04879, and the squared log-ratio penalty of Kimi
+    K2.5, arXiv 2602.02276.
     """
     with torch.no_grad():
         near = (row.log_pi.exp() - row.log_mu.exp()).abs() <= delta + 1e-6
@@ -351,12 +398,15 @@ def gspo(row: LossInput, *, epsilon_low: float = 3e-4, epsilon_high: float = 4e-
     """
     log_s = _sequence_mean(row, row.log_r.detach())
     s = (log_s + row.log_pi - row.log_pi.detach()).exp()
-    return torch.maximum(-s * row.advantage, -s.clamp(1 - epsilon_low, 1 + epsilon_high) * row.advantage)
+    return torch.maximum(
+        -s * row.advantage, -s.clamp(1 - epsilon_low, 1 + epsilon_high) * row.advantage
+    )
 
 
 @register_loss("sapo")
 def sapo(row: LossInput, *, temperature_pos: float = 1.0, temperature_neg: float = 1.05) -> Tensor:
-    """-(4/τ)·σ(τ(r-1))·A: a smooth gate in place of the clip, τ by the sign of A. Source: SAPO, arXiv 2511.20347."""
+    """-(4/τ)·σ(τ(r-1))·A: a smooth gate in place of the clip, τ by the sign of A. Source: SAPO,
+    arXiv 2511.20347."""
     positive = row.advantage > 0
     tau = torch.where(positive, temperature_pos, temperature_neg).to(row.advantage.dtype)
     return -4 / tau * torch.sigmoid(tau * (row.log_r.exp() - 1)) * row.advantage
@@ -364,12 +414,18 @@ def sapo(row: LossInput, *, temperature_pos: float = 1.0, temperature_neg: float
 
 @register_loss("vespo")
 def vespo(
-    row: LossInput, *, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0
+    row: LossInput,
+    *,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
 ) -> Tensor:
-    """-sg(W^k·exp(λ·(1 - W)))·A·log π with W the ratio of the whole sample, log W in [log 1e-8, 20].
+    """-sg(W^k·exp(λ·(1 - W)))·A·log π with W the ratio of the whole sample, log W in [log 1e-8,
+    20].
 
-    Source: VESPO, variational sequence-level soft policy optimization, arXiv 2602.10693: its reshaping kernel
-    φ(W) = W^c1·exp(c2·(1 - W)) with c1 = k and c2 = λ, each by the sign of A.
+    Source: VESPO, variational sequence-level soft policy optimization, arXiv 2602.10693: its
+    reshaping kernel φ(W) = W^c1·exp(c2·(1 - W)) with c1 = k and c2 = λ, each by the sign of A.
     """
     positive = row.advantage > 0
     dtype = row.advantage.dtype
@@ -381,23 +437,26 @@ def vespo(
 
 @register_loss("dro")
 def dro(row: LossInput, *, beta: float = 0.1) -> Tensor:
-    """-A·log π + β/2·log²r: regression towards the anchor. Source: DRO, arXiv 2405.19107, per token."""
+    """-A·log π + β/2·log²r: regression towards the anchor. Source: DRO, arXiv 2405.19107, per
+    token."""
     return -row.advantage * row.log_pi + beta / 2 * row.log_r.square()
 
 
 @register_loss("sft")
 def sft(row: LossInput) -> Tensor:
-    """-log π: cross-entropy with the tokens of the row, whatever sampled them. The component "ce"."""
+    """-log π: cross-entropy with the tokens of the row, whatever sampled them. The
+    component "ce"."""
     return -row.log_pi
 
 
 @register_loss("distill")
 def distill(row: LossInput, *, ratio_cap: float = 5.0) -> Tensor:
-    """sg(min(ρ, cap)·(log π - log T))·log π, T the teacher: its gradient is that of KL(π‖T) at each token that π
-    sampled, in expectation. The component "ref_kl". *Raises* ConfigError without a teacher.
+    """sg(min(ρ, cap)·(log π - log T))·log π, T the teacher: its gradient is that of KL(π‖T) at each
+    token that π sampled, in expectation. The component "ref_kl". *Raises* ConfigError without a
+    teacher.
 
-    Source: Lu and Thinking Machines Lab, "On-Policy Distillation" (2025): a policy gradient per token, with the reverse
-    KL in place of the advantage.
+    Source: Lu and Thinking Machines Lab, "On-Policy Distillation" (2025): a policy gradient per
+    token, with the reverse KL in place of the advantage.
     """
     if row.log_ref is None:
         raise ConfigError("the loss 'distill' needs a teacher's log-probabilities: set teacher")
@@ -407,18 +466,21 @@ def distill(row: LossInput, *, ratio_cap: float = 5.0) -> Tensor:
 
 @register_loss("gkd")
 def gkd(row: LossInput, *, reverse: float = 1.0) -> Tensor:
-    """reverse·KL(π‖T) + (1-reverse)·KL(T‖π) over the whole vocabulary, at each token that π sampled. The component
-    "ref_kl". *Raises* ConfigError without a teacher in this process.
+    """reverse·KL(π‖T) + (1-reverse)·KL(T‖π) over the whole vocabulary, at each token that π
+    sampled. The component "ref_kl". *Raises* ConfigError without a teacher in this process.
 
-    Source: GKD, arXiv 2306.13649, equation 4 with on-policy data alone (λ = 1), which has both divergences; there too
-    the gradient is not taken through sampling.
+    Source: GKD, arXiv 2306.13649, equation 4 with on-policy data alone (λ = 1), which has both
+    divergences; there too the gradient is not taken through sampling.
     """
     if row.reverse_kl is None or row.forward_kl is None:
-        raise ConfigError("the loss 'gkd' needs the teacher's whole distribution: set teacher to a folder or a name")
+        raise ConfigError(
+            "the loss 'gkd' needs the teacher's whole distribution: set teacher to a folder or a"
+            " name"
+        )
     return reverse * row.reverse_kl + (1 - reverse) * row.forward_kl
 
 
-# --- the names --------------------------------------------------------------------------------------------------
+# --- the names ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,13 +496,16 @@ class NamedObjective:
     reads: Mapping[str, str] = field(default_factory=dict)
     """Setting of a bound -> the parameter of the loss it sets; any other bound is refused."""
     bounds: Mapping[str, float] = field(default_factory=dict)
-    """Bounds of the source that are not the defaults of the settings; those that the caller sets win."""
+    """Bounds of the source that are not the defaults of the settings; those that the caller sets
+    win."""
     ratio: str = "r"
-    """The ratio in the loss: "r" (π/o with anchor="recomputed", else π/μ), "ρ" (always π/μ), or "" for none."""
+    """The ratio in the loss: "r" (π/o with anchor="recomputed", else π/μ), "ρ" (always π/μ), or ""
+    for none."""
     kl: str = "none"
     """The penalty of the source; the settings ``beta`` and ``kl_type`` add it."""
     component: str = "rl"
-    """The part of the loss, one of ``COMPONENTS``, that trains the rollouts; only "rl" reads their rewards."""
+    """The part of the loss, one of ``COMPONENTS``, that trains the rollouts; only "rl" reads their
+    rewards."""
     source: str
 
 
@@ -450,7 +515,8 @@ _MASK = {"mask_ratio_low": "mask_ratio_low", "mask_ratio_high": "mask_ratio_high
 _CAP = {"ratio_cap": "ratio_cap"}
 _CISPO = {**_CAP, "ratio_floor": "ratio_floor", **_MASK, "epsilon_high": "ratio_cap"}
 BOUNDS: Mapping[str, str] = {**_CISPO, **_PPO}
-"""Every setting that is a bound -> the parameter it sets in a loss without a row in ``OBJECTIVES``."""
+"""Every setting that is a bound -> the parameter it sets in a loss without a row in
+``OBJECTIVES``."""
 
 OBJECTIVES: Mapping[str, NamedObjective] = {
     "grpo": NamedObjective(
@@ -472,7 +538,10 @@ OBJECTIVES: Mapping[str, NamedObjective] = {
         source="DAPO, arXiv 2503.14476, equation 8",
     ),
     "bnpo": NamedObjective(
-        loss="ppo", advantage="mean_std", reads=_PPO, source="a name of GRPO scripts: GRPO as one mean over all tokens"
+        loss="ppo",
+        advantage="mean_std",
+        reads=_PPO,
+        source="a name of GRPO scripts: GRPO as one mean over all tokens",
     ),
     "ppo": NamedObjective(loss="ppo", reads=_PPO, source="PPO, arXiv 1707.06347, equation 7"),
     "cispo": NamedObjective(
@@ -505,13 +574,21 @@ OBJECTIVES: Mapping[str, NamedObjective] = {
     "dppo_tv": NamedObjective(
         loss="dppo_tv", reads=_CAP, ratio="ρ", source="DPPO with total variation, arXiv 2602.04879"
     ),
-    "dppo_kl": NamedObjective(loss="dppo_kl", reads=_CAP, ratio="ρ", source="DPPO with binary KL, arXiv 2602.04879"),
+    "dppo_kl": NamedObjective(
+        loss="dppo_kl", reads=_CAP, ratio="ρ", source="DPPO with binary KL, arXiv 2602.04879"
+    ),
     "ipo": NamedObjective(
-        loss="ipo", ratio="ρ", source="prime-rl: mask of arXiv 2602.04879, penalty of arXiv 2602.02276"
+        loss="ipo",
+        ratio="ρ",
+        source="prime-rl: mask of arXiv 2602.04879, penalty of arXiv 2602.02276",
     ),
     "dro": NamedObjective(loss="dro", source="DRO, arXiv 2405.19107"),
     "sft": NamedObjective(
-        loss="sft", advantage="none", ratio="", component="ce", source="maximum likelihood of finished rollouts"
+        loss="sft",
+        advantage="none",
+        ratio="",
+        component="ce",
+        source="maximum likelihood of finished rollouts",
     ),
     "distill": NamedObjective(
         loss="distill",
@@ -529,8 +606,9 @@ OBJECTIVES: Mapping[str, NamedObjective] = {
         source="GKD, arXiv 2306.13649, equation 4 with λ 1",
     ),
 }
-"""Every name of the setting ``loss`` with what it means. ``settings`` derives from it, docs/train/objective.md shows
-it, and tests/trainer/algorithm/test_oracle.py holds each row against its source."""
+"""Every name of the setting ``loss`` with what it means. ``settings`` derives from it,
+docs/train/objective.md shows it, and tests/trainer/algorithm/test_oracle.py holds each row against
+its source."""
 
 
 def named_objective(choice: str | LossFunction) -> NamedObjective | None:
@@ -539,14 +617,15 @@ def named_objective(choice: str | LossFunction) -> NamedObjective | None:
 
 
 def bounds_read(choice: str | LossFunction) -> Mapping[str, str]:
-    """Settings of bounds that a loss reads -> its parameters; of a function, those among its keywords."""
+    """Settings of bounds that a loss reads -> its parameters; of a function, those among its
+    keywords."""
     if (named := named_objective(choice)) is not None:
         return named.reads
     accepted = loss_parameters(choice) or ()
     return {setting: parameter for setting, parameter in BOUNDS.items() if parameter in accepted}
 
 
-# --- the objective ----------------------------------------------------------------------------------------------
+# --- the objective --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,22 +667,26 @@ class ObjectiveSettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A loss, its corrections and a penalty: ``Objective(resolve_loss("ppo"), {"tis_cap": 2.0}, beta=0.01)``."""
+    """A loss, its corrections and a penalty: ``Objective(resolve_loss("ppo"), {"tis_cap": 2.0},
+    beta=0.01)``."""
 
     loss: Callable[[LossInput], Tensor]
     corrections: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of ``correction``, which weighs or drops tokens by the gap between sampler and trainer."""
+    """Parameters of ``correction``, which weighs or drops tokens by the gap between sampler and
+    trainer."""
     beta: float = 0.0
     kl_type: str = "k3"
     component: str = "rl"
     """The component of ``loss``."""
     entropy_coef: float = 0.0
-    """Weight of the entropy of the policy at each token, over the whole vocabulary: a sampled -log π would have no
-    gradient in expectation. Source: A3C, arXiv 1602.01783, section 4; PPO, arXiv 1707.06347, equation 9."""
+    """Weight of the entropy of the policy at each token, over the whole vocabulary: a sampled -log
+    π would have no gradient in expectation. Source: A3C, arXiv 1602.01783, section 4; PPO, arXiv
+    1707.06347, equation 9."""
 
     @classmethod
     def of(cls, loss: Callable[[LossInput], Tensor], settings: ObjectiveSettings) -> Objective:
-        """The objective with the corrections and the penalty that are attributes of ``settings``."""
+        """The objective with the corrections and the penalty that are attributes of
+        ``settings``."""
         parameters = {
             "tis_cap": settings.tis_cap,
             "sequence_mask_cap": settings.sequence_mask_cap,
@@ -611,14 +694,23 @@ class Objective:
             "opsm_delta": settings.opsm_delta,
         }
         corrections = {name: value for name, value in parameters.items() if value is not None}
-        return cls(loss, corrections, settings.beta, settings.kl_type, settings.component, settings.entropy_coef)
+        return cls(
+            loss,
+            corrections,
+            settings.beta,
+            settings.kl_type,
+            settings.component,
+            settings.entropy_coef,
+        )
 
     def __call__(self, tokens: LossInput) -> TokenLosses:
         """The losses of a row; its ``log_ref`` is needed when there is a penalty, or a teacher."""
         losses, metrics = self.loss(tokens), {}
         if self.corrections:
             factor = correction(tokens, **self.corrections)
-            used = factor > 0  # the loss of a dropped sample may be infinite, and inf times 0 is NaN
+            used = (
+                factor > 0
+            )  # the loss of a dropped sample may be infinite, and inf times 0 is NaN
             losses = torch.where(used, losses, torch.zeros_like(losses)) * factor
             metrics["correction/factor"] = factor
         if self.beta:
@@ -631,7 +723,9 @@ class Objective:
             losses = losses - self.entropy_coef * torch.where(tokens.loss_mask, tokens.entropy, 0.0)
         if self.component == "ref_kl":
             gap = tokens.log_pi if tokens.log_ref is None else tokens.log_pi - tokens.log_ref
-            metrics["kl_teacher"] = (gap if tokens.reverse_kl is None else tokens.reverse_kl).detach()
+            metrics["kl_teacher"] = (
+                gap if tokens.reverse_kl is None else tokens.reverse_kl
+            ).detach()
         if tokens.component is not None:
             for name, loss in {"ce": sft, "ref_kl": distill}.items():
                 its = tokens.component == COMPONENTS.index(name)

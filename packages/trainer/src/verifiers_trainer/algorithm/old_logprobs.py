@@ -1,8 +1,10 @@
-"""Compute the log-probabilities that stay fixed while a batch is trained: under its old policy and the reference.
+"""Compute the log-probabilities that stay fixed while a batch is trained: under its old policy and
+the reference.
 
-They are computed once for a batch, row by row, without gradient, by the same chunked head that trains, and stored in
-the rows (``old_logprobs``, ``reference_logprobs``). ``losses`` compares the trained policy with them. A checkpoint
-between the steps of a batch has them: the weights that they are of have changed.
+They are computed once for a batch, row by row, without gradient, by the same chunked head that
+trains, and stored in the rows (``old_logprobs``, ``reference_logprobs``). ``losses`` compares the
+trained policy with them. A checkpoint between the steps of a batch has them: the weights that they
+are of have changed.
 """
 
 from __future__ import annotations
@@ -23,9 +25,14 @@ Forward = Callable[..., Any]
 
 
 def annotate(
-    rows: list[PackedRow], device: torch.device | str, *, old: Forward | None = None, reference: Forward | None = None
+    rows: list[PackedRow],
+    device: torch.device | str,
+    *,
+    old: Forward | None = None,
+    reference: Forward | None = None,
 ) -> None:
-    """Store the log-probabilities [T] of ``old`` and ``reference`` in the rows that lack them, in place in the list."""
+    """Store the log-probabilities [T] of ``old`` and ``reference`` in the rows that lack them, in
+    place in the list."""
     for index, row in enumerate(rows):
         is_known = (old is None or row.old_logprobs is not None) and (
             reference is None or row.reference_logprobs is not None
@@ -38,19 +45,24 @@ def annotate(
             if old is not None and row.old_logprobs is None:
                 computed["old_logprobs"] = old(**arguments).logprobs.float().cpu().numpy()
             if reference is not None and row.reference_logprobs is None:
-                computed["reference_logprobs"] = reference(**arguments).logprobs.float().cpu().numpy()
+                computed["reference_logprobs"] = (
+                    reference(**arguments).logprobs.float().cpu().numpy()
+                )
         rows[index] = replace(row, **computed)
 
 
 def needs_old(rows: Sequence[PackedRow], steps_per_batch: int, anchor: str) -> bool:
     """Whether these rows are compared with the policy of the batch after it has changed.
 
-    In the first step of a batch both are the same policy, so a batch of one step (``steps_per_batch=1``) needs no
-    forward pass. Otherwise ``anchor="recomputed"`` needs it, and so does trained text that no policy sampled.
+    In the first step of a batch both are the same policy, so a batch of one step
+    (``steps_per_batch=1``) needs no forward pass. Otherwise ``anchor="recomputed"`` needs it, and
+    so does trained text that no policy sampled.
     """
     if steps_per_batch == 1:
         return False
-    return anchor == "recomputed" or any(((row.version == NOT_SAMPLED) & row.loss_mask).any() for row in rows)
+    return anchor == "recomputed" or any(
+        ((row.version == NOT_SAMPLED) & row.loss_mask).any() for row in rows
+    )
 
 
 def to_bytes(rows_S: Sequence[Sequence[PackedRow]]) -> bytes:
@@ -71,5 +83,7 @@ def restore(rows_S: Sequence[list[PackedRow]], data: bytes) -> None:
         step, index, name = key.split(".")
         rows, number = rows_S[int(step)], int(index)
         if number >= len(rows) or rows[number].num_tokens != len(array):
-            raise ValueError(f"the rows of step {step} of the batch are others than those it was saved with")
+            raise ValueError(
+                f"the rows of step {step} of the batch are others than those it was saved with"
+            )
         rows[number] = replace(rows[number], **{name: array})

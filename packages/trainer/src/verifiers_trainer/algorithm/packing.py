@@ -1,13 +1,16 @@
-"""Pack samples into rows of token arrays: equally many on every rank, of nearly equal size, without padding.
+"""Pack samples into rows of token arrays: equally many on every rank, of nearly equal size, without
+padding.
 
-Samples are laid end to end into rows of at most ``max_tokens``, first fit in decreasing order; the number of rows is
-rounded up to a multiple of the ranks and the samples are dealt again, largest first into the emptiest row. Ranks
-without a row get a filler: one token of weight zero that runs a real forward and backward pass, because sharded
-training hangs when ranks run different numbers of them. A sample never spans rows and is never cut.
+Samples are laid end to end into rows of at most ``max_tokens``, first fit in decreasing order; the
+number of rows is rounded up to a multiple of the ranks and the samples are dealt again, largest
+first into the emptiest row. Ranks without a row get a filler: one token of weight zero that runs a
+real forward and backward pass, because sharded training hangs when ranks run different numbers of
+them. A sample never spans rows and is never cut.
 
-The rollouts of a group begin with the same prompt. With ``share_prompts`` that prompt is laid once, followed by one
-branch for each sample. The log-probabilities stay the same, because a branch attends to its prompt and itself
-alone (``policy.logprobs`` builds that mask); prompts carry no loss, so no loss is dropped.
+The rollouts of a group begin with the same prompt. With ``share_prompts`` that prompt is laid once,
+followed by one branch for each sample. The log-probabilities stay the same, because a branch
+attends to its prompt and itself alone (``policy.logprobs`` builds that mask); prompts carry no
+loss, so no loss is dropped.
 
 ``samples`` decides which tokens carry loss, ``aggregation`` how much each weighs.
 """
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:
-    """Several samples end to end, T tokens together; entry t describes token t given the tokens before it.
+    """Several samples end to end, T tokens together; entry t describes token t given the tokens
+    before it.
 
     Example, a sample of three tokens and one of two::
 
@@ -46,7 +50,9 @@ class PackedRow:
     """
 
     token_ids: np.ndarray  # int32 [T]
-    position_ids: np.ndarray  # int32 [T], from 0 in every sample; after a shared prompt they continue from its end
+    position_ids: (
+        np.ndarray
+    )  # int32 [T], from 0 in every sample; after a shared prompt they continue from its end
     seq_ids: np.ndarray  # int32 [T], from 0: which sample of the row; a shared prompt counts as one
     loss_mask: np.ndarray  # bool [T], False on the first token of every sample
     sampler_logprobs: np.ndarray  # float32 [T], nats, under the policy that sampled the token
@@ -54,10 +60,16 @@ class PackedRow:
     weight: np.ndarray  # float32 [T]
     inv_temperature: np.ndarray  # float32 [T]
     version: np.ndarray  # int32 [T]
-    sample_indices: np.ndarray  # int32 [samples of the row]: position in the list given to `pack`; empty in a filler
+    sample_indices: (
+        np.ndarray
+    )  # int32 [samples of the row]: position in the list given to `pack`; empty in a filler
     reference_logprobs: np.ndarray | None = None  # float32 [T], nats, under the reference policy
-    old_logprobs: np.ndarray | None = None  # float32 [T], nats, under the trained policy when the batch was built
-    prompt_seq_ids: np.ndarray | None = None  # int32 [T]: seq id of the shared prompt before a token, else its own
+    old_logprobs: np.ndarray | None = (
+        None  # float32 [T], nats, under the trained policy when the batch was built
+    )
+    prompt_seq_ids: np.ndarray | None = (
+        None  # int32 [T]: seq id of the shared prompt before a token, else its own
+    )
     component: np.ndarray | None = None  # int32 [T]: index in COMPONENTS; None = 0 throughout
 
     @property
@@ -69,7 +81,8 @@ class PackedRow:
         return not len(self.sample_indices)
 
     def to_tensors(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """The arrays [T] as tensors on ``device``, integers as int64; without ``sample_indices`` and absent ones."""
+        """The arrays [T] as tensors on ``device``, integers as int64; without ``sample_indices``
+        and absent ones."""
         import torch
 
         tensors = {}
@@ -77,12 +90,15 @@ class PackedRow:
             array = getattr(self, field.name)
             if array is not None and field.name != "sample_indices":
                 tensor = torch.from_numpy(array)
-                tensors[field.name] = tensor.to(device, torch.int64 if array.dtype == np.int32 else None)
+                tensors[field.name] = tensor.to(
+                    device, torch.int64 if array.dtype == np.int32 else None
+                )
         return tensors
 
 
 def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
-    """(sample, start, end) of each sample of a row, as `pack` numbers them; without the prompt that several share.
+    """(sample, start, end) of each sample of a row, as `pack` numbers them; without the prompt that
+    several share.
 
     The tokens from ``start`` to before ``end`` are the last of the sample.
     """
@@ -90,9 +106,15 @@ def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
         return []
     bounds = [0, *(np.flatnonzero(np.diff(row.seq_ids)) + 1).tolist(), row.num_tokens]
     prompts = (
-        set() if row.prompt_seq_ids is None else set(row.prompt_seq_ids[row.prompt_seq_ids != row.seq_ids].tolist())
+        set()
+        if row.prompt_seq_ids is None
+        else set(row.prompt_seq_ids[row.prompt_seq_ids != row.seq_ids].tolist())
     )
-    spans = [(start, end) for start, end in itertools.pairwise(bounds) if int(row.seq_ids[start]) not in prompts]
+    spans = [
+        (start, end)
+        for start, end in itertools.pairwise(bounds)
+        if int(row.seq_ids[start]) not in prompts
+    ]
     return [(int(sample), *span) for sample, span in zip(row.sample_indices, spans, strict=True)]
 
 
@@ -118,13 +140,16 @@ def pack(
     packing: bool = True,
     share_prompts: bool = False,
 ) -> list[list[PackedRow]]:
-    """Rows for each of ``world`` ranks: ``rows_R[rank][i]``, as many on every rank and at least one.
+    """Rows for each of ``world`` ranks: ``rows_R[rank][i]``, as many on every rank and at least
+    one.
 
-    ``weights`` are those of `aggregation.step_weights`, one array [T] per sample. Samples whose weights are all zero
-    are left out; every other sample is in exactly one row. ``packing=False`` gives each sample its own row.
-    ``share_prompts`` lays siblings with the same prompt after one copy of it; the gradient is the same.
+    ``weights`` are those of `aggregation.step_weights`, one array [T] per sample. Samples whose
+    weights are all zero are left out; every other sample is in exactly one row. ``packing=False``
+    gives each sample its own row. ``share_prompts`` lays siblings with the same prompt after one
+    copy of it; the gradient is the same.
 
-    *Raises* ValueError for a sample longer than ``max_tokens``, and for one whose first token carries loss.
+    *Raises* ValueError for a sample longer than ``max_tokens``, and for one whose first token
+    carries loss.
     """
     used = [i for i, weight in enumerate(weights) if weight.any()]
     for i in used:
@@ -137,7 +162,9 @@ def pack(
         if sample.loss_mask[0]:
             raise ValueError(f"sample {i} carries loss on its first token, which nothing predicts")
         if len(weights[i]) != sample.num_tokens:
-            raise ValueError(f"sample {i} has {sample.num_tokens} tokens and {len(weights[i])} weights")
+            raise ValueError(
+                f"sample {i} has {sample.num_tokens} tokens and {len(weights[i])} weights"
+            )
     if share_prompts and packing:
         total = sum(samples[i].num_tokens for i in used)
         parts = shared_prompt_parts(samples, used, min(max_tokens, math.ceil(total / world)))
@@ -157,9 +184,13 @@ def fill(rows_R: Sequence[Sequence[PackedRow]], max_tokens: int) -> float:
     return sum(row.num_tokens for row in rows if not row.is_filler) / (len(rows) * max_tokens)
 
 
-def shared(rows_R: Sequence[Sequence[PackedRow]], samples: Sequence[Sample], weights: Sequence[np.ndarray]) -> float:
+def shared(
+    rows_R: Sequence[Sequence[PackedRow]], samples: Sequence[Sample], weights: Sequence[np.ndarray]
+) -> float:
     """Fraction of the samples' tokens saved by sharing prompts; 0 when no prompt is shared."""
-    total = sum(sample.num_tokens for sample, weight in zip(samples, weights, strict=True) if weight.any())
+    total = sum(
+        sample.num_tokens for sample, weight in zip(samples, weights, strict=True) if weight.any()
+    )
     in_rows = sum(row.num_tokens for rows in rows_R for row in rows if not row.is_filler)
     return 1 - in_rows / total if total else 0.0
 
@@ -181,7 +212,7 @@ def filler_row() -> PackedRow:
     )
 
 
-# --- shared prompts ---------------------------------------------------------------------------------------------
+# --- shared prompts -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +227,21 @@ class Part:
     """Tokens in the row."""
 
 
-def shared_prompt_parts(samples: Sequence[Sample], used: Sequence[int], max_tokens: int) -> list[Part]:
-    """Group the samples ``used`` of one group with equal prompts into parts of at most ``max_tokens``.
+def shared_prompt_parts(
+    samples: Sequence[Sample], used: Sequence[int], max_tokens: int
+) -> list[Part]:
+    """Group the samples ``used`` of one group with equal prompts into parts of at most
+    ``max_tokens``.
 
-    A longer sample is a part alone. The prompt is everything before the first token with loss. First fit in decreasing
-    order of length gives few parts.
+    A longer sample is a part alone. The prompt is everything before the first token with loss.
+    First fit in decreasing order of length gives few parts.
     """
     siblings: dict[tuple[int, float, bytes], list[int]] = {}
     for i in used:
         prompt = samples[i].token_ids[: _prompt_len(samples[i])]
-        siblings.setdefault((samples[i].group, samples[i].inv_temperature, prompt.tobytes()), []).append(i)
+        siblings.setdefault(
+            (samples[i].group, samples[i].inv_temperature, prompt.tobytes()), []
+        ).append(i)
     return [part for members in siblings.values() for part in _parts(samples, members, max_tokens)]
 
 
@@ -228,11 +264,12 @@ def _parts(samples: Sequence[Sample], members: Sequence[int], max_tokens: int) -
         yield Part(tuple(branches), prompt if len(branches) > 1 else 0, size)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def _bins(sizes: Sequence[int], max_tokens: int, world: int) -> list[list[int]]:
-    """Indices of ``sizes`` by row: first fit decreasing decides how many, then an even distribution where it fits."""
+    """Indices of ``sizes`` by row: first fit decreasing decides how many, then an even distribution
+    where it fits."""
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
     first_fit: list[list[int]] = []
     room = np.full(len(order), max_tokens, dtype=np.int64)
@@ -246,8 +283,11 @@ def _bins(sizes: Sequence[int], max_tokens: int, world: int) -> list[list[int]]:
     return _emptiest_first(order, sizes, max_tokens, count) or first_fit
 
 
-def _emptiest_first(order: Sequence[int], sizes: Sequence[int], max_tokens: int, count: int) -> list[list[int]] | None:
-    """Largest first into the emptiest of ``count`` rows; None when a row would overflow. Empty rows are left out."""
+def _emptiest_first(
+    order: Sequence[int], sizes: Sequence[int], max_tokens: int, count: int
+) -> list[list[int]] | None:
+    """Largest first into the emptiest of ``count`` rows; None when a row would overflow. Empty rows
+    are left out."""
     bins: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, b) for b in range(count)]
     for i in order:
@@ -259,7 +299,9 @@ def _emptiest_first(order: Sequence[int], sizes: Sequence[int], max_tokens: int,
     return [members for members in bins if members]
 
 
-def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequence[Part]) -> PackedRow:
+def _row(
+    samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequence[Part]
+) -> PackedRow:
     spans = [span for part in parts for span in _spans(samples, part)]
     lengths = np.array([end - start for _, start, end, _ in spans])
     seq_ids = np.arange(len(spans), dtype=np.int32)
@@ -274,12 +316,16 @@ def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequen
 
     return PackedRow(
         token_ids=concatenated("token_ids"),
-        position_ids=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end, _ in spans]),
+        position_ids=np.concatenate(
+            [np.arange(start, end, dtype=np.int32) for _, start, end, _ in spans]
+        ),
         seq_ids=repeated(seq_ids, np.int32),
         loss_mask=concatenated("loss_mask"),
         sampler_logprobs=concatenated("sampler_logprobs"),
         advantage=concatenated("advantages"),
-        weight=np.concatenate([weights[i][start:end] for i, start, end, _ in spans]).astype(np.float32),
+        weight=np.concatenate([weights[i][start:end] for i, start, end, _ in spans]).astype(
+            np.float32
+        ),
         inv_temperature=repeated([samples[i].inv_temperature for i, _, _, _ in spans], np.float32),
         version=concatenated("versions"),
         sample_indices=np.array([i for part in parts for i in part.members], np.int32),
@@ -289,17 +335,22 @@ def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequen
 
 
 def _spans(samples: Sequence[Sample], part: Part) -> list[tuple[int, int, int, int]]:
-    """(sample, start, end, offset to the span of its prompt) of each span of a part, in the order of the row."""
+    """(sample, start, end, offset to the span of its prompt) of each span of a part, in the order
+    of the row."""
     if not part.prompt:
         return [(i, 0, samples[i].num_tokens, 0) for i in part.members]
-    branches = [(i, part.prompt, samples[i].num_tokens, 1 + number) for number, i in enumerate(part.members)]
+    branches = [
+        (i, part.prompt, samples[i].num_tokens, 1 + number) for number, i in enumerate(part.members)
+    ]
     return [(part.members[0], 0, part.prompt, 0), *branches]
 
 
 def _deal(rows: Sequence[PackedRow], world: int) -> list[list[PackedRow]]:
-    """Largest rows first, ``world`` at a time and in alternating direction: equal counts, nearly equal tokens.
+    """Largest rows first, ``world`` at a time and in alternating direction: equal counts, nearly
+    equal tokens.
 
-    The i-th rows of all ranks have similar sizes, which matters where ranks wait for each other in every row.
+    The i-th rows of all ranks have similar sizes, which matters where ranks wait for each other in
+    every row.
     """
     order = sorted(range(len(rows)), key=lambda i: (-rows[i].num_tokens, i))
     rows_R: list[list[PackedRow]] = [[] for _ in range(world)]

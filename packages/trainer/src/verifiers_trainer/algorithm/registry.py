@@ -1,4 +1,5 @@
-"""Resolve a name, an import path or a function to a function: how settings select losses and advantages."""
+"""Resolve a name, an import path or a function to a function: how settings select losses and
+advantages."""
 
 from __future__ import annotations
 
@@ -43,21 +44,26 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return len(self._functions)
 
     def register(self, name: str) -> Callable[[F], F]:
-        """A decorator that registers a function under ``name``. *Raises* ConfigError when the name is taken."""
+        """A decorator that registers a function under ``name``. *Raises* ConfigError when the name
+        is taken."""
 
         def add(function: F) -> F:
             if name in self._functions:
-                raise ConfigError(f"{self.kind} {name!r} is already registered; choose another name")
+                raise ConfigError(
+                    f"{self.kind} {name!r} is already registered; choose another name"
+                )
             self._functions[name] = function
             return function
 
         return add
 
     def resolve(self, choice: str | Callable[..., Any]) -> Callable[..., Any]:
-        """The function for a registered name, for "package.module:function", or ``choice`` itself if callable.
+        """The function for a registered name, for "package.module:function", or ``choice`` itself
+        if callable.
 
-        "file.py:function" is a file in the working folder or in a folder on the path.
-        *Raises* ConfigError for an unknown name (with the nearest one) and for a path that cannot be imported.
+        "file.py:function" is a file in the working folder or in a folder on the path. *Raises*
+        ConfigError for an unknown name (with the nearest one) and for a path that cannot be
+        imported.
         """
         if callable(choice):
             return choice
@@ -68,23 +74,34 @@ class Registry(Mapping[str, Callable[..., Any]]):
         near = close_match(choice, self._functions, SIMILAR)
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(self._functions)}"
         raise ConfigError(
-            f"unknown {self.kind} {choice!r}; {hint} (or give 'package.module:function' or 'file.py:function')"
+            f"unknown {self.kind} {choice!r}; {hint} (or give 'package.module:function' or"
+            " 'file.py:function')"
         )
 
     def _import(self, path: str) -> Callable[..., Any]:
         module_name, _, attribute = path.rpartition(":")
         try:
-            module = _load_file(module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
-        except Exception as error:  # the author's module may raise anything; chained, and its text shown
+            module = (
+                _load_file(module_name)
+                if module_name.endswith(".py")
+                else importlib.import_module(module_name)
+            )
+        except (
+            Exception
+        ) as error:  # the author's module may raise anything; chained, and its text shown
             place = raised_at(error)
             if isinstance(error, SyntaxError) and error.filename:
                 place = f"{short_path(error.filename)}:{error.lineno}"
             at = f" ({place})" if place else ""
-            raise ConfigError(f"cannot load the {self.kind} {path!r}: {type(error).__name__}: {error}{at}") from error
+            raise ConfigError(
+                f"cannot load the {self.kind} {path!r}: {type(error).__name__}: {error}{at}"
+            ) from error
         function = getattr(module, attribute, None)
         if function is None:
             hint = closest(attribute, vars(module))
-            raise ConfigError(f"cannot load the {self.kind} {path!r}: {module_name} has no {attribute!r}{hint}")
+            raise ConfigError(
+                f"cannot load the {self.kind} {path!r}: {module_name} has no {attribute!r}{hint}"
+            )
         if not callable(function):
             raise ConfigError(f"the {self.kind} {path!r} is not callable")
         return function
@@ -99,16 +116,21 @@ def _load_file(name: str) -> ModuleType:
     return import_source(file, file.stem, file.parent)
 
 
-def check_parameters(kind: str, name: str, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
+def check_parameters(
+    kind: str, name: str, function: Callable[..., Any], parameters: Mapping[str, Any]
+) -> None:
     """Raise ConfigError when ``parameters`` has a keyword that ``function`` does not take."""
     allowed = keyword_parameters(function)
     if allowed is not None and (unknown := sorted(parameters.keys() - allowed)):
         takes = ", ".join(sorted(allowed)) or "no parameters"
-        raise ConfigError(f"{kind} {name!r} has no parameter {', '.join(unknown)}; it takes {takes}")
+        raise ConfigError(
+            f"{kind} {name!r} has no parameter {', '.join(unknown)}; it takes {takes}"
+        )
 
 
 def keyword_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Names of the keyword-only parameters of ``function``; None when it accepts any (``**kwargs``)."""
+    """Names of the keyword-only parameters of ``function``; None when it accepts any
+    (``**kwargs``)."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None

@@ -1,11 +1,14 @@
-"""Turn the model calls of a rollout into samples: every sampled token is trained exactly once, on the sampled ids.
+"""Turn the model calls of a rollout into samples: every sampled token is trained exactly once, on
+the sampled ids.
 
-A sample is a branch of the rollout's transcript (``verifiers.rollouts.transcript``) with its advantages and the mask
-of the tokens that carry loss: the sampled ones, and on request the environment's between turns, never the first prompt.
-Masks come from turn boundaries, never from token ids, so an end token that equals the pad token is trained.
+A sample is a branch of the rollout's transcript (``verifiers.rollouts.transcript``) with its
+advantages and the mask of the tokens that carry loss: the sampled ones, and on request the
+environment's between turns, never the first prompt. Masks come from turn boundaries, never from
+token ids, so an end token that equals the pad token is trained.
 
-Every array here describes token t at entry t, given the tokens before it; entry 0 is never trained. Nothing is decoded,
-encoded again or cut. ``batch`` decides which rewards enter the baseline, ``aggregation`` how much a token weighs.
+Every array here describes token t at entry t, given the tokens before it; entry 0 is never trained.
+Nothing is decoded, encoded again or cut. ``batch`` decides which rewards enter the baseline,
+``aggregation`` how much a token weighs.
 """
 
 from __future__ import annotations
@@ -23,14 +26,15 @@ from verifiers.rollouts.turn import Turn
 from verifiers.types import Immutable
 
 COMPONENTS = ("rl", "ce", "ref_kl")
-"""Parts of the loss, of which a sample has one: its rewards ("rl"), imitation ("ce"), nearness to a teacher
-("ref_kl"). Each is a mean over its own tokens of the step."""
+"""Parts of the loss, of which a sample has one: its rewards ("rl"), imitation ("ce"), nearness to a
+teacher ("ref_kl"). Each is a mean over its own tokens of the step."""
 
 
 class Sample(Immutable, frozen=True, eq=False):
     """One token sequence to learn from.
 
-    Example, a prompt [1, 15], the completion [7, 2] and an environment's token 9 before the completion [2]::
+    Example, a prompt [1, 15], the completion [7, 2] and an environment's token 9 before the
+    completion [2]::
 
         Sample(token_ids=[1, 15, 7, 2, 9, 2], loss_mask=[F, F, T, T, F, T],
                sampler_logprobs=[0, 0, -.1, -.7, 0, -.2], versions=[-2, -2, 4, 4, -2, 5],
@@ -39,7 +43,9 @@ class Sample(Immutable, frozen=True, eq=False):
 
     token_ids: np.ndarray  # int32 [T]
     loss_mask: np.ndarray  # bool [T]
-    sampler_logprobs: np.ndarray  # float32 [T], nats, log μ of the sampling policy; 0 where nothing was sampled
+    sampler_logprobs: (
+        np.ndarray
+    )  # float32 [T], nats, log μ of the sampling policy; 0 where nothing was sampled
     versions: np.ndarray  # int32 [T], NOT_SAMPLED where nothing was sampled
     advantages: np.ndarray  # float32 [T], 0 where masked
     inv_temperature: float = 1.0
@@ -75,9 +81,11 @@ class RolloutSamples(Immutable, frozen=True):
 
     samples: tuple[Sample, ...]
     excluded: str | None = None
-    """"overlong", "truncated", "unscored" or "empty" when the rollout carries no loss; None when it does."""
+    """"overlong", "truncated", "unscored" or "empty" when the rollout carries no loss; None when it
+    does."""
     num_of_role: tuple[int, ...] = ()
-    """How many of the samples are of each role, one after another; empty where roles have no rewards of their own."""
+    """How many of the samples are of each role, one after another; empty where roles have no
+    rewards of their own."""
 
     @property
     def num_forks(self) -> int:
@@ -85,10 +93,11 @@ class RolloutSamples(Immutable, frozen=True):
 
 
 def merge_turns(turns: Sequence[Turn], *, mask_env_responses: bool = True) -> list[Sample]:
-    """Merge the turns of a rollout into samples, in the order of their first turn, with advantages of zero.
+    """Merge the turns of a rollout into samples, in the order of their first turn, with advantages
+    of zero.
 
-    With ``mask_env_responses=False`` the environment's tokens between turns
-    carry loss too (never the first prompt of a sample). A sample without any completion token is left out.
+    With ``mask_env_responses=False`` the environment's tokens between turns carry loss too (never
+    the first prompt of a sample). A sample without any completion token is left out.
     """
     return _merge(turns, [0.0] * len(turns), mask_env_responses)
 
@@ -109,17 +118,20 @@ def rollout_samples(
 ) -> RolloutSamples:
     """The samples of one rollout with their advantage: one number, or one per turn (credit="turn").
 
-    A turn whose advantage is NaN carries no loss. A rollout gives no samples, and ``excluded`` says why, when its
-    advantage is NaN, or that of every turn, when it is longer than
-    ``max_seq_len`` tokens in any sample (or than ``max_completion_len`` after its first prompt), or when a length limit
-    cut it and ``mask_truncated`` is set. *Raises* ValueError when the number of advantages is not that of the turns.
+    A turn whose advantage is NaN carries no loss. A rollout gives no samples, and ``excluded`` says
+    why, when its advantage is NaN, or that of every turn, when it is longer than ``max_seq_len``
+    tokens in any sample (or than ``max_completion_len`` after its first prompt), or when a length
+    limit cut it and ``mask_truncated`` is set. *Raises* ValueError when the number of advantages is
+    not that of the turns.
     """
     if isinstance(advantage, float) or np.ndim(advantage) == 0:
         per_turn = [float(advantage)] * len(turns)  # type: ignore[arg-type]
     else:
         per_turn = [float(one) for one in advantage]
     if len(per_turn) != len(turns):
-        raise ValueError(f"{len(per_turn)} advantages for {len(turns)} turns: give one number, or one per turn")
+        raise ValueError(
+            f"{len(per_turn)} advantages for {len(turns)} turns: give one number, or one per turn"
+        )
     if per_turn and all(map(math.isnan, per_turn)):
         return RolloutSamples((), "unscored")
     is_limited = max_seq_len is not None or max_completion_len is not None
@@ -141,13 +153,19 @@ def rollout_samples(
 
 
 def joined(parts: Sequence[RolloutSamples]) -> RolloutSamples:
-    """The samples of the roles of one rollout together; ``excluded`` says why when none of them has any."""
+    """The samples of the roles of one rollout together; ``excluded`` says why when none of them has
+    any."""
     samples = tuple(sample for part in parts for sample in part.samples)
-    return RolloutSamples(samples, None if samples else parts[0].excluded, tuple(len(part.samples) for part in parts))
+    return RolloutSamples(
+        samples, None if samples else parts[0].excluded, tuple(len(part.samples) for part in parts)
+    )
 
 
-def is_overlong(turns: Sequence[Turn], max_seq_len: int | None, max_completion_len: int | None = None) -> bool:
-    """Whether any sample exceeds ``max_seq_len`` tokens, or ``max_completion_len`` tokens after the first prompt.
+def is_overlong(
+    turns: Sequence[Turn], max_seq_len: int | None, max_completion_len: int | None = None
+) -> bool:
+    """Whether any sample exceeds ``max_seq_len`` tokens, or ``max_completion_len`` tokens after the
+    first prompt.
 
     A sample is as long as its last turn.
     """

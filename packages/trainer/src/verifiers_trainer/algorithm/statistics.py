@@ -1,4 +1,5 @@
-"""Statistics of the rollouts of a batch, under the names of ``metrics.jsonl``; they change neither loss nor batch."""
+"""Statistics of the rollouts of a batch, under the names of ``metrics.jsonl``; they change neither
+loss nor batch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from verifiers_trainer.algorithm.group import Group
 
 
 def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
-    """Statistics of every rollout generated for a batch, trained or not; NaN without known rewards."""
+    """Statistics of every rollout generated for a batch, trained or not; NaN without
+    known rewards."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.array([rollout.reward for rollout in rollouts], np.float64)
     known = rewards[~np.isnan(rewards)]
@@ -23,23 +25,29 @@ def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
         "reward/unscored": int(rewards.size - known.size),
         "rollouts/errors": sum(rollout.error is not None for rollout in rollouts),
         "rollouts/timeouts": sum(
-            rollout.error is not None and rollout.error["error"] == "RolloutTimeout" for rollout in rollouts
+            rollout.error is not None and rollout.error["error"] == "RolloutTimeout"
+            for rollout in rollouts
         ),
         "rollouts/truncated": sum(rollout.is_truncated for rollout in rollouts),
         "rollouts/generated": len(rollouts),
         "tokens/completion": sum(rollout.num_sampled for rollout in rollouts),
         "tokens/longest": max((rollout.num_sampled for rollout in rollouts), default=0),
         "tokens/prompt": sum(rollout.turns[0].num_prompt for rollout in rollouts if rollout.turns),
-        "turns/mean": float(np.mean([len(rollout.turns) for rollout in rollouts])) if rollouts else math.nan,
+        "turns/mean": (
+            float(np.mean([len(rollout.turns) for rollout in rollouts])) if rollouts else math.nan
+        ),
     }
     for name in sorted({name for rollout in rollouts for name in rollout.metrics}):
         values = np.array([rollout.metrics.get(name, math.nan) for rollout in rollouts], np.float64)
-        stats[f"reward/{name}"] = float(np.nanmean(values)) if not np.isnan(values).all() else math.nan
+        stats[f"reward/{name}"] = (
+            float(np.nanmean(values)) if not np.isnan(values).all() else math.nan
+        )
     return stats | _stats_by_environment(groups)
 
 
 def _stats_by_environment(groups: Sequence[Group]) -> dict[str, float]:
-    """``env/<name>/{reward,share,errors}``: mean known reward, share of the groups; nothing for one environment."""
+    """``env/<name>/{reward,share,errors}``: mean known reward, share of the groups; nothing for one
+    environment."""
     stats: dict[str, float] = {}
     for name in sorted({group.env for group in groups} - {""}):
         members = [group for group in groups if group.env == name]
@@ -47,7 +55,9 @@ def _stats_by_environment(groups: Sequence[Group]) -> dict[str, float]:
         known = rewards[~np.isnan(rewards)]
         stats[f"env/{name}/reward"] = float(known.mean()) if known.size else math.nan
         stats[f"env/{name}/share"] = len(members) / len(groups)
-        stats[f"env/{name}/errors"] = sum(rollout.error is not None for group in members for rollout in group.rollouts)
+        stats[f"env/{name}/errors"] = sum(
+            rollout.error is not None for group in members for rollout in group.rollouts
+        )
     return stats
 
 

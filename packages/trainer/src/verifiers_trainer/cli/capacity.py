@@ -1,7 +1,8 @@
-"""``vf-train @ FILE --plan``: what a run will take, from its file and its model's ``config.json``, without torch.
+"""``vf-train @ FILE --plan``: what a run will take, from its file and its model's ``config.json``,
+without torch.
 
-Every input has an origin: a setting, the model, a data sheet, an earlier run, a value that the caller gives, or an
-assumption. ``throughput`` has the arithmetic.
+Every input has an origin: a setting, the model, a data sheet, an earlier run, a value that the
+caller gives, or an assumption. ``throughput`` has the arithmetic.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from verifiers_trainer.settings.fields import Settings, field_names
 
 CPU = "cpu"
 CPU_LAYER_S, CPU_TOKEN_S = 1.7e-4, 1.5e-4
-"""Overhead of a decoding step for each layer, and of a sampled token, on a CPU: measured, see docs/scale.md."""
+"""Overhead of a decoding step for each layer, and of a sampled token, on a CPU: measured, see
+docs/scale.md."""
 SMOLLM2_SIZES = Architecture(30, 576, 1536, 9, 3, 64, 49152)
 EMBEDDED_CACHE_SHARE, EMBEDDED_CACHE_CPU = 0.3, 2 * 2**30
 """The embedded engine's cache: a share of an accelerator's memory, bytes on a CPU."""
@@ -111,7 +113,10 @@ class CapacityPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the object of ``--json``."""
         return {
-            "inputs": {name: {"value": one.value, "origin": one.origin} for name, one in self.inputs.items()},
+            "inputs": {
+                name: {"value": one.value, "origin": one.origin}
+                for name, one in self.inputs.items()
+            },
             "step_s": self.time.step_s,
             "generate_s": self.time.generate_s,
             "train_s": self.time.train_s,
@@ -123,12 +128,16 @@ class CapacityPlan:
 
 
 def capacity_plan(
-    words: Sequence[str], device: str | None = None, run: str | None = None, overrides: Sequence[str] = ()
+    words: Sequence[str],
+    device: str | None = None,
+    run: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> CapacityPlan:
     """Return the plan of a command line of ``vf-train``.
 
-    ``device`` is a part of a name in ``DATA_SHEETS``, or "cpu"; ``run`` a folder with the metrics of an earlier run on
-    such devices; ``overrides`` values of ``MEANINGS``, as ``name=value``. *Raises* ``ConfigError``.
+    ``device`` is a part of a name in ``DATA_SHEETS``, or "cpu"; ``run`` a folder with the metrics
+    of an earlier run on such devices; ``overrides`` values of ``MEANINGS``, as ``name=value``.
+    *Raises* ``ConfigError``.
     """
     assignments, problems = read_words(words)
     settings, more = read_settings(assignments)
@@ -138,7 +147,9 @@ def capacity_plan(
     model = architecture(settings.model)
     inputs = _inputs(settings, values, model, device, run, overrides)
     number = {name: one.value for name, one in inputs.items()}
-    named = {one.name: number[one.name] for one in dataclasses.fields(DeviceSpeed) if one.name in number}
+    named = {
+        one.name: number[one.name] for one in dataclasses.fields(DeviceSpeed) if one.name in number
+    }
     speed = DeviceSpeed(**named, is_accelerator=device != CPU)
     work = Workload(
         batch_size=values["batch_size"],
@@ -158,12 +169,16 @@ def capacity_plan(
     training = Training(
         rank=values["lora_rank"] if values["use_lora"] else None,
         checkpointing=bool(values.get("gradient_checkpointing")),
-        extra_forwards=bool(values["beta"]) + (values["anchor"] == "recomputed" or steps_per_batch > 1),
-        row_tokens=values["micro_batch_tokens"] or min(bound, values["micro_batch_size"] * values["max_seq_len"]),
+        extra_forwards=bool(values["beta"])
+        + (values["anchor"] == "recomputed" or steps_per_batch > 1),
+        row_tokens=values["micro_batch_tokens"]
+        or min(bound, values["micro_batch_size"] * values["max_seq_len"]),
         passes=values["num_iterations"],
         steps_per_batch=steps_per_batch,
     )
-    embedded_bytes = EMBEDDED_CACHE_SHARE * speed.memory if speed.is_accelerator else EMBEDDED_CACHE_CPU
+    embedded_bytes = (
+        EMBEDDED_CACHE_SHARE * speed.memory if speed.is_accelerator else EMBEDDED_CACHE_CPU
+    )
     placement = Placement(
         trainers=int(number["trainers"]),
         samplers=int(number["samplers"]),
@@ -176,7 +191,9 @@ def capacity_plan(
         sync_bytes_per_s=number["sync_bytes_per_s"],
     )
     if work.batch_size % placement.trainers:
-        raise ConfigError(f"batch_size {work.batch_size} is not divisible by the {placement.trainers} trainers")
+        raise ConfigError(
+            f"batch_size {work.batch_size} is not divisible by the {placement.trainers} trainers"
+        )
     measured = MeasuredSpeed(
         number.get("train_tokens_per_s"), number.get("sampled_tokens_per_s"), number.get("sampled_batch"),
         number.get("sampled_off_policy"), number.get("sync_s"), number.get("other_s", 0.0),
@@ -194,11 +211,12 @@ def capacity_plan(
     )  # fmt: skip
 
 
-# --- inputs -----------------------------------------------------------------------------------------------------
+# --- inputs ---------------------------------------------------------------------------------------
 
 
 def _values(settings: TrainSettings) -> dict[str, Any]:
-    """The settings with defaults; those of GRPO derive values from each other, which needs transformers."""
+    """The settings with defaults; those of GRPO derive values from each other, which needs
+    transformers."""
     if settings.algorithm == "rl":
         recipe = recipes.settings_of(settings.config.get("recipe"))
         return {**dataclasses.asdict(Settings()), **recipe, **settings.config}
@@ -217,17 +235,25 @@ def _inputs(
     run: str | None,
     overrides: Sequence[str],
 ) -> dict[str, PlanInput]:
-    """Every number, the later origin before the earlier: assumed, data sheet, setting, measured, given."""
+    """Every number, the later origin before the earlier: assumed, data sheet, setting, measured,
+    given."""
     inputs = {name: PlanInput(value, ASSUMED) for name, value in _assumed(values).items()}
-    inputs |= {name: PlanInput(value, origin) for name, (value, origin) in _of_device(device, model).items()}
+    inputs |= {
+        name: PlanInput(value, origin)
+        for name, (value, origin) in _of_device(device, model).items()
+    }
     for side, name in (("trainer", "trainers"), ("inference", "samplers")):
         if side in settings.gpus and device != CPU:
             inputs[name] = PlanInput(settings.gpus[side], "setting")
     named = {name: PlanInput(value, "given") for name, value in _overrides(overrides).items()}
     if run is not None:
         placed = {**inputs, **named}
-        counts = [int(placed[f"run_{n}"].value if f"run_{n}" in named else placed[n].value) for n in SIDES]
-        inputs |= {name: PlanInput(value, MEASURED) for name, value in read_run(Path(run), *counts).items()}
+        counts = [
+            int(placed[f"run_{n}"].value if f"run_{n}" in named else placed[n].value) for n in SIDES
+        ]
+        inputs |= {
+            name: PlanInput(value, MEASURED) for name, value in read_run(Path(run), *counts).items()
+        }
     return inputs | named
 
 
@@ -239,12 +265,17 @@ def _bounds(values: Mapping[str, Any]) -> tuple[float, float, float]:
     """(assumed tokens of a prompt, most sampled tokens of a turn, of a rollout)."""
     longest = values["max_seq_len"]
     prompt = min(values["max_prompt_len"] or longest, longest / 4)
-    turn = min(bound for bound in (values["max_tokens"], values["max_completion_len"], longest - prompt) if bound)
+    turn = min(
+        bound
+        for bound in (values["max_tokens"], values["max_completion_len"], longest - prompt)
+        if bound
+    )
     return prompt, turn, longest - prompt
 
 
 def _most_tokens(values: Mapping[str, Any], completion_tokens: float) -> float:
-    """At which a rollout is cut off: the bound on a turn, where one turn may hold the mean of a rollout."""
+    """At which a rollout is cut off: the bound on a turn, where one turn may hold the mean of a
+    rollout."""
     _, turn, rollout = _bounds(values)
     return turn if completion_tokens <= turn else rollout
 
@@ -272,18 +303,30 @@ def _defaults(kind: type[DeviceSpeed] | type[Placement], *names: str) -> dict[st
 
 def _of_device(name: str, model: Architecture) -> dict[str, tuple[float, str]]:
     if name == CPU:
-        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if hasattr(os, "sysconf") else 16e9
+        memory = (
+            float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+            if hasattr(os, "sysconf")
+            else 16e9
+        )
         speeds = {"flops": 2e11, "bytes_per_s": 2e10}
-        overheads = {"decode_overhead_s": CPU_LAYER_S * model.layers, "token_overhead_s": CPU_TOKEN_S}
-        return {key: (value, ASSUMED) for key, value in (speeds | overheads).items()} | {"memory": (memory, "machine")}
+        overheads = {
+            "decode_overhead_s": CPU_LAYER_S * model.layers,
+            "token_overhead_s": CPU_TOKEN_S,
+        }
+        return {key: (value, ASSUMED) for key, value in (speeds | overheads).items()} | {
+            "memory": (memory, "machine")
+        }
     sheet = next((sheet for part, sheet in DATA_SHEETS.items() if part in name.upper()), None)
     if sheet is None:
         names = ", ".join((*DATA_SHEETS, CPU))
         raise ConfigError(
-            f"--plan-on: there is no data sheet of {name!r}; give one of {names}, and --plan-with flops=…"
+            f"--plan-on: there is no data sheet of {name!r}; give one of {names}, and --plan-with"
+            " flops=…"
         )
     numbers = {"flops": sheet.flops, "bytes_per_s": sheet.bytes_per_s, "memory": sheet.memory}
-    return {key: (value, "data sheet") for key, value in numbers.items()} | {"samplers": (1, ASSUMED)}
+    return {key: (value, "data sheet") for key, value in numbers.items()} | {
+        "samplers": (1, ASSUMED)
+    }
 
 
 def _overrides(words: Sequence[str]) -> dict[str, float]:
@@ -292,7 +335,8 @@ def _overrides(words: Sequence[str]) -> dict[str, float]:
         name, _, text = word.partition("=")
         if name not in MEANINGS:
             raise ConfigError(
-                f"--plan-with: there is no input {name!r}{closest(name, MEANINGS)}: {', '.join(MEANINGS)}"
+                f"--plan-with: there is no input {name!r}{closest(name, MEANINGS)}:"
+                f" {', '.join(MEANINGS)}"
             )
         try:
             numbers[name] = float(text)
@@ -305,15 +349,19 @@ def _overrides(words: Sequence[str]) -> dict[str, float]:
 
 
 ZERO_ALLOWED = frozenset(
-    [*"length_spread env_s samplers run_samplers shards sync_s other_s prompt_tokens".split(), *OVERHEADS]
+    [
+        *"length_spread env_s samplers run_samplers shards sync_s other_s prompt_tokens".split(),
+        *OVERHEADS,
+    ]
 )
 
 
 def read_run(folder: Path, trainers: int = 1, samplers: int = 0) -> dict[str, float]:
     """Return the inputs that an earlier run measured: its batches after the first, which warms up.
 
-    Without inference devices of its own, a run generates while the trainer waits; with them, all the time when it had
-    to wait at all, and otherwise at least as fast. *Raises* ``ConfigError`` for a folder without two batches.
+    Without inference devices of its own, a run generates while the trainer waits; with them, all
+    the time when it had to wait at all, and otherwise at least as fast. *Raises* ``ConfigError``
+    for a folder without two batches.
     """
     path = folder if folder.suffix == ".jsonl" else folder / METRICS
     batches = _batches(read_metrics(path))[1:] if path.is_file() else []
@@ -328,23 +376,37 @@ def read_run(folder: Path, trainers: int = 1, samplers: int = 0) -> dict[str, fl
     def computed(rows: Sequence[Mapping[str, float]]) -> float:  # by one trainer
         return sum(row["throughput/train_tokens_per_s"] * row["time/train"] for row in rows)
 
-    step, train = total("time/step") - total("time/checkpoint") - total("time/eval"), total("time/train")
+    step, train = (
+        total("time/step") - total("time/checkpoint") - total("time/eval"),
+        total("time/train"),
+    )
     wait, sync = total("time/wait_generation"), total("time/sync")
     sampled_s = step - sync if samplers else wait
-    listed, generated = sum(batch.listed for batch in batches), sum(batch.generated for batch in batches)
-    size, trained = sum(batch.size for batch in batches), sum(batch.total("rollouts/trained") for batch in batches)
+    listed, generated = (
+        sum(batch.listed for batch in batches),
+        sum(batch.generated for batch in batches),
+    )
+    size, trained = (
+        sum(batch.size for batch in batches),
+        sum(batch.total("rollouts/trained") for batch in batches),
+    )
     completion = sum(batch.total("tokens/completion") for batch in batches) / listed
     numbers = {
         "prompt_tokens": sum(batch.total("tokens/prompt") for batch in batches) / listed,
         "completion_tokens": completion,
         "surplus": generated / size,
         "trained": trained / size,
-        "computed_tokens": trainers * sum(computed(batch.first_pass) for batch in batches) / trained,
+        "computed_tokens": (
+            trainers * sum(computed(batch.first_pass) for batch in batches) / trained
+        ),
         "train_tokens_per_s": computed(steps) / train,
         "sync_s": sync / count,
         "other_s": max(0.0, step - wait - train - sync) / count,
     }
-    longest = sum(max(row.get("tokens/longest") or 0.0 for row in batch.first_pass) for batch in batches) / count
+    longest = (
+        sum(max(row.get("tokens/longest") or 0.0 for row in batch.first_pass) for batch in batches)
+        / count
+    )
     if longest and (excess := longest_excess(listed / count)):
         numbers["length_spread"] = max(0.0, longest / completion - 1) / excess
     if sampled_s > 0:
@@ -384,8 +446,13 @@ class _MeasuredBatch:
 
     @property
     def generated(self) -> float:
-        """Rollouts that were generated for the batch, those that became too old and batches without signal included."""
-        return self.listed + self.unlisted + self.group_size * (self.steps[0].get("groups/dropped_stale") or 0)
+        """Rollouts that were generated for the batch, those that became too old and batches without
+        signal included."""
+        return (
+            self.listed
+            + self.unlisted
+            + self.group_size * (self.steps[0].get("groups/dropped_stale") or 0)
+        )
 
     @property
     def size(self) -> float:
@@ -407,20 +474,31 @@ def _batches(rows: Sequence[dict[str, Any]]) -> list[_MeasuredBatch]:
     return batches
 
 
-# --- the model --------------------------------------------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------
 
 
 def architecture(name: str) -> Architecture:
     """Return the sizes of a model by its name, from its ``config.json``.
 
-    *Raises* ``ConfigError`` for a model whose file is not on this machine, and for one with experts.
+    *Raises* ``ConfigError`` for a model whose file is not on this machine, and for one with
+    experts.
     """
     if name == builtin_models.TINY:
-        sizes = {key: one.default for key, one in inspect.signature(builtin_models.build_tiny_model).parameters.items()}
+        sizes = {
+            key: one.default
+            for key, one in inspect.signature(builtin_models.build_tiny_model).parameters.items()
+        }
         hidden, heads = sizes["hidden"], sizes["heads"]
         num_tokens = builtin_models.NUM_TINY_TOKENS
         return Architecture(
-            sizes["layers"], hidden, 2 * hidden, heads, heads, hidden // heads, num_tokens, qk_norm=True
+            sizes["layers"],
+            hidden,
+            2 * hidden,
+            heads,
+            heads,
+            hidden // heads,
+            num_tokens,
+            qk_norm=True,
         )
     if name == builtin_models.SMOLLM2:
         return SMOLLM2_SIZES
@@ -435,7 +513,9 @@ def architecture(name: str) -> Architecture:
     try:
         return _sizes(config)
     except KeyError as error:
-        raise ConfigError(f"{path} has no {error.args[0]}: --plan knows dense decoders alone") from error
+        raise ConfigError(
+            f"{path} has no {error.args[0]}: --plan knows dense decoders alone"
+        ) from error
 
 
 def _cached(name: str) -> Path | None:
@@ -449,8 +529,12 @@ def _cached(name: str) -> Path | None:
 
 
 def _sizes(config: Mapping[str, Any]) -> Architecture:
-    if experts := next((key for key in config if "num" in key and "experts" in key and config[key]), None):
-        raise ConfigError(f"--plan knows dense models alone, and this one has {experts} = {config[experts]}")
+    if experts := next(
+        (key for key in config if "num" in key and "experts" in key and config[key]), None
+    ):
+        raise ConfigError(
+            f"--plan knows dense models alone, and this one has {experts} = {config[experts]}"
+        )
     heads, kind = config["num_attention_heads"], config.get("model_type", "")
     return Architecture(
         layers=config["num_hidden_layers"],
@@ -466,25 +550,41 @@ def _sizes(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-# --- the table --------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def plan_text(plan: CapacityPlan) -> str:
     """Return the plan as the command prints it."""
-    lines = [f"model        {plan.settings.model}: {_count(plan.model.parameters)} parameters", "", "INPUTS"]
-    listed_inputs = {name: plan.inputs[name] for name in MEANINGS if name in plan.inputs.keys() - _unused(plan)}
+    lines = [
+        f"model        {plan.settings.model}: {_count(plan.model.parameters)} parameters",
+        "",
+        "INPUTS",
+    ]
+    listed_inputs = {
+        name: plan.inputs[name] for name in MEANINGS if name in plan.inputs.keys() - _unused(plan)
+    }
     for name, one in listed_inputs.items():
         lines.append(f"  {name:<21} {_number(one.value):>10}  {one.origin:<10}  {MEANINGS[name]}")
     time, placement = plan.time, plan.placement
-    overlap = "at the same time" if placement.samplers and placement.off_policy else "one after the other"
+    overlap = (
+        "at the same time" if placement.samplers and placement.off_policy else "one after the other"
+    )
     where = f"{placement.samplers} for inference, {placement.trainers} for training" if placement.samplers else (
         f"{placement.trainers}, the first one also for inference")  # fmt: skip
     lines += [
         "",
         f"EXPECTED on {plan.device}, devices: {where}",
-        f"  generation   {_seconds(time.generate_s):>9}   {_count(time.sampled_tokens_per_s)} sampled tokens/s"
-        + (f", {time.concurrent:.0f} rollouts decode together on a device" if time.concurrent else ""),
-        f"  training     {_seconds(time.train_s):>9}   of it the exchange of gradients {_seconds(time.exchange_s)}",
+        f"  generation   {_seconds(time.generate_s):>9}   {_count(time.sampled_tokens_per_s)}"
+        " sampled tokens/s"
+        + (
+            f", {time.concurrent:.0f} rollouts decode together on a device"
+            if time.concurrent
+            else ""
+        ),
+        (
+            f"  training     {_seconds(time.train_s):>9}   of it the exchange of gradients"
+            f" {_seconds(time.exchange_s)}"
+        ),
         f"  weight sync  {_seconds(time.sync_s):>9}",
         f"  other        {_seconds(time.other_s):>9}",
         f"  batch        {_seconds(time.step_s):>9}   generation and training {overlap}",
@@ -495,25 +595,32 @@ def plan_text(plan: CapacityPlan) -> str:
     for side, parts in plan.memory.items():
         listed = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items())
         fits = "" if sum(parts.values()) <= 0.9 * plan.inputs["memory"].value else "   DOES NOT FIT"
-        lines.append(f"  memory of a device ({side}): {_gigabytes(sum(parts.values()))} ({listed}){fits}")
+        lines.append(
+            f"  memory of a device ({side}): {_gigabytes(sum(parts.values()))} ({listed}){fits}"
+        )
     lines += ["", f"bottleneck: {time.bottleneck}"]
     split, best = plan.best
     if placement.samplers and split != placement:
         lines.append(
-            f"faster with the same devices: {split.samplers} for inference and {split.trainers} for training, "
-            f"{_seconds(best.step_s)} a batch"
+            f"faster with the same devices: {split.samplers} for inference and {split.trainers} for"
+            f" training, {_seconds(best.step_s)} a batch"
         )
     origins = [one.origin for one in listed_inputs.values()]
     if num_assumed := origins.count(ASSUMED):
         measures = "" if MEASURED in origins else "--plan-from RUN measures most of them, "
-        lines.append(f"{num_assumed} inputs are assumed: {measures}--plan-with NAME=VALUE gives them")
+        lines.append(
+            f"{num_assumed} inputs are assumed: {measures}--plan-with NAME=VALUE gives them"
+        )
     return "\n".join(lines)
 
 
 def _unused(plan: CapacityPlan) -> set[str]:
     """Inputs that do not enter this plan, since others replace them."""
     unused = {"run_trainers", "run_samplers"}
-    is_measured = {name: name in plan.inputs for name in ("train_tokens_per_s", "sampled_tokens_per_s", "sync_s")}
+    is_measured = {
+        name: name in plan.inputs
+        for name in ("train_tokens_per_s", "sampled_tokens_per_s", "sync_s")
+    }
     is_fixed = is_measured["sampled_tokens_per_s"] and "sampled_batch" not in plan.inputs
     if is_fixed:
         unused |= {"env_s", "bandwidth_share", "decode_overhead_s", "token_overhead_s"}
@@ -526,7 +633,9 @@ def _unused(plan: CapacityPlan) -> set[str]:
     if plan.placement.trainers == 1:
         unused |= {"link_bytes_per_s", "shards"}
     if plan.device != CPU:
-        unused |= {"token_overhead_s"} - {name for name, one in plan.inputs.items() if one.origin == "given"}
+        unused |= {"token_overhead_s"} - {
+            name for name, one in plan.inputs.items() if one.origin == "given"
+        }
     return unused
 
 

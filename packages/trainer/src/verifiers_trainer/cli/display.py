@@ -1,7 +1,8 @@
 """Display of a training run on stderr: messages, a progress line, and a closing table.
 
-On a terminal the line is redrawn in place; elsewhere a plain line is printed every ten seconds. The numbers come from
-``trainer.last_step`` and ``metrics.jsonl``; only rates and the remaining time are computed here.
+On a terminal the line is redrawn in place; elsewhere a plain line is printed every ten seconds. The
+numbers come from ``trainer.last_step`` and ``metrics.jsonl``; only rates and the remaining time are
+computed here.
 """
 
 from __future__ import annotations
@@ -49,12 +50,15 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = escape_control(redacted_text(record.getMessage()))
-        self.console.print(f"{record.levelname.lower()}: {text}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            f"{record.levelname.lower()}: {text}", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 @contextmanager
 def show_logs(console: Console, level: int) -> Iterator[None]:
-    """Send the project's log messages of ``level`` and above to ``console``, and nowhere else, inside the block."""
+    """Send the project's log messages of ``level`` and above to ``console``, and nowhere else,
+    inside the block."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:
@@ -74,7 +78,10 @@ def quiet_libraries(enabled: bool = True) -> Iterator[None]:
     if not enabled:
         yield
         return
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    level, bars = (
+        transformers_logging.get_verbosity(),
+        transformers_logging.is_progress_bar_enabled(),
+    )
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
@@ -91,7 +98,8 @@ def quiet_libraries(enabled: bool = True) -> Iterator[None]:
 
 
 class ProgressLine(TrainerCallback):
-    """Shows the progress of training. ``stop_after_step`` ends training, with a checkpoint, after the current step."""
+    """Shows the progress of training. ``stop_after_step`` ends training, with a checkpoint, after
+    the current step."""
 
     def __init__(self, trainer: RLTrainer, console: Console, quiet: bool = False):
         self.trainer, self.console, self.quiet = trainer, console, quiet
@@ -103,26 +111,43 @@ class ProgressLine(TrainerCallback):
         """(clock, tokens trained, seconds waited) at the end of each step."""
         self._printed_at = -math.inf
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.step = state.global_step
         self._ends.append((time.monotonic(), 0.0, 0.0))
         if self.console.is_terminal and not self.quiet:
             text = TextColumn(
-                "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+                "{task.description}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis"),
             )
-            self._progress = Progress(BarColumn(12), text, TimeElapsedColumn(), console=self.console)
+            self._progress = Progress(
+                BarColumn(12), text, TimeElapsedColumn(), console=self.console
+            )
             self._task = self._progress.add_task(
-                f"step {self.step}/{state.max_steps}  generating", total=state.max_steps, completed=self.step
+                f"step {self.step}/{state.max_steps}  generating",
+                total=state.max_steps,
+                completed=self.step,
             )
             self._progress.start()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> Any:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> Any:
         self.step = state.global_step
         numbers = self.trainer.last_step
         self._ends.append(
-            (time.monotonic(), _number(numbers, "tokens/trained"), _number(numbers, "time/wait_generation"))
+            (
+                time.monotonic(),
+                _number(numbers, "tokens/trained"),
+                _number(numbers, "time/wait_generation"),
+            )
         )
-        self._show(self._line(numbers, state.max_steps), last=self.step >= state.max_steps or self.stop_after_step)
+        self._show(
+            self._line(numbers, state.max_steps),
+            last=self.step >= state.max_steps or self.stop_after_step,
+        )
         if self.stop_after_step:
             control.should_training_stop = control.should_save = True
         return control
@@ -137,7 +162,9 @@ class ProgressLine(TrainerCallback):
     ) -> None:
         self.evaluation = (metrics or {}).get("eval_reward", self.evaluation)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -205,7 +232,8 @@ def two_columns(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def edge_rewards(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
-    """Return (mean reward of the first steps, of the last steps, number of steps in each); None without rewards.
+    """Return (mean reward of the first steps, of the last steps, number of steps in each); None
+    without rewards.
 
     >>> edge_rewards([{"reward/mean": 0.0}, {"reward/mean": 1.0}])
     (0.0, 1.0, 1)
@@ -227,7 +255,15 @@ def closing_rows(
     if ends is not None:
         first, last, edge = ends
         steps = f"{edge} steps" if edge > 1 else "step"
-        rows.append(("reward", f"{first:.3f} over the first {steps} -> {last:.3f} over the last ({last - first:+.3f})"))
+        rows.append(
+            (
+                "reward",
+                (
+                    f"{first:.3f} over the first {steps} -> {last:.3f} over the last"
+                    f" ({last - first:+.3f})"
+                ),
+            )
+        )
         rows.append(("numbers", str(metrics)))
     if (folder / "completions").is_dir():
         rows.append(("rollouts", f"{folder}/completions/"))
@@ -237,4 +273,6 @@ def closing_rows(
         rows.append(("learning curve", str(picture)))
     if checkpoint is not None:
         rows.append(("checkpoint", str(checkpoint)))
-    return rows + [("next" if number == 0 else "", command) for number, command in enumerate(next_commands)]
+    return rows + [
+        ("next" if number == 0 else "", command) for number, command in enumerate(next_commands)
+    ]

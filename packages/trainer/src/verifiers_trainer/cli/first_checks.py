@@ -1,8 +1,9 @@
-"""Check a command line of ``vf-train`` before torch and transformers are imported, which takes many seconds.
+"""Check a command line of ``vf-train`` before torch and transformers are imported, which takes many
+seconds.
 
-Names of settings, plain types, ranges, the sizes of the batch, the model's folder, the environment and its arguments.
-``plan`` checks everything again with what the imports add: losses, other combinations, and the environment as it is
-built.
+Names of settings, plain types, ranges, the sizes of the batch, the model's folder, the environment
+and its arguments. ``plan`` checks everything again with what the imports add: losses, other
+combinations, and the environment as it is built.
 """
 
 from __future__ import annotations
@@ -42,14 +43,19 @@ def _place(settings: TrainSettings, problem: str) -> str:
 
 
 def _value_problems(settings: TrainSettings) -> list[str]:
-    """Values outside their limits, and sizes of a batch that do not fit each other; not those of GRPO, which derives
-    them from other settings."""
+    """Values outside their limits, and sizes of a batch that do not fit each other; not those of
+    GRPO, which derives them from other settings."""
     if settings.algorithm != "rl":
         return []
-    found = [problem for name, value in settings.config.items() if (problem := problem_of(name, value))]
+    found = [
+        problem for name, value in settings.config.items() if (problem := problem_of(name, value))
+    ]
     if "recipe" in settings.config or settings.places.keys() & compat.GRPO_NAMES:
         return found  # the values of a recipe, and of other spellings, are read with transformers
-    if "loss" in settings.config and not {"rollouts_per_example", "advantage"} <= settings.config.keys():
+    if (
+        "loss" in settings.config
+        and not {"rollouts_per_example", "advantage"} <= settings.config.keys()
+    ):
         return found  # a loss has defaults for them: imitated rollouts have no siblings
     world_size = os.environ.get("WORLD_SIZE", "")
     config = SimpleNamespace(**{**dataclasses.asdict(Settings()), **settings.config}, batch_is="")
@@ -57,9 +63,15 @@ def _value_problems(settings: TrainSettings) -> list[str]:
 
 
 def _environment_errors(settings: TrainSettings) -> Iterator[UsageError]:
-    tables: list[tuple[str, Mapping[str, Any]]] = [(table.id, table.args) for table in settings.mixture]
-    for env_id, args in tables or ([(settings.env_id, settings.env_args)] if settings.env_id else []):
+    tables: list[tuple[str, Mapping[str, Any]]] = [
+        (table.id, table.args) for table in settings.mixture
+    ]
+    for env_id, args in tables or (
+        [(settings.env_id, settings.env_args)] if settings.env_id else []
+    ):
         try:
-            registry.check_arguments(env_id, registry.import_loader(env_id, registry.find(env_id)), args)
+            registry.check_arguments(
+                env_id, registry.import_loader(env_id, registry.find(env_id)), args
+            )
         except UsageError as error:
             yield error

@@ -1,8 +1,9 @@
-"""Start an inference server and the trainer from one command, each on its devices, and show both logs.
+"""Start an inference server and the trainer from one command, each on its devices, and show both
+logs.
 
-Inference gets the first ``inference.gpus`` visible devices, the trainer the next ``trainer.gpus``. The server is
-started first and stopped last; when either exits, the other is stopped too, and its last lines are repeated.
-``decide`` decides whether to start a server; ``vf-vllm`` starts it.
+Inference gets the first ``inference.gpus`` visible devices, the trainer the next ``trainer.gpus``.
+The server is started first and stopped last; when either exits, the other is stopped too, and its
+last lines are repeated. ``decide`` decides whether to start a server; ``vf-vllm`` starts it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ Print = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a run samples: ``url`` of a running server, ``launches`` to start one, else the embedded engine.
+    """Where a run samples: ``url`` of a running server, ``launches`` to start one, else the
+    embedded engine.
 
     Several ``trainer_devices`` mean one process for each, also without a server.
     """
@@ -49,12 +51,17 @@ def visible_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     import torch
 
     count = torch.cuda.device_count()
-    names = [part.strip() for part in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    names = [
+        part.strip() for part in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()
+    ]
     return tuple((names or [str(number) for number in range(count)])[:count])
 
 
-def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Sequence[str]) -> Decision:
-    """Decide where to sample. *Raises* ``ConfigError`` when a server is requested but cannot be started.
+def decide(
+    engine: str, url: str | None, gpus: Mapping[str, int], devices: Sequence[str]
+) -> Decision:
+    """Decide where to sample. *Raises* ``ConfigError`` when a server is requested but cannot be
+    started.
 
     ``gpus``: number of devices of ``inference`` and ``trainer``; default 1 each.
     """
@@ -64,7 +71,9 @@ def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Seque
         raise ConfigError(f"trainer.gpus is {training}, but there are {len(devices)} devices")
     if url is not None:
         if engine == "embedded":
-            raise ConfigError("--engine embedded and --vllm-url exclude each other: give one of them")
+            raise ConfigError(
+                "--engine embedded and --vllm-url exclude each other: give one of them"
+            )
         return Decision("--vllm-url", url=url, trainer_devices=without_server)
     if engine == "embedded":
         return Decision("--engine embedded", trainer_devices=without_server)
@@ -73,7 +82,8 @@ def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Seque
             return Decision("--engine vllm, without a GPU", launches=True)
         if engine == "vllm":
             raise ConfigError(
-                f"--engine vllm needs a GPU, or a CPU build of vLLM in {VARIABLE}; without them use --engine embedded"
+                f"--engine vllm needs a GPU, or a CPU build of vLLM in {VARIABLE}; without them use"
+                " --engine embedded"
             )
         return Decision("there is no CUDA device")
     demand = f"{serving} for inference and {training} for the trainer, of {len(devices)} devices"
@@ -82,9 +92,14 @@ def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Seque
             raise ConfigError(f"--engine vllm needs more devices than there are: {demand}")
         return Decision(f"too few devices for a server: {demand}", trainer_devices=without_server)
     if engine == "auto" and not _has_server(without_gpu=False):
-        return Decision(f"no vllm executable was found (vf-vllm --dry-run, {VARIABLE})", trainer_devices=without_server)
+        return Decision(
+            f"no vllm executable was found (vf-vllm --dry-run, {VARIABLE})",
+            trainer_devices=without_server,
+        )
     used = tuple(devices[: serving + training])
-    return Decision(demand, launches=True, inference_devices=used[:serving], trainer_devices=used[serving:])
+    return Decision(
+        demand, launches=True, inference_devices=used[:serving], trainer_devices=used[serving:]
+    )
 
 
 def where(decision: Decision) -> str:
@@ -94,7 +109,9 @@ def where(decision: Decision) -> str:
     if not decision.launches:
         return "the embedded engine"
     devices_of = {"the server": decision.inference_devices, "the trainer": decision.trainer_devices}
-    placement = ", ".join(f"{name} on {','.join(devices)}" for name, devices in devices_of.items() if devices)
+    placement = ", ".join(
+        f"{name} on {','.join(devices)}" for name, devices in devices_of.items() if devices
+    )
     return "a vLLM server beside the trainer" + (f", {placement}" if placement else "")
 
 
@@ -105,12 +122,14 @@ def _has_server(without_gpu: bool) -> bool:
 
 
 def run(plan: Plan, decision: Decision, words: Sequence[str], echo: Print) -> tuple[int, str]:
-    """Start the server, if ``decision`` launches one, and the trainer; show their logs and wait for the trainer.
+    """Start the server, if ``decision`` launches one, and the trainer; show their logs and wait for
+    the trainer.
 
-    Returns the exit code and the stdout of the trainer. ``words`` are the arguments of ``vf-train``.
+    Returns the exit code and the stdout of the trainer. ``words`` are the arguments of
+    ``vf-train``.
 
-    *Raises* ``ConfigError`` for a batch that is not divisible among the processes, ``RunError`` when the server exits
-    first.
+    *Raises* ``ConfigError`` for a batch that is not divisible among the processes, ``RunError``
+    when the server exits first.
     """
     _require_divisible(plan, decision)
     children: list[Child] = []
@@ -122,19 +141,32 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], echo: Print) -> tu
                 url, serving = f"http://127.0.0.1:{port}", _on(decision.inference_devices)
                 command = server_words(plan, port, decision)
                 plan.folder.mkdir(parents=True, exist_ok=True)
-                log = files.enter_context((plan.folder / SERVER_LOG).open("w", encoding="utf-8", buffering=1))
+                log = files.enter_context(
+                    (plan.folder / SERVER_LOG).open("w", encoding="utf-8", buffering=1)
+                )
 
                 def show(line: str) -> None:
                     print(line, file=log)
                     echo(f"inference | {line}")
 
                 children.append(Child("inference", command, serving, show))
-                if not wait_until(lambda: is_up(f"http://127.0.0.1:{port}"), children[0], signals, STARTUP_S):
+                if not wait_until(
+                    lambda: is_up(f"http://127.0.0.1:{port}"), children[0], signals, STARTUP_S
+                ):
                     return _not_up(children[0], signals), ""
-            variables = {**_on(decision.trainer_devices), INFERENCE_DEVICES: ",".join(decision.inference_devices)}
-            command = trainer_words(decision, [*words, *(("--vllm-url", url) if url else ("--engine", "embedded"))])
+            variables = {
+                **_on(decision.trainer_devices),
+                INFERENCE_DEVICES: ",".join(decision.inference_devices),
+            }
+            command = trainer_words(
+                decision, [*words, *(("--vllm-url", url) if url else ("--engine", "embedded"))]
+            )
             trainer = Child(
-                "trainer", command, variables, lambda line: echo(f"trainer   | {line}"), separate_stdout=True
+                "trainer",
+                command,
+                variables,
+                lambda line: echo(f"trainer   | {line}"),
+                separate_stdout=True,
             )
             children.append(trainer)
             code = _watch(children[0], trainer, signals)
@@ -146,16 +178,21 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], echo: Print) -> tu
 
 
 def _watch(server: Child, trainer: Child, signals: Signals) -> int:
-    """Wait for the trainer, which is also ``server`` without one. *Raises* ``RunError`` when the server exits."""
+    """Wait for the trainer, which is also ``server`` without one. *Raises* ``RunError`` when the
+    server exits."""
     num_forwarded = 0
     while (code := trainer.exit_code) is None:
         if server is not trainer and server.exit_code is not None:
             trainer.stop()
             raise RunError(_ended(server) + "; the trainer was stopped")
-        while num_forwarded < len(signals.received):  # first signal: stop after this step; second: exit immediately
+        while num_forwarded < len(
+            signals.received
+        ):  # first signal: stop after this step; second: exit immediately
             trainer.send(signals.received[num_forwarded])
             num_forwarded += 1
-        wait_until(lambda: server is not trainer and server.exit_code is not None, trainer, Signals(), 0.5)
+        wait_until(
+            lambda: server is not trainer and server.exit_code is not None, trainer, Signals(), 0.5
+        )
     return code
 
 
@@ -175,11 +212,19 @@ def _ended(server: Child) -> str:
 
 
 def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
-    """Return the command of the server: ``vf-vllm`` with the flags of the file and those derived from the training."""
+    """Return the command of the server: ``vf-vllm`` with the flags of the file and those derived
+    from the training."""
     config = plan.resolved
-    flags = {name: value for name, value in plan.settings.server_args.items() if name not in ("port", "host", "model")}
+    flags = {
+        name: value
+        for name, value in plan.settings.server_args.items()
+        if name not in ("port", "host", "model")
+    }
     flags.setdefault("max_model_len", config.max_seq_len)
-    if len(decision.inference_devices) > 1 and not {"data_parallel_size", "tensor_parallel_size"} & flags.keys():
+    if (
+        len(decision.inference_devices) > 1
+        and not {"data_parallel_size", "tensor_parallel_size"} & flags.keys()
+    ):
         flags["data_parallel_size"] = len(decision.inference_devices)
     options = ["--model", served_name(plan.settings.model), "--port", str(port)]
     if config.use_lora and config.weight_sync in ("auto", "lora_dir"):
@@ -193,7 +238,8 @@ def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
 
 
 def served_name(model: str) -> str:
-    """Return a name that a server can load: the folder of a builtin model stored as files, else the name itself."""
+    """Return a name that a server can load: the folder of a builtin model stored as files, else the
+    name itself."""
     from verifiers_trainer.policy import builtin_models
 
     return str(builtin_models.smollm2_folder()) if model == builtin_models.SMOLLM2 else model

@@ -1,7 +1,8 @@
-"""Child processes of a command: started together, logged line by line, and stopped with all their descendants.
+"""Child processes of a command: started together, logged line by line, and stopped with all their
+descendants.
 
-A child leads a new session, so that a signal reaches its process group, and Ctrl-C in the terminal reaches only the
-parent. On Linux a child also gets SIGTERM when its parent dies for any reason.
+A child leads a new session, so that a signal reaches its process group, and Ctrl-C in the terminal
+reaches only the parent. On Linux a child also gets SIGTERM when its parent dies for any reason.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A child process. ``show`` gets its output lines on a thread: stdout and stderr, or only stderr.
+    """A child process. ``show`` gets its output lines on a thread: stdout and stderr, or only
+    stderr.
 
     ``separate_stdout``: collect stdout in ``stdout`` instead.
     """
@@ -69,7 +71,8 @@ class Child:
             self.process.send_signal(number)
 
     def stop(self, grace_s: float = TERM_GRACE_S) -> None:
-        """Terminate the process group of the child; kill it after ``grace_s`` seconds. A second call does nothing."""
+        """Terminate the process group of the child; kill it after ``grace_s`` seconds. A second
+        call does nothing."""
         if self.process.poll() is None:
             self._signal_tree(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -100,7 +103,8 @@ class Child:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """Return a function for a forked child that makes it exit with its parent; None where the OS has none."""
+    """Return a function for a forked child that makes it exit with its parent; None where the OS
+    has none."""
     if not sys.platform.startswith("linux"):
         return None
     set_option = ctypes.CDLL(None).prctl
@@ -112,7 +116,8 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 
 class Signals:
-    """Records SIGINT and SIGTERM inside a ``with`` block: ``received`` has their numbers, in order."""
+    """Records SIGINT and SIGTERM inside a ``with`` block: ``received`` has their
+    numbers, in order."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -134,7 +139,8 @@ class Signals:
 def wait_until(
     ready: Callable[[], bool], child: Child, signals: Signals, timeout_s: float, poll_s: float = 0.2
 ) -> bool:
-    """Return whether ``ready`` became true before the child exited, a signal arrived, or the timeout passed."""
+    """Return whether ``ready`` became true before the child exited, a signal arrived, or the
+    timeout passed."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if child.exit_code is not None or signals.received:

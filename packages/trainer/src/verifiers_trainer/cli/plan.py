@@ -1,7 +1,8 @@
 """Plan a run before its model is loaded: settings, environment, folder, checkpoint to resume from.
 
-All problems are reported in one ``ConfigError``: keys and types (``settings``), ranges and combinations
-(``RLConfig``), arguments of the environment (its loader), the output folder. Writes nothing.
+All problems are reported in one ``ConfigError``: keys and types (``settings``), ranges and
+combinations (``RLConfig``), arguments of the environment (its loader), the output folder. Writes
+nothing.
 """
 
 from __future__ import annotations
@@ -75,12 +76,16 @@ def step_of(folder: Path) -> int:
 
 
 def make_plan(
-    words: Sequence[str], output_dir: str | None = None, resume: str | None = None, fresh: bool = False
+    words: Sequence[str],
+    output_dir: str | None = None,
+    resume: str | None = None,
+    fresh: bool = False,
 ) -> Plan:
     """Return the plan of a command line.
 
-    ``resume`` is None (from a checkpoint if there is one), "" (there must be one) or a path; ``fresh`` never resumes.
-    *Raises* ``ConfigError`` with every problem, ``CheckpointError`` for a checkpoint that cannot be used.
+    ``resume`` is None (from a checkpoint if there is one), "" (there must be one) or a path;
+    ``fresh`` never resumes. *Raises* ``ConfigError`` with every problem, ``CheckpointError`` for a
+    checkpoint that cannot be used.
     """
     assignments, problems = read_words(words)
     if fresh and resume is not None:
@@ -92,9 +97,14 @@ def make_plan(
     _use_one_device()
     settings, setting_problems = read_settings(assignments, torch.cuda.device_count())
     problems += setting_problems
-    config = _collect(problems, "[trainer.args]", lambda: _config_class(settings)(**settings.config))
+    config = _collect(
+        problems, "[trainer.args]", lambda: _config_class(settings)(**settings.config)
+    )
     if config is not None:
-        problems += [_with_place(settings, problem) for problem in config.private_copy().problems(config.world_size)]
+        problems += [
+            _with_place(settings, problem)
+            for problem in config.private_copy().problems(config.world_size)
+        ]
         problems += _folder_problems(Path(config.output_dir))
     env = None
     if settings.env_id:
@@ -103,7 +113,12 @@ def make_plan(
     raise_together(problems)
     assert config is not None
     assert env is not None
-    return Plan(settings, config, env, None if fresh else _starting_point(Path(config.output_dir or ""), resume))
+    return Plan(
+        settings,
+        config,
+        env,
+        None if fresh else _starting_point(Path(config.output_dir or ""), resume),
+    )
 
 
 def _load(settings: TrainSettings) -> Environment:
@@ -123,13 +138,17 @@ def _config_class(settings: TrainSettings) -> type[RLConfig]:
 
 
 def _use_one_device() -> None:
-    """Hide all CUDA devices but the first: transformers would copy the model to each and split batches."""
+    """Hide all CUDA devices but the first: transformers would copy the model to each and split
+    batches."""
     if torch.cuda.device_count() > 1 and "LOCAL_RANK" not in os.environ:
-        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[
+            0
+        ]
 
 
 def _collect(problems: list[str], place: str, make: Callable[[], Any]) -> Any:
-    """Return ``make()``; None, with the error appended to ``problems``, when the settings are invalid."""
+    """Return ``make()``; None, with the error appended to ``problems``, when the settings are
+    invalid."""
     try:
         return make()
     except (UsageError, ValueError, TypeError, ImportError) as error:
@@ -149,11 +168,14 @@ def _folder_problems(folder: Path) -> list[str]:
     if not nearest.is_dir():
         return [f"cannot write to {folder}: {nearest} is a file; choose another --output-dir"]
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return [f"cannot write to {folder}: no permission to write in {nearest}; choose another --output-dir"]
+        return [
+            f"cannot write to {folder}: no permission to write in {nearest}; choose another"
+            " --output-dir"
+        ]
     return []
 
 
-# --- resuming ---------------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
 def _run_folder(path: Path) -> Path:

@@ -1,10 +1,12 @@
-"""Preflight checks: run every part of a training once, on the real model, before the training starts.
+"""Preflight checks: run every part of a training once, on the real model, before the training
+starts.
 
-One optimizer step is taken on a few rollouts, in a temporary folder and with artificial rewards that differ, so that
-the gradient is never zero. The step changes the weights of the model: reload it afterwards.
+One optimizer step is taken on a few rollouts, in a temporary folder and with artificial rewards
+that differ, so that the gradient is never zero. The step changes the weights of the model: reload
+it afterwards.
 
-The first failed check ends the list, since later ones would fail for the same reason. Accelerators, servers and
-processes that this process does not use are not checked.
+The first failed check ends the list, since later ones would fail for the same reason. Accelerators,
+servers and processes that this process does not use are not checked.
 """
 
 from __future__ import annotations
@@ -113,19 +115,28 @@ class _Probe(RLTrainer):
     rollout_s: float
     rows: Sequence[PackedRow]
 
-    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **known: object) -> list[float]:
-        self.rubric_rewards = [*getattr(self, "rubric_rewards", []), *super().compute_rewards(completions, prompts)]
+    def compute_rewards(
+        self, completions: Sequence[Any], prompts: Sequence[Any], **known: object
+    ) -> list[float]:
+        self.rubric_rewards = [
+            *getattr(self, "rubric_rewards", []),
+            *super().compute_rewards(completions, prompts),
+        ]
         return [float(index % 2) for index in range(len(completions))]
 
     def training_step(
-        self, model: torch.nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
+        self,
+        model: torch.nn.Module,
+        inputs: Any,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         self.rows = inputs.rows_R[0]
         self.rollout_s = inputs.stats["time/wait_generation"]
         return super().training_step(model, inputs, num_items_in_batch)
 
     def logprobs(self) -> torch.Tensor:
-        """Log-probabilities of the sampled tokens of the first packed row, by the current weights."""
+        """Log-probabilities of the sampled tokens of the first packed row, by the
+        current weights."""
         self.model.eval()
         row = self.rows[0].to_tensors(self.args.device)
         with torch.no_grad():
@@ -133,7 +144,7 @@ class _Probe(RLTrainer):
         return out.logprobs[row["loss_mask"]].float().cpu()
 
 
-# --- checks: each returns a message, or (ok, message) -------------------------------------------------------------
+# --- checks: each returns a message, or (ok, message) ---------------------------------------------
 
 
 def _environment(trainer: _Probe) -> str:
@@ -145,7 +156,10 @@ def _example(trainer: _Probe) -> Any:
     row = trainer.examples[0].row
     count = preparation.num_prompt_tokens(row, trainer.tokenizer, trainer.env.for_row(row))
     room = trainer.args.max_seq_len - count
-    return room > 0, f"the first prompt has {count} tokens, which leaves {room} tokens of max_seq_len"
+    return (
+        room > 0,
+        f"the first prompt has {count} tokens, which leaves {room} tokens of max_seq_len",
+    )
 
 
 def _tokenizer(trainer: _Probe) -> Any:
@@ -159,7 +173,9 @@ def _template(trainer: _Probe) -> Any:
     history = trainer.args.history
     problem = preparation.template_problem(trainer.tokenizer, trainer.env, history)
     if problem is None:
-        return "only appends" if history == "template" else "earlier turns keep their sampled tokens"
+        return (
+            "only appends" if history == "template" else "earlier turns keep their sampled tokens"
+        )
     return False if trainer.args.require_increasing_context else None, problem
 
 
@@ -177,7 +193,8 @@ def _forward(trainer: _Probe) -> Any:
     finally:
         uninstall(trainer.model)
     numbers = (
-        f"log-probabilities differ by {head.difference:.1e} from the stock head, {packed.difference:.1e} when packed"
+        f"log-probabilities differ by {head.difference:.1e} from the stock head,"
+        f" {packed.difference:.1e} when packed"
     )
     if head.ok and packed.ok:
         return numbers
@@ -193,8 +210,12 @@ def _step(trainer: _Probe) -> Any:
 def _rollouts(trainer: _Probe) -> str:
     numbers = trainer.last_step
     rewards = [reward for reward in trainer.rubric_rewards if reward == reward]
-    mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "every reward is unknown"
-    truncated = f", {numbers['rollouts/truncated']} truncated" if numbers["rollouts/truncated"] else ""
+    mean = (
+        f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "every reward is unknown"
+    )
+    truncated = (
+        f", {numbers['rollouts/truncated']} truncated" if numbers["rollouts/truncated"] else ""
+    )
     return f"{numbers['rollouts/generated']} in {trainer.rollout_s:.1f} s, {mean}{truncated}"
 
 
@@ -205,7 +226,10 @@ def _tokens(trainer: _Probe) -> Any:
 
 def _ratio(trainer: _Probe) -> Any:
     mean = trainer.last_step["sampler/log_ratio_abs"]
-    return mean == mean, f"sampler and trainer differ by {mean:.1e} nats per token with equal weights"
+    return (
+        mean == mean,
+        f"sampler and trainer differ by {mean:.1e} nats per token with equal weights",
+    )
 
 
 def _push(trainer: _Probe) -> Any:
@@ -214,13 +238,21 @@ def _push(trainer: _Probe) -> Any:
     install_logprob_forward(trainer.model)
     try:
         row, logprobs = trainer.rows[0], trainer.logprobs()
-        change = float((logprobs - torch.from_numpy(row.sampler_logprobs[row.loss_mask])).abs().max())
+        change = float(
+            (logprobs - torch.from_numpy(row.sampler_logprobs[row.loss_mask])).abs().max()
+        )
     finally:
         uninstall(trainer.model)
     trainer.generate([prompt])
     version = trainer.engine.version
     ok = change > 0 and version == trainer.policy_version
-    return ok, f"the engine serves version {version}; log-probabilities changed by up to {change:.1e} nats"
+    return (
+        ok,
+        (
+            f"the engine serves version {version}; log-probabilities changed by up to {change:.1e}"
+            " nats"
+        ),
+    )
 
 
 def _checkpoint(trainer: _Probe) -> str:

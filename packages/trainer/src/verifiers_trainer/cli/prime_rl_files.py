@@ -1,7 +1,9 @@
-"""Read run files of prime-rl: the three files of 2025, the single file of v0.3 and v0.4, or an orchestrator file.
+"""Read run files of prime-rl: the three files of 2025, the single file of v0.3 and v0.4, or an
+orchestrator file.
 
-Every key is converted to its counterpart or named in the error; none is skipped. A file with a model and a trainer
-section but no LoRA table trains all weights, as in prime-rl. Loads no model and no environment.
+Every key is converted to its counterpart or named in the error; none is skipped. A file with a
+model and a trainer section but no LoRA table trains all weights, as in prime-rl. Loads no model and
+no environment.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ NUMBERS = {
     "oversampling_factor": "oversample",
     "max_async_level": "max_off_policy_steps",
 }
-"""Keys of an orchestrator -> settings; ``max_steps`` and ``seq_len`` are also top-level keys of the single file."""
+"""Keys of an orchestrator -> settings; ``max_steps`` and ``seq_len`` are also top-level keys of the
+single file."""
 OF_THE_RUN = {"rollouts_per_example", "max_concurrent"}
 """Keys of an orchestrator that files of 2025 have in ``[environment.args]``."""
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-SAMPLED = {name: (*ARGS, name) for name in SAMPLING} | {"max_completion_tokens": (*ARGS, "max_tokens")}
+SAMPLED = {name: (*ARGS, name) for name in SAMPLING} | {
+    "max_completion_tokens": (*ARGS, "max_tokens")
+}
 OPTIM = {"lr": "learning_rate", "weight_decay": "weight_decay", "max_norm": "max_grad_norm"}
 LORA = {
     "rank": "lora_rank",
@@ -43,7 +48,13 @@ LORA = {
 }
 PARALLEL = {"tp": "tensor_parallel_size", "dp": "data_parallel_size"}
 SERVER = ("gpu_memory_utilization", "enable_lora", "max_lora_rank")
-SERVER_MODEL = ("enable_auto_tool_choice", "tool_call_parser", "max_model_len", "enforce_eager", "dtype")
+SERVER_MODEL = (
+    "enable_auto_tool_choice",
+    "tool_call_parser",
+    "max_model_len",
+    "enforce_eager",
+    "dtype",
+)
 """Keys of an inference server and of its model that are vLLM flags of the same name."""
 IMPLEMENTATIONS = {"liger_kernel": True, "hf": False, "auto": None}
 """``model.impl`` -> ``use_liger``; None leaves the default."""
@@ -77,18 +88,21 @@ class _Reading:
             table = table.setdefault(name, {})
         if table.setdefault(path[-1], value) != value:
             earlier = table[path[-1]]
-            self.problems.append(f"{self.place}: {key} is {value!r}, but {earlier!r} earlier; give it once")
+            self.problems.append(
+                f"{self.place}: {key} is {value!r}, but {earlier!r} earlier; give it once"
+            )
 
     def refuse(self, key: str) -> None:
         self.problems.append(f"{self.place}: {key}: a key of prime-rl without a counterpart here")
 
 
 def read(*paths: str | Path) -> dict[str, Any]:
-    """Read a run from one file, or from the files of orchestrator, trainer and inference server together.
+    """Read a run from one file, or from the files of orchestrator, trainer and inference server
+    together.
 
-    Returns a document in the canonical format: ``model``, ``env`` (one table, or a list of them), ``trainer.args``,
-    ``inference``, ``wandb``; keys that the files do not have are absent. *Raises* ConfigError with every key without a
-    counterpart and every contradiction.
+    Returns a document in the canonical format: ``model``, ``env`` (one table, or a list of them),
+    ``trainer.args``, ``inference``, ``wandb``; keys that the files do not have are absent. *Raises*
+    ConfigError with every key without a counterpart and every contradiction.
     """
     return read_tables(*((str(path), TomlFile.read(path).document) for path in paths))
 
@@ -106,7 +120,8 @@ def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _move_to_the_run(document: dict[str, Any]) -> None:
-    """Move the keys ``OF_THE_RUN`` from the arguments of the environment, unless the run has its own value."""
+    """Move the keys ``OF_THE_RUN`` from the arguments of the environment, unless the run has its
+    own value."""
     environment = document.get("env")
     args = environment["args"] if isinstance(environment, dict) else {}
     for name in OF_THE_RUN & args.keys() - document.get("trainer", {}).get("args", {}).keys():
@@ -114,7 +129,8 @@ def _move_to_the_run(document: dict[str, Any]) -> None:
 
 
 def is_prime_rl(tables: Mapping[str, Any]) -> bool:
-    """Return whether a TOML document is a file of prime-rl: its model is a table, or it has a key of prime-rl only."""
+    """Return whether a TOML document is a file of prime-rl: its model is a table, or it has a key
+    of prime-rl only."""
     model = tables.get("model")
     if model is not None:
         return isinstance(model, Mapping)
@@ -144,7 +160,9 @@ def _read_tables(tables: Mapping[str, Any], reading: _Reading) -> None:
     args = reading.document.get("trainer", {}).get("args", {})
     trains = tables.keys() & {"orchestrator", "trainer", "optim"} and "model" in reading.document
     if trains and "use_lora" not in args:
-        reading.set((*ARGS, "use_lora"), False, "model.lora")  # without that table prime-rl trains all weights
+        reading.set(
+            (*ARGS, "use_lora"), False, "model.lora"
+        )  # without that table prime-rl trains all weights
 
 
 def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
@@ -159,7 +177,11 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
         elif key == "train":
             for name in value.keys() - {"env", "sampling"}:
                 reading.refuse(f"{above}{key}.{name}")
-            _read_orchestrator({k: v for k, v in value.items() if k in ("env", "sampling")}, reading, f"{above}{key}.")
+            _read_orchestrator(
+                {k: v for k, v in value.items() if k in ("env", "sampling")},
+                reading,
+                f"{above}{key}.",
+            )
         elif key == "sampling":
             _pick(value, SAMPLED, above + key, reading)
         elif key == "wandb":
@@ -168,14 +190,18 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
             _pick(value, {"interval": (*ARGS, "save_steps")}, above + key, reading)
         elif key == "model":
             _read_model(value, reading, above + key)
-        elif key != "lora_name":  # name of the adapter; here adapters are named after policy versions
+        elif (
+            key != "lora_name"
+        ):  # name of the adapter; here adapters are named after policy versions
             reading.refuse(above + key)
 
 
 def _read_trainer(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
     for key, value in table.items():
         if key == "optim":
-            _pick(value, {name: (*ARGS, ours) for name, ours in OPTIM.items()}, above + key, reading)
+            _pick(
+                value, {name: (*ARGS, ours) for name, ours in OPTIM.items()}, above + key, reading
+            )
         elif key == "model":
             _read_model(value, reading, above + key)
         else:
@@ -220,7 +246,9 @@ def _read_lora(table: object, reading: _Reading, above: str) -> None:
     _pick(table, {name: (*ARGS, ours) for name, ours in LORA.items()}, above, reading)
 
 
-def _pick(table: object, places: Mapping[str, tuple[str, ...]], above: str, reading: _Reading) -> None:
+def _pick(
+    table: object, places: Mapping[str, tuple[str, ...]], above: str, reading: _Reading
+) -> None:
     if not isinstance(table, Mapping):
         reading.problems.append(f"{reading.place}: {above} must be a table, not {table!r}")
         return

@@ -1,9 +1,11 @@
-"""``vf-train quickstart``: a complete training run on a laptop CPU, in minutes, without other packages.
+"""``vf-train quickstart``: a complete training run on a laptop CPU, in minutes, without other
+packages.
 
-The run builds a model of half a million parameters, teaches it the answer format by a supervised warm-up, evaluates it
-on held-out examples, trains it by reinforcement learning, and evaluates it again. ``PRESETS`` has the settings of each
-supported environment. Engine, pipeline, loss and trainer are those of every run: this module selects their settings,
-prints progress, and writes a summary.
+The run builds a model of half a million parameters, teaches it the answer format by a supervised
+warm-up, evaluates it on held-out examples, trains it by reinforcement learning, and evaluates it
+again. ``PRESETS`` has the settings of each supported environment. Engine, pipeline, loss and
+trainer are those of every run: this module selects their settings, prints progress, and writes a
+summary.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Settings of the quickstart for one environment: ``PRESETS["reverse-text"].noun == "words"``."""
+    """Settings of the quickstart for one environment: ``PRESETS["reverse-text"].noun
+    == "words"``."""
 
     noun: str
     """Plural noun for the examples."""
@@ -53,7 +56,8 @@ class Preset:
     """Metric that is 1 for a correct completion and less for any other."""
     env_args: Mapping[str, Any]
     target: float
-    """Mean sampled reward at which the warm-up stops: the model knows the format but not the task."""
+    """Mean sampled reward at which the warm-up stops: the model knows the format but
+    not the task."""
     warm_up: Mapping[str, Any]
     """Further arguments of ``warm_up``."""
     batches: int
@@ -64,7 +68,13 @@ class Preset:
 
 
 EXAMPLES: dict[str, Any] = {"num_train_examples": 2000, "num_eval_examples": 200}
-THREE_TERMS = {"min_terms": 3, "max_terms": 3, "max_digits": 1, "allow_parentheses": False, "allow_negation": False}
+THREE_TERMS = {
+    "min_terms": 3,
+    "max_terms": 3,
+    "max_digits": 1,
+    "allow_parentheses": False,
+    "allow_negation": False,
+}
 PRESETS: dict[str, Preset] = {
     "reverse-text": Preset(
         noun="words",
@@ -90,10 +100,14 @@ PRESETS: dict[str, Preset] = {
         noun="problems",
         exact="generator_score",
         env_args={
-            "gym": [{"name": "basic_arithmetic", "config": {**THREE_TERMS, "operators": ["+", "-"]}}],
+            "gym": [
+                {"name": "basic_arithmetic", "config": {**THREE_TERMS, "operators": ["+", "-"]}}
+            ],
             "system_prompt": "",
             "num_train_examples": 2000,
-            "num_eval_examples": 280,  # about 80 of them are also training problems and are left out
+            "num_eval_examples": (
+                280
+            ),  # about 80 of them are also training problems and are left out
         },
         target=0.30,
         warm_up={"max_steps": 600, "probe_every": 40, "learning_rate": 1e-3},
@@ -119,11 +133,12 @@ def run(
     loss: str | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train in ``environment``, a key of ``PRESETS``; return the content of ``summary.json`` in ``output_dir``.
+    """Train in ``environment``, a key of ``PRESETS``; return the content of ``summary.json`` in
+    ``output_dir``.
 
-    ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly correct completions) and their 95%
-    intervals over held-out examples. ``batches`` defaults to that of the preset; a ``loss`` replaces its recipe.
-    *Raises* ``ConfigError`` for invalid settings.
+    ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly correct
+    completions) and their 95% intervals over held-out examples. ``batches`` defaults to that of the
+    preset; a ``loss`` replaces its recipe. *Raises* ``ConfigError`` for invalid settings.
     """
     preset = _preset(environment)
     batches = preset.batches if batches is None else batches
@@ -139,15 +154,20 @@ def run(
     env.non_solution_reward = None if audited is None else audited.reward
     model, tokenizer = get_model_and_tokenizer(TINY, model_kwargs={"seed": seed})
     size = sum(parameter.numel() for parameter in model.parameters())
-    console.print(f"[bold]Quickstart[/bold]: {environment}, a model of {size / 1e6:.2f} M parameters, seed {seed}")
+    console.print(
+        f"[bold]Quickstart[/bold]: {environment}, a model of {size / 1e6:.2f} M parameters, seed"
+        f" {seed}"
+    )
     config = _config(output, seed, batches, loss, preset)
     method = f"loss {loss}" if loss else f"recipe {config.recipe}"
-    with RLTrainer(model, env, config, tokenizer, callbacks=[_Display(console, batches, preset.exact)]) as trainer:
+    with RLTrainer(
+        model, env, config, tokenizer, callbacks=[_Display(console, batches, preset.exact)]
+    ) as trainer:
         warm_steps = _warm_up(trainer, console, preset)
         before = _measure(trainer, "before", preset, console)
         console.print(
-            f"3/4 reinforcement learning: {batches} batches of {config.batch_size} rollouts, {method}, "
-            f"{config.steps_per_batch} optimizer steps each"
+            f"3/4 reinforcement learning: {batches} batches of {config.batch_size} rollouts,"
+            f" {method}, {config.steps_per_batch} optimizer steps each"
         )
         rl_started = time.perf_counter()
         trainer.train()
@@ -155,7 +175,9 @@ def run(
         after = _measure(trainer, "after", preset, console)
         trainer.save_model(str(output / "model"))
     plot = output / "learning_curve.png"
-    draw_learning_curve(output / METRICS, plot, f"{environment}: {TINY}, {method}, seed {seed}", preset.exact)
+    draw_learning_curve(
+        output / METRICS, plot, f"{environment}: {TINY}, {method}, seed {seed}", preset.exact
+    )
     summary = {
         "environment": environment,
         "environment_args": dict(preset.env_args),
@@ -185,8 +207,8 @@ def _preset(environment: str) -> Preset:
     if environment not in PRESETS:
         *others, last = PRESETS
         raise vf.ConfigError(
-            f"the quickstart supports {', '.join(others)} and {last}, not {environment!r}: train in any other "
-            "environment with vf-train @ file.toml"
+            f"the quickstart supports {', '.join(others)} and {last}, not {environment!r}: train in"
+            " any other environment with vf-train @ file.toml"
         )
     return PRESETS[environment]
 
@@ -206,7 +228,10 @@ def _config(output: Path, seed: int, batches: int, loss: str | None, preset: Pre
     }
     method = {"recipe": preset.recipe} if loss is None else {"loss": loss}
     config = RLConfig(
-        output_dir=str(output), run_name="quickstart", seed=seed, **(common | method | dict(preset.training))
+        output_dir=str(output),
+        run_name="quickstart",
+        seed=seed,
+        **(common | method | dict(preset.training)),
     )
     config.max_steps = config.save_steps = batches * config.steps_per_batch
     return config
@@ -223,12 +248,16 @@ def _new_folder(output: Path) -> Path:
         (path / ".writable").touch()
         (path / ".writable").unlink()
     except OSError as error:
-        raise vf.ConfigError(f"cannot write to {path}: {error.strerror}; choose another --output-dir") from error
+        raise vf.ConfigError(
+            f"cannot write to {path}: {error.strerror}; choose another --output-dir"
+        ) from error
     return path
 
 
 def _warm_up(trainer: RLTrainer, console: Console, preset: Preset) -> int:
-    console.print("1/4 warm-up: supervised steps on correct answers, until the model knows the format")
+    console.print(
+        "1/4 warm-up: supervised steps on correct answers, until the model knows the format"
+    )
 
     rows = [example.row for example in (trainer.env.train_table or [])[:64]]
 
@@ -258,31 +287,41 @@ def _measure(trainer: RLTrainer, name: str, preset: Preset, console: Console) ->
     results = _run_rollouts(trainer, rows, Path(str(trainer.args.output_dir)) / "eval" / name)
     step = "2/4" if name == "before" else "4/4"
     console.print(
-        f"{step} {name}: {len(results)} rollouts on {len(set(results['example_ids']))} held-out {preset.noun}, "
-        f"mean reward {results.metadata['avg_reward']:.3f}"
+        f"{step} {name}: {len(results)} rollouts on {len(set(results['example_ids']))} held-out"
+        f" {preset.noun}, mean reward {results.metadata['avg_reward']:.3f}"
     )
     return results
 
 
-def _run_rollouts(trainer: RLTrainer, rows: list[Any], folder: Path | None = None) -> GenerateOutputs:
+def _run_rollouts(
+    trainer: RLTrainer, rows: list[Any], folder: Path | None = None
+) -> GenerateOutputs:
     context = trainer.run_context(trainer.args.eval_sampling_args)
     return run_rollouts(trainer.training_run, context, inputs=rows, folder=folder)
 
 
 def _held_out(env: vf.Environment) -> list[dict[str, Any]]:
-    """Return the evaluation rows that are not training rows: generators may produce the same example twice."""
+    """Return the evaluation rows that are not training rows: generators may produce the same
+    example twice."""
     train_prompts = {canonical_json(example.row["prompt"]) for example in env.train_table or ()}
-    return [example.row for example in env.eval_table if canonical_json(example.row["prompt"]) not in train_prompts]
+    return [
+        example.row
+        for example in env.eval_table
+        if canonical_json(example.row["prompt"]) not in train_prompts
+    ]
 
 
 def statistics_of(results: GenerateOutputs, exact: str) -> dict[str, Any]:
-    """Return mean reward and share of exact completions (metric ``exact``), with standard errors and 95% intervals.
+    """Return mean reward and share of exact completions (metric ``exact``), with standard errors
+    and 95% intervals.
 
     Errors are clustered by example: rollouts of one example are not independent.
     """
     examples = results["example_ids"]
     reward = results["rewards"]
-    is_exact = [value if math.isnan(value) else float(value == 1) for value in results["metrics"][exact]]
+    is_exact = [
+        value if math.isnan(value) else float(value == 1) for value in results["metrics"][exact]
+    ]
     return {
         "mean_reward": mean(reward),
         "mean_reward_stderr": clustered_stderr(reward, examples),
@@ -309,28 +348,40 @@ class _Display(TrainerCallback):
 
     def on_train_begin(self, args: object, state: object, control: object, **_: Any) -> None:
         if self.console.is_terminal:
-            columns = (TextColumn("    {task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("    {task.description}"),
+                BarColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             self.progress = Progress(*columns, console=self.console)
             self.task = self.progress.add_task("starting", total=self.batches)
             self.progress.start()
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         batch, within = divmod(state.global_step, args.steps_per_batch)
         if within or batch % 5:
             return
         rows = read_metrics(Path(args.output_dir) / METRICS)
         recent = [row for row in rows if "reward/mean" in row][-10 * args.steps_per_batch :]
-        numbers = {name: _recent(recent, name) for name in ("reward/mean", self.exact, "loss", "entropy")}
+        numbers = {
+            name: _recent(recent, name) for name in ("reward/mean", self.exact, "loss", "entropy")
+        }
         line = (
-            f"batch {batch:3d}/{self.batches}  reward {numbers['reward/mean']:.3f}  "
-            f"exact {numbers[self.exact]:.3f}  loss {numbers['loss']:+.4f}  entropy {numbers['entropy']:.3f}"
+            f"batch {batch:3d}/{self.batches}  reward {numbers['reward/mean']:.3f}  exact"
+            f" {numbers[self.exact]:.3f}  loss {numbers['loss']:+.4f}  entropy"
+            f" {numbers['entropy']:.3f}"
         )
         if self.progress is not None:
             self.progress.update(self.task, completed=batch, description=line)
         elif batch % 25 == 0:
             self.console.print(f"    {line}")
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self.progress is not None:
             self.progress.stop()
 
@@ -351,7 +402,8 @@ def _report(summary: dict[str, Any], preset: Preset, console: Console) -> None:
     console.print()
     console.print(table)
     console.print(
-        "(± one standard error of the mean, clustered by example; a 95% interval extends 1.96 of them to each side)\n"
+        "(± one standard error of the mean, clustered by example; a 95% interval extends 1.96 of"
+        " them to each side)\n"
     )
 
 
@@ -362,24 +414,27 @@ def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Conso
         prompt, answer = first[example]["prompt"][-1]["content"], first[example]["answer"]
         console.print(f"prompt: {prompt}   answer: {answer}", highlight=False, markup=False)
         for name, output in (("before", first[example]), ("after", last[example])):
-            text = escape_control(str(output["completion"][-1]["content"])) if output["completion"] else ""
-            console.print(f"  {name:6s} {output['reward']:.2f}  {text}", highlight=False, markup=False)
+            text = (
+                escape_control(str(output["completion"][-1]["content"]))
+                if output["completion"]
+                else ""
+            )
+            console.print(
+                f"  {name:6s} {output['reward']:.2f}  {text}", highlight=False, markup=False
+            )
 
 
 def _next_steps(summary: dict[str, Any], console: Console) -> None:
     output = summary["output_dir"]
     other = next(name for name in PRESETS if name != summary["environment"])
     console.print(
-        f"\nDone in {summary['seconds']:.0f} s, reinforcement learning in {summary['rl_seconds']:.0f} s of them.\n"
-        f"  learning curve   {summary['plot']}\n"
-        f"  numbers          {output}/summary.json, {output}/{METRICS}\n"
-        f"  rollouts         {output}/completions/ (trained), {output}/eval/ (held-out)\n"
-        f"  model            {output}/model\n"
-        "Next commands:\n"
-        f"  vf-train quickstart --env {other}\n"
-        "  vf-train quickstart --loss dr_grpo --seed 1\n"
-        "  vf-train @ configs/vf-train/tiny-cpu.toml\n"
-        "  vf-eval alphabet-sort -n 5",
+        f"\nDone in {summary['seconds']:.0f} s, reinforcement learning in"
+        f" {summary['rl_seconds']:.0f} s of them.\n  learning curve   {summary['plot']}\n  numbers "
+        f"         {output}/summary.json, {output}/{METRICS}\n  rollouts        "
+        f" {output}/completions/ (trained), {output}/eval/ (held-out)\n  model           "
+        f" {output}/model\nNext commands:\n  vf-train quickstart --env {other}\n  vf-train"
+        " quickstart --loss dr_grpo --seed 1\n  vf-train @ configs/vf-train/tiny-cpu.toml\n "
+        " vf-eval alphabet-sort -n 5",
         highlight=False,
         markup=False,
     )

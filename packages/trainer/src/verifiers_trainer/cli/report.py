@@ -19,7 +19,8 @@ def rank() -> int:
 
 
 def finish(body: Callable[[dict[str, Any]], int], *, verbose: bool, as_json: bool) -> int:
-    """Run ``body`` and return the exit code; print an error as one paragraph on stderr (a traceback with ``verbose``).
+    """Run ``body`` and return the exit code; print an error as one paragraph on stderr (a traceback
+    with ``verbose``).
 
     ``body`` gets the object that ``--json`` prints and fills its own keys.
     """
@@ -34,17 +35,23 @@ def finish(body: Callable[[dict[str, Any]], int], *, verbose: bool, as_json: boo
         code, facts = fail(_with_advice(error), command="vf-train", verbose=verbose)
         message = facts["message"]
     if as_json and not rank():
-        print(json.dumps({"schema": SCHEMA, "ok": code == 0, "exit_code": code, "error": message, **result}))
+        print(
+            json.dumps(
+                {"schema": SCHEMA, "ok": code == 0, "exit_code": code, "error": message, **result}
+            )
+        )
     return code
 
 
 def _with_advice(error: Exception) -> Exception:
     """Add to an out-of-memory error the settings to change; return other errors unchanged."""
-    if type(error).__name__ != "OutOfMemoryError":  # torch's; by name, so that --help does not load torch
+    if (
+        type(error).__name__ != "OutOfMemoryError"
+    ):  # torch's; by name, so that --help does not load torch
         return error
     advice = RunError(
-        f"out of memory: {str(error).splitlines()[0]} Lower micro_batch_size or max_seq_len, or use LoRA "
-        "(use_lora = true) and gradient_checkpointing = true"
+        f"out of memory: {str(error).splitlines()[0]} Lower micro_batch_size or max_seq_len, or use"
+        " LoRA (use_lora = true) and gradient_checkpointing = true"
     )
     advice.__cause__ = error
     return advice

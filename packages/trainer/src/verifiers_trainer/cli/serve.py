@@ -1,4 +1,5 @@
-"""``vf-serve FOLDER``: offer a saved model, with or without an adapter, as an OpenAI endpoint on this machine.
+"""``vf-serve FOLDER``: offer a saved model, with or without an adapter, as an OpenAI endpoint on
+this machine.
 
     vf-serve outputs/my-run --port 8000
 
@@ -36,13 +37,17 @@ run, its newest checkpoint is served.
 
 
 def serve(call: Call) -> None:
-    """Load the model and serve it until a signal. *Raises* ``ConfigError``, and ``RunError`` when the engine stops."""
+    """Load the model and serve it until a signal. *Raises* ``ConfigError``, and ``RunError`` when
+    the engine stops."""
     options = call.options
     if len(call.words) != 1:
         raise ConfigError("name one folder with a model: vf-serve FOLDER")
     folder = Path(call.words[0]).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}; vf-serve serves a saved model or the folder of a training run")
+        raise ConfigError(
+            f"there is no folder {folder}; vf-serve serves a saved model or the folder of a"
+            " training run"
+        )
     key = _api_key(options["api_key_var"], options["host"])
     # late: torch and transformers take seconds to import
     from verifiers_trainer.engines.http.endpoint import Address
@@ -68,19 +73,31 @@ def serve(call: Call) -> None:
 
 
 def _api_key(variable: str | None, host: str) -> str:
-    """The key of the endpoint, empty for none. *Raises* ``ConfigError`` where other machines reach it without one."""
+    """The key of the endpoint, empty for none. *Raises* ``ConfigError`` where other machines reach
+    it without one."""
     if variable is None:
         if host not in LOOPBACK:
-            raise ConfigError(f"--host {host} opens the endpoint to other machines: add --api-key-var NAME")
+            raise ConfigError(
+                f"--host {host} opens the endpoint to other machines: add --api-key-var NAME"
+            )
         return ""
     if not os.environ.get(variable):
-        raise ConfigError(f"--api-key-var {variable}: the environment variable {variable} is not set or empty")
+        raise ConfigError(
+            f"--api-key-var {variable}: the environment variable {variable} is not set or empty"
+        )
     return os.environ[variable]
 
 
 def _report(call: Call, url: str, name: str, variable: str | None) -> None:
     if call.json:  # print it now: the command ends with a signal
-        facts = {"schema": SCHEMA, "ok": True, "exit_code": 0, "url": url, "model": name, "error": None}
+        facts = {
+            "schema": SCHEMA,
+            "ok": True,
+            "exit_code": 0,
+            "url": url,
+            "model": name,
+            "error": None,
+        }
         print(json.dumps(facts), file=call.out)
         call.json = False
     else:
@@ -96,11 +113,25 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="FOLDER_PATH",
     options=[
-        click.Option(["--host"], default="127.0.0.1", metavar="ADDRESS", help="Address to listen at [127.0.0.1]."),
-        click.Option(["--port"], default=8000, type=click.IntRange(0, 65535), help="Port; 0 is any free one [8000]."),
-        click.Option(["--name"], metavar="NAME", help="Name of the model for requests [the folder]."),
         click.Option(
-            ["--api-key-var"], metavar="NAME", help="Environment variable with the key that requests must send [none]."
+            ["--host"],
+            default="127.0.0.1",
+            metavar="ADDRESS",
+            help="Address to listen at [127.0.0.1].",
+        ),
+        click.Option(
+            ["--port"],
+            default=8000,
+            type=click.IntRange(0, 65535),
+            help="Port; 0 is any free one [8000].",
+        ),
+        click.Option(
+            ["--name"], metavar="NAME", help="Name of the model for requests [the folder]."
+        ),
+        click.Option(
+            ["--api-key-var"],
+            metavar="NAME",
+            help="Environment variable with the key that requests must send [none].",
         ),
         click.Option(
             ["--max-seq-len"],

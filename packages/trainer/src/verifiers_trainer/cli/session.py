@@ -21,7 +21,13 @@ from verifiers.runtime.redaction import redacted, redacted_text, redacted_words
 from verifiers.runtime.terminal import escape_control
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import launch, tmux
-from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
+from verifiers_trainer.cli.display import (
+    ProgressLine,
+    closing_rows,
+    quiet_libraries,
+    show_logs,
+    two_columns,
+)
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
 from verifiers_trainer.cli.report import rank
 from verifiers_trainer.cli.settings import to_toml
@@ -38,7 +44,8 @@ MARKS = {True: "ok    ", False: "FAILED", None: "note  "}
 
 @dataclass
 class Session:
-    """``Session(["@", "tiny-cpu.toml"]).run(result)`` trains, returns the exit code and fills ``result``."""
+    """``Session(["@", "tiny-cpu.toml"]).run(result)`` trains, returns the exit code and fills
+    ``result``."""
 
     words: tuple[str, ...]
     output_dir: str | None = None
@@ -55,7 +62,8 @@ class Session:
     quiet: bool = False
 
     def run(self, result: dict[str, Any]) -> int:
-        """Run the command. *Raises* ``UsageError`` and ``RunError``; see ``plan`` and ``verifiers_trainer.trainer``."""
+        """Run the command. *Raises* ``UsageError`` and ``RunError``; see ``plan`` and
+        ``verifiers_trainer.trainer``."""
         if rank():  # only rank 0 prints
             self.quiet, self.as_json = True, False
         self.console = Console(stderr=True)
@@ -67,7 +75,10 @@ class Session:
         from verifiers_trainer.hf_loop import FORCED
         from verifiers_trainer.run.resume import require_same_run
 
-        devices, environment = launch.visible_devices(), dict(os.environ)  # before the plan hides devices
+        devices, environment = (
+            launch.visible_devices(),
+            dict(os.environ),
+        )  # before the plan hides devices
         plan = make_plan(self.words, self.output_dir, self.resume, self.fresh)
         if self.dump_config:
             print(to_toml(plan.settings, plan.config), end="")
@@ -77,7 +88,9 @@ class Session:
             return self._start_tmux(plan, decision, environment, result)
         if plan.config.server_url is None or self.engine != "auto" or decision.url is not None:
             self._print(f"inference: {launch.where(decision)} ({decision.reason})")
-            if (decision.launches or len(decision.trainer_devices) > 1) and "LOCAL_RANK" not in os.environ:
+            if (
+                decision.launches or len(decision.trainer_devices) > 1
+            ) and "LOCAL_RANK" not in os.environ:
                 return self._launch(plan, decision, result)
             launch.apply(decision, plan, self.engine)
         self._notices(plan)
@@ -86,19 +99,30 @@ class Session:
         if plan.checkpoint is not None and plan.first_step >= plan.num_steps:
             with _naming_the_way_out():
                 require_same_run(plan.checkpoint, plan.env, plan.resolved, FORCED)
-            self._print(f"{plan.folder} is already trained: its newest checkpoint is of step {plan.first_step}")
+            self._print(
+                f"{plan.folder} is already trained: its newest checkpoint is of step"
+                f" {plan.first_step}"
+            )
             self._describe(plan, result)
             self._close(plan, interrupted=False)
             return 0
         return self._train(plan, result)
 
     def _start_tmux(
-        self, plan: Plan, decision: launch.Decision, environment: Mapping[str, str], result: dict[str, Any]
+        self,
+        plan: Plan,
+        decision: launch.Decision,
+        environment: Mapping[str, str],
+        result: dict[str, Any],
     ) -> int:
         """Start this command in a tmux session, and return."""
         words = [*self._child_arguments(), f"--engine={self.engine}"]
         words += [f"--vllm-url={self.vllm_url}"] if self.vllm_url is not None else []
-        words += [f"--output-dir={plan.folder}"] if self.output_dir is None and self.resume is None else []
+        words += (
+            [f"--output-dir={plan.folder}"]
+            if self.output_dir is None and self.resume is None
+            else []
+        )
         name, log = self.tmux or "vf-train", plan.folder / launch.SERVER_LOG
         attach = tmux.start(name, words, environment, log if decision.launches else None)
         self._print(f"training runs in the tmux session {name}: {attach}")
@@ -117,11 +141,19 @@ class Session:
     def _child_arguments(self) -> list[str]:
         """Return the arguments of this call for the child that trains."""
         options = {"--output-dir": self.output_dir, "--resume": self.resume}
-        words = [*self.words, *(f"{flag}={value}" for flag, value in options.items() if value is not None)]
-        flags = {"--fresh": self.fresh, "--dry-run": self.dry_run, "--json": self.as_json, "-v": self.verbose}
+        words = [
+            *self.words,
+            *(f"{flag}={value}" for flag, value in options.items() if value is not None),
+        ]
+        flags = {
+            "--fresh": self.fresh,
+            "--dry-run": self.dry_run,
+            "--json": self.as_json,
+            "-v": self.verbose,
+        }
         return words + [flag for flag, enabled in {**flags, "-q": self.quiet}.items() if enabled]
 
-    # --- modes --------------------------------------------------------------------------------------------------
+    # --- modes ------------------------------------------------------------------------------------
 
     def _dry_run(self, plan: Plan, result: dict[str, Any]) -> int:
         """Show the run and run the preflight checks; return 2 when one fails."""
@@ -137,11 +169,20 @@ class Session:
             if not self.as_json:
                 print(two_columns(rows))
             findings = []
-            checks = () if config.saved_runs else preflight(model, plan.env, config, Path(folder), tokenizer)
-            for finding in checks:  # of saved runs the rollouts are read by now, and nothing is sampled
+            checks = (
+                ()
+                if config.saved_runs
+                else preflight(model, plan.env, config, Path(folder), tokenizer)
+            )
+            for (
+                finding
+            ) in checks:  # of saved runs the rollouts are read by now, and nothing is sampled
                 findings.append(finding)
                 if not self.as_json:
-                    print(f"{MARKS[finding.ok]}  {escape_control(f'{finding.name}: {finding.message}')}")
+                    print(
+                        f"{MARKS[finding.ok]} "
+                        f" {escape_control(f'{finding.name}: {finding.message}')}"
+                    )
         result.update(run_dir=str(plan.folder), step=plan.first_step, metrics=None, plan=dict(rows))
         result["checkpoint"] = str(plan.checkpoint) if plan.checkpoint else None
         result["checks"] = [{"name": f.name, "ok": f.ok, "said": f.message} for f in findings]
@@ -153,7 +194,9 @@ class Session:
         with self._folder(plan):
             self._print(two_columns(plan_rows(plan)))
             if project := plan.settings.config.get("project"):
-                os.environ.setdefault("WANDB_PROJECT", project)  # where transformers' reporter looks for it
+                os.environ.setdefault(
+                    "WANDB_PROJECT", project
+                )  # where transformers' reporter looks for it
             self._print(f"loading {plan.settings.model}")
             with RLTrainer(plan.settings.model, plan.env, plan.config) as trainer:
                 progress = ProgressLine(trainer, self.console, self.quiet)
@@ -161,16 +204,28 @@ class Session:
 
                 def announce() -> None:
                     progress.stop_after_step = True
-                    self._print("stopping after this step, then saving; press Ctrl-C again to exit immediately")
+                    self._print(
+                        "stopping after this step, then saving; press Ctrl-C again to exit"
+                        " immediately"
+                    )
 
                 try:
-                    with _naming_the_way_out(), Interrupt(announce, lambda _: progress.stop()) as interrupt:
-                        trainer.train(resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None)
+                    with (
+                        _naming_the_way_out(),
+                        Interrupt(announce, lambda _: progress.stop()) as interrupt,
+                    ):
+                        trainer.train(
+                            resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None
+                        )
                 except RunMismatch:
                     raise
                 except Exception:  # whatever ended the run: says what is saved, and raises it again
-                    if (newest := checkpoint_files.newest_valid(plan.folder)) and newest != plan.checkpoint:
-                        self._print(f"{newest} is valid: {self._resume_command(plan)} resumes from it")
+                    if (
+                        newest := checkpoint_files.newest_valid(plan.folder)
+                    ) and newest != plan.checkpoint:
+                        self._print(
+                            f"{newest} is valid: {self._resume_command(plan)} resumes from it"
+                        )
                     if not rank() and (picture := self._draw(plan)):
                         self._print(f"the learning curve is {picture}")
                     raise
@@ -183,7 +238,8 @@ class Session:
 
     @contextmanager
     def _folder(self, plan: Plan) -> Iterator[None]:
-        """Lock the folder of the run. *Raises* ``RunBusy``, ``ConfigError`` when it cannot be written.
+        """Lock the folder of the run. *Raises* ``RunBusy``, ``ConfigError`` when it cannot be
+        written.
 
         Of several ranks, rank 0 holds the lock.
         """
@@ -196,18 +252,22 @@ class Session:
             folder.mkdir(parents=True, exist_ok=True)
             lock = _lock(folder)
         except OSError as error:
-            raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --output-dir") from error
+            raise ConfigError(
+                f"cannot write to {folder}: {error.strerror}; choose another --output-dir"
+            ) from error
         try:
             yield
         finally:
             lock.release()
             _remove_unused(folder, created)
 
-    # --- messages -------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def _print(self, message: str) -> None:
         if not self.quiet:
-            self.console.print(redacted_text(message), markup=False, highlight=False, soft_wrap=True)
+            self.console.print(
+                redacted_text(message), markup=False, highlight=False, soft_wrap=True
+            )
 
     def _notices(self, plan: Plan) -> None:
         by_reason: dict[str, list[str]] = {}
@@ -221,7 +281,11 @@ class Session:
         """Fill the keys of ``--json``."""
         newest = checkpoint_files.newest_valid(plan.folder)
         metrics = plan.folder / METRICS
-        steps = [row for row in read_metrics(metrics) if "reward/mean" in row] if metrics.is_file() else []
+        steps = (
+            [row for row in read_metrics(metrics) if "reward/mean" in row]
+            if metrics.is_file()
+            else []
+        )
         result.update(
             run_dir=str(plan.folder),
             step=steps[-1]["step"] if steps else 0,
@@ -234,15 +298,23 @@ class Session:
             return
         newest = checkpoint_files.newest_valid(plan.folder)
         if solved:
-            self._print("\nsolved: training ended before its last step, because all rollouts have the best reward")
+            self._print(
+                "\nsolved: training ended before its last step, because all rollouts have the best"
+                " reward"
+            )
             commands = []
         elif not interrupted:
             self._print("")
             commands = [f"{self._resume_command(plan, 2 * plan.num_steps)}    # continues training"]
             if newest is not None:
-                commands.append(f"{evaluation_command(plan, newest)}    # evaluates the trained model")
+                commands.append(
+                    f"{evaluation_command(plan, newest)}    # evaluates the trained model"
+                )
         elif newest is not None:
-            self._print(f"\ninterrupted; step {step_of(newest)} is saved, and the command below resumes from it")
+            self._print(
+                f"\ninterrupted; step {step_of(newest)} is saved, and the command below resumes"
+                " from it"
+            )
             commands = [self._resume_command(plan)]
         else:
             self._print("\ninterrupted before the end of the first step; nothing is saved")
@@ -250,12 +322,17 @@ class Session:
         self._print(two_columns(closing_rows(plan.folder, newest, self._draw(plan), commands)))
 
     def _resume_command(self, plan: Plan, max_steps: int | None = None) -> str:
-        """Return the command that continues the run in this folder, optionally with another ``max_steps``."""
+        """Return the command that continues the run in this folder, optionally with another
+        ``max_steps``."""
         words, flag = list(self.words), "--trainer.args.max_steps"
         if max_steps is not None:
             if flag in words:
                 del words[words.index(flag) : words.index(flag) + 2]
-            words = [*(word for word in words if not word.startswith(f"{flag}=")), flag, str(max_steps)]
+            words = [
+                *(word for word in words if not word.startswith(f"{flag}=")),
+                flag,
+                str(max_steps),
+            ]
         place = plan.settings.places.get("output_dir")
         if place in FOLDER_FLAGS or (place is None and "run_name" not in plan.settings.config):
             words += ["--output-dir", str(plan.folder)]
@@ -287,7 +364,9 @@ def _naming_the_way_out() -> Iterator[None]:
 def evaluation_command(plan: Plan, checkpoint: Path) -> str:
     """Return the command that evaluates a checkpoint in the environment of the run."""
     table = plan.settings.mixture[0] if plan.settings.mixture else None
-    env_id, env_args = (table.id, table.args) if table else (plan.settings.env_id, plan.settings.env_args)
+    env_id, env_args = (
+        (table.id, table.args) if table else (plan.settings.env_id, plan.settings.env_args)
+    )
     arguments = ["-a", json.dumps(dict(env_args))] if env_args else []
     max_tokens = plan.resolved.max_tokens
     limit = ["-t", str(max_tokens)] if max_tokens else []
@@ -295,7 +374,8 @@ def evaluation_command(plan: Plan, checkpoint: Path) -> str:
 
 
 def _remove_unused(folder: Path, created: Sequence[Path]) -> None:
-    """Remove the folders that this run created, the innermost first, when it wrote nothing but its lock."""
+    """Remove the folders that this run created, the innermost first, when it wrote nothing but its
+    lock."""
     if created and [path.name for path in folder.iterdir()] == [LOCK_NAME]:
         (folder / LOCK_NAME).unlink()
         for path in created:
@@ -314,7 +394,9 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the summary of the run that is known without the model."""
     config, settings = plan.resolved, plan.settings
     group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
-    environments: list[tuple[str, Mapping[str, Any]]] = [(table.id, table.args) for table in settings.mixture]
+    environments: list[tuple[str, Mapping[str, Any]]] = [
+        (table.id, table.args) for table in settings.mixture
+    ]
     environments = environments or [(settings.env_id, settings.env_args)]
     calls = [
         f"{env}({', '.join(f'{name}={value!r}' for name, value in redacted(args).items())})"
@@ -324,15 +406,30 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = [
         ("model", settings.model),
         ("environment", " + ".join(calls)),
-        ("batch", f"{batch} rollouts = {batch // group} examples x {group}, in micro-batches of {micro}"),
+        (
+            "batch",
+            f"{batch} rollouts = {batch // group} examples x {group}, in micro-batches of {micro}",
+        ),
         ("sampling", f"{sampling}, at most {config.max_seq_len} tokens per conversation"),
         ("objective", f"{config.objective()}; learning rate {config.learning_rate:g}"),
-        ("weights", f"LoRA rank {config.lora_rank}, alpha {config.lora_alpha}" if config.use_lora else "all"),
-        ("steps", f"{plan.first_step} -> {plan.num_steps}, a checkpoint every {config.save_steps:g}"),
+        (
+            "weights",
+            (
+                f"LoRA rank {config.lora_rank}, alpha {config.lora_alpha}"
+                if config.use_lora
+                else "all"
+            ),
+        ),
+        (
+            "steps",
+            f"{plan.first_step} -> {plan.num_steps}, a checkpoint every {config.save_steps:g}",
+        ),
         ("folder", str(plan.folder)),
         ("starts from", str(plan.checkpoint or "the beginning")),
     ]
-    return rows + [(key.rpartition(".")[2], f"derived: {reason}") for key, reason in settings.derived]
+    return rows + [
+        (key.rpartition(".")[2], f"derived: {reason}") for key, reason in settings.derived
+    ]
 
 
 def model_rows(trainer: RLTrainer) -> list[tuple[str, str]]:
@@ -343,12 +440,20 @@ def model_rows(trainer: RLTrainer) -> list[tuple[str, str]]:
     kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters}))
     train, held_out = trainer.env.train_table, trainer.env.eval_table
     examples = ", ".join(
-        f"{len(table)} {name}" for name, table in (("for training", train), ("held out", held_out)) if table is not None
+        f"{len(table)} {name}"
+        for name, table in (("for training", train), ("held out", held_out))
+        if table is not None
     )
     return [
-        ("parameters", f"{sum(p.numel() for p in parameters):,}, {trained:,} of them trained; {kinds}"),
+        (
+            "parameters",
+            f"{sum(p.numel() for p in parameters):,}, {trained:,} of them trained; {kinds}",
+        ),
         ("device", str(trainer.args.device)),
         ("tokenizer", f"{len(trainer.tokenizer):,} tokens"),
         ("examples", examples),
-        ("rewards", ", ".join(getattr(f, "__name__", str(f)) for f in trainer.env.get_reward_funcs())),
+        (
+            "rewards",
+            ", ".join(getattr(f, "__name__", str(f)) for f in trainer.env.get_reward_funcs()),
+        ),
     ]

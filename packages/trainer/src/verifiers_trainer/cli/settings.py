@@ -1,9 +1,11 @@
-"""Convert assignments to one checked ``TrainSettings``, and back to TOML. Reads no file, loads no model.
+"""Convert assignments to one checked ``TrainSettings``, and back to TOML. Reads no file, loads no
+model.
 
-Two formats give the same result: that of ``vf-rl`` (``model``, ``[env]``, ``[inference]``, ``[trainer]``, ``[eval]``)
-and that of hosted training (top-level keys such as ``max_steps``, ``[sampling]``, ``[[env]]``, ``[wandb]``). Every
-unknown key and wrong type is reported. ``RLConfig.resolve`` checks ranges and combinations, the loader of an
-environment checks its arguments.
+Two formats give the same result: that of ``vf-rl`` (``model``, ``[env]``, ``[inference]``,
+``[trainer]``, ``[eval]``) and that of hosted training (top-level keys such as ``max_steps``,
+``[sampling]``, ``[[env]]``, ``[wandb]``). Every unknown key and wrong type is reported.
+``RLConfig.resolve`` checks ranges and combinations, the loader of an environment checks its
+arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
 
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
-    **{(name,): ("trainer", "args", name) for name in ("max_steps", "batch_size", "rollouts_per_example")},
+    **{
+        (name,): ("trainer", "args", name)
+        for name in ("max_steps", "batch_size", "rollouts_per_example")
+    },
     **{("sampling", name): ("trainer", "args", name) for name in SAMPLING},
     **{(name,): ("trainer", "args", name) for name in ("learning_rate", "lora_alpha")},
     **{(name,): ("trainer", "args", name) for name in ("loss", "teacher", "saved_runs")},
@@ -48,11 +53,14 @@ HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("eval", "interval"): ("eval", "steps"),
     ("eval", "eval_base_model"): ("eval", "on_start"),
 }
-"""Keys of the hosted format, and short options -> keys of ``vf-rl``. ``[wandb]`` is read from files of both formats."""
+"""Keys of the hosted format, and short options -> keys of ``vf-rl``. ``[wandb]`` is read from files
+of both formats."""
 HOSTED_IGNORED: dict[tuple[str, ...], str] = {
     ("env_file",): "secrets are read from the environment of this process",
     ("env_files",): "secrets are read from the environment of this process",
-    ("trajectory_strategy",): "turns that share a prefix are merged, the others are separate samples",
+    (
+        "trajectory_strategy",
+    ): "turns that share a prefix are merged, the others are separate samples",
     (
         "checkpoints",
         "keep_cloud",
@@ -67,12 +75,15 @@ EVAL = "eval_"
 Algorithm = Literal["rl", "grpo"]
 """Values of ``trainer.algorithm``: the defaults of ``RLConfig`` or of ``GRPOConfig``."""
 TOP = ("model", "env", "inference", "trainer", "eval", "wandb")
-NO_SERVER = "no inference server is started: the embedded engine samples from the trainer's own weights"
+NO_SERVER = (
+    "no inference server is started: the embedded engine samples from the trainer's own weights"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvTable:
-    """One ``[[env]]`` of several: ``EnvTable("gsm8k", {"num_train_examples": 500}, "gsm8k", 3.0)``."""
+    """One ``[[env]]`` of several: ``EnvTable("gsm8k", {"num_train_examples": 500},
+    "gsm8k", 3.0)``."""
 
     id: str
     args: dict[str, Any] = field(default_factory=dict)
@@ -83,12 +94,17 @@ class EnvTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the keys of the table in a file."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, {})}
+        return {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if value not in (None, {})
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Settings of a run: ``TrainSettings("builtin:tiny", "reverse-text", {"unit": "word"}, {"max_steps": 60})``."""
+    """Settings of a run: ``TrainSettings("builtin:tiny", "reverse-text", {"unit": "word"},
+    {"max_steps": 60})``."""
 
     model: str
     env_id: str
@@ -111,10 +127,14 @@ class TrainSettings:
     """Number of devices for ``inference`` and for ``trainer``."""
 
 
-def read_settings(assignments: Sequence[Assignment], num_gpus: int = 0) -> tuple[TrainSettings, list[str]]:
-    """Return (settings, problems) of assignments in rising precedence; settings with problems are left out.
+def read_settings(
+    assignments: Sequence[Assignment], num_gpus: int = 0
+) -> tuple[TrainSettings, list[str]]:
+    """Return (settings, problems) of assignments in rising precedence; settings with problems are
+    left out.
 
-    ``num_gpus`` is the number of CUDA devices; the meaning of ``gpus`` depends on it. Imports no transformers.
+    ``num_gpus`` is the number of CUDA devices; the meaning of ``gpus`` depends on it. Imports no
+    transformers.
     """
     return _Reader(num_gpus).read(assignments)
 
@@ -129,7 +149,9 @@ def _keys() -> dict[tuple[str, ...], Collection[str]]:
         ("inference", "args"): SERVER_FLAGS,
         ("trainer",): ("gpus", "algorithm", "args"),
         ("trainer", "args"): known_names(),
-        ("eval",): tuple(name.removeprefix(EVAL) for name in field_names() if name.startswith(EVAL)),
+        ("eval",): tuple(
+            name.removeprefix(EVAL) for name in field_names() if name.startswith(EVAL)
+        ),
         ("wandb",): ("project", "name"),
         ("sampling",): SAMPLING,
     }
@@ -153,7 +175,11 @@ def _type_of(name: str) -> Any:
     """Return the type of a setting under any of its names, without range and choices."""
     if name in compat.TRANSLATED:
         return bool | str if name == "scale_rewards" else int | None
-    return Any if name in compat.WITHOUT_EFFECT else plain_types().get(compat.RENAMED.get(name, name), Any)
+    return (
+        Any
+        if name in compat.WITHOUT_EFFECT
+        else plain_types().get(compat.RENAMED.get(name, name), Any)
+    )
 
 
 class _Reader:
@@ -234,14 +260,19 @@ class _Reader:
             case _:
                 self._unknown_at_top(setting, hosted)
 
-    # --- values -------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def _environments(self, setting: Assignment) -> None:
         """Read several ``[[env]]`` tables."""
         self.mixture = _env_tables(setting, self.problems)
-        self.names["env.id"], self.places["env.id"] = " + ".join(table.name for table in self.mixture), setting.place
+        self.names["env.id"], self.places["env.id"] = (
+            " + ".join(table.name for table in self.mixture),
+            setting.place,
+        )
         if any(table.weight is not None for table in self.mixture):
-            weights = {table.name: 1.0 if table.weight is None else table.weight for table in self.mixture}
+            weights = {
+                table.name: 1.0 if table.weight is None else table.weight for table in self.mixture
+            }
             self.config.setdefault("env_weights", weights)
 
     def _name(self, setting: Assignment, key: str) -> None:
@@ -257,7 +288,9 @@ class _Reader:
             return
         self.gpus[setting.path[0]] = number
         if self.num_gpus == 0:
-            self.ignored[setting.key] = "there is no CUDA device: everything runs in one process on the CPU"
+            self.ignored[setting.key] = (
+                "there is no CUDA device: everything runs in one process on the CPU"
+            )
         elif setting.path[0] == "inference":
             self.ignored[setting.key] = NO_SERVER
 
@@ -274,7 +307,10 @@ class _Reader:
             return
         self.places[name] = setting.place
         if name in compat.GRPO_NAMES and self.algorithm is None:
-            self.algorithm, self.derived["trainer.algorithm"] = "grpo", f"{name} is a setting of GRPO"
+            self.algorithm, self.derived["trainer.algorithm"] = (
+                "grpo",
+                f"{name} is a setting of GRPO",
+            )
         if name in compat.WITHOUT_EFFECT:
             self.ignored[setting.key] = compat.WITHOUT_EFFECT[name]
         elif below:
@@ -297,7 +333,8 @@ class _Reader:
                 self.config[field_name], self.places[field_name] = field_value, setting.place
 
     def _checked(self, setting: Assignment, hint: object, name: str) -> Any:
-        """Convert the value to the type ``hint``; None, which TOML cannot express, after reporting a problem."""
+        """Convert the value to the type ``hint``; None, which TOML cannot express, after reporting
+        a problem."""
         try:
             return accept(setting, hint)
         except ValueError as error:
@@ -308,7 +345,9 @@ class _Reader:
         """Take the environment of the first saved run, which its metadata names."""
         first = runs if isinstance(runs, str) else next(iter(runs), "")
         if not Path(first).exists():
-            self.problems.append(f"{self.places['saved_runs']}: saved_runs: there is no folder {first}")
+            self.problems.append(
+                f"{self.places['saved_runs']}: saved_runs: there is no folder {first}"
+            )
         stored = read_metadata(Path(first)) or {}
         if env_id := stored.get("env_id"):
             self.names["env.id"], self.places["env.id"] = env_id, first
@@ -320,7 +359,9 @@ class _Reader:
             self._environment_of(runs)
         for key, example in (("model", "model = …"), ("env.id", "[env] id = …")):
             if key not in self.places:
-                self.problems.append(f"{key} is missing: write {example} in the file, or give --{key}")
+                self.problems.append(
+                    f"{key} is missing: write {example} in the file, or give --{key}"
+                )
         for key, name in (("wandb.project", "project"), ("wandb.name", "run_name")):
             if key in self.names:
                 self.config.setdefault(name, self.names[key])
@@ -331,9 +372,11 @@ class _Reader:
         batch: Any = self.config.get("batch_size", 0)
         if hosted and "micro_batch_size" not in self.config and batch > 0:
             self.config["micro_batch_size"] = max(n for n in range(1, 9) if batch % n == 0)
-            self.derived["trainer.args.micro_batch_size"] = "the largest divisor of batch_size up to 8"
+            self.derived["trainer.args.micro_batch_size"] = (
+                "the largest divisor of batch_size up to 8"
+            )
 
-    # --- problems -----------------------------------------------------------------------------------------------
+    # --- problems ---------------------------------------------------------------------------------
 
     def _problem(self, setting: Assignment, sentence: str) -> None:
         self.problems.append(setting.problem(sentence))
@@ -346,7 +389,11 @@ class _Reader:
         if wrong in known:
             self._problem(setting, f"{'.'.join((*table, wrong))} is not a table")
             return
-        if table != ("trainer", "args") and wrong in field_names() and not close_match(wrong, known, SIMILAR):
+        if (
+            table != ("trainer", "args")
+            and wrong in field_names()
+            and not close_match(wrong, known, SIMILAR)
+        ):
             known, elsewhere = (), f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
         self._problem(setting, unknown_key(wrong, f"[{'.'.join(table)}]", known) + elsewhere)
 
@@ -362,9 +409,14 @@ class _Reader:
             near = f"--{flags[match]}" if match in flags else match
             self._problem(setting, f'there is no setting "{setting.key}", did you mean "{near}"?')
         elif field_match := close_match(wrong, field_names()):
-            self._problem(setting, f'there is no setting "{setting.key}", did you mean "trainer.args.{field_match}"?')
+            self._problem(
+                setting,
+                f'there is no setting "{setting.key}", did you mean "trainer.args.{field_match}"?',
+            )
         else:
-            self._problem(setting, f'there is no setting "{setting.key}"; known are {", ".join(known)}')
+            self._problem(
+                setting, f'there is no setting "{setting.key}"; known are {", ".join(known)}'
+            )
 
 
 FLAGS = (
@@ -385,7 +437,8 @@ FLAGS = (
 
 
 def is_hosted(assignments: Sequence[Assignment]) -> bool:
-    """Return whether the files are in the hosted format: some of its keys and neither [trainer] nor [inference].
+    """Return whether the files are in the hosted format: some of its keys and neither [trainer] nor
+    [inference].
 
     >>> is_hosted([Assignment(("max_steps",), 5, "x.toml:1")])
     True
@@ -395,7 +448,7 @@ def is_hosted(assignments: Sequence[Assignment]) -> bool:
     return bool(tops & known) and not tops & {"trainer", "inference"}
 
 
-# --- several environments -----------------------------------------------------------------------------------------
+# --- several environments -------------------------------------------------------------------------
 
 
 def _env_tables(setting: Assignment, problems: list[str]) -> list[EnvTable]:
@@ -416,7 +469,9 @@ def _env_tables(setting: Assignment, problems: list[str]) -> list[EnvTable]:
     from verifiers_trainer.pipeline.mixture import distinct  # late: it loads torch
 
     names = distinct([table.name or short_name(table.id) for table in tables])
-    return [dataclasses.replace(table, name=name) for table, name in zip(tables, names, strict=True)]
+    return [
+        dataclasses.replace(table, name=name) for table, name in zip(tables, names, strict=True)
+    ]
 
 
 def short_name(env_id: str) -> str:
@@ -428,7 +483,7 @@ def short_name(env_id: str) -> str:
     return env_id.rpartition("/")[2].partition("@")[0]
 
 
-# --- back to TOML -------------------------------------------------------------------------------------------------
+# --- back to TOML ---------------------------------------------------------------------------------
 
 SHARED = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "max_grad_norm", "seed"),
@@ -439,16 +494,23 @@ PART_OF_BATCH_SIZE = ("gradient_accumulation_steps", "per_device_train_batch_siz
 
 
 def to_toml(settings: TrainSettings, config: RLConfig) -> str:
-    """Return all settings of the run as TOML: explicit settings, then defaults and derived ones, without secrets.
+    """Return all settings of the run as TOML: explicit settings, then defaults and derived ones,
+    without secrets.
 
-    ``output_dir`` is written when it is explicit or cannot be derived from ``run_name``; a bound, when the loss
-    reads it and does not define it.
+    ``output_dir`` is written when it is explicit or cannot be derived from ``run_name``; a bound,
+    when the loss reads it and does not define it.
     """
     explicit, left_out = without_secrets(settings.config, "trainer.args.")
-    if settings.algorithm != "rl":  # as for RLConfig, where batch_size counts all rollouts of a step
+    if (
+        settings.algorithm != "rl"
+    ):  # as for RLConfig, where batch_size counts all rollouts of a step
         config = config.private_copy()
         config.problems(config.world_size)
-        explicit = {name: _plain(getattr(config, name)) for name in explicit if name not in PART_OF_BATCH_SIZE}
+        explicit = {
+            name: _plain(getattr(config, name))
+            for name in explicit
+            if name not in PART_OF_BATCH_SIZE
+        }
     from verifiers_trainer.algorithm.losses import BOUNDS
 
     unwritten = BOUNDS.keys() - (config.bounds().keys() - config.bounds_of_the_source().keys())
@@ -466,7 +528,9 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
         "model": settings.model,
         "env": tables if settings.mixture else {"args": {}, **tables[0]},
         "inference": {"args": server_args} if server_args else {},
-        "trainer": {"args": explicit | {name: value for name, value in filled.items() if value is not None}},
+        "trainer": {
+            "args": explicit | {name: value for name, value in filled.items() if value is not None}
+        },
     }
     for component, number in settings.gpus.items():
         document[component] = {"gpus": number, **document[component]}
@@ -481,7 +545,11 @@ def _shown_fields() -> list[str]:
     from verifiers_trainer.settings.config import RLConfig
 
     inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
-    return [f.name for f in dataclasses.fields(RLConfig) if f.init and (f.name in SHARED or f.name not in inherited)]
+    return [
+        f.name
+        for f in dataclasses.fields(RLConfig)
+        if f.init and (f.name in SHARED or f.name not in inherited)
+    ]
 
 
 def _plain(value: object) -> Any:

@@ -1,7 +1,7 @@
 """Read files and arguments of ``vf-train`` into assignments. ``settings`` checks which keys exist.
 
-Reads files of vf-rl, of hosted training and of prime-rl. Does not import torch, so that an invalid file is reported
-immediately.
+Reads files of vf-rl, of hosted training and of prime-rl. Does not import torch, so that an invalid
+file is reported immediately.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.cli import prime_rl_files
 
 NO_ARGUMENTS = (
-    "nothing to train: give a file, as in `vf-train configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
-    "`vf-train quickstart` needs neither"
+    "nothing to train: give a file, as in `vf-train configs/vf-train/tiny-cpu.toml`, or --model and"
+    " --env.id; `vf-train quickstart` needs neither"
 )
 SECTIONS = frozenset(
-    {("env",), ("env", "args"), ("inference",), ("inference", "args"), ("trainer",), ("trainer", "args")}
+    {
+        ("env",),
+        ("env", "args"),
+        ("inference",),
+        ("inference", "args"),
+        ("trainer",),
+        ("trainer", "args"),
+    }
     | {("eval",), ("sampling",), ("wandb",), ("checkpoints",)}
 )
 """Tables whose keys are settings; any other table is one value."""
@@ -31,7 +38,8 @@ GPUS = {"trainer-gpus": ("trainer", "gpus"), "inference-gpus": ("inference", "gp
 
 
 def read_toml(path: str) -> list[Assignment]:
-    """Read the settings of one file, in order. *Raises* ``ConfigError`` for an unreadable file or invalid TOML."""
+    """Read the settings of one file, in order. *Raises* ``ConfigError`` for an unreadable file or
+    invalid TOML."""
     file = TomlFile.read(path)
     document = file.document
     if prime_rl_files.is_prime_rl(document):
@@ -39,10 +47,17 @@ def read_toml(path: str) -> list[Assignment]:
     return [Assignment(keys, value, file.place(*keys)) for keys, value in _leaves(document, ())]
 
 
-def _leaves(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(
+    table: Mapping[str, Any], above: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in table.items():
         path = (*above, key)
-        if path == ("env",) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        if (
+            path == ("env",)
+            and isinstance(value, list)
+            and len(value) == 1
+            and isinstance(value[0], dict)
+        ):
             value = value[0]  # one [[env]] is [env]
         if path in SECTIONS and isinstance(value, dict):
             yield from _leaves(value, path)
@@ -51,7 +66,8 @@ def _leaves(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[
 
 
 def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], list[str]]:
-    """Return (files, assignments, problems) of the arguments, ``--orchestrator @ FILE`` of prime-rl included.
+    """Return (files, assignments, problems) of the arguments, ``--orchestrator @ FILE`` of prime-rl
+    included.
 
     >>> files, assignments, problems = read_arguments(["@", "x.toml", "--trainer.args.max_steps", "10"])
     >>> files, [(one.key, one.value) for one in assignments], problems
@@ -59,27 +75,40 @@ def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], l
     """
     pairs = zip(words, [*words[1:], ""], strict=False)
     # the keys of the file after --orchestrator identify the component
-    arguments = reader.read_words([w for w, after in pairs if w not in PARTS or after[:1] != "@"], lambda _: True)
+    arguments = reader.read_words(
+        [w for w, after in pairs if w not in PARTS or after[:1] != "@"], lambda _: True
+    )
     assignments: list[Assignment] = []
     for setting in arguments.assignments:
         path = GPUS.get(setting.place.removeprefix("--"), setting.path)
         if path in SECTIONS and isinstance(setting.value, dict):
-            assignments += [Assignment(keys, value, setting.place) for keys, value in _leaves(setting.value, path)]
+            assignments += [
+                Assignment(keys, value, setting.place)
+                for keys, value in _leaves(setting.value, path)
+            ]
         else:
             assignments.append(Assignment(path, setting.value, setting.place, setting.text))
     alone = [word for word in arguments.rest if word.endswith(".toml")]
-    problems = [f"{word!r} is neither a TOML file nor an option" for word in arguments.rest if word not in alone]
+    problems = [
+        f"{word!r} is neither a TOML file nor an option"
+        for word in arguments.rest
+        if word not in alone
+    ]
     files = sorted([*arguments.files, *alone], key=list(words).index) if alone else arguments.files
     return files, assignments, problems + arguments.problems
 
 
 def make_importable(words: Sequence[str]) -> None:
-    """Let settings name modules and files beside the TOML files, and in the working folder: ``loss = "mymod:f"``.
+    """Let settings name modules and files beside the TOML files, and in the working folder: ``loss
+    = "mymod:f"``.
 
     These folders come last on the path, so that they replace no installed module.
     """
     files, _, _ = read_arguments(words)
-    for folder in (*(str(Path(file).expanduser().resolve().parent) for file in files), str(Path.cwd())):
+    for folder in (
+        *(str(Path(file).expanduser().resolve().parent) for file in files),
+        str(Path.cwd()),
+    ):
         if folder not in sys.path:
             sys.path.append(folder)
 

@@ -1,25 +1,30 @@
-"""A model of the time of a training step and of the memory of a device: arithmetic on sizes and speeds, without torch.
+"""A model of the time of a training step and of the memory of a device: arithmetic on sizes and
+speeds, without torch.
 
-Sources of the formulas: a token's forward pass takes 2 operations per parameter, its backward pass 2 more, and 2 per
-trained parameter (Kaplan et al. 2020, arXiv 2001.08361, table 1); attention adds 12 x layers x width x context to both
-passes (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), halved here since it is causal. A decoding step reads the
-weights and the cached keys and values once (Pope et al. 2022, arXiv 2211.05102, section 2). Rollouts in flight are the
-rate times the duration of one (Little 1961). Activations are 34 x width bytes per token and layer in 16 bits
-(Korthikanti et al. 2022, arXiv 2205.05198, equation 1, without the matrix of attention scores, which flash attention
-does not store). A ring all-reduce moves 2 x (n - 1) / n of the gradients (Patarasuk and Yuan 2009).
+Sources of the formulas: a token's forward pass takes 2 operations per parameter, its backward pass
+2 more, and 2 per trained parameter (Kaplan et al. 2020, arXiv 2001.08361, table 1); attention adds
+12 x layers x width x context to both passes (Chowdhery et al. 2022, arXiv 2204.02311, appendix B),
+halved here since it is causal. A decoding step reads the weights and the cached keys and values
+once (Pope et al. 2022, arXiv 2211.05102, section 2). Rollouts in flight are the rate times the
+duration of one (Little 1961). Activations are 34 x width bytes per token and layer in 16 bits
+(Korthikanti et al. 2022, arXiv 2205.05198, equation 1, without the matrix of attention scores,
+which flash attention does not store). A ring all-reduce moves 2 x (n - 1) / n of the gradients
+(Patarasuk and Yuan 2009).
 
-A CPU differs, by measurement (docs/scale.md): it computes in 32 bits, reads memory and then multiplies, so that both
-times add up, attention is the whole matrix of a packed row, a decoding step has an overhead for each layer, and so has
-each sampled token for its request. An engine computes the equal prompts of siblings once.
+A CPU differs, by measurement (docs/scale.md): it computes in 32 bits, reads memory and then
+multiplies, so that both times add up, attention is the whole matrix of a packed row, a decoding
+step has an overhead for each layer, and so has each sampled token for its request. An engine
+computes the equal prompts of siblings once.
 
-A batch waits for its longest rollout, which decodes with ever fewer others, since a finished rollout holds its slot: of
-its group until the siblings have finished, of its batch until that is trained. The longest of n that may end at every
-token with the same probability is expected to be the n-th harmonic number times as long as the mean (Eisenberg 2008,
-"On the expectation of the maximum of IID geometric random variables"), up to the bound on a rollout. The pipeline
-starts a batch's rollouts when weights are served, and needs all of them k batches later, when they reach the allowed
-lag k. So k + 1 batches take no less time than the longest rollout and the training of its batch, also on a device that
-both share, of which each then has half: with k = 0 the two alternate, and every batch ahead divides the wait by one
-more.
+A batch waits for its longest rollout, which decodes with ever fewer others, since a finished
+rollout holds its slot: of its group until the siblings have finished, of its batch until that is
+trained. The longest of n that may end at every token with the same probability is expected to be
+the n-th harmonic number times as long as the mean (Eisenberg 2008, "On the expectation of the
+maximum of IID geometric random variables"), up to the bound on a rollout. The pipeline starts a
+batch's rollouts when weights are served, and needs all of them k batches later, when they reach the
+allowed lag k. So k + 1 batches take no less time than the longest rollout and the training of its
+batch, also on a device that both share, of which each then has half: with k = 0 the two alternate,
+and every batch ahead divides the wait by one more.
 
 Not modelled: pipeline bubbles, padding, tensor parallelism, experts, evaluations and checkpoints.
 """
@@ -34,8 +39,8 @@ FLOAT32, HALF = 4, 2
 ADAMW_BYTES = 2 * FLOAT32
 """State of AdamW for one trained parameter: two moments."""
 ADAMW_TRAFFIC = 7 * FLOAT32
-"""Bytes that one update of AdamW moves per trained parameter: reads weight, gradient, two moments, writes all but the
-gradient."""
+"""Bytes that one update of AdamW moves per trained parameter: reads weight, gradient, two moments,
+writes all but the gradient."""
 HEAD_ROWS = 256
 """Tokens whose logits exist at a time: the head is computed in parts."""
 
@@ -73,10 +78,15 @@ class Architecture:
         biases = (self.attention_width + 2 * self.kv_width) * self.qkv_bias
         norms = 2 * self.width + 2 * self.head_width * self.qk_norm
         layer = attention + biases + 3 * self.width * self.mlp_width + norms
-        return self.vocabulary * self.width * (1 if self.tied else 2) + self.layers * layer + self.width
+        return (
+            self.vocabulary * self.width * (1 if self.tied else 2)
+            + self.layers * layer
+            + self.width
+        )
 
     def adapter_parameters(self, rank: int) -> int:
-        """Weights of a LoRA adapter on every linear layer but the head: rank x (inputs + outputs) each."""
+        """Weights of a LoRA adapter on every linear layer but the head: rank x (inputs + outputs)
+        each."""
         attention = 2 * (self.width + self.attention_width) + 2 * (self.width + self.kv_width)
         return self.layers * rank * (attention + 3 * (self.width + self.mlp_width))
 
@@ -103,12 +113,14 @@ class DeviceSpeed:
     decode_overhead_s: float = 0.005
     """Seconds of a decoding step beside the memory it reads: launches, scheduling, sampling."""
     token_overhead_s: float = 0.0
-    """Seconds of a sampled token beside its operations, where the engine shares the device with requests and loop."""
+    """Seconds of a sampled token beside its operations, where the engine shares the device with
+    requests and loop."""
     row_overhead_s: float = 0.03
-    """Seconds of forward and backward pass of a packed row beside its operations: launches. The least on an
-    accelerator."""
+    """Seconds of forward and backward pass of a packed row beside its operations: launches. The
+    least on an accelerator."""
     is_accelerator: bool = True
-    """Whether it computes in 16 bits, reads memory while it multiplies, and has flash attention: no CPU."""
+    """Whether it computes in 16 bits, reads memory while it multiplies, and has flash attention: no
+    CPU."""
 
     @property
     def number_bytes(self) -> int:
@@ -134,12 +146,15 @@ class Workload:
     surplus: float = 1.0
     """Rollouts generated for each of ``batch_size``, those that are dropped included."""
     trained: float = 1.0
-    """Share of ``batch_size`` that is trained: a batch may be short of groups, and rollouts are left out of it."""
+    """Share of ``batch_size`` that is trained: a batch may be short of groups, and rollouts are
+    left out of it."""
     shares_prompts: bool = True
     computed_tokens: float | None = None
-    """Tokens that one pass computes for a rollout. None: its own, and its share of a prompt where that is shared."""
+    """Tokens that one pass computes for a rollout. None: its own, and its share of a prompt where
+    that is shared."""
     length_spread: float = 0.0
-    """0: every rollout samples as many tokens; 1: each may end at every token with the same probability."""
+    """0: every rollout samples as many tokens; 1: each may end at every token with the same
+    probability."""
     most_tokens: float = math.inf
     """Sampled tokens at which a rollout is cut off."""
 
@@ -156,7 +171,9 @@ class Workload:
     @property
     def trained_tokens(self) -> float:
         """Tokens that one pass computes for a batch."""
-        own = self.completion_tokens + self.prompt_tokens / (self.group_size if self.shares_prompts else 1)
+        own = self.completion_tokens + self.prompt_tokens / (
+            self.group_size if self.shares_prompts else 1
+        )
         return self.batch_size * self.trained * (self.computed_tokens or own)
 
 
@@ -171,7 +188,8 @@ class Placement:
     off_policy: int = 1
     """Batches that generation may be ahead; 0: generation and training alternate."""
     waits: bool = True
-    """Whether a batch waits for rollouts that would become too old; else they are dropped and count in ``surplus``."""
+    """Whether a batch waits for rollouts that would become too old; else they are dropped and count
+    in ``surplus``."""
     in_flight: int = 1024
     """Most rollouts at a time."""
     cache_bytes: float = math.inf
@@ -210,7 +228,8 @@ class MeasuredSpeed:
     sampled_tokens_per_s: float | None = None
     """Of one inference device."""
     sampled_batch: float | None = None
-    """``batch_size`` of that run: of more rollouts at a time, decoding is faster. None: that of this run."""
+    """``batch_size`` of that run: of more rollouts at a time, decoding is faster. None: that of
+    this run."""
     sampled_off_policy: float | None = None
     """Batches that its generation was ahead. None: those of this run."""
     sync_s: float | None = None
@@ -232,7 +251,8 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one batch: generated, trained for all its optimizer steps, weights synchronised."""
+    """Seconds of one batch: generated, trained for all its optimizer steps, weights
+    synchronised."""
 
     generate_s: float
     train_s: float
@@ -249,7 +269,8 @@ class StepTime:
 
 
 def longest_excess(count: float) -> float:
-    """By how many means the longest of ``count`` exceeds the mean, with ``length_spread`` 1: harmonic number less 1."""
+    """By how many means the longest of ``count`` exceeds the mean, with ``length_spread`` 1:
+    harmonic number less 1."""
     return max(0.0, math.log(count) + 0.5772 + 1 / (2 * count) - 1 / (12 * count**2) - 1)
 
 
@@ -259,7 +280,8 @@ def trained_parameters(model: Architecture, training: Training) -> int:
 
 
 def train_flops(model: Architecture, training: Training, context: float) -> float:
-    """Operations of one token in rollouts of ``context`` tokens: forward, backward, and the extra forward passes."""
+    """Operations of one token in rollouts of ``context`` tokens: forward, backward, and the extra
+    forward passes."""
     attention = 2 * model.layers * model.attention_width * context
     forwards = training.extra_forwards + training.passes * training.checkpointing
     both = 4 * model.parameters + 2 * trained_parameters(model, training) + 3 * attention
@@ -267,23 +289,33 @@ def train_flops(model: Architecture, training: Training, context: float) -> floa
 
 
 def exchange_s(model: Architecture, training: Training, placement: Placement) -> float:
-    """Seconds of one all-reduce of the gradients; the gather and scatter of shards move half as much again."""
+    """Seconds of one all-reduce of the gradients; the gather and scatter of shards move half as
+    much again."""
     count = placement.trainers
     moved = 2 * (count - 1) / count * FLOAT32 * trained_parameters(model, training)
     return moved * (1.5 if placement.shards else 1.0) / placement.link_bytes_per_s
 
 
 def train_s(
-    model: Architecture, device: DeviceSpeed, work: Workload, training: Training, placement: Placement
+    model: Architecture,
+    device: DeviceSpeed,
+    work: Workload,
+    training: Training,
+    placement: Placement,
 ) -> float:
-    """Seconds in which one trainer computes its share of a batch and updates the weights, without the exchange."""
+    """Seconds in which one trainer computes its share of a batch and updates the weights, without
+    the exchange."""
     tokens = work.trained_tokens / placement.trainers
     rows = training.passes * math.ceil(tokens / training.row_tokens)
-    context = work.tokens if device.is_accelerator else 2 * min(tokens, training.row_tokens)  # 2: not causal
+    context = (
+        work.tokens if device.is_accelerator else 2 * min(tokens, training.row_tokens)
+    )  # 2: not causal
     compute = tokens * train_flops(model, training, context) / (device.flops * device.utilisation)
     divided = placement.trainers if placement.shards else 1
     update = ADAMW_TRAFFIC * trained_parameters(model, training) / divided / device.bytes_per_s
-    return device.together_s(compute, rows * device.row_overhead_s) + training.steps_per_batch * update
+    return (
+        device.together_s(compute, rows * device.row_overhead_s) + training.steps_per_batch * update
+    )
 
 
 def decode_s(model: Architecture, device: DeviceSpeed, concurrent: float, context: float) -> float:
@@ -296,27 +328,42 @@ def decode_s(model: Architecture, device: DeviceSpeed, concurrent: float, contex
 
 
 def cache_tokens(model: Architecture, device: DeviceSpeed, placement: Placement) -> float:
-    """Tokens whose keys and values fit beside the weights on an inference device, of nine tenths of its memory."""
+    """Tokens whose keys and values fit beside the weights on an inference device, of nine tenths of
+    its memory."""
     free = max(0.0, 0.9 * device.memory - device.number_bytes * model.parameters)
     return min(placement.cache_bytes, free) / (device.number_bytes * model.kv_numbers)
 
 
 def generate_s(
-    model: Architecture, device: DeviceSpeed, work: Workload, placement: Placement, training_s: float
+    model: Architecture,
+    device: DeviceSpeed,
+    work: Workload,
+    placement: Placement,
+    training_s: float,
 ) -> tuple[float, float]:
     """Return (seconds to generate a batch, sequences that decode together on a device, on average).
 
-    The more sequences share a decoding step, the longer it takes, and the fewer steps a batch takes: as many share it
-    as the cache holds, unless the batch then took less than ``_least_s``. ``training_s`` is the training of a batch.
+    The more sequences share a decoding step, the longer it takes, and the fewer steps a batch
+    takes: as many share it as the cache holds, unless the batch then took less than ``_least_s``.
+    ``training_s`` is the training of a batch.
     """
     count = max(1, placement.samplers)
     context = work.prompt_tokens + work.completion_tokens / 2
     fits = max(1.0, cache_tokens(model, device, placement) / work.tokens)
-    prompt_s = 2 * model.parameters * work.prompt_tokens / work.group_size / (device.flops * device.utilisation)
+    prompt_s = (
+        2
+        * model.parameters
+        * work.prompt_tokens
+        / work.group_size
+        / (device.flops * device.utilisation)
+    )
     tokens = work.batch_size * work.surplus * work.completion_tokens / count
 
     def token_s(concurrent: float) -> float:  # with the prompts computed meanwhile
-        return decode_s(model, device, concurrent, context) + concurrent * prompt_s / work.completion_tokens
+        return (
+            decode_s(model, device, concurrent, context)
+            + concurrent * prompt_s / work.completion_tokens
+        )
 
     low, high = 0.0, min(fits, _in_flight(work, placement) / count)
     for _ in range(60):  # halves the distance to the solution
@@ -328,11 +375,13 @@ def generate_s(
 
 
 def _least_s(work: Workload, placement: Placement, token_s: float, training_s: float) -> float:
-    """Seconds that a batch takes on any device, with ``token_s`` from one token of a rollout to the next.
+    """Seconds that a batch takes on any device, with ``token_s`` from one token of a rollout to the
+    next.
 
-    A slot is free again when the longest rollout of its group has finished. The longest of the batch finishes later;
-    then the batch is trained, and the next rollouts start: all batches in flight wait for this together. A batch alone
-    has none of them to fill its slots, and generates as many groups one after the other as its unluckiest place needs.
+    A slot is free again when the longest rollout of its group has finished. The longest of the
+    batch finishes later; then the batch is trained, and the next rollouts start: all batches in
+    flight wait for this together. A batch alone has none of them to fill its slots, and generates
+    as many groups one after the other as its unluckiest place needs.
     """
     group_s = work.longest_tokens(work.group_size) * token_s + work.env_s
     tail_s = work.longest_tokens(work.batch_size * work.surplus) * token_s + work.env_s - group_s
@@ -348,17 +397,22 @@ def _least_s(work: Workload, placement: Placement, token_s: float, training_s: f
 
 
 def _most_tries(work: Workload) -> float:
-    """Groups that are generated for the unluckiest place of a batch, when each is dropped with the same probability.
+    """Groups that are generated for the unluckiest place of a batch, when each is dropped with the
+    same probability.
 
-    The expected maximum of geometric variables (Eisenberg 2008), as the mean of its two bounds; in a batch that is
-    short, after which as many places are still empty as are not trained.
+    The expected maximum of geometric variables (Eisenberg 2008), as the mean of its two bounds; in
+    a batch that is short, after which as many places are still empty as are not trained.
     """
     dropped = 1 - work.trained / max(work.trained, work.surplus)
     if not dropped:
         return 1.0
     places = work.batch_size / work.group_size
     until_full = 0.5 + (1 + longest_excess(places)) / -math.log(dropped)
-    return min(until_full, math.log(1 - work.trained) / math.log(dropped)) if work.trained < 1 else until_full
+    return (
+        min(until_full, math.log(1 - work.trained) / math.log(dropped))
+        if work.trained < 1
+        else until_full
+    )
 
 
 def _in_flight(work: Workload, placement: Placement) -> float:
@@ -367,11 +421,14 @@ def _in_flight(work: Workload, placement: Placement) -> float:
 
 def sync_bytes(model: Architecture, training: Training) -> float:
     """Bytes of one push of weights to a server: the adapter in 32 bits, or all weights in 16."""
-    return FLOAT32 * trained_parameters(model, training) if training.rank else HALF * model.parameters
+    return (
+        FLOAT32 * trained_parameters(model, training) if training.rank else HALF * model.parameters
+    )
 
 
 def step_time(run: PlannedRun) -> StepTime:
-    """Predict one batch. On devices of their own, generation and training overlap unless the run is synchronous."""
+    """Predict one batch. On devices of their own, generation and training overlap unless the run is
+    synchronous."""
     work, placement, speed = run.work, run.placement, run.measured
     exchange = run.training.steps_per_batch * exchange_s(run.model, run.training, placement)
     train = _train_s(run)
@@ -383,7 +440,9 @@ def step_time(run: PlannedRun) -> StepTime:
         sync = sync_bytes(run.model, run.training) / placement.sync_bytes_per_s
     overlaps = placement.samplers > 0 and placement.off_policy > 0
     step = (max(generation, train) if overlaps else generation + train) + sync + speed.other_s
-    waiting = min(generation, work.batch_size * work.surplus * work.env_s / _in_flight(work, placement))
+    waiting = min(
+        generation, work.batch_size * work.surplus * work.env_s / _in_flight(work, placement)
+    )
     sides = [{"generation": generation - waiting, "the environment": waiting}]
     sides += [{"training": train - exchange, "the exchange of gradients": exchange}]
     limiting = max(sides, key=lambda side: sum(side.values())) if overlaps else sides[0] | sides[1]
@@ -402,7 +461,8 @@ def step_time(run: PlannedRun) -> StepTime:
 
 
 def _train_s(run: PlannedRun) -> float:
-    """Seconds of a batch's training, measured where that is known, with the exchange of gradients."""
+    """Seconds of a batch's training, measured where that is known, with the exchange
+    of gradients."""
     work, training, placement = run.work, run.training, run.placement
     exchange = training.steps_per_batch * exchange_s(run.model, training, placement)
     if run.measured.train_tokens_per_s:
@@ -428,30 +488,41 @@ def _slower(run: PlannedRun, sampled_tokens_per_s: float) -> float:
 def trainer_memory(
     model: Architecture, device: DeviceSpeed, training: Training, placement: Placement
 ) -> dict[str, float]:
-    """Bytes on one trainer's device, by what holds them, without the copy of the policy that rank 0 has of shards."""
+    """Bytes on one trainer's device, by what holds them, without the copy of the policy that rank 0
+    has of shards."""
     trained = trained_parameters(model, training)
     frozen = 0 if training.rank is None else model.parameters
     divided = placement.trainers if placement.shards else 1
     number = device.number_bytes
     per_token = 34 * model.width * (number / HALF)
     per_row_token = (
-        model.layers * model.width * number + per_token if training.checkpointing else model.layers * per_token
+        model.layers * model.width * number + per_token
+        if training.checkpointing
+        else model.layers * per_token
     )
     return {
         "weights": (FLOAT32 * trained + number * frozen) / divided,
         "gradients": FLOAT32 * trained / divided,
         "optimizer": ADAMW_BYTES * trained / divided,
-        "activations": per_row_token * training.row_tokens
-        + FLOAT32 * model.vocabulary * min(HEAD_ROWS, training.row_tokens),
+        "activations": (
+            per_row_token * training.row_tokens
+            + FLOAT32 * model.vocabulary * min(HEAD_ROWS, training.row_tokens)
+        ),
     }
 
 
-def sampler_memory(model: Architecture, device: DeviceSpeed, work: Workload, placement: Placement) -> dict[str, float]:
-    """Bytes on one inference device: weights, and the cache of the rollouts in flight, as far as it fits."""
+def sampler_memory(
+    model: Architecture, device: DeviceSpeed, work: Workload, placement: Placement
+) -> dict[str, float]:
+    """Bytes on one inference device: weights, and the cache of the rollouts in flight, as far as it
+    fits."""
     in_flight = _in_flight(work, placement) / max(1, placement.samplers)
     tokens = min(in_flight * work.tokens, cache_tokens(model, device, placement))
     number = device.number_bytes
-    return {"weights": number * model.parameters, "key/value cache": number * tokens * model.kv_numbers}
+    return {
+        "weights": number * model.parameters,
+        "key/value cache": number * tokens * model.kv_numbers,
+    }
 
 
 def best_split(run: PlannedRun) -> tuple[Placement, StepTime]:

@@ -1,10 +1,11 @@
-"""``vf-train`` (and ``vf-rl``): train a model in an environment, from a TOML file and dotted overrides.
+"""``vf-train`` (and ``vf-rl``): train a model in an environment, from a TOML file and dotted
+overrides.
 
     vf-train @ configs/vf-train/tiny-cpu.toml --trainer.args.max_steps 20
     vf-train quickstart
 
-This module reads options; ``plan`` plans the run, ``verifiers_trainer.trainer`` trains. Torch is imported only after
-options and files have been read.
+This module reads options; ``plan`` plans the run, ``verifiers_trainer.trainer`` trains. Torch is
+imported only after options and files have been read.
 """
 
 from __future__ import annotations
@@ -36,15 +37,20 @@ ABOUT = """Train a model in an environment by reinforcement learning.
 Any key of the file can be set as --section.key VALUE; the command line has precedence, then later files.
 Repeat the command to continue a stopped run: it resumes from the newest valid checkpoint in the output folder.
 """
-EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by SIGTERM)."
+EXIT_CODES = (
+    "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by"
+    " SIGTERM)."
+)
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import torch and all around it without garbage collection, and keep what that makes out of later ones.
+    """Import torch and all around it without garbage collection, and keep what that makes out of
+    later ones.
 
-    It is a million objects that live as long as the process: collections would walk through them many times during the
-    import, and again in every training. A program that has imported torch itself decides about its own objects.
+    It is a million objects that live as long as the process: collections would walk through them
+    many times during the import, and again in every training. A program that has imported torch
+    itself decides about its own objects.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
@@ -58,12 +64,16 @@ def importing() -> Iterator[None]:
 
 
 class _Command(click.Command):
-    """Allows ``--resume`` and ``--tmux`` without a value: click would take a following ``@`` as it."""
+    """Allows ``--resume`` and ``--tmux`` without a value: click would take a
+    following ``@`` as it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         pairs = zip(args, [*args, "-"][1:], strict=True)
         optional = ("--resume", "--tmux")
-        alone = (f"{word}=" if word in optional and after[:1] in ("@", "-") else word for word, after in pairs)
+        alone = (
+            f"{word}=" if word in optional and after[:1] in ("@", "-") else word
+            for word, after in pairs
+        )
         return super().parse_args(ctx, list(alone))
 
 
@@ -73,7 +83,9 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
         click.version_option(package_name="verifiers-trainer", prog_name="vf-train"),
         click.option("-q", "--quiet", is_flag=True, help="Print only errors and results."),
         click.option("-v", "--verbose", is_flag=True, help="Print debug messages and tracebacks."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout at the end."),
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print one JSON object on stdout at the end."
+        ),
     ):
         command = option(command)
     return command
@@ -86,36 +98,65 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     epilog=EXIT_CODES,
     context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
 )
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="@ FILE.toml [--section.key VALUE]...")
-@click.option("--output-dir", metavar="DIR", help="Folder of the run; default outputs/<run_name or the time>.")
-@click.option(
-    "--resume", metavar="[PATH]", help="Resume from a checkpoint, which must exist; default: if there is one."
+@click.argument(
+    "words", nargs=-1, type=click.UNPROCESSED, metavar="@ FILE.toml [--section.key VALUE]..."
 )
-@click.option("--fresh", is_flag=True, help="Start a new run; move the content of the folder aside.")
 @click.option(
-    "--accept-changed-code", is_flag=True, help="Resume although source files of the environment changed; recorded."
+    "--output-dir", metavar="DIR", help="Folder of the run; default outputs/<run_name or the time>."
+)
+@click.option(
+    "--resume",
+    metavar="[PATH]",
+    help="Resume from a checkpoint, which must exist; default: if there is one.",
+)
+@click.option(
+    "--fresh", is_flag=True, help="Start a new run; move the content of the folder aside."
+)
+@click.option(
+    "--accept-changed-code",
+    is_flag=True,
+    help="Resume although source files of the environment changed; recorded.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["auto", "embedded", "vllm"]),
     default="auto",
     show_default=True,
-    help="Sample in this process, or on a vLLM server started beside it; auto: by the number of devices.",
+    help=(
+        "Sample in this process, or on a vLLM server started beside it; auto: by the number of"
+        " devices."
+    ),
 )
-@click.option("--vllm-url", metavar="URL", help="Sample on this running vLLM server (several: commas between them).")
+@click.option(
+    "--vllm-url",
+    metavar="URL",
+    help="Sample on this running vLLM server (several: commas between them).",
+)
 @click.option(
     "--tmux",
     metavar="[NAME]",
-    help="Run in a tmux session, with a pane for the trainer and one for the server's log; default name: vf-train.",
+    help=(
+        "Run in a tmux session, with a pane for the trainer and one for the server's log; default"
+        " name: vf-train."
+    ),
 )
 @click.option("--cwd", metavar="DIR", help="Folder to run in; paths are relative to it.")
 @click.option("--dry-run", is_flag=True, help="Show the run, run the preflight checks, and stop.")
 @click.option(
-    "--plan", is_flag=True, help="Show the expected time and memory, and the bottleneck, and stop; loads nothing."
+    "--plan",
+    is_flag=True,
+    help="Show the expected time and memory, and the bottleneck, and stop; loads nothing.",
 )
 @click.option("--plan-on", metavar="DEVICE", help="With --plan: H100, A100, …; default cpu.")
-@click.option("--plan-from", metavar="RUN", help="With --plan: take the speeds that this run measured.")
-@click.option("--plan-with", metavar="NAME=VALUE", multiple=True, help="With --plan: replace an input of the table.")
+@click.option(
+    "--plan-from", metavar="RUN", help="With --plan: take the speeds that this run measured."
+)
+@click.option(
+    "--plan-with",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="With --plan: replace an input of the table.",
+)
 @click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
 @_common
 @click.pass_context
@@ -148,7 +189,9 @@ def train_command(
         if plan:
             samplers = ["samplers=0"] if options["engine"] == "embedded" else []
             return _show_plan(
-                capacity.capacity_plan(words, plan_on, plan_from, [*samplers, *plan_with]), result, as_json
+                capacity.capacity_plan(words, plan_on, plan_from, [*samplers, *plan_with]),
+                result,
+                as_json,
             )
         with importing():
             from verifiers_trainer.cli.session import Session
@@ -165,7 +208,11 @@ def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: boo
     return 0
 
 
-@click.command("vf-train quickstart", epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "vf-train quickstart",
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--env",
     "environment",
@@ -174,8 +221,20 @@ def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: boo
     show_default=True,
     help="One of reverse-text, curriculum-sums and reasoning-gym.",
 )
-@click.option("--output-dir", metavar="DIR", default="outputs/quickstart", show_default=True, help="Folder of the run.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the model, the data and the sampling.")
+@click.option(
+    "--output-dir",
+    metavar="DIR",
+    default="outputs/quickstart",
+    show_default=True,
+    help="Folder of the run.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the model, the data and the sampling.",
+)
 @click.option(
     "--batches",
     "--steps",
@@ -184,12 +243,21 @@ def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: boo
     help="Batches of 128 rollouts; the default depends on the environment.",
 )
 @click.option(
-    "--loss", help="A name of verifiers_trainer.algorithm.losses.OBJECTIVES, in place of the environment's recipe."
+    "--loss",
+    help=(
+        "A name of verifiers_trainer.algorithm.losses.OBJECTIVES, in place of the environment's"
+        " recipe."
+    ),
 )
 @_common
 @click.pass_context
 def quickstart_command(
-    context: click.Context, as_json: bool, verbose: bool, quiet: bool, output_dir: str, **options: Any
+    context: click.Context,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+    output_dir: str,
+    **options: Any,
 ) -> None:
     """Train a tiny model in a real environment on a laptop CPU, in two to five minutes."""
 
@@ -201,7 +269,12 @@ def quickstart_command(
 
         console = Console(stderr=True, quiet=quiet)
         summary = quickstart.run(output_dir, console=console, **options)
-        result.update(run_dir=summary["output_dir"], step=summary["steps"], metrics=summary["after"], checkpoint=None)
+        result.update(
+            run_dir=summary["output_dir"],
+            step=summary["steps"],
+            metrics=summary["after"],
+            checkpoint=None,
+        )
         return 0
 
     context.exit(finish(body, verbose=verbose, as_json=as_json))

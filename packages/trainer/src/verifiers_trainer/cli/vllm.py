@@ -1,8 +1,10 @@
 """``vf-vllm``: start an unmodified ``vllm serve`` with its flags and those that training needs.
 
-    vf-vllm --model Qwen/Qwen2.5-7B-Instruct --data-parallel-size 4 --enforce-eager --host 0.0.0.0 --port 8000
+    vf-vllm --model Qwen/Qwen2.5-7B-Instruct --data-parallel-size 4 --enforce-eager --host 0.0.0.0
+    --port 8000
 
-Builds the command (``vllm_command``), runs it, reports when the server is up, and stops it with its descendants.
+Builds the command (``vllm_command``), runs it, reports when the server is up, and stops it with its
+descendants.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ import click
 from verifiers.cli.common.command import COMMON, Call, SmallCommand
 from verifiers.errors import ConfigError, RunError
 from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
-from verifiers_trainer.cli.vllm_command import ServerCommand, ServerRequest, build, find_executable, require_device
+from verifiers_trainer.cli.vllm_command import (
+    ServerCommand,
+    ServerRequest,
+    build,
+    find_executable,
+    require_device,
+)
 
 STARTUP_S = 600.0
 ABOUT = """Start a vLLM server for training and evaluation.
@@ -53,7 +61,8 @@ class _Command(SmallCommand):
 
 
 def serve(call: Call) -> None:
-    """Build the command and run it until it exits. *Raises* ``ConfigError``, and ``RunError`` when the server fails."""
+    """Build the command and run it until it exits. *Raises* ``ConfigError``, and ``RunError`` when
+    the server fails."""
     options = call.options
     words = list(call.words)
     model = options["model"]
@@ -95,8 +104,8 @@ def _run(call: Call, command: ServerCommand, startup_s: float) -> None:
                     wait_until(lambda: False, child, signals, 1.0)
             elif child.exit_code is None and not signals.received:
                 raise RunError(
-                    f"the server did not answer {command.url}/health within {startup_s:g} s and was stopped; its last "
-                    "lines are above (--startup-timeout waits longer)"
+                    f"the server did not answer {command.url}/health within {startup_s:g} s and was"
+                    " stopped; its last lines are above (--startup-timeout waits longer)"
                 )
             code = child.exit_code
         finally:
@@ -121,19 +130,33 @@ def is_up(url: str) -> bool:
 def _options() -> Sequence[click.Option]:
     return (
         click.Option(["--model"], metavar="NAME", help="Hub id or folder of the model."),
-        click.Option(["--host"], default="127.0.0.1", show_default=True, help="Address to listen at."),
-        click.Option(["--port"], type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port."),
+        click.Option(
+            ["--host"], default="127.0.0.1", show_default=True, help="Address to listen at."
+        ),
+        click.Option(
+            ["--port"], type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port."
+        ),
         click.Option(
             ["--vllm-command"],
             metavar="COMMAND",
-            help="The vllm executable; default VF_VLLM, this Python's, the one on the path, or one that uv installs.",
+            help=(
+                "The vllm executable; default VF_VLLM, this Python's, the one on the path, or one"
+                " that uv installs."
+            ),
         ),
-        click.Option(["--startup-timeout"], type=float, default=STARTUP_S, show_default=True, help="Seconds."),
-        click.Option(["--weight-sync/--no-weight-sync"], default=True, help="Enable weight updates."),
+        click.Option(
+            ["--startup-timeout"], type=float, default=STARTUP_S, show_default=True, help="Seconds."
+        ),
+        click.Option(
+            ["--weight-sync/--no-weight-sync"], default=True, help="Enable weight updates."
+        ),
         click.Option(
             ["--lora/--no-lora"],
             default=None,
-            help="Load LoRA adapters at run time; default: where a flag such as --max-lora-rank is given.",
+            help=(
+                "Load LoRA adapters at run time; default: where a flag such as --max-lora-rank is"
+                " given."
+            ),
         ),
         click.Option(["--dry-run"], is_flag=True, help="Print the command and stop."),
     )

@@ -1,8 +1,8 @@
 """Build the command line of a vLLM server: executable, flags and variables. Starts no server.
 
-Adds what training needs unless a flag sets it: processed log-probabilities, LoRA updates, the routes for weight
-updates. Runs the executable to query its version and flags; vllm is not imported, since it may be installed in another
-Python.
+Adds what training needs unless a flag sets it: processed log-probabilities, LoRA updates, the
+routes for weight updates. Runs the executable to query its version and flags; vllm is not imported,
+since it may be installed in another Python.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Executable:
 
     @property
     def is_module(self) -> bool:
-        """Whether it is the server module, which takes the model as a flag, instead of the command ``vllm``."""
+        """Whether it is the server module, which takes the model as a flag, instead of the command
+        ``vllm``."""
         return self.words[-1].endswith("api_server")
 
 
@@ -72,36 +73,48 @@ class ServerCommand:
     @property
     def shell_text(self) -> str:
         """The command as typed in a shell."""
-        return " ".join([*(f"{name}={value}" for name, value in self.variables.items()), shlex.join(self.words)])
+        return " ".join(
+            [*(f"{name}={value}" for name, value in self.variables.items()), shlex.join(self.words)]
+        )
 
 
-# --- executable ---------------------------------------------------------------------------------------------------
+# --- executable -----------------------------------------------------------------------------------
 
 
 def find_executable(command: str | None, environ: Mapping[str, str] = os.environ) -> Executable:
-    """Return ``command``, else ``VF_VLLM``, vLLM of this Python, on the path, or in an environment created by uv.
+    """Return ``command``, else ``VF_VLLM``, vLLM of this Python, on the path, or in an environment
+    created by uv.
 
     *Raises* ``ConfigError`` when none exists.
     """
     if text := command or environ.get(VARIABLE):
         words = tuple(shlex.split(text))
         if not words or shutil.which(words[0]) is None:
-            raise ConfigError(f"there is no command {text!r} to start vLLM with (--vllm-command, or {VARIABLE})")
+            raise ConfigError(
+                f"there is no command {text!r} to start vLLM with (--vllm-command, or {VARIABLE})"
+            )
         return _with_version(words, "of the given command")
     if find_spec("vllm") is not None:
-        executable = _with_version((sys.executable, "-m", "vllm.entrypoints.cli.main"), "of this Python")
+        executable = _with_version(
+            (sys.executable, "-m", "vllm.entrypoints.cli.main"), "of this Python"
+        )
         if executable.is_cpu_build:  # its command needs a distribution named vllm
-            return _with_version((sys.executable, "-m", "vllm.entrypoints.openai.api_server"), executable.origin)
+            return _with_version(
+                (sys.executable, "-m", "vllm.entrypoints.openai.api_server"), executable.origin
+            )
         return executable
     if (path := shutil.which("vllm")) is not None:
         return _with_version((path,), "on the path")
     if (uv := shutil.which("uv")) is not None:
         return Executable(
-            (uv, "tool", "run", "--from", ISOLATED, "vllm"), None, False, "in an environment created by uv"
+            (uv, "tool", "run", "--from", ISOLATED, "vllm"),
+            None,
+            False,
+            "in an environment created by uv",
         )
     raise ConfigError(
-        "vLLM is not installed, and neither is uv, which would create an environment for it: install one of them, or "
-        f"name an executable with --vllm-command or {VARIABLE}"
+        "vLLM is not installed, and neither is uv, which would create an environment for it:"
+        f" install one of them, or name an executable with --vllm-command or {VARIABLE}"
     )
 
 
@@ -133,7 +146,11 @@ def _distribution(interpreter: str | None) -> tuple[str, str] | None:
         return None
     try:
         process = subprocess.run(
-            [interpreter, "-c", _VERSION_SCRIPT], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+            [interpreter, "-c", _VERSION_SCRIPT],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_TIMEOUT_S,
+            check=False,
         )
         name, version = json.loads(process.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
@@ -142,7 +159,8 @@ def _distribution(interpreter: str | None) -> tuple[str, str] | None:
 
 
 def num_gpus(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of accelerators available to a server, by the device files of the system."""
+    """Return the number of accelerators available to a server, by the device files of
+    the system."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
@@ -154,13 +172,13 @@ def require_device(executable: Executable, environ: Mapping[str, str] = os.envir
     """Raise ``ConfigError`` when there is no GPU and the executable is known to need one."""
     if executable.is_cpu_build is False and num_gpus(environ) == 0:
         raise ConfigError(
-            f"vLLM ({executable.origin}) needs a GPU, and none is visible here: train without one on the embedded "
-            "engine (the default of vf-train, inference='embedded' in Python), or name a CPU build of vLLM with "
-            f"--vllm-command or {VARIABLE}"
+            f"vLLM ({executable.origin}) needs a GPU, and none is visible here: train without one"
+            " on the embedded engine (the default of vf-train, inference='embedded' in Python), or"
+            f" name a CPU build of vLLM with --vllm-command or {VARIABLE}"
         )
 
 
-# --- flags --------------------------------------------------------------------------------------------------------
+# --- flags ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +206,35 @@ def build(request: ServerRequest, executable: Executable) -> ServerCommand:
     added, variables = _for_training(request, executable, flags, explicit, notes)
     if request.host not in LOOPBACK:
         notes.append(
-            f"--host {request.host}: anyone who reaches this address can replace the weights and run code through the "
-            "control routes, which need no key; use 127.0.0.1 unless the network is private"
+            f"--host {request.host}: anyone who reaches this address can replace the weights and"
+            " run code through the control routes, which need no key; use 127.0.0.1 unless the"
+            " network is private"
         )
-    start = [*executable.words, *(("--model",) if executable.is_module else ("serve",)), request.model]
-    words = [*start, "--host", request.host, "--port", str(request.port), *flags, *added, *request.unchecked]
+    start = [
+        *executable.words,
+        *(("--model",) if executable.is_module else ("serve",)),
+        request.model,
+    ]
+    words = [
+        *start,
+        "--host",
+        request.host,
+        "--port",
+        str(request.port),
+        *flags,
+        *added,
+        *request.unchecked,
+    ]
     client_host = "127.0.0.1" if request.host in ("0.0.0.0", "::") else request.host
     return ServerCommand(words, variables, f"http://{client_host}:{request.port}", notes)
 
 
 def _for_training(
-    request: ServerRequest, executable: Executable, flags: list[str], explicit: set[str], notes: list[str]
+    request: ServerRequest,
+    executable: Executable,
+    flags: list[str],
+    explicit: set[str],
+    notes: list[str],
 ) -> tuple[list[str], dict[str, str]]:
     """Return (flags, variables) that training needs and that are not set."""
     added: list[str] = []
@@ -211,7 +247,9 @@ def _for_training(
     if not request.with_updates:
         return added, {}
     variables = {"VLLM_SERVER_DEV_MODE": "1"}
-    with_lora = any("lora" in name for name in explicit) if request.with_lora is None else request.with_lora
+    with_lora = (
+        any("lora" in name for name in explicit) if request.with_lora is None else request.with_lora
+    )
     if with_lora and "no-enable-lora" not in explicit:
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         add("enable-lora")
@@ -220,7 +258,11 @@ def _for_training(
         add("max-loras", str(loras))
         add("max-cpu-loras", str(loras + 2))
         _round_rank(flags, notes)
-    if not executable.is_cpu_build and WEIGHT_TRANSFER in features_of(executable.version) and num_gpus():
+    if (
+        not executable.is_cpu_build
+        and WEIGHT_TRANSFER in features_of(executable.version)
+        and num_gpus()
+    ):
         add("weight-transfer-config", json.dumps({"backend": "nccl"}))
     if '"ipc"' in (_value(flags, "weight-transfer-config") or ""):
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
@@ -245,7 +287,8 @@ def _without_removed(flags: list[str], executable: Executable, notes: list[str])
     is_removed = executable.version is None or executable.version >= Version("0.11")
     if is_removed and "--disable-log-requests" in flags:
         notes.append(
-            "--disable-log-requests is left out: it is the default of newer servers, which no longer accept it"
+            "--disable-log-requests is left out: it is the default of newer servers, which no"
+            " longer accept it"
         )
         return [word for word in flags if word != "--disable-log-requests"]
     return flags
@@ -253,7 +296,11 @@ def _without_removed(flags: list[str], executable: Executable, notes: list[str])
 
 def _require_known(flags: Sequence[str], executable: Executable) -> None:
     names = dict.fromkeys(_name(word) for word in flags if word.startswith("--"))
-    unknown = [name for name in names if name.removeprefix("no-") not in SERVER_FLAGS and name not in SERVER_FLAGS]
+    unknown = [
+        name
+        for name in names
+        if name.removeprefix("no-") not in SERVER_FLAGS and name not in SERVER_FLAGS
+    ]
     if unknown:
         text = _help(executable)
         unknown = [name for name in unknown if f"--{name}" not in text]
@@ -262,17 +309,22 @@ def _require_known(flags: Sequence[str], executable: Executable) -> None:
     problems = []
     for name in unknown:
         match = close_match(name, SERVER_FLAGS, 0.6)
-        problems.append(f"--{name} is not a flag of vLLM" + (f", did you mean --{match}?" if match else ""))
+        problems.append(
+            f"--{name} is not a flag of vLLM" + (f", did you mean --{match}?" if match else "")
+        )
     raise ConfigError("; ".join(problems) + " (arguments after a bare -- are not checked)")
 
 
 def _help(executable: Executable) -> str:
-    """Return the help of the installed server; empty when it cannot be run or would first have to be installed."""
+    """Return the help of the installed server; empty when it cannot be run or would first have to
+    be installed."""
     if "tool" in executable.words:
         return ""
     words = [*executable.words, *(() if executable.is_module else ("serve",)), "--help=all"]
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=HELP_TIMEOUT_S, check=False).stdout
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=HELP_TIMEOUT_S, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -303,5 +355,8 @@ def as_flags(settings: Mapping[str, Any]) -> list[str]:
         elif value is False:
             words.append(f"--no-{flag}")
         else:
-            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+            words += [
+                f"--{flag}",
+                json.dumps(value) if isinstance(value, dict | list) else str(value),
+            ]
     return words

@@ -20,10 +20,11 @@ NAMES = tuple(field.name for field in fields(PackedRow))
 
 
 def next_batch(ranks: Ranks, make: Callable[[], TrainBatch | None]) -> TrainBatch | None:
-    """The batch that ``make`` returns on rank 0; the other ranks have their rows of it, without groups and statistics.
+    """The batch that ``make`` returns on rank 0; the other ranks have their rows of it, without
+    groups and statistics.
 
-    None on every rank when ``make`` returns None. However long ``make`` takes, the other ranks wait while rank 0 is
-    alive. *Raises* on every rank the error of ``make``.
+    None on every rank when ``make`` returns None. However long ``make`` takes, the other ranks wait
+    while rank 0 is alive. *Raises* on every rank the error of ``make``.
     """
     if ranks.world == 1:
         return make()
@@ -34,7 +35,10 @@ def next_batch(ranks: Ranks, make: Callable[[], TrainBatch | None]) -> TrainBatc
             return None
         batches.append(batch)
         return [
-            {"num_tokens": step.num_tokens, "newest": max((group.index for group in step.groups), default=-1)}
+            {
+                "num_tokens": step.num_tokens,
+                "newest": max((group.index for group in step.groups), default=-1),
+            }
             for step in batch.steps
         ]
 

@@ -1,14 +1,17 @@
-"""Gather and scatter the tensors of a policy that DeepSpeed splits over processes (ZeRO stages 1, 2 and 3).
+"""Gather and scatter the tensors of a policy that DeepSpeed splits over processes (ZeRO stages 1, 2
+and 3).
 
-Stage 3 leaves each process a piece of every parameter; stages 1 and 2 a whole copy to compute with, and a piece of the
-float32 parameter that is trained. ``fsdp`` calls these functions for such parameters, so that the rest of the trainer
-sees one kind of split model. DeepSpeed's checkpoint format is not used: files are those of a run that is not split.
+Stage 3 leaves each process a piece of every parameter; stages 1 and 2 a whole copy to compute with,
+and a piece of the float32 parameter that is trained. ``fsdp`` calls these functions for such
+parameters, so that the rest of the trainer sees one kind of split model. DeepSpeed's checkpoint
+format is not used: files are those of a run that is not split.
 
-DeepSpeed takes its optimizer step inside the last backward pass of a step. So the gradient norm is known only then;
-when it is not finite, DeepSpeed leaves the weights unchanged.
+DeepSpeed takes its optimizer step inside the last backward pass of a step. So the gradient norm is
+known only then; when it is not finite, DeepSpeed leaves the weights unchanged.
 
-``adopt`` reads the launcher's settings, and makes accelerate use DeepSpeed on a CPU too, which is not its default.
-DeepSpeed is imported when it is used; code that depends on its internals is in the last section.
+``adopt`` reads the launcher's settings, and makes accelerate use DeepSpeed on a CPU too, which is
+not its default. DeepSpeed is imported when it is used; code that depends on its internals is in the
+last section.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
     from transformers.training_args import TrainingArguments
 
     class Managed(nn.Parameter):
-        """A parameter with what DeepSpeed sets on it: ``ds_…`` under stage 3, ``_hp_mapping`` under 1 and 2."""
+        """A parameter with what DeepSpeed sets on it: ``ds_…`` under stage 3, ``_hp_mapping`` under
+        1 and 2."""
 
         ds_id: int
         ds_shape: torch.Size
@@ -48,8 +52,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
-# accelerate triggers this line on stdout in every training where DeepSpeed is installed, used or not
+logging.getLogger("DeepSpeed").addFilter(
+    lambda record: "Setting accelerator to CPU" not in record.getMessage()
+)
+# accelerate triggers this line on stdout in every training where DeepSpeed is installed, used or
+# not
 
 FLAG = "ACCELERATE_USE_DEEPSPEED"
 GROUPS = "whole_groups"
@@ -67,7 +74,8 @@ def is_in_pieces(parameter: object) -> TypeGuard[Managed]:
 
 
 def holds(parameter: object) -> TypeGuard[Managed]:
-    """Whether DeepSpeed manages a parameter; it does not manage frozen ones under stages 1 and 2."""
+    """Whether DeepSpeed manages a parameter; it does not manage frozen ones under
+    stages 1 and 2."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
 
@@ -76,7 +84,7 @@ def size(parameter: Tensor) -> torch.Size:
     return parameter.ds_shape if is_in_pieces(parameter) else parameter.shape
 
 
-# --- out: whole tensors -----------------------------------------------------------------------------------------
+# --- out: whole tensors ---------------------------------------------------------------------------
 
 
 def whole(parameter: Tensor) -> Tensor:
@@ -93,7 +101,8 @@ def whole(parameter: Tensor) -> Tensor:
 
 
 def gathered(part: Tensor, parameter: Managed) -> Tensor:
-    """Gather a tensor that every process has in the layout of ``part`` (stage 3). Every process calls it."""
+    """Gather a tensor that every process has in the layout of ``part`` (stage 3). Every process
+    calls it."""
     piece = _piece(parameter)
     return _gathered(parameter, part[: len(piece.master)], piece.start)
 
@@ -101,12 +110,15 @@ def gathered(part: Tensor, parameter: Managed) -> Tensor:
 def _gathered(parameter: Managed, values: Tensor, start: int) -> Tensor:
     buffer = torch.zeros(size(parameter).numel(), dtype=values.dtype, device=_device())
     buffer[start : start + len(values)] = values
-    dist.all_reduce(buffer.view(torch.uint8), group=_group(parameter))  # bytes, since -0.0 + 0.0 is 0.0
+    dist.all_reduce(
+        buffer.view(torch.uint8), group=_group(parameter)
+    )  # bytes, since -0.0 + 0.0 is 0.0
     return buffer.view(size(parameter))
 
 
 def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any] | None:
-    """The optimizer's ``state_dict`` as if nothing were split, where ``keep`` is set; None elsewhere."""
+    """The optimizer's ``state_dict`` as if nothing were split, where ``keep`` is set; None
+    elsewhere."""
     inner = _inner(optimizer)
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
@@ -124,11 +136,12 @@ def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, An
     return {"state": state, "param_groups": groups} if keep else None
 
 
-# --- in: whole tensors into the pieces of this process ----------------------------------------------------------
+# --- in: whole tensors into the pieces of this process --------------------------------------------
 
 
 def part(parameter: object) -> Tensor:
-    """This process's piece of a trained parameter of stage 3, in float32, with the padding at its end."""
+    """This process's piece of a trained parameter of stage 3, in float32, with the padding at its
+    end."""
     from deepspeed.utils import safe_get_local_fp32_param
 
     return safe_get_local_fp32_param(parameter).detach()
@@ -143,7 +156,8 @@ def part_like(value: Tensor, parameter: Managed) -> Tensor:
 
 @torch.no_grad()
 def assign(parameter: Tensor, value: Tensor) -> None:
-    """Set a parameter from a whole tensor that every process has; call ``forget_whole`` afterwards."""
+    """Set a parameter from a whole tensor that every process has; call
+    ``forget_whole`` afterwards."""
     if _is_trained(parameter):
         piece = _piece(parameter)
         piece.master.copy_(piece.of(value))
@@ -166,24 +180,38 @@ def load_state(
         on_device = any(inner.param_groups[number].get(flag) for flag in ("fused", "capturable"))
         for name, value in state.get(index, {}).items():
             if not isinstance(value, Tensor) or not value.dim():
-                local_state[name] = value.to(flat.device) if on_device and isinstance(value, Tensor) else value
+                local_state[name] = (
+                    value.to(flat.device) if on_device and isinstance(value, Tensor) else value
+                )
                 continue
             if value.shape != size(parameter):
-                raise ValueError(f"{name} has shape {list(value.shape)}, its parameter {list(size(parameter))}")
-            local = local_state.setdefault(name, torch.zeros_like(flat, dtype=value.dtype, requires_grad=False))
+                raise ValueError(
+                    f"{name} has shape {list(value.shape)}, its parameter {list(size(parameter))}"
+                )
+            local = local_state.setdefault(
+                name, torch.zeros_like(flat, dtype=value.dtype, requires_grad=False)
+            )
             piece.within(local).copy_(piece.of(value))
     for group, described in zip(inner.param_groups, groups, strict=True):
         group.update({name: value for name, value in described.items() if name != "params"})
 
 
 def forget_whole(model: nn.Module) -> None:
-    """Drop the whole weights that stage 3 holds after a forward pass; the next one gathers them again."""
-    offload = next((p._z3_optimizer.parameter_offload for p in model.parameters() if hasattr(p, "_z3_optimizer")), None)
+    """Drop the whole weights that stage 3 holds after a forward pass; the next one gathers them
+    again."""
+    offload = next(
+        (
+            p._z3_optimizer.parameter_offload
+            for p in model.parameters()
+            if hasattr(p, "_z3_optimizer")
+        ),
+        None,
+    )
     if offload is not None:
         offload.partition_all_parameters()
 
 
-# --- configuration ---------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 
 def load_models_whole() -> None:
@@ -198,9 +226,9 @@ def require_installed() -> None:
     """Raise ConfigError when the launcher asks for DeepSpeed and it is not installed."""
     if parse_flag_from_env(FLAG) and importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
-            "the launcher's configuration asks for DeepSpeed, which is not installed: "
-            f"{install_line('verifiers-trainer', 'deepspeed')}, or use FSDP2 (configs/fsdp2.yaml), which needs nothing "
-            "besides torch"
+            "the launcher's configuration asks for DeepSpeed, which is not installed:"
+            f" {install_line('verifiers-trainer', 'deepspeed')}, or use FSDP2 (configs/fsdp2.yaml),"
+            " which needs nothing besides torch"
         )
 
 
@@ -208,13 +236,14 @@ def require_whole(model: nn.Module) -> None:
     """Raise ConfigError for a model that was split when it was constructed."""
     if is_split(model):
         raise ConfigError(
-            "the model is split already, by deepspeed.zero.Init: give its name, or make it outside of that block; the "
-            "trainer splits it when training begins"
+            "the model is split already, by deepspeed.zero.Init: give its name, or make it outside"
+            " of that block; the trainer splits it when training begins"
         )
 
 
 def in_one_precision(model: nn.Module, settings: TrainingArguments) -> None:
-    """Make every parameter float32 where DeepSpeed computes in float32: it accepts one precision per model."""
+    """Make every parameter float32 where DeepSpeed computes in float32: it accepts one precision
+    per model."""
     if not settings.bf16 and not any(map(holds, model.parameters())):
         for parameter in model.parameters():
             if parameter.is_floating_point():
@@ -234,16 +263,25 @@ def adopt(accelerator: Accelerator, settings: TrainingArguments | None) -> bool:
         log.warning("one process on a CPU splits nothing: training continues without DeepSpeed")
         return False
     if state.distributed_type == DistributedType.MULTI_CPU:
-        if torch.accelerator.is_available():  # DeepSpeed would use the accelerators that training does not use
-            log.warning("the model is not split: it is trained on the CPU of a machine that has an accelerator")
+        if (
+            torch.accelerator.is_available()
+        ):  # DeepSpeed would use the accelerators that training does not use
+            log.warning(
+                "the model is not split: it is trained on the CPU of a machine that has an"
+                " accelerator"
+            )
             return False
         state.deepspeed_plugins = plugin
         state.distributed_type = DistributedType.DEEPSPEED
     if not torch.accelerator.is_available():
         if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no" and _is_first():
-            log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")
+            log.warning(
+                "no accelerator is used, so training computes in float32, not in bf16 or fp16"
+            )
         _without_compiler()
-    warnings.filterwarnings("ignore", "`torch.distributed.[a-z_]*` is deprecated", FutureWarning)  # DeepSpeed's calls
+    warnings.filterwarnings(
+        "ignore", "`torch.distributed.[a-z_]*` is deprecated", FutureWarning
+    )  # DeepSpeed's calls
     settle(plugin.deepspeed_config, settings)
     return True
 
@@ -254,13 +292,15 @@ def is_used(accelerator: Accelerator) -> bool:
 
 
 def detach_engine(accelerator: Accelerator) -> Any:
-    """Take DeepSpeed's engine out of accelerate, which would destroy it when training begins a second time."""
+    """Take DeepSpeed's engine out of accelerate, which would destroy it when training begins a
+    second time."""
     engine, accelerator.deepspeed_engine_wrapped = accelerator.deepspeed_engine_wrapped, None
     return engine
 
 
 def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
-    """Write the trainer's settings into DeepSpeed's configuration, and warn where they replace other values.
+    """Write the trainer's settings into DeepSpeed's configuration, and warn where they replace
+    other values.
 
     *Raises* ConfigError for unsupported settings.
     """
@@ -270,15 +310,17 @@ def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
     for section in ("optimizer", "scheduler"):
         if section in config:
             raise ConfigError(
-                f"the DeepSpeed configuration has a section {section!r}, which the trainer ignores: remove "
-                "it, and use optim, learning_rate and lr_scheduler_type"
+                f"the DeepSpeed configuration has a section {section!r}, which the trainer ignores:"
+                " remove it, and use optim, learning_rate and lr_scheduler_type"
             )
     if settings.fp16:
         raise ConfigError("fp16 is not supported under DeepSpeed: use bf16 (mixed_precision: bf16)")
     for kind in ("offload_optimizer", "offload_param"):
         if (device := (split.get(kind) or {}).get("device", "none")) not in ("none", "cpu", None):
             raise ConfigError(f"{kind}_device {device!r} is not supported: set it to cpu or none")
-    config["zero_force_ds_cpu_optimizer"] = False  # the trainer uses torch's; DeepSpeed's would be compiled first
+    config["zero_force_ds_cpu_optimizer"] = (
+        False  # the trainer uses torch's; DeepSpeed's would be compiled first
+    )
     ours = {
         "gradient_accumulation_steps": 1,  # the trainer marks the last backward pass of a step
         "gradient_clipping": float(settings.max_grad_norm or 0.0),
@@ -290,8 +332,18 @@ def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
         ("gradient_clipping", "max_grad_norm"),
     ):
         if (theirs := config.get(name, "auto")) not in ("auto", ours[name]) and _is_first():
-            log.warning("DeepSpeed's %s is %s (%s); its configuration has %s", name, ours[name], because, theirs)
-    config.update(ours, fp16={"enabled": False}, bf16={**config.get("bf16", {}), "enabled": bool(settings.bf16)})
+            log.warning(
+                "DeepSpeed's %s is %s (%s); its configuration has %s",
+                name,
+                ours[name],
+                because,
+                theirs,
+            )
+    config.update(
+        ours,
+        fp16={"enabled": False},
+        bf16={**config.get("bf16", {}), "enabled": bool(settings.bf16)},
+    )
     if settings.bf16:  # by default DeepSpeed sums gradients in half precision
         config.setdefault("communication_data_type", "fp32")
         config.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
@@ -312,7 +364,7 @@ def is_split_optimizer(optimizer: torch.optim.Optimizer) -> bool:
     return hasattr(getattr(getattr(optimizer, "optimizer", None), "optimizer", None), GROUPS)
 
 
-# --- inside DeepSpeed -------------------------------------------------------------------------------------------
+# --- inside DeepSpeed -----------------------------------------------------------------------------
 
 
 class Piece(NamedTuple):
@@ -338,7 +390,10 @@ class Piece(NamedTuple):
 
 def _is_trained(parameter: object) -> TypeGuard[Managed]:
     if hasattr(parameter, "ds_id"):
-        return hasattr(parameter, "_z3_optimizer") and parameter.ds_id in parameter._z3_optimizer.grad_position
+        return (
+            hasattr(parameter, "_z3_optimizer")
+            and parameter.ds_id in parameter._z3_optimizer.grad_position
+        )
     return hasattr(parameter, "_hp_mapping")
 
 
@@ -358,7 +413,8 @@ def _piece(parameter: Managed) -> Piece:
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, Managed, Piece, Tensor]]:
-    """(number, its group's, parameter, its piece, the flat tensor that the optimizer knows), in the unsplit order."""
+    """(number, its group's, parameter, its piece, the flat tensor that the optimizer knows), in the
+    unsplit order."""
     inner, index = _inner(optimizer), 0
     for number, parameters in enumerate(getattr(inner, GROUPS)):
         for parameter in parameters:
@@ -384,7 +440,8 @@ def _device() -> torch.device:
 
 
 def _without_compiler() -> None:
-    """On a CPU make processes communicate by gloo alone: for shared memory DeepSpeed would compile an extension.
+    """On a CPU make processes communicate by gloo alone: for shared memory DeepSpeed would compile
+    an extension.
 
     DeepSpeed waits forever for the lock file that a killed compilation leaves.
     """

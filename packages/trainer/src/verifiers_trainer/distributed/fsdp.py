@@ -1,15 +1,19 @@
-"""Gather the whole tensors of a policy that is split over processes, and scatter whole tensors into its parts.
+"""Gather the whole tensors of a policy that is split over processes, and scatter whole tensors into
+its parts.
 
-Under FSDP2 a split parameter is a ``DTensor``: each process holds its rows of it. Parameters of DeepSpeed are handed to
-``deepspeed``. Engine and weight sync need whole tensors (``WholeCopy``), and so do files (``WholeCopy``, and
-``whole_state`` for the optimizer); reading a checkpoint scatters them (``scatter``). So a checkpoint does not depend on
+Under FSDP2 a split parameter is a ``DTensor``: each process holds its rows of it. Parameters of
+DeepSpeed are handed to ``deepspeed``. Engine and weight sync need whole tensors (``WholeCopy``),
+and so do files (``WholeCopy``, and ``whole_state`` for the optimizer); reading a checkpoint
+scatters them (``scatter``). So a checkpoint does not depend on
 how the run was split: any number of processes, split or not, resumes from it.
 
-    for name, tensor in whole_tensors(model): ...     every process iterates to the end; one whole tensor at a time
+    for name, tensor in whole_tensors(model): ...     every process iterates to the end; one whole
+        tensor at a time
 
-Gathering is a collective: **every process must call it, in the same order**, outside of any rank-0-only block. For
-a model that is not split nothing is sent. ``adopt`` checks which splits are supported, and makes accelerate split on a
-CPU too, which it does not do by default, so that the code for GPUs can be tested without one.
+Gathering is a collective: **every process must call it, in the same order**, outside of any
+rank-0-only block. For a model that is not split nothing is sent. ``adopt`` checks which splits are
+supported, and makes accelerate split on a CPU too, which it does not do by default, so that the
+code for GPUs can be tested without one.
 """
 
 from __future__ import annotations
@@ -44,12 +48,16 @@ CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
 
 
 def is_split(model: nn.Module) -> bool:
-    """Whether this process holds only parts of the parameters, even while whole ones remain after a forward pass."""
-    return any(isinstance(module, FSDPModule) for module in model.modules()) or deepspeed.is_split(model)
+    """Whether this process holds only parts of the parameters, even while whole ones remain after a
+    forward pass."""
+    return any(isinstance(module, FSDPModule) for module in model.modules()) or deepspeed.is_split(
+        model
+    )
 
 
 def is_managed(model: nn.Module) -> bool:
-    """Whether weights must be set by ``scatter``: the tensors that compute are not the ones that are trained."""
+    """Whether weights must be set by ``scatter``: the tensors that compute are not the ones that
+    are trained."""
     return is_split(model) or any(deepspeed.holds(parameter) for parameter in model.parameters())
 
 
@@ -64,20 +72,23 @@ def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(model.named_parameters(remove_duplicate=False))
 
 
-# --- out: whole tensors -----------------------------------------------------------------------------------------
+# --- out: whole tensors ---------------------------------------------------------------------------
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor, without gradient; the tensor itself when it is not split. Every process calls it."""
+    """The whole of a tensor, without gradient; the tensor itself when it is not split. Every
+    process calls it."""
     if deepspeed.holds(tensor):
         return deepspeed.whole(tensor)
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def whole_tensors(model: nn.Module, *, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor) of every parameter, tied ones once, on every process and on its own device.
+    """(name, whole tensor) of every parameter, tied ones once, on every process and on its own
+    device.
 
-    One at a time: a yielded tensor may be dropped before the next is gathered, so memory holds one whole tensor more.
+    One at a time: a yielded tensor may be dropped before the next is gathered, so memory holds one
+    whole tensor more.
     """
     if not deepspeed.is_split(model):  # under ZeRO-3 no forward pass leaves whole weights behind
         forget_whole(model)
@@ -87,7 +98,8 @@ def whole_tensors(model: nn.Module, *, trained_only: bool = False) -> Iterator[t
 
 
 def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any] | None:
-    """An optimizer's ``state_dict`` with whole tensors on the CPU where ``keep`` is set, None elsewhere."""
+    """An optimizer's ``state_dict`` with whole tensors on the CPU where ``keep`` is set, None
+    elsewhere."""
     if deepspeed.is_split_optimizer(optimizer):
         return deepspeed.whole_state(optimizer, keep=keep)
     state = optimizer.state_dict()
@@ -96,15 +108,18 @@ def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, An
         for name, value in values.items():
             gathered = whole(value) if isinstance(value, Tensor) else value
             if keep:
-                whole_values.setdefault(parameter, {})[name] = gathered.cpu() if isinstance(value, Tensor) else value
+                whole_values.setdefault(parameter, {})[name] = (
+                    gathered.cpu() if isinstance(value, Tensor) else value
+                )
     return {**state, "state": whole_values} if keep else None
 
 
 class WholeCopy:
     """Rank 0's whole copy of a split policy, for the engine, for servers and for files.
 
-    It is made before the model is split, and is an ordinary module, with its adapter if there is one. ``refresh``
-    copies the policy's weights into it, one tensor at a time. On the other processes ``model`` is None.
+    It is made before the model is split, and is an ordinary module, with its adapter if there is
+    one. ``refresh`` copies the policy's weights into it, one tensor at a time. On the other
+    processes ``model`` is None.
     """
 
     def __init__(self, model: nn.Module, *, keep: bool, device: torch.device):
@@ -115,17 +130,20 @@ class WholeCopy:
 
     @torch.no_grad()
     def refresh(self, model: nn.Module, *, trained_only: bool = True) -> None:
-        """Copy the weights of the policy, in place; frozen ones only with ``trained_only=False``."""
+        """Copy the weights of the policy, in place; frozen ones only with
+        ``trained_only=False``."""
         for name, tensor in whole_tensors(model, trained_only=trained_only):
             if self.model is None:
                 continue
             target = self._parameters[name]
-            if target.dtype != tensor.dtype:  # accelerate stores trained weights in float32 and computes in less
+            if (
+                target.dtype != tensor.dtype
+            ):  # accelerate stores trained weights in float32 and computes in less
                 target.data = torch.empty_like(target, dtype=tensor.dtype)
             target.copy_(tensor)
 
 
-# --- in: whole tensors into the parts of this process -----------------------------------------------------------
+# --- in: whole tensors into the parts of this process ---------------------------------------------
 
 
 def part(parameter: Tensor) -> Tensor:
@@ -134,22 +152,34 @@ def part(parameter: Tensor) -> Tensor:
     Under stages 1 and 2 of DeepSpeed, which split no parameter, it is a whole copy in float32.
     """
     if deepspeed.holds(parameter):
-        return deepspeed.part(parameter) if deepspeed.is_in_pieces(parameter) else deepspeed.whole(parameter)
+        return (
+            deepspeed.part(parameter)
+            if deepspeed.is_in_pieces(parameter)
+            else deepspeed.whole(parameter)
+        )
     return parameter.detach()
 
 
 def whole_of_part(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Gather a tensor that every process has in the layout of ``part(parameter)``. Every process calls it."""
-    return deepspeed.gathered(tensor, parameter) if deepspeed.is_in_pieces(parameter) else whole(tensor)
+    """Gather a tensor that every process has in the layout of ``part(parameter)``. Every process
+    calls it."""
+    return (
+        deepspeed.gathered(tensor, parameter)
+        if deepspeed.is_in_pieces(parameter)
+        else whole(tensor)
+    )
 
 
 def part_like(tensor: Tensor, target: Tensor) -> Tensor:
-    """``tensor`` in the layout of ``part(target)``; every process has the whole tensor, so nothing is sent.
+    """``tensor`` in the layout of ``part(target)``; every process has the whole tensor, so nothing
+    is sent.
 
     *Raises* ValueError for another shape.
     """
     if tensor.shape != deepspeed.size(target):
-        raise ValueError(f"a tensor has shape {list(tensor.shape)}, its parameter {list(deepspeed.size(target))}")
+        raise ValueError(
+            f"a tensor has shape {list(tensor.shape)}, its parameter {list(deepspeed.size(target))}"
+        )
     if deepspeed.is_in_pieces(target):
         return deepspeed.part_like(tensor, target)
     if not isinstance(target, DTensor):
@@ -159,8 +189,11 @@ def part_like(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def scatter(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
-    """Copy whole tensors into the split ones of the same names; returns the names (missing, unexpected).
+def scatter(
+    tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> tuple[list[str], list[str]]:
+    """Copy whole tensors into the split ones of the same names; returns the names (missing,
+    unexpected).
 
     Raises ``ValueError`` for another shape.
     """
@@ -168,7 +201,8 @@ def scatter(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tup
         target = targets[name]
         if tensors[name].shape != deepspeed.size(target):
             raise ValueError(
-                f"{name} has shape {list(tensors[name].shape)}, its parameter {list(deepspeed.size(target))}"
+                f"{name} has shape {list(tensors[name].shape)}, its parameter"
+                f" {list(deepspeed.size(target))}"
             )
         if deepspeed.holds(target):
             deepspeed.assign(target, tensors[name])
@@ -179,7 +213,8 @@ def scatter(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tup
 
 @contextmanager
 def in_place_of(parameters: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Inside the block, each split parameter has the values of its paired tensor, which is split the same way."""
+    """Inside the block, each split parameter has the values of its paired tensor, which is split
+    the same way."""
     pairs = [(_local(parameter), _local(other)) for parameter, other in parameters]
     with torch.no_grad():
         saved = [local.clone() for local, _ in pairs]
@@ -193,7 +228,8 @@ def in_place_of(parameters: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
 
 
 def forget_whole(model: nn.Module) -> None:
-    """Drop the gathered weights that a forward pass left in place of the split ones; the next pass gathers them again.
+    """Drop the gathered weights that a forward pass left in place of the split ones; the next pass
+    gathers them again.
 
     They are rounded to the compute precision, and changes made to them are lost.
     """
@@ -213,8 +249,9 @@ def _local(tensor: Tensor) -> Tensor:
 def preserved_ties(model: nn.Module) -> Iterator[None]:
     """Inside the block, ``tie_weights`` ties again the modules that share a parameter now.
 
-    accelerate calls it after it has moved the model to another device; transformers' method expects the names of a
-    model without an adapter, and fails with an adapter on a head that is tied to the embeddings.
+    accelerate calls it after it has moved the model to another device; transformers' method expects
+    the names of a model without an adapter, and fails with an adapter on a head that is tied to the
+    embeddings.
     """
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -236,35 +273,49 @@ def preserved_ties(model: nn.Module) -> Iterator[None]:
 
 
 def untie_originals(model: nn.Module) -> None:
-    """Untie the frozen original of each of PEFT's ``modules_to_save`` from a parameter that it shares.
+    """Untie the frozen original of each of PEFT's ``modules_to_save`` from a parameter that it
+    shares.
 
     FSDP2 splits such a head separately from the embeddings, and accepts no parameter twice.
     """
-    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    owners = Counter(
+        id(p) for module in model.modules() for p in module._parameters.values() if p is not None
+    )
     for module in model.modules():
         original = getattr(module, "original_module", None)
         if isinstance(original, nn.Module) and hasattr(module, "modules_to_save"):
             for name, parameter in list(original._parameters.items()):
                 if parameter is not None and owners[id(parameter)] > 1:
-                    original._parameters[name] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                    original._parameters[name] = nn.Parameter(
+                        parameter.detach().clone(), requires_grad=False
+                    )
 
 
-# --- supported kinds of splitting -------------------------------------------------------------------------------------
+# --- supported kinds of splitting -----------------------------------------------------------------
 
 
 def adopt(accelerator: Accelerator, settings: TrainingArguments | None = None) -> bool:
-    """Whether the launcher's configuration splits the model; enables it on CPUs, where accelerate does not by default.
+    """Whether the launcher's configuration splits the model; enables it on CPUs, where accelerate
+    does not by default.
 
     Raises ``ConfigError`` for a kind that is not supported.
     """
     if deepspeed.adopt(accelerator, settings):
         return True
     state = accelerator.state
-    if state.distributed_type == DistributedType.MULTI_CPU and parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        if torch.accelerator.is_available():  # torch would split over the accelerators that training does not use
-            log.warning("the model is not split: it is trained on the CPU of a machine that has an accelerator")
+    if state.distributed_type == DistributedType.MULTI_CPU and parse_flag_from_env(
+        "ACCELERATE_USE_FSDP"
+    ):
+        if (
+            torch.accelerator.is_available()
+        ):  # torch would split over the accelerators that training does not use
+            log.warning(
+                "the model is not split: it is trained on the CPU of a machine that has an"
+                " accelerator"
+            )
             return False
-        # reads the launcher's variables; without CPU offload, for which torch would look for an accelerator
+        # reads the launcher's variables; without CPU offload, for which torch would look for an
+        # accelerator
         state.fsdp_plugin = FullyShardedDataParallelPlugin(cpu_offload=False)
         state.distributed_type = DistributedType.FSDP
     if state.distributed_type != DistributedType.FSDP:
@@ -272,7 +323,9 @@ def adopt(accelerator: Accelerator, settings: TrainingArguments | None = None) -
         return False
     require_supported(state.distributed_type, state.fsdp_plugin.fsdp_version)
     precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(state.mixed_precision)
-    if precision is not None:  # accelerate's own would sum gradients, and round log-probabilities, in half precision
+    if (
+        precision is not None
+    ):  # accelerate's own would sum gradients, and round log-probabilities, in half precision
         state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
             param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
@@ -283,21 +336,23 @@ def require_supported(kind: DistributedType, fsdp_version: int = 2) -> None:
     """Raise ``ConfigError`` for an unsupported way of splitting the model."""
     if kind == DistributedType.FSDP and fsdp_version != 2:
         raise ConfigError(
-            f"fsdp_version {fsdp_version} is not supported: set fsdp_version: 2, as configs/fsdp2.yaml does"
+            f"fsdp_version {fsdp_version} is not supported: set fsdp_version: 2, as"
+            " configs/fsdp2.yaml does"
         )
     if kind == DistributedType.MEGATRON_LM:
         raise ConfigError(
-            f"the launcher's configuration splits the model by {kind.value}, which is not supported: use FSDP2 "
-            "(configs/fsdp2.yaml), DeepSpeed (configs/zero3.yaml), or distributed_type MULTI_GPU where every process "
-            "can hold the model"
+            f"the launcher's configuration splits the model by {kind.value}, which is not"
+            " supported: use FSDP2 (configs/fsdp2.yaml), DeepSpeed (configs/zero3.yaml), or"
+            " distributed_type MULTI_GPU where every process can hold the model"
         )
 
 
 def require_launchable(optimizers: Iterable[Any]) -> None:
-    """Raise ConfigError for launcher settings that this trainer does not support, before anything is loaded.
+    """Raise ConfigError for launcher settings that this trainer does not support, before anything
+    is loaded.
 
-    On a CPU accelerate would silently train without Megatron-LM; and optimizers passed in hold parameters that a split
-    replaces or empties.
+    On a CPU accelerate would silently train without Megatron-LM; and optimizers passed in hold
+    parameters that a split replaces or empties.
     """
     warn_of_unused_split()
     if parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
@@ -306,6 +361,6 @@ def require_launchable(optimizers: Iterable[Any]) -> None:
     kind = next((kind for kind, flag in FLAGS.items() if parse_flag_from_env(flag)), None)
     if kind is not None and any(optimizer is not None for optimizer in optimizers):
         raise ConfigError(
-            f"optimizers= is not supported under {kind}, which replaces the parameters they hold: use optim, "
-            "learning_rate and the other fields of the configuration"
+            f"optimizers= is not supported under {kind}, which replaces the parameters they hold:"
+            " use optim, learning_rate and the other fields of the configuration"
         )

@@ -1,8 +1,9 @@
-"""The configuration that ``accelerate launch`` was given, where a part of it is silently without effect.
+"""The configuration that ``accelerate launch`` was given, where a part of it is silently without
+effect.
 
-accelerate reads ``deepspeed_config`` only with ``distributed_type: DEEPSPEED``, and ``fsdp_config`` only with ``FSDP``;
-with another type every process trains a whole copy of the model. The variables of the processes do not show the unused
-part, so the command line of the launcher is read.
+accelerate reads ``deepspeed_config`` only with ``distributed_type: DEEPSPEED``, and ``fsdp_config``
+only with ``FSDP``; with another type every process trains a whole copy of the model. The variables
+of the processes do not show the unused part, so the command line of the launcher is read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SPLITS = {"deepspeed_config": "DEEPSPEED", "fsdp_config": "FSDP"}
 
 @functools.cache
 def warn_of_unused_split() -> None:
-    """Warn, once and on the first process, of a split of the model that the launcher's file has and does not use."""
+    """Warn, once and on the first process, of a split of the model that the launcher's file has and
+    does not use."""
     if os.environ.get("LOCAL_RANK", "0") != "0" or "ACCELERATE_MIXED_PRECISION" not in os.environ:
         return  # not started by accelerate launch, which sets that variable always
     import psutil  # of accelerate's dependencies
@@ -38,7 +40,8 @@ def warn_of_unused_split() -> None:
 
 
 def unused_split(words: Sequence[str]) -> str | None:
-    """The sentence about an unused part of the file in the command ``words`` of the launcher; None without one."""
+    """The sentence about an unused part of the file in the command ``words`` of the launcher; None
+    without one."""
     from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 
     if {"--use_deepspeed", "--use-deepspeed", "--use_fsdp", "--use-fsdp"} & set(words):
@@ -51,8 +54,9 @@ def unused_split(words: Sequence[str]) -> str | None:
         used = str(getattr(file.distributed_type, "value", file.distributed_type))
         if getattr(file, section, None) and used != kind:
             return (
-                f"{path} has a {section}, which has no effect with distributed_type {used}: every process trains a "
-                f"whole copy of the model. Set distributed_type: {kind} to split it"
+                f"{path} has a {section}, which has no effect with distributed_type {used}: every"
+                f" process trains a whole copy of the model. Set distributed_type: {kind} to"
+                " split it"
             )
     return None
 

@@ -1,17 +1,19 @@
 """``Ranks``: the processes of one training run, their exchanges, and how an error on one ends all.
 
-Rank 0 generates, packs and writes; the others train their share of the rows. Everything but gradients is exchanged
-here: small values through the key-value store of torch's launcher, arrays through a separate gloo group. Every wait is
-bounded and names what it waits for; an error on one rank is raised on all of them, as the same class where it is one of
-``verifiers.errors``; with one process nothing is connected, sent or copied.
+Rank 0 generates, packs and writes; the others train their share of the rows. Everything but
+gradients is exchanged here: small values through the key-value store of torch's launcher, arrays
+through a separate gloo group. Every wait is bounded and names what it waits for; an error on one
+rank is raised on all of them, as the same class where it is one of ``verifiers.errors``; with one
+process nothing is connected, sent or copied.
 
-    batch = ranks.share(lambda: {"step": 3}, "the step")          computed on rank 0, returned on every rank
-    sums = ranks.gather([loss, tokens], "the step's numbers")      [world, 2], on every rank
-    with ranks.together(): ...                                     an error in here ends all ranks
+    batch = ranks.share(lambda: {"step": 3}, "the step")          computed on rank 0, returned on
+    every rank sums = ranks.gather([loss, tokens], "the step's numbers")      [world, 2], on every
+    rank with ranks.together(): ...                                     an error in here ends all
+    ranks
 
-DDP, FSDP2 or DeepSpeed reduce gradients; only the time-out of their collectives is set here. A rank that waits inside
-one is woken when the process it waits for ends, or ended by its ``Heartbeat`` when that process is stopped or
-unreachable.
+DDP, FSDP2 or DeepSpeed reduce gradients; only the time-out of their collectives is set here. A rank
+that waits inside one is woken when the process it waits for ends, or ended by its ``Heartbeat``
+when that process is stopped or unreachable.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02
 LINGER_S = 3.0
-"""Seconds that a failing rank waits until the others have read its error: the store may end with its process."""
+"""Seconds that a failing rank waits until the others have read its error: the store may end with
+its process."""
 FAILURE, ALIVE = "failure", "alive"
 BEAT_S = 5.0
 """Seconds between two signs of life."""
@@ -66,11 +69,19 @@ class Launched(Protocol):
 class Ranks:
     """The processes of a run; connects at first use.
 
-    ``timeout_s`` bounds every exchange among all of them; ``rank_timeout_s`` the silence of one (0: not watched).
+    ``timeout_s`` bounds every exchange among all of them; ``rank_timeout_s`` the silence of one (0:
+    not watched).
     """
 
-    def __init__(self, rank: int = 0, world: int = 1, timeout_s: float = 1800.0, rank_timeout_s: float = 0.0):
-        self.rank, self.world, self.timeout_s, self.rank_timeout_s = rank, world, timeout_s, rank_timeout_s
+    def __init__(
+        self, rank: int = 0, world: int = 1, timeout_s: float = 1800.0, rank_timeout_s: float = 0.0
+    ):
+        self.rank, self.world, self.timeout_s, self.rank_timeout_s = (
+            rank,
+            world,
+            timeout_s,
+            rank_timeout_s,
+        )
         self._store: Any = None
         self._group: Any = None
         self._number, self._blocks = itertools.count(), itertools.count()
@@ -79,25 +90,34 @@ class Ranks:
 
     @classmethod
     def of(cls, config: Launched) -> Ranks:
-        """The processes that the launcher started, with the bounds ``ddp_timeout`` and ``rank_timeout``, in seconds."""
+        """The processes that the launcher started, with the bounds ``ddp_timeout`` and
+        ``rank_timeout``, in seconds."""
         if config.world_size == 1:
             warn_of_one_process()
-        return cls(config.process_index, config.world_size, float(config.ddp_timeout), config.rank_timeout)
+        return cls(
+            config.process_index, config.world_size, float(config.ddp_timeout), config.rank_timeout
+        )
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which generates rollouts and writes files."""
         return self.rank == 0
 
-    # --- exchanges ----------------------------------------------------------------------------------------------
+    # --- exchanges --------------------------------------------------------------------------------
 
     def share(
-        self, make: Callable[[], Any], what: str, timeout_s: float | None = None, while_alive: bool = False
+        self,
+        make: Callable[[], Any],
+        what: str,
+        timeout_s: float | None = None,
+        while_alive: bool = False,
     ) -> Any:
-        """Call ``make`` on rank 0 and return its value on every rank; a value of JSON, NaN included.
+        """Call ``make`` on rank 0 and return its value on every rank; a value of JSON, NaN
+        included.
 
-        *Raises* the error of ``make`` on every rank, and RunError when rank 0 shares nothing for ``timeout_s`` seconds;
-        ``while_alive``: when it has given no sign of life (``alive``) for that long.
+        *Raises* the error of ``make`` on every rank, and RunError when rank 0 shares nothing for
+        ``timeout_s`` seconds; ``while_alive``: when it has given no sign of life (``alive``) for
+        that long.
         """
         if self.world == 1:
             return make()
@@ -117,7 +137,8 @@ class Ranks:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Inside the block, rank 0 gives signs of life to ranks that wait for it ``while_alive``."""
+        """Inside the block, rank 0 gives signs of life to ranks that wait for it
+        ``while_alive``."""
         if self.world == 1 or not self.is_main:
             yield
             return
@@ -146,7 +167,12 @@ class Ranks:
             return local[None]
         self._connect()
         gathered = [torch.zeros(len(local), dtype=torch.float64) for _ in range(self.world)]
-        self._finish(lambda: dist.all_gather(gathered, torch.from_numpy(local), group=self._group, async_op=True), what)
+        self._finish(
+            lambda: dist.all_gather(
+                gathered, torch.from_numpy(local), group=self._group, async_op=True
+            ),
+            what,
+        )
         self._delete_read_keys()
         return torch.stack(gathered).numpy()
 
@@ -154,15 +180,23 @@ class Ranks:
         """Which of the flags are set on some rank."""
         return [bool(flag) for flag in self.gather([float(flag) for flag in flags], what).max(0)]
 
-    def scatter(self, parts: Sequence[bytes] | None, what: str, timeout_s: float | None = None) -> bytes:
+    def scatter(
+        self, parts: Sequence[bytes] | None, what: str, timeout_s: float | None = None
+    ) -> bytes:
         """The ``rank``-th of the ``parts`` that rank 0 gives."""
         if self.world == 1:
             assert parts is not None
             return parts[0]
         sizes = self.share(lambda: [len(part) for part in parts or ()], what, timeout_s)
         buffer = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded = [_padded(part, max(sizes)) for part in parts] if self.is_main and parts is not None else None
-        self._finish(lambda: dist.scatter(buffer, padded, src=0, group=self._group, async_op=True), what)
+        padded = (
+            [_padded(part, max(sizes)) for part in parts]
+            if self.is_main and parts is not None
+            else None
+        )
+        self._finish(
+            lambda: dist.scatter(buffer, padded, src=0, group=self._group, async_op=True), what
+        )
         return buffer[: sizes[self.rank]].numpy().tobytes()
 
     def collect(self, part: bytes, what: str) -> list[bytes]:
@@ -172,16 +206,22 @@ class Ranks:
         sizes = [int(size) for size in self.gather([float(len(part))], what)[:, 0]]
         padded = _padded(part, max(sizes))
         buffers = [torch.zeros_like(padded) for _ in range(self.world)] if self.is_main else None
-        self._finish(lambda: dist.gather(padded, buffers, dst=0, group=self._group, async_op=True), what)
-        return [piece.numpy().tobytes()[:size] for piece, size in zip(buffers or (), sizes, strict=False)]
+        self._finish(
+            lambda: dist.gather(padded, buffers, dst=0, group=self._group, async_op=True), what
+        )
+        return [
+            piece.numpy().tobytes()[:size]
+            for piece, size in zip(buffers or (), sizes, strict=False)
+        ]
 
-    # --- ending together ----------------------------------------------------------------------------------------
+    # --- ending together --------------------------------------------------------------------------
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """Raise an error inside the block on every rank, at its next exchange.
 
-        A ``VerifiersError`` keeps its class; for any other the other ranks raise a RunError that names it and its rank.
+        A ``VerifiersError`` keeps its class; for any other the other ranks raise a RunError that
+        names it and its rank.
         """
         if self.world == 1 or self._depth:
             yield
@@ -195,7 +235,9 @@ class Ranks:
             failure = self._failure(wait_s=0.0 if isinstance(error, VerifiersError) else 1.0)
             if failure is None:
                 if (broken := _broken_connection(error)) is not None:
-                    error = RunError(f"rank {self.rank} lost the other processes of this training: {broken}")
+                    error = RunError(
+                        f"rank {self.rank} lost the other processes of this training: {broken}"
+                    )
                 self._publish(error)
                 raise error
             self._put(f"read/{self.rank}", True)
@@ -214,7 +256,9 @@ class Ranks:
         def publish(store: torch.distributed.Store, message: str) -> None:
             store.compare_set(FAILURE, "", json.dumps(_to_json(RunError(message), self.rank)))
 
-        return Heartbeat(self._store, self.rank, self.world, self.rank_timeout_s, block=block, publish=publish)
+        return Heartbeat(
+            self._store, self.rank, self.world, self.rank_timeout_s, block=block, publish=publish
+        )
 
     def _publish(self, error: BaseException) -> None:
         """Publish the error and wait up to ``LINGER_S`` for the others to read it."""
@@ -240,7 +284,7 @@ class Ranks:
                 return None
             time.sleep(POLL_S)
 
-    # --- the connection -----------------------------------------------------------------------------------------
+    # --- the connection ---------------------------------------------------------------------------
 
     def _connect(self) -> None:
         if self._group is not None:
@@ -249,8 +293,8 @@ class Ranks:
 
         if not dist.is_initialized():
             raise RunError(
-                f"this is one of {self.world} processes, and torch.distributed is not initialised: start them with "
-                "accelerate launch or torchrun"
+                f"this is one of {self.world} processes, and torch.distributed is not initialised:"
+                " start them with accelerate launch or torchrun"
             )
         bound = timedelta(seconds=self.timeout_s)
         distributed_c10d._set_pg_timeout(bound)
@@ -273,7 +317,9 @@ class Ranks:
         for key in keys:
             self._store.delete_key(key)
 
-    def _await(self, key: str, what: str, timeout_s: float | None, while_alive: bool = False) -> bytes:
+    def _await(
+        self, key: str, what: str, timeout_s: float | None, while_alive: bool = False
+    ) -> bytes:
         bound = self.timeout_s if timeout_s is None else timeout_s
         started, signs = time.monotonic(), 0
         try:
@@ -290,7 +336,9 @@ class Ranks:
         except RuntimeError as error:
             if isinstance(error, VerifiersError):
                 raise
-            raise RunError(f"rank {self.rank} waited for {what}, and rank 0 has ended: {_first_line(error)}") from error
+            raise RunError(
+                f"rank {self.rank} waited for {what}, and rank 0 has ended: {_first_line(error)}"
+            ) from error
 
     def _finish(self, begin: Callable[[], Any], what: str) -> None:
         """Run an exchange among all ranks, and stop waiting as soon as one of them fails."""
@@ -311,13 +359,14 @@ class Ranks:
             if (failure := self._failure(wait_s=1.0)) is not None:
                 raise _from_json(failure) from error
             raise RunError(
-                f"rank {self.rank} lost another process while exchanging {what}: {_first_line(error)}"
+                f"rank {self.rank} lost another process while exchanging {what}:"
+                f" {_first_line(error)}"
             ) from error
 
     def _timeout_error(self, what: str, bound_s: float) -> RunError:
         return RunError(
-            f"rank {self.rank} of {self.world} waited {bound_s:g} s for {what}; the other processes do not answer. "
-            "Check their logs, or raise ddp_timeout",
+            f"rank {self.rank} of {self.world} waited {bound_s:g} s for {what}; the other processes"
+            " do not answer. Check their logs, or raise ddp_timeout",
             waiting_for=what,
             elapsed_s=bound_s,
         )
@@ -325,10 +374,14 @@ class Ranks:
 
 def warn_of_one_process() -> None:
     """Warn that ``accelerate launch --cpu`` starts one process, whatever ``--num_processes`` is."""
-    if "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ and "ACCELERATE_USE_CPU" in os.environ:
+    if (
+        "MASTER_PORT" in os.environ
+        and "WORLD_SIZE" not in os.environ
+        and "ACCELERATE_USE_CPU" in os.environ
+    ):
         log.warning(
-            "accelerate launch --cpu ignores --num_processes and starts one process; on a CPU use accelerate launch "
-            "--multi_gpu --num_processes N, or torchrun --nproc-per-node N"
+            "accelerate launch --cpu ignores --num_processes and starts one process; on a CPU use"
+            " accelerate launch --multi_gpu --num_processes N, or torchrun --nproc-per-node N"
         )
 
 
@@ -355,11 +408,14 @@ def _from_json(failure: dict[str, Any]) -> BaseException:
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, (str, int, bool)) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, (str, int, bool)) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
 
 
 def _broken_connection(error: BaseException) -> str | None:
-    """First line of a collective's error when the process at its other end has ended; None for any other error."""
+    """First line of a collective's error when the process at its other end has ended; None for any
+    other error."""
     text = str(error)
     broken = type(error) in (RuntimeError, dist.DistBackendError, dist.DistNetworkError)
     marks = ("peer", "Timed out waiting", "timeout", "Socket", "Broken pipe")

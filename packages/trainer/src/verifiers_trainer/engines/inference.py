@@ -32,14 +32,23 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Seconds that ``inference="auto"`` waits for a server at the default address."""
-UNUSABLE = (OSError, urllib.error.URLError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+UNUSABLE = (
+    OSError,
+    urllib.error.URLError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+)
 """Errors of a response that is not a vLLM server's."""
 
 
 def open_engine(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RLConfig, env: Environment
 ) -> EmbeddedEngine | VLLMEngine:
-    """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded one over ``model``.
+    """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded one over
+    ``model``.
 
     Logs the engine and the reason.
     """
@@ -54,7 +63,9 @@ def open_engine(
         url,
         model,
         tokenizer,
-        lambda servers, run, features, version: open_sync(model, config, servers, run, features, version),
+        lambda servers, run, features, version: open_sync(
+            model, config, servers, run, features, version
+        ),
         in_chat=env.message_type == "chat",
         sync_timeout_s=config.sync_timeout,
         sync_every=config.sync_every,
@@ -77,8 +88,8 @@ def choose_engine(model: object, config: RLConfig) -> tuple[str | None, str]:
         return None, f"the server at {default} serves {served!r}, not {trained!r}"
     if (label := _weights_of_a_run(default)) is not None:
         log.warning(
-            "the server at %s serves the same model, but has the weights of another run (%s), so it is not used; if "
-            "that run has ended, set inference=%r",
+            "the server at %s serves the same model, but has the weights of another run (%s), so it"
+            " is not used; if that run has ended, set inference=%r",
             default,
             label,
             default,
@@ -97,9 +108,12 @@ def _model_served_at(url: str) -> str | None:
 
 
 def _weights_of_a_run(url: str) -> str | None:
-    """The adapter or weight version that a training run pushed to the server; None when nothing was pushed."""
+    """The adapter or weight version that a training run pushed to the server; None when nothing was
+    pushed."""
     try:
-        adapters = [str(entry["id"]) for entry in _ask(f"{url}/v1/models")["data"] if entry.get("parent")]
+        adapters = [
+            str(entry["id"]) for entry in _ask(f"{url}/v1/models")["data"] if entry.get("parent")
+        ]
         if ours := [name for name in adapters if name.startswith("policy-")]:
             return ours[-1]
         label = str(_ask(f"{url}/weight_info").get("weight_version"))
@@ -123,7 +137,8 @@ def open_embedded(
         tokenizer,
         mode=mode,
         max_seq_len=config.max_seq_len,
-        concurrency=config.embedded_concurrency or min(config.max_concurrent, 4 * config.batch_size),
+        concurrency=config.embedded_concurrency
+        or min(config.max_concurrent, 4 * config.batch_size),
         max_batch_tokens=config.embedded_max_batch_tokens,
         tool_call_parser=config.tool_call_parser,
         threads=config.embedded_threads,
@@ -131,8 +146,11 @@ def open_embedded(
     )
 
 
-def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: Tokenizer, config: RLConfig) -> Client:
-    """The client of rollouts: that of ``policy_client``, or one that sends token ids (``history="exact"``).
+def training_client(
+    engine: EmbeddedEngine | VLLMEngine, tokenizer: Tokenizer, config: RLConfig
+) -> Client:
+    """The client of rollouts: that of ``policy_client``, or one that sends token ids
+    (``history="exact"``).
 
     Raises ``ConfigError`` for an engine that does not accept token ids.
     """
@@ -140,7 +158,10 @@ def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: Tokenizer, c
     if config.history == "template":
         return client
     if TOKEN_IN not in engine.capabilities:
-        raise ConfigError(f"history='exact' sends prompts as token ids, and {engine.base_url} does not accept them")
+        raise ConfigError(
+            f"history='exact' sends prompts as token ids, and {engine.base_url} does not accept"
+            " them"
+        )
     return ExactClient(client, tokenizer, config.max_seq_len, config.tool_call_parser)
 
 
@@ -150,5 +171,8 @@ def policy_client(engine: EmbeddedEngine | VLLMEngine) -> Client:
         client: Client = engine.open_client()
         return client
     return OpenAIChatCompletionsClient(
-        base_url=engine.base_url, api_key=engine.api_key, max_retries=3, tools_shown=engine.tools_shown
+        base_url=engine.base_url,
+        api_key=engine.api_key,
+        max_retries=3,
+        tools_shown=engine.tools_shown,
     )

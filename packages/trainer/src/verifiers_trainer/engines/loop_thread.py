@@ -1,7 +1,8 @@
-"""``LoopThread``: an event loop in its own thread, which locates blocking code when a wait times out.
+"""``LoopThread``: an event loop in its own thread, which locates blocking code when a wait times
+out.
 
-Every wait is bounded. A loop that does not respond is blocked by code that should have awaited; ``where_blocked``
-returns its line.
+Every wait is bounded. A loop that does not respond is blocked by code that should have awaited;
+``where_blocked`` returns its line.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ ANSWER_S = 5.0
 
 
 class LoopThread:
-    """``start``, then ``wait`` for coroutines from other threads, then ``stop``; starts nothing when constructed."""
+    """``start``, then ``wait`` for coroutines from other threads, then ``stop``; starts nothing
+    when constructed."""
 
     def __init__(self, name: str):
         self._name = name
@@ -36,7 +38,9 @@ class LoopThread:
     def start(self) -> None:
         """Start the thread; return when the loop runs."""
         ready = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(ready,), name=self._name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, args=(ready,), name=self._name, daemon=True
+        )
         self._thread.start()
         ready.wait()
 
@@ -47,10 +51,11 @@ class LoopThread:
         late: Callable[[], BaseException],
         progressed: Callable[[], float] = lambda: -math.inf,
     ) -> Any:
-        """Run ``work`` on the loop and return its result; raise ``late()`` after ``timeout_s`` seconds.
+        """Run ``work`` on the loop and return its result; raise ``late()`` after ``timeout_s``
+        seconds.
 
-        Where the work waits for others, ``progressed`` says when one of them was last finished (on the monotonic
-        clock), and the seconds count from there.
+        Where the work waits for others, ``progressed`` says when one of them was last finished (on
+        the monotonic clock), and the seconds count from there.
         """
         assert self.loop is not None
         future = asyncio.run_coroutine_threadsafe(work, self.loop)

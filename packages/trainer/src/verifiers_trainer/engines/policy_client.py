@@ -2,9 +2,10 @@
 
     completion, state = env.rollout(client=trainer.client, model=trainer.model, prompt=…, answer=…)
 
-It requests token ids, replaces the requested model by the served policy, defaults to training's sampling arguments, and
-stores the sampled tokens of each message, so that training on a completion of these messages uses exactly these tokens.
-It also offers ``.chat.completions.create`` and ``.completions.create``.
+It requests token ids, replaces the requested model by the served policy, defaults to training's
+sampling arguments, and stores the sampled tokens of each message, so that training on a completion
+of these messages uses exactly these tokens. It also offers ``.chat.completions.create`` and
+``.completions.create``.
 """
 
 from __future__ import annotations
@@ -45,10 +46,16 @@ class PolicyClient:
 
     async def complete(self, request: ModelRequest) -> Response:
         """One completion by the present policy; see ``Client.complete`` for what it raises."""
-        seed = request.seed if request.seed is not None else (self._seed * 1_000_003 + next(self._count)) % 2**31
+        seed = (
+            request.seed
+            if request.seed is not None
+            else (self._seed * 1_000_003 + next(self._count)) % 2**31
+        )
         sampling = {**self._sampling_args, **request.sampling_args}
         response = await self._client.complete(
-            replace(request, model=self.model, require_tokens=True, seed=seed, sampling_args=sampling)
+            replace(
+                request, model=self.model, require_tokens=True, seed=seed, sampling_args=sampling
+            )
         )
         self._remember(response)
         return response
@@ -75,28 +82,34 @@ class PolicyClient:
         while len(self._sampled) > MAX_REMEMBERED:
             self._sampled.popitem(last=False)
 
-    def turns_of(self, completion: Sequence[Any], place: str = "the completion") -> tuple[Turn, ...]:
+    def turns_of(
+        self, completion: Sequence[Any], place: str = "the completion"
+    ) -> tuple[Turn, ...]:
         """The turns of a completion as sampled.
 
         Raises ``ConfigError`` when this client did not sample one of its assistant messages.
         """
         if isinstance(completion, str):
-            raise ConfigError(f"{place} is text, whose tokens are not known: return Group objects with turns")
+            raise ConfigError(
+                f"{place} is text, whose tokens are not known: return Group objects with turns"
+            )
         turns = []
         for number, message in enumerate(completion):
             if message.get("role") != "assistant":
                 continue
             if (entry := self._sampled.get(id(message))) is None:
                 raise ConfigError(
-                    f"message {number} of {place} was not sampled through trainer.client, so its tokens are not known: "
-                    "run it with env.rollout(client=self.client, …), and return its messages"
+                    f"message {number} of {place} was not sampled through trainer.client, so its"
+                    " tokens are not known: run it with env.rollout(client=self.client, …), and"
+                    " return its messages"
                 )
             turns.append(entry[1])
         return tuple(turns)
 
     @property
     def chat(self) -> Any:
-        """``client.chat.completions.create(…)``: the result, or an awaitable under a running event loop."""
+        """``client.chat.completions.create(…)``: the result, or an awaitable under a running event
+        loop."""
         return self._sdk().chat
 
     @property

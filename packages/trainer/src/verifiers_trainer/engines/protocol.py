@@ -1,4 +1,5 @@
-"""The interface of an inference engine: an OpenAI endpoint that can be paused and labels tokens with a policy version.
+"""The interface of an inference engine: an OpenAI endpoint that can be paused and labels tokens
+with a policy version.
 
 Environments use ``base_url`` alone; the trainer holds the ``Engine``.
 """
@@ -21,7 +22,8 @@ PAUSE_KEEP = "pause_keep"
 SHARED_WEIGHTS = "shared_weights"
 """The engine computes with the trainer's own parameters: a weight push moves no bytes."""
 DETERMINISTIC = "deterministic"
-"""A completion depends on weights, prompt, sampling parameters and request seed alone, bit for bit."""
+"""A completion depends on weights, prompt, sampling parameters and request seed
+alone, bit for bit."""
 
 
 @runtime_checkable
@@ -61,7 +63,8 @@ class Engine(Protocol):
         """Release every thread, socket and buffer; idempotent."""
 
     def pause(self) -> AbstractContextManager[None]:
-        """Context in which no token is computed, so that weights may change; requests in flight survive."""
+        """Context in which no token is computed, so that weights may change; requests in flight
+        survive."""
 
     def health(self) -> bool:
         """Whether requests are being served."""

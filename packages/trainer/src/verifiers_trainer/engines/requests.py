@@ -14,7 +14,8 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one completion. Neutral values disable a rule; ``temperature=0`` is greedy.
+    """Sampling parameters of one completion. Neutral values disable a rule; ``temperature=0`` is
+    greedy.
 
     >>> SamplingParams(max_tokens=16, temperature=0.7, seed=3).top_k
     0
@@ -32,7 +33,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the completion; the tokens that spell them stay in ``token_ids``."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the completion, end-of-turn tokens included; the sampled one stays in ``token_ids``."""
+    """Ids that end the completion, end-of-turn tokens included; the sampled one stays in
+    ``token_ids``."""
     min_tokens: int = 0
     """Stop rules apply only from this number of tokens on."""
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -40,12 +42,17 @@ class SamplingParams:
     top_logprobs: int = 0
     """Number of most likely tokens to report at each position, beside the sampled one."""
     prompt_logprobs: int | None = None
-    """Report the log-prob of each prompt token and of this number of most likely ones; None reports none."""
+    """Report the log-prob of each prompt token and of this number of most likely ones; None reports
+    none."""
 
     @property
     def penalised(self) -> bool:
         """Whether the distribution depends on earlier tokens."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
 
 OnToken = Callable[[int, float, "Alternatives | None"], None]
@@ -61,7 +68,8 @@ class GenerationRequest:
     """int32 [P], P >= 1."""
     params: SamplingParams
     on_token: OnToken | None = None
-    """Called for each sampled token except the last, on the generation thread, so it must not block."""
+    """Called for each sampled token except the last, on the generation thread, so it must not
+    block."""
 
     @property
     def max_length(self) -> int:

@@ -1,7 +1,8 @@
 """Schedules over a run: the difficulty of the rows, and the weight of each reward function.
 
-Both are functions of epoch and step alone, so a resumed run continues exactly. The rows of a difficulty are sampled
-like any others (``custom_batches``); rewards are recomputed from recorded scores, without scoring again (``rewards``).
+Both are functions of epoch and step alone, so a resumed run continues exactly. The rows of a
+difficulty are sampled like any others (``custom_batches``); rewards are recomputed from recorded
+scores, without scoring again (``rewards``).
 """
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ DEFAULT = "default"
 """Key of the weights of epochs that the schedule does not name."""
 
 
-# --- difficulty -------------------------------------------------------------------------------------------------
+# --- difficulty -----------------------------------------------------------------------------------
 
 
 def difficulty_at(schedule: Sequence[Sequence[Any]] | None, epochs: float) -> Any:
-    """The difficulty after ``epochs`` passes: that of the first entry with a higher threshold, else of the last.
+    """The difficulty after ``epochs`` passes: that of the first entry with a higher threshold, else
+    of the last.
 
     >>> difficulty_at([(1.0, "easy"), (2.5, "hard")], 0.5), difficulty_at([(1.0, "easy"), (2.5, "hard")], 3)
     ('easy', 'hard')
     """
     if not schedule:
         return None
-    return next((difficulty for threshold, difficulty in schedule if epochs < threshold), schedule[-1][1])
+    return next(
+        (difficulty for threshold, difficulty in schedule if epochs < threshold), schedule[-1][1]
+    )
 
 
 def reader_of(key: str | Callable[[Mapping[str, Any]], Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """A function from a row to its difficulty, from a column name, a function, or the import path of one.
+    """A function from a row to its difficulty, from a column name, a function, or the import path
+    of one.
 
     Raises ``ConfigError`` for a path that cannot be imported.
     """
@@ -54,9 +59,12 @@ def reader_of(key: str | Callable[[Mapping[str, Any]], Any]) -> Callable[[Mappin
 
 
 def rows_of(
-    rows: Iterable[Any], difficulty: object, key: str | Callable[[Mapping[str, Any]], Any] = "difficulty"
+    rows: Iterable[Any],
+    difficulty: object,
+    key: str | Callable[[Mapping[str, Any]], Any] = "difficulty",
 ) -> list[Any]:
-    """The rows of a difficulty: a value, a list of values, or a function of the row; all of them for None.
+    """The rows of a difficulty: a value, a list of values, or a function of the row; all of them
+    for None.
 
     Raises ``ConfigError``, listing the available difficulties, when no row has it.
     """
@@ -71,38 +79,47 @@ def rows_of(
         matching = [row for row in rows if read(row) in difficulties]
     if not matching:
         available = ", ".join(sorted({repr(read(row)) for row in rows})[:8])
-        raise ConfigError(f"no row has the difficulty {difficulty!r} (difficulty_key={key!r}); available: {available}")
+        raise ConfigError(
+            f"no row has the difficulty {difficulty!r} (difficulty_key={key!r}); available:"
+            f" {available}"
+        )
     return matching
 
 
 def check_difficulties(
-    rows: Sequence[Any], schedule: Sequence[Sequence[Any]], key: str | Callable[[Mapping[str, Any]], Any]
+    rows: Sequence[Any],
+    schedule: Sequence[Sequence[Any]],
+    key: str | Callable[[Mapping[str, Any]], Any],
 ) -> None:
     """Raise ``ConfigError`` for an entry of the schedule without rows, before training starts."""
     for _, difficulty in schedule:
         rows_of(rows, difficulty, key)
 
 
-# --- reward weights ---------------------------------------------------------------------------------------------
+# --- reward weights -------------------------------------------------------------------------------
 
 
 class RewardWeights:
-    """The weights of the reward functions by epoch: ``RewardWeights(env, {0: [1, 0], "default": {"style": 0.5}})``.
+    """The weights of the reward functions by epoch: ``RewardWeights(env, {0: [1, 0], "default":
+    {"style": 0.5}})``.
 
-    A list gives the weights of a group's rubrics, or of the functions of a single rubric, in their order; a
-    mapping gives them by name. Other epochs have the weights of "default", or else the rubric's.
-    Raises ``ConfigError`` for weights that do not fit a rubric of ``env``.
+    A list gives the weights of a group's rubrics, or of the functions of a single rubric, in their
+    order; a mapping gives them by name. Other epochs have the weights of "default", or else the
+    rubric's. Raises ``ConfigError`` for weights that do not fit a rubric of ``env``.
     """
 
     def __init__(self, env: Environment, schedule: Mapping[Any, Any]):
         self.env = env
-        self._by_epoch = {key if key == DEFAULT else int(key): weights for key, weights in schedule.items()}
+        self._by_epoch = {
+            key if key == DEFAULT else int(key): weights for key, weights in schedule.items()
+        }
         for member in members(env):
             for weights in self._by_epoch.values():
                 effective_weights(member.rubric, weights)
 
     def decide(self, epoch: int, states: Sequence[State]) -> None:
-        """Set the reward of every scored rollout to the sum of its scores under the weights of ``epoch``."""
+        """Set the reward of every scored rollout to the sum of its scores under the weights of
+        ``epoch``."""
         weights = self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT))
         for state in states:
             if weights is not None and state["error"] is None:
@@ -110,14 +127,23 @@ class RewardWeights:
                 state["reward"] = rewards.weighted(effective, state["metrics"])
 
     def weights_of(self, epoch: int, state: State) -> Mapping[str, float]:
-        """The weight of each function with nonzero weight in ``epoch``, in the environment of this rollout."""
-        weights, rubric = self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT)), self.env.for_row(state).rubric
+        """The weight of each function with nonzero weight in ``epoch``, in the environment of this
+        rollout."""
+        weights, rubric = (
+            self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT)),
+            self.env.for_row(state).rubric,
+        )
         return rubric.plan().weights if weights is None else effective_weights(rubric, weights)
 
 
-def effective_weights(rubric: Rubric, weights: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
-    """Function -> nonzero weight. Raises ``ConfigError`` when ``weights`` does not fit the rubric."""
-    if isinstance(rubric, RubricGroup) and not (isinstance(weights, Mapping) and weights.keys() - set(rubric.names)):
+def effective_weights(
+    rubric: Rubric, weights: Mapping[str, float] | Sequence[float]
+) -> dict[str, float]:
+    """Function -> nonzero weight. Raises ``ConfigError`` when ``weights`` does not
+    fit the rubric."""
+    if isinstance(rubric, RubricGroup) and not (
+        isinstance(weights, Mapping) and weights.keys() - set(rubric.names)
+    ):
         previous = rubric.get_group_weights()
         try:
             rubric.set_group_weights(weights)
@@ -125,16 +151,29 @@ def effective_weights(rubric: Rubric, weights: Mapping[str, float] | Sequence[fl
         finally:
             rubric.set_group_weights(previous)
     names, base = rubric.get_reward_func_names(), rubric.plan().weights
-    listed = names if isinstance(weights, Mapping) or len(weights) == len(names) else [n for n in names if n in base]
-    by_name = dict(weights) if isinstance(weights, Mapping) else dict(zip(listed, weights, strict=False))
+    listed = (
+        names
+        if isinstance(weights, Mapping) or len(weights) == len(names)
+        else [n for n in names if n in base]
+    )
+    by_name = (
+        dict(weights) if isinstance(weights, Mapping) else dict(zip(listed, weights, strict=False))
+    )
     if len(by_name) != len(weights) or by_name.keys() - set(names):
         raise ConfigError(
-            f"reward_weights_schedule has {weights!r}, and the rubric has the functions {', '.join(names)}: give a "
-            "weight for each, or weights by their names"
+            f"reward_weights_schedule has {weights!r}, and the rubric has the functions"
+            f" {', '.join(names)}: give a weight for each, or weights by their names"
         )
-    return {name: weight for name in names if (weight := float(by_name.get(name, base.get(name, 0.0))))}
+    return {
+        name: weight for name in names if (weight := float(by_name.get(name, base.get(name, 0.0))))
+    }
 
 
 def members(env: Environment) -> list[Environment]:
-    """The environments that run rollouts: the members of a group (nested ones included), or ``env`` itself."""
-    return [inner for member in env.envs for inner in members(member)] if isinstance(env, EnvGroup) else [env]
+    """The environments that run rollouts: the members of a group (nested ones included), or ``env``
+    itself."""
+    return (
+        [inner for member in env.envs for inner in members(member)]
+        if isinstance(env, EnvGroup)
+        else [env]
+    )

@@ -1,8 +1,9 @@
 """Batches from a subclass's ``get_batch``: rows to run rollouts of, or finished rollouts.
 
-The pipeline runs the rollouts of rows as usual (``CustomRows`` replaces the schedule). Finished rollouts are drawn on
-the trainer's thread when the step needs them (``CustomRollouts`` replaces the pipeline): the present policy sampled
-them, and their number is the batch size. The first batch selects the kind.
+The pipeline runs the rollouts of rows as usual (``CustomRows`` replaces the schedule). Finished
+rollouts are drawn on the trainer's thread when the step needs them (``CustomRollouts`` replaces the
+pipeline): the present policy sampled them, and their number is the batch size. The first batch
+selects the kind.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def open_batches(
 ) -> BatchSource:
     """Create the source of each step's batch, without starting it.
 
-    draw: returns the data of each step, from ``first_step`` on; at_hand: a run is resumed within a batch of finished
-    rollouts that ``draw`` returned, which its checkpoint has; None takes the examples in order, or by
+    draw: returns the data of each step, from ``first_step`` on; at_hand: a run is resumed within a
+    batch of finished rollouts that ``draw`` returned, which its checkpoint has; None takes the
+    examples in order, or by
     ``env_weights``. compute_rewards: a hook that replaces the rubric's rewards; None keeps them.
     Raises ``ConfigError`` for settings that contradict each other or the rows.
     """
@@ -88,27 +90,36 @@ def open_batches(
         custom = schedule = CustomRows(draw, env.row_format, examples, settings)
         custom.put(first_step, first)
     elif settings.env_weights:
-        schedule = MixtureSchedule(env, examples, settings.env_weights, settings.seed, settings.shuffle_dataset)
+        schedule = MixtureSchedule(
+            env, examples, settings.env_weights, settings.seed, settings.shuffle_dataset
+        )
     decide = _decide_rewards(env, settings, steps_per_epoch, compute_rewards)
-    return PipelineThread(Pipeline(env, examples, context, settings, schedule, decide, record_dropped))
+    return PipelineThread(
+        Pipeline(env, examples, context, settings, schedule, decide, record_dropped)
+    )
 
 
 def _decide_rewards(
     env: Environment, settings: RLConfig, steps_per_epoch: int, hook: Callable[..., Any] | None
 ) -> DecideRewards | None:
-    """The function that replaces the rewards of a finished group, called with its index; None keeps the rubric's."""
+    """The function that replaces the rewards of a finished group, called with its index; None keeps
+    the rubric's."""
 
     def position(index: int) -> dict[str, int]:
-        return epoch_and_step(index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch)
+        return epoch_and_step(
+            index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch
+        )
 
     if hook is not None:
         if settings.advantage == "environment":
             raise ConfigError(
-                "compute_rewards changes rewards after the environment computed its advantages of them: set "
-                "advantage='mean', or another that the trainer computes"
+                "compute_rewards changes rewards after the environment computed its advantages of"
+                " them: set advantage='mean', or another that the trainer computes"
             )
         if settings.reward_weights_schedule:
-            raise ConfigError("compute_rewards and reward_weights_schedule both set the rewards: use one of them")
+            raise ConfigError(
+                "compute_rewards and reward_weights_schedule both set the rewards: use one of them"
+            )
 
         async def by_hook(index: int, states: Sequence[State]) -> None:
             await rewards.decide(hook, states, position(index))
@@ -137,7 +148,8 @@ def epoch_and_step(step: int, steps_per_epoch: int) -> dict[str, int]:
 
 
 def sample_rows(rows: Sequence[Any], step: int, config: RLConfig) -> list[Any]:
-    """The part of ``rows`` for the ``step``-th step: pass after pass, each shuffled by (seed, pass)."""
+    """The part of ``rows`` for the ``step``-th step: pass after pass, each shuffled by (seed,
+    pass)."""
     if not rows:
         raise DatasetError(f"there are no rows to sample the batch of step {step} from")
     count = config.batch_size // config.rollouts_per_example
@@ -152,14 +164,18 @@ def sample_rows(rows: Sequence[Any], step: int, config: RLConfig) -> list[Any]:
 
 
 class CustomRows(Schedule):
-    """The rows that ``draw`` returns for each step, in order; those of step n are groups n·P to (n+1)·P - 1.
+    """The rows that ``draw`` returns for each step, in order; those of step n are groups n·P to
+    (n+1)·P - 1.
 
-    Groups without a learning signal are replaced from the rows of later steps, which are then drawn earlier.
+    Groups without a learning signal are replaced from the rows of later steps, which are then drawn
+    earlier.
     """
 
     may_skip = False  # every row that a subclass draws is used
 
-    def __init__(self, draw: Draw, row_format: RowFormat, examples: Sequence[Example], config: RLConfig):
+    def __init__(
+        self, draw: Draw, row_format: RowFormat, examples: Sequence[Example], config: RLConfig
+    ):
         super().__init__(examples, config.seed, shuffle=False)
         self._draw, self._row_format = draw, row_format
         self._per_step = config.batch_size // config.rollouts_per_example
@@ -171,12 +187,16 @@ class CustomRows(Schedule):
         try:
             examples = examples_from(list(rows), self._row_format)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"get_batch returned {type(rows).__name__}, not rows of the dataset: {error}") from error
+            raise ConfigError(
+                f"get_batch returned {type(rows).__name__}, not rows of the dataset: {error}"
+            ) from error
         if not examples:
             raise DatasetError("get_batch returned no rows: there is nothing to train on")
         if len(examples) != self._per_step and not self._warned:
             self._warned = True
-            log.warning("get_batch returned %d rows, and a step takes %d", len(examples), self._per_step)
+            log.warning(
+                "get_batch returned %d rows, and a step takes %d", len(examples), self._per_step
+            )
         self._steps[step] = examples
 
     def example(self, index: int) -> Example:
@@ -192,7 +212,8 @@ class CustomRows(Schedule):
 
 
 class CustomRollouts:
-    """The rollouts that ``draw`` returns for each step, as a batch; has the methods of ``PipelineThread``."""
+    """The rollouts that ``draw`` returns for each step, as a batch; has the methods of
+    ``PipelineThread``."""
 
     def __init__(
         self,
@@ -280,19 +301,24 @@ class CustomRollouts:
 
 
 def groups_of(batch: object, turns_of: TurnsOf, first_index: int = 0) -> list[Group]:
-    """The groups of a ``get_batch`` result: groups, or (prompts, completions, rewards) with siblings adjacent.
+    """The groups of a ``get_batch`` result: groups, or (prompts, completions, rewards) with
+    siblings adjacent.
 
     They are numbered from ``first_index``. Raises ``ConfigError`` when the lengths do not match.
     """
     if isinstance(batch, Sequence) and batch and all(isinstance(member, Group) for member in batch):
         return [replace(group, index=first_index + offset) for offset, group in enumerate(batch)]
     if not (isinstance(batch, tuple) and len(batch) == 3):
-        raise ConfigError(f"get_batch returned {type(batch).__name__} after prompts, completions and rewards before")
+        raise ConfigError(
+            f"get_batch returned {type(batch).__name__} after prompts, completions and rewards"
+            " before"
+        )
     prompts, completions, rewards = batch
     if not len(prompts) or len(completions) % len(prompts) or len(rewards) != len(completions):
         raise ConfigError(
-            f"get_batch returned {len(prompts)} prompts, {len(completions)} completions and {len(rewards)} rewards: it "
-            "needs as many completions for each prompt, those of one prompt together, and a reward for each"
+            f"get_batch returned {len(prompts)} prompts, {len(completions)} completions and"
+            f" {len(rewards)} rewards: it needs as many completions for each prompt, those of one"
+            " prompt together, and a reward for each"
         )
     size = len(completions) // len(prompts)
     return [
@@ -300,7 +326,9 @@ def groups_of(batch: object, turns_of: TurnsOf, first_index: int = 0) -> list[Gr
             first_index + index,
             _row(prompt).get("example_id", index),
             tuple(
-                _rollout(prompt, completions[n], rewards[n], turns_of(completions[n], f"completion {n}"))
+                _rollout(
+                    prompt, completions[n], rewards[n], turns_of(completions[n], f"completion {n}")
+                )
                 for n in range(index * size, (index + 1) * size)
             ),
         )
@@ -308,7 +336,9 @@ def groups_of(batch: object, turns_of: TurnsOf, first_index: int = 0) -> list[Gr
     ]
 
 
-def _rollout(prompt: object, completion: object, reward: float | None, turns: tuple[Turn, ...]) -> Rollout:
+def _rollout(
+    prompt: object, completion: object, reward: float | None, turns: tuple[Turn, ...]
+) -> Rollout:
     row = _row(prompt)
     return Rollout(
         Transcript(turns),
@@ -324,5 +354,5 @@ def _row(prompt: object) -> Mapping[str, Any]:
 
 
 BatchSource = PipelineThread | CustomRollouts | OfflineRollouts
-"""Sources of each step's batch: ``start``, ``next_batch``, ``set_version``, ``settle``, ``snapshot``, ``last_state``,
-``close``."""
+"""Sources of each step's batch: ``start``, ``next_batch``, ``set_version``, ``settle``,
+``snapshot``, ``last_state``, ``close``."""

@@ -1,7 +1,9 @@
-"""When a run ends before its last step: too many rollouts fail, no batch ever had a signal, or the task is solved.
+"""When a run ends before its last step: too many rollouts fail, no batch ever had a signal, or the
+task is solved.
 
-Both meters only count; their errors are ``TooManyFaults`` and ``NoLearningSignal``. A solved task is not an error, and
-a run whose rewards have ever differed inside a group is not ended for lack of a signal: it warns, at growing intervals.
+Both meters only count; their errors are ``TooManyFaults`` and ``NoLearningSignal``. A solved task
+is not an error, and a run whose rewards have ever differed inside a group is not ended for lack of
+a signal: it warns, at growing intervals.
 """
 
 from __future__ import annotations
@@ -24,21 +26,28 @@ from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)
 
-ADVICE = "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward function"
-ADVICE_UNKNOWN = "Correct what leaves rewards unknown: an unknown reward is in no group's comparison"
+ADVICE = (
+    "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the"
+    " reward function"
+)
+ADVICE_UNKNOWN = (
+    "Correct what leaves rewards unknown: an unknown reward is in no group's comparison"
+)
 MAX_KINDS = 20
 """Kinds of failures that are logged one by one."""
 NO_SIGNAL_ROLLOUTS = 4096
-"""Rollouts without any signal since the start of a run that end it, and at least one pass over a set of up to four
-times as many."""
+"""Rollouts without any signal since the start of a run that end it, and at least one pass over a
+set of up to four times as many."""
 SOLVED_ROLLOUTS = 512
-"""Rollouts in a row with the best reward that make a task solved, and at least one pass over a set of up to
-``NO_SIGNAL_ROLLOUTS``: with 512 the rate of other rewards is below 0.6 % at 95 % confidence."""
+"""Rollouts in a row with the best reward that make a task solved, and at least one pass over a set
+of up to ``NO_SIGNAL_ROLLOUTS``: with 512 the rate of other rewards is below 0.6 % at 95 %
+confidence."""
 CONFIDENCE = 0.95
 
 
 class FaultMeter:
-    """Counts failed rollouts over the last four batches: those with an error, and an unknown reward or advantage."""
+    """Counts failed rollouts over the last four batches: those with an error, and an unknown reward
+    or advantage."""
 
     def __init__(self, config: RLConfig):
         self.advantage = config.advantage
@@ -48,26 +57,34 @@ class FaultMeter:
         self._kinds: set[str] = set()
 
     def add(self, group: Group) -> None:
-        """Count a group; the first failure of each kind is logged. Raises ``TooManyFaults`` above the bound."""
+        """Count a group; the first failure of each kind is logged. Raises ``TooManyFaults`` above
+        the bound."""
         values = group.values(self.advantage)
         pairs = zip(group.rollouts, values, strict=True)
-        faults = [record for record, value in pairs if record.error is not None and np.isnan(value).any()]
+        faults = [
+            record for record, value in pairs if record.error is not None and np.isnan(value).any()
+        ]
         for record in faults:
             kind = cause_text(record)
             if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
                 self._kinds.add(kind)
                 log.warning(
-                    "a rollout of example %s failed and is not trained on: %s", group.example_id, record.error.text
+                    "a rollout of example %s failed and is not trained on: %s",
+                    group.example_id,
+                    record.error.text,
                 )
         self._recent.extend(cause_text(record) for record in faults)
         self._recent.extend([None] * (len(group.rollouts) - len(faults)))
-        causes, total = Counter(cause for cause in self._recent if cause is not None), len(self._recent)
+        causes, total = (
+            Counter(cause for cause in self._recent if cause is not None),
+            len(self._recent),
+        )
         failed = causes.total()
         if faults and total >= self.min_rollouts and failed > self.max_fraction * total:
             last = faults[-1].error.text
             raise TooManyFaults(
-                f"{failed} of the last {total} rollouts failed: {counted(causes)}; the last with {last}; "
-                f"training stops (max_error_fraction={self.max_fraction:g})",
+                f"{failed} of the last {total} rollouts failed: {counted(causes)}; the last with"
+                f" {last}; training stops (max_error_fraction={self.max_fraction:g})",
                 cause=last,
                 count=failed,
             )
@@ -79,13 +96,19 @@ def cause_text(rollout: Rollout) -> str:
 
 
 def counted(causes: Counter[str]) -> str:
-    """Causes, the most frequent first: ``48 x ValueError in right (sums.py:12), 1 x TimeoutError in slow``."""
+    """Causes, the most frequent first: ``48 x ValueError in right (sums.py:12), 1 x TimeoutError in
+    slow``."""
     counts = causes.most_common(4)
-    return counts[0][0] if len(counts) == 1 else ", ".join(f"{count} x {cause}" for cause, count in counts)
+    return (
+        counts[0][0]
+        if len(counts) == 1
+        else ", ".join(f"{count} x {cause}" for cause, count in counts)
+    )
 
 
 class Unscored:
-    """Counts unknown rewards: ``49 of 96 rollouts unscored: ValueError in right (sums.py:12)``; "" without any."""
+    """Counts unknown rewards: ``49 of 96 rollouts unscored: ValueError in right (sums.py:12)``; ""
+    without any."""
 
     def __init__(self, groups: Iterable[Group] = ()):
         self._num_rollouts, self._causes = 0, Counter[str]()
@@ -100,19 +123,28 @@ class Unscored:
     def __str__(self) -> str:
         num_unscored = self._causes.total()
         return (
-            f"{num_unscored} of {self._num_rollouts} rollouts unscored: {counted(self._causes)}" if num_unscored else ""
+            f"{num_unscored} of {self._num_rollouts} rollouts unscored: {counted(self._causes)}"
+            if num_unscored
+            else ""
         )
 
 
 class SignalMeter:
-    """Counts batches in a row without a learning signal, warns of them, and decides when they end the run.
+    """Counts batches in a row without a learning signal, warns of them, and decides when they end
+    the run.
 
-    ``signal`` is the part of the counts that a checkpoint saves. One pass over the set is ``rollouts_per_pass``
-    rollouts; ``may_be_solved`` is False where a subclass or a schedule of difficulties selects the rows, because
-    other rows may follow.
+    ``signal`` is the part of the counts that a checkpoint saves. One pass over the set is
+    ``rollouts_per_pass`` rollouts; ``may_be_solved`` is False where a subclass or a schedule of
+    difficulties selects the rows, because other rows may follow.
     """
 
-    def __init__(self, config: RLConfig, signal: Signal, rollouts_per_pass: int = 0, may_be_solved: bool = True):
+    def __init__(
+        self,
+        config: RLConfig,
+        signal: Signal,
+        rollouts_per_pass: int = 0,
+        may_be_solved: bool = True,
+    ):
         self.config, self.signal = config, signal
         self._per_pass, self._may_be_solved = rollouts_per_pass, may_be_solved
         self._since = time.monotonic()
@@ -124,7 +156,8 @@ class SignalMeter:
         """Whether a turn is trained by its own reward alone, and none has been looked for yet."""
 
     def note(self, batch: TrainBatch) -> tuple[bool, Mapping[str, float]]:
-        """Count a batch; whether it is trained on, and its numbers for ``metrics.jsonl`` if it has no signal."""
+        """Count a batch; whether it is trained on, and its numbers for ``metrics.jsonl`` if it has
+        no signal."""
         is_step = batch.num_tokens > 0 or (self._keeps and bool(batch.groups))
         groups, numbers = [*batch.groups, *batch.discarded], {}
         if batch.num_tokens and any(not group.is_dead(self.config) for group in batch.groups):
@@ -137,7 +170,10 @@ class SignalMeter:
         """Count a batch with a learning signal: the streak ends."""
         signal = self.signal
         if signal.batches > 1:
-            log.warning("skipped %d batches in a row without a learning signal; this one has one", signal.batches)
+            log.warning(
+                "skipped %d batches in a row without a learning signal; this one has one",
+                signal.batches,
+            )
         self._see(groups)
         signal.was_live, signal.batches, signal.rollouts, signal.at_best = True, 0, 0, 0
         self._since = time.monotonic()
@@ -145,41 +181,60 @@ class SignalMeter:
         self._unscored = Unscored()
 
     def note_nothing(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Count a batch without a learning signal, and warn of it; return its numbers, for ``metrics.jsonl``."""
+        """Count a batch without a learning signal, and warn of it; return its numbers, for
+        ``metrics.jsonl``."""
         signal = self.signal
         self._see(groups)
         signal.batches += 1
         self._unscored.add(groups)
         signal.rollouts += sum(len(group.rollouts) for group in groups)
         for reward, count in reward_histogram(groups).items():
-            self._histogram[math.nan if math.isnan(reward) else reward] += count  # one key for every unknown
+            self._histogram[math.nan if math.isnan(reward) else reward] += (
+                count  # one key for every unknown
+            )
         if any(not group.is_dead(self.config) for group in groups):
             reason = "all rollouts were overlong or truncated"
             advice = "Raise max_seq_len, max_tokens or max_completion_len"
         else:
             own = self.config.advantage == "environment"
-            reason = "the environment's advantages were all 0" if own else "no group had two different rewards"
+            reason = (
+                "the environment's advantages were all 0"
+                if own
+                else "no group had two different rewards"
+            )
             advice = ADVICE_UNKNOWN if str(self._unscored) else ADVICE
         if unscored := str(self._unscored):
             reason = f"{unscored}; {reason}"
         elapsed_s, bound = time.monotonic() - self._since, self._success_bound()
-        counts = ", ".join(f"{value:g} x {count}" for value, count in list(sorted(self._histogram.items()))[:8])
+        counts = ", ".join(
+            f"{value:g} x {count}" for value, count in list(sorted(self._histogram.items()))[:8]
+        )
         if math.isfinite(bound):
-            counts += f"; a reward above {signal.lowest:g} in at most {bound:.2g} of the rollouts, at 95 % confidence"
+            counts += (
+                f"; a reward above {signal.lowest:g} in at most {bound:.2g} of the rollouts, at 95"
+                " % confidence"
+            )
         if signal.batches & (signal.batches - 1) == 0:  # 1, 2, 4, 8, ...
             log.warning(
-                "%s: %s (%d batches, %d rollouts, %.0f s since the last one with a signal; rewards: %s)",
-                "a step without a learning signal" if self._keeps else "skipped batch, sampling replacements",
+                "%s: %s (%d batches, %d rollouts, %.0f s since the last one with a signal;"
+                " rewards: %s)",
+                (
+                    "a step without a learning signal"
+                    if self._keeps
+                    else "skipped batch, sampling replacements"
+                ),
                 reason,
                 signal.batches,
                 signal.rollouts,
                 elapsed_s,
                 counts,
             )
-        since = "since the last one with a signal" if signal.was_live else "since the start of the run"
+        since = (
+            "since the last one with a signal" if signal.was_live else "since the start of the run"
+        )
         self._finding = (
-            f"no learning signal in {signal.batches} batches ({signal.rollouts} rollouts) {since}: {reason} (rewards: "
-            f"{counts}). {advice}"
+            f"no learning signal in {signal.batches} batches ({signal.rollouts} rollouts) {since}:"
+            f" {reason} (rewards: {counts}). {advice}"
         )
         return {
             "dead/batches": signal.batches,
@@ -190,10 +245,11 @@ class SignalMeter:
         }
 
     def is_solved(self) -> bool:
-        """Whether the last rollouts all had the best reward of a run that has seen a lower one, which is logged.
+        """Whether the last rollouts all had the best reward of a run that has seen a lower one,
+        which is logged.
 
-        Raises ``NoLearningSignal`` when it is not, and no batch since the start of the run had a signal, or
-        ``no_signal_steps`` batches in a row had none.
+        Raises ``NoLearningSignal`` when it is not, and no batch since the start of the run had a
+        signal, or ``no_signal_steps`` batches in a row had none.
         """
         signal = self.signal
         enough = min(max(SOLVED_ROLLOUTS, self._per_pass), NO_SIGNAL_ROLLOUTS)
@@ -202,7 +258,8 @@ class SignalMeter:
         at_best = signal.at_best >= (min(enough, signal.rollouts) if is_over else enough)
         if not never and at_best and signal.lowest < signal.best:
             log.warning(
-                "solved: the last %d rollouts all had the best reward of the run, %g; training ends here",
+                "solved: the last %d rollouts all had the best reward of the run, %g; training ends"
+                " here",
                 signal.at_best,
                 signal.best,
             )
@@ -212,14 +269,18 @@ class SignalMeter:
         return False
 
     def _see(self, groups: Sequence[Group]) -> None:
-        """Count the known rewards of finished groups, and look for rewards of turns in the first that need them."""
+        """Count the known rewards of finished groups, and look for rewards of turns in the first
+        that need them."""
         signal = self.signal
         if self._trains_own_rewards:
-            of_several = [record for group in groups for record in group.rollouts if len(record.turns) > 1]
+            of_several = [
+                record for group in groups for record in group.rollouts if len(record.turns) > 1
+            ]
             if of_several and not any(record.turn_rewards for record in of_several):
                 log.warning(
-                    "gamma=0 trains the last turn of each rollout alone, because the environment gives its turns no "
-                    "rewards: give them some, or raise gamma (1 = every turn shares in the reward)"
+                    "gamma=0 trains the last turn of each rollout alone, because the environment"
+                    " gives its turns no rewards: give them some, or raise gamma (1 = every turn"
+                    " shares in the reward)"
                 )
             self._trains_own_rewards = not of_several
         for group in sorted(groups, key=lambda group: group.index):
@@ -244,15 +305,21 @@ class SignalMeter:
         return is_long and not self.signal.was_live and not self._keeps
 
     def _success_bound(self) -> float:
-        """The upper bound of the share of rewards above the lowest of the run; NaN when all or none are known."""
-        known = {reward: count for reward, count in self._histogram.items() if not math.isnan(reward)}
+        """The upper bound of the share of rewards above the lowest of the run; NaN when all or none
+        are known."""
+        known = {
+            reward: count for reward, count in self._histogram.items() if not math.isnan(reward)
+        }
         total = sum(known.values())
-        above = sum(count for reward, count in known.items() if reward > round(self.signal.lowest, 3))
+        above = sum(
+            count for reward, count in known.items() if reward > round(self.signal.lowest, 3)
+        )
         return math.nan if above == total else upper_bound(above, total)
 
 
 def upper_bound(successes: int, trials: int) -> float:
-    """The one-sided upper bound of a rate at 95 % confidence: exact for no success, else Wilson's (1927).
+    """The one-sided upper bound of a rate at 95 % confidence: exact for no success, else Wilson's
+    (1927).
 
     >>> round(upper_bound(0, 500), 4), round(upper_bound(5, 500), 3)
     (0.006, 0.021)
@@ -260,10 +327,18 @@ def upper_bound(successes: int, trials: int) -> float:
     if successes == 0:
         return float(1 - (1 - CONFIDENCE) ** (1 / trials))
     rate, z = successes / trials, NormalDist().inv_cdf(CONFIDENCE)
-    centre, spread = rate + z * z / (2 * trials), z * math.sqrt(rate * (1 - rate) / trials + (z / (2 * trials)) ** 2)
+    centre, spread = (
+        rate + z * z / (2 * trials),
+        z * math.sqrt(rate * (1 - rate) / trials + (z / (2 * trials)) ** 2),
+    )
     return float((centre + spread) / (1 + z * z / trials))
 
 
 def _mean(groups: Sequence[Group]) -> float:
-    known = [rollout.reward for group in groups for rollout in group.rollouts if not math.isnan(rollout.reward)]
+    known = [
+        rollout.reward
+        for group in groups
+        for rollout in group.rollouts
+        if not math.isnan(rollout.reward)
+    ]
     return sum(known) / len(known) if known else math.nan

@@ -1,7 +1,8 @@
-"""Several environments in one run: assign each group to an environment according to ``env_weights``.
+"""Several environments in one run: assign each group to an environment according to
+``env_weights``.
 
-The environment furthest below its share of the started groups comes next, so shares are exact to one group. Rows of an
-environment are ordered as with one environment alone.
+The environment furthest below its share of the started groups comes next, so shares are exact to
+one group. Rows of an environment are ordered as with one environment alone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.pipeline.schedule import Schedule
 
 
-def joined(environments: Sequence[Environment], names: Sequence[str | None] | None = None) -> Environment:
-    """Join environments into one, each under its name, its id, or ``env_<n>``; repeated names get a number."""
+def joined(
+    environments: Sequence[Environment], names: Sequence[str | None] | None = None
+) -> Environment:
+    """Join environments into one, each under its name, its id, or ``env_<n>``; repeated names get a
+    number."""
     if len(environments) == 1:
         return environments[0]
     aliases = list(names) if names else [None] * len(environments)
@@ -53,25 +57,35 @@ def member_of(env: Environment, row: Mapping[str, Any]) -> str:
 
 
 class MixtureSchedule(Schedule):
-    """Groups from several environments by ``weights``: ``{"gsm8k": 3, "wordle": 1}`` assigns three of four to gsm8k.
+    """Groups from several environments by ``weights``: ``{"gsm8k": 3, "wordle": 1}`` assigns three
+    of four to gsm8k.
 
     Raises ``ConfigError`` for names other than the group's, and for an environment without rows.
     """
 
     def __init__(
-        self, env: Environment, examples: Sequence[Example], weights: Mapping[str, float], seed: int, shuffle: bool
+        self,
+        env: Environment,
+        examples: Sequence[Example],
+        weights: Mapping[str, float],
+        seed: int,
+        shuffle: bool,
     ):
         super().__init__(examples, seed, shuffle)
         names = list(env.env_names) if isinstance(env, EnvGroup) else []
         if set(weights) != set(names):
             available = ", ".join(names) or "none: this is one environment"
-            raise ConfigError(f"env_weights names {', '.join(weights)}, and the environments are: {available}")
+            raise ConfigError(
+                f"env_weights names {', '.join(weights)}, and the environments are: {available}"
+            )
         self.names = names
         self._rows: dict[str, list[Example]] = {name: [] for name in names}
         for example in examples:
             self._rows[member_of(env, example.row)].append(example)
         if empty := [name for name, rows in self._rows.items() if not rows]:
-            raise ConfigError(f"the environment {empty[0]!r} of env_weights has no rows to train on")
+            raise ConfigError(
+                f"the environment {empty[0]!r} of env_weights has no rows to train on"
+            )
         shares = np.array([float(weights[name]) for name in names])
         self._shares = shares / shares.sum()
         self._counts = np.zeros(len(names), np.int64)

@@ -1,13 +1,16 @@
 """Train on finished rollouts: of a saved run, of results in memory, or of columns of a dataset.
 
-Rollouts with recorded token ids and log-probabilities use them, with the recorded policy as the anchor: ``ratio/*``
-measures its distance from the trained policy, and the loss bounds it. Text without sampled ids is tokenised once with
-the chat template, and anchored on the policy when the batch is built, so its ratio is 1 and the loss is likelihood
-weighted by the advantage. ``offline/recorded`` is the share of recorded tokens.
+Rollouts with recorded token ids and log-probabilities use them, with the recorded policy as the
+anchor: ``ratio/*`` measures its distance from the trained policy, and the loss bounds it. Text
+without sampled ids is tokenised once with the chat template, and anchored on the policy when the
+batch is built, so its ratio is 1 and the loss is likelihood weighted by the advantage.
+``offline/recorded`` is the share of recorded tokens.
 
-Rollouts with equal prompts are siblings. ``OfflineRollouts`` replaces the pipeline; nothing is generated.
+Rollouts with equal prompts are siblings. ``OfflineRollouts`` replaces the pipeline; nothing is
+generated.
 
-The loss "sft" imitates them: ``imitated`` selects which, each is trained by itself, and rewards are not compared.
+The loss "sft" imitates them: ``imitated`` selects which, each is trained by itself, and rewards are
+not compared.
 """
 
 from __future__ import annotations
@@ -60,17 +63,25 @@ UNKNOWN_VERSION = -1
 
 
 def holds_rollouts(dataset: object) -> bool:
-    """Whether ``dataset`` holds rollouts: results, saved runs, or columns of prompts, completions, rewards."""
+    """Whether ``dataset`` holds rollouts: results, saved runs, or columns of prompts, completions,
+    rewards."""
     if isinstance(dataset, str | Path):
         return Path(dataset).exists()
     if isinstance(dataset, list | tuple):
-        return bool(dataset) and all(isinstance(run, str | Path) and Path(run).exists() for run in dataset)
-    names = getattr(dataset, "column_names", None) or (dataset if isinstance(dataset, Mapping) else ())
+        return bool(dataset) and all(
+            isinstance(run, str | Path) and Path(run).exists() for run in dataset
+        )
+    names = getattr(dataset, "column_names", None) or (
+        dataset if isinstance(dataset, Mapping) else ()
+    )
     return isinstance(dataset, GenerateOutputs) or {"completions", "rewards"} <= set(names)
 
 
-def read_groups(dataset: object, tokenizer: PreTrainedTokenizerBase, config: RLConfig) -> list[Group]:
-    """The groups of finished rollouts, in the order of their first rollouts; of those to imitate one a rollout.
+def read_groups(
+    dataset: object, tokenizer: PreTrainedTokenizerBase, config: RLConfig
+) -> list[Group]:
+    """The groups of finished rollouts, in the order of their first rollouts; of those to imitate
+    one a rollout.
 
     Raises ``DatasetError`` when there are none, ``ConfigError`` for columns of different lengths.
     """
@@ -78,7 +89,11 @@ def read_groups(dataset: object, tokenizer: PreTrainedTokenizerBase, config: RLC
     siblings: dict[str, list[Rollout]] = {}
     for run in runs:
         results = load_results(run) if isinstance(run, str | Path) else run
-        pairs = _from_results(results, tokenizer, config) if isinstance(results, GenerateOutputs) else None
+        pairs = (
+            _from_results(results, tokenizer, config)
+            if isinstance(results, GenerateOutputs)
+            else None
+        )
         for prompt, record in pairs if pairs is not None else _from_columns(results, tokenizer):
             key = hashlib.sha256(encode_row({"prompt": _plain(prompt)})).hexdigest()
             siblings.setdefault(key, []).append(apply_length_rules(record, config))
@@ -91,10 +106,11 @@ def read_groups(dataset: object, tokenizer: PreTrainedTokenizerBase, config: RLC
 
 
 def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[Rollout]:
-    """The rollouts to imitate, by the settings ``SELECTING`` and the bounds on length; logs how many are left out.
+    """The rollouts to imitate, by the settings ``SELECTING`` and the bounds on length; logs how
+    many are left out.
 
-    Where an example has more than ``max_per_example``, those with the highest rewards, the first of equal ones.
-    Raises ``DatasetError`` when none is left.
+    Where an example has more than ``max_per_example``, those with the highest rewards, the first of
+    equal ones. Raises ``DatasetError`` when none is left.
     """
     left_out: Counter[str] = Counter()
     selected: list[Rollout] = []
@@ -107,19 +123,27 @@ def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[
                 usable.append(rollout)
             else:
                 left_out[reason] += 1
-        best = sorted(usable, key=lambda rollout: math.inf if math.isnan(rollout.reward) else -rollout.reward)
+        best = sorted(
+            usable, key=lambda rollout: math.inf if math.isnan(rollout.reward) else -rollout.reward
+        )
         selected += best[: config.max_per_example]
         left_out["beyond max_per_example"] += len(best) - len(best[: config.max_per_example])
     total = sum(map(len, siblings_G))
-    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count) or "none left out"
+    reasons = (
+        ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
+        or "none left out"
+    )
     if not selected:
-        raise DatasetError(f"no rollout to imitate is left of {total}: {reasons}; loosen {', '.join(SELECTING)}")
+        raise DatasetError(
+            f"no rollout to imitate is left of {total}: {reasons}; loosen {', '.join(SELECTING)}"
+        )
     log.info("imitates %d of %d rollouts: %s", len(selected), total, reasons)
     return selected
 
 
 def _why_not(rollout: Rollout, known: set[bytes], config: RLConfig) -> str | None:
-    """Why a rollout is not imitated; None when it is. ``known`` has the tokens of its siblings so far."""
+    """Why a rollout is not imitated; None when it is. ``known`` has the tokens of its siblings so
+    far."""
     if rollout.error is not None:
         return "failed"
     if config.min_reward is not None and not rollout.reward >= config.min_reward:
@@ -130,7 +154,9 @@ def _why_not(rollout: Rollout, known: set[bytes], config: RLConfig) -> str | Non
         return "longer than max_seq_len or max_completion_len"
     if config.mask_truncated_completions and rollout.is_truncated:
         return "truncated"
-    tokens = b"".join(np.asarray(turn.completion_ids, np.int32).tobytes() + b"|" for turn in rollout.turns)
+    tokens = b"".join(
+        np.asarray(turn.completion_ids, np.int32).tobytes() + b"|" for turn in rollout.turns
+    )
     if config.drop_duplicates and tokens in known:
         return "duplicates"
     known.add(tokens)
@@ -144,13 +170,17 @@ def _from_results(
     imitates = config.component == "ce"  # no ratio to the policy that sampled
     if not imitates and sampled_at is not None and sampled_at != config.temperature:
         log.warning(
-            "the rollouts were sampled at temperature %g and are trained at %g: set temperature=%g, or every ratio is "
-            "wrong",
+            "the rollouts were sampled at temperature %g and are trained at %g: set temperature=%g,"
+            " or every ratio is wrong",
             sampled_at,
             config.temperature,
             sampled_at,
         )
-    states = results["states"] if "states" in results else [output_to_state(output) for output in results.outputs]
+    states = (
+        results["states"]
+        if "states" in results
+        else [output_to_state(output) for output in results.outputs]
+    )
     for state in states:
         record = state.rollout()
         turns = tuple(_of_another_run(turn, imitates) for turn in record.turns) or _tokenised(
@@ -159,18 +189,24 @@ def _from_results(
         yield state["prompt"], replace(record, transcript=Transcript(turns))
 
 
-def _from_columns(dataset: Any, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[Any, Rollout]]:
+def _from_columns(
+    dataset: Any, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[Any, Rollout]]:
     columns = {name: list(dataset[name]) for name in COLUMNS if name in _names(dataset)}
     sizes = {name: len(values) for name, values in columns.items()}
     if set(sizes) != set(COLUMNS) or len(set(sizes.values())) > 1:
         counts = ", ".join(f"{size} {name}" for name, size in sizes.items())
         raise ConfigError(
-            f"finished rollouts need prompts, completions and rewards, as many of each; the dataset has {counts}"
+            "finished rollouts need prompts, completions and rewards, as many of each; the dataset"
+            f" has {counts}"
         )
     for prompt, completion, reward in zip(*columns.values(), strict=True):
         turns = _tokenised(prompt, completion, tokenizer)
         value = math.nan if reward is None else float(reward)
-        yield prompt, Rollout(Transcript(turns), value, row={"prompt": prompt}, completion=completion)
+        yield (
+            prompt,
+            Rollout(Transcript(turns), value, row={"prompt": prompt}, completion=completion),
+        )
 
 
 def _names(dataset: Any) -> Sequence[str]:
@@ -178,7 +214,8 @@ def _names(dataset: Any) -> Sequence[str]:
 
 
 def _of_another_run(turn: Turn, imitates: bool) -> Turn:
-    """The turn with ``UNKNOWN_VERSION``; ``NOT_SAMPLED`` when it has no log-probabilities, or none is compared with."""
+    """The turn with ``UNKNOWN_VERSION``; ``NOT_SAMPLED`` when it has no log-probabilities, or none
+    is compared with."""
     has_logprobs = bool(np.any(turn.sampler_logprobs)) or not len(turn.completion_ids)
     version = UNKNOWN_VERSION if has_logprobs and not imitates else NOT_SAMPLED
     tokens = turn.prompt_ids, turn.completion_ids, turn.sampler_logprobs
@@ -215,7 +252,9 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The prompts as rows of a dataset."""
     prompts = [group.rollouts[0].row["prompt"] for group in groups]
     named = [{"question" if isinstance(prompt, str) else "prompt": prompt} for prompt in prompts]
-    return [row | {"example_id": group.example_id} for row, group in zip(named, groups, strict=True)]
+    return [
+        row | {"example_id": group.example_id} for row, group in zip(named, groups, strict=True)
+    ]
 
 
 def stand_in(rows: Sequence[Mapping[str, Any]]) -> SingleTurnEnv:
@@ -224,10 +263,11 @@ def stand_in(rows: Sequence[Mapping[str, Any]]) -> SingleTurnEnv:
 
 
 class OfflineRollouts:
-    """The groups as batches of at least ``batch_size`` rollouts, pass after pass; has ``PipelineThread``'s methods.
+    """The groups as batches of at least ``batch_size`` rollouts, pass after pass; has
+    ``PipelineThread``'s methods.
 
-    If fewer than half of the groups have two known rewards, the baseline is the mean of the dataset. Raises
-    ``ConfigError`` if the advantage needs siblings then.
+    If fewer than half of the groups have two known rewards, the baseline is the mean of the
+    dataset. Raises ``ConfigError`` if the advantage needs siblings then.
     """
 
     def __init__(self, groups: Sequence[Group], config: RLConfig):
@@ -238,13 +278,15 @@ class OfflineRollouts:
         if 2 * paired < len(self.groups) and config.advantage not in UNCOMPARED:
             if config.advantage == "best":
                 raise ConfigError(
-                    f"advantage='best' trains the best of siblings, and {paired} of {len(self.groups)} prompts have "
-                    "two rollouts with known rewards: select rollouts by loss='sft' and min_reward"
+                    f"advantage='best' trains the best of siblings, and {paired} of"
+                    f" {len(self.groups)} prompts have two rollouts with known rewards: select"
+                    " rollouts by loss='sft' and min_reward"
                 )
             mean = float(np.nanmean(np.concatenate([group.rewards for group in self.groups])))
             self.config.derive(advantage=minus(mean), credit="rollout")
             log.warning(
-                "%d of %d prompts have two rollouts with known rewards: the baseline is the mean of the dataset, %.4g",
+                "%d of %d prompts have two rollouts with known rewards: the baseline is the mean of"
+                " the dataset, %.4g",
                 paired,
                 len(self.groups),
                 mean,
@@ -255,11 +297,24 @@ class OfflineRollouts:
         self._live = live if differ or config.component != "rl" else []
         turns = [turn for group in self._live for record in group.rollouts for turn in record.turns]
         tokens = sum(len(turn.completion_ids) for turn in turns)
-        count = sum(len(turn.completion_ids) for turn in turns if np.max(turn.version) != NOT_SAMPLED)
+        count = sum(
+            len(turn.completion_ids) for turn in turns if np.max(turn.version) != NOT_SAMPLED
+        )
         self._recorded = count / max(1, tokens)
-        anchor = "recorded" if count == tokens else "recomputed" if not count else "recorded and recomputed"
+        anchor = (
+            "recorded"
+            if count == tokens
+            else "recomputed"
+            if not count
+            else "recorded and recomputed"
+        )
         if config.component == "rl":
-            log.info("offline/anchor = %s: %d of %d tokens have recorded log-probabilities", anchor, count, tokens)
+            log.info(
+                "offline/anchor = %s: %d of %d tokens have recorded log-probabilities",
+                anchor,
+                count,
+                tokens,
+            )
 
     @property
     def num_batches(self) -> int:
@@ -272,7 +327,9 @@ class OfflineRollouts:
         hashed = hashlib.sha256()
         for rollout in (rollout for group in self.groups for rollout in group.rollouts):
             hashed.update(repr(float(rollout.reward)).encode())
-            for ids in (ids for turn in rollout.turns for ids in (turn.prompt_ids, turn.completion_ids)):
+            for ids in (
+                ids for turn in rollout.turns for ids in (turn.prompt_ids, turn.completion_ids)
+            ):
                 hashed.update(np.asarray(ids, np.int32).tobytes() + b"|")
         return hashed.hexdigest()[:16]
 
@@ -282,12 +339,15 @@ class OfflineRollouts:
             random.Random(f"{self.config.seed}:{number}").shuffle(order)
         batches: list[list[Group]] = []
         for group in order:
-            if not batches or sum(len(member.rollouts) for member in batches[-1]) >= self.config.batch_size:
+            if (
+                not batches
+                or sum(len(member.rollouts) for member in batches[-1]) >= self.config.batch_size
+            ):
                 batches.append([])
             batches[-1].append(group)
         return batches
 
-    # --- methods of PipelineThread ------------------------------------------------------------------------------
+    # --- methods of PipelineThread ----------------------------------------------------------------
 
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
         self.version, self.state = version, state or self.state
@@ -307,14 +367,18 @@ class OfflineRollouts:
                 return self._numbered(batch, number, position)
         unknown = str(Unscored(self.groups))
         raise NoLearningSignal(
-            "no learning signal: no group of the finished rollouts has two different rewards and tokens within "
-            f"max_seq_len{unknown and f' ({unknown})'}",
+            "no learning signal: no group of the finished rollouts has two different rewards and"
+            f" tokens within max_seq_len{unknown and f' ({unknown})'}",
             histogram=reward_histogram(self.groups),
         )
 
     def _numbered(self, batch: TrainBatch, number: int, position: int) -> TrainBatch:
         """The batch with groups numbered by progress through the data."""
-        last_index = number * len(self.groups) + math.ceil((position + 1) / self.num_batches * len(self.groups)) - 1
+        last_index = (
+            number * len(self.groups)
+            + math.ceil((position + 1) / self.num_batches * len(self.groups))
+            - 1
+        )
         groups = tuple(replace(group, index=last_index) for group in batch.groups)
         stats = batch.stats | {"offline/recorded": self._recorded, "batch/short": 0}
         stats |= {"groups/dropped_stale": 0, "staleness/mean": math.nan, "staleness/max": math.nan}

@@ -1,19 +1,21 @@
 """``Pipeline``: starts groups of rollouts, collects them, and builds the batches.
 
-Guarantees: no token older than ``max_off_policy_steps`` batches is trained on; a batch holds ``batch_size`` rollouts of
-groups with a learning signal, or is marked short; slow rollouts are awaited rather than dropped, so lengths are not
-biased; a failure is raised by ``next_batch``, not hidden behind a time-out.
+Guarantees: no token older than ``max_off_policy_steps`` batches is trained on; a batch holds
+``batch_size`` rollouts of groups with a learning signal, or is marked short; slow rollouts are
+awaited rather than dropped, so lengths are not biased; a failure is raised by ``next_batch``, not
+hidden behind a time-out.
 
-Concurrency follows from four numbers (b = batches trained so far, which is the policy version divided by
-the optimizer steps of a batch; k = allowed lag; B = batch size)::
+Concurrency follows from four numbers (b = batches trained so far, which is the policy version
+divided by the optimizer steps of a batch; k = allowed lag; B = batch size)::
 
     capacity = min(max_concurrent - running, (k + b + 1)·B - (delivered·B + ready + running))      [rollouts]
 
-With k = 0 nothing is generated while a batch trains; with k = 1 the next batch is generated meanwhile ("one step
-off-policy"). Groups without a learning signal leave the sum, and replacements are started.
+With k = 0 nothing is generated while a batch trains; with k = 1 the next batch is generated
+meanwhile ("one step off-policy"). Groups without a learning signal leave the sum, and replacements
+are started.
 
-Everything runs on one event loop; ``thread.PipelineThread`` is its blocking handle for the trainer's thread. Rollouts
-are run by core (``verifiers.runs.runner``).
+Everything runs on one event loop; ``thread.PipelineThread`` is its blocking handle for the
+trainer's thread. Rollouts are run by core (``verifiers.runs.runner``).
 """
 
 from __future__ import annotations
@@ -35,7 +37,14 @@ from verifiers.errors import ConfigError, RunError
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Job
-from verifiers.runs.rollout import GenerateJob, Progress, RunContext, RunEnvironment, generate_and_score, generate_group
+from verifiers.runs.rollout import (
+    GenerateJob,
+    Progress,
+    RunContext,
+    RunEnvironment,
+    generate_and_score,
+    generate_group,
+)
 from verifiers.runs.run import job_generator
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
@@ -46,10 +55,11 @@ from verifiers_trainer.settings.config import RLConfig
 log = logging.getLogger(__name__)
 
 RecordDropped = Callable[[int, Sequence[Group], Mapping[str, float]], None]
-"""(step, groups, numbers): keeps the finished groups that the step is not trained on; ``numbers`` are those of a batch
-without any signal, else empty."""
+"""(step, groups, numbers): keeps the finished groups that the step is not trained on; ``numbers``
+are those of a batch without any signal, else empty."""
 DecideRewards = Callable[[int, Sequence[State]], Awaitable[Mapping[str, float] | None]]
-"""(group index, its rollouts): changes their rewards; returns the weights used, or None for the rubric's."""
+"""(group index, its rollouts): changes their rewards; returns the weights used, or None for the
+rubric's."""
 CANCEL_S = 20.0
 """Seconds that cancelled rollouts may take to end."""
 
@@ -68,7 +78,8 @@ class InFlightGroup:
 
 
 class Pipeline:
-    """The rollouts of one training run, on one event loop: ``open``, then ``next_batch`` and ``advance`` in turn.
+    """The rollouts of one training run, on one event loop: ``open``, then ``next_batch`` and
+    ``advance`` in turn.
 
     A group is where it is held, each arrow a method::
 
@@ -76,8 +87,9 @@ class Pipeline:
             │                             │               └──────_drop_stale─► gone, counted as stale
             └──_next_index──► skipped     └───────► state.discarded ──_count_discarded──► in a batch's statistics
 
-    A checkpoint saves ready and discarded groups; running ones begin again. One that an error forces between the
-    optimizer steps of a batch saves the batch's groups too: it is built again, and trained from its next step on.
+    A checkpoint saves ready and discarded groups; running ones begin again. One that an error
+    forces between the optimizer steps of a batch saves the batch's groups too: it is built again,
+    and trained from its next step on.
     """
 
     def __init__(
@@ -95,7 +107,8 @@ class Pipeline:
         self._decide_rewards, self._record_dropped = decide_rewards, record_dropped
         self.version = 0
         self.served = 0
-        """The policy version being served; behind ``version`` where weights are not pushed after every step."""
+        """The policy version being served; behind ``version`` where weights are not pushed after
+        every step."""
         self.state = PipelineState()
         self.running: dict[int, InFlightGroup] = {}
         """By group index."""
@@ -117,14 +130,17 @@ class Pipeline:
         self.closing = False
         """Whether no group may be started any more; set before ``close``, and by it."""
 
-    # --- called by PipelineThread -------------------------------------------------------------------------------
+    # --- called by PipelineThread -----------------------------------------------------------------
 
     async def open(self, version: int = 0, state: PipelineState | None = None) -> None:
-        """Start the environment workers, if configured, and the first groups; ``state`` continues an earlier run's."""
+        """Start the environment workers, if configured, and the first groups; ``state`` continues
+        an earlier run's."""
         self.version = self.served = version
         if state is not None:
             self.state, self._signal.signal = state, state.signal
-            state.delivered = min(state.delivered, self._batch_of(version))  # saved between the steps of one batch
+            state.delivered = min(
+                state.delivered, self._batch_of(version)
+            )  # saved between the steps of one batch
         if self.config.num_env_workers:
             options = RunOptions(
                 num_workers=self.config.num_env_workers,
@@ -140,8 +156,8 @@ class Pipeline:
     async def next_batch(self) -> TrainBatch | None:
         """The next batch, as soon as its rollouts are finished; None when the task is solved.
 
-        Raises the error of a failed rollout task at once, ``NoLearningSignal`` as ``SignalMeter`` does,
-        ``TooManyFaults`` above ``max_error_fraction``.
+        Raises the error of a failed rollout task at once, ``NoLearningSignal`` as ``SignalMeter``
+        does, ``TooManyFaults`` above ``max_error_fraction``.
         """
         while True:
             await self._until(self._batch_is_ready)
@@ -173,7 +189,8 @@ class Pipeline:
             self._record_dropped(self.version + 1, groups, numbers)
 
     async def advance(self, version: int, served: int) -> None:
-        """Set the trained policy version and the ``served`` one; start the groups that this allows."""
+        """Set the trained policy version and the ``served`` one; start the groups
+        that this allows."""
         self.version, self.served = version, served
         self._count_solved()
         self._drop_stale()
@@ -215,21 +232,25 @@ class Pipeline:
             await close()
 
     def waiting_for(self) -> str:
-        """Describe what a batch waits for: the number of running groups, and what the oldest waits for."""
+        """Describe what a batch waits for: the number of running groups, and what the oldest waits
+        for."""
         running = list(self.running.items())
         if not running:
             return "nothing is running, and the finished groups do not fill a batch"
         index, oldest = min(running, key=lambda entry: entry[1].started)
         states = [state for _, state in list(oldest.progress.running.values()) if state is not None]
-        awaited = Counter(state.waiting_for or "its turn" for state in states if state["reward"] is None)
+        awaited = Counter(
+            state.waiting_for or "its turn" for state in states if state["reward"] is None
+        )
         waiting = ", ".join(f"{count} for {what}" for what, count in awaited.most_common())
         return (
-            f"{len(running)} group(s) are running, the oldest for {time.monotonic() - oldest.started:.0f} s (example "
-            f"{self.schedule.example(index).example_id}, started at policy version {oldest.version}; of its rollouts "
-            f"wait {waiting or 'none'})"
+            f"{len(running)} group(s) are running, the oldest for"
+            f" {time.monotonic() - oldest.started:.0f} s (example"
+            f" {self.schedule.example(index).example_id}, started at policy version"
+            f" {oldest.version}; of its rollouts wait {waiting or 'none'})"
         )
 
-    # --- admission: not begun -> running or skipped ---------------------------------------------------------------
+    # --- admission: not begun -> running or skipped -----------------------------------------------
 
     @property
     def capacity(self) -> int:
@@ -242,7 +263,8 @@ class Pipeline:
 
     @property
     def _exhausted(self) -> bool:
-        """Whether the next batches' limit of started groups (``oversample``) is reached, dropped ones included."""
+        """Whether the next batches' limit of started groups (``oversample``) is reached, dropped
+        ones included."""
         ahead = (self.config.max_off_policy_steps + 1) * self._groups_per_batch
         begun = self.state.next_index - self.state.base - len(self.state.skipped)
         return begun >= math.ceil(self.config.oversample * ahead)
@@ -256,9 +278,12 @@ class Pipeline:
         return self.config.batch_size // self.config.rollouts_per_example
 
     def _admit(self) -> None:
-        """Start as many groups as the capacity allows, requeued ones first; none for the policy after the last step."""
+        """Start as many groups as the capacity allows, requeued ones first; none for the policy
+        after the last step."""
         group = self.config.rollouts_per_example
-        is_trained = 0 <= self.config.max_steps <= self.version  # a resumed, longer run starts them with this policy
+        is_trained = (
+            0 <= self.config.max_steps <= self.version
+        )  # a resumed, longer run starts them with this policy
         while not (is_trained or self.closing) and self._failure is None and self.capacity >= group:
             if self.state.requeue:
                 self._begin(self.state.requeue.pop(0))
@@ -270,11 +295,15 @@ class Pipeline:
     def _next_index(self) -> int:
         """The index of the next group to start; ``skip_solved`` skips those of solved examples.
 
-        When all examples are solved, none is skipped. Solved examples change with the policy version alone, so that
-        the order does not depend on which rollouts finish first.
+        When all examples are solved, none is skipped. Solved examples change with the policy
+        version alone, so that the order does not depend on which rollouts finish first.
         """
         num_examples = len(self.schedule.examples)
-        skips = self.config.skip_solved and self.schedule.may_skip and len(self.state.solved) < num_examples
+        skips = (
+            self.config.skip_solved
+            and self.schedule.may_skip
+            and len(self.state.solved) < num_examples
+        )
         for _ in range(num_examples if skips else 0):
             if self.schedule.example(self.state.next_index).example_id not in self.state.solved:
                 break
@@ -293,26 +322,40 @@ class Pipeline:
         task = asyncio.ensure_future(self._run_group(index, progress))
         self.running[index] = InFlightGroup(time.monotonic(), self.served, task, progress)
 
-    # --- one group: running -> ready or discarded ---------------------------------------------------------------
+    # --- one group: running -> ready or discarded -------------------------------------------------
 
     async def _run_group(self, index: int, progress: Progress) -> None:
         siblings = self.config.rollouts_per_example
         try:
             example = self.schedule.example(index)
             context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
-            jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
+            jobs = [
+                Job(example, sibling, siblings, index * siblings + sibling)
+                for sibling in range(siblings)
+            ]
             states = await generate_group(self.env, jobs, context, self._run_rollout)
             self.progressed = time.monotonic()
-            weights = None if self._decide_rewards is None else await self._decide_rewards(index, states)
+            weights = (
+                None if self._decide_rewards is None else await self._decide_rewards(index, states)
+            )
             if weights is None:
                 weights = self.env.for_row(example.row).rubric.plan().weights
-            rollouts, member = tuple(state.rollout() for state in states), member_of(self.env, example.row)
-            self._collect(Group(index, example.example_id, rollouts, member, dict(weights)).limited(self.config))
+            rollouts, member = (
+                tuple(state.rollout() for state in states),
+                member_of(self.env, example.row),
+            )
+            self._collect(
+                Group(index, example.example_id, rollouts, member, dict(weights)).limited(
+                    self.config
+                )
+            )
         except asyncio.CancelledError as error:
             if self.closing:
                 raise
             example_id = self.schedule.example(index).example_id
-            cancelled = RunError(f"the rollouts of example {example_id} were cancelled from outside")
+            cancelled = RunError(
+                f"the rollouts of example {example_id} were cancelled from outside"
+            )
             cancelled.__cause__ = error
             self.fail(cancelled)
         except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread by next_batch
@@ -335,8 +378,9 @@ class Pipeline:
     def _collect(self, group: Group) -> None:
         if group.oldest_version is not None and group.oldest_version < 0:
             raise ConfigError(
-                "the inference server does not report which policy version sampled its tokens (weight_versions), so "
-                "their age is unknown; use the embedded engine or a server that reports it"
+                "the inference server does not report which policy version sampled its tokens"
+                " (weight_versions), so their age is unknown; use the embedded engine or a server"
+                " that reports it"
             )
         self._faults.add(group)
         if self.config.zero_variance == "drop" and group.is_dead(self.config):
@@ -345,7 +389,7 @@ class Pipeline:
             self.state.ready.append(group)
             self._drop_stale()
 
-    # --- the next batch: ready -> used or stale, discarded -> used ----------------------------------------------
+    # --- the next batch: ready -> used or stale, discarded -> used --------------------------------
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         async with self._changed:
@@ -365,7 +409,9 @@ class Pipeline:
             return False
         if len(ready) < size:
             return self._exhausted and not self.running
-        if self.config.deterministic and self.running:  # take groups in index order, whichever finishes first
+        if (
+            self.config.deterministic and self.running
+        ):  # take groups in index order, whichever finishes first
             return ready[size - 1].index < min(self.running)
         return True
 
@@ -378,11 +424,19 @@ class Pipeline:
         versions += [v for group in remaining if (v := group.oldest_version) is not None]
         oldest = self._batch_of(self.version) + 1 - self.config.max_off_policy_steps
         batches = enumerate(sorted(map(self._batch_of, versions)))
-        return any(batch < oldest + position // self._groups_per_batch for position, batch in batches)
+        return any(
+            batch < oldest + position // self._groups_per_batch for position, batch in batches
+        )
 
     def _drop_stale(self) -> None:
-        oldest = (self._batch_of(self.version) - self.config.max_off_policy_steps) * self.config.steps_per_batch
-        fresh = [group for group in self.state.ready if group.oldest_version is None or group.oldest_version >= oldest]
+        oldest = (
+            self._batch_of(self.version) - self.config.max_off_policy_steps
+        ) * self.config.steps_per_batch
+        fresh = [
+            group
+            for group in self.state.ready
+            if group.oldest_version is None or group.oldest_version >= oldest
+        ]
         self.stale += len(self.state.ready) - len(fresh)
         self.state.ready = fresh
 
@@ -394,14 +448,18 @@ class Pipeline:
             ready = list(self.state.ready)  # in the order of completion
         groups, self.state.ready = ready[:size], ready[size:]
         newest = max((group.index for group in groups), default=-1)
-        self.state.base = max(self.state.base, newest + 1) if len(groups) == size else self.state.next_index
+        self.state.base = (
+            max(self.state.base, newest + 1) if len(groups) == size else self.state.next_index
+        )
         self.state.skipped = [index for index in self.state.skipped if index >= self.state.base]
         return groups
 
     def _count_discarded(self) -> list[Group]:
         """The discarded groups that were started before the newest group of this batch."""
         counted = [group for group in self.state.discarded if group.index < self.state.base]
-        self.state.discarded = [group for group in self.state.discarded if group.index >= self.state.base]
+        self.state.discarded = [
+            group for group in self.state.discarded if group.index >= self.state.base
+        ]
         return counted
 
     def _stats(self, groups: Sequence[Group]) -> dict[str, float]:

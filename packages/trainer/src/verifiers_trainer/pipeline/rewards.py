@@ -1,7 +1,7 @@
 """Rewards of scored rollouts: the hook ``compute_rewards`` and its default.
 
-A rollout is scored once and keeps its raw scores. Its reward is their weighted sum under the rubric's present weights,
-so weights may change during training without scoring again.
+A rollout is scored once and keeps its raw scores. Its reward is their weighted sum under the
+rubric's present weights, so weights may change during training without scoring again.
 """
 
 from __future__ import annotations
@@ -18,33 +18,44 @@ from verifiers.rollouts.state import State
 from verifiers.rubrics.scoring import weighted
 from verifiers_trainer.pipeline import subclass_hooks
 
-_scored: ContextVar[Mapping[int, State] | None] = ContextVar("verifiers_scored_rollouts", default=None)
+_scored: ContextVar[Mapping[int, State] | None] = ContextVar(
+    "verifiers_scored_rollouts", default=None
+)
 """id(completion) -> its rollout, while a hook runs."""
 
 
-async def decide(hook: Callable[..., Any], states: Sequence[State], arguments: Mapping[str, Any]) -> None:
+async def decide(
+    hook: Callable[..., Any], states: Sequence[State], arguments: Mapping[str, Any]
+) -> None:
     """Set the reward of every scored rollout to the result of ``hook``; None and NaN are unknown.
 
-    A failed rollout keeps its unknown reward and is not passed to the hook. Raises ``ConfigError`` for a wrong number
-    of rewards, and the errors of the hook.
+    A failed rollout keeps its unknown reward and is not passed to the hook. Raises ``ConfigError``
+    for a wrong number of rewards, and the errors of the hook.
     """
     alive = [state for state in states if state["error"] is None]
     if not alive:
         return
     token = _scored.set({id(state["completion"]): state for state in alive})
-    columns = {f"{name}s": [state[name] for state in alive] for name in ("prompt", "completion", "answer")}
+    columns = {
+        f"{name}s": [state[name] for state in alive] for name in ("prompt", "completion", "answer")
+    }
     try:
-        rewards = await maybe_await(subclass_hooks.call(hook, {**columns, "states": alive, **arguments}))
+        rewards = await maybe_await(
+            subclass_hooks.call(hook, {**columns, "states": alive, **arguments})
+        )
     finally:
         _scored.reset(token)
     if len(rewards) != len(alive):
-        raise ConfigError(f"compute_rewards returned {len(rewards)} rewards for {len(alive)} completions")
+        raise ConfigError(
+            f"compute_rewards returned {len(rewards)} rewards for {len(alive)} completions"
+        )
     for state, reward in zip(alive, rewards, strict=True):
         state["reward"] = math.nan if reward is None else float(reward)
 
 
 def recorded(env: Environment, completions: Sequence[Any], prompts: Sequence[Any]) -> list[float]:
-    """The rewards of completions: from their recorded scores, or from the rubric for those that have none."""
+    """The rewards of completions: from their recorded scores, or from the rubric for those that
+    have none."""
     states_by_id = _scored.get() or {}
     states = [states_by_id.get(id(completion)) for completion in completions]
     missing = [index for index, state in enumerate(states) if state is None]
@@ -57,11 +68,15 @@ def recorded(env: Environment, completions: Sequence[Any], prompts: Sequence[Any
             states=[{} for _ in missing],
         )
         fresh = dict(zip(missing, scores["reward"], strict=True))
-    return [fresh[index] if state is None else reward_of(env, state) for index, state in enumerate(states)]
+    return [
+        fresh[index] if state is None else reward_of(env, state)
+        for index, state in enumerate(states)
+    ]
 
 
 def reward_of(env: Environment, state: State) -> float:
-    """The weighted sum of a rollout's scores with the present weights; NaN when a weighted score is unknown.
+    """The weighted sum of a rollout's scores with the present weights; NaN when a weighted score is
+    unknown.
 
     A rubric that overrides scoring keeps its computed reward.
     """

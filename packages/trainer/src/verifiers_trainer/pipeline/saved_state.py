@@ -1,7 +1,9 @@
-"""The pipeline's part of a checkpoint: its counters, the configuration, and finished rollouts not yet trained on.
+"""The pipeline's part of a checkpoint: its counters, the configuration, and finished rollouts not
+yet trained on.
 
-Rollouts of an older policy cannot be sampled again, so they are saved with tokens, log-probabilities and versions. The
-format is JSON, so loading executes nothing. Files are written by ``policy.checkpoint_files``.
+Rollouts of an older policy cannot be sampled again, so they are saved with tokens,
+log-probabilities and versions. The format is JSON, so loading executes nothing. Files are written
+by ``policy.checkpoint_files``.
 """
 
 from __future__ import annotations
@@ -26,9 +28,14 @@ STATE, PENDING = "rl_state.json", "pending.jsonl"
 
 
 def save_pipeline(
-    folder: Path, state: PipelineState, version: int, configuration: Mapping[str, Any], model: str = ""
+    folder: Path,
+    state: PipelineState,
+    version: int,
+    configuration: Mapping[str, Any],
+    model: str = "",
 ) -> None:
-    """Write the pipeline: its counters and configuration, and the finished groups not yet trained on.
+    """Write the pipeline: its counters and configuration, and the finished groups not yet trained
+    on.
 
     model: The name of the trained model, for readers; the same run may resume from a moved folder.
     """
@@ -44,21 +51,31 @@ def save_pipeline(
             "requeue": state.requeue,
             "discarded": len(state.discarded),
             "skipped": state.skipped,
-            "solved": {"best_reward": state.solved.best_reward, "streaks": list(state.solved.streaks.items())},
-            "signal": {name: v if math.isfinite(v) else None for name, v in asdict(state.signal).items()},
+            "solved": {
+                "best_reward": state.solved.best_reward,
+                "streaks": list(state.solved.streaks.items()),
+            },
+            "signal": {
+                name: v if math.isfinite(v) else None for name, v in asdict(state.signal).items()
+            },
             "configuration": dict(configuration),
         },
     )
     groups = [*state.discarded, *state.ready]
-    (folder / PENDING).write_bytes(b"".join(encode_row(_group_to_json(group)) + b"\n" for group in groups))
+    (folder / PENDING).write_bytes(
+        b"".join(encode_row(_group_to_json(group)) + b"\n" for group in groups)
+    )
 
 
 def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:
-    """(pipeline, policy version, configuration) as ``save_pipeline`` wrote them. Raises ``CheckpointError``."""
+    """(pipeline, policy version, configuration) as ``save_pipeline`` wrote them. Raises
+    ``CheckpointError``."""
     with reading(folder):
         saved = read_json(folder / STATE)
         if saved["schema"] != SCHEMA:
-            raise ValueError(f"its format is number {saved['schema']}, this version reads number {SCHEMA}")
+            raise ValueError(
+                f"its format is number {saved['schema']}, this version reads number {SCHEMA}"
+            )
         lines = (folder / PENDING).read_text(encoding="ascii").split("\n")
         groups = [_group_from_json(json.loads(line)) for line in lines if line]
         state = PipelineState(
@@ -69,14 +86,17 @@ def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:
             discarded=groups[: saved["discarded"]],
             requeue=saved["requeue"],
             skipped=saved["skipped"],
-            solved=Solved(saved["solved"]["best_reward"], {key: n for key, n in saved["solved"]["streaks"]}),
+            solved=Solved(
+                saved["solved"]["best_reward"], {key: n for key, n in saved["solved"]["streaks"]}
+            ),
             signal=_signal_of(saved),
         )
         return state, saved["policy_version"], saved["configuration"]
 
 
 def _signal_of(saved: Mapping[str, Any]) -> Signal:
-    """The counts of ``Signal``; a checkpoint of version 0.2.0 has none, and its batches all had a signal."""
+    """The counts of ``Signal``; a checkpoint of version 0.2.0 has none, and its batches all had a
+    signal."""
     known = saved.get("signal", {"was_live": saved["delivered"] > 0})
     return Signal(**{name: value for name, value in known.items() if value is not None})
 

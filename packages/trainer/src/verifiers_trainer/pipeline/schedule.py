@@ -1,7 +1,8 @@
-"""The order of examples in a training run, its solved examples, and the pipeline state of a checkpoint.
+"""The order of examples in a training run, its solved examples, and the pipeline state of a
+checkpoint.
 
-The example of a group is a function of its index alone, so a resumed run continues the same order. ``pipeline`` decides
-when groups are started and which of them a batch takes.
+The example of a group is a function of its index alone, so a resumed run continues the same order.
+``pipeline`` decides when groups are started and which of them a batch takes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SOLVED_TIMES = 2
 
 
 class Schedule:
-    """Chooses the example of the n-th group: pass after pass over the examples, each shuffled by (seed, pass)."""
+    """Chooses the example of the n-th group: pass after pass over the examples, each shuffled by
+    (seed, pass)."""
 
     may_skip = True
     """Whether groups of solved examples may be skipped."""
@@ -33,7 +35,8 @@ class Schedule:
     def __init__(self, examples: Sequence[Example], seed: int, shuffle: bool):
         counts: dict[str, int] = {}
         self.examples = [numbered(example, counts) for example in examples]
-        """Equal rows are numbered in the order of the dataset, as in an evaluation: each has seeds of its own."""
+        """Equal rows are numbered in the order of the dataset, as in an evaluation: each has seeds
+        of its own."""
         self.seed, self.shuffle = seed, shuffle
         self._orders: dict[int, list[int]] = {}
 
@@ -51,12 +54,15 @@ class Schedule:
             order = list(range(len(self.examples)))
             if self.shuffle:
                 random.Random(f"{self.seed}:{epoch}").shuffle(order)
-            self._orders = {epoch: order} | {e: o for e, o in self._orders.items() if e >= epoch - 1}
+            self._orders = {epoch: order} | {
+                e: o for e, o in self._orders.items() if e >= epoch - 1
+            }
         return self._orders[epoch]
 
 
 def digest(examples: Sequence[Example]) -> str:
-    """One hash of all examples and their order: group indices are comparable only between equal digests."""
+    """One hash of all examples and their order: group indices are comparable only between equal
+    digests."""
     total = hashlib.sha256()
     for example in examples:
         total.update(example.hash.encode())
@@ -65,7 +71,8 @@ def digest(examples: Sequence[Example]) -> str:
 
 @dataclass
 class Solved:
-    """The examples that the policy solves, counted in the order in which batches use their groups."""
+    """The examples that the policy solves, counted in the order in which batches use
+    their groups."""
 
     best_reward: float = 0.0
     """The best reward of the run; nothing counts as solved while none is above 0."""
@@ -74,11 +81,17 @@ class Solved:
 
     def count(self, groups: Iterable[Group]) -> None:
         """Count finished groups; those without a known reward are ignored."""
-        pairs = [(group, rewards) for group in groups if (rewards := group.rewards[~np.isnan(group.rewards)]).size]
+        pairs = [
+            (group, rewards)
+            for group in groups
+            if (rewards := group.rewards[~np.isnan(group.rewards)]).size
+        ]
         self.best_reward = max([self.best_reward, *(float(rewards.max()) for _, rewards in pairs)])
         for group, rewards in sorted(pairs, key=lambda pair: pair[0].index):
             is_solved = 0 < SOLVED_SHARE * self.best_reward <= rewards.mean()
-            self.streaks[group.example_id] = self.streaks.get(group.example_id, 0) + 1 if is_solved else 0
+            self.streaks[group.example_id] = (
+                self.streaks.get(group.example_id, 0) + 1 if is_solved else 0
+            )
 
     def __contains__(self, example_id: int) -> bool:
         return self.streaks.get(example_id, 0) >= SOLVED_TIMES
@@ -89,7 +102,8 @@ class Solved:
 
 @dataclass
 class Signal:
-    """What the rewards of the run have shown so far, for the rules that end it (``health.SignalMeter``)."""
+    """What the rewards of the run have shown so far, for the rules that end it
+    (``health.SignalMeter``)."""
 
     was_live: bool = False
     """Whether a batch with a learning signal was ever delivered."""
@@ -112,7 +126,8 @@ class PipelineState:
     delivered: int = 0
     """Number of batches returned to the trainer."""
     base: int = 0
-    """Index after the newest group that a batch used; groups from here on belong to later batches."""
+    """Index after the newest group that a batch used; groups from here on belong to
+    later batches."""
     ready: list[Group] = field(default_factory=list)
     """Finished groups not yet trained on."""
     discarded: list[Group] = field(default_factory=list)

@@ -1,7 +1,8 @@
-"""Call the methods that a subclass of the trainer overrides, with the arguments that their parameters name.
+"""Call the methods that a subclass of the trainer overrides, with the arguments that their
+parameters name.
 
-A hook may name any of ``epoch step prompts completions states answers`` as parameters. ``custom_batches`` and
-``rewards`` call hooks through this module.
+A hook may name any of ``epoch step prompts completions states answers`` as parameters.
+``custom_batches`` and ``rewards`` call hooks through this module.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from verifiers_trainer.algorithm.batch import Group
 
 def is_overridden(trainer: object, base: type, *names: str) -> bool:
     """Whether a subclass or the object itself overrides one of these methods of ``base``."""
-    return any(name in vars(trainer) or getattr(type(trainer), name) is not getattr(base, name) for name in names)
+    return any(
+        name in vars(trainer) or getattr(type(trainer), name) is not getattr(base, name)
+        for name in names
+    )
 
 
 def call(hook: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -33,22 +37,31 @@ def call(hook: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
             parameter_names = {p.name for p in parameters}
-            named |= {name: value for name, value in arguments.items() if name not in parameter_names}
+            named |= {
+                name: value for name, value in arguments.items() if name not in parameter_names
+            }
         elif parameter.name in arguments:
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 positional.append(arguments[parameter.name])
             else:
                 named[parameter.name] = arguments[parameter.name]
-        elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+        elif (
+            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        ):
             raise ConfigError(
-                f"{getattr(hook, '__qualname__', hook)} requires {parameter.name!r}, which the trainer does not "
-                f"provide; it provides {', '.join(arguments) or 'nothing'}"
+                f"{getattr(hook, '__qualname__', hook)} requires {parameter.name!r}, which the"
+                f" trainer does not provide; it provides {', '.join(arguments) or 'nothing'}"
             )
     return hook(*positional, **named)
 
 
 def holds_rollouts(batch: object) -> bool:
-    """Whether ``get_batch`` returned finished rollouts: groups, or (prompts, completions, rewards)."""
+    """Whether ``get_batch`` returned finished rollouts: groups, or (prompts,
+    completions, rewards)."""
     if isinstance(batch, tuple) and len(batch) == 3:
         return True
-    return isinstance(batch, Sequence) and bool(batch) and all(isinstance(member, Group) for member in batch)
+    return (
+        isinstance(batch, Sequence)
+        and bool(batch)
+        and all(isinstance(member, Group) for member in batch)
+    )

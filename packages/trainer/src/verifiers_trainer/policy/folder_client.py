@@ -1,7 +1,8 @@
-"""``FolderClient``: a saved model, with or without an adapter, evaluated on the embedded engine of this process.
+"""``FolderClient``: a saved model, with or without an adapter, evaluated on the embedded engine of
+this process.
 
-The model is loaded at the first request. A folder is what ``save_pretrained`` or a checkpoint writes; for the folder of
-a training run, its newest checkpoint.
+The model is loaded at the first request. A folder is what ``save_pretrained`` or a checkpoint
+writes; for the folder of a training run, its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -38,13 +39,20 @@ def folder_client(folder: str) -> FolderClient:
 
 
 def model_folder(folder: str) -> Path:
-    """The folder itself when it holds a model, else its newest checkpoint. *Raises* ``ConfigError`` without one."""
+    """The folder itself when it holds a model, else its newest checkpoint. *Raises* ``ConfigError``
+    without one."""
     path = Path(folder).expanduser()
     if not _is_model(path):
-        numbered = {step.name.rpartition("-")[2]: step for step in path.glob("checkpoint-*") if _is_model(step)}
+        numbered = {
+            step.name.rpartition("-")[2]: step
+            for step in path.glob("checkpoint-*")
+            if _is_model(step)
+        }
         steps = {int(number): step for number, step in numbered.items() if number.isdigit()}
         if not steps:
-            raise ConfigError(f"{folder} holds no model: it has neither {CONFIG} nor {ADAPTER}, and no checkpoint")
+            raise ConfigError(
+                f"{folder} holds no model: it has neither {CONFIG} nor {ADAPTER}, and no checkpoint"
+            )
         path = steps[max(steps)]
     return path
 
@@ -71,11 +79,20 @@ class FolderClient(InProcessClient):
 
     def identity(self) -> dict[str, Any]:
         """Identity of the weights: the hash of every file that decides what is sampled."""
-        files = sorted(file for kind in ("*.safetensors", "*.json", "*.jinja") for file in self.folder.glob(kind))
-        return {"class": type_name(type(self)), "files": {file.name: _sha256(file) for file in files if _matters(file)}}
+        files = sorted(
+            file
+            for kind in ("*.safetensors", "*.json", "*.jinja")
+            for file in self.folder.glob(kind)
+        )
+        return {
+            "class": type_name(type(self)),
+            "files": {file.name: _sha256(file) for file in files if _matters(file)},
+        }
 
     def __repr__(self) -> str:
-        return f"FolderClient({str(self.folder)!r}, {'running' if self.is_running else 'not started'})"
+        return (
+            f"FolderClient({str(self.folder)!r}, {'running' if self.is_running else 'not started'})"
+        )
 
     @property
     def model(self) -> str:
@@ -88,7 +105,8 @@ class FolderClient(InProcessClient):
         return self
 
     def describe(self) -> dict[str, Any]:
-        """The record of the model for a run: name, and the sampling where a request says nothing."""
+        """The record of the model for a run: name, and the sampling where a request
+        says nothing."""
         from verifiers_trainer.engines.requests import SamplingParams
 
         defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
@@ -120,7 +138,8 @@ class FolderClient(InProcessClient):
 def folder_engine(
     folder: Path, served_model: str, address: Address | None = None, max_seq_len: int | None = None
 ) -> EmbeddedEngine:
-    """The engine of a model folder, not started. *Raises* ``ConfigError`` when the model cannot be loaded."""
+    """The engine of a model folder, not started. *Raises* ``ConfigError`` when the model cannot be
+    loaded."""
     from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 
     model, tokenizer = load_folder(folder)
@@ -141,7 +160,11 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
 
     from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    device = (
+        torch.accelerator.current_accelerator()
+        if torch.accelerator.is_available()
+        else torch.device("cpu")
+    )
     if not (folder / ADAPTER).is_file():
         model: Any = get_model(str(folder))
         return model.to(device).eval(), get_tokenizer(str(folder))
@@ -152,9 +175,17 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
         raise ConfigError(f"{folder / ADAPTER} names no base model (base_model_name_or_path)")
     adapted: Any = PeftModel.from_pretrained(get_model(base), str(folder))
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    return adapted.merge_and_unload().to(device).eval(), get_tokenizer(str(folder) if has_tokenizer else base)
+    return adapted.merge_and_unload().to(device).eval(), get_tokenizer(
+        str(folder) if has_tokenizer else base
+    )
 
 
 def _matters(file: Path) -> bool:
-    """Whether a file decides what is sampled; the others of a checkpoint are states of the trainer."""
-    return file.suffix != ".json" or "config" in file.name or "token" in file.name or "vocab" in file.name
+    """Whether a file decides what is sampled; the others of a checkpoint are states
+    of the trainer."""
+    return (
+        file.suffix != ".json"
+        or "config" in file.name
+        or "token" in file.name
+        or "vocab" in file.name
+    )

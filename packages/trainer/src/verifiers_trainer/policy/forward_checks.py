@@ -1,8 +1,9 @@
 """Compare the log-probability forward with the stock model when a run starts.
 
-No mask separates packed samples in architectures with recurrent or convolutional state, and some architectures
-transform their logits in ways that `logprobs` does not know. Each check runs a few random tokens without gradient and
-leaves the model unchanged. ``run.sanity_checks`` decides what a failed check changes.
+No mask separates packed samples in architectures with recurrent or convolutional state, and some
+architectures transform their logits in ways that `logprobs` does not know. Each check runs a few
+random tokens without gradient and leaves the model unchanged. ``run.sanity_checks`` decides what a
+failed check changes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ HEAD_TOLERANCE, PACKING_TOLERANCE = 1e-4, 1e-3
 HALF_TOLERANCE = 2e-2
 """Mean difference in half precision, in nats, where the shapes are equal."""
 HALF_PLACE_TOLERANCE, HALF_SHAPE_TOLERANCE = 5e-2, 0.25
-"""Least and greatest allowed mean difference in half precision, in nats, between two positions in a row. Measured with
-a 135 M model in bfloat16 with separate samples: 0.024, and 0.09 between rows of different lengths."""
+"""Least and greatest allowed mean difference in half precision, in nats, between two positions in a
+row. Measured with a 135 M model in bfloat16 with separate samples: 0.024, and 0.09 between rows of
+different lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,15 @@ class SelfCheck:
 def check_head(model: nn.Module, *, num_tokens: int = 24) -> SelfCheck:
     """Compare the installed head with the stock logits of the same random tokens; 1e-4 allowed.
 
-    Both are computed within what wraps the model's forward, such as autocast, with the head in the precision of its
-    weight, of as many tokens, and fp32 after it: only what the head computes can differ, so one bound serves every
-    precision. Every rank of a sharded run must call it.
+    Both are computed within what wraps the model's forward, such as autocast, with the head in the
+    precision of its weight, of as many tokens, and fp32 after it: only what the head computes can
+    differ, so one bound serves every precision. Every rank of a sharded run must call it.
     """
     with _quiet(model):
-        tokens, head = _random_tokens(model, num_tokens), find_causal_lm(model).get_output_embeddings()
+        tokens, head = (
+            _random_tokens(model, num_tokens),
+            find_causal_lm(model).get_output_embeddings(),
+        )
         ours = model(input_ids=tokens).logprobs[1:]
         with stock_forward(model), precision_kept(head):
             hooks = [
@@ -71,7 +76,8 @@ def _at_least_fp32(values: Tensor) -> Tensor:
 
 
 def layer_dtype(model: nn.Module) -> torch.dtype | None:
-    """The dtype that the model's first linear layer computes in, measured; None for a model without one."""
+    """The dtype that the model's first linear layer computes in, measured; None for a model without
+    one."""
     dtypes: list[torch.dtype] = []
     layer = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
     if layer is None:
@@ -83,14 +89,19 @@ def layer_dtype(model: nn.Module) -> torch.dtype | None:
     return dtypes[0]
 
 
-def check_packing(model: nn.Module, *, lengths: tuple[int, int] = (11, 7), is_half: bool = False) -> SelfCheck:
-    """Compare two short samples packed and alone; 1e-3 allowed in fp32. Where it fails, rows must hold one sample.
+def check_packing(
+    model: nn.Module, *, lengths: tuple[int, int] = (11, 7), is_half: bool = False
+) -> SelfCheck:
+    """Compare two short samples packed and alone; 1e-3 allowed in fp32. Where it fails, rows must
+    hold one sample.
 
-    In half precision (of the weights, or with ``is_half`` of the forward pass) rows of one shape are compared, see
-    `_apart_in_half`. Every rank of a sharded run must call it.
+    In half precision (of the weights, or with ``is_half`` of the forward pass) rows of one shape
+    are compared, see `_apart_in_half`. Every rank of a sharded run must call it.
     """
     with _quiet(model):
-        first, second, other = _random_tokens(model, 2 * lengths[0] + lengths[1]).split([*lengths, lengths[0]], dim=1)
+        first, second, other = _random_tokens(model, 2 * lengths[0] + lengths[1]).split(
+            [*lengths, lengths[0]], dim=1
+        )
 
         def together(*parts: Tensor) -> Sequence[Tensor]:
             sizes = [part.shape[1] for part in parts]
@@ -101,7 +112,9 @@ def check_packing(model: nn.Module, *, lengths: tuple[int, int] = (11, 7), is_ha
         if is_half or _is_half(model):
             return _apart_in_half(together, first, other, second)
         packed, alone = together(first, second), [*together(first), *together(second)]
-    return SelfCheck(_finite((torch.cat([*packed]) - torch.cat(alone)).abs().max()), PACKING_TOLERANCE)
+    return SelfCheck(
+        _finite((torch.cat([*packed]) - torch.cat(alone)).abs().max()), PACKING_TOLERANCE
+    )
 
 
 Together = Callable[..., Sequence[Tensor]]
@@ -111,9 +124,10 @@ Together = Callable[..., Sequence[Tensor]]
 def _apart_in_half(together: Together, first: Tensor, other: Tensor, second: Tensor) -> SelfCheck:
     """Whether the second sample is independent of the first, within the rounding of half precision.
 
-    Rounding depends on shapes, so the first sample is exchanged for another of the same length, which changes nothing
-    where samples are separate. The allowed difference is measured by exchanging the sample *after*, which a causal
-    model cannot see. Comparing with the same sample at the head of the row shows that its positions start at zero.
+    Rounding depends on shapes, so the first sample is exchanged for another of the same length,
+    which changes nothing where samples are separate. The allowed difference is measured by
+    exchanging the sample *after*, which a causal model cannot see. Comparing with the same sample
+    at the head of the row shows that its positions start at zero.
     """
     behind, ahead = together(first, second)[-1], together(second, first)[-2]
     moved = _mean_difference(behind, together(other, second)[-1])
@@ -121,21 +135,30 @@ def _apart_in_half(together: Together, first: Tensor, other: Tensor, second: Ten
     of_shape = _mean_difference(ahead, together(second)[-1])
     exchanged = SelfCheck(moved, min(max(PACKING_TOLERANCE, 4 * rounding), HALF_TOLERANCE))
     placed = SelfCheck(
-        _mean_difference(behind, ahead), min(max(HALF_PLACE_TOLERANCE, 2 * of_shape), HALF_SHAPE_TOLERANCE)
+        _mean_difference(behind, ahead),
+        min(max(HALF_PLACE_TOLERANCE, 2 * of_shape), HALF_SHAPE_TOLERANCE),
     )
     return placed if exchanged.ok else exchanged
 
 
 def can_share(model: nn.Module) -> bool:
-    """Whether an explicit mask is the whole attention pattern: SDPA, and every layer over the full context."""
+    """Whether an explicit mask is the whole attention pattern: SDPA, and every layer over the full
+    context."""
     config = find_causal_lm(model).config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if not getattr(config, "layer_types", None) else None
+    window = (
+        getattr(config, "sliding_window", None)
+        if not getattr(config, "layer_types", None)
+        else None
+    )
     return config._attn_implementation == "sdpa" and layers == {"full_attention"} and window is None
 
 
-def check_sharing(model: nn.Module, *, lengths: tuple[int, int, int] = (9, 6, 4), is_half: bool = False) -> SelfCheck:
-    """Compare two short samples that share a prompt with each alone, as `check_packing` does with the same tolerances.
+def check_sharing(
+    model: nn.Module, *, lengths: tuple[int, int, int] = (9, 6, 4), is_half: bool = False
+) -> SelfCheck:
+    """Compare two short samples that share a prompt with each alone, as `check_packing` does with
+    the same tolerances.
 
     The difference is infinite when `can_share` is False. Every rank of a sharded run must call it.
     """
@@ -147,8 +170,13 @@ def check_sharing(model: nn.Module, *, lengths: tuple[int, int, int] = (9, 6, 4)
 
         def together(*parts: Tensor) -> Sequence[Tensor]:
             sizes = [prompt.shape[1], *(part.shape[1] for part in parts)]
-            seq_ids = torch.cat([torch.full((size,), number) for number, size in enumerate(sizes)]).to(tokens.device)
-            position_ids = [torch.arange(sizes[0]), *(torch.arange(sizes[0], sizes[0] + size) for size in sizes[1:])]
+            seq_ids = torch.cat(
+                [torch.full((size,), number) for number, size in enumerate(sizes)]
+            ).to(tokens.device)
+            position_ids = [
+                torch.arange(sizes[0]),
+                *(torch.arange(sizes[0], sizes[0] + size) for size in sizes[1:]),
+            ]
             out = model(
                 input_ids=torch.cat([prompt, *parts], dim=1),
                 position_ids=torch.cat(position_ids).to(tokens.device)[None],
@@ -161,9 +189,13 @@ def check_sharing(model: nn.Module, *, lengths: tuple[int, int, int] = (9, 6, 4)
         if is_half or _is_half(model):
             return _apart_in_half(together, first, other, second)
         shared = together(first, second)
-        whole = [model(input_ids=torch.cat([prompt, part], dim=1)).logprobs for part in (first, second)]
+        whole = [
+            model(input_ids=torch.cat([prompt, part], dim=1)).logprobs for part in (first, second)
+        ]
     alone = [whole[0], whole[1][prompt.shape[1] :]]
-    return SelfCheck(_finite((torch.cat([*shared]) - torch.cat(alone)).abs().max()), PACKING_TOLERANCE)
+    return SelfCheck(
+        _finite((torch.cat([*shared]) - torch.cat(alone)).abs().max()), PACKING_TOLERANCE
+    )
 
 
 def _is_half(model: nn.Module) -> bool:
@@ -180,7 +212,8 @@ def _mean_difference(one: Tensor, other: Tensor) -> float:
 
 @contextlib.contextmanager
 def _quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradient, the log-probability forward installed; all restored afterwards."""
+    """Evaluation mode, no gradient, the log-probability forward installed; all
+    restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     temporary = not is_installed(model)
     if temporary:
@@ -198,7 +231,9 @@ def _quiet(model: nn.Module) -> Iterator[None]:
 
 def _random_tokens(model: nn.Module, count: int) -> Tensor:
     lm = find_causal_lm(model)
-    vocabulary = min(lm.config.get_text_config().vocab_size, 1000)  # special tokens come later in most vocabularies
+    vocabulary = min(
+        lm.config.get_text_config().vocab_size, 1000
+    )  # special tokens come later in most vocabularies
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, vocabulary, (1, count), generator=generator)
     return tokens.to(lm.get_input_embeddings().weight.device)

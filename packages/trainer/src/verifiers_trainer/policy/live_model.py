@@ -1,7 +1,8 @@
-"""The client of a model object: ``env.rollout(model=model, …)`` samples from it, without a server or a trainer.
+"""The client of a model object: ``env.rollout(model=model, …)`` samples from it, without a server
+or a trainer.
 
-The embedded engine starts with the first call and computes with the model's own parameters; it ends with the model.
-The tokenizer is that of ``model.name_or_path``.
+The embedded engine starts with the first call and computes with the model's own parameters; it ends
+with the model. The tokenizer is that of ``model.name_or_path``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
 
 MAX_SEQ_LEN, CONCURRENCY = 8192, 64
-"""Longest conversation in tokens, where the model allows as many, and the rollouts that decode together."""
+"""Longest conversation in tokens, where the model allows as many, and the rollouts that decode
+together."""
 HELD = "_verifiers_engine"
 """Attribute of the model that holds its engine."""
 
@@ -39,7 +41,8 @@ class _Held:
 
 
 def client_of(model: object) -> Client | None:
-    """The client of a model object; None for an object that is no causal language model of transformers.
+    """The client of a model object; None for an object that is no causal language model of
+    transformers.
 
     Raises ``ConfigError`` when its tokenizer cannot be loaded.
     """
@@ -49,11 +52,14 @@ def client_of(model: object) -> Client | None:
     if held is None or held.client is None:
         if not (name := str(getattr(model, "name_or_path", "") or "")):
             raise ConfigError(
-                "the model object has no name_or_path to load its tokenizer from: set it, or pass client="
+                "the model object has no name_or_path to load its tokenizer from: set it, or pass"
+                " client="
             )
         tokenizer, settings = get_tokenizer(name), model.config.get_text_config()
         limit = getattr(settings, "max_position_embeddings", None) or MAX_SEQ_LEN
-        engine = EmbeddedEngine(model, tokenizer, max_seq_len=min(limit, MAX_SEQ_LEN), concurrency=CONCURRENCY)
+        engine = EmbeddedEngine(
+            model, tokenizer, max_seq_len=min(limit, MAX_SEQ_LEN), concurrency=CONCURRENCY
+        )
         engine.start()
         held = model.__dict__[HELD] = _Held(engine, policy_client(engine))
     return held.client

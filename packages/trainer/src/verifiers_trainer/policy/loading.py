@@ -1,7 +1,8 @@
-"""Load the policy: a causal language model and its tokenizer, by hub id, local folder or builtin name.
+"""Load the policy: a causal language model and its tokenizer, by hub id, local folder or builtin
+name.
 
-Nothing is placed on a device, wrapped in an adapter or seeded here. A tokenizer without a chat template is returned
-unchanged, and refused where a conversation is first rendered.
+Nothing is placed on a device, wrapped in an adapter or seeded here. A tokenizer without a chat
+template is returned unchanged, and refused where a conversation is first rendered.
 """
 
 from __future__ import annotations
@@ -33,16 +34,19 @@ def get_model_and_tokenizer(
     return get_model(model_name, use_liger, model_kwargs), get_tokenizer(model_name)
 
 
-def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None) -> PreTrainedModel:
-    """A causal language model, by hub id, local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
+def get_model(
+    model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None
+) -> PreTrainedModel:
+    """A causal language model, by hub id, local folder, ``builtin:tiny`` or
+    ``builtin:smollm2-135m``.
 
     Args:
         model_name: A hub id, a local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
-        use_liger: Patch in Liger's layer kernels (norm, MLP, rotary; never its fused loss) on CUDA when they
-            are installed.
-        model_kwargs: Keywords of ``from_pretrained``, which override the defaults: float32 on a CPU and
-            bfloat16 where there is an accelerator; FlashAttention 3 or 2 when it is importable on CUDA, else
-            ``sdpa``.
+        use_liger: Patch in Liger's layer kernels (norm, MLP, rotary; never its fused loss) on CUDA
+            when they are installed.
+        model_kwargs: Keywords of ``from_pretrained``, which override the defaults: float32 on a CPU
+            and bfloat16 where there is an accelerator; FlashAttention 3 or 2 when it is importable
+            on CUDA, else ``sdpa``.
 
     Raises ConfigError when the model cannot be loaded; the cause is chained.
     """
@@ -51,7 +55,10 @@ def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, A
 
     warn_of_unused_split()
     builtin = _builtin_name(model_name)
-    kwargs = {"dtype": torch.bfloat16 if torch.accelerator.is_available() else torch.float32, **(model_kwargs or {})}
+    kwargs = {
+        "dtype": torch.bfloat16 if torch.accelerator.is_available() else torch.float32,
+        **(model_kwargs or {}),
+    }
     if builtin == builtin_models.TINY:
         model = builtin_models.build_tiny_model(seed=kwargs.pop("seed", 0))
         return model if kwargs["dtype"] == "auto" else model.to(kwargs["dtype"])
@@ -73,7 +80,8 @@ def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, A
 
 
 def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``model_name``. A missing pad token is set to the end token: the trainer never reads pad ids.
+    """The tokenizer of ``model_name``. A missing pad token is set to the end token: the trainer
+    never reads pad ids.
 
     Args:
         model_name: A hub id, a local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
@@ -98,7 +106,8 @@ def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
 
 
 def missing_folder(model_name: str) -> str | None:
-    """Why a model that is named by a path cannot be loaded; None when its folder exists, or it is no path."""
+    """Why a model that is named by a path cannot be loaded; None when its folder exists, or it is
+    no path."""
     path = os.path.expanduser(model_name)
     is_path = model_name.startswith((".", "/", "~")) or model_name.endswith("/")
     if not is_path or os.path.isdir(path):
@@ -113,21 +122,30 @@ def _require_folder(model_name: str) -> None:
 
 
 def _builtin_name(model_name: str) -> str | None:
-    """``model_name`` when it is a builtin, None when it is not one; a misspelt builtin is a ConfigError."""
+    """``model_name`` when it is a builtin, None when it is not one; a misspelt builtin is a
+    ConfigError."""
     if not str(model_name).startswith("builtin:") or Path(model_name).exists():
         return None
     if model_name in builtin_models.BUILTIN_MODELS:
         return model_name
     close = close_match(model_name, builtin_models.BUILTIN_MODELS, 0.0)
     known = ", ".join(builtin_models.BUILTIN_MODELS)
-    raise ConfigError(f"no builtin model {model_name!r}; did you mean {close!r}? (known: {known})", model=model_name)
+    raise ConfigError(
+        f"no builtin model {model_name!r}; did you mean {close!r}? (known: {known})",
+        model=model_name,
+    )
 
 
 def _best_attention(dtype: object) -> str:
     import torch
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-    if not torch.cuda.is_available() or dtype not in (torch.bfloat16, torch.float16, "bfloat16", "float16"):
+    if not torch.cuda.is_available() or dtype not in (
+        torch.bfloat16,
+        torch.float16,
+        "bfloat16",
+        "float16",
+    ):
         return "sdpa"
     if is_flash_attn_3_available():
         return "flash_attention_3"
@@ -135,7 +153,8 @@ def _best_attention(dtype: object) -> str:
 
 
 def _apply_liger(model: PreTrainedModel) -> None:
-    """Liger's layer kernels where they can run: on CUDA, installed, and for an architecture they know."""
+    """Liger's layer kernels where they can run: on CUDA, installed, and for an architecture they
+    know."""
     import torch
     from transformers.integrations.liger import apply_liger_kernel
     from transformers.utils import is_liger_kernel_available

@@ -1,10 +1,12 @@
-"""Compute log-probability and entropy of every token of a packed row in bounded memory: logits of a chunk at a time.
+"""Compute log-probability and entropy of every token of a packed row in bounded memory: logits of a
+chunk at a time.
 
-`install_logprob_forward` replaces the forward of one causal-LM *instance*, also inside a PEFT or distributed wrapper,
-so the wrapper's hooks still fire. The replaced forward runs the backbone with ``use_cache=False`` and no attention
-mask: only then does transformers separate samples with reset ``position_ids``; with either, they silently attend to
-each other. Samples that share a prompt get an explicit mask instead. The head runs in chunks. Where all logits
-of a row together are small, they are stored for the backward pass; otherwise each chunk is recomputed there.
+`install_logprob_forward` replaces the forward of one causal-LM *instance*, also inside a PEFT or
+distributed wrapper, so the wrapper's hooks still fire. The replaced forward runs the backbone with
+``use_cache=False`` and no attention mask: only then does transformers separate samples with reset
+``position_ids``; with either, they silently attend to each other. Samples that share a prompt get
+an explicit mask instead. The head runs in chunks. Where all logits of a row together are small,
+they are stored for the backward pass; otherwise each chunk is recomputed there.
 
 `forward_checks` compares this with the stock model. No weight, buffer or configuration is changed.
 """
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
 STORED_LOGITS_BYTES = 64 * 2**20
-"""Bytes of all logits of a row, as fp32, up to which they are stored for the backward pass and not recomputed."""
+"""Bytes of all logits of a row, as fp32, up to which they are stored for the backward pass and not
+recomputed."""
 
 _STATE = "_logprob_head"
 
@@ -42,32 +45,42 @@ _STATE = "_logprob_head"
 class LogprobOutput(ModelOutput):
     """The result of the installed forward for one row of T tokens."""
 
-    logprobs: Tensor | None = None  # [T], entry t of token t; 0 where nothing predicts the token or no loss is taken
-    entropy: Tensor | None = None  # [T], nats, of the distribution token t was drawn from; 0 likewise
-    reverse_kl: Tensor | None = None  # [T], KL(π‖teacher) of that distribution; None without a teacher; 0 likewise
+    logprobs: Tensor | None = (
+        None  # [T], entry t of token t; 0 where nothing predicts the token or no loss is taken
+    )
+    entropy: Tensor | None = (
+        None  # [T], nats, of the distribution token t was drawn from; 0 likewise
+    )
+    reverse_kl: Tensor | None = (
+        None  # [T], KL(π‖teacher) of that distribution; None without a teacher; 0 likewise
+    )
     forward_kl: Tensor | None = None  # [T], KL(teacher‖π), likewise
 
 
-# --- the head ---------------------------------------------------------------------------------------------------
+# --- the head -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """An architecture's transform of the output of its head: ``softcap·tanh(scale·logits / softcap)``."""
+    """An architecture's transform of the output of its head: ``softcap·tanh(scale·logits /
+    softcap)``."""
 
     scale: float = 1.0
     softcap: float | None = None
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> LogitTransform:
-        """Read from a transformers configuration (Cohere, Granite, Falcon-H1, Gemma and their like)."""
+        """Read from a transformers configuration (Cohere, Granite, Falcon-H1, Gemma and their
+        like)."""
         config = config.get_text_config()
         scale = 1.0
         for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
             scale *= getattr(config, name, None) or 1.0
         scaling = getattr(config, "logits_scaling", None) or 1.0
         scale = scale * scaling if config.model_type.startswith("hyperclovax") else scale / scaling
-        softcap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
+        softcap = getattr(config, "final_logit_softcapping", None) or getattr(
+            config, "logits_soft_cap", None
+        )
         return cls(scale, softcap)
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -78,7 +91,8 @@ class LogitTransform:
 
 @dataclass(frozen=True, slots=True)
 class TeacherStates:
-    """What a teacher has computed before its head: ``hidden`` [N, D'], in the places of the policy's."""
+    """What a teacher has computed before its head: ``hidden`` [N, D'], in the places of the
+    policy's."""
 
     hidden: Tensor
     head: Callable[[Tensor], Tensor]
@@ -97,36 +111,52 @@ def chunked_logprobs(
     teacher: TeacherStates | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, ...]:
-    """(log-prob of ``labels``, entropy), both [N], of the distributions that ``head`` makes of ``hidden`` [N, D].
+    """(log-prob of ``labels``, entropy), both [N], of the distributions that ``head`` makes of
+    ``hidden`` [N, D].
 
-    The entropy carries a gradient with ``entropy_gradient`` alone. With a ``teacher`` also KL(π‖teacher) and
-    KL(teacher‖π) [N] over the vocabulary, at the same temperature, with their gradients.
+    The entropy carries a gradient with ``entropy_gradient`` alone. With a ``teacher`` also
+    KL(π‖teacher) and KL(teacher‖π) [N] over the vocabulary, at the same temperature, with their
+    gradients.
 
-    A leading dimension of 1 is dropped from every input. ``inv_temperature`` is [N] or one number. ``head`` runs
-    outside autocast in the precision of its weight; everything after it is at least fp32. Logits are made in chunks
-    of ``chunk_tokens`` (default: see `_chunk_tokens`), and recomputed for the gradient unless those of all N tokens
-    are known to fit ``STORED_LOGITS_BYTES``. ``num_chunks`` fixes the number of chunks instead, all of them recomputed.
+    A leading dimension of 1 is dropped from every input. ``inv_temperature`` is [N] or one number.
+    ``head`` runs outside autocast in the precision of its weight; everything after it is at least
+    fp32. Logits are made in chunks of ``chunk_tokens`` (default: see `_chunk_tokens`), and
+    recomputed for the gradient unless those of all N tokens are known to fit
+    ``STORED_LOGITS_BYTES``. ``num_chunks`` fixes the number of chunks instead, all of them
+    recomputed.
 
-    A module is called once, with the chunks inside that call: FSDP2 and DeepSpeed gather a split weight around a call,
-    and ranks may have different numbers of chunks.
+    A module is called once, with the chunks inside that call: FSDP2 and DeepSpeed gather a split
+    weight around a call, and ranks may have different numbers of chunks.
     """
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    inv_temperature = torch.as_tensor(inv_temperature, device=hidden.device).reshape(-1).expand(len(labels))
+    inv_temperature = (
+        torch.as_tensor(inv_temperature, device=hidden.device).reshape(-1).expand(len(labels))
+    )
     size = chunk_tokens or _chunk_tokens(hidden.device.type, getattr(head, "weight", None))
     sizes = _even_sizes(len(labels), num_chunks or max(1, math.ceil(len(labels) / size)))
 
-    its = None if teacher is None else _Chunk(teacher.head, getattr(teacher.head, "weight", None), teacher.transform)
+    its = (
+        None
+        if teacher is None
+        else _Chunk(teacher.head, getattr(teacher.head, "weight", None), teacher.transform)
+    )
 
     def in_chunks(hidden: Tensor, run: _Chunk) -> tuple[Tensor, ...]:
-        recompute = torch.is_grad_enabled() and (num_chunks is not None or not _is_small(run.weight, len(labels)))
+        recompute = torch.is_grad_enabled() and (
+            num_chunks is not None or not _is_small(run.weight, len(labels))
+        )
         parts = [hidden, labels, inv_temperature, *([] if teacher is None else [teacher.hidden])]
         pieces = []
         for chunk in zip(*(part.split(sizes) for part in parts), strict=True):
-            pieces.append(checkpoint(run, *chunk, use_reentrant=False) if recompute else run(*chunk))
+            pieces.append(
+                checkpoint(run, *chunk, use_reentrant=False) if recompute else run(*chunk)
+            )
         return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
 
     if not isinstance(head, nn.Module):
-        return in_chunks(hidden, _Chunk(head, getattr(head, "weight", None), transform, its, entropy_gradient))
+        return in_chunks(
+            hidden, _Chunk(head, getattr(head, "weight", None), transform, its, entropy_gradient)
+        )
     stock, instance_forward = head.forward, head.__dict__.get("forward")
     chunk = _Chunk(stock, getattr(head, "weight", None), transform, its, entropy_gradient)
     head.forward = lambda hidden: in_chunks(hidden, chunk)
@@ -149,7 +179,11 @@ class _Chunk:
     entropy_gradient: bool = False
 
     def __call__(
-        self, hidden: Tensor, labels: Tensor, inv_temperature: Tensor, teacher_hidden: Tensor | None = None
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        inv_temperature: Tensor,
+        teacher_hidden: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         with torch.autocast(hidden.device.type, enabled=False):
             logits = self.logits(hidden, inv_temperature)
@@ -158,7 +192,9 @@ class _Chunk:
             divergence = []
             if self.teacher is not None and teacher_hidden is not None:
                 with torch.no_grad():
-                    log_teacher = self.teacher.logits(teacher_hidden, inv_temperature).log_softmax(-1)
+                    log_teacher = self.teacher.logits(teacher_hidden, inv_temperature).log_softmax(
+                        -1
+                    )
                 log_pi = logits - log_z.unsqueeze(-1)
                 gap = log_pi - log_teacher
                 divergence = [(log_pi.exp() * gap).sum(-1), -(log_teacher.exp() * gap).sum(-1)]
@@ -181,10 +217,12 @@ class _Chunk:
 
 
 def _chunk_tokens(device: str, weight: Tensor | None) -> int:
-    """1024; on a CPU at least 256, and as many as fit ``STORED_LOGITS_BYTES`` with a small vocabulary.
+    """1024; on a CPU at least 256, and as many as fit ``STORED_LOGITS_BYTES`` with a small
+    vocabulary.
 
-    The C library maps a block of 32 MiB or more separately and returns it to the system when freed; smaller blocks
-    stay in the heap, fragmented by longer-lived ones, and memory grows with the number of chunks.
+    The C library maps a block of 32 MiB or more separately and returns it to the system when freed;
+    smaller blocks stay in the heap, fragmented by longer-lived ones, and memory grows with the
+    number of chunks.
     """
     if device != "cpu":
         return CHUNK_TOKENS
@@ -194,7 +232,8 @@ def _chunk_tokens(device: str, weight: Tensor | None) -> int:
 
 
 def _is_small(weight: Tensor | None, num_tokens: int) -> bool:
-    """Whether the logits of so many tokens are small; a head whose vocabulary is not known counts as large."""
+    """Whether the logits of so many tokens are small; a head whose vocabulary is not known counts
+    as large."""
     if not isinstance(weight, Tensor) or weight.ndim != 2:  # a partitioned weight has another shape
         return False
     return num_tokens * weight.shape[0] * 4 <= STORED_LOGITS_BYTES
@@ -204,12 +243,13 @@ def _even_sizes(total: int, parts: int) -> list[int]:
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 
-# --- the forward ------------------------------------------------------------------------------------------------
+# --- the forward ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Installed:
-    """What the installed forward reads at each call; ``transform`` to ``full_head`` are what a caller may change."""
+    """What the installed forward reads at each call; ``transform`` to ``full_head`` are what a
+    caller may change."""
 
     transform: LogitTransform
     chunk_tokens: int | None
@@ -223,40 +263,56 @@ class _Installed:
 
 
 def find_causal_lm(model: nn.Module) -> Any:
-    """The causal-LM module inside DDP, ``torch.compile`` and PEFT wrappers. Raises ConfigError when there is none."""
+    """The causal-LM module inside DDP, ``torch.compile`` and PEFT wrappers. Raises ConfigError when
+    there is none."""
     inner: Any = model
     while True:
         if hasattr(inner, "get_base_model"):
             inner = inner.get_base_model()
-        elif isinstance(wrapped := getattr(inner, "module", None) or getattr(inner, "_orig_mod", None), nn.Module):
+        elif isinstance(
+            wrapped := getattr(inner, "module", None) or getattr(inner, "_orig_mod", None),
+            nn.Module,
+        ):
             inner = wrapped
         else:
             break
     if getattr(inner, "get_output_embeddings", lambda: None)() is None:
-        raise ConfigError(f"{type(model).__name__} holds no causal language model with an output head")
+        raise ConfigError(
+            f"{type(model).__name__} holds no causal language model with an output head"
+        )
     return inner
 
 
-def install_logprob_forward(model: nn.Module, *, chunk_tokens: int | None = None, full_head: bool = False) -> nn.Module:
-    """Make ``model(...)`` return `LogprobOutput` on this instance only; returns the causal-LM module it changed.
+def install_logprob_forward(
+    model: nn.Module, *, chunk_tokens: int | None = None, full_head: bool = False
+) -> nn.Module:
+    """Make ``model(...)`` return `LogprobOutput` on this instance only; returns the causal-LM
+    module it changed.
 
-    Afterwards ``model(input_ids=, position_ids=, labels=, inv_temperature=, loss_mask=, num_chunks=)`` takes one row,
-    [T] or [1, T]; entry t of every argument and result describes token t. ``labels`` defaults to ``input_ids``, which
-    are the same tokens, not shifted ones. With ``loss_mask`` the head is computed only where it is True. A row with
-    shared prompts comes with its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.PackedRow`). With ``teacher``, a
-    model with the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``entropy`` carries a
-    gradient with ``entropy_gradient``. ``full_head`` goes
-    through the stock head and holds all logits: for architectures that fail `check_head`.
+    Afterwards ``model(input_ids=, position_ids=, labels=, inv_temperature=, loss_mask=,
+    num_chunks=)`` takes one row, [T] or [1, T]; entry t of every argument and result describes
+    token t. ``labels`` defaults to ``input_ids``, which are the same tokens, not shifted ones. With
+    ``loss_mask`` the head is computed only where it is True. A row with shared prompts comes with
+    its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.PackedRow`). With ``teacher``, a model with
+    the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``entropy``
+    carries a gradient with ``entropy_gradient``. ``full_head`` goes through the stock head and
+    holds all logits: for architectures that fail `check_head`.
 
-    The forward is replaced once and reads its settings at each call: accelerate wraps it in autocast, and a second
-    replacement would take that wrapper off. Installing again therefore only changes settings. A deep copy made
-    afterwards carries the replaced forward. Raises ConfigError when there is no causal LM.
+    The forward is replaced once and reads its settings at each call: accelerate wraps it in
+    autocast, and a second replacement would take that wrapper off. Installing again therefore only
+    changes settings. A deep copy made afterwards carries the replaced forward. Raises ConfigError
+    when there is no causal LM.
     """
     lm = find_causal_lm(model)
     transform = LogitTransform.of(lm.config)
     state: _Installed | None = lm.__dict__.get(_STATE)
     if state is not None:
-        state.transform, state.chunk_tokens, state.full_head, state.is_on = transform, chunk_tokens, full_head, True
+        state.transform, state.chunk_tokens, state.full_head, state.is_on = (
+            transform,
+            chunk_tokens,
+            full_head,
+            True,
+        )
         return lm
 
     @functools.wraps(type(lm).forward)  # ``generate`` reads the parameters
@@ -266,7 +322,11 @@ def install_logprob_forward(model: nn.Module, *, chunk_tokens: int | None = None
             return _logprob_forward(self, *arguments, **keywords)
         return state.stock(self)(*arguments, **keywords)
 
-    setattr(lm, _STATE, _Installed(transform, chunk_tokens, full_head, lm.__dict__.get("forward"), forward))
+    setattr(
+        lm,
+        _STATE,
+        _Installed(transform, chunk_tokens, full_head, lm.__dict__.get("forward"), forward),
+    )
     lm.forward = MethodType(forward, lm)
     return lm
 
@@ -295,7 +355,8 @@ def uninstall(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def stock_forward(model: nn.Module) -> Iterator[None]:
-    """Have the stock forward in force for the block, which returns logits, within all that wraps it."""
+    """Have the stock forward in force for the block, which returns logits, within all that wraps
+    it."""
     state: _Installed | None = find_causal_lm(model).__dict__.get(_STATE)
     was_on = state is not None and state.is_on
     try:
@@ -324,16 +385,23 @@ def _logprob_forward(
     entropy_gradient: bool = False,
     **others: object,
 ) -> LogprobOutput:
-    if refused := [name for name, value in others.items() if value is not None and name != "return_dict"]:
+    if refused := [
+        name for name, value in others.items() if value is not None and name != "return_dict"
+    ]:
         raise TypeError(f"the log-probability forward does not take {', '.join(refused)}")
     if attention_mask is not None or use_cache:
         raise TypeError(
-            "packed rows need attention_mask=None and use_cache=False; samples attend to each other otherwise"
+            "packed rows need attention_mask=None and use_cache=False; samples attend to each other"
+            " otherwise"
         )
     if input_ids is None or input_ids.numel() != input_ids.shape[-1]:
         raise TypeError("the log-probability forward takes one row of input_ids, [T] or [1, T]")
     tokens = input_ids.reshape(-1)
-    positions = torch.arange(len(tokens), device=tokens.device) if position_ids is None else position_ids.reshape(-1)
+    positions = (
+        torch.arange(len(tokens), device=tokens.device)
+        if position_ids is None
+        else position_ids.reshape(-1)
+    )
     labels = tokens if labels is None else labels.reshape(-1)
     is_predicted = positions != 0  # the first token of a sample has no context
     is_predicted[0] = False
@@ -365,12 +433,15 @@ def _logprob_forward(
         entropy_gradient=entropy_gradient,
     )
     empty = torch.zeros(len(tokens), dtype=logprobs.dtype, device=tokens.device)
-    return LogprobOutput(*(empty.index_put((index,), values) for values in (logprobs, entropy, *divergence)))
+    return LogprobOutput(
+        *(empty.index_put((index,), values) for values in (logprobs, entropy, *divergence))
+    )
 
 
 @contextlib.contextmanager
 def precision_kept(head: nn.Module) -> Iterator[None]:
-    """Run ``head`` in the precision of its weight for the block, as a chunk does; restore its forward after it."""
+    """Run ``head`` in the precision of its weight for the block, as a chunk does; restore its
+    forward after it."""
     instance_forward = head.__dict__.get("forward")
     keep_precision(head)
     try:
@@ -382,7 +453,8 @@ def precision_kept(head: nn.Module) -> Iterator[None]:
 
 
 def visible_tokens(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
-    """bool [..., T, T], True where a token (row) attends to another (column): its sample so far and its shared prompt.
+    """bool [..., T, T], True where a token (row) attends to another (column): its sample so far and
+    its shared prompt.
 
     >>> visible_tokens(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 0, 0])).int().tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
@@ -393,17 +465,20 @@ def visible_tokens(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the backbone gets a packed row of T tokens: as it stands, B = 1 and L = T, or its parts side by side.
+    """How the backbone gets a packed row of T tokens: as it stands, B = 1 and L = T, or its parts
+    side by side.
 
-    A part is a sample, or a shared prompt with its branches. Attention that is computed as a matrix costs T² per head
-    for a row as it stands, although most of it is masked, and B·L² for parts side by side, which are padded on the
-    right to the longest: nothing before attends to padding.
+    A part is a sample, or a shared prompt with its branches. Attention that is computed as a matrix
+    costs T² per head for a row as it stands, although most of it is masked, and B·L² for parts side
+    by side, which are padded on the right to the longest: nothing before attends to padding.
     """
 
     input_ids: Tensor  # int64 [B, L]
     position_ids: Tensor  # int64 [B, L]
     visible: Tensor | None  # bool [B, 1, L, L]; None: every token attends to its own part so far
-    index: Tensor | None  # int64 [T], where each token of the row is in B·L; None: in the same place
+    index: (
+        Tensor | None
+    )  # int64 [T], where each token of the row is in B·L; None: in the same place
 
     @classmethod
     def of(
@@ -415,10 +490,11 @@ class Layout:
         *,
         as_one_row: bool,
     ) -> Layout:
-        """The cheaper layout, by the operations of a layer of ``lm``; the row as it stands for flash attention.
+        """The cheaper layout, by the operations of a layer of ``lm``; the row as it stands for
+        flash attention.
 
-        ``tokens`` and ``positions`` are int64 [T], ``sharing`` the ``seq_ids`` and ``prompt_seq_ids`` [T] of a row with
-        shared prompts.
+        ``tokens`` and ``positions`` are int64 [T], ``sharing`` the ``seq_ids`` and
+        ``prompt_seq_ids`` [T] of a row with shared prompts.
         """
         config = lm.config.get_text_config()
         if not as_one_row and config._attn_implementation in ("sdpa", "eager"):
@@ -431,8 +507,13 @@ class Layout:
             batch, longest = len(lengths), int(lengths.max())
             one_row = layer_cost(len(tokens), len(tokens) ** 2, config.hidden_size)
             if layer_cost(batch * longest, batch * longest**2, config.hidden_size) < one_row:
-                places = torch.arange(len(tokens), device=tokens.device) - (lengths.cumsum(0) - lengths)[part_ids]
-                return cls._side_by_side(tokens, positions, sharing, (batch, longest), part_ids * longest + places)
+                places = (
+                    torch.arange(len(tokens), device=tokens.device)
+                    - (lengths.cumsum(0) - lengths)[part_ids]
+                )
+                return cls._side_by_side(
+                    tokens, positions, sharing, (batch, longest), part_ids * longest + places
+                )
         visible = None if sharing is None else visible_tokens(*sharing)[None, None]
         return cls(tokens[None], positions[None], visible, None)
 
@@ -446,18 +527,31 @@ class Layout:
         index: Tensor,
     ) -> Layout:
         def padded(values: Tensor, padding: int) -> Tensor:
-            empty = torch.full((shape[0] * shape[1],), padding, dtype=values.dtype, device=values.device)
+            empty = torch.full(
+                (shape[0] * shape[1],), padding, dtype=values.dtype, device=values.device
+            )
             return empty.index_put((index,), values).reshape(shape)
 
-        if sharing is None:  # transformers takes a position that goes back for the start of another sample
-            return cls(padded(tokens, 0), torch.arange(shape[1], device=tokens.device).expand(shape), None, index)
-        seq_ids, prompt_seq_ids = padded(sharing[0], -1), padded(sharing[1], -1)  # padding attends to padding
+        if (
+            sharing is None
+        ):  # transformers takes a position that goes back for the start of another sample
+            return cls(
+                padded(tokens, 0),
+                torch.arange(shape[1], device=tokens.device).expand(shape),
+                None,
+                index,
+            )
+        seq_ids, prompt_seq_ids = (
+            padded(sharing[0], -1),
+            padded(sharing[1], -1),
+        )  # padding attends to padding
         visible = visible_tokens(seq_ids, prompt_seq_ids)[:, None]
         return cls(padded(tokens, 0), padded(positions, 0), visible, index)
 
 
 def layer_cost(num_tokens: int, num_pairs: int, hidden: int) -> int:
-    """Multiplications of a layer over 2·hidden: 12·hidden² for each token, and 2·hidden for each pair that attends.
+    """Multiplications of a layer over 2·hidden: 12·hidden² for each token, and 2·hidden for each
+    pair that attends.
 
     >>> layer_cost(512, 512**2, 128), layer_cost(16 * 48, 16 * 48**2, 128)
     (655360, 626688)
@@ -466,7 +560,8 @@ def layer_cost(num_tokens: int, num_pairs: int, hidden: int) -> int:
 
 
 def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
-    """int64 [T], the index of the preceding token of the same sample; after a shared prompt that is the prompt's last.
+    """int64 [T], the index of the preceding token of the same sample; after a shared prompt that is
+    the prompt's last.
 
     >>> tokens_before(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 0, 0])).tolist()
     [-1, 0, 1, 2, 1]
@@ -477,8 +572,11 @@ def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
     return torch.where(first & (prompt_seq_ids != seq_ids), last[prompt_seq_ids], positions - 1)
 
 
-def _outputs(lm: PreTrainedModel, place: Layout) -> tuple[Tensor, Callable[[Tensor], Tensor], LogitTransform | None]:
-    """Hidden states [T, D], the head and what follows it; with the full head logits [T, V] and nothing to do."""
+def _outputs(
+    lm: PreTrainedModel, place: Layout
+) -> tuple[Tensor, Callable[[Tensor], Tensor], LogitTransform | None]:
+    """Hidden states [T, D], the head and what follows it; with the full head logits [T, V] and
+    nothing to do."""
     state: _Installed = getattr(lm, _STATE)
     arguments = {
         "input_ids": place.input_ids,

@@ -44,11 +44,14 @@ EMBEDDINGS = {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
 
 
 def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:
-    """(model, tokenizer), each loaded if it is a name; the tokenizer defaults to that of the model."""
+    """(model, tokenizer), each loaded if it is a name; the tokenizer defaults to that
+    of the model."""
     name = model if isinstance(model, str) else getattr(model, "name_or_path", None)
     if tokenizer is None:
         if not name:
-            raise ConfigError("the model has no name_or_path to load its tokenizer from: pass processing_class=…")
+            raise ConfigError(
+                "the model has no name_or_path to load its tokenizer from: pass processing_class=…"
+            )
         tokenizer = get_tokenizer(name)
     if isinstance(model, str):
         model = get_model(model, use_liger=config.use_liger, model_kwargs=config.model_init_kwargs)
@@ -65,12 +68,15 @@ PLAIN_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- 'Assistant:\\n' }}{%- endif %}
 """
-"""The chat template of a base model: each role's name above its text, an end token after each answer. It only appends,
-and shows no tools."""
+"""The chat template of a base model: each role's name above its text, an end token after each
+answer. It only appends, and shows no tools."""
 
 
-def ensure_chat_template(tokenizer: PreTrainedTokenizerBase, env: Environment, config: RLConfig) -> None:
-    """Give a base model's tokenizer ``PLAIN_TEMPLATE``, with a warning, where the environment uses chat messages.
+def ensure_chat_template(
+    tokenizer: PreTrainedTokenizerBase, env: Environment, config: RLConfig
+) -> None:
+    """Give a base model's tokenizer ``PLAIN_TEMPLATE``, with a warning, where the environment uses
+    chat messages.
 
     *Raises* ConfigError where a server renders the messages, which would not know that template.
     """
@@ -80,45 +86,56 @@ def ensure_chat_template(tokenizer: PreTrainedTokenizerBase, env: Environment, c
     missing = f"the tokenizer {name!r} has no chat template, and the environment uses chat messages"
     if config.server_url is not None and config.history != "exact":
         raise ConfigError(
-            f"{missing}, which the server renders: set tokenizer.chat_template and start the server with the same "
-            "template (--chat-template), use an instruct model, or message_type='completion'"
+            f"{missing}, which the server renders: set tokenizer.chat_template and start the server"
+            " with the same template (--chat-template), use an instruct model, or"
+            " message_type='completion'"
         )
     ids = tokenizer("a")["input_ids"]
     begins = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
     tokenizer.chat_template = ("{{- bos_token }}" if begins else "") + PLAIN_TEMPLATE
     log.warning(
-        "%s: a plain template is used (User:, Assistant:, and %r after each answer). For another, set "
-        "tokenizer.chat_template; for prompts of text, message_type='completion'",
+        "%s: a plain template is used (User:, Assistant:, and %r after each answer). For another,"
+        " set tokenizer.chat_template; for prompts of text, message_type='completion'",
         missing,
         tokenizer.eos_token,
     )
 
 
 def probe_template(tokenizer: PreTrainedTokenizerBase, env: Environment, config: RLConfig) -> None:
-    """Warn when ``env`` has several turns and the chat template rewrites earlier ones, or raise if that is required.
+    """Warn when ``env`` has several turns and the chat template rewrites earlier ones, or raise if
+    that is required.
 
-    With ``history="exact"`` earlier turns are never rendered again; then the end token of a turn must be known.
-    Single-turn and plain-text environments are not checked; of a group, its members are. *Raises* ConfigError.
+    With ``history="exact"`` earlier turns are never rendered again; then the end token of a turn
+    must be known. Single-turn and plain-text environments are not checked; of a group, its members
+    are. *Raises* ConfigError.
     """
     for member in members(env):
         if member.max_turns == 1 or member.message_type != "chat":
             continue
         try:
             problem = template_problem(tokenizer, member, config.history)
-        except (ConfigError, BadRequest) as error:  # the template may still render this environment's messages
+        except (
+            ConfigError,
+            BadRequest,
+        ) as error:  # the template may still render this environment's messages
             if config.require_increasing_context or config.history == "exact":
                 raise ConfigError(str(error)) from error
             log.warning("could not check whether the chat template only appends: %s", error)
             return
         if problem is not None:
             if config.require_increasing_context:
-                raise ConfigError(f"{problem} To train anyway, set require_increasing_context=False.")
+                raise ConfigError(
+                    f"{problem} To train anyway, set require_increasing_context=False."
+                )
             log.warning("%s", problem)
             return
 
 
-def template_problem(tokenizer: PreTrainedTokenizerBase, env: Environment, history: str) -> str | None:
-    """How the chat template changes earlier turns of ``env``'s conversations; None when it does not.
+def template_problem(
+    tokenizer: PreTrainedTokenizerBase, env: Environment, history: str
+) -> str | None:
+    """How the chat template changes earlier turns of ``env``'s conversations; None when it does
+    not.
 
     Raises ``ConfigError`` or ``BadRequest`` when the template cannot render the test conversations.
     """
@@ -130,13 +147,20 @@ def template_problem(tokenizer: PreTrainedTokenizerBase, env: Environment, histo
     if report.ok:
         return None
     alternative = (
-        " Or set history='exact': the prompt then holds the tokens that the model sampled, earlier thoughts included."
+        " Or set history='exact': the prompt then holds the tokens that the model sampled, earlier"
+        " thoughts included."
     )
-    return f"the chat template does not only append: {report.first_difference}\n{report.advice}{alternative}"
+    return (
+        "the chat template does not only append:"
+        f" {report.first_difference}\n{report.advice}{alternative}"
+    )
 
 
 def within_prompt_limit(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, env: Environment, config: RLConfig
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    env: Environment,
+    config: RLConfig,
 ) -> list[Example]:
     """The examples to train on under ``max_prompt_len``; logs how many prompts are longer.
 
@@ -146,9 +170,13 @@ def within_prompt_limit(
         return list(examples)
     limit, cut = config.max_prompt_len, config.prompt_overflow == "truncate_left"
     if cut and any(member.max_turns != 1 for member in members(env)):
-        config.prompt_overflow = "skip"  # of requests: those of later turns hold more than the prompt
+        config.prompt_overflow = (  # of requests: those of later turns hold more than the prompt
+            "skip"
+        )
         return _cut_in_text(examples, tokenizer, env, limit)
-    short = [e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= limit]
+    short = [
+        e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= limit
+    ]
     if num_long := len(examples) - len(short):
         action = "are cut at their beginning" if cut else "are not used"
         log.warning(
@@ -166,10 +194,12 @@ def within_prompt_limit(
 def _cut_in_text(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, env: Environment, limit: int
 ) -> list[Example]:
-    """The examples with prompts of at most ``limit`` tokens: longer ones without the beginning of their text.
+    """The examples with prompts of at most ``limit`` tokens: longer ones without the beginning of
+    their text.
 
-    The text is cut, not the tokens, so that every turn of a conversation begins with the same prompt. Prompts that do
-    not fit without any text, or have parts that are no text, are left out. Raises ``DatasetError`` when none is left.
+    The text is cut, not the tokens, so that every turn of a conversation begins with the same
+    prompt. Prompts that do not fit without any text, or have parts that are no text, are left out.
+    Raises ``DatasetError`` when none is left.
     """
     fitting, num_cut = [], 0
     for example in examples:
@@ -183,20 +213,25 @@ def _cut_in_text(
             fitting.append(example)
             continue
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-        if not all(isinstance(text, str) for text in texts) or size(total := sum(map(len, texts))) > limit:
+        if (
+            not all(isinstance(text, str) for text in texts)
+            or size(total := sum(map(len, texts))) > limit
+        ):
             continue
         fewest = bisect_left(range(total), -limit, key=lambda count: -size(count))
         while size(fewest) > limit:  # fewer characters may be more tokens, by one or two
             fewest += 1
-        fitting.append(replace(example, row={**example.row, "prompt": _without_beginning(prompt, fewest)}))
+        fitting.append(
+            replace(example, row={**example.row, "prompt": _without_beginning(prompt, fewest)})
+        )
         num_cut += 1
     if not fitting:
         raise DatasetError(f"every prompt is longer than max_prompt_len = {limit} tokens: raise it")
     num_unused = len(examples) - len(fitting)
     if num_cut or num_unused:
         log.warning(
-            "%d of %d examples have prompts of more than max_prompt_len = %d tokens: %d are cut at their beginning, %d "
-            "are not used",
+            "%d of %d examples have prompts of more than max_prompt_len = %d tokens: %d are cut at"
+            " their beginning, %d are not used",
             num_cut + num_unused,
             len(examples),
             limit,
@@ -213,7 +248,9 @@ def _without_beginning(prompt: Messages, num_characters: int) -> Any:
     messages = []
     for message in prompt:
         text = message["content"]
-        messages.append({**message, "content": text[num_characters:] if isinstance(text, str) else text})
+        messages.append(
+            {**message, "content": text[num_characters:] if isinstance(text, str) else text}
+        )
         num_characters = max(0, num_characters - len(text or ""))
     return messages
 
@@ -224,7 +261,10 @@ def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Tokenizer, env: Environ
     if isinstance(prompt, str):
         return len(tokenizer(prompt)["input_ids"])
     text = tokenizer.apply_chat_template(
-        [dict(message) for message in prompt], tools=env.tool_defs or None, add_generation_prompt=True, tokenize=False
+        [dict(message) for message in prompt],
+        tools=env.tool_defs or None,
+        add_generation_prompt=True,
+        tokenize=False,
     )
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -239,21 +279,27 @@ def members(env: Environment) -> Iterator[Environment]:
 
 
 def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any:
-    """Apply the settings: wrap the model in an adapter, disable dropout, make trainable weights fp32; return it.
+    """Apply the settings: wrap the model in an adapter, disable dropout, make trainable weights
+    fp32; return it.
 
-    The adapter's first weights depend on ``config.seed`` alone. Raises ``ConfigError`` for two adapters.
+    The adapter's first weights depend on ``config.seed`` alone. Raises ``ConfigError`` for two
+    adapters.
     """
     deepspeed.require_whole(model)
     is_peft = hasattr(model, "peft_config")
     if is_peft and peft_config is not None:
-        raise ConfigError("the model already has an adapter: pass it without peft_config, or pass the plain model")
+        raise ConfigError(
+            "the model already has an adapter: pass it without peft_config, or pass the plain model"
+        )
     if (peft_config is not None or config.use_lora) and not is_peft:
         from peft import get_peft_model
 
         torch.manual_seed(config.seed)
         model = get_peft_model(model, peft_config or config.lora_config or lora_config(config))
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError("no parameter of the model requires a gradient: load the adapter with is_trainable=True")
+        raise ConfigError(
+            "no parameter of the model requires a gradient: load the adapter with is_trainable=True"
+        )
     if hasattr(model, "peft_config") and config.keeps_base_in_bf16:
         for parameter in model.parameters():
             if not parameter.requires_grad and parameter.dtype == torch.float32:
@@ -261,13 +307,16 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any
     if config.disable_dropout:
         if config.use_lora and config.lora_dropout:
             log.warning(
-                "lora_dropout is switched off: it makes sampler and trainer disagree; disable_dropout=False keeps it"
+                "lora_dropout is switched off: it makes sampler and trainer disagree;"
+                " disable_dropout=False keeps it"
             )
         _disable_dropout(model)
     if config.master_weights == "fp32":
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
-                parameter.data = parameter.data.float()  # half-precision weights lose updates at small learning rates
+                parameter.data = (
+                    parameter.data.float()
+                )  # half-precision weights lose updates at small learning rates
     if config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
         model.enable_input_require_grads()
     return model
@@ -303,21 +352,31 @@ def _disable_dropout(model: nn.Module) -> None:
             setattr(config, name, 0.0)
 
 
-def save_weights(model: PreTrainedModel, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
-    """Write the model, or its adapter alone, as ``save_pretrained`` does; an adapter's base is not looked up."""
+def save_weights(
+    model: PreTrainedModel, folder: Path, state_dict: dict[str, Any] | None = None
+) -> None:
+    """Write the model, or its adapter alone, as ``save_pretrained`` does; an adapter's base is not
+    looked up."""
     if not hasattr(model, "peft_config"):
         model.save_pretrained(folder, state_dict=state_dict)
         return
-    model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=_adapts_embeddings(model))
+    model.save_pretrained(
+        folder, state_dict=state_dict, save_embedding_layers=_adapts_embeddings(model)
+    )
 
 
 def _adapts_embeddings(model: Any) -> bool:
-    """Whether the adapter covers embeddings or the head, whose full weights are then saved with it."""
-    return bool({name for peft in model.peft_config.values() for name in peft.target_modules or ()} & EMBEDDINGS)
+    """Whether the adapter covers embeddings or the head, whose full weights are then
+    saved with it."""
+    return bool(
+        {name for peft in model.peft_config.values() for name in peft.target_modules or ()}
+        & EMBEDDINGS
+    )
 
 
 def save_merged(model: Any, folder: Path) -> None:
-    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is not changed.
+    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is
+    not changed.
 
     A head tied to the embeddings is untied where the adapter covers one of them: both are written.
     """
@@ -330,27 +389,38 @@ def save_merged(model: Any, folder: Path) -> None:
 
 
 def _untie_adapted(model: Any) -> None:
-    """Give each adapted layer weights of its own: merging an adapter into a shared weight would change both layers."""
-    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    for module in [layer.get_base_layer() for layer in model.modules() if hasattr(layer, "get_base_layer")]:
+    """Give each adapted layer weights of its own: merging an adapter into a shared weight would
+    change both layers."""
+    owners = Counter(
+        id(p) for module in model.modules() for p in module._parameters.values() if p is not None
+    )
+    for module in [
+        layer.get_base_layer() for layer in model.modules() if hasattr(layer, "get_base_layer")
+    ]:
         for name, parameter in module._parameters.items():
             if parameter is not None and owners[id(parameter)] > 1:
-                module._parameters[name] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                module._parameters[name] = nn.Parameter(
+                    parameter.detach().clone(), requires_grad=False
+                )
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Load a checkpoint's weights, or its adapter, into ``model`` in place, also for modules that share the parameters.
+    """Load a checkpoint's weights, or its adapter, into ``model`` in place, also for modules that
+    share the parameters.
 
     Raises ``CheckpointError`` when they do not fit; nothing but safetensors files is read.
     """
     with reading(folder):
         missing, unexpected = (
-            _load_adapter(model, folder) if hasattr(model, "peft_config") else _load_all(model, folder)
+            _load_adapter(model, folder)
+            if hasattr(model, "peft_config")
+            else _load_all(model, folder)
         )
         fsdp.forget_whole(model)
     if missing or unexpected:
         raise CheckpointError(
-            f"the weights in {folder} do not fit this model: missing {missing[:3]}, unexpected {unexpected[:3]}",
+            f"the weights in {folder} do not fit this model: missing {missing[:3]}, unexpected"
+            f" {unexpected[:3]}",
             path=str(folder),
         )
 
@@ -360,7 +430,9 @@ def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
 
     tensors = load_file(folder / "adapter_model.safetensors")
     parameters = fsdp.local_parameters(model) if fsdp.is_managed(model) else None
-    targets = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=_adapts_embeddings(model))
+    targets = get_peft_model_state_dict(
+        model, state_dict=parameters, save_embedding_layers=_adapts_embeddings(model)
+    )
     if fsdp.is_managed(model):
         return fsdp.scatter(tensors, {fsdp.plain(name): tensor for name, tensor in targets.items()})
     missing = sorted(targets.keys() - tensors.keys())

@@ -1,13 +1,13 @@
 """The reference policy of the KL penalty ``beta``: the policy before training.
 
-With an adapter it is the base model with the adapter disabled, and takes no memory. Otherwise, and with
-``sync_ref_model``, it is a frozen copy of the trained parameters, substituted for a forward pass of this module object
-alone: the engine has separate module objects and does not see it.
+With an adapter it is the base model with the adapter disabled, and takes no memory. Otherwise, and
+with ``sync_ref_model``, it is a frozen copy of the trained parameters, substituted for a forward
+pass of this module object alone: the engine has separate module objects and does not see it.
 
-With ``sync_ref_model`` the copy follows the policy: every ``ref_model_sync_steps`` steps
-ref ← α·policy + (1-α)·ref, with α = ``ref_model_mixup_alpha`` (TR-DPO, arXiv 2404.09656). A copy is part of every
-checkpoint, bit for bit. The copy of a model that is split over processes is split the same way: create it
-after the split.
+With ``sync_ref_model`` the copy follows the policy: every ``ref_model_sync_steps`` steps ref ←
+α·policy + (1-α)·ref, with α = ``ref_model_mixup_alpha`` (TR-DPO, arXiv 2404.09656). A copy is part
+of every checkpoint, bit for bit. The copy of a model that is split over processes is split the same
+way: create it after the split.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ FILE = "reference.safetensors"
 
 
 class Reference:
-    """Callable like the model, with the reference's weights; ``model`` has the log-probability forward installed."""
+    """Callable like the model, with the reference's weights; ``model`` has the log-probability
+    forward installed."""
 
     def __init__(self, model: nn.Module, *, sync_steps: int | None = None, alpha: float = 0.5):
         self.model, self.sync_steps, self.alpha = model, sync_steps, alpha
         self.weights: dict[str, Tensor] | None = None
         """Frozen values of the trained parameters; None: the adapter is disabled instead."""
         if sync_steps is not None or not hasattr(model, "peft_config"):
-            self.weights = {name: fsdp.part(parameter).clone() for name, parameter in _trained(model)}
+            self.weights = {
+                name: fsdp.part(parameter).clone() for name, parameter in _trained(model)
+            }
 
     @classmethod
     def of(cls, model: nn.Module, config: RLConfig) -> Reference | None:
@@ -76,9 +79,12 @@ class Reference:
             fsdp.forget_whole(self.model)
 
     def _in_model_dtype(self) -> dict[str, Tensor]:
-        """The copy in the dtype of the policy's layers, which DeepSpeed may have changed to half precision."""
+        """The copy in the dtype of the policy's layers, which DeepSpeed may have changed to half
+        precision."""
         assert self.weights is not None
-        return {name: self.weights[name].to(parameter.dtype) for name, parameter in _trained(self.model)}
+        return {
+            name: self.weights[name].to(parameter.dtype) for name, parameter in _trained(self.model)
+        }
 
     def after_step(self, step: int) -> None:
         """Move towards the policy if the ``step``-th step is one of ``sync_steps``."""
@@ -90,10 +96,12 @@ class Reference:
                 self.weights[name].mul_(1 - self.alpha).add_(fsdp.part(parameter), alpha=self.alpha)
 
     def state(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """The copy as whole CPU tensors where ``keep`` is set, else empty; every rank of a split run calls it."""
+        """The copy as whole CPU tensors where ``keep`` is set, else empty; every rank of a split
+        run calls it."""
         parameters = dict(_trained(self.model)) if self.weights else {}
         gathered = (
-            (name, fsdp.whole_of_part(weight, parameters[name])) for name, weight in (self.weights or {}).items()
+            (name, fsdp.whole_of_part(weight, parameters[name]))
+            for name, weight in (self.weights or {}).items()
         )
         return {fsdp.plain(name): weight.cpu().contiguous() for name, weight in gathered if keep}
 
@@ -116,7 +124,8 @@ class Reference:
 
 @contextmanager
 def _adapter_off(model: Any) -> Iterator[None]:
-    """Disable the adapter; afterwards restore ``requires_grad`` of every parameter, which PEFT alone does not do."""
+    """Disable the adapter; afterwards restore ``requires_grad`` of every parameter, which PEFT
+    alone does not do."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         with model.disable_adapter():
@@ -127,4 +136,6 @@ def _adapter_off(model: Any) -> Iterator[None]:
 
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]

@@ -1,8 +1,10 @@
-"""The teacher of on-policy distillation: a frozen model that scores the tokens that the policy sampled.
+"""The teacher of on-policy distillation: a frozen model that scores the tokens that the policy
+sampled.
 
-``Teacher`` is a model in this process: a folder (of a model, of an adapter, or of a run, whose newest checkpoint it is)
-or a name. ``EndpointTeacher`` is a server with prompt log-probabilities, as vLLM and ``vf-serve`` have them. Both are
-called like the policy, and take the place of the reference policy. A teacher must have the policy's vocabulary.
+``Teacher`` is a model in this process: a folder (of a model, of an adapter, or of a run, whose
+newest checkpoint it is) or a name. ``EndpointTeacher`` is a server with prompt log-probabilities,
+as vLLM and ``vf-serve`` have them. Both are called like the policy, and take the place of the
+reference policy. A teacher must have the policy's vocabulary.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def is_url(teacher: str) -> bool:
 
 
 class _Frozen:
-    """The methods of ``Reference`` for a model that never changes, and that no checkpoint has to hold."""
+    """The methods of ``Reference`` for a model that never changes, and that no checkpoint has to
+    hold."""
 
     def after_step(self, step: int) -> None:
         """No-op: a teacher does not follow the policy."""
@@ -71,8 +74,11 @@ class Teacher(_Frozen):
         install_logprob_forward(model)
 
     @classmethod
-    def open(cls, name: str, tokenizer: PreTrainedTokenizerBase, device: torch.device | str) -> Teacher:
-        """Load a folder or a named model. *Raises* ConfigError when it has another vocabulary than ``tokenizer``."""
+    def open(
+        cls, name: str, tokenizer: PreTrainedTokenizerBase, device: torch.device | str
+    ) -> Teacher:
+        """Load a folder or a named model. *Raises* ConfigError when it has another vocabulary than
+        ``tokenizer``."""
         if Path(name).expanduser().is_dir():
             folder = model_folder(name)
             model, its_tokenizer = load_folder(folder)
@@ -82,9 +88,9 @@ class Teacher(_Frozen):
             identity = name
         if its_tokenizer.get_vocab() != tokenizer.get_vocab():
             raise ConfigError(
-                f"the teacher {name} has another vocabulary than the policy ({len(its_tokenizer)} and {len(tokenizer)} "
-                "tokens): it cannot score the policy's tokens; take a teacher with the policy's tokenizer, or imitate "
-                "its answers with loss='sft'"
+                f"the teacher {name} has another vocabulary than the policy ({len(its_tokenizer)}"
+                f" and {len(tokenizer)} tokens): it cannot score the policy's tokens; take a"
+                " teacher with the policy's tokenizer, or imitate its answers with loss='sft'"
             )
         return cls(model.to(device), identity)
 
@@ -95,10 +101,11 @@ class Teacher(_Frozen):
 
 
 class EndpointTeacher(_Frozen):
-    """A server whose completions have ``prompt_logprobs``: ``http://HOST:PORT/v1``, with the model it serves first.
+    """A server whose completions have ``prompt_logprobs``: ``http://HOST:PORT/v1``, with the model
+    it serves first.
 
-    The key is read from ``VLLM_API_KEY``. *Raises*, when called, ``EndpointUnreachable`` when a request fails, and
-    ConfigError when the response has no log-probabilities of the prompt.
+    The key is read from ``VLLM_API_KEY``. *Raises*, when called, ``EndpointUnreachable`` when a
+    request fails, and ConfigError when the response has no log-probabilities of the prompt.
     """
 
     identity = None
@@ -108,7 +115,8 @@ class EndpointTeacher(_Frozen):
         self._model: str | None = None
 
     def __call__(self, **arguments: Tensor) -> Any:
-        """Score a packed row: the tokens of each sample, after those of the prompt that it shares."""
+        """Score a packed row: the tokens of each sample, after those of the prompt
+        that it shares."""
         ids = arguments["input_ids"].reshape(-1).cpu()
         logprobs = torch.zeros(len(ids))
         places = list(sequences(ids, arguments["position_ids"].reshape(-1).cpu(), arguments))
@@ -123,16 +131,24 @@ class EndpointTeacher(_Frozen):
         if len(ids) < 2:
             return torch.zeros(len(ids))
         self._model = self._model or self._request("models")["data"][0]["id"]
-        body = {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        body = {
+            "model": self._model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 0,
+        }
         (choice,) = self._request("completions", body)["choices"]
         scored = choice.get("prompt_logprobs")
         if not scored or len(scored) != len(ids):
             raise ConfigError(
-                f"the teacher {self.url} returned no log-probabilities of the prompt (prompt_logprobs): take a vLLM "
-                "server, vf-serve, or the teacher's folder"
+                f"the teacher {self.url} returned no log-probabilities of the prompt"
+                " (prompt_logprobs): take a vLLM server, vf-serve, or the teacher's folder"
             )
         pairs = zip(ids, scored, strict=True)
-        return torch.tensor([0.0 if entry is None else entry[str(token)]["logprob"] for token, entry in pairs])
+        return torch.tensor(
+            [0.0 if entry is None else entry[str(token)]["logprob"] for token, entry in pairs]
+        )
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
         key = os.environ.get(API_KEY_VAR, "EMPTY")
@@ -143,12 +159,19 @@ class EndpointTeacher(_Frozen):
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
                 return json.load(response)
         except (urllib.error.URLError, OSError, ValueError) as error:
-            detail = error.read().decode(errors="replace")[:300] if isinstance(error, urllib.error.HTTPError) else ""
-            raise EndpointUnreachable(f"the teacher {self.url}/{path} failed: {error} {detail}".rstrip()) from error
+            detail = (
+                error.read().decode(errors="replace")[:300]
+                if isinstance(error, urllib.error.HTTPError)
+                else ""
+            )
+            raise EndpointUnreachable(
+                f"the teacher {self.url}/{path} failed: {error} {detail}".rstrip()
+            ) from error
 
 
 def sequences(ids: Tensor, position_ids: Tensor, arguments: dict[str, Tensor]) -> Iterator[Tensor]:
-    """For each sample of a packed row the places [T] of its tokens in the row, the shared prompt's first.
+    """For each sample of a packed row the places [T] of its tokens in the row, the shared prompt's
+    first.
 
     A shared prompt without its branches is no sample.
     """
@@ -163,4 +186,8 @@ def sequences(ids: Tensor, position_ids: Tensor, arguments: dict[str, Tensor]) -
         own = (seq_ids == seq_id).nonzero().flatten()
         prompt = int(prompts[own[0]])
         if seq_id not in shared:
-            yield own if prompt == seq_id else torch.cat([(seq_ids == prompt).nonzero().flatten(), own])
+            yield (
+                own
+                if prompt == seq_id
+                else torch.cat([(seq_ids == prompt).nonzero().flatten(), own])
+            )

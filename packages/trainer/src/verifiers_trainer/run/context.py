@@ -1,7 +1,8 @@
-"""``TrainingRun``: the state that all parts of a training run share, built from the trainer's arguments.
+"""``TrainingRun``: the state that all parts of a training run share, built from the trainer's
+arguments.
 
-Wrong arguments raise ``ConfigError`` before any work. Rules between settings are in ``settings``; loading and
-preparing the model is in ``policy.preparation``.
+Wrong arguments raise ``ConfigError`` before any work. Rules between settings are in ``settings``;
+loading and preparing the model is in ``policy.preparation``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from verifiers.rubrics import Rubric
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.pipeline.mixture import joined
-from verifiers_trainer.pipeline.offline import OfflineRollouts, holds_rollouts, read_groups, rows_of, stand_in
+from verifiers_trainer.pipeline.offline import (
+    OfflineRollouts,
+    holds_rollouts,
+    read_groups,
+    rows_of,
+    stand_in,
+)
 from verifiers_trainer.policy import preparation
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher, open_teacher
@@ -77,14 +84,18 @@ class TrainingRun:
         eval_rows: DatasetLike | None = None,
         peft_config: PeftConfig | None = None,
     ) -> TrainingRun:
-        """Load and check the inputs of a run; derive ``micro_batch_tokens`` and ``max_steps`` where unset.
+        """Load and check the inputs of a run; derive ``micro_batch_tokens`` and ``max_steps`` where
+        unset.
 
-        Raises ``ConfigError`` for an environment that cannot be trained on, and the errors of ``preparation.load``.
+        Raises ``ConfigError`` for an environment that cannot be trained on, and the errors of
+        ``preparation.load``.
         """
         env, dataset = environment_of(env), settings.saved_runs if dataset is None else dataset
         eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or env)
         is_offline = holds_rollouts(dataset)
-        if not is_offline and (settings.component == "ce" or dataset is settings.saved_runs is not None):
+        if not is_offline and (
+            settings.component == "ce" or dataset is settings.saved_runs is not None
+        ):
             raise ConfigError(_nothing_to_imitate(settings))
         if not is_offline:
             if settings.keep_rows is not None:
@@ -107,7 +118,9 @@ class TrainingRun:
         if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
             settings.micro_batch_tokens = settings.micro_batch_size * settings.max_seq_len
         if settings.max_steps < 0 or settings.is_given("num_train_epochs"):
-            settings.max_steps = settings.steps_for(len(run.examples), None if offline is None else offline.num_batches)
+            settings.max_steps = settings.steps_for(
+                len(run.examples), None if offline is None else offline.num_batches
+            )
         return run
 
     @property
@@ -120,32 +133,41 @@ class TrainingRun:
         """The training examples; read on first use. Raises ``DatasetError`` when there are none."""
         if self._examples is None:
             read = examples_of(self.env, self.dataset)
-            self._examples = preparation.within_prompt_limit(read, self.tokenizer, self.env, self.settings)
+            self._examples = preparation.within_prompt_limit(
+                read, self.tokenizer, self.env, self.settings
+            )
         return self._examples
 
     @property
     def num_steps_per_epoch(self) -> int:
         """Batches of one pass over the examples."""
-        return math.ceil(len(self.examples) * self.settings.rollouts_per_example / self.settings.batch_size)
+        return math.ceil(
+            len(self.examples) * self.settings.rollouts_per_example / self.settings.batch_size
+        )
 
-    # --- copies of the policy -----------------------------------------------------------------------------------
+    # --- copies of the policy ---------------------------------------------------------------------
 
     def copy_policy(self, is_split: bool) -> None:
         """Copy the policy before training: the reference, or rank 0's whole copy of a split policy.
 
-        The reference of a split policy is split likewise, so ``open_reference`` creates it when training begins.
+        The reference of a split policy is split likewise, so ``open_reference`` creates it when
+        training begins.
         """
         if not is_split:
             self.open_reference()
             return
         fsdp.untie_originals(self.model)
         # on the device that samples from it or sends it, else in host memory
-        read_as_files = self.settings.server_url is not None and self.settings.weight_sync not in ("nccl", "ipc")
+        read_as_files = self.settings.server_url is not None and self.settings.weight_sync not in (
+            "nccl",
+            "ipc",
+        )
         device = torch.device("cpu") if read_as_files else self.settings.device
         self.whole = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=device)
 
     def open_reference(self) -> None:
-        """Load the teacher, or copy the present weights as the reference if ``beta`` needs one; the first time."""
+        """Load the teacher, or copy the present weights as the reference if ``beta`` needs one; the
+        first time."""
         if self.reference is None and self.settings.teacher is not None:
             self.reference = open_teacher(self.settings, self.tokenizer)
         elif self.reference is None:
@@ -153,12 +175,18 @@ class TrainingRun:
 
     @property
     def whole_teacher(self) -> Any:
-        """The model whose whole distribution the loss "gkd" reads, not only the sampled tokens; None for others."""
-        return self.reference.model if self.settings.loss == "gkd" and isinstance(self.reference, Teacher) else None
+        """The model whose whole distribution the loss "gkd" reads, not only the sampled tokens;
+        None for others."""
+        return (
+            self.reference.model
+            if self.settings.loss == "gkd" and isinstance(self.reference, Teacher)
+            else None
+        )
 
     @property
     def whole_model(self) -> Any:
-        """The policy with whole parameters, for rank 0 alone: the model itself unless it is split."""
+        """The policy with whole parameters, for rank 0 alone: the model itself unless
+        it is split."""
         if self.whole is None:
             return self.model
         if not fsdp.is_managed(self.model):  # not split yet: a warm-up may have changed the weights
@@ -166,12 +194,14 @@ class TrainingRun:
         return self.whole.model
 
     def renew(self, *, trained_only: bool = True) -> None:
-        """Copy the policy's weights to ``whole_model``; a collective, and a no-op unless the model is split."""
+        """Copy the policy's weights to ``whole_model``; a collective, and a no-op unless the model
+        is split."""
         if self.whole is not None:
             self.whole.refresh(self.model, trained_only=trained_only)
 
     def save_model(self, folder: Path, *, merged: bool = False) -> None:
-        """Write model (for PEFT the adapter alone, unless ``merged``) and tokenizer; rank 0 alone writes."""
+        """Write model (for PEFT the adapter alone, unless ``merged``) and tokenizer; rank 0 alone
+        writes."""
         if not self.ranks.is_main:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,11 +210,12 @@ class TrainingRun:
         self.tokenizer.save_pretrained(folder)
 
 
-# --- arguments of the constructor -------------------------------------------------------------------------------
+# --- arguments of the constructor -----------------------------------------------------------------
 
 
 def either(first: str, a: object, second: str, b: object) -> Any:
-    """Resolve an argument with two names. Raises ``ConfigError`` when both are set to different values."""
+    """Resolve an argument with two names. Raises ``ConfigError`` when both are set to different
+    values."""
     if a is not None and b is not None and a is not b:
         raise ConfigError(f"{second} is another name of {first}; give one of them")
     return a if a is not None else b
@@ -200,13 +231,17 @@ def server_of(client: object) -> str | None:
     url = client if isinstance(client, str) else getattr(client, "base_url", None)
     if not url:
         raise ConfigError(
-            f"client is {type(client).__name__}, which has no base_url: give a vLLM server's URL, or a client of it"
+            f"client is {type(client).__name__}, which has no base_url: give a vLLM server's URL,"
+            " or a client of it"
         )
     return str(url)
 
 
-def final_settings(settings: RLConfig | None, default: type[RLConfig] = RLConfig, **overrides: object) -> RLConfig:
-    """A private copy of the settings (or of the defaults) with the ``overrides`` that are not None, checked together.
+def final_settings(
+    settings: RLConfig | None, default: type[RLConfig] = RLConfig, **overrides: object
+) -> RLConfig:
+    """A private copy of the settings (or of the defaults) with the ``overrides`` that are not None,
+    checked together.
 
     Raises ``ConfigError``.
     """
@@ -218,7 +253,9 @@ def final_settings(settings: RLConfig | None, default: type[RLConfig] = RLConfig
         if value is not None:
             setattr(settings, name, value)
     settings.resolve(settings.world_size)
-    settings._n_gpu = min(settings.n_gpu, 1)  # the first device only: the model is never replicated in a process
+    settings._n_gpu = min(
+        settings.n_gpu, 1
+    )  # the first device only: the model is never replicated in a process
     return settings
 
 
@@ -232,13 +269,16 @@ def environment_of(env: object) -> Any:
 
 
 def check_environment(env: object, num_workers: int = 0) -> None:
-    """Raise ``ConfigError`` unless ``env`` has a reward function, and workers, if any, can build it by id."""
+    """Raise ``ConfigError`` unless ``env`` has a reward function, and workers, if any, can build it
+    by id."""
     if env is None:
         raise ConfigError("env is missing: give an environment, or the id of one, to train in")
     if not isinstance(env, Environment):
         raise ConfigError(f"env must be an environment or the id of one, not {type(env).__name__}")
     if not env.get_reward_funcs():
-        raise ConfigError(f"the environment {_name_of(env)} has no reward function: nothing to train on")
+        raise ConfigError(
+            f"the environment {_name_of(env)} has no reward function: nothing to train on"
+        )
     env.rubric.check_needs()
     if num_workers and env.loaded_from is None:
         raise ConfigError(
@@ -250,20 +290,29 @@ def check_environment(env: object, num_workers: int = 0) -> None:
 def _nothing_to_imitate(settings: RLConfig) -> str:
     """The error for finished rollouts that are not there."""
     if settings.saved_runs:
-        return f"saved_runs is {settings.saved_runs!r}, and there is no such folder: give folders of saved runs"
+        return (
+            f"saved_runs is {settings.saved_runs!r}, and there is no such folder: give folders of"
+            " saved runs"
+        )
     return (
-        f"the loss {settings.loss!r} imitates finished rollouts, and there are none: set saved_runs to folders of "
-        "saved runs, or pass dataset=… (for an environment's own answers: pipeline.warmup.answer_columns)"
+        f"the loss {settings.loss!r} imitates finished rollouts, and there are none: set saved_runs"
+        " to folders of saved runs, or pass dataset=… (for an environment's own answers:"
+        " pipeline.warmup.answer_columns)"
     )
 
 
 def choose_advantage(env: Environment, settings: RLConfig) -> None:
-    """Use the environment's own advantages where its rubric has a ``@vf.advantage`` method and no setting prevents it.
+    """Use the environment's own advantages where its rubric has a ``@vf.advantage`` method and no
+    setting prevents it.
 
     Raises ``ConfigError`` for ``advantage="environment"`` without such a method.
     """
     rubrics = _rubrics(env)
-    is_free = not settings.is_chosen("advantage") and settings.credit == "rollout" and settings.component == "rl"
+    is_free = (
+        not settings.is_chosen("advantage")
+        and settings.credit == "rollout"
+        and settings.component == "rl"
+    )
     unchanged = not any(getattr(settings, name) for name in CHANGE_REWARDS)
     if is_free and unchanged and all(rubric.has_advantages for rubric in rubrics):
         settings.derive(advantage="environment")
@@ -271,30 +320,38 @@ def choose_advantage(env: Environment, settings: RLConfig) -> None:
 
 
 def choose_history(env: Environment, settings: RLConfig) -> None:
-    """Use exact history where a member of the environment asks for it (``AgentEnv``) and no setting says otherwise."""
+    """Use exact history where a member of the environment asks for it (``AgentEnv``) and no setting
+    says otherwise."""
     asks = any(getattr(member, "history", None) == "exact" for member in preparation.members(env))
     if asks and not settings.is_given("history"):
         settings.derive(history="exact")
 
 
 def check_advantage(env: Environment, advantage: object) -> None:
-    """Raise ``ConfigError`` for "environment" where the environment has no advantages; warn of unused ones."""
+    """Raise ``ConfigError`` for "environment" where the environment has no advantages; warn of
+    unused ones."""
     rubrics = _rubrics(env)
     if advantage != "environment":
         if any(rubric.has_advantages for rubric in rubrics):
             log.warning(
-                "the @vf.advantage method of %s is not used: the setting advantage is %r", _name_of(env), advantage
+                "the @vf.advantage method of %s is not used: the setting advantage is %r",
+                _name_of(env),
+                advantage,
             )
     elif not all(rubric.has_advantages or rubric.scores_groups for rubric in rubrics):
         raise ConfigError(
-            f"advantage='environment', and a rubric of {_name_of(env)} has no @vf.advantage method to compute it: "
-            "write one, or set advantage='mean'"
+            f"advantage='environment', and a rubric of {_name_of(env)} has no @vf.advantage method"
+            " to compute it: write one, or set advantage='mean'"
         )
 
 
 def _rubrics(env: Environment) -> list[Rubric]:
     """The rubrics of the environments that run the rollouts."""
-    return [rubric for member in env.envs for rubric in _rubrics(member)] if isinstance(env, EnvGroup) else [env.rubric]
+    return (
+        [rubric for member in env.envs for rubric in _rubrics(member)]
+        if isinstance(env, EnvGroup)
+        else [env.rubric]
+    )
 
 
 def examples_of(env: Environment, dataset: DatasetLike | None = None) -> list[Example]:

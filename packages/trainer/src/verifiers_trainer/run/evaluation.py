@@ -1,4 +1,5 @@
-"""Evaluation with the weights of a training run: the same runner and results format as ``vf-eval``."""
+"""Evaluation with the weights of a training run: the same runner and results format
+as ``vf-eval``."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def run_rollouts(
     inputs: Sequence[Any] | None = None,
     folder: Path | None = None,
 ) -> GenerateOutputs:
-    """Run rollouts of ``num_examples`` of the evaluation set, or one of each row of ``inputs``; block until done.
+    """Run rollouts of ``num_examples`` of the evaluation set, or one of each row of ``inputs``;
+    block until done.
 
     context: client and sampling arguments. folder: where to save the results; None saves nothing.
     """
@@ -53,7 +55,9 @@ def run_rollouts(
     if inputs is not None:
         return run.env.generate_sync(inputs, **options)
     return run.eval_env.evaluate_sync(
-        num_examples=num_examples, rollouts_per_example=settings.eval_rollouts_per_example, **options
+        num_examples=num_examples,
+        rollouts_per_example=settings.eval_rollouts_per_example,
+        **options,
     )
 
 
@@ -66,12 +70,14 @@ def evaluate(
     rows: Sequence[Any] | None = None,
     prefix: str = "eval",
 ) -> dict[str, float]:
-    """Evaluate ``num_examples`` of the evaluation set (or of ``rows``); return metrics named ``<prefix>_<name>``.
+    """Evaluate ``num_examples`` of the evaluation set (or of ``rows``); return metrics named
+    ``<prefix>_<name>``.
 
-    ``success`` and ``pass_at_<k>`` are NaN where the reward is graded and no success metric is named, so that every
-    evaluation of a run has the same metrics.
+    ``success`` and ``pass_at_<k>`` are NaN where the reward is graded and no success metric is
+    named, so that every evaluation of a run has the same metrics.
 
-    Save the results in ``<output_dir>/<prefix>/step-<step>``. Unknown rewards are counted, and excluded from means.
+    Save the results in ``<output_dir>/<prefix>/step-<step>``. Unknown rewards are counted, and
+    excluded from means.
     """
     started = time.perf_counter()
     folder = run.folder / prefix / f"step-{step}"
@@ -90,7 +96,10 @@ def evaluate(
         "runtime": time.perf_counter() - started,
         "success": metadata["avg_success"],
         **metadata["avg_metrics"],
-        **{f"pass_at_{k}": solved.get(str(k), math.nan) for k in draws(metadata["rollouts_per_example"])},
+        **{
+            f"pass_at_{k}": solved.get(str(k), math.nan)
+            for k in draws(metadata["rollouts_per_example"])
+        },
     }
     return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
@@ -105,26 +114,38 @@ def _concurrency(settings: RLConfig) -> int:
 
 
 def parts(run: TrainingRun) -> list[dict[str, list[Any]]]:
-    """The first ``eval_num_examples`` of the evaluation set, in parts of ``per_device_eval_batch_size`` rows."""
+    """The first ``eval_num_examples`` of the evaluation set, in parts of
+    ``per_device_eval_batch_size`` rows."""
     settings, env = run.settings, run.eval_env
-    table = env.eval_table if run.eval_rows is None else examples_from(run.eval_rows, env.row_format)
-    rows = [example.row for example in table][: settings.eval_num_examples if settings.eval_num_examples >= 0 else None]
+    table = (
+        env.eval_table if run.eval_rows is None else examples_from(run.eval_rows, env.row_format)
+    )
+    rows = [example.row for example in table][
+        : settings.eval_num_examples if settings.eval_num_examples >= 0 else None
+    ]
     size = settings.per_device_eval_batch_size
     return [
-        {f"{name}s": [row[name] for row in part] for name in ("prompt", "answer", "info")} | {"examples": part}
+        {f"{name}s": [row[name] for row in part] for name in ("prompt", "answer", "info")}
+        | {"examples": part}
         for part in (rows[start : start + size] for start in range(0, len(rows), size))
     ]
 
 
 def complete(client: PolicyClient, env: Environment, prompts: Sequence[Any]) -> list[Any]:
-    """One completion for each prompt by the present policy: a list of one message, or text where prompts are text."""
+    """One completion for each prompt by the present policy: a list of one message, or text where
+    prompts are text."""
 
     async def one(prompt: object) -> Any:
         prompt = prompt["prompt"] if isinstance(prompt, Mapping) else prompt
         if isinstance(prompt, str) and env.message_type == "chat":
-            prompt = format_row({"question": prompt}, replace(env.row_format, question_key="question"))["prompt"]
+            prompt = format_row(
+                {"question": prompt}, replace(env.row_format, question_key="question")
+            )["prompt"]
         request = ModelRequest(
-            normalize_messages(prompt, env.message_type), client.model, env.message_type, env.tool_defs or None
+            normalize_messages(prompt, env.message_type),
+            client.model,
+            env.message_type,
+            env.tool_defs or None,
         )
         response = await client.complete(request)
         return [response.message] if env.message_type == "chat" else response.text

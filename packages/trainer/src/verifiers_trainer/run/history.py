@@ -12,7 +12,8 @@ PICTURE = "learning-curve.png"
 
 
 class History:
-    """The lines of a run's ``metrics.jsonl``, read anew at each use: one dict per step, evaluation or skipped batch."""
+    """The lines of a run's ``metrics.jsonl``, read anew at each use: one dict per step, evaluation
+    or skipped batch."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -27,13 +28,15 @@ class History:
         return len(self.rows)
 
     def to_pandas(self) -> Any:
-        """The lines as a ``pandas.DataFrame``, one column per metric; NaN where a line has no such metric."""
+        """The lines as a ``pandas.DataFrame``, one column per metric; NaN where a line has no such
+        metric."""
         import pandas
 
         return pandas.DataFrame(self.rows)
 
     def plot(self, picture: str | Path | None = None) -> Picture:
-        """Draw the learning curve into ``picture`` (PNG; default: ``learning-curve.png`` in the run's folder).
+        """Draw the learning curve into ``picture`` (PNG; default: ``learning-curve.png`` in the
+        run's folder).
 
         *Raises* ConfigError before the first step, and where matplotlib is not installed.
         """
@@ -42,7 +45,9 @@ class History:
         try:
             import matplotlib  # noqa: F401
         except ModuleNotFoundError as error:
-            raise ConfigError("a plot needs matplotlib, which is not installed: pip install matplotlib") from error
+            raise ConfigError(
+                "a plot needs matplotlib, which is not installed: pip install matplotlib"
+            ) from error
         from verifiers_trainer.run.plot import draw_learning_curve
 
         target = self.folder / PICTURE if picture is None else Path(picture)

@@ -1,9 +1,10 @@
 """Write ``metrics.jsonl`` and ``completions/step-<n>.jsonl`` of a training run.
 
-A line of ``metrics.jsonl`` is one optimizer step, one evaluation, or one batch without a learning signal (``dead/*``,
-after the step before it), flushed when written; NaN is null. Resuming from step n drops the lines after n.
-``completions/dropped-<n>.jsonl`` has the finished rollouts that were generated for step n and not trained on. The
-learning curve is drawn from ``metrics.jsonl``. Trackers such as wandb receive the same metrics through ``trackers``.
+A line of ``metrics.jsonl`` is one optimizer step, one evaluation, or one batch without a learning
+signal (``dead/*``, after the step before it), flushed when written; NaN is null. Resuming from step
+n drops the lines after n. ``completions/dropped-<n>.jsonl`` has the finished rollouts that were
+generated for step n and not trained on. The learning curve is drawn from ``metrics.jsonl``.
+Trackers such as wandb receive the same metrics through ``trackers``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ COMPLETIONS = "completions"
 
 
 class MetricsFile:
-    """Appends one JSON object per step to ``<folder>/metrics.jsonl``; the file is created with the first line."""
+    """Appends one JSON object per step to ``<folder>/metrics.jsonl``; the file is created with the
+    first line."""
 
     def __init__(self, folder: Path):
         self.path = folder / METRICS
@@ -40,7 +42,8 @@ class MetricsFile:
         return self.path.is_file() and len(read_metrics(self.path)) > len(self._before)
 
     def resume(self, step: int) -> None:
-        """Drop the lines, and the dropped rollouts, of steps after ``step``, which are trained again."""
+        """Drop the lines, and the dropped rollouts, of steps after ``step``, which are trained
+        again."""
         if self.path.is_file():
             remaining = [row for row in read_metrics(self.path) if row["step"] <= step]
             atomic_write(self.path, "".join(_line(row) for row in remaining).encode("ascii"))
@@ -49,7 +52,8 @@ class MetricsFile:
                 later.unlink()
 
     def start(self, anew: bool) -> None:
-        """Begin training; ``anew`` rewrites this object's lines, after an earlier run's file was moved aside."""
+        """Begin training; ``anew`` rewrites this object's lines, after an earlier run's file was
+        moved aside."""
         if anew and self._before:
             atomic_write(self.path, "".join(self._before).encode("ascii"))
         self._before, self._is_training = [], True
@@ -87,21 +91,28 @@ def write_completions(
     first_only: bool = False,
     tokens: Mapping[tuple[int, int], Sequence[Mapping[str, Any]]] = MappingProxyType({}),
 ) -> None:
-    """Write a step's rollouts: texts, reward, per-function scores, advantage, tokens and policy version.
+    """Write a step's rollouts: texts, reward, per-function scores, advantage, tokens and policy
+    version.
 
-    Groups without a signal come last; no rollout of theirs is ``trained``. ``first_only`` writes the first rollout of
-    each group alone. ``tokens``: the turns of ``token_records``.
+    Groups without a signal come last; no rollout of theirs is ``trained``. ``first_only`` writes
+    the first rollout of each group alone. ``tokens``: the turns of ``token_records``.
     """
 
     def rows() -> Iterator[dict[str, Any]]:
-        for number, (group, advantages) in enumerate(zip(batch.groups, batch.advantages_G, strict=True)):
+        for number, (group, advantages) in enumerate(
+            zip(batch.groups, batch.advantages_G, strict=True)
+        ):
             first = batch.first_G[number] if batch.first_G else 0
             for place in range(1 if first_only else len(group.rollouts)):
                 row = _row(group, group.rollouts[place], first + place)
                 row["advantage"] = _plain(float(advantages[place]))
                 if batch.samples_G:
                     reason = batch.samples_G[number][place].excluded
-                    row |= {"trained": True} if reason is None else {"trained": False, "excluded": reason}
+                    row |= (
+                        {"trained": True}
+                        if reason is None
+                        else {"trained": False, "excluded": reason}
+                    )
                 if (turns := tokens.get((number, place))) is not None:
                     row["turn_tokens"] = turns
                 yield row
@@ -110,8 +121,11 @@ def write_completions(
     _write_rollouts(folder, f"step-{step}", rows())
 
 
-def append_dropped(folder: Path, step: int, groups: Sequence[Group], first_only: bool = False) -> None:
-    """Append the rollouts of groups that no step counts to ``dropped-<step>.jsonl``, without advantages."""
+def append_dropped(
+    folder: Path, step: int, groups: Sequence[Group], first_only: bool = False
+) -> None:
+    """Append the rollouts of groups that no step counts to ``dropped-<step>.jsonl``, without
+    advantages."""
     _write_rollouts(folder, f"dropped-{step}", _untrained(groups, first_only), mode="ab")
 
 
@@ -137,7 +151,9 @@ def _row(group: Group, rollout: Rollout, sibling: int) -> dict[str, Any]:
     }
 
 
-def _write_rollouts(folder: Path, name: str, rows: Iterable[Mapping[str, Any]], mode: str = "wb") -> None:
+def _write_rollouts(
+    folder: Path, name: str, rows: Iterable[Mapping[str, Any]], mode: str = "wb"
+) -> None:
     path = folder / COMPLETIONS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open(mode) as file:
@@ -147,7 +163,11 @@ def _write_rollouts(folder: Path, name: str, rows: Iterable[Mapping[str, Any]], 
 
 def print_completions(batch: TrainBatch, step: int, count: int, first_only: bool = False) -> None:
     """Print up to ``count`` rollouts of a step."""
-    records = [record for group in batch.groups for record in (group.rollouts[:1] if first_only else group.rollouts)]
+    records = [
+        record
+        for group in batch.groups
+        for record in (group.rollouts[:1] if first_only else group.rollouts)
+    ]
     print_prompt_completions_sample(
         [record.row["prompt"] for record in records],
         [record.completion for record in records],

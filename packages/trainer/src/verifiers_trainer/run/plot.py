@@ -11,11 +11,15 @@ from verifiers_trainer.run.metrics_files import read_metrics
 SMOOTHING_STEPS = 10
 
 
-def draw_learning_curve(metrics: Path, picture: Path, title: str, exact: str = "exact_match") -> None:
-    """Write ``picture``: the reward, and ``reward/success`` else the metric ``exact``, per step with running means.
+def draw_learning_curve(
+    metrics: Path, picture: Path, title: str, exact: str = "exact_match"
+) -> None:
+    """Write ``picture``: the reward, and ``reward/success`` else the metric ``exact``, per step
+    with running means.
 
-    A dashed line shows what the best non-solution earns, where that is known (``reward/non_solution``); entropy below.
-    Of a batch that is used several times, the steps of its first pass.
+    A dashed line shows what the best non-solution earns, where that is known
+    (``reward/non_solution``); entropy below. Of a batch that is used several times, the steps of
+    its first pass.
     """
     import matplotlib
 
@@ -26,22 +30,48 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, exact: str = "
     rows = [row for row in lines if "reward/mean" in row and row.get("batch/pass", 1) == 1]
     steps = np.array([row["step"] for row in rows])
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), height_ratios=(3, 1), sharex=True)
-    solved = "reward/success" if any(row.get("reward/success") is not None for row in rows) else f"reward/{exact}"
+    solved = (
+        "reward/success"
+        if any(row.get("reward/success") is not None for row in rows)
+        else f"reward/{exact}"
+    )
     for name, colour in (("reward/mean", "tab:blue"), (solved, "tab:green")):
-        values = np.array([row.get(name) if row.get(name) is not None else np.nan for row in rows], float)
+        values = np.array(
+            [row.get(name) if row.get(name) is not None else np.nan for row in rows], float
+        )
         if not np.isnan(values).all():
             top.plot(steps, values, color=colour, alpha=0.25)
-            top.plot(steps, running_mean(values), color=colour, label=f"{name} (mean of {SMOOTHING_STEPS} steps)")
+            top.plot(
+                steps,
+                running_mean(values),
+                color=colour,
+                label=f"{name} (mean of {SMOOTHING_STEPS} steps)",
+            )
     for row in [row for row in lines if row.get("eval_reward") is not None]:
-        top.errorbar(row["step"], row["eval_reward"], yerr=1.96 * (row.get("eval_reward_stderr") or 0), fmt="ko", ms=4)
-    lines_below = [row["reward/non_solution"] for row in rows if row.get("reward/non_solution") is not None]
+        top.errorbar(
+            row["step"],
+            row["eval_reward"],
+            yerr=1.96 * (row.get("eval_reward_stderr") or 0),
+            fmt="ko",
+            ms=4,
+        )
+    lines_below = [
+        row["reward/non_solution"] for row in rows if row.get("reward/non_solution") is not None
+    ]
     if lines_below:
-        top.axhline(lines_below[-1], color="tab:red", linestyle="--", label=f"best non-solution {lines_below[-1]:.3g}")
+        top.axhline(
+            lines_below[-1],
+            color="tab:red",
+            linestyle="--",
+            label=f"best non-solution {lines_below[-1]:.3g}",
+        )
     top.set_ylabel("reward")
     top.set_title(title)
     top.grid(alpha=0.3)
     top.legend(loc="lower right")
-    entropy = np.array([row.get("entropy") if row.get("entropy") is not None else np.nan for row in rows], float)
+    entropy = np.array(
+        [row.get("entropy") if row.get("entropy") is not None else np.nan for row in rows], float
+    )
     bottom.plot(steps, entropy, color="tab:orange")
     bottom.set_ylabel("entropy (nats)")
     bottom.set_xlabel("optimizer step")
@@ -54,4 +84,6 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, exact: str = "
 def running_mean(values: np.ndarray) -> np.ndarray:
     """Mean of each value and up to ``SMOOTHING_STEPS - 1`` before it, float [n]."""
     windows = [values[max(0, i + 1 - SMOOTHING_STEPS) : i + 1] for i in range(len(values))]
-    return np.array([np.nan if np.isnan(window).all() else np.nanmean(window) for window in windows])
+    return np.array(
+        [np.nan if np.isnan(window).all() else np.nanmean(window) for window in windows]
+    )

@@ -1,7 +1,7 @@
 """``PolicyServer``: serves the policy in training to rollouts.
 
-Owns the engine: starts it, creates its clients, and pauses it during weight updates. ``engines.inference`` selects
-the engine.
+Owns the engine: starts it, creates its clients, and pauses it during weight updates.
+``engines.inference`` selects the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from verifiers_trainer.run.context import TrainingRun
 
 
 class PolicyServer:
-    """Serves the policy of ``run`` from rank 0. Constructing it starts nothing; it may be restarted."""
+    """Serves the policy of ``run`` from rank 0. Constructing it starts nothing; it may be
+    restarted."""
 
     def __init__(self, run: TrainingRun):
         self.run = run
@@ -69,7 +70,11 @@ class PolicyServer:
         return RunContext(
             client=training_client(self.engine, self.run.tokenizer, settings),
             model=self.engine.served_model,
-            sampling_args={"return_weight_versions": True, **settings.sampling(), **(sampling_args or {})},
+            sampling_args={
+                "return_weight_versions": True,
+                **settings.sampling(),
+                **(sampling_args or {}),
+            },
             require_tokens=True,
             seed=settings.seed,
             rollout_timeout_s=settings.rollout_timeout or settings.generation_timeout,
@@ -79,9 +84,11 @@ class PolicyServer:
 
     @contextmanager
     def weight_update(self, version: int) -> Iterator[dict[str, float]]:
-        """Context around the weight update to policy ``version``: sampling is paused inside, and no token is lost.
+        """Context around the weight update to policy ``version``: sampling is paused inside, and no
+        token is lost.
 
-        A collective. Yields a dict that holds ``time/sync`` and ``time/pause`` (seconds) afterwards.
+        A collective. Yields a dict that holds ``time/sync`` and ``time/pause`` (seconds)
+        afterwards.
         """
         times: dict[str, float] = {}
         began = time.perf_counter()

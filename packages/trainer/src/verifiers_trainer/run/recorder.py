@@ -1,6 +1,7 @@
 """``StepRecorder``: collects and writes the metrics of each optimizer step.
 
-It writes ``metrics.jsonl`` and the completions; trackers receive the same metrics through the loop's log events.
+It writes ``metrics.jsonl`` and the completions; trackers receive the same metrics through the
+loop's log events.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.distributed.devices import DATA_SHEETS
 from verifiers_trainer.run.context import TrainingRun
-from verifiers_trainer.run.metrics_files import MetricsFile, append_dropped, print_completions, write_completions
+from verifiers_trainer.run.metrics_files import (
+    MetricsFile,
+    append_dropped,
+    print_completions,
+    write_completions,
+)
 from verifiers_trainer.run.step import Step
 from verifiers_trainer.run.success_watch import SENTENCE, SuccessWatch
 from verifiers_trainer.run.token_records import token_records
@@ -30,7 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class StepRecorder:
-    """The metrics of the present step, under the names of ``metrics.jsonl``; rank 0 alone writes files."""
+    """The metrics of the present step, under the names of ``metrics.jsonl``; rank 0 alone writes
+    files."""
 
     def __init__(self, run: TrainingRun, trackers: Sequence[str] = ()):
         self.run = run
@@ -50,7 +57,8 @@ class StepRecorder:
         self._alarms: set[str] = set()
         self._evaluation: Mapping[str, float] | None = None
         self._success: SuccessWatch | None = None
-        """Watched from the first step with ``reward/success`` on, which a rubric with a success metric records."""
+        """Watched from the first step with ``reward/success`` on, which a rubric with a success
+        metric records."""
         self._parted = False
         self._non_solution = non_solution_reward(run.env)
 
@@ -69,13 +77,16 @@ class StepRecorder:
         self._between_steps[name] = seconds
 
     def finish_step(self, number: int, step: Step) -> None:
-        """Write the metrics of the ``number``-th step, which is also the policy version, and its completions."""
+        """Write the metrics of the ``number``-th step, which is also the policy version, and its
+        completions."""
         settings, batch = self.run.settings, step.batch
         now = time.perf_counter()
         step.numbers |= {"time/step": now - self._began, **self._between_steps}
         generated = batch.stats["tokens/completion"] if batch.stats.get("batch/pass", 1) == 1 else 0
         step.numbers["throughput/generated_tokens_per_s"] = generated / step.numbers["time/step"]
-        step.numbers |= device_numbers(self.run.model, step.numbers["throughput/train_tokens_per_s"])
+        step.numbers |= device_numbers(
+            self.run.model, step.numbers["throughput/train_tokens_per_s"]
+        )
         self._began, self._between_steps = now, {}
         if self._non_solution is not None:
             step.numbers["reward/non_solution"] = self._non_solution
@@ -83,12 +94,22 @@ class StepRecorder:
             self.warn(number, step)
         self.file.write(number, number, step.metrics)
         if settings.log_completions:
-            write_completions(self.run.folder, number, batch, settings.log_unique_prompts, self._token_records(step))
+            write_completions(
+                self.run.folder,
+                number,
+                batch,
+                settings.log_unique_prompts,
+                self._token_records(step),
+            )
             if number % settings.logging_steps == 0:
                 first = [replace(group, rollouts=group.rollouts[:1]) for group in batch.groups]
-                self.trackers.log_completions(number, first if settings.log_unique_prompts else batch.groups)
+                self.trackers.log_completions(
+                    number, first if settings.log_unique_prompts else batch.groups
+                )
             if settings.num_completions_to_print and number % settings.logging_steps == 0:
-                print_completions(batch, number, settings.num_completions_to_print, settings.log_unique_prompts)
+                print_completions(
+                    batch, number, settings.num_completions_to_print, settings.log_unique_prompts
+                )
 
     def _token_records(self, step: Step) -> dict[tuple[int, int], list[dict[str, Any]]]:
         if not step.keeps_tokens:
@@ -97,8 +118,11 @@ class StepRecorder:
         rank, limit = self.run.ranks.rank, self.run.settings.log_tokens
         return token_records(step.batch, rank, step.row_logprobs, limit, self._texts)
 
-    def record_dropped(self, step: int, groups: Sequence[Group], numbers: Mapping[str, float]) -> None:
-        """Keep groups that no step counts, and the ``numbers`` of a batch without any signal before ``step``."""
+    def record_dropped(
+        self, step: int, groups: Sequence[Group], numbers: Mapping[str, float]
+    ) -> None:
+        """Keep groups that no step counts, and the ``numbers`` of a batch without any signal before
+        ``step``."""
         settings = self.run.settings
         if numbers:
             self.file.write(step - 1, step - 1, numbers)
@@ -106,7 +130,8 @@ class StepRecorder:
             append_dropped(self.run.folder, step, groups, settings.log_unique_prompts)
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Write an evaluation's metrics and return True; return False when they are the last ones written."""
+        """Write an evaluation's metrics and return True; return False when they are the last ones
+        written."""
         if metrics is self._evaluation:
             return False
         self._evaluation = metrics
@@ -116,7 +141,8 @@ class StepRecorder:
         return True
 
     def warn(self, number: int, step: Step) -> None:
-        """Log each abnormal metric once for as long as it stays abnormal; times and counts are of a whole batch."""
+        """Log each abnormal metric once for as long as it stays abnormal; times and counts are of a
+        whole batch."""
         numbers = step.metrics
         self._times = {name: value + numbers.get(name, 0.0) for name, value in self._times.items()}
         if number % self.run.settings.steps_per_batch == 0:
@@ -125,7 +151,9 @@ class StepRecorder:
                 self._success = self._success or SuccessWatch()
                 self._parted = self._success.parts(numbers)
         counts = {
-            name: value for name, value in step.batch.whole.stats.items() if name.startswith(("groups/", "rollouts/"))
+            name: value
+            for name, value in step.batch.whole.stats.items()
+            if name.startswith(("groups/", "rollouts/"))
         }
         active = alarms({**numbers, **counts, "time/wait_generation": 0.0, **self._batch_times})
         if self._parted:
@@ -137,21 +165,32 @@ class StepRecorder:
 
 
 def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, float]:
-    """``memory/peak`` (bytes) and, for a device of ``DATA_SHEETS``, ``throughput/mfu``; empty without CUDA."""
+    """``memory/peak`` (bytes) and, for a device of ``DATA_SHEETS``, ``throughput/mfu``; empty
+    without CUDA."""
     if not torch.cuda.is_available():
         return {}
-    counts = [(deepspeed.size(parameter).numel(), parameter.requires_grad) for parameter in model.parameters()]
-    parameters, trained = sum(n for n, _ in counts), sum(n for n, is_trained in counts if is_trained)
+    counts = [
+        (deepspeed.size(parameter).numel(), parameter.requires_grad)
+        for parameter in model.parameters()
+    ]
+    parameters, trained = (
+        sum(n for n, _ in counts),
+        sum(n for n, is_trained in counts if is_trained),
+    )
     share = flops_utilisation(parameters, trained, tokens_per_s, torch.cuda.get_device_name())
     numbers = {"memory/peak": float(torch.cuda.max_memory_allocated())}
     return numbers if share is None else numbers | {"throughput/mfu": share}
 
 
-def flops_utilisation(parameters: int, trained: int, tokens_per_s: float, device: str) -> float | None:
-    """Model FLOPs utilisation of one process, in [0, 1]; None for a device that is not in ``DATA_SHEETS``.
+def flops_utilisation(
+    parameters: int, trained: int, tokens_per_s: float, device: str
+) -> float | None:
+    """Model FLOPs utilisation of one process, in [0, 1]; None for a device that is not in
+    ``DATA_SHEETS``.
 
-    A token costs two operations per parameter in the forward pass, two in the backward pass, and two more per trained
-    parameter (Kaplan et al. 2020, arXiv 2001.08361); attention over the context is not counted.
+    A token costs two operations per parameter in the forward pass, two in the backward pass, and
+    two more per trained parameter (Kaplan et al. 2020, arXiv 2001.08361); attention over the
+    context is not counted.
     """
     peak = next((sheet.flops for name, sheet in DATA_SHEETS.items() if name in device), None)
     return None if peak is None else (4 * parameters + 2 * trained) * tokens_per_s / peak
@@ -164,18 +203,29 @@ def alarms(numbers: Mapping[str, Any]) -> dict[str, str]:
     rules = {
         "mismatch": (
             numbers.get("sampler/mismatch_kl", math.nan) > 0.05,
-            "sampler and trainer disagree about tokens of the same weights (sampler/mismatch_kl above 0.05)",
+            (
+                "sampler and trainer disagree about tokens of the same weights (sampler/mismatch_kl"
+                " above 0.05)"
+            ),
         ),
         "ratio": (
             numbers.get("ratio/kept", math.nan) < 0.5,
-            "more than half of the tokens are too far from the policy that sampled them (ratio/kept below 0.5): lower "
-            "the learning rate or max_off_policy_steps",
+            (
+                "more than half of the tokens are too far from the policy that sampled them"
+                " (ratio/kept below 0.5): lower the learning rate or max_off_policy_steps"
+            ),
         ),
         "dead_groups": (
             numbers.get("groups/dead", 0) / groups > 0.8,
-            "more than 80 % of the groups have equal rewards: the task is too easy or too hard for this model",
+            (
+                "more than 80 % of the groups have equal rewards: the task is too easy or too hard"
+                " for this model"
+            ),
         ),
-        "errors": (numbers.get("rollouts/errors", 0) / total > 0.1, "more than 10 % of the rollouts failed"),
+        "errors": (
+            numbers.get("rollouts/errors", 0) / total > 0.1,
+            "more than 10 % of the rollouts failed",
+        ),
         "fill": (
             numbers.get("packing/rows", 0) > 1 and numbers.get("packing/fill", math.nan) < 0.7,
             "packed rows are less than 70 % full (packing/fill): raise micro_batch_tokens",

@@ -1,7 +1,7 @@
 """``Checkpoints``: write the checkpoints of a training run, and resume from them.
 
-File formats are in ``policy.checkpoint_files``, the pipeline's state in ``pipeline.saved_state``; this module combines
-them, and compares the configuration of a checkpoint with the present one.
+File formats are in ``policy.checkpoint_files``, the pipeline's state in ``pipeline.saved_state``;
+this module combines them, and compares the configuration of a checkpoint with the present one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCH = "batch_{}.safetensors"
-"""The log-probabilities of a rank that stay fixed during a batch, in a checkpoint between its steps."""
+"""The log-probabilities of a rank that stay fixed during a batch, in a checkpoint between its
+steps."""
 WEIGHTS_ONLY, OBJECTIVE, CHANGED_CODE = "weights_only", "objective", "changed_code"
 
 
@@ -66,11 +67,13 @@ def _without_model(env: Environment, settings: RLConfig) -> dict[str, Any]:
     }
 
 
-def require_same_run(folder: Path, env: Environment, settings: RLConfig, forced: Collection[str]) -> None:
+def require_same_run(
+    folder: Path, env: Environment, settings: RLConfig, forced: Collection[str]
+) -> None:
     """Compare a checkpoint with a run that has nothing left to train, whose model is not loaded.
 
-    forced: settings that the training loop replaces. Raises ``RunMismatch`` for values that differ, and
-    ``CheckpointError``.
+    forced: settings that the training loop replaces. Raises ``RunMismatch`` for values that differ,
+    and ``CheckpointError``.
     """
     _, _, saved = load_pipeline(folder)
     present = _without_model(env, settings)
@@ -94,9 +97,10 @@ class Checkpoints:
     def __init__(self, run: TrainingRun, metrics_file: MetricsFile):
         self.run, self.metrics_file = run, metrics_file
         self.changed_code: list[str] = []
-        """Source files of the environment that changed between two sessions of the run, and were accepted."""
+        """Source files of the environment that changed between two sessions of the run, and were
+        accepted."""
 
-    # --- save ---------------------------------------------------------------------------------------------------
+    # --- save -------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -110,25 +114,40 @@ class Checkpoints:
     ) -> None:
         """Write ``checkpoint-<step>``, then remove those beyond ``save_total_limit``.
 
-        A collective; rank 0 writes, including the RNG states of every rank.
-        state: transformers' ``TrainerState``, whose ``best_model_checkpoint`` is set; scaler: fp16's, or None;
-        snapshot: returns the pipeline's state; fixed: between the steps of a batch, this rank's log-probabilities that
-        stay fixed during it. Raises ``CheckpointError`` on every rank when writing fails.
+        A collective; rank 0 writes, including the RNG states of every rank. state: transformers'
+        ``TrainerState``, whose ``best_model_checkpoint`` is set; scaler: fp16's, or None; snapshot:
+        returns the pipeline's state; fixed: between the steps of a batch, this rank's
+        log-probabilities that stay fixed during it. Raises ``CheckpointError`` on every rank when
+        writing fails.
         """
         run, ranks = self.run, self.run.ranks
         failpoint("checkpoint.before_sending")
         rngs = ranks.collect(checkpoint_files.rng_to_bytes(), "the states of the random generators")
-        fixed_R = [] if fixed is None else ranks.collect(fixed, "the fixed log-probabilities of the batch")
+        fixed_R = (
+            []
+            if fixed is None
+            else ranks.collect(fixed, "the fixed log-probabilities of the batch")
+        )
 
         optimizer_state = reference_state = None
         if not run.settings.save_only_model:
             optimizer_state = fsdp.whole_state(optimizer, keep=ranks.is_main)
-            reference_state = None if run.reference is None else run.reference.state(keep=ranks.is_main)
+            reference_state = (
+                None if run.reference is None else run.reference.state(keep=ranks.is_main)
+            )
 
         def write() -> str | None:
             folder = run.folder / f"{checkpoint_files.PREFIX}{state.global_step}"
-            best = run.folder / f"{checkpoint_files.PREFIX}{state.best_global_step}" if state.best_global_step else None
-            if best is not None and run.settings.load_best_model_at_end and (best == folder or best.is_dir()):
+            best = (
+                run.folder / f"{checkpoint_files.PREFIX}{state.best_global_step}"
+                if state.best_global_step
+                else None
+            )
+            if (
+                best is not None
+                and run.settings.load_best_model_at_end
+                and (best == folder or best.is_dir())
+            ):
                 state.best_model_checkpoint = str(best)
             pipeline = snapshot()
             settings = configuration(run) | {OBJECTIVE: run.settings.objective()}
@@ -150,27 +169,33 @@ class Checkpoints:
                 save_pipeline(temporary, pipeline, state.global_step, settings, name)
                 state.save_to_json(str(temporary / "trainer_state.json"))
             checkpoint_files.prune(
-                folder, run.settings.save_total_limit, protected=best, keep_every=run.settings.keep_every
+                folder,
+                run.settings.save_total_limit,
+                protected=best,
+                keep_every=run.settings.keep_every,
             )
             return state.best_model_checkpoint
 
         state.best_model_checkpoint = ranks.share(write, "the checkpoint to be written")
 
     def restore_fixed(self, folder: Path, rows_S: Sequence[list[PackedRow]]) -> None:
-        """Store in this rank's rows what ``save`` was given as ``fixed``; a checkpoint of version 0.2.0 has none."""
+        """Store in this rank's rows what ``save`` was given as ``fixed``; a checkpoint of version
+        0.2.0 has none."""
         path = folder / BATCH.format(self.run.ranks.rank)
         if path.exists():
             with checkpoint_files.reading(folder):
                 old_logprobs.restore(rows_S, path.read_bytes())
 
-    # --- resume -------------------------------------------------------------------------------------------------
+    # --- resume -----------------------------------------------------------------------------------
 
     def starting_point(self, requested: str | bool | None) -> StartingPoint:
-        """Find the checkpoint to resume from: a path, or for True the newest valid one; otherwise start at step 0.
+        """Find the checkpoint to resume from: a path, or for True the newest valid one; otherwise
+        start at step 0.
 
-        Starting at step 0 moves an earlier run in the output folder aside. Rank 0 decides for all ranks. Raises, on
-        every rank, ``RunMismatch`` listing every difference for a checkpoint of another configuration, and
-        ``CheckpointError`` for one that is damaged, missing, or holds only weights.
+        Starting at step 0 moves an earlier run in the output folder aside. Rank 0 decides for all
+        ranks. Raises, on every rank, ``RunMismatch`` listing every difference for a checkpoint of
+        another configuration, and ``CheckpointError`` for one that is damaged, missing, or holds
+        only weights.
         """
         pipeline = PipelineState()
 
@@ -190,10 +215,13 @@ class Checkpoints:
         requested = self.run.settings.resume_from_checkpoint if requested is None else requested
         if not requested:
             return None
-        folder = checkpoint_files.newest_valid(self.run.folder) if requested is True else Path(requested)
+        folder = (
+            checkpoint_files.newest_valid(self.run.folder) if requested is True else Path(requested)
+        )
         if folder is None:
             raise CheckpointError(
-                f"{self.run.folder} holds no valid checkpoint to resume from", path=str(self.run.folder)
+                f"{self.run.folder} holds no valid checkpoint to resume from",
+                path=str(self.run.folder),
             )
         checkpoint_files.verify(folder)
         return folder
@@ -203,23 +231,27 @@ class Checkpoints:
         pipeline, version, saved = load_pipeline(folder)
         if saved.pop(WEIGHTS_ONLY, False):
             raise CheckpointError(
-                f"{folder} holds weights only (save_only_model=True), so training cannot be resumed from it; give the "
-                "folder as the model to start afresh with these weights",
+                f"{folder} holds weights only (save_only_model=True), so training cannot be resumed"
+                " from it; give the folder as the model to start afresh with these weights",
                 path=str(folder),
             )
         saved.pop(OBJECTIVE, None)  # for readers: the settings behind it are compared one by one
         accepted = saved.pop(CHANGED_CODE, [])
-        changed = _require_same(saved, configuration(self.run), folder, self.run.settings.accept_changed_code)
+        changed = _require_same(
+            saved, configuration(self.run), folder, self.run.settings.accept_changed_code
+        )
         self.changed_code = sorted({*accepted, *changed})
         return pipeline, version
 
     def _start_afresh(self) -> None:
-        """Move the files of an earlier run in the output folder aside, so that two runs are never mixed."""
+        """Move the files of an earlier run in the output folder aside, so that two runs are never
+        mixed."""
         output = self.run.folder
         if earlier := bool(checkpoint_files.steps_in(output) or self.metrics_file.holds_earlier):
             aside = checkpoint_files.set_aside(output, (METRICS, COMPLETIONS))
             log.warning(
-                "%s holds an earlier run, now in %s; train(resume_from_checkpoint=True) would have continued it",
+                "%s holds an earlier run, now in %s; train(resume_from_checkpoint=True) would have"
+                " continued it",
                 output,
                 aside,
             )
@@ -231,30 +263,47 @@ def _require_same(
 ) -> list[str]:
     """The source files that changed, and were accepted.
 
-    Raises ``RunMismatch`` for values that differ; warns of keys on one side alone (a checkpoint of an older version).
+    Raises ``RunMismatch`` for values that differ; warns of keys on one side alone (a checkpoint of
+    an older version).
     """
     if apart := sorted(saved.keys() ^ current.keys()):
-        log.warning("%s cannot be compared in what it or this version does not record: %s", folder, ", ".join(apart))
-    differences = {k: (saved[k], current[k]) for k in saved.keys() & current.keys() if saved[k] != current[k]}
+        log.warning(
+            "%s cannot be compared in what it or this version does not record: %s",
+            folder,
+            ", ".join(apart),
+        )
+    differences = {
+        k: (saved[k], current[k]) for k in saved.keys() & current.keys() if saved[k] != current[k]
+    }
     if not differences:
         return []
     before, now = differences.get(CODE, ({}, {}))
-    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    changed = sorted(
+        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
+    )
     if differences.keys() != {CODE}:
-        others = [f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(differences.items()) if key != CODE]
+        others = [
+            f"{key} was {old!r}, is {new!r}"
+            for key, (old, new) in sorted(differences.items())
+            if key != CODE
+        ]
         listed = "; ".join([*others, f"{', '.join(changed)} changed"] if changed else others)
         raise RunMismatch(
-            f"{folder} belongs to another configuration: {listed}. Use those values, or start afresh in another folder",
+            f"{folder} belongs to another configuration: {listed}. Use those values, or start"
+            " afresh in another folder",
             differences=differences,
             path=str(folder),
         )
     if not accept_changed_code:
         raise RunMismatch(
-            f"{folder} was trained with other code: {', '.join(changed)} changed since. Undo the change, continue with "
-            "the present code (--accept-changed-code, accept_changed_code=True), which its checkpoints record, or "
-            "start afresh in another folder",
+            f"{folder} was trained with other code: {', '.join(changed)} changed since. Undo the"
+            " change, continue with the present code (--accept-changed-code,"
+            " accept_changed_code=True), which its checkpoints record, or start afresh in another"
+            " folder",
             differences=differences,
             path=str(folder),
         )
-    log.warning("%s was trained with other code; continuing although %s changed", folder, ", ".join(changed))
+    log.warning(
+        "%s was trained with other code; continuing although %s changed", folder, ", ".join(changed)
+    )
     return changed

@@ -21,7 +21,12 @@ from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments, pa
 from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.engines.embedded.threads import threads_for
 from verifiers_trainer.policy.checkpoint_files import write_json
-from verifiers_trainer.policy.forward_checks import check_head, check_packing, check_sharing, layer_dtype
+from verifiers_trainer.policy.forward_checks import (
+    check_head,
+    check_packing,
+    check_sharing,
+    layer_dtype,
+)
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.fields import RESHAPING
@@ -36,15 +41,18 @@ POLICY_LOGPROB, SAMPLED_LOGPROB = "log-probability of the policy", "sampled log-
 OF_THE_WEIGHTS = (POLICY_LOGPROB, SAMPLED_LOGPROB)
 """Values whose NaN or infinity says that the weights themselves are bad."""
 FP32_TOLERANCE, TOLERANCE = 1e-4, 0.1
-"""Nats per token between sampler and trainer, in the mean; the second in half precision or on a server: with a model
-of 135 M parameters in bfloat16 0.03 was measured where only the shapes of sampling and training differ, and 0.05 to
-0.07 against vLLM. Wrong tokens, raw log-probabilities or other weights differ by several times that."""
+"""Nats per token between sampler and trainer, in the mean; the second in half precision or on a
+server: with a model of 135 M parameters in bfloat16 0.03 was measured where only the shapes of
+sampling and training differ, and 0.05 to 0.07 against vLLM. Wrong tokens, raw log-probabilities or
+other weights differ by several times that."""
 
 
 def check_forward(model: PreTrainedModel, config: RLConfig) -> None:
-    """Compare our forward pass with the stock one; on a difference fall back to the stock parts with a warning.
+    """Compare our forward pass with the stock one; on a difference fall back to the stock parts
+    with a warning.
 
-    Logs the precision that the layers compute in, as measured, and warns where it is not the one that is set.
+    Logs the precision that the layers compute in, as measured, and warns where it is not the one
+    that is set.
     """
     with threads_for(model):  # the engine that sets them starts afterwards
         is_half = bool(config.bf16 or config.fp16)
@@ -52,30 +60,49 @@ def check_forward(model: PreTrainedModel, config: RLConfig) -> None:
             computed = str(dtype).removeprefix("torch.")
             log.info("the layers compute in %s", computed)
             if is_half and dtype not in (torch.bfloat16, torch.float16):
-                log.warning("%s is set, and the layers compute in %s", "bf16" if config.bf16 else "fp16", computed)
+                log.warning(
+                    "%s is set, and the layers compute in %s",
+                    "bf16" if config.bf16 else "fp16",
+                    computed,
+                )
         head = check_head(model)
         if not head.ok:
-            log.warning("the chunked head differs from the stock one by %.2g: the full head is used", head.difference)
+            log.warning(
+                "the chunked head differs from the stock one by %.2g: the full head is used",
+                head.difference,
+            )
             install_logprob_forward(model, full_head=True)
         if not config.packing:
             config.share_prompts = False
             return
         packed = check_packing(model, is_half=is_half)
         if not packed.ok:
-            log.warning("packed samples see each other (difference %.2g): packing is switched off", packed.difference)
+            log.warning(
+                "packed samples see each other (difference %.2g): packing is switched off",
+                packed.difference,
+            )
             config.packing = False
-        config.share_prompts = check_sharing(model, is_half=is_half).ok and config.share_prompts and config.packing
+        config.share_prompts = (
+            check_sharing(model, is_half=is_half).ok and config.share_prompts and config.packing
+        )
 
 
-def not_a_number(batch: TrainBatch, rows: Sequence[PackedRow]) -> tuple[str, list[PackedRow]] | None:
-    """The first non-finite input of the loss, by name, with its packed rows; None when all are finite.
+def not_a_number(
+    batch: TrainBatch, rows: Sequence[PackedRow]
+) -> tuple[str, list[PackedRow]] | None:
+    """The first non-finite input of the loss, by name, with its packed rows; None when all are
+    finite.
 
     A NaN reward is an unknown reward, excluded when the batch is built.
     """
     if any(np.isinf(group.rewards).any() for group in batch.groups):
         return "reward", list(rows)
     for row in rows:
-        checked = {SAMPLED_LOGPROB: row.sampler_logprobs, "advantage": row.advantage, "weight": row.weight}
+        checked = {
+            SAMPLED_LOGPROB: row.sampler_logprobs,
+            "advantage": row.advantage,
+            "weight": row.weight,
+        }
         for name, values in checked.items():
             if not np.isfinite(values[row.loss_mask]).all():
                 return name, [row]
@@ -86,17 +113,23 @@ def non_finite(key: str, rows: Sequence[PackedRow], step: int, folder: Path) -> 
     """The error for ``step``; writes the tokens of ``rows`` to ``folder``."""
     dump = folder / f"non-finite-step-{step}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(dump, [{name: [repr(v) for v in getattr(row, name).tolist()] for name in DUMPED} for row in rows])
+    write_json(
+        dump,
+        [{name: [repr(v) for v in getattr(row, name).tolist()] for name in DUMPED} for row in rows],
+    )
     return NonFiniteLoss(
-        f"the {key} of step {step} is not finite; no step was taken, and the tokens are in {dump}. Lower the learning "
-        "rate, or look for rewards and log-probs that are not numbers",
+        f"the {key} of step {step} is not finite; no step was taken, and the tokens are in {dump}."
+        " Lower the learning rate, or look for rewards and log-probs that are not numbers",
         key=key,
         dump=str(dump),
     )
 
 
-def compared_on(model: torch.nn.Module, groups: Sequence[Group], version: int, config: RLConfig) -> RatioMeter:
-    """Measure the first rollout that ``version`` sampled whole, by a forward pass; empty without such a rollout."""
+def compared_on(
+    model: torch.nn.Module, groups: Sequence[Group], version: int, config: RLConfig
+) -> RatioMeter:
+    """Measure the first rollout that ``version`` sampled whole, by a forward pass; empty without
+    such a rollout."""
     meter = RatioMeter(version)
     for packed in _sampled_whole(groups, version, config):
         row = packed.to_tensors(config.device)
@@ -106,27 +139,35 @@ def compared_on(model: torch.nn.Module, groups: Sequence[Group], version: int, c
 
 
 def _sampled_whole(groups: Sequence[Group], version: int, config: RLConfig) -> list[PackedRow]:
-    """Rows of the first rollout that ``version`` sampled whole; none without one. Its advantages are 1."""
+    """Rows of the first rollout that ``version`` sampled whole; none without one. Its advantages
+    are 1."""
     for group in sorted(groups, key=lambda group: group.index):
         for rollout in group.rollouts:
             if not rollout.turns or not all(_is_of(turn, version) for turn in rollout.turns):
                 continue
             samples = rollout_samples(rollout.turns, 1.0, temperature=config.temperature).samples
             weights = [sample.loss_mask.astype(np.float64) for sample in samples]
-            return pack(samples, weights, max_tokens=max(sample.num_tokens for sample in samples))[0]
+            return pack(samples, weights, max_tokens=max(sample.num_tokens for sample in samples))[
+                0
+            ]
     return []
 
 
 def _is_of(turn: Turn, version: int) -> bool:
     """Whether one policy version sampled all tokens of a turn."""
-    return turn.version == version if isinstance(turn.version, int) else bool((turn.version == version).all())
+    return (
+        turn.version == version
+        if isinstance(turn.version, int)
+        else bool((turn.version == version).all())
+    )
 
 
 def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype, on_server: bool) -> None:
     """Require equal log-probabilities in sampler and trainer for tokens of the present weights.
 
-    Raises ``ConfigError`` when the mean difference is above 1e-4 nats (0.1 in half precision, and against a server,
-    whose precision and kernels differ). Skipped when top-k and the like reshape the sampled distribution.
+    Raises ``ConfigError`` when the mean difference is above 1e-4 nats (0.1 in half precision, and
+    against a server, whose precision and kernels differ). Skipped when top-k and the like reshape
+    the sampled distribution.
     """
     if config.sampling().keys() & RESHAPING:
         return
@@ -134,8 +175,9 @@ def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype, on_serve
     allowed = FP32_TOLERANCE if is_exact else TOLERANCE
     if not meter.mean_abs <= allowed:
         raise ConfigError(
-            f"with identical weights (version {meter.version}), sampler and trainer disagree by {meter.mean_abs:.2g} "
-            f"nats per token ({meter.max_abs:.2g} at most; {allowed:g} allowed): check that both use the same "
-            f"tokenizer, chat template, dtype ({dtype}) and temperature ({config.temperature:g}) in every turn, and "
-            "that the server returns processed log-probabilities"
+            f"with identical weights (version {meter.version}), sampler and trainer disagree by"
+            f" {meter.mean_abs:.2g} nats per token ({meter.max_abs:.2g} at most; {allowed:g}"
+            f" allowed): check that both use the same tokenizer, chat template, dtype ({dtype}) and"
+            f" temperature ({config.temperature:g}) in every turn, and that the server returns"
+            " processed log-probabilities"
         )

@@ -33,7 +33,8 @@ class Step:
 
     @property
     def is_update(self) -> bool:
-        """Whether anything is trained: without a token that carries loss, momentum alone would move the weights."""
+        """Whether anything is trained: without a token that carries loss, momentum alone would move
+        the weights."""
         return self.batch.num_tokens > 0
 
     @property

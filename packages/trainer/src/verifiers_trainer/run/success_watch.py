@@ -1,8 +1,8 @@
 """``SuccessWatch``: raises an alarm when the reward rises while fewer tasks are solved.
 
-It compares the last ``WINDOW`` steps with the ``WINDOW`` before them, by the difference of their means in standard
-errors. A run is watched where the rubric names a success metric: a reward that is itself 0 or 1
-cannot part from it.
+It compares the last ``WINDOW`` steps with the ``WINDOW`` before them, by the difference of their
+means in standard errors. A run is watched where the rubric names a success metric: a reward that is
+itself 0 or 1 cannot part from it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ WINDOW = 20
 STANDARD_ERRORS = 3.0
 """Rise of the reward, and fall of the success, in standard errors of the difference."""
 SENTENCE = (
-    "the reward rises while fewer tasks are solved (reward/mean against reward/success over the last "
-    f"{2 * WINDOW} steps): the policy may have found a way to be paid without solving them; read its rollouts, and "
-    "run vf-audit on the environment"
+    "the reward rises while fewer tasks are solved (reward/mean against reward/success over the"
+    f" last {2 * WINDOW} steps): the policy may have found a way to be paid without solving them;"
+    " read its rollouts, and run vf-audit on the environment"
 )
 
 
@@ -43,8 +43,11 @@ class SuccessWatch:
 
 
 def _rise(values: Sequence[float]) -> float:
-    """Difference of the halves' means in standard errors; infinite when the halves are constant and differ."""
+    """Difference of the halves' means in standard errors; infinite when the halves are constant and
+    differ."""
     before, after = values[:WINDOW], values[WINDOW:]
     difference = fmean(after) - fmean(before)
     error = math.sqrt((variance(before) + variance(after)) / WINDOW)
-    return difference / error if error else math.copysign(math.inf, difference) if difference else 0.0
+    return (
+        difference / error if error else math.copysign(math.inf, difference) if difference else 0.0
+    )

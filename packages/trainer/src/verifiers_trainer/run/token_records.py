@@ -1,7 +1,8 @@
-"""The tokens of trained rollouts as ``completions/step-<n>.jsonl`` keeps them, for reading the numbers in the text.
+"""The tokens of trained rollouts as ``completions/step-<n>.jsonl`` keeps them, for reading the
+numbers in the text.
 
-Whole rollouts are kept, in the order of the batch, until a bound on the sampled tokens of a step is reached. Numbers
-that are equal for all tokens of a turn are written once.
+Whole rollouts are kept, in the order of the batch, until a bound on the sampled tokens of a step is
+reached. Numbers that are equal for all tokens of a turn are written once.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ def token_records(
     max_tokens: int,
     texts: Callable[[Sequence[int]], list[str]],
 ) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """(group of the batch, rollout of the group) -> its turns, of at most ``max_tokens`` sampled tokens together.
+    """(group of the batch, rollout of the group) -> its turns, of at most ``max_tokens`` sampled
+    tokens together.
 
-    ``row_logprobs``: log π [T] of each row of ``rank`` as the step computed them; the tokens of other ranks' rows have
-    none. ``texts`` gives the text of each token.
+    ``row_logprobs``: log π [T] of each row of ``rank`` as the step computed them; the tokens of
+    other ranks' rows have none. ``texts`` gives the text of each token.
     """
     recorded, left = {}, max_tokens
     for number, (group, samples) in enumerate(zip(batch.groups, batch.samples_G, strict=True)):
@@ -40,10 +42,14 @@ def token_records(
                 recorded[number, sibling] = rollout, one
     needed = {sample.rollout for _, one in recorded.values() for sample in one.samples}
     flat = [sample for samples in batch.samples_G for one in samples for sample in one.samples]
-    known = _policy_logprobs(batch, rank, row_logprobs, {i for i, s in enumerate(flat) if s.rollout in needed})
+    known = _policy_logprobs(
+        batch, rank, row_logprobs, {i for i, s in enumerate(flat) if s.rollout in needed}
+    )
     first = {id(sample): number for number, sample in enumerate(flat)}
     return {
-        place: _turns(rollout, one, [first[id(sample)] for sample in one.samples], batch.weights, known, texts)
+        place: _turns(
+            rollout, one, [first[id(sample)] for sample in one.samples], batch.weights, known, texts
+        )
         for place, (rollout, one) in recorded.items()
     }
 
@@ -51,7 +57,8 @@ def token_records(
 def _policy_logprobs(
     batch: TrainBatch, rank: int, row_logprobs: Sequence[torch.Tensor], needed: set[int]
 ) -> dict[int, dict[str, np.ndarray]]:
-    """Sample -> ``policy_logprobs`` and, where the batch has them, ``old_logprobs``; float32, of its last tokens."""
+    """Sample -> ``policy_logprobs`` and, where the batch has them, ``old_logprobs``; float32, of
+    its last tokens."""
     known: dict[int, dict[str, np.ndarray]] = {}
     if not row_logprobs:  # an update without a trained token computes no row
         return known
@@ -76,7 +83,9 @@ def _turns(
     texts: Callable[[Sequence[int]], list[str]],
 ) -> list[dict[str, Any]]:
     records = []
-    for index, (turn, (which, start, end)) in enumerate(zip(rollout.turns, turn_spans(rollout, samples), strict=True)):
+    for index, (turn, (which, start, end)) in enumerate(
+        zip(rollout.turns, turn_spans(rollout, samples), strict=True)
+    ):
         ids = turn.completion_ids.tolist()
         record: dict[str, Any] = {
             "prompt_tokens": turn.num_prompt,
@@ -92,9 +101,13 @@ def _turns(
             sample = samples.samples[which]
             record["mask"] = _once(sample.loss_mask[start:end].astype(int).tolist())
             record["advantage"] = _once(_rounded(sample.advantages[start:end]))
-            record["weight"] = _once([float(f"{weight:.4g}") for weight in weights[numbers[which]][start:end].tolist()])
+            record["weight"] = _once(
+                [float(f"{weight:.4g}") for weight in weights[numbers[which]][start:end].tolist()]
+            )
             for name, values in known.get(numbers[which], {}).items():
-                before = sample.num_tokens - len(values)  # of a shared prompt, which carries no loss
+                before = sample.num_tokens - len(
+                    values
+                )  # of a shared prompt, which carries no loss
                 record[name] = _rounded(values[start - before : end - before])
         records.append(record)
     return records

@@ -1,9 +1,10 @@
 """Send the metrics of a training run to trackers (wandb, trackio, tensorboard) without blocking it.
 
-Each tracker is transformers' reporting callback, run on its own thread behind a bounded queue. A tracker that is not
-installed, raises or hangs is dropped with one warning, and training continues; none prompts for a login. wandb also
-gets the completions as a table, and a resumed training continues its run.
-``metrics.jsonl`` (``metrics_files``) holds the same metrics and does not depend on trackers.
+Each tracker is transformers' reporting callback, run on its own thread behind a bounded queue. A
+tracker that is not installed, raises or hangs is dropped with one warning, and training continues;
+none prompts for a login. wandb also gets the completions as a table, and a resumed training
+continues its run. ``metrics.jsonl`` (``metrics_files``) holds the same metrics and does not depend
+on trackers.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ log = logging.getLogger(__name__)
 
 QUEUE_SIZE = 256
 CLOSE_S, SAY_S = 180.0, 5.0
-"""Seconds that a tracker may take to send the rest at the end (``wandb.finish`` uploads then), and seconds after which
-the wait is logged."""
+"""Seconds that a tracker may take to send the rest at the end (``wandb.finish`` uploads then), and
+seconds after which the wait is logged."""
 TABLE_ROWS = 64
 """Largest number of completions in a table of wandb."""
 WANDB_ID = "wandb_id"
@@ -46,9 +47,18 @@ FACTORIES: dict[str, Callable[[], TrainerCallback]] = {}
 
 
 def installed(names: Sequence[str]) -> list[str]:
-    """``names`` without the trackers whose package is missing, each of which is a warning with the command."""
-    modules = {"wandb": ("wandb",), "trackio": ("trackio",), "tensorboard": ("tensorboard", "tensorboardX")}
-    missing = [n for n in names if n in modules and n not in FACTORIES and not any(map(find_spec, modules[n]))]
+    """``names`` without the trackers whose package is missing, each of which is a warning with the
+    command."""
+    modules = {
+        "wandb": ("wandb",),
+        "trackio": ("trackio",),
+        "tensorboard": ("tensorboard", "tensorboardX"),
+    }
+    missing = [
+        n
+        for n in names
+        if n in modules and n not in FACTORIES and not any(map(find_spec, modules[n]))
+    ]
     for name in missing:
         log.warning(
             "%s is not installed and gets no numbers: %s; metrics.jsonl has them all",
@@ -59,14 +69,19 @@ def installed(names: Sequence[str]) -> list[str]:
 
 
 class Trackers(TrainerCallback):
-    """Forwards the loop's events to ``names``, with one thread per tracker, started with training."""
+    """Forwards the loop's events to ``names``, with one thread per tracker, started
+    with training."""
 
     def __init__(self, names: Sequence[str]):
         self.names = tuple(names)
         self._running: list[_Worker] = []
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **others: object,
     ) -> None:
         self.close()
         self._running = [_Worker(name) for name in self.names]
@@ -83,7 +98,11 @@ class Trackers(TrainerCallback):
         self._send("on_log", args, state, control, {**others, "logs": dict(logs or {})})
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **others: object,
     ) -> None:
         self._send("on_train_end", args, state, control, others)
         self.close()
@@ -98,7 +117,9 @@ class Trackers(TrainerCallback):
         for worker in running:
             worker.close()
 
-    def _send(self, event: str, args: object, state: object, control: object, others: dict[str, Any]) -> None:
+    def _send(
+        self, event: str, args: object, state: object, control: object, others: dict[str, Any]
+    ) -> None:
         for worker in self._running:
             worker.put((event, args, copy.copy(state), copy.copy(control), others))
 
@@ -126,7 +147,9 @@ class _Worker:
         if not self.gave_up:
             self._thread.join(min(SAY_S, CLOSE_S))
             if self._thread.is_alive():
-                log.info("waiting for %s to send the last numbers, for %g s at most", self.name, CLOSE_S)
+                log.info(
+                    "waiting for %s to send the last numbers, for %g s at most", self.name, CLOSE_S
+                )
                 self._thread.join(max(0.0, CLOSE_S - SAY_S))
             if self._thread.is_alive():
                 self._give_up(f"it does not come to an end within {CLOSE_S:g} s")
@@ -146,21 +169,26 @@ class _Worker:
     def _give_up(self, reason: str) -> None:
         if not self.gave_up:
             self.gave_up = True
-            log.warning("%s gets no more numbers: %s. metrics.jsonl has them all", self.name, reason)
+            log.warning(
+                "%s gets no more numbers: %s. metrics.jsonl has them all", self.name, reason
+            )
 
 
 class Wandb(WandbCallback):
-    """transformers' callback of wandb, which continues the run of a resumed training and shows completions."""
+    """transformers' callback of wandb, which continues the run of a resumed training and shows
+    completions."""
 
     _owned: Any = None
-    """The run that this object started; one that the user's script started is neither renamed nor finished."""
+    """The run that this object started; one that the user's script started is neither renamed nor
+    finished."""
 
     def setup(self, args: Any, state: TrainerState, model: Module, **others: object) -> None:
         if self._wandb.run is None and state.is_world_process_zero:
             name = {} if args.run_name is None else {"name": args.run_name}
             self._owned = self._wandb.init(
                 project=os.getenv("WANDB_PROJECT", "huggingface"),
-                id=os.getenv("WANDB_RUN_ID") or self._id_of(Path(args.output_dir), state.global_step > 0),
+                id=os.getenv("WANDB_RUN_ID")
+                or self._id_of(Path(args.output_dir), state.global_step > 0),
                 resume=os.getenv("WANDB_RESUME", "allow"),
                 **name,
             )
@@ -184,7 +212,11 @@ class Wandb(WandbCallback):
         rows = [
             [
                 *(step, group.example_id, _text(rollout.row["prompt"]), _text(rollout.completion)),
-                *(_text(rollout.row["answer"]), rollout.reward, *(rollout.metrics.get(n) for n in scores)),
+                *(
+                    _text(rollout.row["answer"]),
+                    rollout.reward,
+                    *(rollout.metrics.get(n) for n in scores),
+                ),
             ]
             for group, rollout in rollouts
         ]

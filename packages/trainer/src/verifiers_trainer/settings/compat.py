@@ -1,8 +1,9 @@
-"""Tables of alternative setting names, read by ``config`` and the commands; other code uses one name per setting.
+"""Tables of alternative setting names, read by ``config`` and the commands; other code uses one
+name per setting.
 
-There are four kinds: another name (``RENAMED``), a name whose value is converted (``TRANSLATED``), a second field of
-transformers for the same setting (``DUPLICATES``), and a name without effect (``WITHOUT_EFFECT``). All of them work as
-keywords and as attributes, read and written.
+There are four kinds: another name (``RENAMED``), a name whose value is converted (``TRANSLATED``),
+a second field of transformers for the same setting (``DUPLICATES``), and a name without effect
+(``WITHOUT_EFFECT``). All of them work as keywords and as attributes, read and written.
 """
 
 from __future__ import annotations
@@ -26,28 +27,43 @@ Current = Callable[[str], Any]
 """Returns the current value of a canonical setting."""
 Translation = Callable[[Any, Current], dict[str, Any]]
 
-ADVANTAGES = {True: "mean_std", "group": "mean_std", "batch": "batch_reward_std", False: "mean", "none": "mean"}
+ADVANTAGES = {
+    True: "mean_std",
+    "group": "mean_std",
+    "batch": "batch_reward_std",
+    False: "mean",
+    "none": "mean",
+}
 """Values of ``scale_rewards`` -> ``advantage``."""
 
 
 def _scale_rewards(value: object, current: Current) -> dict[str, Any]:
     if not isinstance(value, (bool, str)) or value not in ADVANTAGES:
-        raise ConfigError(f"scale_rewards is {value!r}; it must be True, False, 'group', 'batch' or 'none'")
+        raise ConfigError(
+            f"scale_rewards is {value!r}; it must be True, False, 'group', 'batch' or 'none'"
+        )
     return {"advantage": ADVANTAGES[value]}
 
 
 def _max_prompt_length(value: object, current: Current) -> dict[str, Any]:
-    truncates = value is not None and current("prompt_overflow") is None  # in older versions this name implied it
+    truncates = (
+        value is not None and current("prompt_overflow") is None
+    )  # in older versions this name implied it
     return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if truncates else {})}
 
 
 TRANSLATED: dict[str, tuple[str, Translation]] = {
     "generation_batch_size": (
         "max_concurrent",
-        lambda value, current: {} if value is None else {"max_concurrent": min(value, current("max_concurrent"))},
+        lambda value, current: (
+            {} if value is None else {"max_concurrent": min(value, current("max_concurrent"))}
+        ),
     ),
     "max_prompt_length": ("max_prompt_len", _max_prompt_length),
-    "ppo_mini_batch_size": ("updates_per_batch", lambda value, current: {}),  # when the batch is known: ``config``
+    "ppo_mini_batch_size": (
+        "updates_per_batch",
+        lambda value, current: {},
+    ),  # when the batch is known: ``config``
     "scale_rewards": ("advantage", _scale_rewards),
     "steps_per_generation": (
         "updates_per_batch",
@@ -61,10 +77,13 @@ DUPLICATES: tuple[tuple[str, str], ...] = (
     ("micro_batch_size", "per_device_train_batch_size"),
     ("use_liger", "use_liger_kernel"),
 )
-"""Pairs of fields that are one setting and always have the same value. The second is transformers'."""
+"""Pairs of fields that are one setting and always have the same value. The second is
+transformers'."""
 
 NO_SHARDED_GENERATION = "generation does not run inside a sharded model"
-PADDED_CACHE = "the embedded engine's cache has no blocks; embedded_concurrency and max_seq_len bound it"
+PADDED_CACHE = (
+    "the embedded engine's cache has no blocks; embedded_concurrency and max_seq_len bound it"
+)
 WITHOUT_EFFECT: dict[str, str] = {
     "async_max_queue_size": "max_off_policy_steps bounds how many rollouts wait",
     "ds3_gather_for_generation": NO_SHARDED_GENERATION,
@@ -101,7 +120,8 @@ def known_names() -> frozenset[str]:
 
 
 def settings_of(name: str, value: object, current: Current) -> dict[str, Any]:
-    """Return the fields, with their values, that ``name=value`` sets; a name in no table sets the field of that name.
+    """Return the fields, with their values, that ``name=value`` sets; a name in no table sets the
+    field of that name.
 
     >>> settings_of("num_generations", 16, {}.get), settings_of("temperature", 1.0, {}.get)
     ({'rollouts_per_example': 16}, {'temperature': 1.0})
@@ -132,20 +152,25 @@ def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for name in sorted(settings, key=TRANSLATED.__contains__):  # translated names last: they read the values of others
+    for name in sorted(
+        settings, key=TRANSLATED.__contains__
+    ):  # translated names last: they read the values of others
 
         def current(field: str) -> Any:
             return fields.get(field, defaults(field))
 
         for field, value in settings_of(name, settings[name], current).items():
             if field in fields and name not in TRANSLATED and fields[field] != value:
-                raise ConfigError(f"{name} is another name of {origin[field]}, and their values differ: give one")
+                raise ConfigError(
+                    f"{name} is another name of {origin[field]}, and their values differ: give one"
+                )
             fields[field], origin[field] = value, name
     return fields
 
 
 def read(name: str, values: Mapping[str, Any], current: Current) -> Any:
-    """Return the value of another spelling: from ``values`` where it was set, else from its canonical setting."""
+    """Return the value of another spelling: from ``values`` where it was set, else from its
+    canonical setting."""
     if name in RENAMED:
         return current(RENAMED[name])
     if name in values:

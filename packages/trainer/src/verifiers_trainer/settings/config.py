@@ -1,11 +1,12 @@
 """``RLConfig``: every setting of a training run, checked all at once before any work.
 
-``resolve`` derives values from other settings and reports every violated rule in one ``ConfigError`` with the nearest
-valid values. It runs when training starts, so a setting that is changed after construction
-(``config.temperature = 0.7``) takes effect, with everything derived from it.
+``resolve`` derives values from other settings and reports every violated rule in one
+``ConfigError`` with the nearest valid values. It runs when training starts, so a setting that is
+changed after construction (``config.temperature = 0.7``) takes effect, with everything derived from
+it.
 
-To add a setting, add one line to ``fields``. Rules over several settings are in ``cross_field_rules``, alternative
-names in ``compat``.
+To add a setting, add one line to ``fields``. Rules over several settings are in
+``cross_field_rules``, alternative names in ``compat``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from transformers.training_args import TrainingArguments  # not from the root, whose types are those of every model
+from transformers.training_args import (
+    TrainingArguments,
+)  # not from the root, whose types are those of every model
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
@@ -29,15 +32,20 @@ from verifiers_trainer.algorithm.losses import BOUNDS, bounds_read, named_object
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.settings import compat, recipes
 from verifiers_trainer.settings.compat import known_names
-from verifiers_trainer.settings.cross_field_rules import ANCHORED_ON_BATCH, CHECKS, CORRECTIONS, INFERENCE
+from verifiers_trainer.settings.cross_field_rules import (
+    ANCHORED_ON_BATCH,
+    CHECKS,
+    CORRECTIONS,
+    INFERENCE,
+)
 from verifiers_trainer.settings.fields import RESHAPING, Settings, plain, problem_of, resume_values
 
 log = logging.getLogger(__name__)
 
 
 TIS_CAP = 2.0
-"""``tis_cap`` where top_p and the like reshape the sampled distribution. *Source*: TIS, Yao et al. 2025, "Your
-efficient RL framework secretly brings you off-policy RL training"."""
+"""``tis_cap`` where top_p and the like reshape the sampled distribution. *Source*: TIS, Yao et al.
+2025, "Your efficient RL framework secretly brings you off-policy RL training"."""
 
 
 @dataclass
@@ -57,13 +65,17 @@ class RLConfig(RLFields):
     """How ``batch_size`` was derived, for messages; empty when the caller set it."""
     _bf16_requested = False
     component = "rl"
-    """The part of the loss that trains the rollouts: "rl", "ce" or "ref_kl"; derived from ``loss``."""
+    """The part of the loss that trains the rollouts: "rl", "ce" or "ref_kl"; derived
+    from ``loss``."""
 
     def _init(self, **settings: object) -> None:
         check_keywords(settings, known_names(), type(self).__name__)
         other_spellings = {name: settings[name] for name in settings if name in compat.SPELLINGS}
         settings = compat.canonical(settings, self.default_of)
-        for name in ("eval_strategy", "save_strategy"):  # transformers' own error does not name the setting
+        for name in (
+            "eval_strategy",
+            "save_strategy",
+        ):  # transformers' own error does not name the setting
             if name in settings and (problem := problem_of(name, settings[name])):
                 raise ConfigError(problem)
         try:
@@ -73,7 +85,9 @@ class RLConfig(RLFields):
         self._other_spellings, self._explicit = other_spellings, set(settings)
         self._derive_objective()
 
-    if not TYPE_CHECKING:  # a type checker reads the fields themselves, so it knows every setting and its type
+    if (
+        not TYPE_CHECKING
+    ):  # a type checker reads the fields themselves, so it knows every setting and its type
         __init__ = functools.wraps(RLFields.__init__)(_init)
 
     @classmethod
@@ -83,7 +97,9 @@ class RLConfig(RLFields):
 
     def __post_init__(self) -> None:
         if self.output_dir is None:
-            self.output_dir = str(Path("outputs") / (self.run_name or time.strftime("train-%Y%m%d-%H%M%S")))
+            self.output_dir = str(
+                Path("outputs") / (self.run_name or time.strftime("train-%Y%m%d-%H%M%S"))
+            )
         self._set_precision()
         if self.report_to is None:
             self.report_to = "none"
@@ -96,22 +112,30 @@ class RLConfig(RLFields):
             deepspeed.load_models_whole()
 
     def _set_precision(self) -> None:
-        """Use half precision where the accelerator supports it, else float32; warn if half precision was requested."""
+        """Use half precision where the accelerator supports it, else float32; warn if half
+        precision was requested."""
         if self.use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()):
             if self.bf16 or self.fp16:
-                log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")
+                log.warning(
+                    "no accelerator is used, so training computes in float32, not in bf16 or fp16"
+                )
             self._bf16_requested = self._bf16_requested or bool(self.bf16)
             self.use_cpu, self.bf16, self.fp16 = True, False, False
         elif self.bf16 is None:
-            self.bf16 = not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+            self.bf16 = (
+                not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+            )
 
     @property
     def keeps_base_in_bf16(self) -> bool:
-        """Whether a LoRA run on a CPU holds its frozen weights in bfloat16: generation is several times as fast.
+        """Whether a LoRA run on a CPU holds its frozen weights in bfloat16: generation is several
+        times as fast.
 
         Needs ``bf16=True`` and a CPU with instructions for it.
         """
-        features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in older versions of torch
+        features: dict[str, Any] = getattr(
+            torch.cpu, "get_capabilities", dict
+        )()  # missing in older versions of torch
         has_bf16 = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
         return bool(self.use_cpu and has_bf16 and self._bf16_requested and self.is_given("bf16"))
 
@@ -131,11 +155,14 @@ class RLConfig(RLFields):
     def __getattr__(self, name: str) -> Any:
         """Read a setting under another name; Python calls this for missing attributes only."""
         if name in compat.SPELLINGS:
-            return compat.read(name, self.__dict__.get("_other_spellings", {}), lambda field: getattr(self, field))
+            return compat.read(
+                name, self.__dict__.get("_other_spellings", {}), lambda field: getattr(self, field)
+            )
         raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
 
     def set_fields(self, values: Mapping[str, Any]) -> None:
-        """Set these fields alone: not the second field of a setting, and not as if the caller had set them."""
+        """Set these fields alone: not the second field of a setting, and not as if the caller had
+        set them."""
         for name, value in values.items():
             super().__setattr__(name, value)
 
@@ -149,7 +176,12 @@ class RLConfig(RLFields):
             return
         if near := close_match(name, known_names()):
             kind = type(self).__name__
-            log.warning("%s has no setting %r, so setting it changes nothing; did you mean %r?", kind, name, near)
+            log.warning(
+                "%s has no setting %r, so setting it changes nothing; did you mean %r?",
+                kind,
+                name,
+                near,
+            )
 
     @property
     def folder(self) -> Path:
@@ -171,12 +203,14 @@ class RLConfig(RLFields):
         return self.is_given(name) or name in recipes.settings_of(self.recipe)
 
     def other_spelling(self, name: str) -> Any:
-        """The value that the caller gave under a name of ``compat``; None where it was not given."""
+        """The value that the caller gave under a name of ``compat``; None where it
+        was not given."""
         return self._other_spellings.get(name)
 
     @property
     def server_url(self) -> str | None:
-        """URL of the inference server, or of several with commas between them; None for the embedded engine.
+        """URL of the inference server, or of several with commas between them; None for the
+        embedded engine.
 
         With ``inference="auto"`` and no URL, the engine looks for a server when it starts.
         """
@@ -186,69 +220,102 @@ class RLConfig(RLFields):
             return self.inference
         if self.inference_base_url:
             return self.inference_base_url
-        if self.inference == "vllm" or self.is_given("vllm_server_host") or self.is_given("vllm_server_port"):
+        if (
+            self.inference == "vllm"
+            or self.is_given("vllm_server_host")
+            or self.is_given("vllm_server_port")
+        ):
             return f"http://{self.vllm_server_host}:{self.vllm_server_port}"
         return None
 
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of every training request."""
-        named: dict[str, Any] = {"max_tokens": self.max_turn_tokens, "temperature": self.temperature}
+        named: dict[str, Any] = {
+            "max_tokens": self.max_turn_tokens,
+            "temperature": self.temperature,
+        }
         for name in sorted({*RESHAPING, "stop", "guided_regex"}):
             value = getattr(self, name)
-            is_neutral = not value or value == self.default_of(name) or (name == "top_k" and value < 0)
+            is_neutral = (
+                not value or value == self.default_of(name) or (name == "top_k" and value < 0)
+            )
             named[name] = None if is_neutral else value
         if self.prompt_overflow == "truncate_left" and self.max_prompt_len is not None:
             named |= {"truncate_prompt_tokens": self.max_prompt_len, "truncation_side": "left"}
-        return {name: value for name, value in named.items() if value is not None} | self.sampling_args
+        return {
+            name: value for name, value in named.items() if value is not None
+        } | self.sampling_args
 
     @property
     def reshaping(self) -> list[str]:
-        """The sampling arguments in force that make the sampled distribution another than the trained one."""
+        """The sampling arguments in force that make the sampled distribution another than the
+        trained one."""
         return sorted(self.sampling().keys() & RESHAPING)
 
     @property
     def max_turn_tokens(self) -> int | None:
         """Maximum tokens of one turn; None = the remainder of ``max_seq_len``."""
-        bounds = [bound for bound in (self.max_tokens, self.max_completion_len) if bound is not None]
+        bounds = [
+            bound for bound in (self.max_tokens, self.max_completion_len) if bound is not None
+        ]
         return min(bounds, default=None)
 
     def bounds(self) -> dict[str, Any]:
         """Every bound that the loss reads, by setting, with the value in force.
 
-        A bound that the caller set wins over the one of the loss's source. Without ``epsilon_high``, a clip is as wide
-        above as below.
+        A bound that the caller set wins over the one of the loss's source. Without
+        ``epsilon_high``, a clip is as wide above as below.
         """
-        values = {name: getattr(self, name) for name in bounds_read(self.loss)} | dict(self.bounds_of_the_source())
+        values = {name: getattr(self, name) for name in bounds_read(self.loss)} | dict(
+            self.bounds_of_the_source()
+        )
         if values.get("epsilon_high", 0) is None and "epsilon" in values:
             values["epsilon_high"] = values["epsilon"]
-        setting = {bounds_read(self.loss)[name]: name for name, value in values.items() if value is not None}
+        setting = {
+            bounds_read(self.loss)[name]: name
+            for name, value in values.items()
+            if value is not None
+        }
         return {name: values[name] for name in setting.values()}
 
     def bounds_of_the_source(self) -> Mapping[str, float]:
-        """Bounds of the loss's source, by setting, that the caller did not replace; ``epsilon`` replaces both."""
+        """Bounds of the loss's source, by setting, that the caller did not replace; ``epsilon``
+        replaces both."""
         named = named_objective(self.loss)
         replaced = {"epsilon_high"} if self.is_given("epsilon") else set()
         own = {} if named is None else named.bounds
-        return {name: value for name, value in own.items() if name not in replaced and not self.is_given(name)}
+        return {
+            name: value
+            for name, value in own.items()
+            if name not in replaced and not self.is_given(name)
+        }
 
     def loss_parameters(self) -> dict[str, Any]:
-        """Parameters of the loss, under its own names: the bounds it reads, and ``loss_kwargs``, which win."""
+        """Parameters of the loss, under its own names: the bounds it reads, and ``loss_kwargs``,
+        which win."""
         parameter = bounds_read(self.loss)
         return {parameter[name]: value for name, value in self.bounds().items()} | self.loss_kwargs
 
     def objective(self) -> str:
-        """State in one line what is minimised: the loss with its parameters, aggregation, advantage, KL and anchor."""
+        """State in one line what is minimised: the loss with its parameters, aggregation,
+        advantage, KL and anchor."""
         named = named_objective(self.loss)
         loss = named.loss if named is not None and named.loss != self.loss else ""
         bounds = ", ".join(f"{name} {value}" for name, value in self.loss_parameters().items())
-        length = f" {self.max_completion_len or self.max_seq_len}" if self.aggregation == "constant_length" else ""
+        length = (
+            f" {self.max_completion_len or self.max_seq_len}"
+            if self.aggregation == "constant_length"
+            else ""
+        )
         credit = f" per turn, gamma {self.gamma:g}" if self.credit == "turn" else ""
         reference = "the first policy"
         if self.sync_ref_model:
             reference = f"one updated every {self.ref_model_sync_steps} steps"
         if self.teacher is not None:
             reference = f"the teacher {self.teacher}"
-        corrections = [f"{name} {value}" for name in CORRECTIONS if (value := getattr(self, name)) is not None]
+        corrections = [
+            f"{name} {value}" for name in CORRECTIONS if (value := getattr(self, name)) is not None
+        ]
         parts = (
             f"loss {plain(self.loss)}" + f" = {loss}" * bool(loss) + f" ({bounds})" * bool(bounds),
             f"aggregation {self.aggregation}{length}",
@@ -263,8 +330,9 @@ class RLConfig(RLFields):
     def resume_values(self) -> dict[str, Any]:
         """Return the settings that must match when the training is resumed, as JSON values.
 
-        Complete by default: every setting without ``Free`` in ``fields``, but for bounds that the loss
-        does not read; a loss by its function, and which of its parameters are those of its source.
+        Complete by default: every setting without ``Free`` in ``fields``, but for bounds that the
+        loss does not read; a loss by its function, and which of its parameters are those of its
+        source.
         """
         named = named_objective(self.loss)
         values = resume_values(self) | {"loss_defaults": []}
@@ -283,7 +351,9 @@ class RLConfig(RLFields):
         problems = self.problems(world_size)
         if problems:
             listed = "\n".join(f"  - {problem}" for problem in problems)
-            raise ConfigError(f"{len(problems)} setting(s) of the training cannot be used:\n{listed}")
+            raise ConfigError(
+                f"{len(problems)} setting(s) of the training cannot be used:\n{listed}"
+            )
         if self.truncated_sampling == "warn" and self.reshaping:
             named = f"anchor = {self.anchor}, tis_cap = {self.tis_cap}"
             what = "tokens are not sampled from the distribution that is trained"
@@ -314,27 +384,45 @@ class RLConfig(RLFields):
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
 
     def _derive_objective(self) -> None:
-        """Set what the recipe means, then what the loss's name means, unless the caller set others."""
+        """Set what the recipe means, then what the loss's name means, unless the
+        caller set others."""
         recipe = recipes.settings_of(self.recipe)
-        own = {name: recipe.get(name, self.default_of(name)) for name in recipes.NAMES if not self.is_given(name)}
+        own = {
+            name: recipe.get(name, self.default_of(name))
+            for name in recipes.NAMES
+            if not self.is_given(name)
+        }
         self.derive(**own)
         named = named_objective(self.loss)
         self.component = "rl" if named is None else named.component
         for name in ("aggregation", "advantage"):
             if not self.is_chosen(name):
-                self.derive(**{name: self.default_of(name) if named is None else getattr(named, name)})
+                self.derive(
+                    **{name: self.default_of(name) if named is None else getattr(named, name)}
+                )
         if not self.is_given("rollouts_per_example"):  # imitated rollouts have no siblings
-            self.derive(rollouts_per_example=1 if self.component == "ce" else self.default_of("rollouts_per_example"))
-        for name, off in (("beta", 0.0), ("sync_ref_model", False)):  # a penalty of losses that read rewards
+            self.derive(
+                rollouts_per_example=(
+                    1 if self.component == "ce" else self.default_of("rollouts_per_example")
+                )
+            )
+        for name, off in (
+            ("beta", 0.0),
+            ("sync_ref_model", False),
+        ):  # a penalty of losses that read rewards
             if not self.is_given(name):
                 self.derive(**{name: self.default_of(name) if self.component == "rl" else off})
 
     def _derive_anchor(self) -> None:
-        """Where top_p and the like reshape the sampled distribution, take the clipped ratio to the policy of the batch.
+        """Where top_p and the like reshape the sampled distribution, take the clipped ratio to the
+        policy of the batch.
 
-        The ratio to the sampler is then a weight of the token (``tis_cap``), which no clip is around.
+        The ratio to the sampler is then a weight of the token (``tis_cap``), which no clip is
+        around.
         """
-        clips = bool(self.reshaping) and isinstance(self.loss, str) and self.loss in ANCHORED_ON_BATCH
+        clips = (
+            bool(self.reshaping) and isinstance(self.loss, str) and self.loss in ANCHORED_ON_BATCH
+        )
         for name, value in (("anchor", "recomputed"), ("tis_cap", TIS_CAP)):
             if not self.is_given(name) and not self.is_given("anchor"):
                 self.derive(**{name: value if clips else self.default_of(name)})
@@ -343,10 +431,13 @@ class RLConfig(RLFields):
         """Derive ``batch_size``, in subclasses that compute it from other settings."""
 
     def _derive_updates(self) -> None:
-        """Set ``updates_per_batch`` by the examples of an update, where these were given (``ppo_mini_batch_size``)."""
+        """Set ``updates_per_batch`` by the examples of an update, where these were given
+        (``ppo_mini_batch_size``)."""
         examples = self.other_spelling("ppo_mini_batch_size")
         if isinstance(examples, int) and examples > 0 and not self.is_given("updates_per_batch"):
-            self.derive(updates_per_batch=max(1, self.batch_size // (self.rollouts_per_example * examples)))
+            self.derive(
+                updates_per_batch=max(1, self.batch_size // (self.rollouts_per_example * examples))
+            )
 
     @property
     def steps_per_batch(self) -> int:
@@ -356,15 +447,22 @@ class RLConfig(RLFields):
     @property
     def counts_epochs(self) -> bool:
         """Whether passes over the examples decide the number of steps, and not ``max_steps``."""
-        return self.max_steps <= 0 or (self.is_given("num_train_epochs") and not self.is_given("max_steps"))
+        return self.max_steps <= 0 or (
+            self.is_given("num_train_epochs") and not self.is_given("max_steps")
+        )
 
     def steps_for(self, num_examples: int, num_batches: int | None = None) -> int:
-        """Optimizer steps of the run: ``max_steps``, unless the caller set ``num_train_epochs`` alone.
+        """Optimizer steps of the run: ``max_steps``, unless the caller set ``num_train_epochs``
+        alone.
 
-        ``num_batches`` is the number of batches in one epoch; None = derived from ``num_examples``. Each batch is
-        trained for ``steps_per_batch`` steps.
+        ``num_batches`` is the number of batches in one epoch; None = derived from ``num_examples``.
+        Each batch is trained for ``steps_per_batch`` steps.
         """
         if not self.counts_epochs:
             return self.max_steps
-        per_epoch = num_examples * self.rollouts_per_example / self.batch_size if num_batches is None else num_batches
+        per_epoch = (
+            num_examples * self.rollouts_per_example / self.batch_size
+            if num_batches is None
+            else num_batches
+        )
         return max(1, math.ceil(self.num_train_epochs * per_epoch)) * self.steps_per_batch

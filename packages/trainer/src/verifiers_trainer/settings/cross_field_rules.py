@@ -1,8 +1,8 @@
 """Rules over several settings of a training run: refused combinations, each with a fix.
 
-A check takes a configuration and the number of processes and returns its problems as sentences; ``RLConfig.resolve``
-and the commands collect all of them. Checks have no side effects. ``fields`` has the limits of
-single settings.
+A check takes a configuration and the number of processes and returns its problems as sentences;
+``RLConfig.resolve`` and the commands collect all of them. Checks have no side effects. ``fields``
+has the limits of single settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ ANCHORED_ON_SAMPLER = frozenset(name for name, named in OBJECTIVES.items() if na
 ANCHORED_ON_BATCH = frozenset(name for name, named in OBJECTIVES.items() if named.ratio == "r")
 """Losses in r: π/o with anchor="recomputed", ρ otherwise."""
 CORRECTIONS = ("tis_cap", "sequence_mask_cap", "geo_mask", "opsm_delta")
-"""Settings that weigh tokens, or drop samples, by the gap between the sampler and the policy of the batch."""
+"""Settings that weigh tokens, or drop samples, by the gap between the sampler and the policy of the
+batch."""
 SELECTING = ("min_reward", "max_per_example", "drop_duplicates")
 """Settings that select the finished rollouts to imitate."""
 CHANGE_REWARDS = ("reward_weights_schedule", "zero_truncated_completions")
@@ -48,21 +49,27 @@ CREDITED = ("mean", "best", "none")
 
 
 def check_mini_batch(config: Any, world_size: int) -> list[str]:
-    """Check ``ppo_mini_batch_size``, which counts examples, against the batch and ``updates_per_batch``."""
+    """Check ``ppo_mini_batch_size``, which counts examples, against the batch and
+    ``updates_per_batch``."""
     updates, mini_batch = config.updates_per_batch, config.other_spelling("ppo_mini_batch_size")
     sizes = (updates, config.batch_size, config.rollouts_per_example)
-    if mini_batch is None or not all(isinstance(size, int) and size > 0 for size in sizes) or updates > sizes[1]:
+    if (
+        mini_batch is None
+        or not all(isinstance(size, int) and size > 0 for size in sizes)
+        or updates > sizes[1]
+    ):
         return []  # the others are reported by check_batch and check_fields
     examples = config.batch_size // config.rollouts_per_example
     if not isinstance(mini_batch, int) or mini_batch < 1 or examples % mini_batch:
         return [
-            f"ppo_mini_batch_size is {mini_batch!r}, the examples of one update; it must divide the {examples} of a "
-            f"batch (batch_size {config.batch_size} / rollouts_per_example {config.rollouts_per_example})"
+            f"ppo_mini_batch_size is {mini_batch!r}, the examples of one update; it must divide the"
+            f" {examples} of a batch (batch_size {config.batch_size} / rollouts_per_example"
+            f" {config.rollouts_per_example})"
         ]
     if config.is_given("updates_per_batch") and updates * mini_batch != examples:
         return [
-            f"ppo_mini_batch_size {mini_batch} means {examples // mini_batch} updates of a batch, and "
-            f"updates_per_batch is {updates}: give one of them"
+            f"ppo_mini_batch_size {mini_batch} means {examples // mini_batch} updates of a batch,"
+            f" and updates_per_batch is {updates}: give one of them"
         ]
     return []
 
@@ -82,17 +89,21 @@ def check_objective(config: Any, world_size: int) -> list[str]:
         problems.append(f"advantage cannot be used: {error}")
     if config.kl_type == "k1":
         problems.append(
-            "kl_type is 'k1', whose gradient in the loss is zero in expectation (that of log π under π), so it would "
-            "not hold the policy near the reference: use 'k2' (gradient of KL(π‖ref)) or 'k3' (of KL(ref‖π))"
+            "kl_type is 'k1', whose gradient in the loss is zero in expectation (that of log π"
+            " under π), so it would not hold the policy near the reference: use 'k2' (gradient of"
+            " KL(π‖ref)) or 'k3' (of KL(ref‖π))"
         )
     try:
         accepted = loss_parameters(config.loss)
     except ConfigError as error:
         return [*problems, f"loss cannot be used: {error}"]
-    for name in [name for name in config.loss_kwargs if accepted is not None and name not in accepted]:
+    for name in [
+        name for name in config.loss_kwargs if accepted is not None and name not in accepted
+    ]:
         problems.append(
-            f"loss_kwargs has {name!r}, which the loss {config.loss} does not take"
-            f"{closest(name, accepted or ())}; it takes {', '.join(sorted(accepted or ())) or 'none'}"
+            f"loss_kwargs has {name!r}, which the loss {config.loss} does not"
+            f" take{closest(name, accepted or ())}; it takes"
+            f" {', '.join(sorted(accepted or ())) or 'none'}"
         )
     return problems + _check_unread(config, accepted or ()) + _check_bounds(config)
 
@@ -106,8 +117,8 @@ def _check_unread(config: Any, accepted: Collection[str]) -> list[str]:
         if name not in reads and value is not None and config.is_given(name):
             hint = f" (its own {name} is a key of loss_kwargs)" if name in accepted else ""
             problems.append(
-                f"{name} is {value!r}, a bound that the loss {config.loss!r} does not read{hint}: leave it out. Bounds "
-                f"that it reads: {', '.join(reads) or 'none'}"
+                f"{name} is {value!r}, a bound that the loss {config.loss!r} does not read{hint}:"
+                f" leave it out. Bounds that it reads: {', '.join(reads) or 'none'}"
             )
     return problems
 
@@ -119,18 +130,28 @@ def _check_bounds(config: Any) -> list[str]:
     bounds, problems = config.bounds(), []
     if not config.mask_ratio_low < 1 < config.mask_ratio_high:
         problems.append(
-            f"mask_ratio_low {config.mask_ratio_low} and mask_ratio_high {config.mask_ratio_high} must lie on both "
-            "sides of 1"
+            f"mask_ratio_low {config.mask_ratio_low} and mask_ratio_high {config.mask_ratio_high}"
+            " must lie on both sides of 1"
         )
     reads = bounds_read(config.loss)
     for name in [name for name in bounds if reads[name] == "ratio_cap"]:
         if bounds[name] < max(1, config.ratio_floor):
-            problems.append(f"{name} is {bounds[name]}, the cap of the ratio: at least 1 and not below ratio_floor")
-        if name != "ratio_cap" and config.is_given("ratio_cap") and config.ratio_cap != bounds[name]:
-            problems.append(f"ratio_cap and {name} are one bound of the loss {config.loss!r}: give one of them")
+            problems.append(
+                f"{name} is {bounds[name]}, the cap of the ratio: at least 1 and not below"
+                " ratio_floor"
+            )
+        if (
+            name != "ratio_cap"
+            and config.is_given("ratio_cap")
+            and config.ratio_cap != bounds[name]
+        ):
+            problems.append(
+                f"ratio_cap and {name} are one bound of the loss {config.loss!r}: give one of them"
+            )
     if "delta" in bounds and bounds["delta"] <= 1 + bounds["epsilon_high"]:
         problems.append(
-            f"delta is {bounds['delta']}; it must be above 1 + epsilon_high = {1 + bounds['epsilon_high']:g}"
+            f"delta is {bounds['delta']}; it must be above 1 + epsilon_high ="
+            f" {1 + bounds['epsilon_high']:g}"
         )
     return problems
 
@@ -141,27 +162,32 @@ def check_anchor(config: Any, world_size: int) -> list[str]:
     problems = []
     if config.tis_cap is not None and name in ANCHORED_ON_SAMPLER:
         problems.append(
-            f"tis_cap weighs tokens by o/μ, and the loss {name!r} weighs them by π/μ already, so the gap to the "
-            "sampler would count twice: leave tis_cap out, or use ppo, gspo, sapo, vespo or dro with "
-            "anchor='recomputed'"
+            f"tis_cap weighs tokens by o/μ, and the loss {name!r} weighs them by π/μ already, so"
+            " the gap to the sampler would count twice: leave tis_cap out, or use ppo, gspo, sapo,"
+            " vespo or dro with anchor='recomputed'"
         )
     elif config.tis_cap is not None and config.anchor == "sampler":
         problems.append(
-            "tis_cap weighs tokens by o/μ, and with anchor='sampler' the ratio of the loss is π/μ, so the gap to the "
-            "sampler would count twice: set anchor='recomputed', or leave tis_cap out"
+            "tis_cap weighs tokens by o/μ, and with anchor='sampler' the ratio of the loss is π/μ,"
+            " so the gap to the sampler would count twice: set anchor='recomputed', or leave"
+            " tis_cap out"
         )
     corrects = any(getattr(config, correction) is not None for correction in CORRECTIONS)
     if config.anchor == "recomputed" and not corrects:
         if name is not None and name not in ANCHORED_ON_BATCH:
             problems.append(
-                f"anchor is 'recomputed', and the loss {name!r} uses the sampler's log-probabilities only: "
-                f"leave it out, or use {', '.join(sorted(ANCHORED_ON_BATCH))}"
+                f"anchor is 'recomputed', and the loss {name!r} uses the sampler's"
+                " log-probabilities only: leave it out, or use"
+                f" {', '.join(sorted(ANCHORED_ON_BATCH))}"
             )
-        elif config.num_iterations == config.updates_per_batch == 1 and config.max_off_policy_steps != 0:
+        elif (
+            config.num_iterations == config.updates_per_batch == 1
+            and config.max_off_policy_steps != 0
+        ):
             problems.append(
-                "anchor is 'recomputed' and a batch is one optimizer step, so that every ratio of the loss is 1 and "
-                "nothing corrects for tokens of older policies: set tis_cap (such as 2.0), leave anchor out, or set "
-                "max_off_policy_steps=0"
+                "anchor is 'recomputed' and a batch is one optimizer step, so that every ratio of"
+                " the loss is 1 and nothing corrects for tokens of older policies: set tis_cap"
+                " (such as 2.0), leave anchor out, or set max_off_policy_steps=0"
             )
     return problems + _check_geo_mask(config.geo_mask)
 
@@ -169,18 +195,27 @@ def check_anchor(config: Any, world_size: int) -> list[str]:
 def _check_geo_mask(pair: Sequence[float] | None) -> list[str]:
     if pair is None:
         return []
-    numbers = isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(n, int | float) for n in pair)
+    numbers = (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(isinstance(n, int | float) for n in pair)
+    )
     if not numbers or not 0 < pair[0] < 1 < pair[1]:
-        return [f"geo_mask is {pair!r}; it must be two numbers on both sides of 1, such as (0.99, 1.01)"]
+        return [
+            f"geo_mask is {pair!r}; it must be two numbers on both sides of 1, such as (0.99, 1.01)"
+        ]
     return []
 
 
 def check_components(config: Any, world_size: int) -> list[str]:
-    """Check the settings of the losses that read no reward, and those that only such a loss reads."""
+    """Check the settings of the losses that read no reward, and those that only such
+    a loss reads."""
     problems = []
     if config.component != "ce":
         given = [name for name in SELECTING if getattr(config, name) != config.default_of(name)]
-        problems += [f"{name} selects rollouts to imitate: leave it out, or set loss='sft'" for name in given]
+        problems += [
+            f"{name} selects rollouts to imitate: leave it out, or set loss='sft'" for name in given
+        ]
     if config.component != "rl":
         unread = [name for name in CORRECTIONS if getattr(config, name) is not None]
         unread += ["credit"] if config.credit == "turn" else []
@@ -193,23 +228,35 @@ def check_components(config: Any, world_size: int) -> list[str]:
 def check_teacher(config: Any, world_size: int) -> list[str]:
     """Require a teacher where the loss reads one, and a loss that reads the teacher."""
     if config.teacher is None:
-        return [f"the loss {config.loss!r} needs a teacher: set teacher"] if config.component == "ref_kl" else []
+        return (
+            [f"the loss {config.loss!r} needs a teacher: set teacher"]
+            if config.component == "ref_kl"
+            else []
+        )
     problems = []
     if config.component != "ref_kl" and not config.beta:
-        problems.append("teacher is set, and no part of the loss reads it: set loss='distill', or beta")
+        problems.append(
+            "teacher is set, and no part of the loss reads it: set loss='distill', or beta"
+        )
     if config.component == "ref_kl" and config.beta:
-        problems.append(f"beta adds a penalty towards the teacher, which is what loss={config.loss!r} is: leave it out")
+        problems.append(
+            f"beta adds a penalty towards the teacher, which is what loss={config.loss!r} is: leave"
+            " it out"
+        )
     if config.loss == "gkd" and _is_url(config.teacher):
         problems.append(
-            "teacher is a server, which scores sampled tokens alone, and loss='gkd' compares whole distributions: set "
-            "loss='distill', or give the teacher's folder"
+            "teacher is a server, which scores sampled tokens alone, and loss='gkd' compares whole"
+            " distributions: set loss='distill', or give the teacher's folder"
         )
     if config.sync_ref_model and config.is_given("sync_ref_model"):
-        problems.append("sync_ref_model updates the reference, which is the teacher here: leave one of them out")
+        problems.append(
+            "sync_ref_model updates the reference, which is the teacher here: leave one of them out"
+        )
     if _is_url(config.teacher) and config.temperature != 1:
         problems.append(
-            f"teacher is a server, whose log-probabilities are those of temperature 1, and temperature is "
-            f"{config.temperature:g}: set temperature=1, or give the teacher's folder"
+            "teacher is a server, whose log-probabilities are those of temperature 1, and"
+            f" temperature is {config.temperature:g}: set temperature=1, or give the teacher's"
+            " folder"
         )
     return problems
 
@@ -217,7 +264,10 @@ def check_teacher(config: Any, world_size: int) -> list[str]:
 def check_reference(config: Any, world_size: int) -> list[str]:
     """Require a KL penalty for a synchronised reference."""
     if config.sync_ref_model and config.is_given("sync_ref_model") and config.beta == 0:
-        return ["sync_ref_model=True and beta is 0: without a penalty there is no reference; set beta, or leave it out"]
+        return [
+            "sync_ref_model=True and beta is 0: without a penalty there is no reference; set beta,"
+            " or leave it out"
+        ]
     return []
 
 
@@ -233,8 +283,8 @@ def check_iterations(config: Any, world_size: int) -> list[str]:
     product = " x ".join(f"{name} {value}" for name, value in factors.items() if value > 1)
     near = f"{steps // n * n} or {(steps // n + 1) * n}" if steps > n else f"{n}"
     return [
-        f"max_steps {steps} is not a multiple of the {n} steps of a batch ({product}): a batch would be left half "
-        f"used; use {near}"
+        f"max_steps {steps} is not a multiple of the {n} steps of a batch ({product}): a batch"
+        f" would be left half used; use {near}"
     ]
 
 
@@ -242,16 +292,20 @@ def check_credit(config: Any, world_size: int) -> list[str]:
     """Check the settings of credit per turn, and of advantages that the environment computes."""
     if config.credit == "turn" and config.advantage not in CREDITED:
         return [
-            f"credit='turn' compares the returns of a turn with those of the siblings, and advantage is "
-            f"{config.advantage!r}: use {' or '.join(map(repr, CREDITED))}"
+            "credit='turn' compares the returns of a turn with those of the siblings, and"
+            f" advantage is {config.advantage!r}: use {' or '.join(map(repr, CREDITED))}"
         ]
     if config.advantage == "environment":
         names = [name for name in CHANGE_REWARDS if getattr(config, name)]
         return [
-            f"advantage='environment' is computed of the rubric's rewards, which {n} changes: use one" for n in names
+            f"advantage='environment' is computed of the rubric's rewards, which {n} changes:"
+            " use one"
+            for n in names
         ]
     if config.credit != "turn" and config.gamma != 1.0:
-        return [f"gamma is {config.gamma!r}, which discounts from turn to turn: it needs credit='turn'"]
+        return [
+            f"gamma is {config.gamma!r}, which discounts from turn to turn: it needs credit='turn'"
+        ]
     return []
 
 
@@ -261,14 +315,20 @@ def check_schedules(config: Any, world_size: int) -> list[str]:
     weights = config.reward_weights_schedule
     if weights is not None and not _is_weights_schedule(weights):
         problems.append(
-            f"reward_weights_schedule is {weights!r}; it must map epochs, or 'default', to a list of weights or to "
-            "weights by name"
+            f"reward_weights_schedule is {weights!r}; it must map epochs, or 'default', to a list"
+            " of weights or to weights by name"
         )
     shares = config.env_weights
-    if shares is not None and (not shares or not all(_positive(share) for share in shares.values())):
-        problems.append(f"env_weights is {shares!r}; it must map names of environments to numbers above 0")
+    if shares is not None and (
+        not shares or not all(_positive(share) for share in shares.values())
+    ):
+        problems.append(
+            f"env_weights is {shares!r}; it must map names of environments to numbers above 0"
+        )
     if shares is not None and config.difficulty_schedule is not None:
-        problems.append("env_weights and difficulty_schedule both select the next example: give one of them")
+        problems.append(
+            "env_weights and difficulty_schedule both select the next example: give one of them"
+        )
     return problems
 
 
@@ -278,13 +338,21 @@ def _check_difficulties(schedule: Sequence[Any] | None) -> list[str]:
     pairs = (
         isinstance(schedule, list | tuple)
         and schedule
-        and all(isinstance(entry, list | tuple) and len(entry) == 2 and _positive(entry[0]) for entry in schedule)
+        and all(
+            isinstance(entry, list | tuple) and len(entry) == 2 and _positive(entry[0])
+            for entry in schedule
+        )
     )
     if not pairs:
-        return [f"difficulty_schedule is {schedule!r}; it must be pairs (epoch, difficulty) with epochs above 0"]
+        return [
+            f"difficulty_schedule is {schedule!r}; it must be pairs (epoch, difficulty) with epochs"
+            " above 0"
+        ]
     epochs = [entry[0] for entry in schedule]
     if any(later <= earlier for earlier, later in itertools.pairwise(epochs)):
-        return [f"difficulty_schedule has epochs {', '.join(f'{e:g}' for e in epochs)}; they must rise"]
+        return [
+            f"difficulty_schedule has epochs {', '.join(f'{e:g}' for e in epochs)}; they must rise"
+        ]
     return []
 
 
@@ -293,7 +361,9 @@ def _is_weights_schedule(schedule: object) -> bool:
         isinstance(schedule, Mapping)
         and bool(schedule)
         and all(key == "default" or str(key).isdecimal() for key in schedule)
-        and all(isinstance(weights, Mapping | list | tuple) and weights for weights in schedule.values())
+        and all(
+            isinstance(weights, Mapping | list | tuple) and weights for weights in schedule.values()
+        )
     )
 
 
@@ -305,53 +375,75 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
     """Check settings that exclude each other."""
     problems = []
     if config.deterministic and config.embedded_mode not in ("auto", "deterministic"):
-        problems.append(f"deterministic=True needs embedded_mode='deterministic', not {config.embedded_mode!r}")
+        problems.append(
+            f"deterministic=True needs embedded_mode='deterministic', not {config.embedded_mode!r}"
+        )
     if config.skip_solved and config.difficulty_schedule:
-        problems.append("skip_solved and difficulty_schedule both select the examples: give one of them")
+        problems.append(
+            "skip_solved and difficulty_schedule both select the examples: give one of them"
+        )
     length, tokens = config.max_seq_len, "other tokens"
-    for name, rest in {"max_tokens": "a prompt", "max_prompt_len": tokens, "max_completion_len": tokens}.items():
+    for name, rest in {
+        "max_tokens": "a prompt",
+        "max_prompt_len": tokens,
+        "max_completion_len": tokens,
+    }.items():
         value = getattr(config, name)
         if isinstance(value, int) and isinstance(length, int) and value >= length:
             problems.append(
-                f"{name} {value} leaves no room for {rest} in max_seq_len {length}: lower one or raise the other"
+                f"{name} {value} leaves no room for {rest} in max_seq_len {length}: lower one or"
+                " raise the other"
             )
     if config.guided_regex is not None and config.server_url is None:
-        problems.append("guided_regex needs a server with constrained sampling; the embedded engine has none")
+        problems.append(
+            "guided_regex needs a server with constrained sampling; the embedded engine has none"
+        )
     if config.truncated_sampling == "refuse" and config.reshaping:
         problems.append(
-            f"truncated_sampling='refuse' and {', '.join(config.reshaping)}: tokens would not be sampled "
-            "from the distribution that is trained"
+            f"truncated_sampling='refuse' and {', '.join(config.reshaping)}: tokens would not be"
+            " sampled from the distribution that is trained"
         )
     for name in sorted(SAMPLING_FIELDS & config.sampling_args.keys()):
-        problems.append(f"sampling_args has {name!r}, which is a setting of the training: set {name} instead")
+        problems.append(
+            f"sampling_args has {name!r}, which is a setting of the training: set {name} instead"
+        )
     for tracker in trackers(config.report_to):
         if tracker not in TRACKERS:
             known = (*TRACKERS, "auto", "none")
-            problems.append(f"report_to has {tracker!r}{closest(tracker, known)}; it may have {', '.join(known)}")
+            problems.append(
+                f"report_to has {tracker!r}{closest(tracker, known)}; it may have"
+                f" {', '.join(known)}"
+            )
     return problems
 
 
 def check_reshaped_sampling(config: Any, world_size: int) -> list[str]:
-    """Refuse losses and corrections that compare with μ as if π = μ at first, where top_p and the like reshape μ.
+    """Refuse losses and corrections that compare with μ as if π = μ at first, where top_p and the
+    like reshape μ.
 
-    π/μ is then the mass that sampling kept: right as a weight of a token, wrong as a distance from the old policy.
+    π/μ is then the mass that sampling kept: right as a weight of a token, wrong as a distance from
+    the old policy.
     """
     if not config.reshaping:
         return []
     names = ", ".join(config.reshaping)
     problems = [
-        f"{name} takes the gap between sampler and trainer for an error, and {names} causes one on purpose: leave "
-        f"{name} out"
+        f"{name} takes the gap between sampler and trainer for an error, and {names} causes one on"
+        f" purpose: leave {name} out"
         for name in ("geo_mask", "opsm_delta")
         if getattr(config, name) is not None
     ]
     loss = config.loss if isinstance(config.loss, str) else None
     is_anchored = loss in ANCHORED_ON_BATCH and config.anchor == "recomputed"
     if loss in (ANCHORED_ON_BATCH | ANCHORED_ON_SAMPLER) - WEIGHTED_BY_RATIO and not is_anchored:
-        fix = "leave anchor out" if loss in ANCHORED_ON_BATCH else f"use {', '.join(sorted(WEIGHTED_BY_RATIO))} or ppo"
+        fix = (
+            "leave anchor out"
+            if loss in ANCHORED_ON_BATCH
+            else f"use {', '.join(sorted(WEIGHTED_BY_RATIO))} or ppo"
+        )
         problems.append(
-            f"with {names} the ratio π/μ of a token begins at the mass that sampling kept, and the loss "
-            f"{loss!r} drops tokens whose ratio is far from 1: {fix}"
+            f"with {names} the ratio π/μ of a token begins at the mass that sampling kept, and the"
+            f" loss {loss!r} drops tokens whose ratio is far from 1: {fix}"
         )
     return problems
 
@@ -362,23 +454,27 @@ def check_inference(config: Any, world_size: int) -> list[str]:
     inference, url = config.inference, config.inference_base_url
     if inference not in INFERENCE and not _is_url(inference):
         problems.append(
-            f"inference is {inference!r}{closest(str(inference), INFERENCE)}; it must be {', '.join(INFERENCE)} or "
-            "the URL of a server, such as http://127.0.0.1:8000/v1"
+            f"inference is {inference!r}{closest(str(inference), INFERENCE)}; it must be"
+            f" {', '.join(INFERENCE)} or the URL of a server, such as http://127.0.0.1:8000/v1"
         )
     if url is not None and not _is_url(url):
-        problems.append(f"inference_base_url is {url!r}; it must be a URL, such as http://127.0.0.1:8000/v1")
+        problems.append(
+            f"inference_base_url is {url!r}; it must be a URL, such as http://127.0.0.1:8000/v1"
+        )
     if url is not None and inference not in ("auto", "vllm"):
-        problems.append(f"inference is {inference!r} and inference_base_url {url!r}: give one of them")
+        problems.append(
+            f"inference is {inference!r} and inference_base_url {url!r}: give one of them"
+        )
     if config.deterministic and config.server_url is not None:
         problems.append(
-            "deterministic=True needs the embedded engine (inference='embedded'): a server's samples depend on "
-            "its other requests"
+            "deterministic=True needs the embedded engine (inference='embedded'): a server's"
+            " samples depend on its other requests"
         )
     every, lag = config.sync_every, config.max_off_policy_steps
     if isinstance(every, int) and isinstance(lag, int) and every > lag + 1:
         problems.append(
-            f"sync_every is {every}, so that rollouts would be older than max_off_policy_steps = {lag} allows; use at "
-            f"most {lag + 1}"
+            f"sync_every is {every}, so that rollouts would be older than max_off_policy_steps ="
+            f" {lag} allows; use at most {lag + 1}"
         )
     return problems
 
@@ -391,15 +487,26 @@ def _is_url(text: object) -> bool:
 
 
 def trackers(report_to: str | Iterable[str] | None) -> list[str]:
-    """Return the trackers in ``report_to``; "auto" is wandb where it is installed and configured, else none."""
+    """Return the trackers in ``report_to``; "auto" is wandb where it is installed and configured,
+    else none."""
     names = [report_to] if isinstance(report_to, str) else list(report_to or ())
-    configured = bool({"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys()) and find_spec("wandb") is not None
+    configured = (
+        bool({"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys()) and find_spec("wandb") is not None
+    )
     names = ["wandb" if name == "auto" and configured else name for name in names]
     return [name for name in names if name not in ("none", "auto")]
 
 
 CHECKS: tuple[Check, ...] = (
-    *(check_batch, check_mini_batch, check_fields, check_objective, check_anchor, check_components, check_teacher),
+    *(
+        check_batch,
+        check_mini_batch,
+        check_fields,
+        check_objective,
+        check_anchor,
+        check_components,
+        check_teacher,
+    ),
     *(check_reference, check_iterations, check_credit, check_schedules, check_combinations),
     *(check_reshaped_sampling, check_inference),
 )

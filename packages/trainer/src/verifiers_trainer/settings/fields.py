@@ -1,11 +1,13 @@
-"""Settings of a training run, one line each: type, range, resume rule, other names, default, meaning.
+"""Settings of a training run, one line each: type, range, resume rule, other names, default,
+meaning.
 
-A line is ``name: Annotated[type, marks] = default``. Ranges are ``msgspec.Meta``, choices ``Literal``. A setting must
-be the same when a training is resumed unless its line has ``Free``. ``Inherited`` has the lines of the fields of
-``transformers.TrainingArguments``, so that a file can be checked before transformers is imported, which takes seconds.
+A line is ``name: Annotated[type, marks] = default``. Ranges are ``msgspec.Meta``, choices
+``Literal``. A setting must be the same when a training is resumed unless its line has ``Free``.
+``Inherited`` has the lines of the fields of ``transformers.TrainingArguments``, so that a file can
+be checked before transformers is imported, which takes seconds.
 
-Rules over several settings are in ``cross_field_rules``, derived values in ``config``, names whose value is converted
-in ``compat``.
+Rules over several settings are in ``cross_field_rules``, derived values in ``config``, names whose
+value is converted in ``compat``.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from verifiers.runtime.values import MinusOne, fits, parts
 from verifiers.storage.identity import Free
 
 TRANSFORMERS = "5.23"
-"""The version whose fields ``Inherited`` lists; those that a newer version adds take any value and must match."""
+"""The version whose fields ``Inherited`` lists; those that a newer version adds take any value and
+must match."""
 
-# --- marks --------------------------------------------------------------------------------------------------------
+# --- marks ----------------------------------------------------------------------------------------
 
 
 class FreeKeys:
@@ -52,7 +55,8 @@ class Also:
 
 
 class Unsupported:
-    """A field of transformers that this trainer does not implement: the alternative, and the values that disable it."""
+    """A field of transformers that this trainer does not implement: the alternative, and the values
+    that disable it."""
 
     def __init__(self, instead: str, *off: object):
         self.instead, self.off = instead, off
@@ -69,14 +73,19 @@ ALARMS = Free("when to warn, refuse or stop")
 RESUMING = Free("how a checkpoint is resumed")
 LOADING = FreeKeys(
     "location of the model files, and how they are read",
-    "attn_implementation cache_dir device_map force_download local_files_only low_cpu_mem_usage max_memory "
-    "offload_folder proxies token use_safetensors",  # so a token is not saved in the checkpoint
+    "attn_implementation cache_dir device_map force_download local_files_only low_cpu_mem_usage"
+    # so a token is not saved in the checkpoint
+    " max_memory offload_folder proxies token use_safetensors",
 )
 ADAPTER = FreeKeys(
-    "location of the base model, and the version of peft", "base_model_name_or_path revision peft_version"
+    "location of the base model, and the version of peft",
+    "base_model_name_or_path revision peft_version",
 )
 SAMPLES = "a sampling argument"
-RESHAPES = "a sampling argument that makes the sampled distribution differ from the trained one, on purpose"
+RESHAPES = (
+    "a sampling argument that makes the sampled distribution differ from the trained one, on"
+    " purpose"
+)
 
 Few = Annotated[int, Meta(ge=1, le=10**6)]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
@@ -85,9 +94,11 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Ratio = Annotated[float, Meta(ge=0.0)]
 Width = Annotated[float, Meta(ge=1e-9, le=1e9)]
 Seconds = Annotated[float, Meta(ge=1e-3, le=1e9)]
-Aggregation = Literal["token_mean", "sequence_mean", "constant_length", "sequence_sum", "prompt_mean"]
+Aggregation = Literal[
+    "token_mean", "sequence_mean", "constant_length", "sequence_sum", "prompt_mean"
+]
 
-# --- settings -----------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 class Inherited:
@@ -121,14 +132,20 @@ class Inherited:
     activation_checkpointing_kwargs: Annotated[dict[str, Any] | str | None, SPEED]
     gradient_checkpointing: Annotated[bool | None, SPEED]
     gradient_checkpointing_kwargs: Annotated[dict[str, Any] | str | None, SPEED]
-    torch_compile: Annotated[bool, Unsupported("rows differ in length, so every step would recompile", False)]
+    torch_compile: Annotated[
+        bool, Unsupported("rows differ in length, so every step would recompile", False)
+    ]
     torch_compile_backend: str | None
     torch_compile_mode: str | None
     use_liger_kernel: Annotated[bool, SPEED]
     liger_kernel_config: Annotated[dict[str, Any] | None, SPEED]
     use_cache: bool
-    neftune_noise_alpha: Annotated[float | None, Unsupported("noise makes sampler and trainer disagree", None)]
-    torch_empty_cache_steps: Annotated[int | None, Unsupported("lower micro_batch_tokens instead", None)]
+    neftune_noise_alpha: Annotated[
+        float | None, Unsupported("noise makes sampler and trainer disagree", None)
+    ]
+    torch_empty_cache_steps: Annotated[
+        int | None, Unsupported("lower micro_batch_tokens instead", None)
+    ]
     auto_find_batch_size: Annotated[bool, Unsupported("lower micro_batch_tokens instead", False)]
     full_determinism: bool
     seed: int
@@ -137,7 +154,9 @@ class Inherited:
     dataloader_in_order: bool
     remove_unused_columns: bool
     label_names: list[str] | None
-    train_sampling_strategy: Annotated[str, Unsupported("shuffle_dataset decides the order of the examples", "random")]
+    train_sampling_strategy: Annotated[
+        str, Unsupported("shuffle_dataset decides the order of the examples", "random")
+    ]
     length_column_name: str
     # --- logging
     logging_strategy: Annotated[str, LOGGING]
@@ -169,7 +188,9 @@ class Inherited:
     include_for_metrics: Annotated[list[str], EVALUATION]
     batch_eval_metrics: Annotated[bool, EVALUATION]
     load_best_model_at_end: Annotated[bool, EVALUATION]
-    metric_for_best_model: Annotated[str | None, OnceSet()]  # the best value so far is one of this metric
+    metric_for_best_model: Annotated[
+        str | None, OnceSet()
+    ]  # the best value so far is one of this metric
     greater_is_better: Annotated[bool | None, OnceSet()]
     do_eval: Annotated[bool, EVALUATION]
     do_predict: Annotated[bool, EVALUATION]
@@ -214,42 +235,48 @@ class Inherited:
 class Settings:
     """Settings of this package, and those of ``transformers`` with another default."""
 
-    # --- run, optimizer and checkpoints (fields of transformers, other defaults) ----------------------------------
+    # --- run, optimizer and checkpoints (fields of transformers, other defaults) ------------------
     output_dir: Annotated[str | None, PLACEMENT] = None
     """Folder of the run; default ``outputs/<run_name or the time>``."""
     learning_rate: Annotated[float, Meta(ge=0.0, le=1e3)] | None = None
     """Default 1e-5 with LoRA, else 1e-6."""
     lr_scheduler_type: str = "constant"
-    """Schedule of the learning rate, by a name of transformers: constant, linear, cosine, constant_with_warmup, …."""
+    """Schedule of the learning rate, by a name of transformers: constant, linear, cosine,
+    constant_with_warmup, …."""
     max_steps: Annotated[int, Meta(ge=1, le=10**12), MinusOne("passes alone"), RUN_LENGTH] = 500
-    """Optimizer steps; -1, or giving ``num_train_epochs`` alone, counts them from passes over the examples."""
+    """Optimizer steps; -1, or giving ``num_train_epochs`` alone, counts them from passes over the
+    examples."""
     bf16: Annotated[bool | None, PLACEMENT] = None
-    """Compute in bfloat16; None = where the accelerator supports it. Without an accelerator training computes in
-    float32; True then keeps the frozen weights under a LoRA adapter in bfloat16, if the CPU has instructions for it."""
+    """Compute in bfloat16; None = where the accelerator supports it. Without an accelerator
+    training computes in float32; True then keeps the frozen weights under a LoRA adapter in
+    bfloat16, if the CPU has instructions for it."""
     max_grad_norm: Annotated[float, Meta(ge=0.0, le=1e9)] = 1.0
     """Largest norm of the gradient; a longer one is scaled down to it. 0 = no limit."""
     logging_steps: Annotated[float, LOGGING] = 1
     """Optimizer steps from one log line to the next; below 1 a share of the run."""
     save_strategy: Annotated[Literal["no", "steps", "epoch", "best"], SAVING] = "steps"
-    """When to write a checkpoint: every ``save_steps`` ("steps"), after each pass over the examples ("epoch"), when the
-    evaluation is the best so far ("best"), or never ("no")."""
+    """When to write a checkpoint: every ``save_steps`` ("steps"), after each pass over the examples
+    ("epoch"), when the evaluation is the best so far ("best"), or never ("no")."""
     save_steps: Annotated[float, SAVING] = 50
     """Optimizer steps from one checkpoint to the next; below 1 a share of the run."""
     eval_strategy: Annotated[Literal["no", "steps", "epoch"], EVALUATION] = "no"
-    """When to evaluate: every ``eval_steps`` ("steps"), after each pass over the examples ("epoch"), never ("no")."""
+    """When to evaluate: every ``eval_steps`` ("steps"), after each pass over the examples
+    ("epoch"), never ("no")."""
     eval_steps: Annotated[float | None, EVALUATION] = 50
     """Optimizer steps from one evaluation to the next; below 1 a share of the run."""
     report_to: Annotated[Any, LOGGING] = "none"
-    """Trackers that log every step's metrics: wandb, trackio, tensorboard, a list of them, none, or auto (wandb where
-    it is installed and configured)."""
+    """Trackers that log every step's metrics: wandb, trackio, tensorboard, a list of them, none, or
+    auto (wandb where it is installed and configured)."""
 
-    # --- model --------------------------------------------------------------------------------------------------
+    # --- model ------------------------------------------------------------------------------------
     model_init_kwargs: Annotated[dict[str, Any] | None, LOADING] = None
     """Keywords of ``from_pretrained`` when the model is given by name."""
     use_liger: Annotated[bool, SPEED] = True
-    """Liger's layer kernels (norm, MLP, rotary) for a model given by name, on CUDA where they are installed."""
+    """Liger's layer kernels (norm, MLP, rotary) for a model given by name, on CUDA where they are
+    installed."""
     master_weights: Literal["fp32", "model"] = "fp32"
-    """Data type of the trained parameters: float32 ("fp32"), since bf16 loses small updates, or as loaded ("model")."""
+    """Data type of the trained parameters: float32 ("fp32"), since bf16 loses small updates, or as
+    loaded ("model")."""
     disable_dropout: bool = True
     """Set every dropout to 0: dropout makes the log-probabilities of sampler and trainer differ."""
     use_lora: bool = True
@@ -269,66 +296,76 @@ class Settings:
     lora_config: Annotated[Any, ADAPTER] = None
     """A ``peft.LoraConfig`` in place of all ``lora_*`` above."""
 
-    # --- batch --------------------------------------------------------------------------------------------------
+    # --- batch ------------------------------------------------------------------------------------
     rollouts_per_example: Annotated[Few, Also("num_generations", "group_size")] = 16
     """Size of a group: the rollouts of one example, whose mean reward is the baseline."""
     batch_size: Count = 512
-    """Rollouts of a batch: of one optimizer step, or of ``updates_per_batch``. A multiple of ``rollouts_per_example``
-    and of ``micro_batch_size``."""
+    """Rollouts of a batch: of one optimizer step, or of ``updates_per_batch``. A multiple of
+    ``rollouts_per_example`` and of ``micro_batch_size``."""
     micro_batch_size: Annotated[Count, SPEED] = 8
-    """Rollouts of maximum length in one forward pass: with packing, the tokens of a packed row are bounded by
-    ``micro_batch_size`` x ``max_seq_len`` (and by 1024, on a CPU 512, where attention has no kernel for them)."""
+    """Rollouts of maximum length in one forward pass: with packing, the tokens of a packed row are
+    bounded by ``micro_batch_size`` x ``max_seq_len`` (and by 1024, on a CPU 512, where attention
+    has no kernel for them)."""
     micro_batch_tokens: Annotated[Annotated[int, Meta(ge=2, le=10**9)] | None, SPEED] = None
-    """Tokens of one packed row, in place of the bound by ``micro_batch_size``; a longer sample is a separate row."""
+    """Tokens of one packed row, in place of the bound by ``micro_batch_size``; a longer sample is a
+    separate row."""
     packing: Annotated[bool, SPEED] = True
     """Pack samples end to end into rows; False puts each sample in a separate row."""
     share_prompts: Annotated[bool, SPEED] = True
-    """Compute the prompt that the rollouts of a group share once per packed row. The gradient is the same. Only with
-    ``packing``, and with PyTorch attention over the whole context."""
+    """Compute the prompt that the rollouts of a group share once per packed row. The gradient is
+    the same. Only with ``packing``, and with PyTorch attention over the whole context."""
     max_seq_len: Annotated[int, Meta(ge=2, le=10**9)] = 2048
     """Tokens of one conversation; longer rollouts carry no loss and are never truncated."""
     max_prompt_len: Count | None = None
     """Tokens of an example's prompt; see ``prompt_overflow``."""
     prompt_overflow: Literal["skip", "truncate_left"] | None = None
-    """Longer prompts: "skip" the example (the default) or "truncate_left" (keep the end of the prompt: of its tokens,
-    and in environments of several turns of its text)."""
+    """Longer prompts: "skip" the example (the default) or "truncate_left" (keep the end of the
+    prompt: of its tokens, and in environments of several turns of its text)."""
     max_completion_len: Annotated[Count | None, Also("max_completion_length")] = None
-    """Tokens of everything after the first prompt. Bounds each turn, and longer rollouts carry no loss. Also the
-    denominator of the aggregation "constant_length", which is otherwise ``max_seq_len``."""
+    """Tokens of everything after the first prompt. Bounds each turn, and longer rollouts carry no
+    loss. Also the denominator of the aggregation "constant_length", which is otherwise
+    ``max_seq_len``."""
     shuffle_dataset: bool = True
-    """Draw the training examples in an order shuffled by ``seed``, a new one in each pass; False keeps the order of the
-    rows."""
+    """Draw the training examples in an order shuffled by ``seed``, a new one in each pass; False
+    keeps the order of the rows."""
     updates_per_batch: Few = 1
-    """Optimizer steps that the rollouts of a batch are divided among, whole groups together where there are enough."""
+    """Optimizer steps that the rollouts of a batch are divided among, whole groups together where
+    there are enough."""
     num_iterations: Few = 1
-    """Times that each batch is used: a batch is trained for ``updates_per_batch`` x ``num_iterations`` steps."""
+    """Times that each batch is used: a batch is trained for ``updates_per_batch`` x
+    ``num_iterations`` steps."""
 
-    # --- finished rollouts --------------------------------------------------------------------------------------
+    # --- finished rollouts ------------------------------------------------------------------------
     saved_runs: Annotated[list[str] | str | None, PLACEMENT] = None
-    """Folders of saved runs to train on in place of sampling, as ``vf-eval`` writes them. Their rollouts must match
-    when a training is resumed, and not the folders. The loss "sft" imitates them, any other weighs them by reward."""
+    """Folders of saved runs to train on in place of sampling, as ``vf-eval`` writes them. Their
+    rollouts must match when a training is resumed, and not the folders. The loss "sft" imitates
+    them, any other weighs them by reward."""
     min_reward: Annotated[float, Meta()] | None = None
-    """With "sft": imitate rollouts of at least this reward; None = of any, unknown ones included."""
+    """With "sft": imitate rollouts of at least this reward; None = of any, unknown
+    ones included."""
     max_per_example: Count | None = None
-    """With "sft": imitate at most as many rollouts of an example, those with the highest rewards."""
+    """With "sft": imitate at most as many rollouts of an example, those with the
+    highest rewards."""
     drop_duplicates: bool = True
     """With "sft": imitate one of the rollouts of an example that have equal tokens."""
 
-    # --- data schedule ------------------------------------------------------------------------------------------
+    # --- data schedule ----------------------------------------------------------------------------
     difficulty_schedule: list[Any] | None = None
-    """Pairs (epoch, difficulty) in rising order of epochs: train on examples of this difficulty until that epoch, after
-    the last epoch on those of the last difficulty. A difficulty is a value of ``difficulty_key``, a list of values, or
-    a predicate over the example's row."""
+    """Pairs (epoch, difficulty) in rising order of epochs: train on examples of this difficulty
+    until that epoch, after the last epoch on those of the last difficulty. A difficulty is a value
+    of ``difficulty_key``, a list of values, or a predicate over the example's row."""
     difficulty_key: Any = "difficulty"
-    """Column with an example's difficulty ("easy" where it is missing), a function of the row, or its import path
-    ``"package.module:function"``."""
+    """Column with an example's difficulty ("easy" where it is missing), a function of the row, or
+    its import path ``"package.module:function"``."""
     reward_weights_schedule: dict[Any, Any] | None = None
-    """Weights of the reward functions (of a ``RubricGroup``: of its rubrics) by epoch: number -> weights in their
-    order, or by name; "default" for all other epochs. Rollouts are not scored again."""
+    """Weights of the reward functions (of a ``RubricGroup``: of its rubrics) by epoch: number ->
+    weights in their order, or by name; "default" for all other epochs. Rollouts are not scored
+    again."""
     env_weights: dict[str, float] | None = None
-    """Share of the groups per environment of an ``EnvGroup``, by name; None: in proportion to the datasets."""
+    """Share of the groups per environment of an ``EnvGroup``, by name; None: in proportion to the
+    datasets."""
 
-    # --- sampling -----------------------------------------------------------------------------------------------
+    # --- sampling ---------------------------------------------------------------------------------
     max_tokens: Annotated[Count | None, SAMPLES, Also("max_new_tokens")] = None
     """Tokens per turn; None = what is left of ``max_seq_len``."""
     temperature: Annotated[float, Meta(ge=1e-6, le=2.0), SAMPLES] = 1.0
@@ -344,27 +381,32 @@ class Settings:
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), RESHAPES] = 0.0
     """Subtracted from the score of each token that was sampled before; 0 = no penalty."""
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), RESHAPES] = 0.0
-    """Subtracted from the score of a token for each time that it was sampled before; 0 = no penalty."""
+    """Subtracted from the score of a token for each time that it was sampled before; 0 = no
+    penalty."""
     stop: Annotated[list[str] | str | None, SAMPLES] = None
     """Texts that end a turn."""
     guided_regex: Annotated[str | None, Also("vllm_guided_decoding_regex")] = None
-    """A regular expression that completions must match; needs an inference server with constrained decoding."""
+    """A regular expression that completions must match; needs an inference server with constrained
+    decoding."""
     truncated_sampling: Annotated[Literal["warn", "refuse"], ALARMS] = "warn"
-    """Whether to "warn" about or "refuse" top_p, top_k, min_p and penalties, which make the sampled distribution
-    another than the trained one."""
+    """Whether to "warn" about or "refuse" top_p, top_k, min_p and penalties, which make the sampled
+    distribution another than the trained one."""
     sampling_args: dict[str, Any] = field(default_factory=dict)
     """Additional sampling arguments of every request."""
 
-    # --- objective ----------------------------------------------------------------------------------------------
+    # --- objective --------------------------------------------------------------------------------
     recipe: Literal["policy_gradient", "clipped_updates", "best_of_group"] | None = None
-    """A row of ``recipes.RECIPES``: its values replace the defaults of settings; those that are given win."""
+    """A row of ``recipes.RECIPES``: its values replace the defaults of settings; those that are
+    given win."""
     loss: Annotated[Any, Also("loss_type")] = "cispo"
-    """A name of ``losses.OBJECTIVES``, which has the loss, aggregation, advantage and bounds of its source;
-    ``"package.module:function"``, or a function. Each of those settings may be set apart."""
+    """A name of ``losses.OBJECTIVES``, which has the loss, aggregation, advantage and bounds of its
+    source; ``"package.module:function"``, or a function. Each of those settings may
+    be set apart."""
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
     """Parameters of the loss; they override the settings below."""
     ratio_cap: Ratio = 5.0
-    """Upper bound of the ratio of probabilities that weighs a token, for "cispo" and the other losses that cap it."""
+    """Upper bound of the ratio of probabilities that weighs a token, for "cispo" and the other
+    losses that cap it."""
     ratio_floor: Ratio = 0.0
     """Lower bound of that ratio, for "cispo"."""
     mask_ratio_low: Ratio = 0.125
@@ -374,31 +416,34 @@ class Settings:
     epsilon: Width = 0.2
     """Width of the clip below 1; default 0.2, and 3e-4 for "gspo"."""
     epsilon_high: Width | None = None
-    """Width of the clip above 1; None: as ``epsilon``. Default 0.28 for "dapo" and 4e-4 for "gspo", while ``epsilon``
-    is not set either. For "cispo" another name of ``ratio_cap``."""
+    """Width of the clip above 1; None: as ``epsilon``. Default 0.28 for "dapo" and 4e-4 for "gspo",
+    while ``epsilon`` is not set either. For "cispo" another name of ``ratio_cap``."""
     delta: Ratio | None = None
     """Two-sided clip of "ppo": an upper bound of the ratio, applied first (arXiv 2505.07291)."""
     dual_clip: Annotated[float, Meta(ge=1.0 + 1e-9, le=1e9)] | None = None
-    """Bound c > 1 on the loss of "ppo" where the advantage is negative: at most -c times the advantage (arXiv
-    1912.09729); None = no bound."""
+    """Bound c > 1 on the loss of "ppo" where the advantage is negative: at most -c times the
+    advantage (arXiv 1912.09729); None = no bound."""
     advantage: Any = "mean"
-    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function. Default: "environment" where
-    the rubric has a ``@vf.advantage`` method, which computes it, else that of the loss."""
+    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function. Default:
+    "environment" where the rubric has a ``@vf.advantage`` method, which computes it, else that of
+    the loss."""
     negative_advantage_weight: Share = 1.0
-    """Factor of negative advantages: 1 = as they are, 0 = learn from what was better than the baseline alone. Their
-    tokens count in the denominators of the loss either way."""
+    """Factor of negative advantages: 1 = as they are, 0 = learn from what was better than the
+    baseline alone. Their tokens count in the denominators of the loss either way."""
     credit: Literal["rollout", "turn"] = "rollout"
-    """Unit of credit: the whole "rollout", or each "turn", whose discounted return is compared with those of the same
-    turn in the group, as ``advantage`` says."""
+    """Unit of credit: the whole "rollout", or each "turn", whose discounted return is compared with
+    those of the same turn in the group, as ``advantage`` says."""
     gamma: Share = 1.0
     """Discount per turn, with ``credit="turn"``; 0 = what the turn itself earned."""
     aggregation: Aggregation = "token_mean"
     """Weight of a token; default: that of the loss."""
     anchor: Literal["sampler", "recomputed"] = "sampler"
-    """Denominator of the ratio: the log-probabilities of the "sampler", or those of the policy when the batch was built
-    ("recomputed"), which needs a correction such as ``tis_cap``, or several steps on a batch."""
+    """Denominator of the ratio: the log-probabilities of the "sampler", or those of the policy when
+    the batch was built ("recomputed"), which needs a correction such as ``tis_cap``, or several
+    steps on a batch."""
     tis_cap: Annotated[float, Meta(ge=1e-9)] | None = None
-    """Truncated importance sampling: weight min(o/μ, tis_cap) per token, o the policy of the batch, μ the sampler."""
+    """Truncated importance sampling: weight min(o/μ, tis_cap) per token, o the policy of the batch,
+    μ the sampler."""
     sequence_mask_cap: Annotated[float, Meta(ge=1.0)] | None = None
     """Samples whose product of o/μ is larger carry no loss."""
     geo_mask: Sequence[float] | None = None
@@ -406,12 +451,13 @@ class Settings:
     opsm_delta: Ratio | None = None
     """Samples with a negative advantage whose mean of log μ - log π is larger carry no loss."""
     beta: Annotated[float, Meta(ge=0.0, le=1e9), Also("kl_coef")] = 0.0
-    """Weight of the KL penalty to the reference, which is the policy before training, or the ``teacher``."""
+    """Weight of the KL penalty to the reference, which is the policy before training, or the
+    ``teacher``."""
     kl_type: Literal["k1", "k2", "k3"] = "k3"
     """KL estimator: k2 or k3; k1 is refused, since its gradient is zero in expectation."""
     entropy_coef: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
-    """Weight of a bonus for the entropy of the policy at each trained token, in nats, over the whole vocabulary (PPO,
-    arXiv 1707.06347, equation 9)."""
+    """Weight of a bonus for the entropy of the policy at each trained token, in nats, over the
+    whole vocabulary (PPO, arXiv 1707.06347, equation 9)."""
     sync_ref_model: bool = False
     """Update the reference: every ``ref_model_sync_steps`` steps it becomes
     alpha · policy + (1 - alpha) · reference, with alpha = ``ref_model_mixup_alpha``."""
@@ -420,13 +466,15 @@ class Settings:
     ref_model_mixup_alpha: Share = 0.5
     """Share of the policy in an updated reference, with ``sync_ref_model``."""
     teacher: Annotated[str | None, PLACEMENT] = None
-    """The model that the loss "distill", or the penalty ``beta``, holds the policy near: a folder (of a model, an
-    adapter or a run), a name such as "builtin:smollm2-135m", or the URL of a server with prompt log-probabilities.
-    The files of a folder must match when a training is resumed, and not its place."""
+    """The model that the loss "distill", or the penalty ``beta``, holds the policy near: a folder
+    (of a model, an adapter or a run), a name such as "builtin:smollm2-135m", or the URL of a server
+    with prompt log-probabilities. The files of a folder must match when a training is resumed, and
+    not its place."""
 
-    # --- pipeline -----------------------------------------------------------------------------------------------
+    # --- pipeline ---------------------------------------------------------------------------------
     max_off_policy_steps: Annotated[int, Meta(ge=0, le=16), Also("num_batches_ahead")] = 1
-    """Largest age of a token's policy in batches, which are optimizer steps where a batch is one; 0 = synchronous."""
+    """Largest age of a token's policy in batches, which are optimizer steps where a batch is one; 0
+    = synchronous."""
     max_concurrent: Annotated[Count, SPEED] = 1024
     """Rollouts in flight."""
     max_concurrent_scoring: Annotated[Count | None, SPEED] = None
@@ -434,19 +482,20 @@ class Settings:
     max_concurrent_tools: Annotated[Count | None, SPEED] = None
     """Tool calls at a time."""
     stale_policy: Literal["wait", "drop"] = "wait"
-    """Rollouts that reach ``max_off_policy_steps``: "wait" for them, or train on finished ones first and "drop" those
-    that become too old, which favours short rollouts."""
+    """Rollouts that reach ``max_off_policy_steps``: "wait" for them, or train on finished ones
+    first and "drop" those that become too old, which favours short rollouts."""
     generation_timeout: Annotated[Seconds, TIMEOUTS, Also("async_generation_timeout")] = 600.0
     """Seconds without a finished rollout after which training stops."""
     rollout_timeout: Annotated[Seconds | None, TIMEOUTS] = None
     """Seconds for one rollout; None = ``generation_timeout``."""
     rank_timeout: Annotated[float, Meta(ge=0.0, le=1e9), TIMEOUTS] = 60.0
-    """Seconds without a sign of life of a process of several after which the others end, also inside a collective;
-    0 = only ``ddp_timeout`` bounds the wait."""
+    """Seconds without a sign of life of a process of several after which the others end, also
+    inside a collective; 0 = only ``ddp_timeout`` bounds the wait."""
     zero_variance: Literal["drop", "keep"] = "drop"
-    """Groups of equal rewards: "drop" and sample others, or "keep" with advantages of 0: their tokens count in the
-    denominators of the loss and in statistics of the batch, and the KL penalty acts on them, as in GRPO. With
-    advantage="best" a kept group has no best: it fills its place in the batch, and nothing of it is trained."""
+    """Groups of equal rewards: "drop" and sample others, or "keep" with advantages of 0: their
+    tokens count in the denominators of the loss and in statistics of the batch, and the KL penalty
+    acts on them, as in GRPO. With advantage="best" a kept group has no best: it fills its place in
+    the batch, and nothing of it is trained."""
     oversample: Annotated[float, Meta(ge=1.0, le=1000.0)] = 2.0
     """At most this many times ``batch_size`` rollouts are generated for one step."""
     min_group_fraction: Annotated[float, Meta(ge=1e-9, le=1.0)] = 0.75
@@ -454,25 +503,27 @@ class Settings:
     max_error_fraction: Annotated[Share, ALARMS] = 0.5
     """Share of failed rollouts, over the last four batches, above which training stops."""
     no_signal_steps: Annotated[Number | None, ALARMS] = None
-    """Consecutive batches without any group of differing rewards before training stops; 0 = only warn. None: a run
-    without any such group since its start stops after 4,096 rollouts and a pass over a small set, a solved one when
-    512 rollouts and such a pass all had the best reward, and any other continues, with warnings."""
+    """Consecutive batches without any group of differing rewards before training stops; 0 = only
+    warn. None: a run without any such group since its start stops after 4,096 rollouts and a pass
+    over a small set, a solved one when 512 rollouts and such a pass all had the best reward, and
+    any other continues, with warnings."""
     skip_solved: bool = False
-    """Stop sampling an example once two groups in a row solved it: a mean reward of at least 0.9 of the best reward
-    seen in the run. When all examples are solved, all are sampled again. Does not apply to batches that a subclass
-    selects."""
+    """Stop sampling an example once two groups in a row solved it: a mean reward of at least 0.9 of
+    the best reward seen in the run. When all examples are solved, all are sampled again. Does not
+    apply to batches that a subclass selects."""
     keep_rows: str | None = None
-    """A file of ``vf-audit ENV -m MODEL --keep FILE``: train only on the rows that it lists, which the model solves
-    sometimes."""
+    """A file of ``vf-audit ENV -m MODEL --keep FILE``: train only on the rows that it lists, which
+    the model solves sometimes."""
     num_env_workers: Annotated[int, Meta(ge=0, le=4096), SPEED] = 0
-    """Processes that run and score the training rollouts, so that the code of the environment (loaded by id) uses more
-    than one core; 0 = this process."""
+    """Processes that run and score the training rollouts, so that the code of the environment
+    (loaded by id) uses more than one core; 0 = this process."""
     env_worker_backend: Annotated[Literal["process", "ray"], PLACEMENT] = "process"
     """Where the workers run: a "process" of this machine, or an actor of a "ray" cluster."""
     deterministic: bool = False
-    """Make two runs with one seed identical bit for bit on the same machine; generation is slower."""
+    """Make two runs with one seed identical bit for bit on the same machine;
+    generation is slower."""
 
-    # --- loss mask ----------------------------------------------------------------------------------------------
+    # --- loss mask --------------------------------------------------------------------------------
     mask_env_responses: bool = True
     """Tokens that the policy did not sample carry no loss."""
     mask_truncated_completions: bool = False
@@ -480,52 +531,63 @@ class Settings:
     zero_truncated_completions: bool = False
     """Rollouts cut by a length limit get the reward 0 in place of the rubric's."""
     overlong: Literal["mask", "drop"] = "mask"
-    """Rollouts longer than ``max_seq_len`` or ``max_completion_len``, which carry no loss: "mask" lets their rewards
-    count in the baseline of their group, "drop" makes them unknown."""
+    """Rollouts longer than ``max_seq_len`` or ``max_completion_len``, which carry no loss: "mask"
+    lets their rewards count in the baseline of their group, "drop" makes them unknown."""
     history: Literal["template", "exact"] = "template"
-    """Prompt of a later turn: the whole conversation rendered anew by the chat "template", or the "exact" tokens of the
-    turns so far plus the new messages. With "exact" a conversation is one sample even where the template drops earlier
-    reasoning, and the model sees that reasoning again. Where it is not set, an ``AgentEnv`` chooses "exact"."""
+    """Prompt of a later turn: the whole conversation rendered anew by the chat "template", or the
+    "exact" tokens of the turns so far plus the new messages. With "exact" a conversation is one
+    sample even where the template drops earlier reasoning, and the model sees that reasoning again.
+    Where it is not set, an ``AgentEnv`` chooses "exact"."""
     require_increasing_context: Annotated[bool, ALARMS] = False
-    """Refuse, in place of warning about, a chat template that rewrites earlier turns: every turn of a multi-turn
-    rollout is then a separate sample, unless ``history`` is "exact"."""
+    """Refuse, in place of warning about, a chat template that rewrites earlier turns: every turn of
+    a multi-turn rollout is then a separate sample, unless ``history`` is "exact"."""
 
-    # --- inference ----------------------------------------------------------------------------------------------
+    # --- inference --------------------------------------------------------------------------------
     inference: Annotated[str, PLACEMENT] = "auto"
-    """Where rollouts are sampled: "embedded" (in this process, on the trained parameters themselves), "vllm" (the
-    server at ``vllm_server_host`` and ``_port``), the URL of a vLLM server, several with commas between them, or
-    "auto": the server when a URL is given or the default one serves this model, else embedded."""
+    """Where rollouts are sampled: "embedded" (in this process, on the trained parameters
+    themselves), "vllm" (the server at ``vllm_server_host`` and ``_port``), the URL of a vLLM
+    server, several with commas between them, or "auto": the server when a URL is given or the
+    default one serves this model, else embedded."""
     inference_base_url: Annotated[str | None, PLACEMENT] = None
     """URL of the server, or of several, when ``inference`` is not a URL."""
     vllm_server_host: Annotated[str, PLACEMENT] = "0.0.0.0"
-    """Address of the vLLM server, when ``inference`` is "vllm"; the client takes 0.0.0.0 for 127.0.0.1."""
+    """Address of the vLLM server, when ``inference`` is "vllm"; the client takes 0.0.0.0 for
+    127.0.0.1."""
     vllm_server_port: Annotated[int, Meta(ge=1, le=65535), PLACEMENT] = 8000
     """Port of the vLLM server, when ``inference`` is "vllm"."""
     vllm_server_timeout: Annotated[Seconds, TIMEOUTS] = 300.0
     """Seconds to wait for the server to be up."""
     weight_sync: Annotated[Literal["auto", "lora_dir", "reload", "nccl", "ipc"], PLACEMENT] = "auto"
-    """How weights are sent to a server: lora_dir (adapter files under new names), reload (the server reloads the model
-    files), nccl (broadcast to its GPUs), ipc (memory of one GPU), or auto (the fastest that works)."""
+    """How weights are sent to a server: lora_dir (adapter files under new names), reload (the
+    server reloads the model files), nccl (broadcast to its GPUs), ipc (memory of one GPU), or auto
+    (the fastest that works)."""
     sync_dir: Annotated[str | None, PLACEMENT] = None
-    """Folder for the files of lora_dir and reload, on a disk that the server sees; default ``<output_dir>/sync``."""
+    """Folder for the files of lora_dir and reload, on a disk that the server sees; default
+    ``<output_dir>/sync``."""
     sync_timeout: Annotated[Seconds, TIMEOUTS] = 300.0
-    """Seconds for one push of weights, its retry included; also how long a server may be unreachable."""
+    """Seconds for one push of weights, its retry included; also how long a server may be
+    unreachable."""
     sync_every: Few = 1
     """Optimizer steps per push; at most ``max_off_policy_steps`` + 1."""
-    embedded_mode: Annotated[Literal["auto", "padded", "continuous", "deterministic"], SPEED] = "auto"
-    """How the embedded engine decodes: padded (one batch that rows join and leave) or deterministic (one request at a
-    time); auto and continuous, which older versions distinguished, are padded."""
+    embedded_mode: Annotated[Literal["auto", "padded", "continuous", "deterministic"], SPEED] = (
+        "auto"
+    )
+    """How the embedded engine decodes: padded (one batch that rows join and leave) or deterministic
+    (one request at a time); auto and continuous, which older versions distinguished, are padded."""
     embedded_concurrency: Annotated[Few | None, SPEED] = None
     """Requests that decode together; None = the rollouts in flight, at most four batches."""
     embedded_max_batch_tokens: Annotated[Count | None, SPEED] = None
-    """Most prompt tokens of one forward pass of the embedded engine; None = 1,024 on a CPU, 8,192 on a GPU."""
+    """Most prompt tokens of one forward pass of the embedded engine; None = 1,024 on a CPU, 8,192
+    on a GPU."""
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "none"] = "auto"
-    """Format of tool calls in completions: auto (read from the chat template), hermes, llama3_json, or none."""
+    """Format of tool calls in completions: auto (read from the chat template), hermes, llama3_json,
+    or none."""
     embedded_threads: Annotated[Annotated[int, Meta(ge=1, le=10**4)] | None, SPEED] = None
-    """Threads of torch's CPU kernels, for the whole process while the engine runs; None = one for a model of at most
-    2 million parameters, unless OMP_NUM_THREADS is set, and torch's own number for a larger one."""
+    """Threads of torch's CPU kernels, for the whole process while the engine runs; None = one for a
+    model of at most 2 million parameters, unless OMP_NUM_THREADS is set, and torch's own number for
+    a larger one."""
 
-    # --- evaluation ---------------------------------------------------------------------------------------------
+    # --- evaluation -------------------------------------------------------------------------------
     eval_num_examples: Annotated[Count, MinusOne("all"), EVALUATION] = 64
     """Examples of an evaluation, the first ones of the set; -1 = all."""
     eval_rollouts_per_example: Annotated[Few, EVALUATION] = 1
@@ -535,7 +597,7 @@ class Settings:
     eval_required: Annotated[bool, EVALUATION] = False
     """Stop training when an evaluation fails; otherwise log the failure and continue."""
 
-    # --- logging ------------------------------------------------------------------------------------------------
+    # --- logging ----------------------------------------------------------------------------------
     run_name: Annotated[str | None, LOGGING] = None
     """Name of the run: of its folder under ``outputs``, and in trackers."""
     log_completions: Annotated[bool, LOGGING] = True
@@ -543,21 +605,25 @@ class Settings:
     num_completions_to_print: Annotated[int, Meta(ge=0, le=10**6), LOGGING] = 0
     """Rollouts to print every ``logging_steps``, with ``log_completions``."""
     log_tokens: Annotated[Number, LOGGING] = 4096
-    """Sampled tokens of a step whose numbers are in its rollouts' file: log-probabilities, advantage, weight, mask."""
+    """Sampled tokens of a step whose numbers are in its rollouts' file: log-probabilities,
+    advantage, weight, mask."""
     log_unique_prompts: Annotated[bool, LOGGING, Also("wandb_log_unique_prompts")] = False
     """Log only the first rollout of each group."""
     keep_every: Annotated[Count | None, SAVING] = None
     """Keep the checkpoint of every n-th step in addition to ``save_total_limit``."""
     accept_changed_code: Annotated[bool, RESUMING] = False
-    """Resume a run whose environment's source files have changed since; its later checkpoints list them."""
+    """Resume a run whose environment's source files have changed since; its later checkpoints list
+    them."""
 
 
-# --- reading the lines --------------------------------------------------------------------------------------------
+# --- reading the lines ----------------------------------------------------------------------------
 
 Mark = TypeVar("Mark")
 
 
-DECLARED = typing.get_type_hints(Inherited, include_extras=True) | typing.get_type_hints(Settings, include_extras=True)
+DECLARED = typing.get_type_hints(Inherited, include_extras=True) | typing.get_type_hints(
+    Settings, include_extras=True
+)
 """Setting -> its annotation, those of transformers included."""
 PARTS = {name: list(parts(hint)) for name, hint in DECLARED.items()}
 """Setting -> the types and the marks on its line."""
@@ -598,14 +664,25 @@ def problem_of(name: str, value: object) -> str | None:
     if not (span or choices) or fits(value, DECLARED[name]):
         return None
     if span is None:
-        return f"{name} is {value!r}{closest(str(value), choices)}; it must be one of {', '.join(choices)}"
-    low, high = (-math.inf if span.ge is None else span.ge), (math.inf if span.le is None else span.le)
+        return (
+            f"{name} is {value!r}{closest(str(value), choices)}; it must be one of"
+            f" {', '.join(choices)}"
+        )
+    low, high = (
+        (-math.inf if span.ge is None else span.ge),
+        (math.inf if span.le is None else span.le),
+    )
     kind = "a whole number" if int in PARTS[name] else "a number"
     alternative = f", or -1 for {minus_one.meaning}" if minus_one else ""
     return f"{name} is {value!r}; it must be {kind} in [{low:g}, {high:g}]{alternative}"
 
 
-_CHOICES = {name: get_args(part) for name, kinds in PARTS.items() for part in kinds if get_origin(part) is Literal}
+_CHOICES = {
+    name: get_args(part)
+    for name, kinds in PARTS.items()
+    for part in kinds
+    if get_origin(part) is Literal
+}
 RESHAPING = frozenset(name for name in DECLARED if mark(name, str) == RESHAPES)
 """Sampling arguments that make the sampled distribution differ from the trained one, on purpose."""
 SAMPLING_FIELDS = frozenset(name for name in DECLARED if mark(name, str))
@@ -627,8 +704,8 @@ def resume_values(config: Settings) -> dict[str, Any]:
 def plain(value: object) -> Any:
     """Convert a value to JSON types, the same in every process.
 
-    Of a dataclass, such as peft's ``LoraConfig``, only the fields that differ from their defaults are kept: a newer
-    version of the library has more fields. A function becomes its name.
+    Of a dataclass, such as peft's ``LoraConfig``, only the fields that differ from their defaults
+    are kept: a newer version of the library has more fields. A function becomes its name.
 
     >>> plain({"r": (1, 2.5), "cap": float("inf"), "modules": {"v", "q"}, "loss": len})
     {'r': [1, 2.5], 'cap': 'inf', 'modules': ['q', 'v'], 'loss': 'len'}
@@ -649,9 +726,13 @@ def plain(value: object) -> Any:
     if isinstance(value, int | float | str | None):
         return value
     text = getattr(value, "__name__", str(value))
-    return type(value).__qualname__ if " at 0x" in text else text  # an address differs between processes
+    return (
+        type(value).__qualname__ if " at 0x" in text else text
+    )  # an address differs between processes
 
 
 def _is_changed(value: object, line: dataclasses.Field[Any]) -> bool:
-    default = line.default if line.default_factory is dataclasses.MISSING else line.default_factory()
+    default = (
+        line.default if line.default_factory is dataclasses.MISSING else line.default_factory()
+    )
     return bool(getattr(value, line.name) != default)

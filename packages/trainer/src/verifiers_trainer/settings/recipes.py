@@ -1,7 +1,8 @@
 """Recipes: settings that belong together, each named for the method, with its source.
 
-The setting ``recipe`` takes the values of a row of ``RECIPES`` in place of the defaults; a setting that the caller
-gives wins. docs/train/recipes.md shows the table, with what each was measured to reach.
+The setting ``recipe`` takes the values of a row of ``RECIPES`` in place of the defaults; a setting
+that the caller gives wins. docs/train/recipes.md shows the table, with what each was measured to
+reach.
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "policy_gradient": Recipe({"loss": "cispo", "advantage": "mean_std"}, "MiniMax-M1, arXiv 2506.13585, equation 4"),
+    "policy_gradient": Recipe(
+        {"loss": "cispo", "advantage": "mean_std"}, "MiniMax-M1, arXiv 2506.13585, equation 4"
+    ),
     "clipped_updates": Recipe(
-        {"loss": "ppo", "epsilon_high": 0.28, "advantage": "mean_std", "updates_per_batch": 4, "num_iterations": 2},
+        {
+            "loss": "ppo",
+            "epsilon_high": 0.28,
+            "advantage": "mean_std",
+            "updates_per_batch": 4,
+            "num_iterations": 2,
+        },
         "PPO, arXiv 1707.06347, algorithm 1, with clip-higher of DAPO, arXiv 2503.14476",
     ),
     "best_of_group": Recipe(

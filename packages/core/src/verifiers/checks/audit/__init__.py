@@ -3,11 +3,13 @@
     report = vf.audit_environment("reverse-text")
     assert report.ok, report
 
-Plays an oracle (which must be paid in full), a panel of non-solutions in the right format, and a search for more of
-them; scores rollouts again; and looks for answers in prompts and feedback, contradictions, repetitions and overlap in
-the rows. Needs no model and no key. ``vf-audit`` is its command; ``certificate`` stores the result beside a package.
+Plays an oracle (which must be paid in full), a panel of non-solutions in the right format, and a
+search for more of them; scores rollouts again; and looks for answers in prompts and feedback,
+contradictions, repetitions and overlap in the rows. Needs no model and no key. ``vf-audit`` is its
+command; ``certificate`` stores the result beside a package.
 
-Limits: it finds ways that it tries. A reward that needs a judge is audited with the judge that the environment has.
+Limits: it finds ways that it tries. A reward that needs a judge is audited with the judge that the
+environment has.
 """
 
 from __future__ import annotations
@@ -67,19 +69,20 @@ def audit_environment(
     timeout_s: float = 30.0,
     budget_s: float = 60.0,
 ) -> AuditReport:
-    """Audit the reward of an environment: an id, an ``Environment``, or a function that returns one. Blocks.
+    """Audit the reward of an environment: an id, an ``Environment``, or a function that returns
+    one. Blocks.
 
     Args:
-        env_or_id: An id, an ``Environment``, or a function that returns one. An environment passed as an object
-            is not closed.
+        env_or_id: An id, an ``Environment``, or a function that returns one. An environment passed
+            as an object is not closed.
         n: Rows that are tried.
         seed: Chooses the rows and the search.
         search_steps: Programs that are tried beside the fixed non-solutions; 0 for none.
         timeout_s: Time limit of a rollout, in seconds.
         budget_s: Time limit of the whole audit, in seconds; what was left out is a note.
 
-    Raises ``UnknownEnvironment`` for an unknown id and ``ConfigError`` for invalid arguments; every other problem is in
-    the report.
+    Raises ``UnknownEnvironment`` for an unknown id and ``ConfigError`` for invalid arguments; every
+    other problem is in the report.
 
     >>> def kind(completion, answer):  # a reward that looks for the answer anywhere
     ...     return float(answer in completion[-1].content)
@@ -90,7 +93,12 @@ def audit_environment(
     """
     return blocking(
         lambda: a_audit_environment(
-            env_or_id, n=n, seed=seed, search_steps=search_steps, timeout_s=timeout_s, budget_s=budget_s
+            env_or_id,
+            n=n,
+            seed=seed,
+            search_steps=search_steps,
+            timeout_s=timeout_s,
+            budget_s=budget_s,
         )
     )
 
@@ -105,7 +113,11 @@ async def a_audit_environment(
     budget_s: float = 60.0,
 ) -> AuditReport:
     """``audit_environment`` as a coroutine, in the caller's event loop."""
-    for name, value, least in (("n", n, 1), ("search_steps", search_steps, 0), ("timeout_s", timeout_s, 0.001)):
+    for name, value, least in (
+        ("n", n, 1),
+        ("search_steps", search_steps, 0),
+        ("timeout_s", timeout_s, 0.001),
+    ):
         if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
             raise ConfigError(f"{name} is {value!r}; it must be at least {least}", key=name)
     findings = Findings()
@@ -120,7 +132,9 @@ async def a_audit_environment(
         finally:
             if loaded.is_built_here:
                 for env in filter(None, (loaded.env, loaded.again)):
-                    with contextlib.suppress(Exception):  # a failing teardown is reported by check_environment
+                    with contextlib.suppress(
+                        Exception
+                    ):  # a failing teardown is reported by check_environment
                         await env.aclose()
     return AuditReport(
         loaded.name,
@@ -129,7 +143,13 @@ async def a_audit_environment(
         tuple(findings.notes),
         audit.success_metric,
         audit.oracle,
-        tuple(sorted(audit.paid, key=lambda paid: -math.inf if math.isnan(paid.reward) else paid.reward, reverse=True)),
+        tuple(
+            sorted(
+                audit.paid,
+                key=lambda paid: -math.inf if math.isnan(paid.reward) else paid.reward,
+                reverse=True,
+            )
+        ),
         num_rows=audit.num_rows,
         num_rollouts=audit.num_rollouts,
         seconds=time.monotonic() - started,
@@ -159,7 +179,11 @@ class _Audit:
                 with self._member(f"member {name!r}: "):
                     await self.run(member)
             return
-        train = readable(env.train_table, "the training set", self.findings) if env.train_table is not None else ()
+        train = (
+            readable(env.train_table, "the training set", self.findings)
+            if env.train_table is not None
+            else ()
+        )
         has_own = env.train_table is None or env.eval_table is not env.train_table
         held_out = readable(env.eval_table, "the evaluation set", self.findings) if has_own else ()
         rows = train or held_out
@@ -213,7 +237,11 @@ class _Subject:
     @property
     def place(self) -> str:
         functions = [f for f in self.env.rubric.functions if f.weight]
-        return place_of(functions[0].function) if len(functions) == 1 else place_of(type(self.env.rubric))
+        return (
+            place_of(functions[0].function)
+            if len(functions) == 1
+            else place_of(type(self.env.rubric))
+        )
 
     async def audit(self) -> None:
         self.oracle = await find_oracle(self.player, self.examples)
@@ -221,8 +249,12 @@ class _Subject:
         if math.isnan(self.right):
             return
         write = self.oracle.write
-        others = panel(write, self.answers, self._thinks()) + tool_policies(self.env, write, self.answers)
-        solution = "\n".join(text for example in self.examples[:2] for text in solution_texts(self.env, example))
+        others = panel(write, self.answers, self._thinks()) + tool_policies(
+            self.env, write, self.answers
+        )
+        solution = "\n".join(
+            text for example in self.examples[:2] for text in solution_texts(self.env, example)
+        )
         if runs_code(self.env, self.examples, solution):
             others += code_policies(self.examples, write, solution)
         for other in others:
@@ -235,11 +267,14 @@ class _Subject:
         self._conclude()
 
     def _thinks(self) -> bool:
-        """Whether replies may have thinking in tags: the parser removes it, or a prompt asks for it."""
+        """Whether replies may have thinking in tags: the parser removes it, or a prompt asks for
+        it."""
         prompts = [str(message) for message in self.examples[0].row["prompt"]]
-        return isinstance(self.env.parser, ThinkParser) or any("<think>" in text for text in prompts)
+        return isinstance(self.env.parser, ThinkParser) or any(
+            "<think>" in text for text in prompts
+        )
 
-    # --- playing ---------------------------------------------------------------------------------------------
+    # --- playing ----------------------------------------------------------------------------------
 
     async def _play_oracle(self, oracle: Oracle) -> None:
         policy: Policy = oracle.policy or (lambda turn: oracle.write(turn, "42"))
@@ -247,41 +282,57 @@ class _Subject:
         self._look_at(trials)
         known = [trial.reward for trial in trials if not math.isnan(trial.reward)]
         if not known:
-            error = next((trial.state["error"] for trial in trials if trial.state["error"] is not None), None)
+            error = next(
+                (trial.state["error"] for trial in trials if trial.state["error"] is not None), None
+            )
             reason = f": {error_text(error)}" if error is not None else ""
-            self.findings.note(f"no reward is known without a model or a judge{reason}; the reward was not audited")
+            self.findings.note(
+                f"no reward is known without a model or a judge{reason}; the reward was not audited"
+            )
             return
         if oracle.policy is None:
             self.right = self._most()
             self.findings.warn(
                 "no-oracle",
-                "the rows have no answer, so a right reply is not known: 1 for each weighted function is assumed",
+                "the rows have no answer, so a right reply is not known: 1 for each weighted"
+                " function is assumed",
                 type(self.env).__name__,
-                "give the environment oracle=, a function of the row that returns the replies of a solution",
+                "give the environment oracle=, a function of the row that returns the replies of a"
+                " solution",
             )
             return
         self.right = max(known) if max(known) > 0 else self._most()
-        self.audit_of.oracle = self._as_paid(NonSolution("a right answer", "oracle", policy), trials, math.nan)
+        self.audit_of.oracle = self._as_paid(
+            NonSolution("a right answer", "oracle", policy), trials, math.nan
+        )
         self._check_oracle(oracle, trials)
 
     def _most(self) -> float:
         """What a reply earns for which every function returns 1."""
-        return sum(weight for weight in self.env.rubric.plan().weights.values() if weight > 0) or 1.0
+        return (
+            sum(weight for weight in self.env.rubric.plan().weights.values() if weight > 0) or 1.0
+        )
 
     def _check_oracle(self, oracle: Oracle, trials: Sequence[Trial]) -> None:
         most = self._most()
-        unpaid = [trial for trial in trials if not math.isnan(trial.reward) and trial.reward < FULL * self.right]
+        unpaid = [
+            trial
+            for trial in trials
+            if not math.isnan(trial.reward) and trial.reward < FULL * self.right
+        ]
         unsolved = [trial for trial in trials if trial.success == 0.0]
         is_low = self.env.rubric.success_metric is None and self.right < FULL * most
         if unpaid or unsolved or (is_low and not self.env.rubric.scores_itself):
             failed = (unsolved or unpaid or list(trials))[0]
             self.findings.error(
                 "solution-is-not-paid",
-                f"the {'oracle' if oracle.source == 'oracle' else 'row' + chr(39) + 's answer'} ({oracle.format_name}) "
-                f"earns {failed.reward:g} of {max(self.right, most if is_low else 0):g} on example "
-                f"{failed.example.example_id}, replying {_cut(failed.replies)}",
+                f"the {'oracle' if oracle.source == 'oracle' else 'row' + chr(39) + 's answer'}"
+                f" ({oracle.format_name}) earns {failed.reward:g} of"
+                f" {max(self.right, most if is_low else 0):g} on example"
+                f" {failed.example.example_id}, replying {_cut(failed.replies)}",
                 self.place,
-                "pay the right answer of every row in full; where it cannot be written from the row, declare oracle=",
+                "pay the right answer of every row in full; where it cannot be written from the"
+                " row, declare oracle=",
             )
 
     async def _play(self, other: NonSolution) -> Paid | None:
@@ -291,7 +342,9 @@ class _Subject:
             return None
         first, rest = self.examples[:FIRST_ROWS], self.examples[FIRST_ROWS:]
         trials = await self.player.play(other.policy, first)
-        if rest and any(trial.reward >= PARTLY * self.right or trial.success > 0 for trial in trials):
+        if rest and any(
+            trial.reward >= PARTLY * self.right or trial.success > 0 for trial in trials
+        ):
             trials += await self.player.play(other.policy, rest)
         self._look_at(trials)
         wrong = [trial for trial in trials if not self._solves(other, trial)]
@@ -310,7 +363,9 @@ class _Subject:
             min(pair, key=lambda trial: -1.0 if math.isnan(trial.reward) else trial.reward)
             for pair in zip(*both, strict=True)
         ]
-        self.audit_of.paid.append(self._as_paid(one, less, sum(map(self._is_paid, less)) / len(less)))
+        self.audit_of.paid.append(
+            self._as_paid(one, less, sum(map(self._is_paid, less)) / len(less))
+        )
 
     async def _search(self, write: Format) -> None:
         async def measure(other: NonSolution) -> float:
@@ -321,9 +376,15 @@ class _Subject:
             return sum(reward for reward in rewards if not math.isnan(reward)) / len(trials)
 
         tasks = [paid.name for paid in self.audit_of.paid if paid.is_task]
-        changes = [name for name in CHANGES if not any(task.endswith(f", {name}") for task in tasks)]
+        changes = [
+            name for name in CHANGES if not any(task.endswith(f", {name}") for task in tasks)
+        ]
         steps, seed = self.audit_of.search_steps, self.audit_of.seed
-        for found in await climb(measure, write, self.answers, changes, steps, seed) if steps and changes else ():
+        for found in (
+            await climb(measure, write, self.answers, changes, steps, seed)
+            if steps and changes
+            else ()
+        ):
             await self._play(found)
 
     def _solves(self, other: NonSolution, trial: Trial) -> bool:
@@ -331,16 +392,22 @@ class _Subject:
         if other.slot is not None and trial.replies:
             slots = [other.slot(turn) for turn in _turns_of(trial)]
         if self.env.oracle is None and other.slot is None:
-            return any(is_same(reply, answer_text(trial.example), trial.example) for reply in trial.replies)
+            return any(
+                is_same(reply, answer_text(trial.example), trial.example) for reply in trial.replies
+            )
         return is_solution(self.env, trial, slots)
 
     def _is_paid(self, trial: Trial) -> bool:
         return trial.success == 1.0 or trial.reward >= FULL * self.right
 
     def _look_at(self, trials: Sequence[Trial]) -> None:
-        self.is_graded |= any(trial.reward not in (0.0, 1.0) for trial in trials if not math.isnan(trial.reward))
+        self.is_graded |= any(
+            trial.reward not in (0.0, 1.0) for trial in trials if not math.isnan(trial.reward)
+        )
 
-    def _as_paid(self, other: NonSolution, trials: Sequence[Trial], share: float, is_task: bool = False) -> Paid:
+    def _as_paid(
+        self, other: NonSolution, trials: Sequence[Trial], share: float, is_task: bool = False
+    ) -> Paid:
         return Paid(
             other.name,
             other.family,
@@ -349,13 +416,18 @@ class _Subject:
             share,
             len(trials),
             is_task,
-            _cut(max(trials, key=lambda trial: -1.0 if math.isnan(trial.reward) else trial.reward).replies),
+            _cut(
+                max(
+                    trials, key=lambda trial: -1.0 if math.isnan(trial.reward) else trial.reward
+                ).replies
+            ),
         )
 
-    # --- further checks ------------------------------------------------------------------------------------
+    # --- further checks ---------------------------------------------------------------------------
 
     async def _check_feedback(self, write: Format) -> None:
-        """Whether what the environment says after a wrong reply contains the answer, which a later turn is paid for."""
+        """Whether what the environment says after a wrong reply contains the answer, which a later
+        turn is paid for."""
         if self.env.max_turns == 1 or not self.answers.texts:
             return
 
@@ -364,16 +436,19 @@ class _Subject:
             is_told = turn.number > 0 and answer and answer.casefold() in turn.heard.casefold()
             return write(turn, answer if is_told else self.answers.another(turn))
 
-        if self.env.oracle is None or all(len(solution_texts(self.env, e)) == 1 for e in self.examples):
+        if self.env.oracle is None or all(
+            len(solution_texts(self.env, e)) == 1 for e in self.examples
+        ):
             trials = await self.player.play(reads, self.examples)
             leaks = [trial for trial in trials if self._is_paid(trial) and _says_it_late(trial)]
             if len(leaks) >= MANY_ROWS * len(trials):
                 self.findings.error(
                     "feedback-tells-the-answer",
-                    f"after a wrong reply the environment says the answer, and repeating it is paid ({len(leaks)} of "
-                    f"{len(trials)} rows)",
+                    "after a wrong reply the environment says the answer, and repeating it is paid"
+                    f" ({len(leaks)} of {len(trials)} rows)",
                     type(self.env).__name__,
-                    "say the answer only when the rollout is over (final_env_response), or pay the first reply alone",
+                    "say the answer only when the rollout is over (final_env_response), or pay the"
+                    " first reply alone",
                 )
 
     async def _check_repeatable(self, oracle: Oracle) -> None:
@@ -382,19 +457,23 @@ class _Subject:
         wrong: Policy = lambda turn: oracle.write(turn, self.answers.another(turn))  # noqa: E731
         for example, one in ((self.examples[0], policy), (self.examples[-1], wrong)):
             trials = [await self.player.play_one(one, example) for _ in range(REPEATS // 2)]
-            trials += await asyncio.gather(*(self.player.play_one(one, example) for _ in range(REPEATS // 2)))
+            trials += await asyncio.gather(
+                *(self.player.play_one(one, example) for _ in range(REPEATS // 2))
+            )
             rewards = sorted({round(t.reward, 9) for t in trials if not math.isnan(t.reward)})
             if len(rewards) > 1:
                 listed = ", ".join(f"{reward:g}" for reward in rewards[:5])
                 self.findings.error(
                     NOT_REPEATABLE,
-                    f"the same replies to example {example.example_id}, scored {REPEATS} times, earned {listed}",
+                    f"the same replies to example {example.example_id}, scored {REPEATS} times,"
+                    f" earned {listed}",
                     self.place,
-                    "draw from random.Random(…) seeded with the row, and keep nothing from one rollout to the next",
+                    "draw from random.Random(…) seeded with the row, and keep nothing from one"
+                    " rollout to the next",
                 )
                 return
 
-    # --- conclusion ------------------------------------------------------------------------------------------
+    # --- conclusion -------------------------------------------------------------------------------
 
     def _conclude(self) -> None:
         named, threshold = self.env.rubric.success_metric, self.env.pass_threshold
@@ -404,16 +483,21 @@ class _Subject:
         if named is None and not self.is_graded:
             self.audit_of.paid = [replace(paid, success=paid.reward) for paid in self.audit_of.paid]
             if self.audit_of.oracle is not None:
-                self.audit_of.oracle = replace(self.audit_of.oracle, success=self.audit_of.oracle.reward)
+                self.audit_of.oracle = replace(
+                    self.audit_of.oracle, success=self.audit_of.oracle.reward
+                )
         if named is None and self.is_graded:
             self.findings.warn(
                 "no-success-metric",
-                "the reward is graded and the rubric names no success metric, so nothing says when a task is solved",
+                "the reward is graded and the rubric names no success metric, so nothing says when"
+                " a task is solved",
                 self.place,
                 'name a function that is 1 or 0: vf.Rubric(…, success="exact")',
             )
         if self.unfinished:
-            self.findings.note(f"the time was up: {len(self.unfinished)} non-solutions were not tried")
+            self.findings.note(
+                f"the time was up: {len(self.unfinished)} non-solutions were not tried"
+            )
         played = [paid for paid in self.audit_of.paid if not paid.is_task]
         full = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family != "odd form"]
         odd = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family == "odd form"]
@@ -434,12 +518,15 @@ class _Subject:
     def _report_paid(self, full: Sequence[Paid]) -> None:
         most = max(full, key=lambda paid: (paid.share_wrong_paid, paid.reward))
         more = (
-            f" ({len(full) - 1} others too: {', '.join(p.name for p in full[:4] if p is not most)})" if full[1:] else ""
+            f" ({len(full) - 1} others too: {', '.join(p.name for p in full[:4] if p is not most)})"
+            if full[1:]
+            else ""
         )
         self.findings.error(
             "non-solution-is-paid",
-            f"{most.name} earns {most.reward:g} where a right answer earns {self.right:g}, in "
-            f"{most.share_wrong_paid:.0%} of the rows where it is wrong{more}; it replied {most.sample}",
+            f"{most.name} earns {most.reward:g} where a right answer earns {self.right:g}, in"
+            f" {most.share_wrong_paid:.0%} of the rows where it is wrong{more}; it replied"
+            f" {most.sample}",
             self.place,
             "make the reward refuse it; if it solves the task after all, say so with oracle=",
         )
@@ -449,11 +536,15 @@ class _Subject:
         report = self.findings.warn if named is not None else self.findings.error
         report(
             "non-solution-is-paid-partly",
-            f"{most.name} earns {most.reward:.3g} of {self.right:g} on average without solving the task; it replied "
-            f"{most.sample}",
+            f"{most.name} earns {most.reward:.3g} of {self.right:g} on average without solving the"
+            f" task; it replied {most.sample}",
             self.place,
             "read the reward against this line"
-            + ("" if named is not None else ", and name a strict success metric beside it: vf.Rubric(…, success=…)"),
+            + (
+                ""
+                if named is not None
+                else ", and name a strict success metric beside it: vf.Rubric(…, success=…)"
+            ),
         )
 
 
@@ -462,7 +553,10 @@ def _turns_of(trial: Trial) -> list[Turn]:
     from verifiers.types import ModelRequest
 
     steps = trial.state["trajectory"]
-    return [Turn(trial.example, ModelRequest(step["prompt"], "scripted"), number) for number, step in enumerate(steps)]
+    return [
+        Turn(trial.example, ModelRequest(step["prompt"], "scripted"), number)
+        for number, step in enumerate(steps)
+    ]
 
 
 def _says_it_late(trial: Trial) -> bool:

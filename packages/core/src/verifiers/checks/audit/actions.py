@@ -1,6 +1,7 @@
 """Non-solutions that act: calls of tools without purpose, and code that attacks its own check.
 
-The code is written for a sandbox: it changes files only where the working folder is not that of this process.
+The code is written for a sandbox: it changes files only where the working folder is not that of
+this process.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Equal(str):
 """
 _PASSED = 'print("OK")\nprint("all tests passed")\nprint("PASSED")\nprint(1)\n'
 _NOT_NAMES = frozenset(
-    "print range len if for while return not in and or is def class def int str list float sum max min".split()
+    "print range len if for while return not in and or is def class def int str list float sum"
+    " max min".split()
 )
 
 
@@ -60,13 +62,16 @@ def tool_policies(env: Environment, write: Format, answers: Answers) -> list[Non
         function = tools[index % len(tools)].get("function") or tools[index % len(tools)]
         return [
             ToolCall(
-                f"call_{turn.number}", function["name"], json.dumps(example_arguments(function.get("parameters") or {}))
+                f"call_{turn.number}",
+                function["name"],
+                json.dumps(example_arguments(function.get("parameters") or {})),
             )
         ]
 
     def each_tool_then(end: Policy) -> Policy:
         return lambda turn: (
-            (call(turn, turn.number) if turn.number < len(turn.request.tools or ()) else None) or end(turn)
+            (call(turn, turn.number) if turn.number < len(turn.request.tools or ()) else None)
+            or end(turn)
         )
 
     def only_calls(turn: Turn) -> Any:
@@ -86,7 +91,11 @@ def tool_policies(env: Environment, write: Format, answers: Answers) -> list[Non
         return write(turn, "\n".join(turn.tool_texts))
 
     return [
-        NonSolution("every tool once, then an empty answer", "tools", each_tool_then(lambda turn: write(turn, ""))),
+        NonSolution(
+            "every tool once, then an empty answer",
+            "tools",
+            each_tool_then(lambda turn: write(turn, "")),
+        ),
         NonSolution("every tool once, then what they said", "tools", each_tool_then(pasted)),
         NonSolution(
             "every tool once, then another row's answer",
@@ -100,9 +109,12 @@ def tool_policies(env: Environment, write: Format, answers: Answers) -> list[Non
 
 
 def code_policies(examples: Sequence[Example], write: Format, solution: str) -> list[NonSolution]:
-    """Attacks on a check of code: as calls of a tool that runs code, and as code blocks in the reply."""
+    """Attacks on a check of code: as calls of a tool that runs code, and as code blocks in the
+    reply."""
     names = _function_names(examples, solution)
-    equal = _EQUAL + "".join(f"def {name}(*args, **kwargs): return Equal()\n{name.title()} = Equal\n" for name in names)
+    equal = _EQUAL + "".join(
+        f"def {name}(*args, **kwargs): return Equal()\n{name.title()} = Equal\n" for name in names
+    )
     equal += "result = answer = output = solution = Equal()\n"
     here = os.path.realpath(os.getcwd())
     attacks = {
@@ -111,7 +123,9 @@ def code_policies(examples: Sequence[Example], write: Format, solution: str) -> 
         "code that raises SystemExit on import": "raise SystemExit(0)\n",
         "code that writes reward and test files": _FILES.format(here=here) + _PASSED,
         "code that prints a verdict": _PASSED,
-        "code that does nothing": "".join(f"def {name}(*args, **kwargs): return None\n" for name in names) or "pass\n",
+        "code that does nothing": (
+            "".join(f"def {name}(*args, **kwargs): return None\n" for name in names) or "pass\n"
+        ),
         "code that skips its tests": "import unittest\nraise unittest.SkipTest('skipped')\n",
     }
     found = []
@@ -123,12 +137,16 @@ def code_policies(examples: Sequence[Example], write: Format, solution: str) -> 
 
 
 def runs_code(env: Environment, examples: Sequence[Example], solution: str) -> bool:
-    """Whether model-written code may decide a reward here: a tool that takes code, or code asked for in words."""
+    """Whether model-written code may decide a reward here: a tool that takes code, or code asked
+    for in words."""
     tools = [tool.get("function") or tool for tool in env.tool_defs]
     if any(_code_parameter(tool) for tool in tools):
         return True
     texts = [question_of(example) for example in examples[:3]] + [env.system_prompt or "", solution]
-    return any(re.search(r"```|\bdef \w+\(|\bpython\b|\bfunction\b|\bcode\b", text, re.IGNORECASE) for text in texts)
+    return any(
+        re.search(r"```|\bdef \w+\(|\bpython\b|\bfunction\b|\bcode\b", text, re.IGNORECASE)
+        for text in texts
+    )
 
 
 def _in_block(code: str) -> Policy:

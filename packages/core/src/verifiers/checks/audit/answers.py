@@ -1,7 +1,9 @@
-"""Right answers and how to write them: the oracle of an environment, and the format that its rubric reads.
+"""Right answers and how to write them: the oracle of an environment, and the format that its rubric
+reads.
 
-The oracle is the environment's own (``Environment.oracle``), else each row's ``answer`` in the format in which it earns
-most. A panel of non-solutions is written in that same format, so that it fails for what it says and not for its form.
+The oracle is the environment's own (``Environment.oracle``), else each row's ``answer`` in the
+format in which it earns most. A panel of non-solutions is written in that same format, so that it
+fails for what it says and not for its form.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Oracle:
 def answer_text(example: Example) -> str:
     """The row's ``answer`` as text."""
     answer = example.row["answer"]
-    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    return (
+        answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    )
 
 
 async def find_oracle(player: Player, examples: Sequence[Example]) -> Oracle:
@@ -62,7 +66,9 @@ async def find_oracle(player: Player, examples: Sequence[Example]) -> Oracle:
     name, write = best[1:] if best is not None else ("as asked", _as_asked(player.env))
     if player.env.oracle is not None:
         return Oracle("oracle", declared(player.env.oracle), write, name)
-    return Oracle("answer" if has_answers else "", _answering(write) if has_answers else None, write, name)
+    return Oracle(
+        "answer" if has_answers else "", _answering(write) if has_answers else None, write, name
+    )
 
 
 def declared(oracle: Callable[[Mapping[str, Any]], Any]) -> Policy:
@@ -71,7 +77,8 @@ def declared(oracle: Callable[[Mapping[str, Any]], Any]) -> Policy:
 
 
 def solution_texts(env: Environment, example: Example) -> tuple[str, ...]:
-    """The texts of a right solution, one for each turn, as far as they are known without playing."""
+    """The texts of a right solution, one for each turn, as far as they are known
+    without playing."""
     replies = env.oracle(example.row) if env.oracle is not None else answer_text(example)
     if callable(replies):
         return (answer_text(example),)
@@ -80,7 +87,8 @@ def solution_texts(env: Environment, example: Example) -> tuple[str, ...]:
 
 
 def is_solution(env: Environment, trial: Trial, slots: Sequence[str]) -> bool:
-    """Whether a non-solution happened to say what solves the row: ``slots`` are the texts in the answer's place."""
+    """Whether a non-solution happened to say what solves the row: ``slots`` are the texts in the
+    answer's place."""
     answer = answer_text(trial.example)
     expected = solution_texts(env, trial.example)
     if len(expected) > 1 or (len(expected) == 1 and not answer):
@@ -96,9 +104,11 @@ def is_solution(env: Environment, trial: Trial, slots: Sequence[str]) -> bool:
 
 
 def is_same(text: str, answer: str, example: Example) -> bool:
-    """Whether two answers are the same: numbers by value, texts apart from white space and outer punctuation.
+    """Whether two answers are the same: numbers by value, texts apart from white space and outer
+    punctuation.
 
-    Case counts only where it is the task: where the question has the answer in another case. A long answer with less
+    Case counts only where it is the task: where the question has the answer in another case. A long
+    answer with less
     than as much around it is the same: a graded reward pays it nearly in full, and rightly so.
     """
     one, other = _plain(text), _plain(answer)
@@ -133,7 +143,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-# --- formats -----------------------------------------------------------------------------------------------------
+# --- formats --------------------------------------------------------------------------------------
 
 
 def _answering(write: Format) -> Policy:
@@ -151,7 +161,10 @@ def _formats(env: Environment) -> dict[str, Format]:
     formats["plain"] = lambda _, text: text
     formats["#### line"] = lambda _, text: f"#### {text}"
     if isinstance(env.parser, ThinkParser):
-        formats |= {f"{name} after thinking": _after_thinking(write) for name, write in list(formats.items())[1:]}
+        formats |= {
+            f"{name} after thinking": _after_thinking(write)
+            for name, write in list(formats.items())[1:]
+        }
     return formats
 
 
@@ -159,10 +172,14 @@ def _as_asked(env: Environment) -> Format:
     """The format of the parser, else the tags or the box that the prompt mentions."""
 
     def write(turn: Turn, text: str) -> str:
-        example = Example(turn.example.example_id, turn.example.hash, {**turn.example.row, "answer": text})
+        example = Example(
+            turn.example.example_id, turn.example.hash, {**turn.example.row, "answer": text}
+        )
         prompt = turn.request.prompt
         texts = (
-            [prompt] if isinstance(prompt, str) else [message_text(m) for m in prompt if m.get("role") != "assistant"]
+            [prompt]
+            if isinstance(prompt, str)
+            else [message_text(m) for m in prompt if m.get("role") != "assistant"]
         )
         return formatted(env, example, texts)
 
@@ -179,9 +196,14 @@ def _after_thinking(write: Format) -> Format:
 
 
 def _as_in_shots(turn: Turn, text: str) -> str:
-    """The last solved example of the prompt with the number or word at its end replaced; the text alone without one."""
+    """The last solved example of the prompt with the number or word at its end replaced; the text
+    alone without one."""
     prompt = turn.request.prompt
-    shots = [] if isinstance(prompt, str) else [message_text(m) for m in prompt[:-1] if m.get("role") == "assistant"]
+    shots = (
+        []
+        if isinstance(prompt, str)
+        else [message_text(m) for m in prompt[:-1] if m.get("role") == "assistant"]
+    )
     if turn.number or not shots:
         return text
     match = re.search(r"(\S+?)(</\w+>|[.}]*)\s*$", shots[-1])

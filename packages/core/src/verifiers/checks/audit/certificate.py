@@ -1,7 +1,7 @@
 """Certificates: the result of an audit, stored as ``audit.json`` beside an environment's code.
 
-A certificate holds the hash of the package's files. It is stale when they have changed since; ``vf-install --list``
-shows both. Reading one imports nothing.
+A certificate holds the hash of the package's files. It is stale when they have changed since;
+``vf-install --list`` shows both. Reading one imports nothing.
 """
 
 from __future__ import annotations
@@ -48,16 +48,21 @@ class Certificate:
             return f"audit of {self.date} is stale: the package has changed"
         if math.isnan(self.non_solution_reward):
             return f"audited {self.date}: the rows; its reward needs a judge"
-        verdict = "passed" if self.ok else "FAILED: " + ", ".join(self.content.get("errors") or ["?"])
+        verdict = (
+            "passed" if self.ok else "FAILED: " + ", ".join(self.content.get("errors") or ["?"])
+        )
         return f"audit {verdict} {self.date}, best non-solution {self.non_solution_reward:.3g}"
 
 
 def content_hash(folder: Path) -> str:
-    """SHA-256 over the names and bytes of a package's files; without caches and the certificate itself."""
+    """SHA-256 over the names and bytes of a package's files; without caches and the certificate
+    itself."""
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not any(part in _SKIPPED for part in file.relative_to(folder).parts):
-            digest.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
+            digest.update(
+                f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode()
+            )
             digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -74,7 +79,8 @@ def folder_of(found: Found) -> Path | None:
 
 
 def read_certificate(env_id: str) -> Certificate | None:
-    """The certificate of an environment, by id or path; None without one. *Raises* as ``registry.find``."""
+    """The certificate of an environment, by id or path; None without one. *Raises* as
+    ``registry.find``."""
     folder = folder_of(registry.find(env_id))
     return None if folder is None else certificate_in(folder)
 
@@ -97,9 +103,11 @@ def certificate_in(folder: Path) -> Certificate | None:
 
 
 def non_solution_reward(env: Environment) -> float | None:
-    """What the best non-solution earns in an environment, where that is known: the line under a learning curve.
+    """What the best non-solution earns in an environment, where that is known: the line under a
+    learning curve.
 
-    ``env.non_solution_reward``, else that of a fresh certificate when the environment was loaded without arguments.
+    ``env.non_solution_reward``, else that of a fresh certificate when the environment was loaded
+    without arguments.
     """
     if env.non_solution_reward is not None:
         return env.non_solution_reward
@@ -109,7 +117,11 @@ def non_solution_reward(env: Environment) -> float | None:
         certificate = read_certificate(env.loaded_from.env_id)
     except UsageError:  # it was loaded from another folder, or has been removed since
         return None
-    known = certificate is not None and certificate.is_fresh and not math.isnan(certificate.non_solution_reward)
+    known = (
+        certificate is not None
+        and certificate.is_fresh
+        and not math.isnan(certificate.non_solution_reward)
+    )
     return certificate.non_solution_reward if certificate is not None and known else None
 
 
@@ -123,7 +135,10 @@ def write_certificate(report: AuditReport, env_id: str) -> Path:
     found = registry.find(env_id)
     folder = folder_of(found)
     if folder is None:
-        raise ConfigError(f"{env_id} is a single file; a certificate is stored in the folder of a package", key="env")
+        raise ConfigError(
+            f"{env_id} is a single file; a certificate is stored in the folder of a package",
+            key="env",
+        )
     best, oracle = report.best_non_solution, report.oracle
     content = {
         "schema": SCHEMA,
@@ -137,14 +152,26 @@ def write_certificate(report: AuditReport, env_id: str) -> Path:
         "errors": [finding.code for finding in report.errors],
         "warnings": [finding.code for finding in report.warnings],
         "success_metric": report.success_metric,
-        "solution_reward": None if oracle is None or math.isnan(oracle.reward) else round(oracle.reward, 6),
-        "best_non_solution": None
-        if best is None
-        else {"name": best.name, "reward": round(best.reward, 6), "solved": _rounded(best.success)},
+        "solution_reward": (
+            None if oracle is None or math.isnan(oracle.reward) else round(oracle.reward, 6)
+        ),
+        "best_non_solution": (
+            None
+            if best is None
+            else {
+                "name": best.name,
+                "reward": round(best.reward, 6),
+                "solved": _rounded(best.success),
+            }
+        ),
         "num_rows": report.num_rows,
         "num_rollouts": report.num_rollouts,
         "seconds": round(report.seconds, 1),
-        "is_repeatable": None if oracle is None else all(finding.code != NOT_REPEATABLE for finding in report.errors),
+        "is_repeatable": (
+            None
+            if oracle is None
+            else all(finding.code != NOT_REPEATABLE for finding in report.errors)
+        ),
         "findings": [
             {"kind": kind, "code": finding.code, "message": finding.message, "fix": finding.fix}
             for kind, findings in (("error", report.errors), ("warning", report.warnings))

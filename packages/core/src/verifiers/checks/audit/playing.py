@@ -1,8 +1,8 @@
 """Play a scripted policy in an environment and score it: the rollouts of an audit.
 
-A policy is a function of a ``Turn``; its replies are those of ``testing.replies``. Requests that do not belong to the
-rollout come from a judge that asks the evaluated model: the client answers them with a quotation of the question, which
-no rubric may take for a verdict.
+A policy is a function of a ``Turn``; its replies are those of ``testing.replies``. Requests that do
+not belong to the rollout come from a judge that asks the evaluated model: the client answers them
+with a quotation of the question, which no rubric may take for a verdict.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from verifiers.types import ModelRequest, Response, Usage
 CONCURRENT = 8
 """Rollouts in flight."""
 MAX_TURNS = 32
-"""Turns after which the client ends a rollout, as a full context would: what was done so far is scored."""
+"""Turns after which the client ends a rollout, as a full context would: what was done so far is
+scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,21 @@ class Turn:
     def all_heard(self) -> list[str]:
         """Every user message so far."""
         prompt = self.request.prompt
-        return [prompt] if isinstance(prompt, str) else [message_text(m) for m in prompt if m.get("role") == "user"]
+        return (
+            [prompt]
+            if isinstance(prompt, str)
+            else [message_text(m) for m in prompt if m.get("role") == "user"]
+        )
 
     @property
     def tool_texts(self) -> list[str]:
         """The results of the tool calls so far."""
         prompt = self.request.prompt
-        return [] if isinstance(prompt, str) else [message_text(m) for m in prompt if m.get("role") == "tool"]
+        return (
+            []
+            if isinstance(prompt, str)
+            else [message_text(m) for m in prompt if m.get("role") == "tool"]
+        )
 
 
 Policy = Callable[[Turn], Any]
@@ -71,7 +80,8 @@ class Trial:
     replies: tuple[str, ...]
     """The text of each reply; of tool calls their names and arguments."""
     threshold: float | None = None
-    """``pass_threshold`` of the environment: where no success metric is named, the reward that solves the task."""
+    """``pass_threshold`` of the environment: where no success metric is named, the reward that
+    solves the task."""
 
     @property
     def reward(self) -> float:
@@ -81,7 +91,8 @@ class Trial:
 
     @property
     def success(self) -> float:
-        """The metric ``success``, else whether the reward reaches the threshold; NaN where neither is known."""
+        """The metric ``success``, else whether the reward reaches the threshold; NaN where neither
+        is known."""
         by_threshold = math.nan
         if self.threshold is not None and not math.isnan(self.reward):
             by_threshold = float(self.reward >= self.threshold)
@@ -98,7 +109,8 @@ class PolicyClient:
         self.replies: list[str] = []
 
     async def complete(self, request: ModelRequest) -> Response:
-        """The policy's reply; to a judge's question, its quotation. *Raises* OverlongPromptError."""
+        """The policy's reply; to a judge's question, its quotation. *Raises*
+        OverlongPromptError."""
         await asyncio.sleep(0)  # lets a time limit cancel a conversation without end
         if not request.rollout_id:
             quoted = last_user_text(request)
@@ -108,7 +120,9 @@ class PolicyClient:
             raise OverlongPromptError(f"the audit ends a rollout after {MAX_TURNS} turns")
         reply = self._policy(Turn(self._example, request, len(self.replies)))
         message, reason = to_message(reply)
-        calls = json.dumps([[call.name, call.arguments] for call in message.get("tool_calls") or ()])
+        calls = json.dumps(
+            [[call.name, call.arguments] for call in message.get("tool_calls") or ()]
+        )
         self.replies.append(message_text(message) + (calls if calls != "[]" else ""))
         return Response(message, reason, Usage(1, 1), model=self.model)
 
@@ -135,7 +149,9 @@ class Player:
         client = PolicyClient(policy, example)
         async with client_for(client, None) as (resolved, name):
             context = RunContext(resolved, name, seed=self.seed, rollout_timeout_s=self.timeout_s)
-            state = await generate_and_score(self.env, Job(example, 0, 1, self.num_rollouts), context)
+            state = await generate_and_score(
+                self.env, Job(example, 0, 1, self.num_rollouts), context
+            )
             if self.env.rubric.has_group_rewards:
                 await score_together(self.env, [state], context)
         self.num_rollouts += 1

@@ -1,7 +1,7 @@
 """Which rows a model can learn from: pass rates by row, and the file that keeps the useful ones.
 
-In a group whose rollouts all solve the row, or all fail, every advantage is 0. Only rows that a model solves sometimes
-are useful to it.
+In a group whose rollouts all solve the row, or all fail, every advantage is 0. Only rows that a
+model solves sometimes are useful to it.
 """
 
 from __future__ import annotations
@@ -30,31 +30,42 @@ async def profile_rows(
     rollouts_per_example: int,
     **sampling_args: object,
 ) -> tuple[list[Example], list[RowProfile]]:
-    """Run ``num_rows`` of the training rows (-1 = all) ``rollouts_per_example`` times each with a model.
+    """Run ``num_rows`` of the training rows (-1 = all) ``rollouts_per_example`` times each with a
+    model.
 
     *Raises* ConfigError where nothing says what solved means, and as a run does.
     """
     table = (env.train_table if env.train_table is not None else env.eval_table).take(num_rows)
     examples = list(table)
     rows = [example.row for example in examples for _ in range(rollouts_per_example)]
-    results = await env.a_generate(rows, client, model, sampling_args=sampling_args, keep_states=False)
+    results = await env.a_generate(
+        rows, client, model, sampling_args=sampling_args, keep_states=False
+    )
     solved: dict[object, list[float]] = {}
-    for output, success in zip(results.outputs, successes(results.outputs, env.pass_threshold), strict=True):
+    for output, success in zip(
+        results.outputs, successes(results.outputs, env.pass_threshold), strict=True
+    ):
         solved.setdefault(output["example_id"], []).append(success)
     if all(math.isnan(success) for group in solved.values() for success in group):
         raise ConfigError(
-            "no rollout has a known success: the reward is graded and the rubric names no success metric, or nothing "
-            "was scored; name one with vf.Rubric(…, success=…)"
+            "no rollout has a known success: the reward is graded and the rubric names no success"
+            " metric, or nothing was scored; name one with vf.Rubric(…, success=…)"
         )
     profiles = []
     for example in examples:
-        known = [success for success in solved.get(example.example_id, []) if not math.isnan(success)]
+        known = [
+            success for success in solved.get(example.example_id, []) if not math.isnan(success)
+        ]
         profiles.append(RowProfile(example.example_id, example.hash, round(sum(known)), len(known)))
     return examples, profiles
 
 
 def write_useful(
-    path: Path, examples: Sequence[Example], profiles: Sequence[RowProfile], env: Environment, model: str | None
+    path: Path,
+    examples: Sequence[Example],
+    profiles: Sequence[RowProfile],
+    env: Environment,
+    model: str | None,
 ) -> int:
     """Write the useful rows in the format of ``data.kept_rows``; return their number."""
     lines = []
@@ -63,7 +74,10 @@ def write_useful(
         if profile.kind == "useful":
             rate = profile.num_solved / profile.num_rollouts
             lines.append(
-                encode_row({**example.row, EXAMPLE_HASH: example.hash, "pass_rate": rate, AUDIT: audit}) + b"\n"
+                encode_row(
+                    {**example.row, EXAMPLE_HASH: example.hash, "pass_rate": rate, AUDIT: audit}
+                )
+                + b"\n"
             )
     atomic_write(path, b"".join(lines))
     return len(lines)

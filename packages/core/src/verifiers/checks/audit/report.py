@@ -37,7 +37,8 @@ class Paid:
 
     @property
     def is_policy(self) -> bool:
-        """Whether a model could reply so without solving the task: it is not the task, and needs no right answer."""
+        """Whether a model could reply so without solving the task: it is not the task, and needs no
+        right answer."""
         return not self.is_task and self.family not in NEED_THE_ANSWER
 
 
@@ -52,7 +53,8 @@ class RowProfile:
 
     @property
     def kind(self) -> str:
-        """ "dead" (never solved), "solved" (always) or "useful": only there a group of rollouts has a gradient."""
+        """ "dead" (never solved), "solved" (always) or "useful": only there a group of rollouts has
+        a gradient."""
         if self.num_solved == 0:
             return "dead"
         return "solved" if self.num_solved == self.num_rollouts else "useful"
@@ -88,9 +90,14 @@ class AuditReport:
 
     @property
     def best_non_solution(self) -> Paid | None:
-        """What pays most without solving the task: the line below which a learning curve shows nothing."""
+        """What pays most without solving the task: the line below which a learning curve shows
+        nothing."""
         played = [paid for paid in self.non_solutions if paid.is_policy]
-        return max((paid for paid in played if not math.isnan(paid.reward)), key=lambda paid: paid.reward, default=None)
+        return max(
+            (paid for paid in played if not math.isnan(paid.reward)),
+            key=lambda paid: paid.reward,
+            default=None,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; unknown numbers are None."""
@@ -104,20 +111,31 @@ class AuditReport:
         return plain
 
     def __str__(self) -> str:
-        verdict = "no way to be paid without solving it was found" if self.ok else _counted(self.errors, "error")
+        verdict = (
+            "no way to be paid without solving it was found"
+            if self.ok
+            else _counted(self.errors, "error")
+        )
         if self.ok and not self.non_solutions:
             verdict = "the reward was not audited"
         warned = f", {_counted(self.warnings, 'warning')}" if self.warnings else ""
         lines = [f"{self.environment}: {verdict}{warned}"]
-        lines.append(f"  {self.num_rollouts:,} rollouts of {self.num_rows} rows, {self.seconds:.1f} s, no model")
-        solved = self.success_metric or "not known (the reward is graded and no success metric is named)"
+        lines.append(
+            f"  {self.num_rollouts:,} rollouts of {self.num_rows} rows, {self.seconds:.1f} s, no"
+            " model"
+        )
+        solved = (
+            self.success_metric or "not known (the reward is graded and no success metric is named)"
+        )
         lines.append(f"  success metric   {solved}")
         if self.non_solutions:
             lines.append(f"  {'':<{WIDTH}}reward   solved   paid though wrong")
             lines += self._table()
         if self.profile:
             kinds = [row.kind for row in self.profile]
-            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("dead", "solved", "useful"))
+            counts = ", ".join(
+                f"{kinds.count(kind)} {kind}" for kind in ("dead", "solved", "useful")
+            )
             lines.append(f"  rows for this model: {counts}, of {len(kinds)}")
         lines += [f"  error {finding}" for finding in self.errors]
         lines += [f"  warning {finding}" for finding in self.warnings]
@@ -127,7 +145,9 @@ class AuditReport:
     def _table(self) -> list[str]:
         """The right answer, and the non-solutions that earned most."""
         lines = [] if self.oracle is None else [_line("a right answer", self.oracle)]
-        played = [paid for paid in self.non_solutions if paid.is_policy or paid.share_wrong_paid > 0]
+        played = [
+            paid for paid in self.non_solutions if paid.is_policy or paid.share_wrong_paid > 0
+        ]
         earning = [paid for paid in played if paid.reward > 0]
         lines += [_line(paid.name, paid) for paid in earning[:MAX_SHOWN]]
         if rest := len(played) - len(earning[:MAX_SHOWN]):

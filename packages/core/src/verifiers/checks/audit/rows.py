@@ -1,4 +1,5 @@
-"""What the rows themselves give away: answers in prompts, equal rows, contradictions, overlap of the two sets."""
+"""What the rows themselves give away: answers in prompts, equal rows, contradictions, overlap of
+the two sets."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ MIN_ROWS = 5
 _NAMED = r"\b(?:answer|solution|result|key|gold|label|target|expected)\b[\s\"'*`]*(?:is|:|=|->|\])[\s\"'*`]*"
 
 
-def check_rows(env: Environment, train: Sequence[Example], held_out: Sequence[Example], findings: Findings) -> None:
+def check_rows(
+    env: Environment, train: Sequence[Example], held_out: Sequence[Example], findings: Findings
+) -> None:
     """Report what needs no rollout."""
     rows = train or held_out
     if len(rows) < MIN_ROWS:
@@ -37,7 +40,8 @@ def check_rows(env: Environment, train: Sequence[Example], held_out: Sequence[Ex
         report = findings.error if share >= GUESSED else findings.warn
         report(
             "answer-is-guessable",
-            f"always the same reply is right in {share:.0%} of the rows: {Answers.of(rows).texts[0][:60]!r}",
+            f"always the same reply is right in {share:.0%} of the rows:"
+            f" {Answers.of(rows).texts[0][:60]!r}",
             "the dataset",
             "balance the answers, or ask for something that cannot be guessed",
         )
@@ -48,39 +52,57 @@ def _check_leaks(rows: Sequence[Example], findings: Findings) -> None:
     if len(leaking) >= LEAK_SHARE * len(rows):
         findings.error(
             "answer-in-the-prompt",
-            f"{len(leaking)} of {len(rows)} prompts give their answer away: {_leak(leaking[0])!r} (example "
-            f"{leaking[0].example_id})",
+            f"{len(leaking)} of {len(rows)} prompts give their answer away: {_leak(leaking[0])!r}"
+            f" (example {leaking[0].example_id})",
             "the dataset",
-            "keep the answer in the column 'answer', out of the prompt and of what the environment says",
+            "keep the answer in the column 'answer', out of the prompt and of what the environment"
+            " says",
         )
 
 
 def _leak(example: Example) -> str:
-    """The place where a prompt names its answer, or shows it outside of the question; "" without one."""
+    """The place where a prompt names its answer, or shows it outside of the question; "" without
+    one."""
     answer = answer_text(example).strip()
     if not answer:
         return ""
     prompt = example.row["prompt"]
     question = question_of(example)
-    if (named := re.search(_NAMED + re.escape(answer) + r"(?!\w)", question, re.IGNORECASE)) is not None:
+    if (
+        named := re.search(_NAMED + re.escape(answer) + r"(?!\w)", question, re.IGNORECASE)
+    ) is not None:
         return named[0]
-    system = [] if isinstance(prompt, str) else [message_text(m) for m in prompt if m.get("role") == "system"]
+    system = (
+        []
+        if isinstance(prompt, str)
+        else [message_text(m) for m in prompt if m.get("role") == "system"]
+    )
     whole = rf"(?<![\w.-]){re.escape(answer)}(?![\w-])"
     if len(answer) > 2 and any(re.search(whole, text) for text in system):
         return f"system message with {answer[:60]}"
-    comment = re.search(r"<!--.*?-->|\[\[.*?\]\]|\(\(.*?\)\)|#\s*[A-Za-z]+:.*$", question, re.DOTALL | re.MULTILINE)
+    comment = re.search(
+        r"<!--.*?-->|\[\[.*?\]\]|\(\(.*?\)\)|#\s*[A-Za-z]+:.*$", question, re.DOTALL | re.MULTILINE
+    )
     return comment[0] if comment is not None and re.search(whole, comment[0]) else ""
 
 
 def _prompt_key(example: Example) -> str:
     prompt = example.row["prompt"]
-    text = prompt if isinstance(prompt, str) else json.dumps([[m.get("role"), message_text(m)] for m in prompt])
+    text = (
+        prompt
+        if isinstance(prompt, str)
+        else json.dumps([[m.get("role"), message_text(m)] for m in prompt])
+    )
     return " ".join(text.casefold().split())
 
 
 def _row_key(example: Example, is_single: bool) -> str:
     """What makes a row another one: its prompt; of several turns also its answer and ``info``."""
-    rest = "" if is_single else json.dumps([answer_text(example), example.row["info"]], sort_keys=True, default=str)
+    rest = (
+        ""
+        if is_single
+        else json.dumps([answer_text(example), example.row["info"]], sort_keys=True, default=str)
+    )
     return _prompt_key(example) + rest
 
 
@@ -89,13 +111,15 @@ def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool)
     for example in rows:
         by_prompt[_row_key(example, is_single)].append(example)
     repeated = sum(len(group) - 1 for group in by_prompt.values())
-    contradicting = [g for g in by_prompt.values() if len({answer_text(example) for example in g}) > 1]
+    contradicting = [
+        g for g in by_prompt.values() if len({answer_text(example) for example in g}) > 1
+    ]
     if contradicting:
         one, other, *_ = contradicting[0]
         findings.error(
             "rows-contradict-each-other",
-            f"{len(contradicting)} prompts have rows with different answers: examples {one.example_id} and "
-            f"{other.example_id} ask the same",
+            f"{len(contradicting)} prompts have rows with different answers: examples"
+            f" {one.example_id} and {other.example_id} ask the same",
             "the dataset",
             "remove one of them, or accept both answers",
         )
@@ -109,7 +133,9 @@ def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool)
         )
 
 
-def _check_overlap(train: Sequence[Example], held_out: Sequence[Example], findings: Findings, is_single: bool) -> None:
+def _check_overlap(
+    train: Sequence[Example], held_out: Sequence[Example], findings: Findings, is_single: bool
+) -> None:
     if not train or not held_out:
         return
     seen = {_row_key(example, is_single) for example in train}
@@ -117,8 +143,8 @@ def _check_overlap(train: Sequence[Example], held_out: Sequence[Example], findin
     if shared:
         findings.error(
             "train-and-eval-overlap",
-            f"{len(shared)} of {len(held_out)} evaluation rows ask what a training row asks (first: example "
-            f"{shared[0].example_id})",
+            f"{len(shared)} of {len(held_out)} evaluation rows ask what a training row asks (first:"
+            f" example {shared[0].example_id})",
             "the evaluation set",
             "split the rows, for example dataset.train_test_split(test_size=0.1, seed=0)",
         )

@@ -1,8 +1,9 @@
-"""A search for replies that are paid without being right: small programs over the question, changed step by step.
+"""A search for replies that are paid without being right: small programs over the question, changed
+step by step.
 
-A program joins pieces (parts of the question, answers of other rows, short constants) and writes them in some format.
-It is the same for every row and never sees the row's answer. The search keeps a change when the mean reward of a few
-rows does not fall.
+A program joins pieces (parts of the question, answers of other rows, short constants) and writes
+them in some format. It is the same for every row and never sees the row's answer. The search keeps
+a change when the mean reward of a few rows does not fall.
 """
 
 from __future__ import annotations
@@ -64,22 +65,32 @@ async def climb(
 ) -> list[NonSolution]:
     """The best programs of ``steps`` measurements, best first; ``measure`` returns a mean reward.
 
-    ``changes``: the names of ``CHANGES`` that a program may use, without those that are the task itself.
+    ``changes``: the names of ``CHANGES`` that a program may use, without those that are the task
+    itself.
     """
     rng = random.Random(seed)
     scored: dict[Program, float] = {}
     best: Program | None = None
     for step in range(steps):
         fresh = step < steps // 3 or best is None
-        program = _random(rng, answers, changes) if fresh or best is None else _changed(best, rng, answers, changes)
+        program = (
+            _random(rng, answers, changes)
+            if fresh or best is None
+            else _changed(best, rng, answers, changes)
+        )
         if program in scored:
             continue
         scored[program] = await measure(as_non_solution(program, write, answers))
         if best is None or scored[program] >= scored[best]:
             best = program
     ranked = sorted(scored, key=lambda program: scored[program], reverse=True)
-    distinct = {scored[program]: program for program in reversed(ranked)}  # of equal rewards the first that was found
-    return [as_non_solution(distinct[reward], write, answers) for reward in sorted(distinct, reverse=True)[:3]]
+    distinct = {
+        scored[program]: program for program in reversed(ranked)
+    }  # of equal rewards the first that was found
+    return [
+        as_non_solution(distinct[reward], write, answers)
+        for reward in sorted(distinct, reverse=True)[:3]
+    ]
 
 
 def _piece(piece: str, turn: Turn, answers: Answers) -> str:
@@ -109,7 +120,9 @@ def _random(rng: random.Random, answers: Answers, changes: Sequence[str]) -> Pro
     return Program(pieces, rng.choice(SEPARATORS), rng.choice(FORMATS))
 
 
-def _changed(program: Program, rng: random.Random, answers: Answers, changes: Sequence[str]) -> Program:
+def _changed(
+    program: Program, rng: random.Random, answers: Answers, changes: Sequence[str]
+) -> Program:
     pieces = list(program.pieces)
     match rng.randrange(5):
         case 0 if len(pieces) < MAX_PIECES:

@@ -1,1 +1,2 @@
-"""Shared parts of all commands: argument handling, output streams, interrupts, shell completion, writing files."""
+"""Shared parts of all commands: argument handling, output streams, interrupts, shell completion,
+writing files."""

@@ -1,8 +1,9 @@
-"""Base of the small commands: read the arguments, run the action, print text or one JSON object, exit.
+"""Base of the small commands: read the arguments, run the action, print text or one JSON object,
+exit.
 
-Every command built on it has ``--json``, ``-v``, ``-q``, ``--version`` and ``--help``, reports all unknown options at
-once, prints only results on stdout and exits with 130 on Ctrl-C. The action is a function. ``vf-eval``, which has
-files, dotted keys and displays, does not use it.
+Every command built on it has ``--json``, ``-v``, ``-q``, ``--version`` and ``--help``, reports all
+unknown options at once, prints only results on stdout and exits with 130 on Ctrl-C. The action is a
+function. ``vf-eval``, which has files, dotted keys and displays, does not use it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class SmallCommand:
-    """A command: its name, usage and options for click, the keys of its JSON object, and its action."""
+    """A command: its name, usage and options for click, the keys of its JSON object, and its
+    action."""
 
     name: str
     about: str
@@ -97,12 +99,20 @@ class SmallCommand:
                     code, error = fail(raised, command=self.name, verbose=call.verbose)
                 if call.json:
                     facts = dict.fromkeys(self.keys) | call.facts
-                    content = {"schema": SCHEMA, "ok": code == 0, "exit_code": code, **facts, "error": error}
+                    content = {
+                        "schema": SCHEMA,
+                        "ok": code == 0,
+                        "exit_code": code,
+                        **facts,
+                        "error": error,
+                    }
                     print(json.dumps(content), file=call.out)
                 call.out.flush()
         except click.exceptions.Exit as exit_:  # after --help and --version
             return exit_.exit_code
-        except BrokenPipeError:  # the reader closed stdout; redirect it so that the interpreter's flush does not fail
+        except (
+            BrokenPipeError
+        ):  # the reader closed stdout; redirect it so that the interpreter's flush does not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return code
 
@@ -116,7 +126,11 @@ class SmallCommand:
         ]
         complete = self.complete or (paths if "PATH" in self.metavar else None)
         words = click.Argument(
-            ["words"], nargs=-1, type=click.UNPROCESSED, metavar=self.metavar, shell_complete=complete
+            ["words"],
+            nargs=-1,
+            type=click.UNPROCESSED,
+            metavar=self.metavar,
+            shell_complete=complete,
         )
         return click.Command(
             self.name,
@@ -127,7 +141,8 @@ class SmallCommand:
         )
 
     def _read(self, argv: list[str], call: Call) -> None:
-        """Fill ``call`` from the command line. *Raises* ``ConfigError`` that lists every unknown option."""
+        """Fill ``call`` from the command line. *Raises* ``ConfigError`` that lists every unknown
+        option."""
         command = self.click_command()
         try:
             with command.make_context(self.name, argv) as context:
@@ -135,8 +150,12 @@ class SmallCommand:
         except click.UsageError as error:
             raise ConfigError(error.format_message()) from None
         words = values.pop("words")
-        unknown = [word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1]
-        flags = [flag for option in command.params for flag in (*option.opts, *option.secondary_opts)]
+        unknown = [
+            word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1
+        ]
+        flags = [
+            flag for option in command.params for flag in (*option.opts, *option.secondary_opts)
+        ]
         known = [*(flag for flag in flags if flag.startswith("--")), "--help"]
         raise_together([unknown_option(flag, known, self.name) for flag in unknown])
         call.words, call.options = list(words), {k: v for k, v in values.items() if k not in COMMON}
@@ -158,7 +177,12 @@ def version_option(name: str) -> click.Option:
             context.exit()
 
     return click.Option(
-        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show the version."
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show the version.",
     )
 
 

@@ -1,6 +1,7 @@
 """Shell completion with click: flags, their choices, environment ids, paths.
 
-    eval "$(_VF_EVAL_COMPLETE=bash_source vf-eval)"        # bash; zsh_source and fish_source for the others
+    eval "$(_VF_EVAL_COMPLETE=bash_source vf-eval)"        # bash; zsh_source and fish_source for
+    the others
 
 Imports no environment: ids come from the metadata of installed distributions.
 """
@@ -21,7 +22,8 @@ Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem
 
 
 def answer_the_shell(command: Callable[[], click.Command], name: str) -> None:
-    """When the shell calls ``name`` for its completion script or for completions, print them and exit."""
+    """When the shell calls ``name`` for its completion script or for completions, print them and
+    exit."""
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
     instruction = os.environ.get(variable)
     if instruction:
@@ -32,11 +34,17 @@ def answer_the_shell(command: Callable[[], click.Command], name: str) -> None:
 
 def how_to(name: str) -> str:
     """The line about completion in ``--help``; it is not wrapped, so that it can be copied."""
-    return f'\b\nCompletion in bash: eval "$(_{name.replace("-", "_").upper()}_COMPLETE=bash_source {name})"'
+    return (
+        f'\b\nCompletion in bash: eval "$(_{name.replace("-", "_").upper()}_COMPLETE=bash_source'
+        f' {name})"'
+    )
 
 
-def environments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Installed environment ids, also as the last of a comma-separated list; paths when no id matches."""
+def environments(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Installed environment ids, also as the last of a comma-separated list; paths when no id
+    matches."""
     from verifiers.environments.registry import list_environments
 
     before, comma, prefix = incomplete.rpartition(",")

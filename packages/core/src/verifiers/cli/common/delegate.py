@@ -1,4 +1,5 @@
-"""Run the commands of another distribution; when it is missing, print how to install it and exit with 2."""
+"""Run the commands of another distribution; when it is missing, print how to install it and exit
+with 2."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Handle Ctrl-C and SIGTERM in commands, and watch for a blocked event loop.
 
-The first signal asks the work to stop; the second ends the process immediately. Saved data stays consistent: rollouts
-are counted when they are durable, and checkpoints appear atomically.
+The first signal asks the work to stop; the second ends the process immediately. Saved data stays
+consistent: rollouts are counted when they are durable, and checkpoints appear atomically.
 
-The handlers are installed with ``signal.signal``, not with the event loop: the loop runs its handlers between
-callbacks, so author code that blocks the loop would block Ctrl-C too. Only commands use this module.
+The handlers are installed with ``signal.signal``, not with the event loop: the loop runs its
+handlers between callbacks, so author code that blocks the loop would block Ctrl-C too. Only
+commands use this module.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ BLOCKED_S = 60.0
 
 
 class Interrupt:
-    """Within its ``with`` block, SIGINT and SIGTERM stop the work; previous handlers are restored at the end.
+    """Within its ``with`` block, SIGINT and SIGTERM stop the work; previous handlers are restored
+    at the end.
 
-    ``stop`` is called at the first signal. ``leave`` is called with the reason right before the process exits, at the
-    second signal or, with ``grace_s``, when the work has not ended that many seconds after the first signal. A signal
-    that the parent process ignores (``nohup``, a background job of a script) stays ignored. Outside the main thread,
-    where Python allows no signal handlers, nothing is installed.
+    ``stop`` is called at the first signal. ``leave`` is called with the reason right before the
+    process exits, at the second signal or, with ``grace_s``, when the work has not ended that many
+    seconds after the first signal. A signal that the parent process ignores (``nohup``, a
+    background job of a script) stays ignored. Outside the main thread, where Python allows no
+    signal handlers, nothing is installed.
     """
 
-    def __init__(self, stop: Callable[[], None], leave: Callable[[str], None], grace_s: float | None = None):
+    def __init__(
+        self, stop: Callable[[], None], leave: Callable[[str], None], grace_s: float | None = None
+    ):
         self.signum: int | None = None
         """The first signal received; None before."""
         self._stop, self._leave, self._grace_s = stop, leave, grace_s
@@ -48,7 +53,11 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            signals = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+            signals = [
+                n
+                for n in (signal.SIGINT, signal.SIGTERM)
+                if signal.getsignal(n) is not signal.SIG_IGN
+            ]
             self._before = {number: signal.signal(number, self._handle) for number in signals}
         return self
 
@@ -61,7 +70,9 @@ class Interrupt:
             self._end("exiting immediately")
         self.signum = signum
         if self._grace_s is not None:
-            late = threading.Timer(self._grace_s, self._end, [f"the clean-up did not end within {self._grace_s:g} s"])
+            late = threading.Timer(
+                self._grace_s, self._end, [f"the clean-up did not end within {self._grace_s:g} s"]
+            )
             late.daemon = True
             late.start()
         self._stop()
@@ -75,7 +86,10 @@ def interruptible(task: asyncio.Task[Any], say: Callable[[str], None]) -> Interr
     """Within the block the first signal cancels ``task`` and gives it ``GRACE_S`` to clean up."""
 
     def cancel() -> None:
-        say("stopping: no new rollouts start, finished ones are saved (Ctrl-C again exits immediately)")
+        say(
+            "stopping: no new rollouts start, finished ones are saved (Ctrl-C again exits"
+            " immediately)"
+        )
         task.cancel()
 
     def leave(reason: str) -> None:
@@ -89,14 +103,20 @@ def interruptible(task: asyncio.Task[Any], say: Callable[[str], None]) -> Interr
 
 @contextmanager
 def watched() -> Iterator[Callable[[], None]]:
-    """Yield a function to call regularly from the loop; after ``BLOCKED_S`` without a call, the stack is printed.
+    """Yield a function to call regularly from the loop; after ``BLOCKED_S`` without a call, the
+    stack is printed.
 
-    The watchdog is a C thread of ``faulthandler``, so it works even while C code holds the GIL; it stops nothing.
+    The watchdog is a C thread of ``faulthandler``, so it works even while C code holds the GIL; it
+    stops nothing.
     """
 
     try:
         stderr = sys.__stderr__.fileno()  # type: ignore[union-attr]  # None in a program without a console
-    except (AttributeError, OSError, ValueError):  # stderr has no file descriptor, which faulthandler needs
+    except (
+        AttributeError,
+        OSError,
+        ValueError,
+    ):  # stderr has no file descriptor, which faulthandler needs
         yield lambda: None
         return
 

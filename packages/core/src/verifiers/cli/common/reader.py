@@ -1,8 +1,10 @@
-"""Read settings: TOML files and command-line arguments -> assignments with their source -> checked, typed values.
+"""Read settings: TOML files and command-line arguments -> assignments with their source -> checked,
+typed values.
 
-An `Assignment` is one key with one value, ``configs/x.toml:12: trainer.args.max_steps = 10``. The annotation of a
-dataclass field defines the allowed values (``runtime.values``). Problems are collected as sentences, so that a command
-reports all of them at once. The commands define which keys exist.
+An `Assignment` is one key with one value, ``configs/x.toml:12: trainer.args.max_steps = 10``. The
+annotation of a dataclass field defines the allowed values (``runtime.values``). Problems are
+collected as sentences, so that a command reports all of them at once. The commands define which
+keys exist.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from verifiers.runtime.values import describe, fits, parts
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One key with its value and source: ``Assignment(("trainer", "args", "max_steps"), 10, "x.toml:12")``."""
+    """One key with its value and source: ``Assignment(("trainer", "args", "max_steps"), 10,
+    "x.toml:12")``."""
 
     path: tuple[str, ...]
     value: Any
@@ -49,7 +52,7 @@ class Assignment:
         return f"{self.place}: {sentence}"
 
 
-# --- TOML files -------------------------------------------------------------------------------------------------------
+# --- TOML files -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,14 @@ class TomlFile:
             return cls(path, tomllib.loads(text), key_lines(text))
         except FileNotFoundError as error:
             files = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
-            near = f"; {path.parent} holds {', '.join(file.name for file in files[:8])}" if files else ""
-            raise ConfigError(f"{path} cannot be read: {error.strerror}{near}", path=str(path)) from None
+            near = (
+                f"; {path.parent} holds {', '.join(file.name for file in files[:8])}"
+                if files
+                else ""
+            )
+            raise ConfigError(
+                f"{path} cannot be read: {error.strerror}{near}", path=str(path)
+            ) from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}", path=str(path)) from error
         except (OSError, UnicodeDecodeError, TooLong) as error:
@@ -78,7 +87,8 @@ class TomlFile:
             raise ConfigError(f"{path} cannot be read: {reason}", path=str(path)) from error
 
     def place(self, *keys: str | int) -> str:
-        """``file:line`` of the key, or of the nearest table above it; numbers count the tables of an array from 0."""
+        """``file:line`` of the key, or of the nearest table above it; numbers count the tables of
+        an array from 0."""
         for length in range(len(keys), 0, -1):
             if keys[:length] in self.lines:
                 return f"{self.path}:{self.lines[keys[:length]]}"
@@ -92,8 +102,8 @@ _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"
 def key_lines(text: str) -> dict[tuple[str | int, ...], int]:
     """Path of a key -> number of the first line that sets it, from 1.
 
-    A key in an array of tables has two paths: with the index of its table, and without (the first table that has it).
-    Keys inside inline tables have no path.
+    A key in an array of tables has two paths: with the index of its table, and without (the first
+    table that has it). Keys inside inline tables have no path.
 
     >>> key_lines('model = "x"\\n[trainer.args]\\nmax_steps = 10')
     {('model',): 1, ('trainer',): 2, ('trainer', 'args'): 2, ('trainer', 'args', 'max_steps'): 3}
@@ -131,10 +141,12 @@ def key_lines(text: str) -> dict[tuple[str | int, ...], int]:
 
 
 def _split(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.]+', dotted))
+    return tuple(
+        part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.]+', dotted)
+    )
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -152,9 +164,11 @@ _OPTION = re.compile(r"--|@|-[a-zA-Z]$")
 
 
 def read_words(words: Sequence[str], is_setting: Callable[[str], bool]) -> Words:
-    """Sort ``@ FILE``, ``@FILE``, ``--a.b VALUE``, ``--a.b=VALUE``, ``--a.b`` (true) and ``--no-a.b`` (false).
+    """Sort ``@ FILE``, ``@FILE``, ``--a.b VALUE``, ``--a.b=VALUE``, ``--a.b`` (true) and
+    ``--no-a.b`` (false).
 
-    ``is_setting``: whether a flag, including its dashes, assigns a setting; other words are the rest.
+    ``is_setting``: whether a flag, including its dashes, assigns a setting; other words are the
+    rest.
 
     >>> words = read_words(["@", "x.toml", "--trainer.args.max-steps", "10", "-q"], lambda flag: "." in flag)
     >>> words.files, [(one.key, one.value) for one in words.assignments], words.rest
@@ -174,7 +188,10 @@ def read_words(words: Sequence[str], is_setting: Callable[[str], bool]) -> Words
             if not equals and remaining and not _OPTION.match(remaining[0]):
                 text, equals = remaining.pop(0), "="
             value = parse_value(text) if equals else not name.startswith("no-")
-            path = tuple(part.replace("-", "_") for part in name.removeprefix("" if equals else "no-").split("."))
+            path = tuple(
+                part.replace("-", "_")
+                for part in name.removeprefix("" if equals else "no-").split(".")
+            )
             read.assignments.append(Assignment(path, value, flag, text if equals else None))
         else:
             read.rest.append(word)
@@ -198,10 +215,12 @@ def parse_value(text: str) -> Any:
 def unknown_option(flag: str, known: Iterable[str], command: str) -> str:
     """The error message for a flag that ``command`` does not have."""
     match = close_match(flag, known, SIMILAR) if flag.startswith("--") else None
-    return f"{flag}: no such option" + (f", did you mean {match}?" if match else f" (see {command} --help)")
+    return f"{flag}: no such option" + (
+        f", did you mean {match}?" if match else f" (see {command} --help)"
+    )
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +236,8 @@ class Form:
 
 
 def convert(value: object, hint: object) -> Any:
-    """Return the value, read by its notation if it has one; a whole number with a range of floats is a float.
+    """Return the value, read by its notation if it has one; a whole number with a range of floats
+    is a float.
 
     *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
 
@@ -233,14 +253,18 @@ def convert(value: object, hint: object) -> Any:
         return form.read(value)
     if not fits(value, hint):
         raise ValueError(f"must be {describe(hint)}, not {value!r}")
-    is_number_with_range = float in (kinds := list(parts(hint))) and any(isinstance(kind, Meta) for kind in kinds)
+    is_number_with_range = float in (kinds := list(parts(hint))) and any(
+        isinstance(kind, Meta) for kind in kinds
+    )
     return float(value) if is_number_with_range and isinstance(value, int) else value
 
 
 def accept(assignment: Assignment, hint: object) -> Any:
-    """The value of an assignment, converted to the type of ``hint``. *Raises* ``ValueError`` as `convert`.
+    """The value of an assignment, converted to the type of ``hint``. *Raises* ``ValueError`` as
+    `convert`.
 
-    A flag's text that parses as another type is also tried as a number and as the text itself: ``--run_name=2024``.
+    A flag's text that parses as another type is also tried as a number and as the text itself:
+    ``--run_name=2024``.
 
     >>> accept(Assignment(("run_name",), 2024, "--run_name", "2024"), str)
     '2024'
@@ -266,7 +290,7 @@ def _numbers(text: str) -> list[int | float]:
     return []
 
 
-# --- typed fields -----------------------------------------------------------------------------------------------------
+# --- typed fields ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,20 +306,32 @@ class Fields:
         return cls(typing.get_type_hints(owner, include_extras=True), aliases or {})
 
     def read(
-        self, assignments: Iterable[Assignment], section: str, problems: list[str], also: Collection[str] = ()
+        self,
+        assignments: Iterable[Assignment],
+        section: str,
+        problems: list[str],
+        also: Collection[str] = (),
     ) -> dict[str, Any]:
-        """Checked values by name; appends to ``problems`` for each key that is unknown, repeated or invalid.
+        """Checked values by name; appends to ``problems`` for each key that is unknown, repeated or
+        invalid.
 
-        The last part of an assignment's path is its key. ``also``: further names to suggest for an unknown key.
+        The last part of an assignment's path is its key. ``also``: further names to suggest for an
+        unknown key.
         """
         values: dict[str, Any] = {}
         for assignment in assignments:
             key = assignment.path[-1]
             name = self.aliases.get(key, key)
             if name not in self.hints:
-                problems.append(assignment.problem(unknown_key(key, section, (*self.hints, *self.aliases, *also))))
+                problems.append(
+                    assignment.problem(
+                        unknown_key(key, section, (*self.hints, *self.aliases, *also))
+                    )
+                )
             elif name in values:
-                problems.append(assignment.problem(f"{key!r} in {section} repeats {name!r}; give one of them"))
+                problems.append(
+                    assignment.problem(f"{key!r} in {section} repeats {name!r}; give one of them")
+                )
             else:
                 try:
                     values[name] = accept(assignment, self.hints[name])
@@ -329,11 +365,12 @@ def store(table: dict[str, Any], path: Sequence[str], value: object) -> None:
     table[last] = value
 
 
-# --- all problems at once ---------------------------------------------------------------------------------------------
+# --- all problems at once -------------------------------------------------------------------------
 
 
 def raise_together(problems: Sequence[str | VerifiersError]) -> None:
-    """*Raises* a single error unchanged, or one ``ConfigError`` that lists several; returns when there are none."""
+    """*Raises* a single error unchanged, or one ``ConfigError`` that lists several; returns when
+    there are none."""
     texts = list(dict.fromkeys(map(str, problems)))
     if len(texts) == 1 and isinstance(problems[0], VerifiersError):
         raise problems[0]

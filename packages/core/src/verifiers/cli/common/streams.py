@@ -21,7 +21,8 @@ UNEXPECTED = 3
 
 
 def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dict[str, Any]]:
-    """Print an error, prefixed with the command's name; returns (exit code, the JSON object under ``error``).
+    """Print an error, prefixed with the command's name; returns (exit code, the JSON object under
+    ``error``).
 
     ``hint`` in the object lists suggestions for a misspelled name, or is null.
     """
@@ -32,11 +33,17 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
     print(f"{command}: {message}", file=sys.stderr)
     suggestions = getattr(error, "suggestions", None)
     hint = ", ".join(suggestions) if suggestions else None
-    return known.exit_code if known else UNEXPECTED, {"type": type(error).__name__, "message": message, "hint": hint}
+    return known.exit_code if known else UNEXPECTED, {
+        "type": type(error).__name__,
+        "message": message,
+        "hint": hint,
+    }
 
 
 def _unexpected(error: BaseException) -> str:
-    from verifiers.rollouts.error_info import ErrorInfo  # late: it loads numpy, which most errors do not need
+    from verifiers.rollouts.error_info import (
+        ErrorInfo,
+    )  # late: it loads numpy, which most errors do not need
 
     line = ErrorInfo.of(error).author_line
     place = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"
@@ -45,7 +52,8 @@ def _unexpected(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def results_stream(json_only: bool) -> Iterator[TextIO]:
-    """The stream of the results. With ``json_only`` all other output to stdout, by any code, goes to stderr."""
+    """The stream of the results. With ``json_only`` all other output to stdout, by any code, goes
+    to stderr."""
     if not json_only:
         yield sys.stdout
         return

@@ -1,6 +1,8 @@
-"""Write files for the user, all or none: create new ones, and replace existing ones only where that is allowed.
+"""Write files for the user, all or none: create new ones, and replace existing ones only where that
+is allowed.
 
-A new folder is written under a temporary name and renamed. Symbolic links out of the base folder are refused.
+A new folder is written under a temporary name and renamed. Symbolic links out of the base folder
+are refused.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from verifiers.storage.files import atomic_write
 def write_files(
     base: Path, folder: Path, files: Mapping[str, str], replaceable: Collection[str] = ()
 ) -> dict[str, str]:
-    """Write the files below ``folder`` that do not exist; returns "written", "kept" or "replaced" for each.
+    """Write the files below ``folder`` that do not exist; returns "written", "kept" or "replaced"
+    for each.
 
-    ``folder`` lies in ``base``; both are created where they are missing. ``replaceable``: files to replace where they
-    exist. *Raises* ``ConfigError`` when a file would lie outside ``base``, or cannot be written; then nothing has
-    changed.
+    ``folder`` lies in ``base``; both are created where they are missing. ``replaceable``: files to
+    replace where they exist. *Raises* ``ConfigError`` when a file would lie outside ``base``, or
+    cannot be written; then nothing has changed.
     """
     _check_places(base, folder, files)
     done = {name: "kept" if os.path.lexists(folder / name) else "written" for name in files}
@@ -44,25 +47,29 @@ def write_files(
             _remove(path)
         if isinstance(error, OSError):
             raise ConfigError(
-                f"{folder} cannot be written: {error.strerror or error}. Nothing was changed.", path=str(folder)
+                f"{folder} cannot be written: {error.strerror or error}. Nothing was changed.",
+                path=str(folder),
             ) from error
         raise
     return done
 
 
 def _check_places(base: Path, folder: Path, files: Iterable[str]) -> None:
-    """Refuse symbolic links out of ``base``, and files where folders are needed (and the reverse)."""
+    """Refuse symbolic links out of ``base``, and files where folders are needed (and
+    the reverse)."""
     home = base.resolve() / folder.name
     if folder.resolve() != home:
         raise ConfigError(
-            f"{folder} links to {folder.resolve()}, outside {base}; remove the link or choose another folder with "
-            "--path",
+            f"{folder} links to {folder.resolve()}, outside {base}; remove the link or choose"
+            " another folder with --path",
             path=str(folder),
         )
     for name in files:
         path = folder / name
         if path.resolve() != home / name:
-            raise ConfigError(f"{path} links to {path.resolve()}; remove the link first", path=str(path))
+            raise ConfigError(
+                f"{path} links to {path.resolve()}; remove the link first", path=str(path)
+            )
         if path.is_dir():
             raise ConfigError(f"{path} is a folder; a file must be written there", path=str(path))
         for parent in path.parents:
@@ -81,8 +88,11 @@ def _appear(folder: Path, texts: Mapping[str, str], created: list[Path]) -> None
     os.rename(hidden, folder)  # fails when another process has created a non-empty folder meanwhile
 
 
-def _fill_in(folder: Path, texts: Mapping[str, str], created: list[Path], before: dict[Path, bytes]) -> None:
-    """Add files to an existing folder: create the new ones exclusively, then replace the existing ones."""
+def _fill_in(
+    folder: Path, texts: Mapping[str, str], created: list[Path], before: dict[Path, bytes]
+) -> None:
+    """Add files to an existing folder: create the new ones exclusively, then replace the existing
+    ones."""
     paths = {folder / name: text for name, text in texts.items()}
     existing = [path for path in paths if path.exists()]
     for path, text in paths.items():

@@ -1,7 +1,8 @@
 """Parse the command line of ``vf-eval`` into a `CommandLine`, with all of its problems at once.
 
-Click parses the flags and prints the help; the annotations in ``options`` check values, as they do for files. Besides
-flags there are ``@ FILE.toml`` and dotted keys such as ``--env.args.max_turns 5``.
+Click parses the flags and prints the help; the annotations in ``options`` check values, as they do
+for files. Besides flags there are ``@ FILE.toml`` and dotted keys such as ``--env.args.max_turns
+5``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import click
 from verifiers.cli.common.command import version_option
 from verifiers.cli.common.completion import Completer, environments, how_to, paths, words
 from verifiers.cli.common.reader import Assignment, Form, accept, read_words, store, unknown_option
-from verifiers.cli.evaluate.options import REPLACED, CommandSettings, EvalSettings, Flag, fields_of, flags_of
+from verifiers.cli.evaluate.options import (
+    REPLACED,
+    CommandSettings,
+    EvalSettings,
+    Flag,
+    fields_of,
+    flags_of,
+)
 from verifiers.runtime.suggest import SIMILAR, close_match
 from verifiers.runtime.values import parts
 
@@ -31,7 +39,10 @@ ABOUT = """Evaluate a model in an environment and save every rollout.
 
 The same command continues a run that was interrupted.
 """
-EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by SIGTERM)."
+EXIT_CODES = (
+    "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by"
+    " SIGTERM)."
+)
 
 DOTTED: dict[tuple[str, ...], str] = {
     ("env", "args"): "env_args",
@@ -60,7 +71,8 @@ class CommandLine:
 
 
 def parse(argv: Iterable[str]) -> CommandLine:
-    """Read a command line. ``--help`` and ``--version`` print and *raise* ``click.exceptions.Exit``."""
+    """Read a command line. ``--help`` and ``--version`` print and *raise*
+    ``click.exceptions.Exit``."""
     argv, line = list(argv), CommandLine()
     read = read_words(argv, lambda flag: "." in flag)
     line.files, line.problems = read.files, read.problems
@@ -81,12 +93,17 @@ def parse(argv: Iterable[str]) -> CommandLine:
             value = values[name]
             if value is None or value == ():
                 continue
-            setting = Assignment((name,), value, spelling(flag), value if isinstance(value, str) else None)
+            setting = Assignment(
+                (name,), value, spelling(flag), value if isinstance(value, str) else None
+            )
             try:
                 values_of[owner][name] = accept(setting, fields_of(owner).hints[name])
             except ValueError as error:
                 line.problems.append(f"{setting.place} {error}")
-    line.flags, line.command = values_of[EvalSettings], CommandSettings(**values_of[CommandSettings])
+    line.flags, line.command = (
+        values_of[EvalSettings],
+        CommandSettings(**values_of[CommandSettings]),
+    )
     return line
 
 
@@ -102,7 +119,10 @@ def click_command() -> click.Command:
     for owner in (EvalSettings, CommandSettings):
         defaults = {one.name: one.default for one in dataclasses.fields(owner)}
         hints = fields_of(owner).hints
-        options += [_option(name, flag, hints[name], defaults[name]) for name, flag in flags_of(owner).items()]
+        options += [
+            _option(name, flag, hints[name], defaults[name])
+            for name, flag in flags_of(owner).items()
+        ]
     options.append(version_option("vf-eval"))
     return click.Command(
         "vf-eval",
@@ -115,9 +135,13 @@ def click_command() -> click.Command:
 
 def _option(name: str, flag: Flag, hint: object, default: object) -> click.Option:
     kinds = list(parts(hint))
-    kinds += [item for kind in kinds if typing.get_origin(kind) is tuple for item in typing.get_args(kind)]
+    kinds += [
+        item for kind in kinds if typing.get_origin(kind) is tuple for item in typing.get_args(kind)
+    ]
     form = next((kind for kind in kinds if isinstance(kind, Form)), None)
-    choices = next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is typing.Literal), ())
+    choices = next(
+        (typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is typing.Literal), ()
+    )
     meaning = flag.help
     if isinstance(default, str | int | float) and not isinstance(default, bool):
         meaning = f"{meaning.rstrip('.')} [{default}]."
@@ -127,7 +151,9 @@ def _option(name: str, flag: Flag, hint: object, default: object) -> click.Optio
     plain = "|".join(choices) or ("TEXT" if str in kinds else "X" if float in kinds else "N")
     metavar = form.metavar if form is not None else plain
     if name == "resume":
-        return click.Option(declared, is_flag=False, flag_value="", default=None, metavar=metavar, help=meaning)
+        return click.Option(
+            declared, is_flag=False, flag_value="", default=None, metavar=metavar, help=meaning
+        )
     completer: Completer | None = words(choices) if choices else None
     return click.Option(
         declared,
@@ -151,11 +177,14 @@ def _take_dotted(setting: Assignment, line: CommandLine) -> None:
     sections = {".".join(path).replace("_", "-"): path for path in DOTTED}
     match = close_match(".".join(section), sections, SIMILAR)
     known = f"dotted keys begin with --{', --'.join(sections)}"
-    line.problems.append(f"{head}: no such setting, {f'did you mean --{match}.{key}?' if match else known}")
+    line.problems.append(
+        f"{head}: no such setting, {f'did you mean --{match}.{key}?' if match else known}"
+    )
 
 
 def _take_positional(words: Iterable[str], line: CommandLine) -> None:
-    """Sort positional words into environment ids and files; one that begins with a dash is an unknown option."""
+    """Sort positional words into environment ids and files; one that begins with a dash is an
+    unknown option."""
     plain: list[str] = []
     after_unknown = False
     for word in words:
@@ -172,7 +201,9 @@ def _take_positional(words: Iterable[str], line: CommandLine) -> None:
         elif not line.targets:
             line.targets = [name.strip() for name in word.split(",") if name.strip()]
         elif not line.problems:
-            line.problems.append(f"{word!r}: one more argument than expected; several ids are separated by commas")
+            line.problems.append(
+                f"{word!r}: one more argument than expected; several ids are separated by commas"
+            )
 
 
 def _unknown_option(word: str) -> str:
@@ -180,5 +211,12 @@ def _unknown_option(word: str) -> str:
     if name in REPLACED:
         return f"{name} is an option of older versions: {REPLACED[name]}"
     flags: Iterable[Mapping[str, Flag]] = (flags_of(EvalSettings), flags_of(CommandSettings))
-    known = [flag for table in flags for one in table.values() for flag in one.names.replace("/", " ").split()]
-    return unknown_option(name, [*(flag for flag in known if flag[:2] == "--"), "--help", "--version"], "vf-eval")
+    known = [
+        flag
+        for table in flags
+        for one in table.values()
+        for flag in one.names.replace("/", " ").split()
+    ]
+    return unknown_option(
+        name, [*(flag for flag in known if flag[:2] == "--"), "--help", "--version"], "vf-eval"
+    )

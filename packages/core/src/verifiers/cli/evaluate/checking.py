@@ -1,7 +1,9 @@
-"""``vf-eval --check``: run `check_environment` on each environment, before the first request to a model.
+"""``vf-eval --check``: run `check_environment` on each environment, before the first request to a
+model.
 
-Then a short audit of each: a way to be paid without solving the task is a warning here; ``vf-audit`` says more. Builds
-the environments with the evaluation's arguments and settings. The checks themselves are in ``checks``.
+Then a short audit of each: a way to be paid without solving the task is a warning here;
+``vf-audit`` says more. Builds the environments with the evaluation's arguments and settings. The
+checks themselves are in ``checks``.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
 
 
 def _subject(env_id: str, settings: EvalSettings) -> str | Callable[[], Environment]:
-    """The argument of the check: the id when there are no settings, so that its loader is checked too."""
+    """The argument of the check: the id when there are no settings, so that its loader is checked
+    too."""
     if not settings.env_args and not settings.extra_env_kwargs:
         return env_id
 
@@ -58,7 +61,9 @@ def _audit(subject: str | Callable[[], Environment], display: Display) -> None:
     report = audit_environment(subject, n=AUDITED_ROWS, search_steps=0, budget_s=AUDIT_BUDGET_S)
     if report.errors:
         found = "\n".join(f"  {finding}" for finding in report.errors)
-        display.warn(escape_control(f"{report.environment}: the audit found (vf-audit says more)\n{found}"))
+        display.warn(
+            escape_control(f"{report.environment}: the audit found (vf-audit says more)\n{found}")
+        )
 
 
 def _show(report: CheckReport, display: Display) -> None:

@@ -1,8 +1,9 @@
-"""``vf-eval``: evaluate a model in one or several environments; the same command resumes an interrupted run.
+"""``vf-eval``: evaluate a model in one or several environments; the same command resumes an
+interrupted run.
 
-Every problem of the command, its files, the environments, the endpoint and the output folder is reported in one
-paragraph before the first rollout. Results go to stdout, everything else to stderr. Heavy modules are imported after
-the command line has been parsed, so that ``--help`` is fast.
+Every problem of the command, its files, the environments, the endpoint and the output folder is
+reported in one paragraph before the first rollout. Results go to stdout, everything else to stderr.
+Heavy modules are imported after the command line has been parsed, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def run_command(argv: Sequence[str]) -> int:
         except KeyboardInterrupt:  # before the first rollout; later `interrupt` handles the signal
             report.exit_code = INTERRUPTED
             print("vf-eval: interrupted; nothing was run", file=sys.stderr)
-        except BrokenPipeError:  # the reader closed stdout; redirect it so that the interpreter's flush does not fail
+        except (
+            BrokenPipeError
+        ):  # the reader closed stdout; redirect it so that the interpreter's flush does not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         except Exception as error:  # noqa: BLE001 - the last handler: every failure becomes one paragraph and a code
             report.failed(*fail(error, command="vf-eval", verbose=line.command.verbose))
@@ -94,7 +97,9 @@ class _Command:
         if self.command.check:
             from verifiers.cli.evaluate.checking import check_all
 
-            with logging_to(display, self.command.verbose, quiet=True):  # the reports contain the logged messages
+            with logging_to(
+                display, self.command.verbose, quiet=True
+            ):  # the reports contain the logged messages
                 check_all(evaluations, display)
         with logging_to(display, self.command.verbose, self.command.quiet):
             prepared = _prepare_all(evaluations)
@@ -193,9 +198,13 @@ class _Command:
         from verifiers.cli.evaluate.summary import print_summary, run_facts, throughput
         from verifiers.runtime.redaction import redacted
 
-        rates = throughput(progress.done - progress.resumed, progress.output_tokens, results.metadata["time"])
+        rates = throughput(
+            progress.done - progress.resumed, progress.output_tokens, results.metadata["time"]
+        )
         summary = results.summary()
-        facts = run_facts(results, summary, throughput=rates, exported=self._export(prepared, results))
+        facts = run_facts(
+            results, summary, throughput=rates, exported=self._export(prepared, results)
+        )
         self.report.runs.append(facts)
         self.varied.append(redacted(prepared.evaluation.combination))
         if not self.command.json:
@@ -203,7 +212,9 @@ class _Command:
                 print(file=self.out)
             notes = _notes(prepared, results)
             samples = not self.command.abbreviated_summary
-            print_summary(results, facts, samples=samples, notes=notes, stream=self.out, summary=summary)
+            print_summary(
+                results, facts, samples=samples, notes=notes, stream=self.out, summary=summary
+            )
             self.out.flush()
 
     def _show_table(self) -> None:
@@ -216,7 +227,8 @@ class _Command:
         print_table(table_rows(self.report.runs, self.varied), self.out)
 
     def _export(self, prepared: Prepared, results: object) -> dict[str, str] | None:
-        """Write the formats of ``--export``; format -> path. A failure is reported, and the run still counts."""
+        """Write the formats of ``--export``; format -> path. A failure is reported, and the run
+        still counts."""
         if not prepared.settings.export or prepared.path is None:
             return None
         from verifiers.cli.evaluate.exporting import export
@@ -242,17 +254,23 @@ class _Command:
         words = [word for word in self.argv if word != "--fresh"]
         env_ids = [prepared.env_id for prepared in self.remaining]
         if self.line.targets and len(env_ids) < len(self.line.targets):
-            words = [",".join(env_ids) if word.split(",") == self.line.targets else word for word in words]
+            words = [
+                ",".join(env_ids) if word.split(",") == self.line.targets else word
+                for word in words
+            ]
         if current.settings.fresh:
             words += ["--no-fresh"] if self.line.files else []  # a file may set it
             words += ["--resume", str(current.path)] if len(env_ids) == 1 else []
         command = shlex.join(["vf-eval", *redacted_words(words)])
-        print(f"vf-eval: {what}; finished rollouts are in {current.path}\nto resume: {command}", file=sys.stderr)
+        print(
+            f"vf-eval: {what}; finished rollouts are in {current.path}\nto resume: {command}",
+            file=sys.stderr,
+        )
         if HIDDEN in command:
             print(f"vf-eval: write the secrets again where {HIDDEN} stands", file=sys.stderr)
 
 
-# --- before the run ----------------------------------------------------------------------------------------------
+# --- before the run -------------------------------------------------------------------------------
 
 
 def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
@@ -279,7 +297,8 @@ def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
 
 
 async def _connect_all(prepared: Sequence[Prepared], display: Display) -> None:
-    """Query every endpoint once: for its model, where none was named, and whether it is reachable."""
+    """Query every endpoint once: for its model, where none was named, and whether it
+    is reachable."""
     answers: dict[int, Any] = {}
     for run in prepared:
         client = run.choice.client
@@ -313,7 +332,7 @@ async def _close_all(prepared: Sequence[Prepared], display: Display) -> None:
         await client.aclose()
 
 
-# --- after the run --------------------------------------------------------------------------------------------------
+# --- after the run --------------------------------------------------------------------------------
 
 
 def _verdict(prepared: Prepared, results: GenerateOutputs) -> str | None:
@@ -324,7 +343,10 @@ def _verdict(prepared: Prepared, results: GenerateOutputs) -> str | None:
     if not facts.num_rollouts:
         return None
     if facts.avg_error > (limit := prepared.settings.max_error_rate):
-        return f"{facts.avg_error:.0%} of the rollouts ended in an error; --max-error-rate allows {limit:.0%}"
+        return (
+            f"{facts.avg_error:.0%} of the rollouts ended in an error; --max-error-rate allows"
+            f" {limit:.0%}"
+        )
     if math.isnan(facts.avg_reward) and prepared.env.score_rollouts and prepared.env.has_reward:
         measured = results.measurements()
         causes = unscored_by_function(measured) | errors_by_cause(measured)
@@ -338,20 +360,25 @@ def _verdict(prepared: Prepared, results: GenerateOutputs) -> str | None:
 def _notes(prepared: Prepared, results: GenerateOutputs) -> list[str]:
     notes = [f"the combination {prepared.varied} of the ablation"] if prepared.varied else []
     if changed := results.metadata.changed_code:
-        notes.append(f"{', '.join(changed)} changed between two sessions of this run: its mean is over both versions")
+        notes.append(
+            f"{', '.join(changed)} changed between two sessions of this run: its mean is over both"
+            " versions"
+        )
     if cached := results.metadata.cached:
         notes.append(
-            f"{cached['hits']:,} of {cached['hits'] + cached['misses']:,} replies are from the cache in "
-            f"{cached['folder']}; tokens and cost count them as if they had been sent"
+            f"{cached['hits']:,} of {cached['hits'] + cached['misses']:,} replies are from the"
+            f" cache in {cached['folder']}; tokens and cost count them as if they had been sent"
         )
     if stopped := results.metadata.stopped:
         from verifiers.runs.stopping import Decision
 
         notes.append(Decision(**stopped).sentence())
-    if (facts := results.metadata.local_model) and "quantisation" in facts:  # a folder is the user's own model
+    if (
+        facts := results.metadata.local_model
+    ) and "quantisation" in facts:  # a folder is the user's own model
         notes.append(
-            f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its "
-            "scores say little about the environment"
+            f"a small local model ({facts['file']}, {facts['quantisation']}, sha256"
+            f" {facts['sha256'][:12]}); its scores say little about the environment"
         )
     return notes
 

@@ -1,4 +1,5 @@
-"""``vf-eval --detect X``: how many rows and rollouts show a difference of X between two runs. Sends no request."""
+"""``vf-eval --detect X``: how many rows and rollouts show a difference of X between two runs. Sends
+no request."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from verifiers.storage.directory import RESULTS_NAME
 def detect_lines(prepared: Sequence[Prepared], difference: float) -> Iterator[str]:
     """The table of each evaluation. *Raises* ConfigError for a difference of 0."""
     if not difference > 0:
-        raise ConfigError(f"--detect is {difference:g}; it must be a difference above 0, for example {DETECT}")
+        raise ConfigError(
+            f"--detect is {difference:g}; it must be a difference above 0, for example {DETECT}"
+        )
     for one in prepared:
         yield from map(escape_control, _lines(one, difference))
 
@@ -27,7 +30,10 @@ def _lines(prepared: Prepared, difference: float) -> Iterator[str]:
     spread, origin = _spread(prepared)
     yield f"{prepared.label}: to show a difference of {difference:g} between two runs"
     yield "  (at 5%, with probability 80%; both runs have the same rows)"
-    yield f"  spread    {spread.between:.3f} between rows, {spread.within:.3f} between rollouts of a row; {origin}"
+    yield (
+        f"  spread    {spread.between:.3f} between rows, {spread.within:.3f} between rollouts of a"
+        f" row; {origin}"
+    )
     yield "  rollouts per row    rows, if both find the same rows hard … if not"
     for size in sizes(spread, difference):
         yield f"  {size.siblings:>16}    {size.at_least:,} … {size.at_most:,}"
@@ -38,7 +44,8 @@ def _lines(prepared: Prepared, difference: float) -> Iterator[str]:
 
 
 def _spread(prepared: Prepared) -> tuple[Spread, str]:
-    """The spread of the largest saved run of this environment and model, else an assumption; and where it is from."""
+    """The spread of the largest saved run of this environment and model, else an assumption; and
+    where it is from."""
     best: tuple[int, Spread, Path] | None = None
     folder = prepared.path.parent if prepared.path is not None else None
     for file in sorted(folder.glob(f"*/{RESULTS_NAME}")) if folder is not None else ():
@@ -52,4 +59,7 @@ def _spread(prepared: Prepared) -> tuple[Spread, str]:
             best = len(results), spread, file.parent
     if best is not None:
         return best[1], f"from {best[2]}"
-    return ASSUMED, "assumed for a reward of 0 or 1: no saved run of this model has several rollouts per row"
+    return (
+        ASSUMED,
+        "assumed for a reward of 0 or 1: no saved run of this model has several rollouts per row",
+    )

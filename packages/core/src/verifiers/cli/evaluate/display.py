@@ -1,8 +1,10 @@
-"""Show the progress of a run on stderr: a refreshed block, a line every ten seconds, or one JSON event per line.
+"""Show the progress of a run on stderr: a refreshed block, a line every ten seconds, or one JSON
+event per line.
 
-A display reads ``runs.runner.Progress`` and never changes it; every number counts durable rollouts. When no rollout
-has finished for ``SILENT_S`` it shows what the oldest rollouts wait for. Each of several runs has a line in the block.
-No model text is shown; control characters in log messages and names are escaped.
+A display reads ``runs.runner.Progress`` and never changes it; every number counts durable rollouts.
+When no rollout has finished for ``SILENT_S`` it shows what the oldest rollouts wait for. Each of
+several runs has a line in the block. No model text is shown; control characters in log messages and
+names are escaped.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     from verifiers.rollouts.state import State
 
 SILENT_S = 30.0
-"""Seconds without a finished rollout after which the display shows what the oldest ones wait for."""
+"""Seconds without a finished rollout after which the display shows what the oldest
+ones wait for."""
 LINE_EVERY_S = 10.0
 RATE_WINDOW_S = 30.0
 """Seconds over which the display of a running evaluation averages tokens per second."""
@@ -65,7 +68,8 @@ class TokenRate:
 
 
 class TimeLeft:
-    """Seconds that remain, without the jitter of single rollouts: the end moves back only by a share of the rest."""
+    """Seconds that remain, without the jitter of single rollouts: the end moves back only by a
+    share of the rest."""
 
     def __init__(self) -> None:
         self._end = math.inf
@@ -78,9 +82,13 @@ class TimeLeft:
 
 
 def status_line(
-    progress: Progress, now: float, tokens_per_s: float | None = None, time_left: TimeLeft | None = None
+    progress: Progress,
+    now: float,
+    tokens_per_s: float | None = None,
+    time_left: TimeLeft | None = None,
 ) -> str:
-    """Rollouts done and running, mean reward, errors, throughput, time; ``now`` on the monotonic clock.
+    """Rollouts done and running, mean reward, errors, throughput, time; ``now`` on the monotonic
+    clock.
 
     The throughput is ``tokens_per_s``, or the mean since the start.
     """
@@ -107,19 +115,24 @@ def status_line(
 
 
 def sampled_tokens(progress: Progress) -> int:
-    """Tokens sampled by this start: of finished rollouts, and of the finished turns of running ones."""
+    """Tokens sampled by this start: of finished rollouts, and of the finished turns of running
+    ones."""
     states = [state for _, state in progress.running.values() if state is not None]
     running: int = sum(state["usage"].get("output_tokens", 0) for state in states)
     return progress.output_tokens + running
 
 
 def waiting_lines(progress: Progress, now: float) -> list[str]:
-    """What the oldest running rollouts wait for, when none has finished for ``SILENT_S``; else empty."""
+    """What the oldest running rollouts wait for, when none has finished for ``SILENT_S``; else
+    empty."""
     silent = now - max(progress.last_done, progress.started)
     if silent < SILENT_S or not progress.running:
         return []
     oldest = sorted(progress.running.values(), key=lambda running: running[0])[:NUM_OLDEST]
-    return [f"nothing finished for {duration(silent)}; the oldest rollouts:", *(_waiting(*one, now) for one in oldest)]
+    return [
+        f"nothing finished for {duration(silent)}; the oldest rollouts:",
+        *(_waiting(*one, now) for one in oldest),
+    ]
 
 
 def _waiting(started: float, state: State | None, now: float) -> str:
@@ -128,7 +141,10 @@ def _waiting(started: float, state: State | None, now: float) -> str:
         return f"  not started: waits for its start, {duration(now - started)} old"
     awaited = state.waiting_for or "the environment"
     turn = len(state["trajectory"]) + 1
-    return f"  example {state['example_id']}, turn {turn}: waits for {awaited}, {duration(now - started)} old"
+    return (
+        f"  example {state['example_id']}, turn {turn}: waits for {awaited},"
+        f" {duration(now - started)} old"
+    )
 
 
 class Display:
@@ -151,7 +167,9 @@ class Display:
 
     def _status(self, progress: Progress, now: float) -> str:
         """The status line of a running evaluation."""
-        return status_line(progress, now, self._rate.update(sampled_tokens(progress), now), self._left)
+        return status_line(
+            progress, now, self._rate.update(sampled_tokens(progress), now), self._left
+        )
 
     def tick(self) -> None:
         """Called every ``tick_s``."""
@@ -218,7 +236,9 @@ class BarDisplay(Display):
 
         super().begin(label, progress, facts)
         self._coming = self._coming[1:]
-        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False)
+        self._live = Live(
+            console=self._console, auto_refresh=False, transient=True, redirect_stdout=False
+        )
         self._live.start()
         self.tick()
 
@@ -231,7 +251,9 @@ class BarDisplay(Display):
             self._live.stop()
             self._live = None
         if self.progress is not None:
-            self._ended.append((self.label, status_line(self.progress, time.monotonic()), exit_code == 0))
+            self._ended.append(
+                (self.label, status_line(self.progress, time.monotonic()), exit_code == 0)
+            )
         super().finish(exit_code)
 
     def note(self, text: str) -> None:
@@ -251,7 +273,9 @@ class BarDisplay(Display):
         share = progress.done / progress.total if progress.total else 0.0
         full = round(share * BAR_CHARS)
         block = Text(f"{self.label}  ", style="bold", no_wrap=False)
-        block.append("━" * full, style="green").append("─" * (BAR_CHARS - full), style="bright_black")
+        block.append("━" * full, style="green").append(
+            "─" * (BAR_CHARS - full), style="bright_black"
+        )
         block.append(f"  {self._status(progress, now)}", style="not bold")
         for line in waiting_lines(progress, now):
             block.append(f"\n{line}", style="not bold yellow")
@@ -274,7 +298,10 @@ class BarDisplay(Display):
         from rich.text import Text
 
         next_ones = self._coming[:NUM_NEIGHBOURS]
-        lines = [Text(f"· {label}", style="bright_black", no_wrap=True, overflow="ellipsis") for label in next_ones]
+        lines = [
+            Text(f"· {label}", style="bright_black", no_wrap=True, overflow="ellipsis")
+            for label in next_ones
+        ]
         if (left_out := len(self._coming) - NUM_NEIGHBOURS) > 0:
             lines.append(Text(f"… {left_out} more to come", style="bright_black"))
         return lines
@@ -291,7 +318,9 @@ class JsonDisplay(Display):
     def tick(self) -> None:
         if self.progress is not None and self._done is None and self.progress.total:
             self._done = self.progress.resumed
-            self._event("start", **self._facts, total=self.progress.total, resumed=self.progress.resumed)
+            self._event(
+                "start", **self._facts, total=self.progress.total, resumed=self.progress.resumed
+            )
 
     def rows(self, outputs: Sequence[Any]) -> None:
         self.tick()
@@ -311,7 +340,9 @@ class JsonDisplay(Display):
     def finish(self, exit_code: int) -> None:
         self.tick()
         if self.progress is not None:
-            self._event("end", exit_code=exit_code, done=self.progress.done, total=self.progress.total)
+            self._event(
+                "end", exit_code=exit_code, done=self.progress.done, total=self.progress.total
+            )
         super().finish(exit_code)
 
     def note(self, text: str) -> None:
@@ -321,12 +352,16 @@ class JsonDisplay(Display):
         self._event("warning", message=redacted_text(text))
 
     def _event(self, name: str, **facts: object) -> None:
-        facts = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()}
+        facts = {
+            key: None if isinstance(v, float) and not math.isfinite(v) else v
+            for key, v in facts.items()
+        }
         print(json.dumps({"event": name, **facts}), file=self.stream, flush=True)
 
 
 def make_display(kind: str, quiet: bool) -> Display:
-    """The display of ``--progress``; ``auto`` is the bar, or none when ``quiet``. On a pipe, ``bar`` is ``plain``."""
+    """The display of ``--progress``; ``auto`` is the bar, or none when ``quiet``. On a pipe,
+    ``bar`` is ``plain``."""
     stream = sys.stderr
     if kind == "auto":
         kind = "none" if quiet else "bar"
@@ -358,7 +393,8 @@ async def ticking(display: Display) -> AsyncIterator[None]:
 
 
 class LogHandler(logging.Handler):
-    """Sends messages of the ``verifiers`` logger through the display, so that they do not disrupt its block."""
+    """Sends messages of the ``verifiers`` logger through the display, so that they do not disrupt
+    its block."""
 
     def __init__(self, display: Display):
         super().__init__()
@@ -378,10 +414,13 @@ class LogHandler(logging.Handler):
 
 @contextmanager
 def logging_to(display: Display, verbose: bool, quiet: bool) -> Iterator[None]:
-    """Show the messages of the ``verifiers`` logger from the configured level on. *Raises* ``ConfigError``."""
+    """Show the messages of the ``verifiers`` logger from the configured level on. *Raises*
+    ``ConfigError``."""
     variable = os.environ.get("VF_LOG_LEVEL", "").upper()
     if variable and variable not in LOG_LEVELS:
-        raise ConfigError(f"VF_LOG_LEVEL is {variable!r}; it must be one of {', '.join(LOG_LEVELS)}")
+        raise ConfigError(
+            f"VF_LOG_LEVEL is {variable!r}; it must be one of {', '.join(LOG_LEVELS)}"
+        )
     logger, handler = logging.getLogger("verifiers"), LogHandler(display)
     level = "DEBUG" if verbose else "ERROR" if quiet else variable or "WARNING"
     before = logger.level, logger.propagate

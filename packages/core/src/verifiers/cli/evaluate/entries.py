@@ -1,6 +1,8 @@
-"""Resolve a command line to its evaluations, each with all its settings; all problems are reported at once.
+"""Resolve a command line to its evaluations, each with all its settings; all problems are reported
+at once.
 
-Imports the named environments to check the arguments of their loaders; builds none, sends no request.
+Imports the named environments to check the arguments of their loaders; builds none, sends no
+request.
 """
 
 from __future__ import annotations
@@ -15,18 +17,21 @@ from verifiers.errors import UsageError, VerifiersError
 
 
 def resolve(line: CommandLine) -> list[Evaluation]:
-    """The evaluations of a command line, each with all its settings; one for each combination of an ablation.
+    """The evaluations of a command line, each with all its settings; one for each combination of an
+    ablation.
 
-    Precedence, high to low: flags, dotted keys, ``[[eval]]`` or sweep over fixed keys of ``[[ablation]]``, the file's
-    top level, the environment's defaults.
-    *Raises* ``ConfigError`` that lists all problems, or the only error unchanged.
+    Precedence, high to low: flags, dotted keys, ``[[eval]]`` or sweep over fixed keys of
+    ``[[ablation]]``, the file's top level, the environment's defaults. *Raises* ``ConfigError``
+    that lists all problems, or the only error unchanged.
     """
     from verifiers.cli.evaluate.planning import defaults_of, from_run
 
     file = read_files(line.files)
     problems: list[str | VerifiersError] = [*line.problems, *file.problems]
     if file.entries and line.targets:
-        problems.append(f"{line.targets[0]!r} and the entries of a file both name evaluations; give one of them")
+        problems.append(
+            f"{line.targets[0]!r} and the entries of a file both name evaluations; give one of them"
+        )
     entries = file.entries or [Entry(env_id) for env_id in line.targets]
     if not entries and not problems:
         problems.append(_nothing_to_evaluate(line))
@@ -46,7 +51,9 @@ def resolve(line: CommandLine) -> list[Evaluation]:
             settings = EvalSettings(**values)
         problems += contradictions(settings)
         evaluation = Evaluation(entry.env_id, settings, _combination(entry, settings))
-        if not entry.swept or evaluation not in resolved:  # a flag that overrides a swept key makes combinations equal
+        if (
+            not entry.swept or evaluation not in resolved
+        ):  # a flag that overrides a swept key makes combinations equal
             resolved.append(evaluation)
     raise_together(problems)
     return resolved
@@ -70,7 +77,16 @@ def _nothing_to_evaluate(line: CommandLine) -> str:
 
     if line.files:
         files = ", ".join(line.files)
-        return f"{files} has neither [[eval]] nor [[ablation]]: add one with an env_id, or name an environment"
-    installed = ", ".join(info.id for info in list_environments()) or "none; vf-install installs one"
-    hint = f" (--resume took {line.flags['resume']!r} for its folder)" if line.flags.get("resume") else ""
+        return (
+            f"{files} has neither [[eval]] nor [[ablation]]: add one with an env_id, or name an"
+            " environment"
+        )
+    installed = (
+        ", ".join(info.id for info in list_environments()) or "none; vf-install installs one"
+    )
+    hint = (
+        f" (--resume took {line.flags['resume']!r} for its folder)"
+        if line.flags.get("resume")
+        else ""
+    )
     return f"name an environment: vf-eval ENV_ID{hint}; installed: {installed}"

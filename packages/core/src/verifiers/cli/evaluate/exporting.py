@@ -1,7 +1,7 @@
 """``vf-eval --export``: write a finished run in other formats, beside its journal.
 
-Each format is one entry of ``FORMATS``. The journal, one JSON object per line, is always written and is not one of
-them. The packages that a format needs are checked before the first rollout.
+Each format is one entry of ``FORMATS``. The journal, one JSON object per line, is always written
+and is not one of them. The packages that a format needs are checked before the first rollout.
 """
 
 from __future__ import annotations
@@ -60,11 +60,14 @@ def check_formats(names: Sequence[str]) -> None:
             _to_inspect()
         needs = FORMATS[name].needs
         if needs is not None and importlib.util.find_spec(needs[0]) is None:
-            raise ConfigError(f"--export {name} needs {needs[0]}, which is not installed: {needs[1]}")
+            raise ConfigError(
+                f"--export {name} needs {needs[0]}, which is not installed: {needs[1]}"
+            )
 
 
 def export(results: object, folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Write the results into ``folder`` in each format; format -> path. *Raises* ``UsageError`` of a writer."""
+    """Write the results into ``folder`` in each format; format -> path. *Raises* ``UsageError`` of
+    a writer."""
     written: dict[str, str] = {}
     with _without_bars():
         for name in names:
@@ -77,7 +80,11 @@ def export(results: object, folder: Path, names: Sequence[str]) -> dict[str, str
 @contextmanager
 def _without_bars() -> Iterator[None]:
     """Disable the progress bars of ``datasets`` within the block."""
-    from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+    from datasets.utils.logging import (
+        disable_progress_bar,
+        enable_progress_bar,
+        is_progress_bar_enabled,
+    )
 
     was_enabled = is_progress_bar_enabled()
     disable_progress_bar()

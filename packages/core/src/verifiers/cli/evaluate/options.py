@@ -1,7 +1,8 @@
 """The settings of ``vf-eval``: names, types, flags and defaults, for the command line and for TOML.
 
-A field of ``EvalSettings`` is a setting: its name is the TOML key, its annotation the allowed values, `flag` its
-default and its command-line options. ``toml_args`` reads files; ``command`` runs evaluations.
+A field of ``EvalSettings`` is a setting: its name is the TOML key, its annotation the allowed
+values, `flag` its default and its command-line options. ``toml_args`` reads files; ``command`` runs
+evaluations.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Flag:
 def flag(default: Any, help_: str, names: str = "") -> Any:
     """A setting with its default, which is a new table for each object, and its flags.
 
-    Without a long flag in ``names`` it has the one of its own name: ``max_tokens`` is ``--max-tokens``.
+    Without a long flag in ``names`` it has the one of its own name: ``max_tokens`` is
+    ``--max-tokens``.
     """
     metadata = {"flag": Flag(names, help_)}
     if isinstance(default, dict):
@@ -52,14 +54,16 @@ def flag(default: Any, help_: str, names: str = "") -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-# --- notations of values ----------------------------------------------------------------------------------------------
+# --- notations of values --------------------------------------------------------------------------
 
 
 def _seconds(value: object) -> float | None:
     if value is None or value == "none":
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"must be a number of seconds above 0, or none for no bound, not {value!r}")
+        raise ValueError(
+            f"must be a number of seconds above 0, or none for no bound, not {value!r}"
+        )
     return float(value)
 
 
@@ -76,7 +80,9 @@ def _client_type(value: object) -> str:
     if name in CLIENT_TYPES.values():
         return name
     if name not in CLIENT_TYPES:
-        raise ValueError(f"must be {', '.join(CLIENT_TYPES)} or a full name ({', '.join(CLIENT_TYPES.values())})")
+        raise ValueError(
+            f"must be {', '.join(CLIENT_TYPES)} or a full name ({', '.join(CLIENT_TYPES.values())})"
+        )
     return CLIENT_TYPES[name]
 
 
@@ -95,13 +101,19 @@ def json_table(value: object) -> dict[str, Any]:
 def _by_header(value: object, separator: str, format_: str) -> dict[str, str]:
     """Texts in ``format_``, or a table, as header name -> the text after the separator."""
     pairs = list(value.items()) if isinstance(value, Mapping) else []
-    for line in [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]:
+    for line in (
+        [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    ):
         name, divider, content = str(line).partition(separator)
         if not divider:
             raise ValueError(f"must be {format_}, not {line!r}")
         pairs.append((name, content))
     headers = {str(name).strip(): str(content).strip() for name, content in pairs}
-    if bad := [name for name in headers if not name or not name.isascii() or not name.isprintable() or " " in name]:
+    if bad := [
+        name
+        for name in headers
+        if not name or not name.isascii() or not name.isprintable() or " " in name
+    ]:
         raise ValueError(f"has a header name that cannot be sent: {bad[0]!r}")
     return headers
 
@@ -126,7 +138,8 @@ def _path_or_newest(value: object) -> str:
         return ""
     if not isinstance(value, str):
         raise ValueError(
-            f"must be a run directory, or have no value (in TOML: true) for the newest unfinished run, not {value!r}"
+            "must be a run directory, or have no value (in TOML: true) for the newest unfinished"
+            f" run, not {value!r}"
         )
     return value
 
@@ -137,14 +150,18 @@ def _reward_range(value: object) -> tuple[float, float]:
     try:
         low, high = map(float, parts if isinstance(parts, list) else ())
     except (TypeError, ValueError):
-        raise ValueError(f"must be two numbers, the lowest and the highest reward: 0,1; not {value!r}") from None
+        raise ValueError(
+            f"must be two numbers, the lowest and the highest reward: 0,1; not {value!r}"
+        ) from None
     return low, high
 
 
 def _names(value: object) -> tuple[str, ...]:
     """A list of names, or names in one text."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and name for name in names
+    ):
         raise ValueError(f"must be names separated by commas, not {names!r}")
     return tuple(names)
 
@@ -158,7 +175,9 @@ def _formats(value: object) -> tuple[str, ...]:
 
 def _variable(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError("must be the NAME of an environment variable; put the key into a variable, never here")
+        raise ValueError(
+            "must be the NAME of an environment variable; put the key into a variable, never here"
+        )
     return value
 
 
@@ -182,33 +201,47 @@ Backend = Literal["process", "ray"]
 ProgressKind = Literal["auto", "bar", "plain", "json", "none"]
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSettings:
     """All settings of one evaluation, except its environment."""
 
-    model: Text | None = flag(None, "Model name or endpoint alias; 'local': the built-in one.", "-m")
+    model: Text | None = flag(
+        None, "Model name or endpoint alias; 'local': the built-in one.", "-m"
+    )
     api_base_url: Text | None = flag(None, "Endpoint, e.g. http://127.0.0.1:8000/v1.", "-b")
     api_key_var: Variable | None = flag(None, "Variable that holds the key, never the key.", "-k")
     endpoints_path: Text | None = flag(None, "Registry of endpoint aliases.", "-e")
-    api_client_type: ClientType | None = flag(None, "The API of the endpoint.", "--client --api-client-type")
+    api_client_type: ClientType | None = flag(
+        None, "The API of the endpoint.", "--client --api-client-type"
+    )
     header: Headers = flag({}, "Extra request header; may be repeated.")
-    header_from_state: HeadersFromState = flag({}, "Request header with the value of a state key; may be repeated.")
+    header_from_state: HeadersFromState = flag(
+        {}, "Request header with the value of a state key; may be repeated."
+    )
     env_args: Table = flag({}, "Arguments of the environment's loader.", "-a")
     extra_env_kwargs: Table = flag({}, "Settings for env.set_kwargs.", "-x")
     env_dir_path: Text = flag(DEFAULT_ENV_DIR, "Folder of environments not installed.", "-p")
-    num_examples: Annotated[int, Meta(ge=1), MinusOne("all")] = flag(5, "Rows to run; -1 = all.", "-n")
-    keep_rows: Text | None = flag(None, "Run the training rows that this file of vf-audit --keep lists.")
+    num_examples: Annotated[int, Meta(ge=1), MinusOne("all")] = flag(
+        5, "Rows to run; -1 = all.", "-n"
+    )
+    keep_rows: Text | None = flag(
+        None, "Run the training rows that this file of vf-audit --keep lists."
+    )
     rollouts_per_example: Count = flag(3, "Rollouts of each row.", "-r")
     shuffle: bool = flag(False, "Shuffle the rows before taking -n.", "--shuffle/--no-shuffle")
     shuffle_seed: int = flag(0, "Seed of --shuffle.")
     until_half_width: NotNegative | None = flag(
         None, "Stop once the mean reward is known to X (95%); -n is then all rows, shuffled."
     )
-    until_decided: Text | None = flag(None, "Stop once the difference to the saved run in this folder is decided.")
-    reward_range: RewardRange = flag((0.0, 1.0), "Lowest and highest reward, for the two options above.")
+    until_decided: Text | None = flag(
+        None, "Stop once the difference to the saved run in this folder is decided."
+    )
+    reward_range: RewardRange = flag(
+        (0.0, 1.0), "Lowest and highest reward, for the two options above."
+    )
     seed: int | None = flag(None, "Seed of the run's sampling.")
     max_tokens: Count | None = flag(None, "Tokens per response.", "-t")
     temperature: NotNegative | None = flag(None, "Sampling temperature.", "-T")
@@ -220,7 +253,9 @@ class EvalSettings:
     max_concurrent_scoring: Count | None = flag(None, "Reward calls in flight.")
     max_concurrent_tools: Count | None = flag(None, "Tool calls in flight.")
     num_workers: Workers = flag(0, "Processes that run the rollouts; auto, 0 = this one.", "-w")
-    worker_backend: Backend = flag("process", "Where the workers run: this machine, or a Ray cluster.")
+    worker_backend: Backend = flag(
+        "process", "Where the workers run: this machine, or a Ray cluster."
+    )
     independent_scoring: bool = flag(
         False, "Score each rollout alone.", "-i --independent-scoring/--no-independent-scoring"
     )
@@ -238,18 +273,32 @@ class EvalSettings:
     max_cost: NotNegative | None = flag(
         None, "The most US dollars that each run may cost, judges included, over all its sessions."
     )
-    max_total_tokens: Count | None = flag(None, "The most tokens, read and sampled, that each run may take.")
-    cache: Text | None = flag(None, "Folder of replies: equal requests are answered from it, others stored there.")
+    max_total_tokens: Count | None = flag(
+        None, "The most tokens, read and sampled, that each run may take."
+    )
+    cache: Text | None = flag(
+        None, "Folder of replies: equal requests are answered from it, others stored there."
+    )
     output_dir: Text | None = flag(None, "Folder of the runs; default ./outputs.", "-o")
-    save_results: bool = flag(True, "Runs are saved unless --no-save.", "-s --save-results/--no-save --save-dataset")
+    save_results: bool = flag(
+        True, "Runs are saved unless --no-save.", "-s --save-results/--no-save --save-dataset"
+    )
     export: Formats = flag((), f"Formats besides JSON lines: {', '.join(EXPORT_FORMATS)}.")
     save_every: Ignored | None = flag(None, "Ignored; every rollout is saved immediately.", "-f")
-    resume: RunPath | None = flag(None, "Run directory to resume; default: an unfinished one.", "-R")
+    resume: RunPath | None = flag(
+        None, "Run directory to resume; default: an unfinished one.", "-R"
+    )
     fresh: bool = flag(False, "Start a new run; never resume an old one.", "--fresh/--no-fresh")
-    accept_changed_code: bool = flag(False, "Resume although source files of the environment changed; recorded.")
-    retry_errors: bool = flag(False, "Run rollouts with errors again.", "--retry-errors/--no-retry-errors")
+    accept_changed_code: bool = flag(
+        False, "Resume although source files of the environment changed; recorded."
+    )
+    retry_errors: bool = flag(
+        False, "Run rollouts with errors again.", "--retry-errors/--no-retry-errors"
+    )
     state_columns: Names = flag((), "Further keys of the state to save.", "-C")
-    save_to_hf_hub: bool = flag(False, "Publish the rows afterwards.", "-H --save-to-hf-hub/--no-save-to-hf-hub")
+    save_to_hf_hub: bool = flag(
+        False, "Publish the rows afterwards.", "-H --save-to-hf-hub/--no-save-to-hf-hub"
+    )
     hf_hub_dataset_name: Text | None = flag(None, "Name to publish them under.", "-D")
 
     @property
@@ -259,14 +308,19 @@ class EvalSettings:
         return self.shuffle_seed if self.shuffle or stops_early else None
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling arguments of the run; a setting of None is omitted, so the server's default applies."""
+        """The sampling arguments of the run; a setting of None is omitted, so the server's default
+        applies."""
         explicit = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        return {**{name: value for name, value in explicit.items() if value is not None}, **self.sampling_args}
+        return {
+            **{name: value for name, value in explicit.items() if value is not None},
+            **self.sampling_args,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation with all its settings. ``combination``: key varied by an ablation -> its value here."""
+    """One evaluation with all its settings. ``combination``: key varied by an ablation -> its value
+    here."""
 
     env_id: str
     settings: EvalSettings
@@ -280,7 +334,9 @@ class CommandSettings:
     progress: ProgressKind = flag("auto", "How progress is shown (stderr).")
     abbreviated_summary: bool = flag(False, "Numbers only, no sample rollouts.", "-A")
     json: bool = flag(False, "One JSON object on stdout instead of text.")
-    check: bool = flag(False, "Check each environment with scripted models first; its errors stop the command.")
+    check: bool = flag(
+        False, "Check each environment with scripted models first; its errors stop the command."
+    )
     dump_config: bool = flag(False, "Print the resolved settings as TOML and stop.")
     detect: NotNegative | None = flag(
         None, "Say how many rows and rollouts show a difference of X between two runs, and stop."
@@ -329,7 +385,8 @@ REPLACED = {
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two layers of settings; ``above`` takes precedence, tables are merged key by key.
 
-    A ``max_tokens`` or ``temperature`` in ``above`` also overrides the same key of ``sampling_args`` in ``below``.
+    A ``max_tokens`` or ``temperature`` in ``above`` also overrides the same key of
+    ``sampling_args`` in ``below``.
 
     >>> layered({"sampling_args": {"temperature": 1, "top_p": 0.5}}, {"temperature": 0})
     {'sampling_args': {'top_p': 0.5}, 'temperature': 0}
@@ -351,16 +408,27 @@ def contradictions(settings: EvalSettings) -> list[str]:
     """One sentence for each pair of conflicting settings."""
     problems = []
     if settings.fresh and settings.resume is not None:
-        problems.append("--fresh starts a new run and --resume continues an old one; give one of them")
-    if not settings.save_results and settings.resume is not None:
-        problems.append("--no-save keeps nothing on disk, so there is nothing to --resume; give one of them")
-    if settings.resume and settings.output_dir and not _is_below(settings.resume, settings.output_dir):
         problems.append(
-            f"--resume {settings.resume} already names the run directory, which is not in {settings.output_dir}; leave "
-            "out --output-dir"
+            "--fresh starts a new run and --resume continues an old one; give one of them"
+        )
+    if not settings.save_results and settings.resume is not None:
+        problems.append(
+            "--no-save keeps nothing on disk, so there is nothing to --resume; give one of them"
+        )
+    if (
+        settings.resume
+        and settings.output_dir
+        and not _is_below(settings.resume, settings.output_dir)
+    ):
+        problems.append(
+            f"--resume {settings.resume} already names the run directory, which is not in"
+            f" {settings.output_dir}; leave out --output-dir"
         )
     if not settings.save_results and settings.export:
-        problems.append("--no-save keeps nothing on disk, and --export writes beside the saved run; give one of them")
+        problems.append(
+            "--no-save keeps nothing on disk, and --export writes beside the saved run; give one of"
+            " them"
+        )
     if settings.save_to_hf_hub and not settings.hf_hub_dataset_name:
         problems.append("--save-to-hf-hub needs a name: add -D OWNER/NAME")
     return problems

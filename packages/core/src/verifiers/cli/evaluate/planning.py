@@ -1,7 +1,8 @@
 """Prepare runs from settings: load the environment, plan the rollouts, name the run directory.
 
-Reports problems before the first rollout: `prepare` sends no request and writes nothing; `Prepared.connect` checks
-that the endpoint is reachable. ``Environment.evaluate`` runs the rollouts.
+Reports problems before the first rollout: `prepare` sends no request and writes nothing;
+`Prepared.connect` checks that the endpoint is reachable. ``Environment.evaluate`` runs the
+rollouts.
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ from verifiers.runs.plan import Plan
 from verifiers.runs.run import Run, check_before_run, warn_of_fewer
 from verifiers.runtime.redaction import redacted
 from verifiers.runtime.terminal import escape_control
-from verifiers.storage.directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path
+from verifiers.storage.directory import (
+    default_root,
+    find_resumable,
+    is_complete,
+    read_config,
+    read_metadata,
+    run_path,
+)
 from verifiers.storage.identity import fingerprint
 
 RUN_OPTIONS = {
     **{
         name: name
         for name in (
-            "max_concurrent max_concurrent_generation max_concurrent_scoring max_concurrent_tools num_workers "
-            "worker_backend independent_scoring interleave_scoring max_retries abort_after seed until_half_width "
-            "until_decided reward_range max_total_tokens retry_errors accept_changed_code state_columns"
+            "max_concurrent max_concurrent_generation max_concurrent_scoring max_concurrent_tools"
+            " num_workers worker_backend independent_scoring interleave_scoring max_retries"
+            " abort_after seed until_half_width until_decided reward_range max_total_tokens"
+            " retry_errors accept_changed_code state_columns"
         ).split()
     },
     "timeout": "rollout_timeout_s",
@@ -72,8 +81,11 @@ class Prepared:
 
     @property
     def varied(self) -> str:
-        """The values of an ablation's combination, ``temperature=0.5 env_args.max_turns=3``; else empty."""
-        return " ".join(f"{name}={value!r}" for name, value in redacted(self.evaluation.combination).items())
+        """The values of an ablation's combination, ``temperature=0.5 env_args.max_turns=3``; else
+        empty."""
+        return " ".join(
+            f"{name}={value!r}" for name, value in redacted(self.evaluation.combination).items()
+        )
 
     @property
     def label(self) -> str:
@@ -91,7 +103,8 @@ class Prepared:
         }
 
     def locate(self) -> None:
-        """Name the run directory. *Raises* ``ConfigError`` when it cannot be written or has no run to resume."""
+        """Name the run directory. *Raises* ``ConfigError`` when it cannot be written or has no run
+        to resume."""
         settings = self.settings
         if not settings.save_results or self.choice.model is None:
             return
@@ -99,8 +112,9 @@ class Prepared:
             self.path = Path(settings.resume)
             if read_config(self.path) is None:
                 raise ConfigError(
-                    f"--resume {self.path}: this folder is not a run directory (no config.json); name a run directory, "
-                    "or leave --resume out: an unfinished run is resumed without it",
+                    f"--resume {self.path}: this folder is not a run directory (no config.json);"
+                    " name a run directory, or leave --resume out: an unfinished run is resumed"
+                    " without it",
                     path=str(self.path),
                 )
             return
@@ -114,14 +128,19 @@ class Prepared:
         }
         if settings.resume is not None and find_resumable(*key, **within) is None:
             folder = run_path(*key, output_dir=settings.output_dir).parent
-            raise ConfigError(f"--resume: there is no unfinished run of this configuration in {folder}; leave it out")
+            raise ConfigError(
+                f"--resume: there is no unfinished run of this configuration in {folder}; leave"
+                " it out"
+            )
         self.path = run_path(*key, **within, resume=not settings.fresh)
         _check_writable(self.path)
 
     async def connect(self) -> str | None:
-        """Check the endpoint, unless the run directory exists (then the run does, when rollouts are pending).
+        """Check the endpoint, unless the run directory exists (then the run does, when rollouts are
+        pending).
 
-        Returns a warning when the endpoint does not list the model. *Raises* as ``client.preflight``.
+        Returns a warning when the endpoint does not list the model. *Raises* as
+        ``client.preflight``.
         """
         if self.path is not None and self.path.exists():
             return None
@@ -136,34 +155,61 @@ class Prepared:
                  f"{settings.rollouts_per_example}), {settings.max_concurrent} at a time"]  # fmt: skip
         lines.append(f"  endpoint    {getattr(client, 'base_url', None) or 'in this process'}")
         for name, value in (("env args", settings.env_args), ("sampling", settings.sampling())):
-            lines.append(f"  {name:<11} {redacted(value) or 'defaults of the environment and the server'}")
+            lines.append(
+                f"  {name:<11} {redacted(value) or 'defaults of the environment and the server'}"
+            )
         if not settings.save_results:
             lines.append("  saved in    not saved (--no-save)")
         elif self.path is None:
             lines.append("  saved in    depends on the model that the server lists")
         else:
-            state = "a new run" if not self.path.exists() else "complete" if is_complete(self.path) else "resumes"
+            state = (
+                "a new run"
+                if not self.path.exists()
+                else "complete"
+                if is_complete(self.path)
+                else "resumes"
+            )
             lines.append(f"  saved in    {self.path} ({state})")
         if settings.export:
             lines.append(f"  exported as {', '.join(settings.export)}")
-        return list(map(escape_control, [*lines, *self._scoring_lines(), "", *self._first_prompt_lines(), ""]))
+        return list(
+            map(
+                escape_control,
+                [*lines, *self._scoring_lines(), "", *self._first_prompt_lines(), ""],
+            )
+        )
 
     def _scoring_lines(self) -> list[str]:
         """The reward functions with their weights, and the metrics."""
         rubric = self.env.rubric
         together = zip(rubric.get_reward_func_names(), rubric.get_reward_weights(), strict=True)
-        functions = [f"{name} × {weight:g}" if weight else f"{name} (metric)" for name, weight in together]
+        functions = [
+            f"{name} × {weight:g}" if weight else f"{name} (metric)" for name, weight in together
+        ]
         if not self.env.score_rollouts:
             functions = ["nothing: this environment does not score"]
-        groups = ", the siblings of an example together" if getattr(rubric, "has_group_rewards", False) else ""
-        return [f"  scored by   {', '.join(functions) or 'no function: every reward is unknown'}{groups}"]
+        groups = (
+            ", the siblings of an example together"
+            if getattr(rubric, "has_group_rewards", False)
+            else ""
+        )
+        return [
+            "  scored by  "
+            f" {', '.join(functions) or 'no function: every reward is unknown'}{groups}"
+        ]
 
     def _first_prompt_lines(self) -> list[str]:
         """The prompt of the first example, and the names of the tools."""
         from verifiers.cli.evaluate.summary import transcript
 
         example = next(iter(_plan(self.env, self.settings).examples))
-        output = {"prompt": example.row["prompt"], "completion": [], "answer": example.row.get("answer"), "error": None}
+        output = {
+            "prompt": example.row["prompt"],
+            "completion": [],
+            "answer": example.row.get("answer"),
+            "error": None,
+        }
         tools = [tool_name(tool) for tool in self.env.tool_defs]
         lines = [f"── the first prompt: example {example.example_id} ──", transcript(output)]
         return [*lines, f"tools: {', '.join(tools)}"] if tools else lines
@@ -172,7 +218,9 @@ class Prepared:
         plan = _plan(self.env, self.settings)
         options, _ = parse(self.env, self.options())
         sampling = self.settings.sampling()
-        return Run(self.env, plan, self.choice.client, self.choice.model or "", sampling, options).config()
+        return Run(
+            self.env, plan, self.choice.client, self.choice.model or "", sampling, options
+        ).config()
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:
@@ -185,8 +233,8 @@ def defaults_of(
 ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], None]]:
     """(the environment's default settings, a function that checks loader arguments).
 
-    The function imports the environment and builds nothing; it raises as ``load_environment`` does for a broken package
-    and for invalid arguments. *Raises* ``UnknownEnvironment``.
+    The function imports the environment and builds nothing; it raises as ``load_environment`` does
+    for a broken package and for invalid arguments. *Raises* ``UnknownEnvironment``.
     """
     location = registry.find(env_id, env_dir)
 
@@ -197,7 +245,8 @@ def defaults_of(
 
 
 def load(env_id: str, settings: EvalSettings) -> Environment:
-    """Load the environment and apply its settings. *Raises* as ``load_environment``; ``ConfigError`` for ``-x``."""
+    """Load the environment and apply its settings. *Raises* as ``load_environment``;
+    ``ConfigError`` for ``-x``."""
     env = registry.load(env_id, settings.env_args, settings.env_dir_path)
     try:
         env.set_kwargs(**settings.extra_env_kwargs)
@@ -212,7 +261,8 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
 
 
 def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepared:
-    """Read the data, check the rubric and name the directory; sends and writes nothing. *Raises* ``UsageError``."""
+    """Read the data, check the rubric and name the directory; sends and writes nothing. *Raises*
+    ``UsageError``."""
     check_formats(evaluation.settings.export)
     plan = _plan(env, evaluation.settings)
     prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples))
@@ -221,7 +271,9 @@ def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepare
     check_sampling(settings.sampling())
     warn_of_fewer(env, settings.num_examples)
     check_before_run(env, plan, options)
-    check_limits(options, choice.client, choice.model or "", {**env.sampling_args, **settings.sampling()})
+    check_limits(
+        options, choice.client, choice.model or "", {**env.sampling_args, **settings.sampling()}
+    )
     prepared.locate()
     return prepared
 
@@ -232,7 +284,8 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
 
 
 def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSettings:
-    """Settings with the model and counts stored in the run of ``--resume PATH``, where ``explicit`` has none."""
+    """Settings with the model and counts stored in the run of ``--resume PATH``, where ``explicit``
+    has none."""
     if not settings.resume:
         return settings
     stored = read_config(settings.resume)
@@ -245,16 +298,21 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSetting
         model = stored["config"].get("model")
         in_process = {"model": model if model and os.path.isdir(model) else "local"}
         from_file |= {"model": model, "api_base_url": base_url} if base_url else in_process
-    return dataclasses.replace(settings, **{k: v for k, v in from_file.items() if v is not None and k not in explicit})
+    return dataclasses.replace(
+        settings, **{k: v for k, v in from_file.items() if v is not None and k not in explicit}
+    )
 
 
 def _check_writable(path: Path) -> None:
     """Check that the directory can be created, without creating it. *Raises* ``ConfigError``."""
-    nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    nearest = next(
+        folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
+    )
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return
     reason = f"{nearest} cannot be written to" if nearest.is_dir() else f"{nearest} is a file"
     raise ConfigError(
-        f"results cannot be saved in {path}: {reason}. Choose another folder with --output-dir, or run with --no-save.",
+        f"results cannot be saved in {path}: {reason}. Choose another folder with --output-dir, or"
+        " run with --no-save.",
         path=str(path),
     )

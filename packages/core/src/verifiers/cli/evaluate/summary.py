@@ -1,7 +1,7 @@
 """The summary of a finished run on stdout: as text, or as one JSON object.
 
-Numbers come from ``GenerateOutputs.summary``; an unknown one is "unknown" or null, never 0. Model text is truncated and
-its control characters are escaped.
+Numbers come from ``GenerateOutputs.summary``; an unknown one is "unknown" or null, never 0. Model
+text is truncated and its control characters are escaped.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 RUN_KEYS = (
-    "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
-    "reward_stderr success_metric avg_success success_stderr avg_metrics pass_at_k pass_at_k_interval pass_all_k "
-    "stop_conditions errors usage cost_usd latency throughput seconds resumed env_args sampling_args stopped spent "
-    "exported"
+    "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors"
+    " num_unscored avg_reward reward_stderr success_metric avg_success success_stderr avg_metrics"
+    " pass_at_k pass_at_k_interval pass_all_k stop_conditions errors usage cost_usd latency"
+    " throughput seconds resumed env_args sampling_args stopped spent exported"
 ).split()
 MAX_MESSAGE_CHARS = 1200
 MAX_MESSAGES = 12
@@ -49,7 +49,11 @@ class Report:
 
     def to_json(self) -> str:
         """The object of ``--json``, on one line."""
-        content: dict[str, Any] = {"schema": SCHEMA, "ok": self.exit_code == 0, "exit_code": self.exit_code}
+        content: dict[str, Any] = {
+            "schema": SCHEMA,
+            "ok": self.exit_code == 0,
+            "exit_code": self.exit_code,
+        }
         content |= {"runs": self.runs, **self.texts, "error": self.error}
         return json.dumps(content, allow_nan=False)
 
@@ -67,14 +71,20 @@ def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, 
     }
 
 
-def run_facts(results: GenerateOutputs, summary: Mapping[str, Any] | None = None, **more: object) -> dict[str, Any]:
-    """A run as an entry of ``runs``. ``more``: values that only the command has (``throughput``, ``exported``).
+def run_facts(
+    results: GenerateOutputs, summary: Mapping[str, Any] | None = None, **more: object
+) -> dict[str, Any]:
+    """A run as an entry of ``runs``. ``more``: values that only the command has (``throughput``,
+    ``exported``).
 
-    Latency is in milliseconds, ``local_model`` only where it was used. ``summary``: of the results, if it is known.
+    Latency is in milliseconds, ``local_model`` only where it was used. ``summary``: of the results,
+    if it is known.
     """
     facts = {**(results.summary() if summary is None else summary), **more}
     local_model = results.metadata.get("local_model")
-    return {key: facts.get(key) for key in RUN_KEYS} | ({"local_model": local_model} if local_model else {})
+    return {key: facts.get(key) for key in RUN_KEYS} | (
+        {"local_model": local_model} if local_model else {}
+    )
 
 
 def print_summary(
@@ -86,8 +96,8 @@ def print_summary(
     stream: TextIO,
     summary: Mapping[str, Any] | None = None,
 ) -> None:
-    """The numbers of a run and, with ``samples``, its best and its worst rollout; ``facts`` and ``summary``: as for
-    `run_facts`."""
+    """The numbers of a run and, with ``samples``, its best and its worst rollout; ``facts`` and
+    ``summary``: as for `run_facts`."""
     from rich.console import Console
     from rich.text import Text
 
@@ -96,10 +106,14 @@ def print_summary(
     facts = {**(results.summary() if summary is None else summary), **facts}
     console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
     console.print(Text(escape_control(f"{facts['env_id']} · {facts['model']}"), style="bold"))
-    lines = [(escape_control(name), escape_control(str(value))) for name, value in _lines(facts, notes)]
+    lines = [
+        (escape_control(name), escape_control(str(value))) for name, value in _lines(facts, notes)
+    ]
     width = max(len(name) for name, _ in lines) + 2
     for name, value in lines:
-        console.print(Text(f"  {name:<{width}}", style="cyan").append(value, style="not bold default"))
+        console.print(
+            Text(f"  {name:<{width}}", style="cyan").append(value, style="not bold default")
+        )
     if samples:
         for title, output in _samples(results):
             console.print()
@@ -124,7 +138,8 @@ def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str
 
 
 def _sampling(facts: Mapping[str, Any]) -> str:
-    """The sampling arguments of every request: the run's over the local model's; another server has its own.
+    """The sampling arguments of every request: the run's over the local model's; another server has
+    its own.
 
     >>> _sampling({"sampling_args": {"max_tokens": 32}})
     "max_tokens 32; the rest by the server's defaults"
@@ -132,29 +147,53 @@ def _sampling(facts: Mapping[str, Any]) -> str:
     local = facts.get("local_model")
     known = {**(local or {}).get("sampling", {}), **facts["sampling_args"]}
     rest = "" if local or "temperature" in known else "the rest by the server's defaults"
-    return "; ".join(filter(None, (", ".join(f"{name} {value}" for name, value in known.items()), rest)))
+    return "; ".join(
+        filter(None, (", ".join(f"{name} {value}" for name, value in known.items()), rest))
+    )
 
 
-# --- several runs -------------------------------------------------------------------------------------------------
+# --- several runs ---------------------------------------------------------------------------------
 
 
-def table_rows(runs: Sequence[Mapping[str, Any]], varied: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def table_rows(
+    runs: Sequence[Mapping[str, Any]], varied: Sequence[Mapping[str, Any]]
+) -> list[list[str]]:
     """A heading and a row for each run: what varies among them, then reward, tokens, cost and time.
 
     ``runs``: of `run_facts`; ``varied``: the combination of each run's ablation.
     """
-    keys = ["env_id", "model", *dict.fromkeys(name for combination in varied for name in combination)]
+    keys = [
+        "env_id",
+        "model",
+        *dict.fromkeys(name for combination in varied for name in combination),
+    ]
     named = [{"env_id": run["env_id"], "model": run["model"]} for run in runs]
     values = [{**combination, **names} for combination, names in zip(varied, named, strict=True)]
-    differing = [key for key in keys if len({repr(value.get(key)) for value in values}) > 1] or ["env_id"]
+    differing = [key for key in keys if len({repr(value.get(key)) for value in values}) > 1] or [
+        "env_id"
+    ]
     costs = [run["cost_usd"] for run in runs]
     has_cost = any(cost is not None for cost in costs)
     cost_heading = ["cost"] if has_cost else []
-    rows = [[*differing, "reward ± standard error", "rollouts", "errors", "tokens", *cost_heading, "time"]]
+    rows = [
+        [
+            *differing,
+            "reward ± standard error",
+            "rollouts",
+            "errors",
+            "tokens",
+            *cost_heading,
+            "time",
+        ]
+    ]
     for run, value in zip(runs, values, strict=True):
         stderr = f" ± {run['reward_stderr']:.3f}" if run["reward_stderr"] is not None else ""
         tokens = sum(count for name, count in run["usage"].items() if not name.startswith("final_"))
-        counts = [f"{run['num_rollouts']:,}", f"{run['num_errors']:,}", f"{tokens:,}" if tokens else "not reported"]
+        counts = [
+            f"{run['num_rollouts']:,}",
+            f"{run['num_errors']:,}",
+            f"{tokens:,}" if tokens else "not reported",
+        ]
         cost = [_cost(run["cost_usd"])] if has_cost else []
         row = [number(run["avg_reward"]) + stderr, *counts, *cost, duration(run["seconds"])]
         rows.append([*(_cell(value.get(key)) for key in differing), *row])
@@ -170,7 +209,9 @@ def _cost(usd: float | None) -> str:
 
 
 def _cell(value: object) -> str:
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
+    return (
+        value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
+    )
 
 
 def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
@@ -185,12 +226,15 @@ def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
         print("  ".join([first, *rest]).rstrip(), file=stream)
 
 
-# --- samples ------------------------------------------------------------------------------------------------------
+# --- samples --------------------------------------------------------------------------------------
 
 
 def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
-    """The rollouts with the highest and the lowest reward; without any known reward, the first rollout."""
-    measured = results.measurements()  # of a large run they are read from its index: no list of them
+    """The rollouts with the highest and the lowest reward; without any known reward, the first
+    rollout."""
+    measured = (
+        results.measurements()
+    )  # of a large run they are read from its index: no list of them
     rewards, examples = measured.rewards, measured.examples
 
     def known() -> Iterator[tuple[int, float]]:
@@ -204,7 +248,11 @@ def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
         places = [("best", best[0]), ("worst", worst[0])]
     else:
         own, each = examples[best[0]], zip(rewards, examples, strict=True)
-        others = (place for place, (reward, key) in enumerate(each) if not math.isnan(reward) and key != own)
+        others = (
+            place
+            for place, (reward, key) in enumerate(each)
+            if not math.isnan(reward) and key != own
+        )
         places = [("a rollout", place) for place in (best[0], *itertools.islice(others, 1))]
     samples = [(which, results.at(place)) for which, place in places]
     return [(_title(which, output), output) for which, output in samples]
@@ -212,14 +260,21 @@ def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
 
 def _title(which: str, output: Mapping[str, Any]) -> str:
     reward = output["reward"]
-    return f"{which}: example {output['example_id']}, reward {'unknown' if math.isnan(reward) else f'{reward:.3f}'}"
+    return (
+        f"{which}: example {output['example_id']}, reward"
+        f" {'unknown' if math.isnan(reward) else f'{reward:.3f}'}"
+    )
 
 
 def transcript(output: Mapping[str, Any]) -> str:
-    """Prompt, completion, expected answer and error of a rollout, each text cut to ``MAX_MESSAGE_CHARS``."""
+    """Prompt, completion, expected answer and error of a rollout, each text cut to
+    ``MAX_MESSAGE_CHARS``."""
     from verifiers.runtime.terminal import escape_control
 
-    parts = [_conversation(output["prompt"], "prompt"), _conversation(output["completion"], "completion")]
+    parts = [
+        _conversation(output["prompt"], "prompt"),
+        _conversation(output["completion"], "completion"),
+    ]
     paragraphs = [paragraph for part in parts for paragraph in part]
     if len(paragraphs) > MAX_MESSAGES:
         left_out = f"… {len(paragraphs) - MAX_MESSAGES} messages left out …"
@@ -235,7 +290,9 @@ def transcript(output: Mapping[str, Any]) -> str:
 
 def render_answer(answer: object) -> str:
     """An expected answer as text: itself, or as JSON."""
-    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    return (
+        answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    )
 
 
 def _conversation(messages: Messages | None, role: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""Read and write settings in TOML: eval files (``[[eval]]``, ``[[ablation]]``), and ``[tool.verifiers.eval]``.
+"""Read and write settings in TOML: eval files (``[[eval]]``, ``[[ablation]]``), and
+``[tool.verifiers.eval]``.
 
 Reports all problems of a file in one pass, each with file, line and section. Sends no request.
 """
@@ -46,7 +47,8 @@ class EvalFile:
 
 
 def read_files(paths: Sequence[str]) -> EvalFile:
-    """Merge the files from left to right: a later file's settings take precedence, its evaluations replace others."""
+    """Merge the files from left to right: a later file's settings take precedence, its evaluations
+    replace others."""
     merged = EvalFile()
     for path in paths:
         try:
@@ -77,10 +79,14 @@ class _Reader:
 
     def settings(self, table: Mapping[str, Any], section: str, where: Place) -> dict[str, Any]:
         """The table's settings by name, checked."""
-        assignments = [Assignment((key,), value, self.file.place(*where, key)) for key, value in table.items()]
+        assignments = [
+            Assignment((key,), value, self.file.place(*where, key)) for key, value in table.items()
+        ]
         values = self.fields.read(assignments, section, self.problems, also=("eval", "ablation"))
         if "endpoints_path" in values:
-            values["endpoints_path"] = str(self.file.path.parent / Path(values["endpoints_path"]).expanduser())
+            values["endpoints_path"] = str(
+                self.file.path.parent / Path(values["endpoints_path"]).expanduser()
+            )
         return values
 
     def evaluations(self, tables: object) -> list[Entry]:
@@ -92,7 +98,8 @@ class _Reader:
         return entries
 
     def ablations(self, tables: object) -> list[Entry]:
-        """The entries of the ``[[ablation]]`` tables: one for every combination of what they sweep."""
+        """The entries of the ``[[ablation]]`` tables: one for every combination of
+        what they sweep."""
         entries: list[Entry] = []
         for section, where, table in self.sections("ablation", tables):
             sweep = table.pop("sweep", None)
@@ -102,9 +109,15 @@ class _Reader:
             for name in swept:
                 place = (*where, "sweep", *name.split("."))
                 if _canonical(name) in {_canonical(other) for other in _names([fixed])}:
-                    self.problem(place, f"{section} gives {name} a fixed value and sweeps it; leave one of them out")
+                    self.problem(
+                        place,
+                        f"{section} gives {name} a fixed value and sweeps it; leave one of"
+                        " them out",
+                    )
                 elif [_canonical(other) for other in swept].count(_canonical(name)) > 1:
-                    self.problem(place, f"{section} sweeps {_canonical(name)} twice; leave one of them out")
+                    self.problem(
+                        place, f"{section} sweeps {_canonical(name)} twice; leave one of them out"
+                    )
             for env_id, combination in itertools.product(ids, itertools.product(*axes)):
                 entries.append(Entry(env_id, functools.reduce(layered, combination, fixed), swept))
         return entries
@@ -112,7 +125,10 @@ class _Reader:
     def axes(self, sweep: object, section: str, where: Place) -> list[list[dict[str, Any]]]:
         """For each swept key, a list of settings, one for each of its values."""
         if not isinstance(sweep, dict) or not sweep:
-            self.problem(where, f"{section} sweeps nothing: add [ablation.sweep] with a list of values to try")
+            self.problem(
+                where,
+                f"{section} sweeps nothing: add [ablation.sweep] with a list of values to try",
+            )
             return []
         axes, section, where = [], f"[ablation.sweep] of {section}", (*where, "sweep")
         for key, values in sweep.items():
@@ -123,11 +139,16 @@ class _Reader:
                 listed = self.values((*where, key), key, values, section)
                 axes.append([self.settings({key: value}, section, where) for value in listed])
             elif not values:
-                self.problem((*where, key), f"{key} in {section} is empty; name what to vary, with a list of values")
+                self.problem(
+                    (*where, key),
+                    f"{key} in {section} is empty; name what to vary, with a list of values",
+                )
             else:
                 for member, options in values.items():
                     listed = self.values((*where, key, member), f"{key}.{member}", options, section)
-                    axes.append([self.settings({key: {member: value}}, section, where) for value in listed])
+                    axes.append(
+                        [self.settings({key: {member: value}}, section, where) for value in listed]
+                    )
         return axes
 
     def values(self, place: Place, key: str, values: object, section: str) -> list[Any]:
@@ -151,12 +172,20 @@ class _Reader:
         """Remove the environment ids from a table and return them."""
         id_values = {key: table.pop(key) for key in ENTRY_KEYS if key in table}
         if len(id_values) != 1:
-            wrong = "has no env_id" if not id_values else f"has {' and '.join(id_values)}; give one of them"
+            wrong = (
+                "has no env_id"
+                if not id_values
+                else f"has {' and '.join(id_values)}; give one of them"
+            )
             self.problem((*where, *list(id_values)[:1]), f"{section} {wrong}")
             return []
         ((key, value),) = id_values.items()
         ids = value if key == "env_ids" else [value]
-        if not isinstance(ids, list) or not ids or not all(isinstance(env_id, str) and env_id for env_id in ids):
+        if (
+            not isinstance(ids, list)
+            or not ids
+            or not all(isinstance(env_id, str) and env_id for env_id in ids)
+        ):
             expected = "a list of ids" if key == "env_ids" else "an id"
             self.problem((*where, key), f"{key} in {section} must be {expected}, not {value!r}")
             return []
@@ -167,24 +196,32 @@ class _Reader:
 
 
 def _names(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Dotted names of the settings, with one name per member of a table: ``temperature``, ``env_args.max_turns``."""
+    """Dotted names of the settings, with one name per member of a table: ``temperature``,
+    ``env_args.max_turns``."""
     names: dict[str, None] = {}
     for settings in options:
         for name, value in settings.items():
-            names |= dict.fromkeys((f"{name}.{member}" for member in value) if name in MERGED else (name,))
+            names |= dict.fromkeys(
+                (f"{name}.{member}" for member in value) if name in MERGED else (name,)
+            )
     return list(names)
 
 
 def _canonical(name: str) -> str:
     """The canonical of two spellings of a sampling argument."""
-    return name.removeprefix("sampling_args.") if name.endswith((".temperature", ".max_tokens")) else name
+    return (
+        name.removeprefix("sampling_args.")
+        if name.endswith((".temperature", ".max_tokens"))
+        else name
+    )
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
-    """An eval file that defines the same runs, for ``--dump-config``. Secrets are left out and named in comments."""
+    """An eval file that defines the same runs, for ``--dump-config``. Secrets are left out and
+    named in comments."""
     import tomli_w
 
     from verifiers.runtime.redaction import without_secrets
@@ -199,7 +236,9 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
                 value = "none"
             if isinstance(value, Mapping):
                 value, left_out = without_secrets(value)
-                comments += "".join(f"# {name}.{one} is a secret and is not printed\n" for one in left_out)
+                comments += "".join(
+                    f"# {name}.{one} is a secret and is not printed\n" for one in left_out
+                )
             if value is not None and value != () and not (name in MERGED and not value):
                 # TOML has no null: a table with a null is written as a JSON object in a string
                 table[name] = json.dumps(value, ensure_ascii=False) if _has_null(value) else value
@@ -213,13 +252,15 @@ def _has_null(value: object) -> bool:
     return value is None or (isinstance(value, list) and any(map(_has_null, value)))
 
 
-# --- defaults of an environment ------------------------------------------------------------------------
+# --- defaults of an environment -------------------------------------------------------------------
 
 
 def environment_defaults(found: Found, problems: list[str]) -> dict[str, Any]:
-    """``[tool.verifiers.eval]`` of the environment's ``pyproject.toml``; empty when it has none. Imports nothing.
+    """``[tool.verifiers.eval]`` of the environment's ``pyproject.toml``; empty when it has none.
+    Imports nothing.
 
-    Searches the source tree of an editable install, then the distribution's files, then the folders around the module.
+    Searches the source tree of an editable install, then the distribution's files, then the folders
+    around the module.
     """
     for path in _projects_of(found):
         if not path.is_file():
@@ -259,11 +300,14 @@ def _projects_of(found: Found) -> Iterator[Path]:
 
 
 def _editable_folder(direct_url: str) -> Path | None:
-    """The source folder that a ``direct_url.json`` names; None for another install or a damaged file."""
+    """The source folder that a ``direct_url.json`` names; None for another install or a damaged
+    file."""
     from urllib.parse import unquote, urlparse
 
     try:
         origin = json.loads(direct_url)
-        return Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
+        return (
+            Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

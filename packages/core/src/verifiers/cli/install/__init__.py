@@ -1,4 +1,5 @@
-"""``vf-install`` and ``vf-setup``: find, install and list environment packages and their configuration files."""
+"""``vf-install`` and ``vf-setup``: find, install and list environment packages and their
+configuration files."""
 
 from __future__ import annotations
 

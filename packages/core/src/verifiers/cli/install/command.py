@@ -1,10 +1,11 @@
 """``vf-install``: install an environment by id, folder or repository, and import it.
 
-Prints each command before running it, with a warning that installing runs the environment's code. The exit code is 0
-only when the environment resolves and imports. A package of the index, whose name may belong to an unrelated project,
-is inspected before it is installed: one that would write over another package is refused, and when it does not declare
-the environment, or its name may deceive, the user is asked (``look_alikes``). ``sources`` chooses the packages,
-``installer`` runs the commands.
+Prints each command before running it, with a warning that installing runs the environment's code.
+The exit code is 0 only when the environment resolves and imports. A package of the index, whose
+name may belong to an unrelated project, is inspected before it is installed: one that would write
+over another package is refused, and when it does not declare the environment, or its name may
+deceive, the user is asked (``look_alikes``). ``sources`` chooses the packages, ``installer`` runs
+the commands.
 """
 
 from __future__ import annotations
@@ -49,11 +50,15 @@ ABOUT = """Install an environment into this Python.
 ENV is an id (name, vf-name, owner/name, name@version) or a folder. An id is searched in --path, in the surrounding uv
 workspace, among the installed packages, and in the package index. A single file needs no installation: vf-eval FILE.py
 """
-RUNS_CODE = "installing an environment runs its code on this machine, with your rights: install what you trust"
+RUNS_CODE = (
+    "installing an environment runs its code on this machine, with your rights: install what you"
+    " trust"
+)
 
 
 def run(call: Call) -> None:
-    """Install the environment. *Raises* ``UsageError``; ``RunError``: a tool or an import failed."""
+    """Install the environment. *Raises* ``UsageError``; ``RunError``: a tool or an
+    import failed."""
     if call.options["list"]:
         _list(call)
         return
@@ -64,12 +69,20 @@ def run(call: Call) -> None:
     choice = choose(request)
     if isinstance(choice, Installed):
         (resolved,) = check_installed([choice.env_id])
-        _print_result(call, resolved, None, "is installed already; nothing to do (--upgrade looks for a newer one)")
+        _print_result(
+            call,
+            resolved,
+            None,
+            "is installed already; nothing to do (--upgrade looks for a newer one)",
+        )
         return
     if isinstance(choice, Found):
         registry.import_loader(request.text, choice)
         call.facts["entry_point"] = f"{choice}:{choice.attribute}"
-        call.say(f"{choice.env_id} ({choice}) imports, and needs no installation\ntry it: vf-eval {request.text}")
+        call.say(
+            f"{choice.env_id} ({choice}) imports, and needs no installation\ntry it: vf-eval"
+            f" {request.text}"
+        )
         return
     tool = installer.find_installer()
     if call.options["dry_run"]:
@@ -80,20 +93,23 @@ def run(call: Call) -> None:
     package, command = _install_first(call, tool, request, choice)
     if installer.installed_library() != before:
         raise RunError(
-            f"{command}\nreplaced the running verifiers library; reinstall it, and report the package "
-            f"{package.distribution or request.text}"
+            f"{command}\nreplaced the running verifiers library; reinstall it, and report the"
+            f" package {package.distribution or request.text}"
         )
     _check_others(command, others)
     resolved, *_ = check_installed(package.env_ids)
     if resolved.distribution:
         command += _add_extras(call, tool, resolved.distribution)
     if package.version is not None and _plain(resolved.version or "") != _plain(package.version):
-        raise RunError(f"version {package.version} was requested, and {resolved.version} was installed")
+        raise RunError(
+            f"version {package.version} was requested, and {resolved.version} was installed"
+        )
     _print_result(call, resolved, command, "is installed and imports")
 
 
 def _add_extras(call: Call, tool: Installer, distribution: str) -> str:
-    """Install the extras of ``verifiers`` that the package asks for; returns the command, to be appended.
+    """Install the extras of ``verifiers`` that the package asks for; returns the command, to be
+    appended.
 
     Says where the package requires another version of it.
     """
@@ -116,16 +132,21 @@ def _versions() -> dict[str, str]:
 def _by_name() -> dict[str, tuple[str, Any]]:
     """Name -> version and distribution; the first of a name that is on the path twice."""
     labels = ((headers(one), one) for one in reversed(_installed()))
-    return {about["Name"]: (about.get("Version", ""), one) for about, one in labels if about.get("Name")}
+    return {
+        about["Name"]: (about.get("Version", ""), one) for about, one in labels if about.get("Name")
+    }
 
 
 def _check_others(command: str, before: dict[str, str]) -> None:
-    """*Raises* ``RunError`` when a distribution that ``command`` installed took something from one that was there."""
+    """*Raises* ``RunError`` when a distribution that ``command`` installed took something from one
+    that was there."""
     installed = _by_name()
     present = [one for name, (_, one) in installed.items() if name in before]
     for name, (version, one) in installed.items():
         if before.get(name) != version and (taken := look_alikes.conflict(one, present)):
-            raise RunError(f"{command}\ninstalled another package's parts: {taken}; uninstall {name}")
+            raise RunError(
+                f"{command}\ninstalled another package's parts: {taken}; uninstall {name}"
+            )
 
 
 def _plain(version: str) -> str:
@@ -133,13 +154,16 @@ def _plain(version: str) -> str:
     return re.sub(r"(\.0+)+$", "", version.lower().removeprefix("v"))
 
 
-# --- installing -----------------------------------------------------------------------------------------------------
+# --- installing -----------------------------------------------------------------------------------
 
 
-def _install_first(call: Call, tool: Installer, request: Request, packages: Sequence[Package]) -> tuple[Package, str]:
+def _install_first(
+    call: Call, tool: Installer, request: Request, packages: Sequence[Package]
+) -> tuple[Package, str]:
     """Install the first package that exists; returns it and the command, as one line.
 
-    *Raises* ``UnknownEnvironment`` when none exists; ``RunError`` when the installer fails for another reason.
+    *Raises* ``UnknownEnvironment`` when none exists; ``RunError`` when the installer fails for
+    another reason.
     """
     refusals: list[str] = []
     for package in packages:
@@ -153,14 +177,21 @@ def _install_first(call: Call, tool: Installer, request: Request, packages: Sequ
         finished.check()
         return package, commands
     where = packages[0].index_url or "the package index"
-    raise unknown(request.text, f"no environment {request.text!r} in {where}: {'; '.join(refusals)}")
+    raise unknown(
+        request.text, f"no environment {request.text!r} in {where}: {'; '.join(refusals)}"
+    )
 
 
-def _install(call: Call, tool: Installer, request: Request, package: Package) -> tuple[Finished, str]:
-    """Run a package's commands, up to the first that fails; returns its outcome, and the commands as one line."""
+def _install(
+    call: Call, tool: Installer, request: Request, package: Package
+) -> tuple[Finished, str]:
+    """Run a package's commands, up to the first that fails; returns its outcome, and the commands
+    as one line."""
     finished, commands = _run_all(call, _commands(tool, request, package))
     if finished.refuses_library and package.distribution and not tool.is_uv:
-        finished, commands = _run_all(call, [(tool.install_without_dependencies(*package.requirement), False)])
+        finished, commands = _run_all(
+            call, [(tool.install_without_dependencies(*package.requirement), False)]
+        )
         if finished.code == 0:
             finished, others = _run_all(call, [(tool.dependencies_of(package.distribution), False)])
             commands = f"{commands} && {others}"
@@ -190,7 +221,8 @@ def _commands(tool: Installer, request: Request, package: Package) -> list[tuple
 
 
 def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
-    """Why the package must not be installed; None when it declares the environment, or the user agrees.
+    """Why the package must not be installed; None when it declares the environment, or the user
+    agrees.
 
     Runs no code of it. *Raises* ``RunError`` when it cannot be downloaded.
     """
@@ -202,21 +234,39 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
         if finished.lacks(package.distribution or ""):
             return _absent(package, finished)
         if finished.lacks_wheel:
-            doubts = [f"{requirement} has no wheel, and cannot be inspected without running its code"]
+            doubts = [
+                f"{requirement} has no wheel, and cannot be inspected without running its code"
+            ]
         else:
             finished.check()
             found: list[Any] = list(importlib_metadata.distributions(path=[folder]))
-            if taken := next(filter(None, (look_alikes.conflict(one, _installed()) for one in found)), None):
+            if taken := next(
+                filter(None, (look_alikes.conflict(one, _installed()) for one in found)), None
+            ):
                 return f"{taken}, so it was not installed"
             doubts = [doubt for one in found if (doubt := look_alikes.other_origin(one))]
-            if package.env_ids[0] not in {env_id for one in found for env_id in look_alikes.offered(one)}:
+            if package.env_ids[0] not in {
+                env_id for one in found for env_id in look_alikes.offered(one)
+            }:
                 if not _binds_loader(Path(folder), package.env_ids[0].replace("-", "_")):
                     return _not_an_environment(package, found)
-                about = next((f" ({one.metadata['Summary']})" for one in found if one.metadata.get("Summary")), "")
+                about = next(
+                    (
+                        f" ({one.metadata['Summary']})"
+                        for one in found
+                        if one.metadata.get("Summary")
+                    ),
+                    "",
+                )
                 group = local_sources.GROUP
-                doubts.append(f"{requirement}{about} of the package index declares no entry point in {group}")
+                doubts.append(
+                    f"{requirement}{about} of the package index declares no entry point in {group}"
+                )
     if other := look_alikes.look_alike(package.env_ids[0], known_ids()):
-        doubts.append(f"{requirement} of the package index is not {other!r}, the known environment of almost its name")
+        doubts.append(
+            f"{requirement} of the package index is not {other!r}, the known environment of almost"
+            " its name"
+        )
     doubt = "; ".join(doubts)
     if not doubt or call.options["yes"] or _agrees(call, doubt):
         return None
@@ -231,7 +281,9 @@ def _not_an_environment(package: Package, found: Sequence[Any]) -> str:
     (requirement,) = package.requirement
     others = ", ".join(repr(env_id) for one in found for env_id in look_alikes.offered(one))
     if others:
-        return f"{requirement} declares {others} and not {package.env_ids[0]!r}, and was not installed"
+        return (
+            f"{requirement} declares {others} and not {package.env_ids[0]!r}, and was not installed"
+        )
     return f"{requirement} is not an environment, and was not installed"
 
 
@@ -243,13 +295,23 @@ def _agrees(call: Call, doubt: str) -> bool:
 
 
 def _absent(package: Package, finished: Finished) -> str:
-    offline = " in the cache, and the installer is offline" if "not found in the cache" in finished.text else ""
+    offline = (
+        " in the cache, and the installer is offline"
+        if "not found in the cache" in finished.text
+        else ""
+    )
     return f"there is no {package.requirement[0]}{offline}"
 
 
 def _binds_loader(folder: Path, module: str) -> bool:
-    """Whether an unpacked wheel has a module of the environment's name that binds the loader; runs no code."""
-    for name in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
+    """Whether an unpacked wheel has a module of the environment's name that binds the loader; runs
+    no code."""
+    for name in (
+        f"{module}.py",
+        f"{module}/__init__.py",
+        f"vf_{module}.py",
+        f"vf_{module}/__init__.py",
+    ):
         with contextlib.suppress(OSError, SyntaxError, ValueError):
             tree = parse_python(read_file(folder / name))
             if local_sources.binds_loader(tree):
@@ -262,7 +324,7 @@ def _echo(call: Call) -> bool:
     return call.verbose or (sys.stderr.isatty() and not call.quiet)
 
 
-# --- arguments and output --------------------------------------------------------------------------------
+# --- arguments and output -------------------------------------------------------------------------
 
 
 def _request(call: Call) -> Request:
@@ -285,11 +347,16 @@ def _request(call: Call) -> Request:
 
 def _plan(call: Call, tool: Installer, request: Request, packages: Sequence[Package]) -> None:
     """Print the commands without running them; sends no request."""
-    plans = [[installer.command_line(command) for command, _ in _commands(tool, request, p)] for p in packages]
+    plans = [
+        [installer.command_line(command) for command, _ in _commands(tool, request, p)]
+        for p in packages
+    ]
     call.facts |= {"command": " && ".join(plans[0]), "distribution": packages[0].distribution}
     call.say("\n".join(plans[0]))
     for plan in plans[1:]:
-        call.say("if that package does not exist, and this one is an environment:\n" + "\n".join(plan))
+        call.say(
+            "if that package does not exist, and this one is an environment:\n" + "\n".join(plan)
+        )
 
 
 def _print_result(call: Call, resolved: Resolved, command: str | None, outcome: str) -> None:
@@ -312,18 +379,23 @@ def _list(call: Call) -> None:
     infos = registry.list_environments()
     audits = {info.id: _audit_of(info.id) for info in infos}
     call.facts["environments"] = [
-        {"id": i.id, "version": i.version, "distribution": i.distribution, "audit": audits[i.id]} for i in infos
+        {"id": i.id, "version": i.version, "distribution": i.distribution, "audit": audits[i.id]}
+        for i in infos
     ]
     width = max((len(info.id) for info in infos), default=0)
     versions = max((len(info.version) for info in infos), default=0)
     names = max((len(info.distribution) for info in infos), default=0)
     for info in infos:
         audit = audits[info.id] or "not audited"
-        call.say(f"{info.id:<{width}}  {info.version:<{versions}}  {info.distribution:<{names}}  {audit}")
+        call.say(
+            f"{info.id:<{width}}  {info.version:<{versions}}  {info.distribution:<{names}}  {audit}"
+        )
     if not infos:
         call.note("vf-install: no environment is installed")
     broken = registry.broken_environments()
-    call.facts["broken"] = [{"id": one.name, "path": one.place, "reason": one.reason} for one in broken]
+    call.facts["broken"] = [
+        {"id": one.name, "path": one.place, "reason": one.reason} for one in broken
+    ]
     for one in broken:
         call.note(f"broken: {one.name or 'environments'} of {one.place}: {one.reason}")
 
@@ -335,12 +407,16 @@ def _audit_of(env_id: str) -> str | None:
 
     try:
         certificate = read_certificate(env_id)
-    except UsageError:  # two distributions offer it, or a local file hides it: the list says no more about it
+    except (
+        UsageError
+    ):  # two distributions offer it, or a local file hides it: the list says no more about it
         return None
     return None if certificate is None else str(certificate)
 
 
-def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Ids of installed environments and workspace members; paths when none matches."""
     offers = items(env_id for env_id in known_ids() if env_id.startswith(incomplete))
     return offers or paths(context, parameter, incomplete)
@@ -358,24 +434,36 @@ COMMAND = SmallCommand(
             help="Folder of environments [./environments].",
             shell_complete=paths,
         ),
-        click.Option(["-r", "--from-repo"], is_flag=True, help="Install from the git repository of verifiers."),
+        click.Option(
+            ["-r", "--from-repo"],
+            is_flag=True,
+            help="Install from the git repository of verifiers.",
+        ),
         click.Option(["--repo"], metavar="URL", help="Install from this git repository."),
-        click.Option(["-b", "--branch"], metavar="NAME", help="Branch or tag of the repository [main]."),
+        click.Option(
+            ["-b", "--branch"], metavar="NAME", help="Branch or tag of the repository [main]."
+        ),
         click.Option(
             ["--subdirectory"],
             metavar="DIR",
             help="Folder in the repository [packages/envs/NAME, else environments/NAME].",
         ),
         click.Option(["--upgrade"], is_flag=True, help="Reinstall, in the newest version."),
-        click.Option(["-y", "--yes"], is_flag=True, help="Install a package that it would ask about."),
-        click.Option(["--no-editable"], is_flag=True, help="Copy a folder instead of linking to it."),
+        click.Option(
+            ["-y", "--yes"], is_flag=True, help="Install a package that it would ask about."
+        ),
+        click.Option(
+            ["--no-editable"], is_flag=True, help="Copy a folder instead of linking to it."
+        ),
         click.Option(
             ["--agent"],
             metavar="NAME",
             help="Install an agent program (NAME or NAME@VERSION) into a folder of its own.",
         ),
         click.Option(["--list"], is_flag=True, help="List the installed environments and exit."),
-        click.Option(["--dry-run"], is_flag=True, help="Print the command; run nothing, send no request."),
+        click.Option(
+            ["--dry-run"], is_flag=True, help="Print the command; run nothing, send no request."
+        ),
     ],
     keys=("command", "distribution", "version", "entry_point"),
     action=run,

@@ -1,10 +1,11 @@
-"""Run the Python installer: ``uv pip`` where uv is available, else ``pip``, into this interpreter's environment.
+"""Run the Python installer: ``uv pip`` where uv is available, else ``pip``, into this interpreter's
+environment.
 
-The running ``verifiers`` satisfies every requirement of that name, since packages written for other versions run under
-it and the index's ``verifiers`` is another project: every command pins it to its version, uv gets that version as an
-override of what packages require (``library_overrides``) and ignores their ``[tool.uv.sources]`` for it. pip has no
-overrides; a package that it refuses for that reason is installed without its dependencies, and these after it.
-``sources`` chooses the packages.
+The running ``verifiers`` satisfies every requirement of that name, since packages written for other
+versions run under it and the index's ``verifiers`` is another project: every command pins it to its
+version, uv gets that version as an override of what packages require (``library_overrides``) and
+ignores their ``[tool.uv.sources]`` for it. pip has no overrides; a package that it refuses for that
+reason is installed without its dependencies, and these after it. ``sources`` chooses the packages.
 """
 
 from __future__ import annotations
@@ -53,10 +54,13 @@ class Finished:
         return " ".join(re.sub(r"[│╰├─▶×]", " ", " ".join(self.last_lines)).split())
 
     def lacks(self, distribution: str) -> bool:
-        """Whether it failed because no index has the distribution, or not in the requested version."""
+        """Whether it failed because no index has the distribution, or not in the
+        requested version."""
         name = rf"(?<![\w-]){re.escape(distribution)}"
         return self.code != 0 and bool(
-            re.search(rf"{name} was not found in|there (is|are) no versions? of {name}\b", self.text)
+            re.search(
+                rf"{name} was not found in|there (is|are) no versions? of {name}\b", self.text
+            )
             or re.search(rf"No matching distribution found for {name}\b(?!-)", self.text)
         )
 
@@ -68,18 +72,24 @@ class Finished:
     @property
     def lacks_wheel(self) -> bool:
         """Whether it failed because the package has only source distributions."""
-        return self.code != 0 and bool(re.search(r"no usable wheels?|building from source is disabled", self.text))
+        return self.code != 0 and bool(
+            re.search(r"no usable wheels?|building from source is disabled", self.text)
+        )
 
     def check(self) -> None:
         """*Raises* ``RunError`` with the last output lines when the command failed."""
         if self.code:
             lines = "\n  ".join(self.last_lines) or "nothing"
-            raise RunError(f"{command_line(self.command)}\nended with exit code {self.code} and printed:\n  {lines}")
+            raise RunError(
+                f"{command_line(self.command)}\nended with exit code {self.code} and printed:\n "
+                f" {lines}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """How to call the installer: ``Installer(("uv", "pip", "install", "--python", "python3"), is_uv=True)``."""
+    """How to call the installer: ``Installer(("uv", "pip", "install", "--python", "python3"),
+    is_uv=True)``."""
 
     prefix: tuple[str, ...]
     is_uv: bool
@@ -87,16 +97,24 @@ class Installer:
     def install(self, *requirements: str, upgrade: str | None = None) -> list[str]:
         """The command that installs ``requirements``.
 
-        ``upgrade``: a distribution to upgrade to its newest version; others are upgraded only where required.
+        ``upgrade``: a distribution to upgrade to its newest version; others are upgraded only where
+        required.
         """
         flags: list[str] = []
         if upgrade:
-            flags = ["--upgrade-package", upgrade, "--reinstall-package", upgrade] if self.is_uv else ["--upgrade"]
-        overrides = ["--overrides", str(library_overrides())] if self.is_uv and _this_library() else []
+            flags = (
+                ["--upgrade-package", upgrade, "--reinstall-package", upgrade]
+                if self.is_uv
+                else ["--upgrade"]
+            )
+        overrides = (
+            ["--overrides", str(library_overrides())] if self.is_uv and _this_library() else []
+        )
         return [*self.prefix, *flags, *requirements, *_this_library(), *overrides]
 
     def dependencies_of(self, distribution: str) -> list[str]:
-        """The command that installs what an installed distribution requires beside ``verifiers``; for pip."""
+        """The command that installs what an installed distribution requires beside ``verifiers``;
+        for pip."""
         others = [str(one) for one in _requirements(distribution) if not _is_library(one)]
         return [*self.prefix, *others, *_this_library()]
 
@@ -107,15 +125,31 @@ class Installer:
     def install_alone_from(self, index_url: str, requirement: str, upgrade: bool) -> list[str]:
         """The command that installs one package from one index only, without its dependencies."""
         only = ["--no-config", "--default-index"] if self.is_uv else ["--isolated", "--index-url"]
-        return [*self.prefix, "--no-deps", *only, index_url, *(["--upgrade"] if upgrade else []), requirement]
+        return [
+            *self.prefix,
+            "--no-deps",
+            *only,
+            index_url,
+            *(["--upgrade"] if upgrade else []),
+            requirement,
+        ]
 
     def into(self, folder: str, *requirements: str) -> list[str]:
-        """The command that installs wheels with their dependencies into ``folder``, apart from this Python."""
+        """The command that installs wheels with their dependencies into ``folder``, apart from this
+        Python."""
         return [*self.prefix, "--only-binary", ":all:", "--target", folder, *requirements]
 
     def unpack(self, requirement: str, folder: str) -> list[str]:
         """The command that unpacks a wheel into ``folder`` without running its code."""
-        return [*self.prefix, "--no-deps", "--only-binary", ":all:", "--target", folder, requirement]
+        return [
+            *self.prefix,
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--target",
+            folder,
+            requirement,
+        ]
 
 
 def find_installer() -> Installer:
@@ -124,7 +158,9 @@ def find_installer() -> Installer:
         return Installer(("uv", "pip", "install", "--python", sys.executable), is_uv=True)
     if importlib.util.find_spec("pip"):
         return Installer((sys.executable, "-m", "pip", "install"), is_uv=False)
-    raise ConfigError(f"neither uv (on the path) nor pip (in {sys.executable}) is available; install one of them")
+    raise ConfigError(
+        f"neither uv (on the path) nor pip (in {sys.executable}) is available; install one of them"
+    )
 
 
 def run(
@@ -137,8 +173,8 @@ def run(
 ) -> Finished:
     """Run an installer command to completion, in ``folder``.
 
-    ``echo``: copy its output to stderr; ``one_index``: without other indexes; ``installs_here``: it installs into this
-    interpreter's environment, not into another project's.
+    ``echo``: copy its output to stderr; ``one_index``: without other indexes; ``installs_here``: it
+    installs into this interpreter's environment, not into another project's.
     """
     lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
     with subprocess.Popen(
@@ -156,7 +192,9 @@ def run(
                     print(line, end="", file=sys.stderr, flush=True)
                 if line.strip():
                     lines.append(line.rstrip())
-        except BaseException:  # includes interrupts: end the installer with this process, then re-raise
+        except (
+            BaseException
+        ):  # includes interrupts: end the installer with this process, then re-raise
             process.terminate()
             raise
     return Finished(command, process.returncode, tuple(lines))
@@ -179,22 +217,25 @@ def without_logins(text: str) -> str:
 def installed_library() -> str:
     """Fingerprint of the installed ``verifiers``: its version, origin and files.
 
-    The version alone is ambiguous: the public index has another library with the same name and version.
-    *Raises* ``ConfigError`` when none is installed, because an installer would then fetch that other library.
+    The version alone is ambiguous: the public index has another library with the same name and
+    version. *Raises* ``ConfigError`` when none is installed, because an installer would then fetch
+    that other library.
     """
     try:
         library = importlib_metadata.distribution("verifiers")
     except importlib_metadata.PackageNotFoundError:
         raise ConfigError(
-            f"verifiers runs from its source folder and is not installed in {sys.executable}, so an installer would "
-            f"fetch another library of this name from the index; install it first: {install_line('verifiers')}"
+            f"verifiers runs from its source folder and is not installed in {sys.executable}, so an"
+            " installer would fetch another library of this name from the index; install it first:"
+            f" {install_line('verifiers')}"
         ) from None
     texts = (library.read_text(name) or "" for name in ("direct_url.json", "RECORD"))
     return "\n".join([library.version, *texts])
 
 
 def library_overrides() -> Path:
-    """A file for ``uv pip install --overrides``: the running ``verifiers``, whatever packages require.
+    """A file for ``uv pip install --overrides``: the running ``verifiers``, whatever packages
+    require.
 
     It is in the user's cache, so that a printed command can be repeated. *Raises* ``ConfigError``.
     """
@@ -206,28 +247,38 @@ def library_overrides() -> Path:
             atomic_write(path, f"{pin}\n".encode())
     except OSError as error:
         raise ConfigError(
-            f"{path}, which the installer reads, cannot be written: {error}; set XDG_CACHE_HOME", path=str(path)
+            f"{path}, which the installer reads, cannot be written: {error}; set XDG_CACHE_HOME",
+            path=str(path),
         ) from error
     return path
 
 
 def library_version() -> str:
-    """The version of the running ``verifiers``. *Raises* ``PackageNotFoundError`` when it is not installed."""
+    """The version of the running ``verifiers``. *Raises* ``PackageNotFoundError`` when it is not
+    installed."""
     return str(importlib_metadata.version(CORE))
 
 
 def unmet_by_library(distribution: str) -> list[Requirement]:
-    """Requirements on ``verifiers`` of an installed distribution that exclude the running version."""
+    """Requirements on ``verifiers`` of an installed distribution that exclude the
+    running version."""
     version = library_version()
-    return [one for one in _requirements(distribution) if _is_library(one) and version not in one.specifier]
+    return [
+        one
+        for one in _requirements(distribution)
+        if _is_library(one) and version not in one.specifier
+    ]
 
 
 def lacking_extras(distribution: str) -> list[str]:
-    """What this Python lacks of the extras of ``verifiers`` that an installed distribution requires.
+    """What this Python lacks of the extras of ``verifiers`` that an installed distribution
+    requires.
 
     An override of uv names no extras, so they are left out at first.
     """
-    extras = {extra for one in _requirements(distribution) if _is_library(one) for extra in one.extras}
+    extras = {
+        extra for one in _requirements(distribution) if _is_library(one) for extra in one.extras
+    }
     usual = {str(one) for one in _requirements(CORE)}
     added = {str(one): one for extra in sorted(extras) for one in _requirements(CORE, extra)}
     return [text for text, one in added.items() if text not in usual and not _is_satisfied(one)]
@@ -268,4 +319,6 @@ def _environment(one_index: bool) -> Mapping[str, str]:
     plain = {**os.environ, "NO_COLOR": "1"}
     if _this_library():
         plain["UV_NO_SOURCES_PACKAGE"] = "verifiers"
-    return {name: value for name, value in plain.items() if not (one_index and name in _OTHER_INDEXES)}
+    return {
+        name: value for name, value in plain.items() if not (one_index and name in _OTHER_INDEXES)
+    }

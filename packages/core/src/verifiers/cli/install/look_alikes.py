@@ -1,9 +1,11 @@
-"""What a package would take from the packages that are installed here: files, import names, commands, ids, names.
+"""What a package would take from the packages that are installed here: files, import names,
+commands, ids, names.
 
-A name in a package index belongs to anyone. ``vf-install`` refuses a package of the index that writes
-over another package or offers its environments (``conflict``), and asks where the name alone may deceive: it is that
-of a package that came from elsewhere (``other_origin``), or one letter away from a known id (``look_alike``). All is
-read from metadata and file names; no code of either package runs.
+A name in a package index belongs to anyone. ``vf-install`` refuses a package of the index that
+writes over another package or offers its environments (``conflict``), and asks where the name alone
+may deceive: it is that of a package that came from elsewhere (``other_origin``), or one letter away
+from a known id (``look_alike``). All is read from metadata and file names; no code of either
+package runs.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _METADATA = re.compile(r"[^/]+\.(dist-info|egg-info|data)/")
 def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | None:
     """What ``package`` would take from another installed distribution; None when nothing.
 
-    Files, the import names of the library and of environments, the names of commands, and the ids of environments.
+    Files, the import names of the library and of environments, the names of commands, and the ids
+    of environments.
     """
     own = normalize_name(package.name)
     brings = f"{package.name} {package.version} brings"
@@ -61,7 +64,8 @@ def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | 
 
 
 def other_origin(package: Distribution) -> str | None:
-    """Why the package of an index may not be the installed one of its name, which came from elsewhere; None else."""
+    """Why the package of an index may not be the installed one of its name, which came from
+    elsewhere; None else."""
     try:
         present = importlib_metadata.distribution(package.name)
         origin = json.loads(present.read_text("direct_url.json") or "{}").get("url")
@@ -70,13 +74,14 @@ def other_origin(package: Distribution) -> str | None:
     if not isinstance(origin, str):
         return None
     return (
-        f"{package.name} {package.version} of the package index would replace {present.name} {present.version}, which "
-        f"was installed from {without_logins(origin)}"
+        f"{package.name} {package.version} of the package index would replace {present.name}"
+        f" {present.version}, which was installed from {without_logins(origin)}"
     )
 
 
 def look_alike(name: str, known: Collection[str]) -> str | None:
-    """The known id that ``name`` can be mistaken for; None where it is known itself, or none is that close.
+    """The known id that ``name`` can be mistaken for; None where it is known itself, or none is
+    that close.
 
     >>> look_alike("revers-text", ["reverse-text"]), look_alike("w0rd-game", ["word-game"])
     ('reverse-text', 'word-game')
@@ -95,13 +100,18 @@ def offered(package: Distribution) -> Sequence[str]:
     return sorted(_environments(package))
 
 
-# --- parts ----------------------------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
 def _environments(distribution: Distribution) -> dict[str, str]:
     """Id -> top-level module, of the environments that a distribution declares."""
-    found = (entry for entry in entry_points(GROUP, [distribution]) if not isinstance(entry, Broken))
-    return {normalize_name(entry.name).removeprefix("vf-"): entry.module.partition(".")[0] for entry, _ in found}
+    found = (
+        entry for entry in entry_points(GROUP, [distribution]) if not isinstance(entry, Broken)
+    )
+    return {
+        normalize_name(entry.name).removeprefix("vf-"): entry.module.partition(".")[0]
+        for entry, _ in found
+    }
 
 
 def _commands(distribution: Distribution) -> set[str]:
@@ -116,11 +126,15 @@ def _library_modules(name: str) -> Iterator[str]:
 
 
 def _files(distribution: Distribution) -> set[str]:
-    """Files of a distribution inside ``site-packages``, without its metadata and compiled copies."""
+    """Files of a distribution inside ``site-packages``, without its metadata and
+    compiled copies."""
     return {
         file
         for file in _recorded(distribution)
-        if file and not file.startswith(("../", "/")) and "__pycache__/" not in file and not _METADATA.match(file)
+        if file
+        and not file.startswith(("../", "/"))
+        and "__pycache__/" not in file
+        and not _METADATA.match(file)
     }
 
 
@@ -136,7 +150,8 @@ def _module(file: str) -> str:
 
 
 def _is_confusable(name: str, other: str) -> bool:
-    """Whether two names look alike, or one mistyped letter makes one of the other; digits tell names apart."""
+    """Whether two names look alike, or one mistyped letter makes one of the other; digits tell
+    names apart."""
     if name.translate(_LOOKS) == other.translate(_LOOKS):
         return True
     if re.sub(r"\D", "", name) != re.sub(r"\D", "", other) or min(len(name), len(other)) < 4:

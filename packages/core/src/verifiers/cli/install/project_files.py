@@ -12,12 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verifiers.environments.local_sources import GROUP, PYPROJECT, normalize_name, read_toml, table_at
+from verifiers.environments.local_sources import (
+    GROUP,
+    PYPROJECT,
+    normalize_name,
+    read_toml,
+    table_at,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A folder that an installer can build: ``Project(Path("word-game"), "vf-word-game", "0.1.0", ("word-game",))``."""
+    """A folder that an installer can build: ``Project(Path("word-game"), "vf-word-game", "0.1.0",
+    ("word-game",))``."""
 
     folder: Path
     name: str | None
@@ -27,8 +34,11 @@ class Project:
     """Entry points of the environments' group."""
 
     def offers(self, name: str) -> bool:
-        """Whether it provides the environment of the normalised id ``name``: by an entry point, else by its name."""
-        offered = {normalize_name(env_id) for env_id in self.env_ids} or {normalize_name(self.name or self.folder.name)}
+        """Whether it provides the environment of the normalised id ``name``: by an entry point,
+        else by its name."""
+        offered = {normalize_name(env_id) for env_id in self.env_ids} or {
+            normalize_name(self.name or self.folder.name)
+        }
         return bool(offered & {name, f"vf-{name}"})
 
 
@@ -46,10 +56,13 @@ class Workspace:
         if not folder.is_relative_to(self.root):
             return False
         path = folder.relative_to(self.root).as_posix()
-        return any(_matches(path, glob) for glob in self.members) and not any(_matches(path, g) for g in self.exclude)
+        return any(_matches(path, glob) for glob in self.members) and not any(
+            _matches(path, g) for g in self.exclude
+        )
 
     def projects(self) -> Iterator[Project]:
-        """The existing members, sorted by folder. *Raises* ``ConfigError`` for an unreadable one."""
+        """The existing members, sorted by folder. *Raises* ``ConfigError`` for an
+        unreadable one."""
         folders = {folder for glob in self.members for folder in self.root.glob(glob)}
         for folder in sorted(folders):
             if (folder / PYPROJECT).is_file() and self.contains(folder):
@@ -57,7 +70,8 @@ class Workspace:
 
 
 def find_workspace(start: Path) -> Workspace | None:
-    """The uv workspace of ``start``: the nearest folder, upwards, whose ``pyproject.toml`` declares one."""
+    """The uv workspace of ``start``: the nearest folder, upwards, whose ``pyproject.toml`` declares
+    one."""
     for folder in (start.resolve(), *start.resolve().parents):
         table = table_at(read_toml(folder), "tool", "uv").get("workspace")
         if isinstance(table, dict):
@@ -71,14 +85,17 @@ def is_project(folder: Path) -> bool:
 
 
 def read_project(folder: Path) -> Project:
-    """The project in ``folder``. *Raises* ``ConfigError`` when its ``pyproject.toml`` cannot be read."""
+    """The project in ``folder``. *Raises* ``ConfigError`` when its ``pyproject.toml`` cannot be
+    read."""
     return project_of(read_toml(folder), folder)
 
 
 def project_of(document: dict[str, Any], folder: Path) -> Project:
     """The project that the content of a ``pyproject.toml`` describes."""
     table = table_at(document, "project")
-    name, version = (table.get(key) if isinstance(table.get(key), str) else None for key in ("name", "version"))
+    name, version = (
+        table.get(key) if isinstance(table.get(key), str) else None for key in ("name", "version")
+    )
     return Project(folder, name, version, tuple(table_at(table, "entry-points", GROUP)))
 
 

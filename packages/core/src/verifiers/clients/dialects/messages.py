@@ -1,12 +1,15 @@
 """Messages (``POST /v1/messages``), the dialect of Anthropic's API.
 
-Source: https://platform.claude.com/docs/en/api/messages. Differences from a conversation of this library:
+Source: https://platform.claude.com/docs/en/api/messages. Differences from a conversation of this
+library:
 
 * A system message at the start is the field ``system``; later ones stay where they are.
-* Results of tools are parts of a user message; one user message with several becomes several tool messages.
-* Thinking with a signature is kept verbatim in ``thinking_blocks`` and sent back; thinking without one is
-  ``reasoning_content`` alone, marked by the signature `UNSIGNED`.
-* Marks for the cache (``cache_control``) and ``is_error`` of a result are not part of a conversation and are not kept.
+* Results of tools are parts of a user message; one user message with several becomes several tool
+  messages.
+* Thinking with a signature is kept verbatim in ``thinking_blocks`` and sent back; thinking without
+  one is ``reasoning_content`` alone, marked by the signature `UNSIGNED`.
+* Marks for the cache (``cache_control``) and ``is_error`` of a result are not part of a
+  conversation and are not kept.
 * Arguments of tools are objects, so their spelling is not kept, only their value.
 """
 
@@ -53,8 +56,15 @@ UNSIGNED = "unsigned"
 """The signature of thinking that no vendor signed."""
 
 _THINKING = frozenset(("thinking", "redacted_thinking"))
-_OTHER_DIALECT = frozenset(("reasoning", "message", "function_call", "custom_tool_call", "local_shell_call"))
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "pause_turn"}
+_OTHER_DIALECT = frozenset(
+    ("reasoning", "message", "function_call", "custom_tool_call", "local_shell_call")
+)
+_STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "abort": "pause_turn",
+}
 _FINISH_REASONS = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
@@ -75,12 +85,13 @@ _ERROR_TYPES = {
 }
 
 
-# --- of a server ------------------------------------------------------------------------------------------------
+# --- of a server ----------------------------------------------------------------------------------
 
 
 @reading_request(NAME)
 def parse_request(body: Mapping[str, Any]) -> DialectRequest:
-    """Read the body of a model call, or of ``count_tokens``. Raises: ``ConfigError`` that names the field."""
+    """Read the body of a model call, or of ``count_tokens``. Raises: ``ConfigError`` that names the
+    field."""
     model = require(body, "model", str, "the name of a model")
     require(body, "messages", list, "a list of messages")
     sampling = sampling_of(body)
@@ -93,12 +104,17 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     if output.get("effort"):
         sampling["reasoning_effort"] = output["effort"]
     if form := output.get("format"):
-        sampling["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+        sampling["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"schema": form.get("schema")},
+        }
     tools, dropped = [], []
     for tool in entries(body, "tools"):
         if "input_schema" in tool:
             name, description = str(tool.get("name") or ""), str(tool.get("description") or "")
-            tools.append(Tool(name, description, schema(tool, "input_schema"), tool.get("strict") or None))
+            tools.append(
+                Tool(name, description, schema(tool, "input_schema"), tool.get("strict") or None)
+            )
         else:
             dropped.append(str(tool.get("name") or tool.get("type")))
     messages: list[Message] = []
@@ -131,19 +147,25 @@ def _choice_read(choice: Mapping[str, Any]) -> dict[str, Any]:
 def _messages_read(given: Mapping[str, Any], place: str) -> Iterator[Message]:
     role, content = given.get("role"), given.get("content")
     if role not in ("user", "assistant", "system"):
-        raise ConfigError(f"{place} has the role {role!r}: it must be user, assistant or system", key="messages")
+        raise ConfigError(
+            f"{place} has the role {role!r}: it must be user, assistant or system", key="messages"
+        )
     if role == "assistant" and isinstance(content, list):
         yield _assistant_read(_blocks(content, place))
     elif role != "user" or not isinstance(content, list):
         yield Message(role=role, content=_content_read(content, place))
     else:
-        for is_result, blocks in groupby(_blocks(content, place), lambda block: block.get("type") == "tool_result"):
+        for is_result, blocks in groupby(
+            _blocks(content, place), lambda block: block.get("type") == "tool_result"
+        ):
             if not is_result:
                 yield Message(role="user", content=_content_read(list(blocks), place))
                 continue
             for block in blocks:
                 result = _content_read(block.get("content") or "", place)
-                yield Message(role="tool", content=result, tool_call_id=str(block.get("tool_use_id") or ""))
+                yield Message(
+                    role="tool", content=result, tool_call_id=str(block.get("tool_use_id") or "")
+                )
 
 
 def _blocks(content: object, place: str) -> list[Mapping[str, Any]]:
@@ -153,7 +175,11 @@ def _blocks(content: object, place: str) -> list[Mapping[str, Any]]:
 
 
 def _content_read(content: object, place: str) -> str | list[dict[str, Any]]:
-    return content if isinstance(content, str) else collapsed([_part_read(b) for b in _blocks(content, place)])
+    return (
+        content
+        if isinstance(content, str)
+        else collapsed([_part_read(b) for b in _blocks(content, place)])
+    )
 
 
 def _part_read(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,10 +198,15 @@ def _part_read(block: Mapping[str, Any]) -> dict[str, Any]:
 
 def _assistant_read(blocks: Sequence[Mapping[str, Any]]) -> Message:
     """The message of blocks, with what of them has to go back verbatim."""
-    blocks = [{name: value for name, value in block.items() if name != "cache_control"} for block in blocks]
+    blocks = [
+        {name: value for name, value in block.items() if name != "cache_control"}
+        for block in blocks
+    ]
     message = _plain_message(blocks)
     signed = [block for block in blocks if _is_signed(block)]
-    if [_bare(block) for block in blocks] != [_bare(block) for block in _blocks_of(message, signed)]:
+    if [_bare(block) for block in blocks] != [
+        _bare(block) for block in _blocks_of(message, signed)
+    ]:
         signed = blocks  # text between thinking, several texts, blocks of other types
     if signed:
         message["thinking_blocks"] = signed
@@ -185,18 +216,26 @@ def _assistant_read(blocks: Sequence[Mapping[str, Any]]) -> Message:
 def _plain_message(blocks: Sequence[Mapping[str, Any]]) -> Message:
     """The message that blocks say to a reader without this dialect."""
     calls = [
-        ToolCall(str(block.get("id") or ""), str(block.get("name") or ""), arguments_text(block.get("input")))
+        ToolCall(
+            str(block.get("id") or ""),
+            str(block.get("name") or ""),
+            arguments_text(block.get("input")),
+        )
         for block in blocks
         if block.get("type") == "tool_use"
     ]
     text = "".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
-    thought = [str(block.get("thinking") or "") for block in blocks if block.get("type") == "thinking"]
+    thought = [
+        str(block.get("thinking") or "") for block in blocks if block.get("type") == "thinking"
+    ]
     return assistant(text, calls, "\n".join(filter(None, thought)))
 
 
 def _is_signed(block: Mapping[str, Any]) -> bool:
     kind = block.get("type")
-    return kind == "redacted_thinking" or (kind == "thinking" and block.get("signature") not in ("", None, UNSIGNED))
+    return kind == "redacted_thinking" or (
+        kind == "thinking" and block.get("signature") not in ("", None, UNSIGNED)
+    )
 
 
 def _bare(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,28 +342,38 @@ def error_event(status: int, message: str, request: DialectRequest) -> bytes:
     return sse.event(error_body(status, message), "error")
 
 
-# --- of a client ------------------------------------------------------------------------------------------------
+# --- of a client ----------------------------------------------------------------------------------
 
 
 def request_body(
     request: ModelRequest, *, stream: bool = False, without: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Write a model call; ``without`` may hold "reasoning": thinking that no vendor signed is left out.
+    """Write a model call; ``without`` may hold "reasoning": thinking that no vendor signed is left
+    out.
 
     Raises: ``ConfigError`` for what the dialect cannot say: audio, a seed, penalties.
     """
     known, extra = limited_arguments(request, NAME)
-    body: dict[str, Any] = {"model": request.model, "max_tokens": known.pop("max_tokens", DEFAULT_MAX_TOKENS)}
+    body: dict[str, Any] = {
+        "model": request.model,
+        "max_tokens": known.pop("max_tokens", DEFAULT_MAX_TOKENS),
+    }
     prompt = list(chat_messages(request.prompt))
     if prompt and prompt[0].get("role") in ("system", "developer"):
         body["system"] = _content_written(prompt.pop(0).get("content"))
     body["messages"] = list(_messages_written(prompt, "reasoning" not in without))
     if request.tools:
         body["tools"] = [_tool_written(Tool.from_wire(tool)) for tool in request.tools]
-    body |= {name: known.pop(name) for name in ("temperature", "top_p", "service_tier", "metadata") if name in known}
+    body |= {
+        name: known.pop(name)
+        for name in ("temperature", "top_p", "service_tier", "metadata")
+        if name in known
+    }
     if stop := known.pop("stop", None):
         body["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
-    if choice := _choice_written(known.pop("tool_choice", None), known.pop("parallel_tool_calls", None)):
+    if choice := _choice_written(
+        known.pop("tool_choice", None), known.pop("parallel_tool_calls", None)
+    ):
         body["tool_choice"] = choice
     if user := known.pop("user", None):
         body["metadata"] = {"user_id": user}
@@ -332,7 +381,10 @@ def request_body(
     if effort := known.pop("reasoning_effort", None):
         output["effort"] = effort
     if form := known.pop("response_format", None):
-        output["format"] = {"type": "json_schema", "schema": form.get("json_schema", {}).get("schema")}
+        output["format"] = {
+            "type": "json_schema",
+            "schema": form.get("json_schema", {}).get("schema"),
+        }
     if output:
         body["output_config"] = output
     refuse_rest(known, NAME)
@@ -344,7 +396,9 @@ def _choice_written(choice: object, parallel: bool | None) -> dict[str, Any] | N
     if isinstance(choice, Mapping):
         written = {"type": "tool", "name": (choice.get("function") or choice).get("name")}
     elif choice is not None:
-        written = {"type": next((ours for ours, theirs in _CHOICES.items() if theirs == choice), choice)}
+        written = {
+            "type": next((ours for ours, theirs in _CHOICES.items() if theirs == choice), choice)
+        }
     if parallel is False:
         written = {"type": "auto", **written, "disable_parallel_tool_use": True}
     return written or None
@@ -357,7 +411,9 @@ def _tool_written(tool: Tool) -> dict[str, Any]:
     return written | ({"strict": True} if tool.strict else {})
 
 
-def _messages_written(prompt: Sequence[Mapping[str, Any]], with_unsigned: bool) -> Iterator[dict[str, Any]]:
+def _messages_written(
+    prompt: Sequence[Mapping[str, Any]], with_unsigned: bool
+) -> Iterator[dict[str, Any]]:
     for is_tool, group in groupby(prompt, lambda message: message.get("role") == "tool"):
         if is_tool:
             yield {"role": "user", "content": [_result_written(message) for message in group]}
@@ -365,13 +421,21 @@ def _messages_written(prompt: Sequence[Mapping[str, Any]], with_unsigned: bool) 
         for message in group:
             role, content = message.get("role"), message.get("content")
             if role != "assistant":
-                yield {"role": "system" if role == "developer" else role, "content": _content_written(content)}
+                yield {
+                    "role": "system" if role == "developer" else role,
+                    "content": _content_written(content),
+                }
                 continue
             blocks = _assistant_written(message)
             if not with_unsigned:
-                blocks = [block for block in blocks if block["type"] != "thinking" or _is_signed(block)]
+                blocks = [
+                    block for block in blocks if block["type"] != "thinking" or _is_signed(block)
+                ]
             is_text = isinstance(content, str) and len(blocks) < 2 and not message.get("tool_calls")
-            yield {"role": role, "content": content if is_text and _is_only_text(blocks) else blocks}
+            yield {
+                "role": role,
+                "content": content if is_text and _is_only_text(blocks) else blocks,
+            }
 
 
 def _is_only_text(blocks: Sequence[Mapping[str, Any]]) -> bool:
@@ -380,7 +444,11 @@ def _is_only_text(blocks: Sequence[Mapping[str, Any]]) -> bool:
 
 def _result_written(message: Mapping[str, Any]) -> dict[str, Any]:
     call_id = message.get("tool_call_id")
-    return {"type": "tool_result", "tool_use_id": call_id, "content": _content_written(message.get("content"))}
+    return {
+        "type": "tool_result",
+        "tool_use_id": call_id,
+        "content": _content_written(message.get("content")),
+    }
 
 
 def _content_written(content: object) -> str | list[dict[str, Any]]:
@@ -397,15 +465,22 @@ def _part_written(part: Mapping[str, Any]) -> dict[str, Any]:
             return {"type": "image", "source": {"type": "url", "url": url}}
         head, _, data = url.removeprefix("data:").partition(",")
         media_type = head.removesuffix(";base64")
-        return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+        return {
+            "type": "image",
+            "source": {"type": "base64", "media_type": media_type, "data": data},
+        }
     if kind == "input_audio":
-        raise ConfigError("the messages API takes no audio: remove the input_audio part, or use another client")
+        raise ConfigError(
+            "the messages API takes no audio: remove the input_audio part, or use another client"
+        )
     return dict(part)
 
 
 def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The blocks of an assistant message: those it came with, if it still says the same."""
-    verbatim = [dict(block) for block in message.get("thinking_blocks") or () if isinstance(block, Mapping)]
+    verbatim = [
+        dict(block) for block in message.get("thinking_blocks") or () if isinstance(block, Mapping)
+    ]
     if any(block.get("type") in _OTHER_DIALECT for block in verbatim):
         verbatim = []
     if not _THINKING.issuperset(block.get("type") for block in verbatim):
@@ -415,7 +490,9 @@ def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _blocks_of(message, verbatim)
 
 
-def _blocks_of(message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _blocks_of(
+    message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Thinking, text and calls of a message, in this order."""
     blocks = [dict(block) for block in verbatim]
     if not verbatim and (reasoning := message.get("reasoning_content")):
@@ -450,7 +527,10 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
     if not isinstance(reason, str):
         raise malformed(where, "stop_reason", "is missing")
     given = body.get("usage")
-    cached, written = count(given, "cache_read_input_tokens"), count(given, "cache_creation_input_tokens")
+    cached, written = (
+        count(given, "cache_read_input_tokens"),
+        count(given, "cache_creation_input_tokens"),
+    )
     prompt_tokens = count(given, "input_tokens") + cached + written
     thought = count(given, "output_tokens_details", "thinking_tokens")
     return Response(
@@ -494,7 +574,11 @@ class MessageStream:
             self._add(count(event, "index"), inner(event, "delta"))
         elif kind == "message_delta":
             self._body |= event.get("delta") or {}
-            reported = {name: value for name, value in (event.get("usage") or {}).items() if value is not None}
+            reported = {
+                name: value
+                for name, value in (event.get("usage") or {}).items()
+                if value is not None
+            }
             self._body["usage"] = {**(self._body.get("usage") or {}), **reported}
         self.is_done = self.is_done or kind == "message_stop"
 

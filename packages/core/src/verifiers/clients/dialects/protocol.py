@@ -1,8 +1,8 @@
 """The contract of a wire dialect: what a server and a client need of it.
 
-The promise: a dialect is pure. It opens nothing, waits for nothing and keeps nothing between calls. What a body says
-and this library cannot do is refused with one sentence that names the field (`ConfigError`), or dropped by name
-(`DialectRequest.dropped_tools`); it is never misread.
+The promise: a dialect is pure. It opens nothing, waits for nothing and keeps nothing between calls.
+What a body says and this library cannot do is refused with one sentence that names the field
+(`ConfigError`), or dropped by name (`DialectRequest.dropped_tools`); it is never misread.
 """
 
 from __future__ import annotations
@@ -39,18 +39,25 @@ class DialectRequest:
     with_usage: bool = False
     """A stream of chat completions ends with the usage only where the request asks for it."""
     tool_forms: Mapping[str, ToolForm] = field(default_factory=dict)
-    """Tools that the model sees as functions and whose calls are written otherwise, by the name the model sees."""
+    """Tools that the model sees as functions and whose calls are written otherwise, by the name the
+    model sees."""
     dropped_tools: tuple[str, ...] = ()
     """Tools that run at the vendor (``web_search``), which are not offered to the model."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the body that the answer repeats or that choose no token (``metadata``, ``thinking``)."""
+    """Fields of the body that the answer repeats or that choose no token (``metadata``,
+    ``thinking``)."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Part of every id in the answer."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def model_request(self) -> ModelRequest:
         """The same call for a `Client`."""
-        return ModelRequest(self.messages, self.model, tools=list(self.tools) or None, sampling_args=self.sampling_args)
+        return ModelRequest(
+            self.messages,
+            self.model,
+            tools=list(self.tools) or None,
+            sampling_args=self.sampling_args,
+        )
 
 
 class StreamedError(Exception):
@@ -72,7 +79,8 @@ class StreamReader(Protocol):
         """Whether the last event arrived; a stream that ends before it was cut."""
 
     def feed(self, data: str) -> None:
-        """Read the data of one event. Raises: `StreamedError`; ``ValueError`` for data that is no such event."""
+        """Read the data of one event. Raises: `StreamedError`; ``ValueError`` for data that is no
+        such event."""
 
     def body(self) -> dict[str, Any]:
         """The body that the same answer has without a stream."""
@@ -121,9 +129,12 @@ class Dialect(Protocol):
         """
 
     def concession(self, status: int, body: bytes) -> str | None:
-        """Name the optional part of a request that an error answer refuses; None for another failure."""
+        """Name the optional part of a request that an error answer refuses; None for another
+        failure."""
 
-    def parse_response(self, body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
+    def parse_response(
+        self, body: Mapping[str, Any], request: ModelRequest, where: str
+    ) -> Response:
         """Read an answer. Raises: ``MalformedResponse`` that names ``where`` and the field."""
 
     def stream_reader(self) -> StreamReader:

@@ -1,12 +1,14 @@
 """Responses (``POST /responses``), the dialect of OpenAI's newer API and of Codex.
 
-Source: https://platform.openai.com/docs/api-reference/responses. Differences from a conversation of this library:
+Source: https://platform.openai.com/docs/api-reference/responses. Differences from a conversation of
+this library:
 
 * What the model said in one turn is several items; they are one assistant message here.
-* Reasoning with ``encrypted_content`` is kept verbatim in ``thinking_blocks`` and sent back; reasoning without it is
-  ``reasoning_content`` alone.
-* Tools with free text as input (``custom``), the ``local_shell`` and tools inside a namespace are functions for the
-  model; their calls are written in their own form (`ToolForm`). Tools that run at the vendor are dropped by name.
+* Reasoning with ``encrypted_content`` is kept verbatim in ``thinking_blocks`` and sent back;
+  reasoning without it is ``reasoning_content`` alone.
+* Tools with free text as input (``custom``), the ``local_shell`` and tools inside a namespace are
+  functions for the model; their calls are written in their own form (`ToolForm`). Tools that run at
+  the vendor are dropped by name.
 * Nothing is stored between calls: ``previous_response_id`` and references to items are refused.
 * The role ``developer`` is read as ``system``.
 """
@@ -53,7 +55,16 @@ _CALLS = frozenset(("function_call", "custom_tool_call", "local_shell_call"))
 _OUTPUTS = frozenset(("function_call_output", "custom_tool_call_output", "local_shell_call_output"))
 _OTHER_DIALECT = frozenset(("thinking", "redacted_thinking", "text", "tool_use"))
 _KEPT_ELSEWHERE = ("previous_response_id", "conversation", "background", "prompt")
-_REPEATED = ("instructions", "metadata", "text", "truncation", "store", "user", "prompt_cache_key", "reasoning")
+_REPEATED = (
+    "instructions",
+    "metadata",
+    "text",
+    "truncation",
+    "store",
+    "user",
+    "prompt_cache_key",
+    "reasoning",
+)
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _SHELL = {
     "type": "object",
@@ -65,13 +76,13 @@ _SHELL = {
     "required": ["command"],
 }
 _NAMED_ALIKE = (
-    "temperature top_p top_logprobs parallel_tool_calls metadata service_tier store user safety_identifier "
-    "prompt_cache_key"
+    "temperature top_p top_logprobs parallel_tool_calls metadata service_tier store user"
+    " safety_identifier prompt_cache_key"
 ).split()
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
-# --- of a server ------------------------------------------------------------------------------------------------
+# --- of a server ----------------------------------------------------------------------------------
 
 
 @reading_request(NAME)
@@ -81,7 +92,9 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     given = require(body, "input", (str, list), "text or a list of items")
     for name in _KEPT_ELSEWHERE:
         if body.get(name):
-            raise ConfigError(f"{name} is not offered here, nothing is stored: send the whole input", key=name)
+            raise ConfigError(
+                f"{name} is not offered here, nothing is stored: send the whole input", key=name
+            )
     sampling = sampling_of(body)
     if body.get("max_output_tokens") is not None:
         sampling["max_tokens"] = body["max_output_tokens"]
@@ -92,11 +105,15 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
         sampling["verbosity"] = text["verbosity"]
     if (form := text.get("format") or {}).get("type", "text") != "text":
         schema = {name: value for name, value in form.items() if name != "type"}
-        sampling["response_format"] = {"type": form["type"]} | ({"json_schema": schema} if schema else {})
+        sampling["response_format"] = {"type": form["type"]} | (
+            {"json_schema": schema} if schema else {}
+        )
     tools, forms, dropped = _tools_read(entries(body, "tools"))
     if choice := _choice_read(body.get("tool_choice"), forms):
         sampling["tool_choice"] = choice
-    messages = [Message(role="system", content=body["instructions"])] if body.get("instructions") else []
+    messages = (
+        [Message(role="system", content=body["instructions"])] if body.get("instructions") else []
+    )
     if isinstance(given, str):
         messages.append(Message(role="user", content=given))
     else:
@@ -109,24 +126,40 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
         stream=bool(body.get("stream")),
         tool_forms=forms,
         dropped_tools=tuple(dropped),
-        settings={name: body[name] for name in (*_REPEATED, "tools", "tool_choice") if body.get(name) is not None},
+        settings={
+            name: body[name]
+            for name in (*_REPEATED, "tools", "tool_choice")
+            if body.get(name) is not None
+        },
     )
 
 
-def _tools_read(given: Sequence[Mapping[str, Any]]) -> tuple[list[Tool], dict[str, ToolForm], list[str]]:
+def _tools_read(
+    given: Sequence[Mapping[str, Any]],
+) -> tuple[list[Tool], dict[str, ToolForm], list[str]]:
     """(tools as functions, forms of those that are none, names of those that are dropped)."""
     tools: list[Tool] = []
     forms: dict[str, ToolForm] = {}
     dropped: list[str] = []
     flat = [(None, tool) for tool in given if tool.get("type") != "namespace"]
-    nested = [(space, tool) for space in given if space.get("type") == "namespace" for tool in entries(space, "tools")]
+    nested = [
+        (space, tool)
+        for space in given
+        if space.get("type") == "namespace"
+        for tool in entries(space, "tools")
+    ]
     for space, tool in [*flat, *nested]:
         kind, name = tool.get("type"), str(tool.get("name") or tool.get("type"))
         namespace = None if space is None else str(space.get("name"))
         seen_as = _seen_as(name, namespace)
         if kind == "function":
             tools.append(
-                Tool(seen_as, tool.get("description") or "", schema(tool, "parameters"), tool.get("strict") or None)
+                Tool(
+                    seen_as,
+                    tool.get("description") or "",
+                    schema(tool, "parameters"),
+                    tool.get("strict") or None,
+                )
             )
         elif kind == "custom":
             tools.append(Tool(seen_as, _free_text_description(tool), _FREE_TEXT))
@@ -149,7 +182,9 @@ def _free_text_description(tool: Mapping[str, Any]) -> str:
     form = tool.get("format") or {}
     parts = [tool.get("description") or ""]
     if form.get("type") == "grammar":
-        parts.append(f"`input` must match this {form.get('syntax')} grammar:\n{form.get('definition')}")
+        parts.append(
+            f"`input` must match this {form.get('syntax')} grammar:\n{form.get('definition')}"
+        )
     return "\n\n".join(filter(None, parts))
 
 
@@ -183,14 +218,20 @@ def _messages_read(items: Sequence[Mapping[str, Any]]) -> list[Message]:
         end_turn()
         if kind == "message" and role in ("user", "system", "developer"):
             content = _content_read(item.get("content"), index)
-            messages.append(Message(role="system" if role == "developer" else role, content=content))
+            messages.append(
+                Message(role="system" if role == "developer" else role, content=content)
+            )
         elif kind in _OUTPUTS:
             output = item.get("output")
             content = _content_read(output if output is not None else "", index)
-            messages.append(Message(role="tool", content=content, tool_call_id=str(item.get("call_id") or "")))
+            messages.append(
+                Message(role="tool", content=content, tool_call_id=str(item.get("call_id") or ""))
+            )
         else:
             what = f"of type {kind!r}" if kind != "message" else f"of role {role!r}"
-            raise ConfigError(f"input[{index}] is an item {what}, which is not offered here", key="input")
+            raise ConfigError(
+                f"input[{index}] is an item {what}, which is not offered here", key="input"
+            )
     end_turn()
     return messages
 
@@ -214,7 +255,9 @@ def _part_read(part: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "text", "text": str(part.get("text") or "")}
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         detail = part.get("detail")
-        image = {"url": part["image_url"]} | ({"detail": detail} if detail not in (None, "auto") else {})
+        image = {"url": part["image_url"]} | (
+            {"detail": detail} if detail not in (None, "auto") else {}
+        )
         return {"type": "image_url", "image_url": image}
     return dict(part)
 
@@ -224,7 +267,9 @@ def _assistant_read(items: Sequence[Mapping[str, Any]]) -> Message:
     message = _plain_message(items)
     verbatim = [dict(item) for item in items if _is_signed(item)]
     if [_bare(item) for item in items] != [_bare(item) for item in _items_of(message, verbatim)]:
-        verbatim = [dict(item) for item in items]  # several texts, reasoning between calls, phases, other types
+        verbatim = [
+            dict(item) for item in items
+        ]  # several texts, reasoning between calls, phases, other types
     if verbatim:
         message["thinking_blocks"] = verbatim
     return message
@@ -255,23 +300,36 @@ def _plain_message(items: Sequence[Mapping[str, Any]]) -> Message:
 
 
 def _call_read(item: Mapping[str, Any]) -> ToolCall:
-    kind, name = _kind(item), _seen_as(str(item.get("name") or "local_shell"), item.get("namespace"))
+    kind, name = (
+        _kind(item),
+        _seen_as(str(item.get("name") or "local_shell"), item.get("namespace")),
+    )
     call_id = str(item.get("call_id") or item.get("id") or "")
     if kind == "custom_tool_call":
         return ToolCall(call_id, name, {"input": str(item.get("input") or "")})
     if kind == "local_shell_call":
         action = item.get("action") or {}
         named = ("command", "timeout_ms", "working_directory")
-        return ToolCall(call_id, name, {field: action[field] for field in named if action.get(field) is not None})
+        return ToolCall(
+            call_id,
+            name,
+            {field: action[field] for field in named if action.get(field) is not None},
+        )
     return ToolCall(call_id, name, str(item.get("arguments") or "{}"))
 
 
 def _as_function(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An item with a call in another form as the call of a function, as which the model sees the tool."""
+    """An item with a call in another form as the call of a function, as which the model sees the
+    tool."""
     if _kind(item) not in _CALLS or (_kind(item) == "function_call" and not item.get("namespace")):
         return item
     call = _call_read(item)
-    return {"type": "function_call", "call_id": call["id"], "name": call.name, "arguments": call.arguments}
+    return {
+        "type": "function_call",
+        "call_id": call["id"],
+        "name": call.name,
+        "arguments": call.arguments,
+    }
 
 
 def _thought(item: Mapping[str, Any]) -> str:
@@ -289,7 +347,11 @@ def _bare(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = _kind(item)
     if kind == "reasoning" and not _is_signed(item):
         return {"type": kind, "text": _thought(item)}
-    bare = {name: value for name, value in item.items() if name not in ("id", "status", "type") and value}
+    bare = {
+        name: value
+        for name, value in item.items()
+        if name not in ("id", "status", "type") and value
+    }
     if kind == "message":
         content = bare.get("content") or ""
         parts = [{"text": content}] if isinstance(content, str) else content
@@ -328,19 +390,35 @@ def _call_written(item: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
     call = {"call_id": item["call_id"]}
     if form.kind == "local_shell":
         command = arguments.get("command")
-        action = {"type": "exec", "env": {}, **arguments, "command": command if isinstance(command, list) else []}
+        action = {
+            "type": "exec",
+            "env": {},
+            **arguments,
+            "command": command if isinstance(command, list) else [],
+        }
         return {"type": "local_shell_call", **call, "action": action}
     space = {"namespace": form.namespace} if form.namespace is not None else {}
     if form.kind == "custom":
         text = arguments.get("input")
         text = text if isinstance(text, str) else str(item["arguments"])
         return {"type": "custom_tool_call", **call, "name": form.name, "input": text, **space}
-    return {"type": "function_call", **call, "name": form.name, "arguments": item["arguments"], **space}
+    return {
+        "type": "function_call",
+        **call,
+        "name": form.name,
+        "arguments": item["arguments"],
+        **space,
+    }
 
 
 def _head(request: DialectRequest) -> dict[str, Any]:
     sampling = request.sampling_args
-    settings: dict[str, Any] = {"instructions": None, "metadata": {}, "tools": [], "tool_choice": "auto"}
+    settings: dict[str, Any] = {
+        "instructions": None,
+        "metadata": {},
+        "tools": [],
+        "tool_choice": "auto",
+    }
     return {
         **settings,
         **request.settings,
@@ -361,7 +439,9 @@ def _head(request: DialectRequest) -> dict[str, Any]:
     }
 
 
-def _answer(response: Response, request: DialectRequest, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _answer(
+    response: Response, request: DialectRequest, output: list[dict[str, Any]]
+) -> dict[str, Any]:
     body = _head(request) | {
         "status": "completed",
         "output": output,
@@ -370,7 +450,10 @@ def _answer(response: Response, request: DialectRequest, output: list[dict[str, 
     if response.finish_reason == "length":
         body |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
     elif response.finish_reason == "abort":
-        body |= {"status": "failed", "error": {"code": "server_error", "message": "the generation was aborted"}}
+        body |= {
+            "status": "failed",
+            "error": {"code": "server_error", "message": "the generation was aborted"},
+        }
     return body
 
 
@@ -428,7 +511,9 @@ def _item_events(write: _Events, index: int, item: dict[str, Any]) -> Iterator[b
             yield write("reasoning_summary_part.done", **at, part=part)
     elif kind in ("function_call", "custom_tool_call"):
         name, event = (
-            ("arguments", "function_call_arguments") if kind == "function_call" else ("input", f"{kind}_input")
+            ("arguments", "function_call_arguments")
+            if kind == "function_call"
+            else ("input", f"{kind}_input")
         )
         yield write("output_item.added", output_index=index, item=empty | {name: ""})
         yield write(f"{event}.delta", **place, delta=item[name])
@@ -446,33 +531,39 @@ def stream_events(response: Response, request: DialectRequest) -> Iterator[bytes
 
 
 def keep_alive(request: DialectRequest) -> bytes:
-    """Write a ``keepalive``, which restarts the idle clock of a client that does not count comments."""
+    """Write a ``keepalive``, which restarts the idle clock of a client that does not count
+    comments."""
     return sse.event({"type": "keepalive", "sequence_number": len(_OPENING) - 1}, "keepalive")
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
     """Write the body of an answer with another status than 200."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": _ERROR_CODES.get(status)}}
+    return {
+        "error": {"message": message, "type": kind, "param": None, "code": _ERROR_CODES.get(status)}
+    }
 
 
 def error_event(status: int, message: str, request: DialectRequest) -> bytes:
     """Write ``response.failed``, which ends an opened stream."""
     error = {"code": _ERROR_CODES.get(status, "server_error"), "message": message}
-    return _Events(len(_OPENING))("failed", response=_head(request) | {"status": "failed", "error": error})
+    return _Events(len(_OPENING))(
+        "failed", response=_head(request) | {"status": "failed", "error": error}
+    )
 
 
-# --- of a client ------------------------------------------------------------------------------------------------
+# --- of a client ----------------------------------------------------------------------------------
 
 
 def request_body(
     request: ModelRequest, *, stream: bool = False, without: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Write a model call that the endpoint does not store, and that asks for reasoning in a form to send back.
+    """Write a model call that the endpoint does not store, and that asks for reasoning in a form to
+    send back.
 
-    ``without`` may hold "encrypted": the model has no reasoning to encrypt; and "reasoning": reasoning that the
-    endpoint did not write itself is left out. Raises: ``ConfigError`` for what the dialect cannot say: stop texts, a
-    seed, penalties.
+    ``without`` may hold "encrypted": the model has no reasoning to encrypt; and "reasoning":
+    reasoning that the endpoint did not write itself is left out. Raises: ``ConfigError`` for what
+    the dialect cannot say: stop texts, a seed, penalties.
     """
     known, extra = limited_arguments(request, NAME)
     items: list[dict[str, Any]] = []
@@ -491,7 +582,9 @@ def request_body(
     if "tool_choice" in known:
         choice = known.pop("tool_choice")
         is_named = isinstance(choice, Mapping) and "function" in choice
-        body["tool_choice"] = {"type": "function", "name": choice["function"]["name"]} if is_named else choice
+        body["tool_choice"] = (
+            {"type": "function", "name": choice["function"]["name"]} if is_named else choice
+        )
     if effort := known.pop("reasoning_effort", None):
         body["reasoning"] = {"effort": effort}
     if text := _text_written(known.pop("response_format", None), known.pop("verbosity", None)):
@@ -508,7 +601,10 @@ def _text_written(form: Mapping[str, Any] | None, verbosity: str | None) -> dict
 
 
 def _tool_written(tool: Tool) -> dict[str, Any]:
-    described = {"description": tool.description, "parameters": tool.parameters or {"type": "object", "properties": {}}}
+    described = {
+        "description": tool.description,
+        "parameters": tool.parameters or {"type": "object", "properties": {}},
+    }
     return {"type": "function", "name": tool.name, **described, "strict": bool(tool.strict)}
 
 
@@ -516,9 +612,17 @@ def _items_written(message: Mapping[str, Any], with_unsigned: bool) -> list[dict
     role = message.get("role")
     if role == "tool":
         output = _content_written(message.get("content"))
-        return [{"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": output}]
+        return [
+            {
+                "type": "function_call_output",
+                "call_id": message.get("tool_call_id"),
+                "output": output,
+            }
+        ]
     if role != "assistant":
-        return [{"type": "message", "role": role, "content": _content_written(message.get("content"))}]
+        return [
+            {"type": "message", "role": role, "content": _content_written(message.get("content"))}
+        ]
     items = []
     for index, item in enumerate(_assistant_written(message)):
         if _kind(item) == "reasoning" and not _is_signed(item):
@@ -551,13 +655,19 @@ def _part_written(part: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "input_text", "text": part["text"]}
     if kind == "image_url":
         image = part["image_url"]
-        return {"type": "input_image", "image_url": image["url"], "detail": image.get("detail") or "auto"}
+        return {
+            "type": "input_image",
+            "image_url": image["url"],
+            "detail": image.get("detail") or "auto",
+        }
     return dict(part)
 
 
 def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The items of an assistant message: those it came as, if it still says the same."""
-    verbatim = [dict(item) for item in message.get("thinking_blocks") or () if isinstance(item, Mapping)]
+    verbatim = [
+        dict(item) for item in message.get("thinking_blocks") or () if isinstance(item, Mapping)
+    ]
     if any(item.get("type") in _OTHER_DIALECT for item in verbatim):
         verbatim = []
     if any(not _is_signed(item) for item in verbatim):
@@ -567,11 +677,15 @@ def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _items_of(message, verbatim)
 
 
-def _items_of(message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _items_of(
+    message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Reasoning, text and calls of a message, in this order."""
     items = [dict(item) for item in verbatim]
     if not verbatim and (reasoning := message.get("reasoning_content")):
-        items.append({"type": "reasoning", "summary": [{"type": "summary_text", "text": reasoning}]})
+        items.append(
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": reasoning}]}
+        )
     content, calls = message.get("content"), calls_of(message)
     refusal = message.get("refusal")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
@@ -585,7 +699,14 @@ def _items_of(message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]])
     if written or not (calls or items):
         items.append({"type": "message", "role": "assistant", "content": written})
     for call in calls:
-        items.append({"type": "function_call", "call_id": call["id"], "name": call.name, "arguments": call.arguments})
+        items.append(
+            {
+                "type": "function_call",
+                "call_id": call["id"],
+                "name": call.name,
+                "arguments": call.arguments,
+            }
+        )
     return items
 
 
@@ -601,7 +722,8 @@ def concession(status: int, body: bytes) -> str | None:
 def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
     """Read an answer.
 
-    Raises: ``MalformedResponse`` that names ``where`` and the field; `StreamedError` for one with the status "failed".
+    Raises: ``MalformedResponse`` that names ``where`` and the field; `StreamedError` for one with
+    the status "failed".
     """
     with reading_answer(NAME, where):
         return _response_read(body, request, where)
@@ -679,7 +801,9 @@ class ResponseStream:
 
     def body(self) -> dict[str, Any]:
         """The body that the same answer has without a stream."""
-        return self._body | {"output": self._body.get("output") or [item for _, item in sorted(self._items.items())]}
+        return self._body | {
+            "output": self._body.get("output") or [item for _, item in sorted(self._items.items())]
+        }
 
 
 stream_reader = ResponseStream

@@ -25,7 +25,8 @@ def event(data: Mapping[str, Any] | bytes, name: str | None = None) -> bytes:
 
 
 class EventDecoder:
-    r"""Yields the data of each whole event; comments, names and ids are skipped, as ``data`` holds the type.
+    r"""Yields the data of each whole event; comments, names and ids are skipped, as ``data`` holds
+    the type.
 
     >>> decoder = EventDecoder()
     >>> [*decoder.feed(b"event: x\r\nda"), *decoder.feed(b"ta: 1\r\n\r\n: keep-alive\n\ndata: 2\n\n")]

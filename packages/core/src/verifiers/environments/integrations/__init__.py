@@ -1,7 +1,9 @@
-"""Environments that wrap other libraries, each an optional extra. Classes are imported on first use.
+"""Environments that wrap other libraries, each an optional extra. Classes are imported on first
+use.
 
-Accessing a class whose library is not installed raises an ``AttributeError`` that names the extra, so ``hasattr`` is
-false. A library that is installed but broken raises its own error in the constructor.
+Accessing a class whose library is not installed raises an ``AttributeError`` that names the extra,
+so ``hasattr`` is false. A library that is installed but broken raises its own error in the
+constructor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Datasets of seeds: rows for environments that start a new episode for every rollout.
 
-Promise: rows differ, so that each has its own content hash; siblings get the same episode; training and evaluation rows
-never share a seed. The seed of a row is ``seed + example_id``, stored in ``info["seed"]`` as well because a group of
-environments renumbers its rows.
+Promise: rows differ, so that each has its own content hash; siblings get the same episode; training
+and evaluation rows never share a seed. The seed of a row is ``seed + example_id``, stored in
+``info["seed"]`` as well because a group of environments renumbers its rows.
 
 This module creates no episode; the environment does, from the seed.
 """
@@ -32,11 +32,17 @@ def episode_rows(num_train: int, num_eval: int, seed: int) -> tuple[Rows | None,
         if not isinstance(number, int) or number < 0:
             raise ConfigError(f"the number of episodes is {number!r}; it must be 0 or more")
     if not num_train and not num_eval:
-        raise ConfigError("no training and no evaluation episodes are requested; request at least one")
+        raise ConfigError(
+            "no training and no evaluation episodes are requested; request at least one"
+        )
 
     def rows(first: int, number: int) -> Rows | None:
         ids = range(first, first + number)
-        return (lambda: [{"example_id": i, "question": "", "info": {"seed": seed + i}} for i in ids]) if ids else None
+        return (
+            (lambda: [{"example_id": i, "question": "", "info": {"seed": seed + i}} for i in ids])
+            if ids
+            else None
+        )
 
     return rows(0, num_train), rows(num_train, num_eval)
 
@@ -48,7 +54,8 @@ def seed_of(row: Mapping[str, Any], seed: int) -> int:
 
 
 def opened(prompt: Messages, observation: Content) -> Messages:
-    """Append the first observation to a prompt: to its last message if that is a user message, else as a new one."""
+    """Append the first observation to a prompt: to its last message if that is a user message, else
+    as a new one."""
     if isinstance(prompt, str):
         return prompt + message_text({"content": observation})
     last = prompt[-1] if prompt else None

@@ -1,7 +1,8 @@
-"""Optional dependencies of the integrations: whether one is installed, and the command that installs it.
+"""Optional dependencies of the integrations: whether one is installed, and the command that
+installs it.
 
-Promise: only an absent library is reported as not installed. One that is installed and fails to import raises its own
-error, since reinstalling would not help.
+Promise: only an absent library is reported as not installed. One that is installed and fails to
+import raises its own error, since reinstalling would not help.
 """
 
 from __future__ import annotations
@@ -29,20 +30,27 @@ class Extra:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the package can be found, without importing it. A plain folder of that name does not count."""
+        """Whether the package can be found, without importing it. A plain folder of that name does
+        not count."""
         spec = importlib.util.find_spec(self.package)
         return spec is not None and spec.origin is not None
 
     def is_missing_for(self, user: str) -> str:
         """Return the error message for a missing library."""
-        return f"{user} needs {self.title}, which is not installed: {install_line('verifiers', self.name)}"
+        return (
+            f"{user} needs {self.title}, which is not installed:"
+            f" {install_line('verifiers', self.name)}"
+        )
 
     def load(self, user: str) -> ModuleType:
-        """Import the package. *Raises* ConfigError when it is not installed, its own error when it is broken."""
+        """Import the package. *Raises* ConfigError when it is not installed, its own error when it
+        is broken."""
         if not self.is_installed:
             raise ConfigError(self.is_missing_for(user))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # caused by source that users cannot change
+            warnings.simplefilter(
+                "ignore", SyntaxWarning
+            )  # caused by source that users cannot change
             return importlib.import_module(self.package)
 
 

@@ -1,11 +1,13 @@
 """``GymEnv``: a Gymnasium environment, or one with the same interface, through text.
 
-Promise: one environment object per rollout, reset with the seed of the row and closed after the rollout. The reward of
-a step is stored on its turn. Text that ``action_parser`` cannot read ends the episode with reward 0 for that step, and
-the rollout is scored. An exception of the environment ends the rollout with an unknown reward.
+Promise: one environment object per rollout, reset with the seed of the row and closed after the
+rollout. The reward of a step is stored on its turn. Text that ``action_parser`` cannot read ends
+the episode with reward 0 for that step, and the rollout is scored. An exception of the environment
+ends the rollout with an unknown reward.
 
-``reset`` may take a seed or not, and return ``(observation, info)`` or the observation; ``step`` may return five
-values or, as before Gymnasium, four. Calls run on the event loop: a slow environment blocks it.
+``reset`` may take a seed or not, and return ``(observation, info)`` or the observation; ``step``
+may return five values or, as before Gymnasium, four. Calls run on the event loop: a slow
+environment blocks it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ sum_step_rewards.sums_turns = True  # type: ignore[attr-defined]  # read by the 
 
 
 class EpisodicSumRubric(Rubric):
-    """A rubric with the sum of the step rewards as a reward function, in addition to those passed."""
+    """A rubric with the sum of the step rewards as a reward function, in addition to
+    those passed."""
 
     @spell_out(RubricOptions, Rubric.__init__)
     def __init__(self, **parameters: Unpack[RubricOptions]):
@@ -52,13 +55,14 @@ class GymEnv(MultiTurnEnv):
     """Episodes of a Gymnasium environment.
 
     Args:
-        env_cls: An id for ``gymnasium.make``, or a class or function that is called with ``env_kwargs``.
+        env_cls: An id for ``gymnasium.make``, or a class or function that is called with
+            ``env_kwargs``.
         env_kwargs: Keywords of the Gymnasium environment.
-        action_parser: Function from the text of a message of the model to an action; the default takes the
-            answer of the parser, as an integer where the action space is discrete, and refuses actions outside
-            that space. May be async.
-        obs_to_text: Function from an observation to the content of a user message; default ``str``. May be
-            async.
+        action_parser: Function from the text of a message of the model to an action; the default
+            takes the answer of the parser, as an integer where the action space is discrete, and
+            refuses actions outside that space. May be async.
+        obs_to_text: Function from an observation to the content of a user message; default ``str``.
+            May be async.
         num_train_episodes: Rows to train on.
         num_eval_episodes: Rows to evaluate on.
         max_episode_steps: Actions after which an episode ends; None = no limit here.
@@ -68,10 +72,10 @@ class GymEnv(MultiTurnEnv):
 
         env = GymEnv("FrozenLake-v1", env_kwargs={"is_slippery": False}, obs_to_text=lambda obs: f"You are on {obs}.")
 
-    The question of a row precedes the first observation. Each turn has ``reward``, and ``extras["terminated"]``,
-    ``extras["truncated"]`` and ``extras["gym_info"]``, the ``info`` of its step; the last one is
-    ``state["gym_info"]``, and ``state["gym_done"]`` whether the episode ended. Further parameters are
-    ``MultiTurnEnv``'s.
+    The question of a row precedes the first observation. Each turn has ``reward``, and
+    ``extras["terminated"]``, ``extras["truncated"]`` and ``extras["gym_info"]``, the ``info`` of
+    its step; the last one is ``state["gym_info"]``, and ``state["gym_done"]`` whether the episode
+    ended. Further parameters are ``MultiTurnEnv``'s.
 
     *Raises* ConfigError when Gymnasium is not installed or a setting is invalid.
     """
@@ -83,7 +87,9 @@ class GymEnv(MultiTurnEnv):
         env_kwargs: Mapping[str, Any] | None = None,
         action_parser: Callable[[str], Any] | None = None,
         obs_to_text: Callable[[Any], Any] | None = None,
-        num_train_episodes: Annotated[int, Free("how many rows; every row has a content hash")] = 1000,
+        num_train_episodes: Annotated[
+            int, Free("how many rows; every row has a content hash")
+        ] = 1000,
         num_eval_episodes: Annotated[int, Free("how many rows; every row has a content hash")] = 20,
         max_episode_steps: int | None = None,
         seed: int = 0,
@@ -93,9 +99,13 @@ class GymEnv(MultiTurnEnv):
         if isinstance(env_cls, str):
             _require_known(gymnasium, env_cls)
         elif not callable(env_cls):
-            raise ConfigError(f"env_cls is {env_cls!r}; give an id such as 'CartPole-v1', a class or a function")
+            raise ConfigError(
+                f"env_cls is {env_cls!r}; give an id such as 'CartPole-v1', a class or a function"
+            )
         if max_episode_steps is not None and max_episode_steps < 1:
-            raise ConfigError(f"max_episode_steps is {max_episode_steps}; it must be 1 or more, or None")
+            raise ConfigError(
+                f"max_episode_steps is {max_episode_steps}; it must be 1 or more, or None"
+            )
         if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
             train, evaluation = episode_rows(num_train_episodes, num_eval_episodes, seed)
             parameters["dataset"], parameters["eval_dataset"] = train, evaluation
@@ -115,17 +125,20 @@ class GymEnv(MultiTurnEnv):
         return self.env_cls(**self.env_kwargs)
 
     def obs_to_text(self, observation: Any) -> Any:
-        """The content of the user message for an observation; may be async. An override wins over the parameter."""
+        """The content of the user message for an observation; may be async. An override wins over
+        the parameter."""
         return "" if observation is None else str(observation)
 
-    # --- one episode --------------------------------------------------------------------------------------------
+    # --- one episode ------------------------------------------------------------------------------
 
     async def setup_state(self, state: State) -> None:
         """Create and reset ``state["gym_env"]``, and append its first observation to the prompt."""
         env = state["gym_env"] = self.make_env()
         observation, state["gym_info"] = _reset(env, seed_of(state, self.seed))
         state["gym_done"] = False
-        state["prompt"] = opened(self.as_prompt(state["prompt"]), await maybe_await(self.obs_to_text(observation)))
+        state["prompt"] = opened(
+            self.as_prompt(state["prompt"]), await maybe_await(self.obs_to_text(observation))
+        )
 
     async def add_trajectory_step(self, state: State, step: TrajectoryStep) -> None:
         """Perform the action of the turn here, before a turn limit can end the rollout."""
@@ -141,10 +154,16 @@ class GymEnv(MultiTurnEnv):
             self._end(state, f"Your action could not be read ({error}). The episode is over.")
             return
         with Hook(state, "the step of the gym environment", timing=None):
-            observation, reward, terminated, truncated, state["gym_info"] = _step(state["gym_env"], action)
+            observation, reward, terminated, truncated, state["gym_info"] = _step(
+                state["gym_env"], action
+            )
         truncated = truncated or len(state["trajectory"]) == self.max_episode_steps
         step["reward"] = reward
-        step["extras"] |= {"terminated": terminated, "truncated": truncated, "gym_info": state["gym_info"]}
+        step["extras"] |= {
+            "terminated": terminated,
+            "truncated": truncated,
+            "gym_info": state["gym_info"],
+        }
         content = await maybe_await(self.obs_to_text(observation))
         if terminated or truncated:
             self._end(state, content)
@@ -166,13 +185,19 @@ class GymEnv(MultiTurnEnv):
     async def _action(self, text: str, step: TrajectoryStep, state: State) -> Any:
         if self.action_parser is not None:
             return await maybe_await(self.action_parser(text))
-        return _default_action(await maybe_await(self.parser.parse_answer(step["completion"])), state["gym_env"])
+        return _default_action(
+            await maybe_await(self.parser.parse_answer(step["completion"])), state["gym_env"]
+        )
 
     def _end(self, state: State, content: object) -> None:
         state["gym_done"], state["final_env_response"] = True, self._user_message(content)
 
     def _user_message(self, content: Any) -> Messages:
-        return content if self.message_type == "completion" else self.as_prompt([{"role": "user", "content": content}])
+        return (
+            content
+            if self.message_type == "completion"
+            else self.as_prompt([{"role": "user", "content": content}])
+        )
 
 
 def _require_known(gymnasium: ModuleType, env_id: str) -> None:
@@ -197,7 +222,8 @@ def _default_action(answer: Any, env: object) -> Any:
 
 
 def _reset(env: Any, seed: int) -> tuple[Any, Any]:
-    """Start an episode and return (observation, info); info is {} where the environment returns none."""
+    """Start an episode and return (observation, info); info is {} where the environment returns
+    none."""
     parameters = inspect.signature(env.reset).parameters.values()
     if any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters):
         result = env.reset(seed=seed)
@@ -211,7 +237,8 @@ def _reset(env: Any, seed: int) -> tuple[Any, Any]:
 
 
 def _step(env: Any, action: Any) -> tuple[Any, float, bool, bool, Any]:
-    """Return (observation, reward, terminated, truncated, info). *Raises* TypeError for another number of values."""
+    """Return (observation, reward, terminated, truncated, info). *Raises* TypeError for another
+    number of values."""
     result = env.step(action)
     match result:
         case (observation, reward, terminated, truncated, info):
@@ -220,4 +247,6 @@ def _step(env: Any, action: Any) -> tuple[Any, float, bool, bool, Any]:
             cut = bool(done) and isinstance(info, Mapping) and bool(info.get("TimeLimit.truncated"))
             return observation, float(reward), bool(done) and not cut, cut, info
     kind = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-    raise TypeError(f"step() returned {kind}; it must return (observation, reward, terminated, truncated, info)")
+    raise TypeError(
+        f"step() returned {kind}; it must return (observation, reward, terminated, truncated, info)"
+    )

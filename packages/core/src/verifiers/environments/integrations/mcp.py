@@ -1,11 +1,13 @@
-"""``MCPEnv``: a tool environment whose tools come from servers of the Model Context Protocol (stdio).
+"""``MCPEnv``: a tool environment whose tools come from servers of the Model Context Protocol
+(stdio).
 
-Promise: the constructor starts nothing. The servers start with the first rollout, once per environment, and stop at
-teardown; their tools are added to those of the environment, under distinct names. A server sees only the basic
-environment variables and those configured for it. Processes and connections are in ``mcp_servers``.
+Promise: the constructor starts nothing. The servers start with the first rollout, once per
+environment, and stop at teardown; their tools are added to those of the environment, under distinct
+names. A server sees only the basic environment variables and those configured for it. Processes and
+connections are in ``mcp_servers``.
 
-Tool errors reported by a server become error texts for the model. A dead server ends the rollout with ``InfraError``,
-and its reward is unknown.
+Tool errors reported by a server become error texts for the model. A dead server ends the rollout
+with ``InfraError``, and its reward is unknown.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ class MCPEnv(ToolEnv):
     """An environment with the tools of MCP servers.
 
     Args:
-        mcp_servers: Mappings or objects with ``name``, ``command``, ``args``, ``env`` and ``description``.
-            ``env`` maps variables to values, or lists variables of this process; the server sees these and
-            ``HOME``, ``LOGNAME``, ``PATH``, ``SHELL``, ``TERM``, ``USER``.
+        mcp_servers: Mappings or objects with ``name``, ``command``, ``args``, ``env`` and
+            ``description``. ``env`` maps variables to values, or lists variables of this process;
+            the server sees these and ``HOME``, ``LOGNAME``, ``PATH``, ``SHELL``, ``TERM``,
+            ``USER``.
         max_turns: Model calls after which a rollout ends.
         error_formatter: Function from an exception to the text that the model reads.
         start_timeout_s: Time limit of a server's start, in seconds.
@@ -62,11 +65,11 @@ class MCPEnv(ToolEnv):
             dataset=[{"question": "Which files are there?", "answer": "notes.txt"}],
         )
 
-    A dead server is restarted once per call, and that call is repeated. Further parameters are those of
-    ``ToolEnv``; its ``tools`` are offered together with those of the servers.
+    A dead server is restarted once per call, and that call is repeated. Further parameters are
+    those of ``ToolEnv``; its ``tools`` are offered together with those of the servers.
 
-    *Raises* ConfigError when the extra is not installed or a server is described incorrectly; at the first rollout
-    when a server does not start, or when two tools have the same name.
+    *Raises* ConfigError when the extra is not installed or a server is described incorrectly; at
+    the first rollout when a server does not start, or when two tools have the same name.
     """
 
     @spell_out(ServerOptions, ToolEnv.__init__)
@@ -81,10 +84,14 @@ class MCPEnv(ToolEnv):
         extras.MCP.load("MCPEnv")
         specs = [ServerSpec.of(server) for server in mcp_servers]
         if not specs:
-            raise ConfigError("MCPEnv needs at least one server in mcp_servers; without any, write a ToolEnv")
+            raise ConfigError(
+                "MCPEnv needs at least one server in mcp_servers; without any, write a ToolEnv"
+            )
         names = [spec.name for spec in specs]
         if repeated := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"two MCP servers are named {repeated[0]!r}; names must differ", key="mcp_servers")
+            raise ConfigError(
+                f"two MCP servers are named {repeated[0]!r}; names must differ", key="mcp_servers"
+            )
         super().__init__(max_turns=max_turns, error_formatter=error_formatter, **parameters)
         self.mcp_servers = specs
         self._servers = Servers(specs, start_timeout_s)
@@ -92,10 +99,15 @@ class MCPEnv(ToolEnv):
         self._server_tools: list[Tool] | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Identity with the servers in place of their tools, which are unknown until the servers run."""
+        """Identity with the servers in place of their tools, which are unknown until the servers
+        run."""
         server_tools = {tool["name"] for tool in self._server_tools or ()}
         functions = [tool for name, tool in self._functions.items() if name not in server_tools]
-        offered = [tool for tool in self.tool_defs if field(tool.get("function") or tool, "name") not in server_tools]
+        offered = [
+            tool
+            for tool in self.tool_defs
+            if field(tool.get("function") or tool, "name") not in server_tools
+        ]
         return super().identity() | {
             "tools": describe([tool.function for tool in functions]),
             "tool_defs": describe(offered),
@@ -118,14 +130,18 @@ class MCPEnv(ToolEnv):
         await self._servers.stop()
 
     def _join(self, listed: Sequence[tuple[str, Any]]) -> list[Tool]:
-        """Add the tools of the servers. *Raises* ConfigError for a duplicate name, before any is added."""
-        owners = dict.fromkeys((field(t.get("function") or t, "name") for t in self.tool_defs), "the environment")
+        """Add the tools of the servers. *Raises* ConfigError for a duplicate name, before any is
+        added."""
+        owners = dict.fromkeys(
+            (field(t.get("function") or t, "name") for t in self.tool_defs), "the environment"
+        )
         functions = []
         for server, tool in listed:
             owner = f"the MCP server {server!r}"
             if tool.name in owners:
                 raise ConfigError(
-                    f"{owners[tool.name]} and {owner} both have a tool {tool.name!r}; rename one or leave one out"
+                    f"{owners[tool.name]} and {owner} both have a tool {tool.name!r}; rename one or"
+                    " leave one out"
                 )
             owners[tool.name] = owner
             try:
@@ -150,11 +166,14 @@ class MCPEnv(ToolEnv):
             return content
 
         call.__name__ = tool.name
-        return ToolFunction.with_definition(call, Tool(tool.name, tool.description or "", tool.input_schema))
+        return ToolFunction.with_definition(
+            call, Tool(tool.name, tool.description or "", tool.input_schema)
+        )
 
 
 def content_of(result: mcp_types.CallToolResult) -> Any:
-    """Convert the result of a tool call to message content: text if all blocks are text, else a list of parts."""
+    """Convert the result of a tool call to message content: text if all blocks are text, else a
+    list of parts."""
     parts = [_part(block) for block in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
@@ -174,7 +193,8 @@ def _part(block: mcp_types.ContentBlock) -> Any:
         case "resource":
             resource = block.resource
             return TextContentPart(
-                getattr(resource, "text", None) or f"[{resource.mime_type or 'data'}: {resource.uri}]"
+                getattr(resource, "text", None)
+                or f"[{resource.mime_type or 'data'}: {resource.uri}]"
             )
         case _:
             return TextContentPart(f"[{block.type}: {getattr(block, 'uri', '')}]")

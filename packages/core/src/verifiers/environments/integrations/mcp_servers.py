@@ -1,12 +1,15 @@
-"""Tool servers of the Model Context Protocol as child processes, one set for all event loops of this process.
+"""Tool servers of the Model Context Protocol as child processes, one set for all event loops of
+this process.
 
-Promise: a server starts on first use from any loop and runs until ``stop``. A dead server is restarted by the next
-call, once per call; a call interrupted by its death is repeated, so a server may see a call twice. A server sees ``HOME
-LOGNAME PATH SHELL TERM USER`` and the variables of its ``ServerSpec``; one whose message is longer than
-``MAX_MESSAGE_BYTES`` counts as dead. It ends with the processes that it started.
+Promise: a server starts on first use from any loop and runs until ``stop``. A dead server is
+restarted by the next call, once per call; a call interrupted by its death is repeated, so a server
+may see a call twice. A server sees ``HOME LOGNAME PATH SHELL TERM USER`` and the variables of its
+``ServerSpec``; one whose message is longer than ``MAX_MESSAGE_BYTES`` counts as dead. It ends with
+the processes that it started.
 
-The connections belong to an event loop in a dedicated thread, because each blocking call of an environment has its own
-loop that ends with the call. Models and messages are in ``mcp``. A child process is not a sandbox.
+The connections belong to an event loop in a dedicated thread, because each blocking call of an
+environment has its own loop that ends with the call. Models and messages are in ``mcp``. A child
+process is not a sandbox.
 """
 
 from __future__ import annotations
@@ -60,8 +63,8 @@ class ServerSpec:
     def of(cls, server: object) -> ServerSpec:
         """Build a spec from a mapping or an object with these fields.
 
-        ``env`` may also be a list of variables of this process. *Raises* ConfigError for anything else,
-        MissingKeyError for a listed variable that is not set.
+        ``env`` may also be a list of variables of this process. *Raises* ConfigError for anything
+        else, MissingKeyError for a listed variable that is not set.
         """
         if not isinstance(server, Mapping):
             server = {name: getattr(server, name) for name in FIELDS if hasattr(server, name)}
@@ -70,13 +73,20 @@ class ServerSpec:
         for name in ("name", "command"):
             if not isinstance(fields.get(name), str) or not fields[name]:
                 raise ConfigError(
-                    f"an MCP server needs a {name}; its fields are: {', '.join(fields) or 'nothing'}", key=name
+                    f"an MCP server needs a {name}; its fields are:"
+                    f" {', '.join(fields) or 'nothing'}",
+                    key=name,
                 )
         args = fields.get("args", ())
         if isinstance(args, str) or not all(isinstance(one, str) for one in args):
-            raise ConfigError(f"the args of the MCP server {fields['name']!r} must be a list of strings", key="args")
+            raise ConfigError(
+                f"the args of the MCP server {fields['name']!r} must be a list of strings",
+                key="args",
+            )
         env = _environment(fields["name"], fields.get("env", {}))
-        return cls(fields["name"], fields["command"], tuple(args), env, fields.get("description", ""))
+        return cls(
+            fields["name"], fields["command"], tuple(args), env, fields.get("description", "")
+        )
 
 
 def _environment(server: str, env: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
@@ -84,12 +94,15 @@ def _environment(server: str, env: Mapping[str, str] | Iterable[str]) -> dict[st
         names = [env] if isinstance(env, str) else list(env)
         if missing := [name for name in names if name not in os.environ]:
             raise MissingKeyError(
-                f"the MCP server {server!r} needs {', '.join(missing)}, which this process does not have",
+                f"the MCP server {server!r} needs {', '.join(missing)}, which this process does not"
+                " have",
                 names=missing,
             )
         env = {name: os.environ[name] for name in names}
     if not all(isinstance(part, str) for pair in env.items() for part in pair):
-        raise ConfigError(f"the env of the MCP server {server!r} must map names to strings", key="env")
+        raise ConfigError(
+            f"the env of the MCP server {server!r} must map names to strings", key="env"
+        )
     return dict(env)
 
 
@@ -110,7 +123,8 @@ class Servers:
         return await self._there(self._all_tools())
 
     async def call(self, server: str, tool: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool and return the result. *Raises* InfraError when the server died, also after a restart."""
+        """Call a tool and return the result. *Raises* InfraError when the server died, also after a
+        restart."""
         return await self._there(self.servers[server].call(tool, arguments))
 
     async def stop(self) -> None:
@@ -127,8 +141,14 @@ class Servers:
             thread.join(STOP_LIMIT_S)
 
     async def _all_tools(self) -> list[tuple[str, Any]]:
-        connections = await asyncio.gather(*(server.connection() for server in self.servers.values()))
-        return [(name, tool) for name, one in zip(self.servers, connections, strict=True) for tool in one.tools]
+        connections = await asyncio.gather(
+            *(server.connection() for server in self.servers.values())
+        )
+        return [
+            (name, tool)
+            for name, one in zip(self.servers, connections, strict=True)
+            for tool in one.tools
+        ]
 
     async def _stop_all(self) -> None:
         await asyncio.gather(*(server.stop() for server in self.servers.values()))
@@ -176,12 +196,15 @@ class _Server:
         self._fault = ""
 
     async def connection(self) -> _Connection:
-        """Return the running server, starting it if needed. *Raises* ConfigError, on a restart InfraError."""
+        """Return the running server, starting it if needed. *Raises* ConfigError, on a restart
+        InfraError."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
         starting = self._starting
         try:
-            return await asyncio.shield(starting)  # cancelling one caller must not cancel the others
+            return await asyncio.shield(
+                starting
+            )  # cancelling one caller must not cancel the others
         except (UsageError, InfraError):
             if self._starting is starting:
                 self._starting = None
@@ -202,11 +225,13 @@ class _Server:
                 if error.code != CONNECTION_CLOSED:
                     raise
                 death = error
-            log.warning("the MCP server %r died%s", self.spec.name, "" if is_last else "; restarting it")
+            log.warning(
+                "the MCP server %r died%s", self.spec.name, "" if is_last else "; restarting it"
+            )
             await self._end(running)
         raise InfraError(
-            f"the MCP server {self.spec.name!r} died during the call of {tool!r}, and again after a "
-            f"restart{self._fault}{self._stderr_text()}"
+            f"the MCP server {self.spec.name!r} died during the call of {tool!r}, and again after a"
+            f" restart{self._fault}{self._stderr_text()}"
         ) from death
 
     async def stop(self) -> None:
@@ -221,7 +246,12 @@ class _Server:
     async def _end(self, running: _Connection) -> None:
         """End a run of the server, and wait until its process has exited."""
         starting = self._starting
-        if starting is not None and starting.done() and not starting.exception() and starting.result() is running:
+        if (
+            starting is not None
+            and starting.done()
+            and not starting.exception()
+            and starting.result() is running
+        ):
             self._starting = None
         running.ended.set()
         if running.life is not None:
@@ -235,10 +265,14 @@ class _Server:
         except Exception as error:
             await asyncio.wait([connection.life])
             failure = InfraError if self._has_run else ConfigError
-            what = f"no answer within {self.start_limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            what = (
+                f"no answer within {self.start_limit_s:g} s"
+                if isinstance(error, TimeoutError)
+                else str(error)
+            )
             raise failure(
-                f"the MCP server {self.spec.name!r} ({self.spec.command}) did not start: {what}{self._fault}"
-                f"{self._stderr_text()}"
+                f"the MCP server {self.spec.name!r} ({self.spec.command}) did not start:"
+                f" {what}{self._fault}{self._stderr_text()}"
             ) from error
         self._has_run = True
         return connection
@@ -304,7 +338,9 @@ class _Server:
                 stream.close()
             await _end_process(process, 0.0 if self._fault else EXIT_LIMIT_S)
 
-    async def _read(self, stdout: asyncio.StreamReader, arrived: MemoryObjectSendStream[Any]) -> None:
+    async def _read(
+        self, stdout: asyncio.StreamReader, arrived: MemoryObjectSendStream[Any]
+    ) -> None:
         """Forward the server's messages until it closes its stdout or one is too long."""
         import anyio
         import mcp_types
@@ -320,7 +356,9 @@ class _Server:
                     self._fault = f"; it sent a message longer than {size_text(MAX_MESSAGE_BYTES)}"
                     return
                 try:
-                    await arrived.send(SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line)))
+                    await arrived.send(
+                        SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line))
+                    )
                 except ValueError as error:
                     await arrived.send(error)
 
@@ -331,19 +369,24 @@ class _Server:
 
 
 async def _write(
-    stdin: asyncio.StreamWriter, given: MemoryObjectReceiveStream[Any], arrived: MemoryObjectSendStream[Any]
+    stdin: asyncio.StreamWriter,
+    given: MemoryObjectReceiveStream[Any],
+    arrived: MemoryObjectSendStream[Any],
 ) -> None:
     """Forward messages to the server; when it takes no more, its side counts as closed too."""
     with contextlib.suppress(OSError):
         async for message in given:
-            stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+            stdin.write(
+                message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+            )
             await stdin.drain()
         return
     arrived.close()
 
 
 async def _end_process(process: Any, limit_s: float) -> None:
-    """Close the stdin of a server; then SIGTERM and SIGKILL to all that it started, each after ``limit_s``."""
+    """Close the stdin of a server; then SIGTERM and SIGKILL to all that it started, each after
+    ``limit_s``."""
     with contextlib.suppress(OSError):
         process.stdin.close()
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -363,7 +406,9 @@ async def _all_tools(session: Any) -> list[Any]:
     tools: list[Any] = []
     cursor = None
     while True:
-        listed = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+        listed = await session.list_tools(
+            params=PaginatedRequestParams(cursor=cursor) if cursor else None
+        )
         tools += listed.tools
         cursor = listed.next_cursor
         if not cursor:
@@ -371,7 +416,8 @@ async def _all_tools(session: Any) -> list[Any]:
 
 
 class _Stderr:
-    """A pipe for the stderr of a server that keeps the last bytes; entered on the loop that reads it."""
+    """A pipe for the stderr of a server that keeps the last bytes; entered on the loop that reads
+    it."""
 
     def __init__(self, server: _Server):
         self._server = server

@@ -1,13 +1,13 @@
 """``OpenEnvEnv``: episodes of an environment that an OpenEnv server runs.
 
-Promise: one WebSocket session per rollout, closed after it. The reward of a step is stored on its turn, and the
-rollout's is their sum; an episode in which the server gave none has an unknown reward. An action that cannot be read,
-here or at the server, ends the episode with reward 0 for that step. A failure of the server ends the rollout with an
-unknown reward.
+Promise: one WebSocket session per rollout, closed after it. The reward of a step is stored on its
+turn, and the rollout's is their sum; an episode in which the server gave none has an unknown
+reward. An action that cannot be read, here or at the server, ends the episode with reward 0 for
+that step. A failure of the server ends the rollout with an unknown reward.
 
-What an action is, the server's schema says: tools are offered to the model as tools; the message of a server of
-``vf-serve-env`` is the model's; of an action with one required field the answer is its value; any other action is a
-JSON object. Nothing of OpenEnv is imported.
+What an action is, the server's schema says: tools are offered to the model as tools; the message of
+a server of ``vf-serve-env`` is the model's; of an action with one required field the answer is its
+value; any other action is a JSON object. Nothing of OpenEnv is imported.
 """
 
 from __future__ import annotations
@@ -59,24 +59,26 @@ class OpenEnvEnv(MultiTurnEnv):
 
     Args:
         url: The server's address, ``http://HOST:PORT``.
-        action_parser: Function from the text of the model's message to the action, a dict; the default follows
-            the server's schema. May be async.
-        obs_to_text: Function from an observation, a dict, to the content of a user message; the default takes
-            its text, or the whole as JSON. May be async.
-        reset_args: Arguments of every reset; ``info["reset"]`` of a row adds its own, such as ``split`` and
-            ``index`` of a task.
+        action_parser: Function from the text of the model's message to the action, a dict; the
+            default follows the server's schema. May be async.
+        obs_to_text: Function from an observation, a dict, to the content of a user message; the
+            default takes its text, or the whole as JSON. May be async.
+        reset_args: Arguments of every reset; ``info["reset"]`` of a row adds its own, such as
+            ``split`` and ``index`` of a task.
         num_train_episodes: Rows to train on.
         num_eval_episodes: Rows to evaluate on.
         max_episode_steps: Actions after which an episode ends; None = no limit here.
         seed: The seed of a row is ``seed + example_id``.
-        connect_timeout_s: Time limit of a connection; while all sessions are in use it is tried again.
+        connect_timeout_s: Time limit of a connection; while all sessions are in use it is tried
+            again.
         step_timeout_s: Time limit of a reset and of a step.
 
     Example::
 
         env = vf.OpenEnvEnv("http://127.0.0.1:8000", num_train_episodes=100)
 
-    ``state["openenv_metadata"]`` is the metadata of the last observation. Further parameters are ``MultiTurnEnv``'s.
+    ``state["openenv_metadata"]`` is the metadata of the last observation. Further parameters are
+    ``MultiTurnEnv``'s.
     """
 
     @spell_out(MultiTurnOptions, MultiTurnEnv.__init__)
@@ -86,7 +88,9 @@ class OpenEnvEnv(MultiTurnEnv):
         action_parser: Callable[[str], Any] | None = None,
         obs_to_text: Callable[[Mapping[str, Any]], Any] | None = None,
         reset_args: Mapping[str, Any] | None = None,
-        num_train_episodes: Annotated[int, Free("how many rows; every row has a content hash")] = 1000,
+        num_train_episodes: Annotated[
+            int, Free("how many rows; every row has a content hash")
+        ] = 1000,
         num_eval_episodes: Annotated[int, Free("how many rows; every row has a content hash")] = 20,
         max_episode_steps: int | None = None,
         seed: int = 0,
@@ -95,7 +99,10 @@ class OpenEnvEnv(MultiTurnEnv):
         **parameters: Unpack[MultiTurnOptions],
     ):
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"url is {url!r}; give the server's address, such as http://127.0.0.1:8000", key="url")
+            raise ConfigError(
+                f"url is {url!r}; give the server's address, such as http://127.0.0.1:8000",
+                key="url",
+            )
         if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
             train, evaluation = episode_rows(num_train_episodes, num_eval_episodes, seed)
             parameters["dataset"], parameters["eval_dataset"] = train, evaluation
@@ -106,29 +113,43 @@ class OpenEnvEnv(MultiTurnEnv):
         self.action_parser = action_parser
         if obs_to_text is not None and type(self).obs_to_text is OpenEnvEnv.obs_to_text:
             self.obs_to_text = obs_to_text  # type: ignore[assignment]
-        self.reset_args, self.seed, self.max_episode_steps = dict(reset_args or {}), seed, max_episode_steps
+        self.reset_args, self.seed, self.max_episode_steps = (
+            dict(reset_args or {}),
+            seed,
+            max_episode_steps,
+        )
         self.connect_timeout_s, self.step_timeout_s = connect_timeout_s, step_timeout_s
 
     def obs_to_text(self, observation: Mapping[str, Any]) -> Any:
-        """The content of the user message for an observation; may be async. An override wins over the parameter."""
+        """The content of the user message for an observation; may be async. An override wins over
+        the parameter."""
         for name in ("text", "prompt", "message", "result"):
             if isinstance(observation.get(name), str):
                 return observation[name]
-        fields = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
+        fields = {
+            name: value
+            for name, value in observation.items()
+            if name != "metadata" and value is not None
+        }
         return json.dumps(fields, ensure_ascii=False) if fields else ""
 
-    # --- one episode --------------------------------------------------------------------------------------------
+    # --- one episode ------------------------------------------------------------------------------
 
     async def setup_state(self, state: State) -> None:
         """Open a session, reset it, and append the first observation to the prompt."""
-        session = state["openenv_session"] = await _Session.open(self.url, self.connect_timeout_s, self.step_timeout_s)
+        session = state["openenv_session"] = await _Session.open(
+            self.url, self.connect_timeout_s, self.step_timeout_s
+        )
         row_args = state["info"].get("reset") or {}
         args = {"seed": seed_of(state, self.seed), **self.reset_args, **row_args}
         result = await session.ask("reset", args)
         observation, state["openenv_metadata"] = _observation(result), result.get("metadata") or {}
         if session.takes_messages and self.action_parser is None:
             own: list[Any] = [*self.as_prompt(state["prompt"])]
-            state["prompt"] = [*(message for message in own if message["content"]), *_messages(observation)]
+            state["prompt"] = [
+                *(message for message in own if message["content"]),
+                *_messages(observation),
+            ]
             state["tool_defs"] = [_tool(tool) for tool in observation.get("tools") or ()]
             return
         if session.takes_tools and self.action_parser is None:
@@ -143,7 +164,11 @@ class OpenEnvEnv(MultiTurnEnv):
         """Perform the actions of the turn here, before a turn limit can end the rollout."""
         await maybe_await(super().add_trajectory_step(state, step))
         session, completion = state["openenv_session"], step["completion"]
-        message = Message(role="assistant", content=completion) if isinstance(completion, str) else completion[-1]
+        message = (
+            Message(role="assistant", content=completion)
+            if isinstance(completion, str)
+            else completion[-1]
+        )
         rewards: list[float] = []
         replies: list[Any] = []
         is_done = False
@@ -184,14 +209,19 @@ class OpenEnvEnv(MultiTurnEnv):
         if session is not None:
             await session.close()
 
-    async def _actions(self, message: Message, session: _Session) -> list[tuple[dict[str, Any], str | None]]:
-        """The actions of a turn, each with the id of its tool call. *Raises* ValueError without one."""
+    async def _actions(
+        self, message: Message, session: _Session
+    ) -> list[tuple[dict[str, Any], str | None]]:
+        """The actions of a turn, each with the id of its tool call. *Raises* ValueError without
+        one."""
         text = message_text(message)
         if self.action_parser is not None:
             return [(await maybe_await(self.action_parser(text)), None)]
         calls = message.tool_calls or []
         if session.takes_messages:
-            wire = [{"id": call["id"], "name": call.name, "arguments": call.arguments} for call in calls]
+            wire = [
+                {"id": call["id"], "name": call.name, "arguments": call.arguments} for call in calls
+            ]
             return [({"content": text} | ({"tool_calls": wire} if wire else {}), None)]
         if session.takes_tools:
             if not calls:
@@ -200,7 +230,9 @@ class OpenEnvEnv(MultiTurnEnv):
         answer = await maybe_await(self.parser.parse_answer([message]))
         return [(session.action_of(answer), None)]
 
-    async def _replies(self, observation: Mapping[str, Any], call_id: str | None, session: _Session) -> Messages:
+    async def _replies(
+        self, observation: Mapping[str, Any], call_id: str | None, session: _Session
+    ) -> Messages:
         if session.takes_messages and self.action_parser is None:
             return _messages(observation)
         if call_id is not None:
@@ -222,14 +254,20 @@ class _Session:
     ):
         self.url, self._http, self._socket, self._schema = url, http, socket, schema
         self._timeout_s = timeout_s
-        self._fields = {name: kind for name, kind in (schema.get("properties") or {}).items() if name != "metadata"}
+        self._fields = {
+            name: kind
+            for name, kind in (schema.get("properties") or {}).items()
+            if name != "metadata"
+        }
         self.takes_messages = {"content", "tool_calls"} <= self._fields.keys()
         self.takes_tools = {"tool_name", "arguments"} <= self._fields.keys()
 
     @classmethod
     async def open(cls, url: str, connect_timeout_s: float, timeout_s: float) -> _Session:
         """*Raises* InfraError when the server is not reached, or has no session in time."""
-        http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s))
+        http = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        )
         async with AsyncExitStack() as undo:
             undo.push_async_callback(http.close)
             try:
@@ -240,7 +278,8 @@ class _Session:
                     while True:
                         socket = await http.ws_connect(f"{url}/ws", max_msg_size=MAX_MESSAGE_BYTES)
                         session = cls(url, http, socket, schema, timeout_s)
-                        try:  # a server whose sessions are all in use says so before it reads anything
+                        # a server whose sessions are all in use says so before it reads anything
+                        try:
                             await session.ask("state", {})
                             undo.pop_all()
                             return session
@@ -249,23 +288,35 @@ class _Session:
                                 raise
                             await socket.close()
                             await asyncio.sleep(0.2)
-            except (TimeoutError, aiohttp.ClientError, OSError, KeyError, TypeError, ValueError) as error:
+            except (
+                TimeoutError,
+                aiohttp.ClientError,
+                OSError,
+                KeyError,
+                TypeError,
+                ValueError,
+            ) as error:
                 why = str(error) or f"nothing within {connect_timeout_s:g} s"
                 raise InfraError(
                     f"the OpenEnv server at {url} gave no session: {why}; start it, or correct url"
                 ) from error
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of the answer. *Raises* ActionRefused; InfraError when the server fails, is silent or gone."""
+        """The data of the answer. *Raises* ActionRefused; InfraError when the server fails, is
+        silent or gone."""
         message = {"type": kind} if kind == "state" else {"type": kind, "data": data}
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._socket.send_str(json.dumps(message))
                 received = await self._socket.receive()
         except TimeoutError as error:
-            raise InfraError(f"the OpenEnv server at {self.url} gave no {kind} within {self._timeout_s:g} s") from error
+            raise InfraError(
+                f"the OpenEnv server at {self.url} gave no {kind} within {self._timeout_s:g} s"
+            ) from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise InfraError(f"the OpenEnv server at {self.url} closed the session: {error}") from error
+            raise InfraError(
+                f"the OpenEnv server at {self.url} closed the session: {error}"
+            ) from error
         if received.type != aiohttp.WSMsgType.TEXT:
             raise InfraError(f"the OpenEnv server at {self.url} closed the session")
         answer = json.loads(received.data)
@@ -281,7 +332,10 @@ class _Session:
         """How an answer is written, where it is neither a tool call nor the value of one field."""
         if self.takes_tools or self._only_field():
             return ""
-        return f"Answer with a JSON object of this schema: {json.dumps({'type': 'object', 'properties': self._fields})}"
+        return (
+            "Answer with a JSON object of this schema:"
+            f" {json.dumps({'type': 'object', 'properties': self._fields})}"
+        )
 
     def action_of(self, answer: object) -> dict[str, Any]:
         """The action of an answer. *Raises* ValueError."""
@@ -311,14 +365,19 @@ def _observation(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _messages(observation: Mapping[str, Any]) -> Messages:
-    """The messages of a server of ``vf-serve-env``. *Raises* InfraError where it wrote the conversation anew."""
+    """The messages of a server of ``vf-serve-env``. *Raises* InfraError where it wrote the
+    conversation anew."""
     if observation.get("replaces"):
-        raise InfraError("the served environment wrote the conversation anew, which a session cannot follow")
+        raise InfraError(
+            "the served environment wrote the conversation anew, which a session cannot follow"
+        )
     return [Message(**message) for message in observation.get("messages") or ()]
 
 
 def _tool(tool: Mapping[str, Any]) -> Tool:
-    schema = tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
+    schema = (
+        tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
+    )
     return Tool(tool["name"], tool.get("description") or "", schema)
 
 
@@ -336,10 +395,14 @@ def _result_of(observation: Mapping[str, Any]) -> str:
         return str(error.get("message") if isinstance(error, Mapping) else error)
     if isinstance(result, Mapping) and isinstance(result.get("data"), str):
         result = result["data"]
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    return (
+        result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    )
 
 
 def _details(errors: object) -> str:
     if not isinstance(errors, list):
         return ""
-    return ": " + "; ".join(f"{'.'.join(map(str, e.get('loc', ())))} {e.get('msg', '')}".strip() for e in errors)
+    return ": " + "; ".join(
+        f"{'.'.join(map(str, e.get('loc', ())))} {e.get('msg', '')}".strip() for e in errors
+    )

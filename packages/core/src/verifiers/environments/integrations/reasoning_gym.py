@@ -1,11 +1,13 @@
 """``ReasoningGymEnv``: questions of Reasoning Gym, scored by the generator of the question.
 
-Promise: rows are generated on first use from one seed; training and evaluation rows are disjoint indices of one
-sequence. Scoring generates the entry again; if the question then differs, the reward is unknown. The isolation of
-scorers from model text is in ``reasoning_gym_scoring``.
+Promise: rows are generated on first use from one seed; training and evaluation rows are disjoint
+indices of one sequence. Scoring generates the entry again; if the question then differs, the reward
+is unknown. The isolation of scorers from model text is in ``reasoning_gym_scoring``.
 
-A few generators (in 0.1.25: isomorphic_strings, knight_swap, polynomial_multiplication, ransom_note, word_ladder)
-depend on the hash seed of Python: with them, all processes of a run need the same ``PYTHONHASHSEED``.
+A few generators (in 0.1.25: isomorphic_strings, knight_swap, polynomial_multiplication,
+ransom_note, word_ladder)
+depend on the hash seed of Python: with them, all processes of a run need the same
+``PYTHONHASHSEED``.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ class ReasoningGymEnv(SingleTurnEnv):
     """Generated questions with a verifiable answer.
 
     Args:
-        gym: A generator's name, a list of names, or a list of ``{name, weight, config}`` (default: weight 1.0,
-            no config).
+        gym: A generator's name, a list of names, or a list of ``{name, weight, config}`` (default:
+            weight 1.0, no config).
         num_train_examples: Questions to train on.
         num_eval_examples: Questions to evaluate on.
         system_prompt: Default: a description of the format of the parser; ``""`` sets none.
@@ -71,21 +73,26 @@ class ReasoningGymEnv(SingleTurnEnv):
         ReasoningGymEnv(["chain_sum", "leg_counting"])
         ReasoningGymEnv([{"name": "chain_sum", "weight": 2.0, "config": {"max_terms": 4}}, {"name": "leg_counting"}])
 
-    The reward ``generator_score`` is the score of the parsed answer by the generator; ``task`` is the name of the
-    generator. Further parameters are those of ``SingleTurnEnv``.
+    The reward ``generator_score`` is the score of the parsed answer by the generator; ``task`` is
+    the name of the generator. Further parameters are those of ``SingleTurnEnv``.
 
-    *Raises* ConfigError when Reasoning Gym is not installed, for an unknown or repeated generator and for a
-    configuration that a generator refuses.
+    *Raises* ConfigError when Reasoning Gym is not installed, for an unknown or repeated generator
+    and for a configuration that a generator refuses.
 
-    A question counts as solved at a score of 1 (``pass_threshold``): many generators pay part of it for a wrong answer.
+    A question counts as solved at a score of 1 (``pass_threshold``): many generators pay part of it
+    for a wrong answer.
     """
 
     @spell_out(QuestionOptions, SingleTurnEnv.__init__)
     def __init__(
         self,
         gym: str | Sequence[str | Mapping[str, Any]],
-        num_train_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 1000,
-        num_eval_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 100,
+        num_train_examples: Annotated[
+            int, Free("how many rows; every row has a content hash")
+        ] = 1000,
+        num_eval_examples: Annotated[
+            int, Free("how many rows; every row has a content hash")
+        ] = 100,
         system_prompt: str | None = None,
         parser: Parser | None = None,
         seed: int = 0,
@@ -97,7 +104,9 @@ class ReasoningGymEnv(SingleTurnEnv):
             if not isinstance(number, int) or number < 0:
                 raise ConfigError(f"the number of examples is {number!r}; it must be 0 or more")
         if not num_train_examples + num_eval_examples:
-            raise ConfigError("no training and no evaluation examples are requested; request at least one")
+            raise ConfigError(
+                "no training and no evaluation examples are requested; request at least one"
+            )
         parser = parser if parser is not None else XMLParser(["answer"])
         self.generators = _generators(gym)
         for generator in self.generators:
@@ -106,7 +115,10 @@ class ReasoningGymEnv(SingleTurnEnv):
         self._common = {"seed": seed, "size": num_train_examples + num_eval_examples}
         self._generator_lock = threading.Lock()
         self._entry = functools.lru_cache(maxsize=MAX_CACHED_ENTRIES)(self._generate)
-        train, evaluation = range(num_train_examples), range(num_train_examples, self._common["size"])
+        train, evaluation = (
+            range(num_train_examples),
+            range(num_train_examples, self._common["size"]),
+        )
         parameters.setdefault("pass_threshold", 1.0)
         super().__init__(
             dataset=(lambda: [self._row(i) for i in train]) if train else None,
@@ -121,8 +133,8 @@ class ReasoningGymEnv(SingleTurnEnv):
     async def generator_score(self, parser: Parser, completion: Messages, state: State) -> float:
         """Return the score of the answer by the generator of the question.
 
-        *Raises* ScoringError when the generator does not reproduce the question of the row, and when its scorer fails
-        on the reference answer too.
+        *Raises* ScoringError when the generator does not reproduce the question of the row, and
+        when its scorer fails on the reference answer too.
         """
         from verifiers.environments.integrations.reasoning_gym_scoring import score
 
@@ -131,14 +143,16 @@ class ReasoningGymEnv(SingleTurnEnv):
         name = entry["metadata"]["source_dataset"]
         if entry["question"] != state.get("question", entry["question"]):
             raise ScoringError(
-                f"the generator {name!r} generates another question in this process than in the one that created the "
-                "row; set PYTHONHASHSEED to the same number for both",
+                f"the generator {name!r} generates another question in this process than in the one"
+                " that created the row; set PYTHONHASHSEED to the same number for both",
                 function="generator_score",
             )
         config = next((g.config for g in self.generators if g.name == name), {})
-        return await score(name, self._common | dict(config), entry, None if answer is None else str(answer))
+        return await score(
+            name, self._common | dict(config), entry, None if answer is None else str(answer)
+        )
 
-    # --- entries ------------------------------------------------------------------------------------------------
+    # --- entries ----------------------------------------------------------------------------------
 
     @functools.cached_property
     def _questions(self) -> Any:
@@ -174,21 +188,29 @@ def _generators(gym: object) -> list[Generator]:
     """Parse ``gym`` into generators. *Raises* ConfigError when it is invalid."""
     entries = [gym] if isinstance(gym, str) else gym
     if not isinstance(entries, Sequence) or not entries:
-        raise ConfigError(f"gym is {gym!r}; give a generator's name, a list of names, or a list of {{name, weight}}")
+        raise ConfigError(
+            f"gym is {gym!r}; give a generator's name, a list of names, or a list of {{name,"
+            " weight}"
+        )
     generators: list[Generator] = []
     for one in entries:
         if not isinstance(one, str | Mapping):
-            raise ConfigError(f"gym lists {one!r}; give a generator's name or {{name, weight, config}}", key="gym")
+            raise ConfigError(
+                f"gym lists {one!r}; give a generator's name or {{name, weight, config}}", key="gym"
+            )
         fields: dict[str, Any] = {"name": one} if isinstance(one, str) else dict(one)
         check_keywords(fields, ("name", "weight", "config"), "a generator of gym")
         name, weight = fields.get("name"), fields.get("weight", 1.0)
         if not isinstance(name, str):
             raise ConfigError(f"gym lists {one!r}, which has no name", key="gym")
         if not isinstance(weight, int | float) or not weight > 0:
-            raise ConfigError(f"the weight of the generator {name!r} is {weight!r}; it must be above 0", key="gym")
+            raise ConfigError(
+                f"the weight of the generator {name!r} is {weight!r}; it must be above 0", key="gym"
+            )
         if any(other.name == name for other in generators):
             raise ConfigError(
-                f"gym lists the generator {name!r} twice; once is enough, with a larger weight", key="gym"
+                f"gym lists the generator {name!r} twice; once is enough, with a larger weight",
+                key="gym",
             )
         generators.append(Generator(name, float(weight), dict(fields.get("config") or {})))
     return generators
@@ -204,9 +226,15 @@ def _check(generator: Generator, registered: Mapping[str, tuple[Any, Any]]) -> N
         if hasattr(config, "validate"):
             config.validate()
     except (AssertionError, TypeError, ValueError) as error:
-        raise ConfigError(f"the generator {generator.name!r} refuses its config: {error}", key="gym") from error
+        raise ConfigError(
+            f"the generator {generator.name!r} refuses its config: {error}", key="gym"
+        ) from error
 
 
 def _format_prompt(parser: Parser) -> str | None:
     show = getattr(parser, "get_format_str", None)
-    return f"Solve the problem, then give your final answer alone in this format:\n{show()}" if callable(show) else None
+    return (
+        f"Solve the problem, then give your final answer alone in this format:\n{show()}"
+        if callable(show)
+        else None
+    )

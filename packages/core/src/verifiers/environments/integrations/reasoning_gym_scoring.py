@@ -1,12 +1,13 @@
 """Score completions with the scorers of Reasoning Gym, in worker processes only.
 
-Some scorers evaluate the text of the model as Python, directly or through sympy. A worker process therefore has a time
-limit per call after which it is killed, a memory limit, ``ast.literal_eval`` in place of ``eval``, and an audit hook
-that refuses to start processes, open connections and change files. This protects the machine from accidents and simple
-attacks; it is not a security boundary against code written to escape from Python.
+Some scorers evaluate the text of the model as Python, directly or through sympy. A worker process
+therefore has a time limit per call after which it is killed, a memory limit, ``ast.literal_eval``
+in place of ``eval``, and an audit hook that refuses to start processes, open connections and change
+files. This protects the machine from accidents and simple attacks; it is not a security boundary
+against code written to escape from Python.
 
-When a scorer raises or times out, the reward is 0.0 if the scorer accepts the reference answer; else the scorer is
-faulty and the reward is unknown.
+When a scorer raises or times out, the reward is 0.0 if the scorer accepts the reference answer;
+else the scorer is faulty and the reward is unknown.
 """
 
 from __future__ import annotations
@@ -26,18 +27,36 @@ LIMIT_S = 10.0
 MAX_MEMORY_BYTES = 4 << 30
 MAX_PROCESSES = 4
 """Each imports the whole library, about 200 MB."""
-LITERALS = ("algorithmic.binary_matrix", "algorithmic.spiral_matrix", "algorithmic.string_insertion", "games.n_queens")
+LITERALS = (
+    "algorithmic.binary_matrix",
+    "algorithmic.spiral_matrix",
+    "algorithmic.string_insertion",
+    "games.n_queens",
+)
 """Modules that parse an answer with ``eval`` although only literals are valid."""
 REFUSED = (
-    "os.chflags os.chmod os.chown os.exec os.fork os.forkpty os.kill os.killpg os.link os.mkdir os.posix_spawn "
-    "os.putenv os.remove os.rename os.rmdir os.setxattr os.spawn os.startfile os.symlink os.system os.truncate "
-    "os.unsetenv os.utime pty.spawn signal.pthread_kill"
+    "os.chflags os.chmod os.chown os.exec os.fork os.forkpty os.kill os.killpg os.link os.mkdir"
+    " os.posix_spawn os.putenv os.remove os.rename os.rmdir os.setxattr os.spawn os.startfile"
+    " os.symlink os.system os.truncate os.unsetenv os.utime pty.spawn signal.pthread_kill"
 ).split()
-REFUSED_MODULES = ("ctypes", "ftplib", "http", "shutil", "smtplib", "socket", "sqlite3", "subprocess", "urllib")
+REFUSED_MODULES = (
+    "ctypes",
+    "ftplib",
+    "http",
+    "shutil",
+    "smtplib",
+    "socket",
+    "sqlite3",
+    "subprocess",
+    "urllib",
+)
 
 
-async def score(name: str, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str | None) -> float:
-    """Return the score of the model's ``answer`` to an entry. *Raises* ScoringError when the scorer is faulty."""
+async def score(
+    name: str, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str | None
+) -> float:
+    """Return the score of the model's ``answer`` to an entry. *Raises* ScoringError when the scorer
+    is faulty."""
     try:
         return await _call(name, config, entry, answer)
     except TimeoutError:
@@ -45,13 +64,17 @@ async def score(name: str, config: Mapping[str, Any], entry: Mapping[str, Any], 
         return 0.0
 
 
-async def _call(name: str, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str | None) -> float:
+async def _call(
+    name: str, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str | None
+) -> float:
     pool = process_pool(max(2, min(MAX_PROCESSES, os.cpu_count() or 1)), guard)
     arguments = {"name": name, "config": dict(config), "entry": dict(entry), "answer": answer}
     return float(await pool.run(plain_score, arguments, LIMIT_S, name))
 
 
-def plain_score(name: str, config: dict[str, Any], entry: dict[str, Any], answer: str | None) -> float:
+def plain_score(
+    name: str, config: dict[str, Any], entry: dict[str, Any], answer: str | None
+) -> float:
     """Score in this process: for worker processes after ``guard``, and for trusted text."""
     scorer = _scorer(name, config)
     try:
@@ -71,11 +94,12 @@ def _scorer(name: str, config: dict[str, Any]) -> Any:
     return _SCORERS[key]
 
 
-# --- the guard --------------------------------------------------------------------------------------------------
+# --- the guard ------------------------------------------------------------------------------------
 
 
 def guard() -> None:
-    """Restrict this process permanently to the operations that scorers need. Initializer of worker processes."""
+    """Restrict this process permanently to the operations that scorers need. Initializer of worker
+    processes."""
     for module in LITERALS:
         if (scorers := sys.modules.get(f"reasoning_gym.{module}")) is not None:
             vars(scorers)["eval"] = ast.literal_eval
@@ -94,7 +118,9 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook. *Raises* PermissionError for operations that no scorer needs."""
     if event == "open":
         _path, mode, flags = arguments
-        writes = set(mode or "") & set("wax+") or (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        writes = set(mode or "") & set("wax+") or (flags or 0) & (
+            os.O_WRONLY | os.O_RDWR | os.O_CREAT
+        )
     else:
         writes = event in REFUSED or event.partition(".")[0] in REFUSED_MODULES
     if writes:

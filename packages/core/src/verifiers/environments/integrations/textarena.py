@@ -1,11 +1,13 @@
 """``TextArenaEnv``: single-player games of TextArena.
 
-Promise: every rollout has an independent game, initialized from the seed of its row; the same moves give the same game,
-regardless of other rollouts. TextArena draws from the global random generators; each move sets them to the state of the
-game and restores them afterwards. The constructor downloads nothing: the first rollout creates the game once, and later
-games are copies that share its word lists.
+Promise: every rollout has an independent game, initialized from the seed of its row; the same moves
+give the same game, regardless of other rollouts. TextArena draws from the global random generators;
+each move sets them to the state of the game and restores them afterwards. The constructor downloads
+nothing: the first rollout creates the game once, and later games are copies that share its word
+lists.
 
-The dictionary of a game may need files of NLTK, which TextArena then downloads. Multi-player games are refused.
+The dictionary of a game may need files of NLTK, which TextArena then downloads. Multi-player games
+are refused.
 """
 
 from __future__ import annotations
@@ -64,24 +66,27 @@ class TextArenaEnv(MultiTurnEnv):
         system_prompt: Default: a description of the format of the parser; ``""`` sets none.
         parser: Reads the move out of the last message of the model.
         rubric: Default: the reward of the game.
-        feedback_fn: Function from the output of the game since the last move (only the new part, where the game
-            repeats its history) to the user message.
+        feedback_fn: Function from the output of the game since the last move (only the new part,
+            where the game repeats its history) to the user message.
         seed: Seed of the rows.
 
-    The move is the answer that the parser reads in the last message of the model; without one the move is empty,
-    and the rules of the game for invalid moves apply. Reward functions read the finished game from
-    ``state["ta_env"]``. A game counts as won at a reward of 1 (``pass_threshold``): many games pay part of it for
-    coming close, and some for wrong moves. Further parameters are those of ``MultiTurnEnv``.
+    The move is the answer that the parser reads in the last message of the model; without one the
+    move is empty, and the rules of the game for invalid moves apply. Reward functions read the
+    finished game from ``state["ta_env"]``. A game counts as won at a reward of 1
+    (``pass_threshold``): many games pay part of it for coming close, and some for wrong moves.
+    Further parameters are those of ``MultiTurnEnv``.
 
-    *Raises* ConfigError when TextArena is not installed, the game is unknown, or a setting is invalid; at the first
-    rollout for a game that cannot be created or is for several players.
+    *Raises* ConfigError when TextArena is not installed, the game is unknown, or a setting is
+    invalid; at the first rollout for a game that cannot be created or is for several players.
     """
 
     @spell_out(GameOptions, MultiTurnEnv.__init__)
     def __init__(
         self,
         game: str = "Wordle-v0",
-        num_train_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 1000,
+        num_train_examples: Annotated[
+            int, Free("how many rows; every row has a content hash")
+        ] = 1000,
         num_eval_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 0,
         system_prompt: str | None = None,
         parser: Parser | None = None,
@@ -92,7 +97,9 @@ class TextArenaEnv(MultiTurnEnv):
     ):
         registered = extras.TEXTARENA.load("TextArenaEnv").envs.registration.ENV_REGISTRY
         if game not in registered:
-            raise ConfigError(f"TextArena has no game {game!r}{closest(game, registered)}", key="game")
+            raise ConfigError(
+                f"TextArena has no game {game!r}{closest(game, registered)}", key="game"
+            )
         if parser is None:
             parser = XMLParser(["think", "guess"], answer_field="guess")
         if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
@@ -112,7 +119,7 @@ class TextArenaEnv(MultiTurnEnv):
         self._prototype: Any = None
         self._word_lists: dict[int, Any] = {}
 
-    # --- one game -----------------------------------------------------------------------------------------------
+    # --- one game ---------------------------------------------------------------------------------
 
     async def setup_state(self, state: State) -> None:
         """Create the game ``state["ta_env"]``, and append its first observation to the prompt."""
@@ -125,7 +132,9 @@ class TextArenaEnv(MultiTurnEnv):
             try:
                 game.reset(num_players=1, seed=seed)
             except AssertionError as error:
-                raise ConfigError(f"the game {self.game!r} is not for one player: {error}") from error
+                raise ConfigError(
+                    f"the game {self.game!r} is not for one player: {error}"
+                ) from error
         state["prompt"] = opened(self.as_prompt(state["prompt"]), self._new_text(state))
 
     async def add_trajectory_step(self, state: State, step: TrajectoryStep) -> None:
@@ -138,7 +147,9 @@ class TextArenaEnv(MultiTurnEnv):
             news = self._new_text(state)
         if done:
             news = "\n".join(filter(None, (news, game.state.game_info[0].get("reason"))))
-        feedback = self.as_prompt([{"role": "user", "content": await maybe_await(self.feedback_fn(news))}])
+        feedback = self.as_prompt(
+            [{"role": "user", "content": await maybe_await(self.feedback_fn(news))}]
+        )
         state["final_env_response" if done else "ta_feedback"] = feedback
 
     def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
@@ -167,9 +178,10 @@ class TextArenaEnv(MultiTurnEnv):
                 game = extras.TEXTARENA.load("TextArenaEnv").make(self.game)
             except Exception as error:
                 raise ConfigError(
-                    f"the game {self.game!r} cannot be created: {type(error).__name__}: {_gist(error)} (games with a "
-                    "dictionary download it; where there is no network, run `python -m nltk.downloader words "
-                    "averaged_perceptron_tagger_eng` elsewhere and copy its nltk_data folder)"
+                    f"the game {self.game!r} cannot be created: {type(error).__name__}:"
+                    f" {_gist(error)} (games with a dictionary download it; where there is no"
+                    " network, run `python -m nltk.downloader words"
+                    " averaged_perceptron_tagger_eng` elsewhere and copy its nltk_data folder)"
                 ) from error
             self._word_lists = {id(words): words for words in _word_lists(game)}
             self._prototype = game
@@ -182,14 +194,20 @@ def format_prompt(parser: Parser) -> str | None:
 
 
 def _gist(error: Exception) -> str:
-    """Return the first line of an error with letters in it: NLTK frames and colours its messages."""
+    """Return the first line of an error with letters in it: NLTK frames and colours
+    its messages."""
     lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
     return next((line.strip() for line in lines if any(map(str.isalpha, line))), "no message")
 
 
 def _as_text(observation: str | Iterable[tuple[int, str, object]] | None) -> str:
-    """Return an observation as text: that of the wrappers, or the joined messages of a game without wrappers."""
-    return observation if isinstance(observation, str) else "\n".join(message for _, message, _ in observation or ())
+    """Return an observation as text: that of the wrappers, or the joined messages of a game without
+    wrappers."""
+    return (
+        observation
+        if isinstance(observation, str)
+        else "\n".join(message for _, message, _ in observation or ())
+    )
 
 
 def _word_lists(game: object, depth: int = 4) -> Iterator[Any]:
@@ -202,7 +220,7 @@ def _word_lists(game: object, depth: int = 4) -> Iterator[Any]:
             yield from _word_lists(value, depth - 1)
 
 
-# --- the random generators --------------------------------------------------------------------------------------
+# --- the random generators ------------------------------------------------------------------------
 
 
 def _seeded(seed: int) -> tuple[Any, Any]:

@@ -1,4 +1,5 @@
-"""Environments of several roles: ``MultiAgentEnv``; on it games of two players, proposed tasks, simulated users."""
+"""Environments of several roles: ``MultiAgentEnv``; on it games of two players, proposed tasks,
+simulated users."""
 
 from __future__ import annotations
 

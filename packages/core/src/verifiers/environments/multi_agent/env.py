@@ -1,11 +1,14 @@
-"""``MultiAgentEnv``: named roles take turns in one rollout, each with its own view, client and reward.
+"""``MultiAgentEnv``: named roles take turns in one rollout, each with its own view, client and
+reward.
 
-A rollout stays one rollout, and its loop is ``rollouts.loop``: each turn belongs to a role. The prompt of a turn is the
-**view** of its role: what ``observe`` has shown to that role, and its own replies. Nothing else reaches it, so what one
-role was shown stays unknown to the others unless ``observe`` tells them.
+A rollout stays one rollout, and its loop is ``rollouts.loop``: each turn belongs to a role. The
+prompt of a turn is the **view** of its role: what ``observe`` has shown to that role, and its own
+replies. Nothing else reaches it, so what one role was shown stays unknown to the others unless
+``observe`` tells them.
 
-A role without a client is played by the model of the run, which training trains; the turns of each trained role become
-samples of their own, and their advantages compare the role's rewards among siblings (``Rollout.of_role``).
+A role without a client is played by the model of the run, which training trains; the turns of each
+trained role become samples of their own, and their advantages compare the role's rewards among
+siblings (``Rollout.of_role``).
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class Role:
     system_prompt: str | None = None
     """The first message of its view; None: the environment's ``system_prompt``."""
     client: ClientLike | None = None
-    """Who plays it: a client as ``evaluate`` takes it, such as a ``ClientConfig``. None: the model of the run."""
+    """Who plays it: a client as ``evaluate`` takes it, such as a ``ClientConfig``. None: the model
+    of the run."""
     model: str | None = None
     """The model of ``client``; None: the run's."""
     sampling_args: Mapping[str, Any] | None = None
@@ -45,16 +49,19 @@ class Role:
 
 
 class MultiAgentEnv(MultiTurnEnv):
-    """An environment of several roles; subclasses may define ``next_role``, ``observe`` and ``after_turn``.
+    """An environment of several roles; subclasses may define ``next_role``, ``observe`` and
+    ``after_turn``.
 
-    ``roles``: ``Role`` objects or names, in the order in which they act. ``trained_roles``: names of the roles that
-    training trains; default: those without a client.
+    ``roles``: ``Role`` objects or names, in the order in which they act. ``trained_roles``: names
+    of the roles that training trains; default: those without a client.
 
-    A reward function with the name of a role gives that role's reward: a metric, ``reward/<role>`` in training. A role
-    without one has the reward of the rollout. ``completion`` is the record of all turns, each message with the ``name``
-    of its role; ``state["views"][role]`` is what a role saw and said.
+    A reward function with the name of a role gives that role's reward: a metric, ``reward/<role>``
+    in training. A role without one has the reward of the rollout. ``completion`` is the record of
+    all turns, each message with the ``name`` of its role; ``state["views"][role]`` is what a role
+    saw and said.
 
-    *Raises* ConfigError for fewer than two roles, two of one name, and a trained role with a client.
+    *Raises* ConfigError for fewer than two roles, two of one name, and a trained role with a
+    client.
 
     >>> from verifiers.testing import ScriptedClient
     >>> asker = vf.Role("asker", client=ScriptedClient(["Is it red?", "Is it blue?"]))
@@ -73,24 +80,34 @@ class MultiAgentEnv(MultiTurnEnv):
     ):
         super().__init__(**parameters)
         if self.message_type != "chat":
-            raise ConfigError('roles talk in messages: MultiAgentEnv needs message_type="chat"', key="message_type")
+            raise ConfigError(
+                'roles talk in messages: MultiAgentEnv needs message_type="chat"',
+                key="message_type",
+            )
         self.roles = {role.name: role for role in (_as_role(role) for role in roles)}
         if len(self.roles) < 2 or len(self.roles) != len(roles):
-            raise ConfigError("MultiAgentEnv needs at least two roles, with different names", key="roles")
+            raise ConfigError(
+                "MultiAgentEnv needs at least two roles, with different names", key="roles"
+            )
         with_client = [role.name for role in self.roles.values() if role.client is not None]
         if trained_roles is None:
             trained_roles = [name for name in self.roles if name not in with_client]
         for name in trained_roles:
             if name not in self.roles or name in with_client:
-                why = "has a client of its own" if name in with_client else f"is none of {', '.join(self.roles)}"
+                why = (
+                    "has a client of its own"
+                    if name in with_client
+                    else f"is none of {', '.join(self.roles)}"
+                )
                 raise ConfigError(f"trained_roles has {name!r}, which {why}", key="trained_roles")
         self.trained_roles = tuple(trained_roles)
         self._clients: dict[str, Client] = {}
 
-    # --- methods to override ----------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------
 
     def next_role(self, state: State) -> Any:
-        """Return the name of the role that acts next, None when the rollout is over. Default: in the order of roles.
+        """Return the name of the role that acts next, None when the rollout is over. Default: in
+        the order of roles.
 
         Called before each turn. Sync or async.
         """
@@ -98,10 +115,11 @@ class MultiAgentEnv(MultiTurnEnv):
         return names[len(state["trajectory"]) % len(names)]
 
     def observe(self, state: State, role: str) -> Any:
-        """Return what ``role`` is shown before its turn, beyond its view so far: messages, text, or None.
+        """Return what ``role`` is shown before its turn, beyond its view so far: messages, text, or
+        None.
 
-        Default: at first the row's prompt, and always the texts of the other roles since its last turn, each after the
-        name of its role where there are more than two. Sync or async.
+        Default: at first the row's prompt, and always the texts of the other roles since its last
+        turn, each after the name of its role where there are more than two. Sync or async.
         """
         messages: list[Message] = []
         own = [number for number, step in enumerate(state["trajectory"]) if role_of(step) == role]
@@ -109,13 +127,15 @@ class MultiAgentEnv(MultiTurnEnv):
             messages += [message for message in state["prompt"] if message["role"] != "system"]
         for step in state["trajectory"][own[-1] + 1 if own else 0 :]:
             text = message_text(step["completion"][0])
-            messages.append(UserMessage(f"{role_of(step)}: {text}" if len(self.roles) > 2 else text))
+            messages.append(
+                UserMessage(f"{role_of(step)}: {text}" if len(self.roles) > 2 else text)
+            )
         return messages
 
     def after_turn(self, state: State, role: str, message: Message) -> Any:
         """Called with the reply of ``role``, after it was recorded. Sync or async."""
 
-    # --- one rollout ----------------------------------------------------------------------------------------------
+    # --- one rollout ------------------------------------------------------------------------------
 
     @setup(priority=100)
     def open_views(self, state: State) -> None:
@@ -160,27 +180,36 @@ class MultiAgentEnv(MultiTurnEnv):
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
     ) -> Response:
-        """One completion by the client of the role that acts, with its model and its sampling arguments."""
+        """One completion by the client of the role that acts, with its model and its sampling
+        arguments."""
         role = self.roles[state["role"]]
         if client is None and role.client is not None:
             if role.name not in self._clients:
                 self._clients[role.name] = as_client(role.client)
             client = self._clients[role.name]
         arguments = {**(role.sampling_args or {}), **(sampling_args or {})}
-        return await super().get_model_response(state, prompt, client, model or role.model, tool_defs, arguments)
+        return await super().get_model_response(
+            state, prompt, client, model or role.model, tool_defs, arguments
+        )
 
     def continued_step(self, state: State) -> TrajectoryStep | None:
         """The newest step of the role that acts; its conversation continues no other."""
-        return next((step for step in reversed(state["trajectory"]) if role_of(step) == state["role"]), None)
+        return next(
+            (step for step in reversed(state["trajectory"]) if role_of(step) == state["role"]), None
+        )
 
     def add_trajectory_step(self, state: State, step: TrajectoryStep) -> Any:
         """Append ``step`` with its role, and whether it is trained."""
         role = state["role"]
         is_trained = role in self.trained_roles
-        step["extras"] |= {"role": role, "is_trained": is_trained} | ({"rewarded_role": role} if is_trained else {})
+        step["extras"] |= {"role": role, "is_trained": is_trained} | (
+            {"rewarded_role": role} if is_trained else {}
+        )
         return super().add_trajectory_step(state, step)
 
-    async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
+    async def add_model_response(
+        self, state: State, prompt_messages: Messages, response: Response
+    ) -> None:
         """Record the turn, add the reply to the role's view, and call ``after_turn``."""
         await super().add_model_response(state, prompt_messages, response)
         state["views"][state["role"]].append(response.message)
@@ -188,9 +217,13 @@ class MultiAgentEnv(MultiTurnEnv):
             await maybe_await(self.after_turn(state, state["role"], response.message))
 
     def render_completion(self, state: State) -> Any:
-        """Set ``state["completion"]``: the reply of each turn in order, with the name of its role."""
+        """Set ``state["completion"]``: the reply of each turn in order, with the name
+        of its role."""
         final = state["final_env_response"]
-        replies = [Message({**step["completion"][0], "name": role_of(step)}) for step in state["trajectory"]]
+        replies = [
+            Message({**step["completion"][0], "name": role_of(step)})
+            for step in state["trajectory"]
+        ]
         state["completion"] = replies + (normalize_chat(final) if final is not None else [])
         for step in state["trajectory"]:
             step.settle()

@@ -1,6 +1,8 @@
-"""``TwoPlayerEnv``: a two-player game in which one side wins what the other loses, from its rules alone.
+"""``TwoPlayerEnv``: a two-player game in which one side wins what the other loses, from its rules
+alone.
 
-The rules are five methods over a game object of the author's choice; roles, views and rewards follow from them.
+The rules are five methods over a game object of the author's choice; roles, views and rewards
+follow from them.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from verifiers.types import Message, Messages
 class TwoPlayerEnv(MultiAgentEnv):
     """A zero-sum game of two players; subclasses define its rules in five methods.
 
-    ``roles``: the first player, then the second. Each one's reward is its payoff, unknown where the rollout ended
-    before the game; ``reward`` is that of the first trained player. ``rubric`` adds metrics.
+    ``roles``: the first player, then the second. Each one's reward is its payoff, unknown where the
+    rollout ended before the game; ``reward`` is that of the first trained player. ``rubric`` adds
+    metrics.
 
     >>> from verifiers.testing import ScriptedClient
     >>> class HigherNumber(vf.TwoPlayerEnv):
@@ -47,17 +50,21 @@ class TwoPlayerEnv(MultiAgentEnv):
     ):
         super().__init__(roles, trained_roles, **parameters)
         if len(self.roles) != 2:
-            raise ConfigError("a two-player game has two roles: the first player, then the second", key="roles")
+            raise ConfigError(
+                "a two-player game has two roles: the first player, then the second", key="roles"
+            )
         self.players = tuple(self.roles)
         scored = next(iter(self.trained_roles), self.players[0])
-        is_given = parameters.get("rubric") is not None  # and may be that of another environment too
+        is_given = (
+            parameters.get("rubric") is not None
+        )  # and may be that of another environment too
         payoffs = Rubric(parser=self.parser) if is_given else self.rubric
         for player, name in enumerate(self.players):
             payoffs.add_reward_func(_payoff_of(self, player), weight=float(name == scored))
         if is_given:
             self.add_rubric(payoffs)
 
-    # --- methods to override ----------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------
 
     def new_game(self, row: Mapping[str, Any]) -> Any:
         """Return the game object of a row, before the first move."""
@@ -69,17 +76,23 @@ class TwoPlayerEnv(MultiAgentEnv):
 
     def observation(self, game: Any, player: int) -> Messages | None:
         """Return what ``player`` is shown before its move, beyond what it was shown before."""
-        raise NotImplementedError(f"{type(self).__name__} must define observation(self, game, player)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define observation(self, game, player)"
+        )
 
     def move(self, game: Any, player: int, text: str) -> Any:
-        """Return the game after the reply ``text``, which may be no legal move; "" when a limit truncated it."""
-        raise NotImplementedError(f"{type(self).__name__} must define move(self, game, player, text)")
+        """Return the game after the reply ``text``, which may be no legal move; "" when a limit
+        truncated it."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define move(self, game, player, text)"
+        )
 
     def payoff(self, game: Any) -> float:
-        """Return what the first player wins in a game that is over; the second player wins its negative."""
+        """Return what the first player wins in a game that is over; the second player wins its
+        negative."""
         raise NotImplementedError(f"{type(self).__name__} must define payoff(self, game)")
 
-    # --- one rollout ----------------------------------------------------------------------------------------------
+    # --- one rollout ------------------------------------------------------------------------------
 
     @setup(priority=90)
     def open_game(self, state: State) -> None:

@@ -1,7 +1,9 @@
-"""``ProposerSolverEnv``: one role writes tasks, another attempts each of them several times; both can be trained.
+"""``ProposerSolverEnv``: one role writes tasks, another attempts each of them several times; both
+can be trained.
 
-The proposer earns most for tasks that are solved rarely and not never (Zhao et al., "Absolute Zero", 2025, equation 4).
-The attempts at one task are compared with each other, never with attempts at another task, which may be easier.
+The proposer earns most for tasks that are solved rarely and not never (Zhao et al., "Absolute
+Zero", 2025, equation 4). The attempts at one task are compared with each other, never with attempts
+at another task, which may be easier.
 """
 
 from __future__ import annotations
@@ -24,15 +26,17 @@ NO_TASK_REWARD = -1.0
 
 
 class ProposerSolverEnv(MultiAgentEnv):
-    """A role that writes tasks, and one that solves them; subclasses define ``task_of`` and ``score``.
+    """A role that writes tasks, and one that solves them; subclasses define ``task_of`` and
+    ``score``.
 
-    ``roles``: the proposer, then the solver. ``attempts``: how often the solver attempts a task, 2 or more, each time
-    without its other attempts before it. ``rubric`` adds metrics to these:
+    ``roles``: the proposer, then the solver. ``attempts``: how often the solver attempts a task, 2
+    or more, each time without its other attempts before it. ``rubric`` adds metrics to these:
 
     * ``<proposer>``: the proposer's reward, ``task_reward`` of the scores, or ``NO_TASK_REWARD``;
-    * ``is_task``: whether its reply was a task; ``solve_rate``: the mean score of the attempts, 0 without a task;
-    * ``<solver>_<n>``: the reward with which training credits attempt n: its score minus the mean of the other
-      attempts at the same task (RLOO, Ahmadian et al. 2024), 0 without a task.
+    * ``is_task``: whether its reply was a task; ``solve_rate``: the mean score of the attempts, 0
+      without a task;
+    * ``<solver>_<n>``: the reward with which training credits attempt n: its score minus the mean
+      of the other attempts at the same task (RLOO, Ahmadian et al. 2024), 0 without a task.
 
     ``reward`` is that of the proposer where it is trained, else the solve rate.
 
@@ -62,30 +66,40 @@ class ProposerSolverEnv(MultiAgentEnv):
             raise ConfigError("roles takes two: the proposer, then the solver", key="roles")
         if attempts < 2:
             raise ConfigError(
-                f"attempts is {attempts}, and attempts at a task are compared with each other: use 2 or more",
+                f"attempts is {attempts}, and attempts at a task are compared with each other: use"
+                " 2 or more",
                 key="attempts",
             )
         self.proposer, self.solver = self.roles
         self.attempts = attempts
-        is_given = parameters.get("rubric") is not None  # and may be that of another environment too
+        is_given = (
+            parameters.get("rubric") is not None
+        )  # and may be that of another environment too
         rewards = Rubric(parser=self.parser) if is_given else self.rubric
         is_proposer_scored = self.proposer in self.trained_roles
-        rewards.add_reward_func(_named(self.proposer, self._proposer_reward), weight=float(is_proposer_scored))
-        rewards.add_reward_func(_named("solve_rate", self._solve_rate), weight=float(not is_proposer_scored))
-        rewards.add_metric(_named("is_task", lambda state: float(state["proposed_task"] is not None)))
+        rewards.add_reward_func(
+            _named(self.proposer, self._proposer_reward), weight=float(is_proposer_scored)
+        )
+        rewards.add_reward_func(
+            _named("solve_rate", self._solve_rate), weight=float(not is_proposer_scored)
+        )
+        rewards.add_metric(
+            _named("is_task", lambda state: float(state["proposed_task"] is not None))
+        )
         for number in range(attempts):
             rewards.add_metric(_named(self._attempt_name(number), self._attempt_reward(number)))
         if is_given:
             self.add_rubric(rewards)
 
-    # --- methods to override ----------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------
 
     def task_of(self, row: Mapping[str, Any], text: str) -> Any:
         """Return the task that the proposer's reply ``text`` to a row is; None when it is none."""
         raise NotImplementedError(f"{type(self).__name__} must define task_of(self, row, text)")
 
     def score(self, task: Any, text: str) -> float:
-        """Return how well the solver's reply ``text`` solves the task, from 0 to 1; "" when a limit truncated it."""
+        """Return how well the solver's reply ``text`` solves the task, from 0 to 1; "" when a limit
+        truncated it."""
         raise NotImplementedError(f"{type(self).__name__} must define score(self, task, text)")
 
     def question(self, task: Any) -> Messages | str:
@@ -95,16 +109,18 @@ class ProposerSolverEnv(MultiAgentEnv):
     def task_reward(self, scores: Sequence[float]) -> float:
         """Return the proposer's reward for a task with these scores of its attempts.
 
-        Default: 1 minus their mean, and 0 where all are 0: a task that none solves may have no solution.
+        Default: 1 minus their mean, and 0 where all are 0: a task that none solves may have no
+        solution.
         """
         mean = sum(scores) / len(scores)
         return 1.0 - mean if mean > 0 else 0.0
 
-    # --- one rollout ----------------------------------------------------------------------------------------------
+    # --- one rollout ------------------------------------------------------------------------------
 
     @setup(priority=90)
     def open_task(self, state: State) -> None:
-        """Set ``state["proposed_task"]``, None until there is one, and ``state["scores"]`` of its attempts."""
+        """Set ``state["proposed_task"]``, None until there is one, and ``state["scores"]`` of its
+        attempts."""
         state["proposed_task"], state["scores"] = None, []
 
     def next_role(self, state: State) -> str | None:
@@ -115,7 +131,8 @@ class ProposerSolverEnv(MultiAgentEnv):
         return None if is_over else self.solver
 
     def observe(self, state: State, role: str) -> Messages | str | None:
-        """The proposer is shown the row's prompt, the solver the task, without its attempts before."""
+        """The proposer is shown the row's prompt, the solver the task, without its
+        attempts before."""
         if role == self.proposer:
             prompt: Messages | None = super().observe(state, role)
             return prompt
@@ -141,7 +158,7 @@ class ProposerSolverEnv(MultiAgentEnv):
             step["extras"]["rewarded_role"] = self._attempt_name(len(state["scores"]))
         return added
 
-    # --- rewards --------------------------------------------------------------------------------------------------
+    # --- rewards ----------------------------------------------------------------------------------
 
     def _attempt_name(self, number: int) -> str:
         return f"{self.solver}_{number + 1}"
@@ -165,7 +182,8 @@ class ProposerSolverEnv(MultiAgentEnv):
         return reward
 
     def _scores(self, state: State) -> Sequence[float]:
-        """Those of all attempts; none where the reply was no task. *Raises* ValueError when some are missing."""
+        """Those of all attempts; none where the reply was no task. *Raises* ValueError when some
+        are missing."""
         scores: Sequence[float] = state["scores"]
         if self.next_role(state) is not None:
             raise ValueError(f"the rollout ended after {len(scores)} of {self.attempts} attempts")

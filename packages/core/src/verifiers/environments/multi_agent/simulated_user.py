@@ -1,7 +1,9 @@
-"""``SimulatedUserEnv``: an assistant talks to a user that a model simulates, who knows what it must find out.
+"""``SimulatedUserEnv``: an assistant talks to a user that a model simulates, who knows what it must
+find out.
 
-The design of tau-bench (Yao et al. 2024): the row has private instructions for the user, the conversation ends when the
-user writes an agreed mark, and a rubric looks at what the assistant achieved.
+The design of tau-bench (Yao et al. 2024): the row has private instructions for the user, the
+conversation ends when the user writes an agreed mark, and a rubric looks at what the assistant
+achieved.
 """
 
 from __future__ import annotations
@@ -24,18 +26,20 @@ Write one short message at a time, as the user. Do not repeat your situation at 
 make up nothing that it does not contain. When the matter is settled, or cannot be, reply with {end_mark} alone."""
 
 FIRST_REQUEST = "Begin the conversation."
-"""What the simulated user is asked for its first message; most chat templates need a user message there."""
+"""What the simulated user is asked for its first message; most chat templates need a user message
+there."""
 
 
 class SimulatedUserEnv(MultiAgentEnv):
     """A user, played by a client, and an assistant, which is trained: ``roles`` in this order.
 
-    A row has ``info["instructions"]``, which the user alone sees. Its prompt, where it has a user message, is the
-    user's first message; otherwise the user writes it. The conversation ends with a reply of the user that contains
-    ``end_mark``, or after ``max_turns`` turns of both. Override ``user_prompt`` for another kind of user.
+    A row has ``info["instructions"]``, which the user alone sees. Its prompt, where it has a user
+    message, is the user's first message; otherwise the user writes it. The conversation ends with a
+    reply of the user that contains ``end_mark``, or after ``max_turns`` turns of both. Override
+    ``user_prompt`` for another kind of user.
 
-    *Raises* ConfigError for other than two roles and an empty ``end_mark``; a row without instructions is an error of
-    its rollout.
+    *Raises* ConfigError for other than two roles and an empty ``end_mark``; a row without
+    instructions is an error of its rollout.
 
     >>> from verifiers.testing import ScriptedClient
     >>> user = vf.Role("user", client=ScriptedClient(["To Rome, please.", "[END]"]))
@@ -43,7 +47,8 @@ class SimulatedUserEnv(MultiAgentEnv):
     >>> env = vf.SimulatedUserEnv([user, "assistant"], dataset=rows, max_turns=8)
     >>> output = env.evaluate(ScriptedClient(["Where to?", "Booked: Rome."]), "m").outputs[0]
     >>> [(message.name, message.content) for message in output.completion]
-    [('assistant', 'Where to?'), ('user', 'To Rome, please.'), ('assistant', 'Booked: Rome.'), ('user', '[END]')]
+    [('assistant', 'Where to?'), ('user', 'To Rome, please.'), ('assistant', 'Booked: Rome.'),
+    ('user', '[END]')]
     """
 
     @spell_out(MultiTurnOptions, MultiAgentEnv.__init__)
@@ -59,21 +64,29 @@ class SimulatedUserEnv(MultiAgentEnv):
         if len(self.roles) != 2:
             raise ConfigError("roles takes two: the user, then the assistant", key="roles")
         if not end_mark.strip():
-            raise ConfigError("end_mark is empty, which every reply contains: use a text such as [END]", key="end_mark")
+            raise ConfigError(
+                "end_mark is empty, which every reply contains: use a text such as [END]",
+                key="end_mark",
+            )
         self.user, self.assistant = self.roles
         self.end_mark = end_mark
-        if trained_roles is None:  # a user without a client is the same model, and still not what is trained
-            self.trained_roles = tuple(name for name in self.trained_roles if name == self.assistant)
+        if (
+            trained_roles is None
+        ):  # a user without a client is the same model, and still not what is trained
+            self.trained_roles = tuple(
+                name for name in self.trained_roles if name == self.assistant
+            )
 
     def user_prompt(self, row: Mapping[str, Any]) -> str:
-        """Return the system prompt of the simulated user: its role's own, or ``USER_PROMPT``, with the instructions."""
+        """Return the system prompt of the simulated user: its role's own, or ``USER_PROMPT``, with
+        the instructions."""
         instructions = (row.get("info") or {}).get("instructions")
         if not instructions:
             raise ValueError(f'the row has no info["instructions"] for the role {self.user!r}')
         prompt = self.roles[self.user].system_prompt or USER_PROMPT
         return prompt.replace("{instructions}", instructions).replace("{end_mark}", self.end_mark)
 
-    # --- one rollout ----------------------------------------------------------------------------------------------
+    # --- one rollout ------------------------------------------------------------------------------
 
     @setup(priority=90)
     def open_conversation(self, state: State) -> None:
@@ -81,7 +94,9 @@ class SimulatedUserEnv(MultiAgentEnv):
         first = [message for message in state["prompt"] if message["role"] == "user"]
         state["user_begins"] = not first
         view = [SystemMessage(self.user_prompt(state)), UserMessage(FIRST_REQUEST)]
-        state["views"][self.user] = view + [Message({**message, "role": "assistant"}) for message in first]
+        state["views"][self.user] = view + [
+            Message({**message, "role": "assistant"}) for message in first
+        ]
 
     def next_role(self, state: State) -> str | None:
         """User and assistant in turn, until the user ends the conversation."""

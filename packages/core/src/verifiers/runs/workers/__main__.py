@@ -1,7 +1,8 @@
-"""A worker process: ``python -m verifiers.runs.workers FD PULSE_FD SILENT_S``, started by ``channels.ProcessChannel``.
+"""A worker process: ``python -m verifiers.runs.workers FD PULSE_FD SILENT_S``, started by
+``channels.ProcessChannel``.
 
-The descriptors are ends of socket pairs, for messages and for the pulse. The process exits when their other ends close,
-however its parent ended and whatever it is doing then.
+The descriptors are ends of socket pairs, for messages and for the pulse. The process exits when
+their other ends close, however its parent ended and whatever it is doing then.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ async def _main(descriptor: int) -> None:
 
 
 def beat(pulse: socket.socket, silent_s: float) -> None:
-    """Tell the pool that this process runs, until its end closes; then kill what has not ended after ``GRACE_S``.
+    """Tell the pool that this process runs, until its end closes; then kill what has not ended
+    after ``GRACE_S``.
 
-    An interpreter that is held for ``silent_s`` cannot do either: ``faulthandler``, which needs none, ends the process
-    then, with a traceback of what holds it.
+    An interpreter that is held for ``silent_s`` cannot do either: ``faulthandler``, which needs
+    none, ends the process then, with a traceback of what holds it.
     """
     with contextlib.suppress(OSError):
         while pulse.send(b"."):
@@ -50,7 +52,8 @@ def beat(pulse: socket.socket, silent_s: float) -> None:
 
 
 def continue_with_the_end_of_the_parent() -> None:
-    """Have the kernel continue this process, if it is stopped, when its parent ends (Linux only)."""
+    """Have the kernel continue this process, if it is stopped, when its parent ends
+    (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 

@@ -1,9 +1,11 @@
-"""Transport of worker messages: the ``Channel`` protocol, and its two ends for worker processes on this machine.
+"""Transport of worker messages: the ``Channel`` protocol, and its two ends for worker processes on
+this machine.
 
-A worker process is a fresh interpreter (not forked, so it inherits no lock, thread or event loop). It uses a separate
-socket, so output that an environment prints never mixes with messages. When either end dies the other reads the end of
-the stream. A second socket carries the worker's pulse: a worker that is stopped, or whose interpreter is held, is
-killed, and so is one that does not end with its run. A rollout that blocks the worker's event loop stops no pulse.
+A worker process is a fresh interpreter (not forked, so it inherits no lock, thread or event loop).
+It uses a separate socket, so output that an environment prints never mixes with messages. When
+either end dies the other reads the end of the stream. A second socket carries the worker's pulse: a
+worker that is stopped, or whose interpreter is held, is killed, and so is one that does not end
+with its run. A rollout that blocks the worker's event loop stops no pulse.
 """
 
 from __future__ import annotations
@@ -101,7 +103,13 @@ class ProcessChannel(StreamChannel):
         with theirs, pulse:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "verifiers.runs.workers", str(theirs.fileno()), str(pulse.fileno()), str(SILENT_S)),
+                *(
+                    "-m",
+                    "verifiers.runs.workers",
+                    str(theirs.fileno()),
+                    str(pulse.fileno()),
+                    str(SILENT_S),
+                ),
                 pass_fds=[theirs.fileno(), pulse.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_file(sys.stderr) else asyncio.subprocess.DEVNULL,
@@ -138,9 +146,16 @@ class ProcessChannel(StreamChannel):
             return await super().receive()
         except WorkerLost as error:
             code = await self._exit_code()
-            cause = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+            cause = (
+                f"was killed by signal {-code}"
+                if code is not None and code < 0
+                else f"ended with exit code {code}"
+            )
             if self._was_silent:
-                cause = f"gave no sign of life for {SILENT_S:g} s (stopped, or its interpreter is held) and was killed"
+                cause = (
+                    f"gave no sign of life for {SILENT_S:g} s (stopped, or its interpreter is held)"
+                    " and was killed"
+                )
             raise WorkerLost(f"the worker process {self.process.pid} {cause}") from error
 
     async def close(self) -> None:

@@ -1,10 +1,11 @@
 """The messages between a pool and its workers: plain data that pickles.
 
-    pool -> worker      Setup once, then Generate and Cancel by job number, ModelReply by call number
-    worker -> pool      Ready once (or Failed with number 0), then Finished or Failed, CallModel and CancelCall
+    pool -> worker      Setup once, then Generate and Cancel by job number, ModelReply by call
+    number worker -> pool      Ready once (or Failed with number 0), then Finished or Failed,
+    CallModel and CancelCall
 
-The bytes between the two ends are trusted: both run this program with the same environment packages. Model output
-appears in them only as text.
+The bytes between the two ends are trusted: both run this program with the same environment
+packages. Model output appears in them only as text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from verifiers.types import ModelRequest, Response
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker needs to load the environment by its id, and what all rollouts of the run share."""
+    """What a worker needs to load the environment by its id, and what all rollouts of the run
+    share."""
 
     loaded_from: LoadedFrom
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -114,7 +116,9 @@ class ModelReply:
     error: BaseException | None = None
 
 
-Message = Setup | Ready | Generate | Cancel | Finished | Failed | CallModel | CancelCall | ModelReply
+Message = (
+    Setup | Ready | Generate | Cancel | Finished | Failed | CallModel | CancelCall | ModelReply
+)
 
 
 def portable(error: BaseException) -> BaseException:

@@ -26,15 +26,24 @@ async def open_workers(
     *,
     scores_later: bool = False,
 ) -> AsyncIterator[GenerateJob]:
-    """Yield the function that generates jobs in workers; ``scores_later`` leaves scoring to the caller.
+    """Yield the function that generates jobs in workers; ``scores_later`` leaves scoring to the
+    caller.
 
-    *Raises* ConfigError for an environment that was not loaded by its id, and what a worker raises loading it.
+    *Raises* ConfigError for an environment that was not loaded by its id, and what a worker raises
+    loading it.
     """
     setup = setup_of(
-        env, identity, context, options, score=context.score and not scores_later, cleans_up=not scores_later
+        env,
+        identity,
+        context,
+        options,
+        score=context.score and not scores_later,
+        cleans_up=not scores_later,
     )
     setup = replace(setup, shows_tools=await shows_tools(context.client))
-    async with WorkerPool(setup, context, _opener(options.worker_backend), options.num_workers) as pool:
+    async with WorkerPool(
+        setup, context, _opener(options.worker_backend), options.num_workers
+    ) as pool:
         yield pool.generate
 
 
@@ -47,11 +56,13 @@ def setup_of(
     score: bool,
     cleans_up: bool,
 ) -> Setup:
-    """The ``Setup`` message of a run. *Raises* ConfigError for an environment that was not loaded by its id."""
+    """The ``Setup`` message of a run. *Raises* ConfigError for an environment that was not loaded
+    by its id."""
     if env.loaded_from is None:
         raise ConfigError(
-            f"num_workers={options.num_workers}: a worker loads its environment by id, and this {type(env).__name__} "
-            "was constructed directly; load it with vf.load_environment(id, ...), or use num_workers=0",
+            f"num_workers={options.num_workers}: a worker loads its environment by id, and this"
+            f" {type(env).__name__} was constructed directly; load it with vf.load_environment(id,"
+            " ...), or use num_workers=0",
             key="num_workers",
         )
     return Setup(

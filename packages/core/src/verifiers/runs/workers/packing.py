@@ -1,7 +1,7 @@
 """A finished rollout as bytes, and back.
 
-Objects that do not pickle (a game, a connection) stay in the worker, as does the client; everything else of the state
-is sent. An error keeps its chain and traceback.
+Objects that do not pickle (a game, a connection) stay in the worker, as does the client; everything
+else of the state is sent. An error keeps its chain and traceback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def pack_state(state: State) -> bytes:
     try:
         return pickle.dumps((fields, attributes), PROTOCOL)
     except Exception:  # noqa: BLE001 - an author's object may raise anything; it is left out
-        return pickle.dumps(({key: value for key, value in fields.items() if _pickles(value)}, attributes), PROTOCOL)
+        return pickle.dumps(
+            ({key: value for key, value in fields.items() if _pickles(value)}, attributes), PROTOCOL
+        )
 
 
 def unpack_state(packed: bytes) -> State:

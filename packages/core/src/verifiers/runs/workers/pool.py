@@ -1,11 +1,13 @@
-"""The caller's side of the workers: starts them, replaces dead ones, sends each rollout to the least busy.
+"""The caller's side of the workers: starts them, replaces dead ones, sends each rollout to the
+least busy.
 
-Guarantees: the rollouts of a worker that dies are run again by others; a rollout that has lost ``MAX_DEATHS``
-workers is run once more alone in a worker, so that a rollout which crashes its worker fails without affecting others;
-every model call is made here, with the client and the limits of the run; closing the pool ends all workers.
+Guarantees: the rollouts of a worker that dies are run again by others; a rollout that has lost
+``MAX_DEATHS`` workers is run once more alone in a worker, so that a rollout which crashes its
+worker fails without affecting others; every model call is made here, with the client and the limits
+of the run; closing the pool ends all workers.
 
-``WorkerPool.generate`` has the signature of ``runner.generate_and_score`` and replaces it. The caller does the group
-scoring of the states that workers return.
+``WorkerPool.generate`` has the signature of ``runner.generate_and_score`` and replaces it. The
+caller does the group scoring of the states that workers return.
 """
 
 from __future__ import annotations
@@ -52,12 +54,16 @@ START_AGAIN_S = (0.5, 5.0)
 
 
 class WorkerPool:
-    """Workers of one run. ``async with WorkerPool(...) as pool: Runner(..., generate=pool.generate)``.
+    """Workers of one run. ``async with WorkerPool(...) as pool: Runner(...,
+    generate=pool.generate)``.
 
-    *Raises*, on entry, what a worker raises while it loads the environment, and RunError when none starts.
+    *Raises*, on entry, what a worker raises while it loads the environment, and RunError when none
+    starts.
     """
 
-    def __init__(self, setup: Setup, context: RunContext, open_channel: OpenChannel, num_workers: int):
+    def __init__(
+        self, setup: Setup, context: RunContext, open_channel: OpenChannel, num_workers: int
+    ):
         self.setup, self.context = setup, context
         self.num_workers, self._open_channel = num_workers, open_channel
         self._workers: list[_Remote] = []
@@ -79,12 +85,17 @@ class WorkerPool:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._is_closing = True
         starting, workers = list(self._starting), list(self._workers)
         for task in starting:
-            if not task.cancelling():  # a second cancellation would interrupt the closing of its worker
+            if (
+                not task.cancelling()
+            ):  # a second cancellation would interrupt the closing of its worker
                 task.cancel()
         await asyncio.gather(*starting, return_exceptions=True)
         workers += [self._isolated_worker] if self._isolated_worker is not None else []
@@ -98,16 +109,20 @@ class WorkerPool:
                 return _attached(await worker.generate(job, context.seed), job, context)
         async with self._one_at_a_time:
             try:
-                return _attached(await (await self._isolated()).generate(job, context.seed), job, context)
+                return _attached(
+                    await (await self._isolated()).generate(job, context.seed), job, context
+                )
             except WorkerLost as error:
                 return await _failed(env, job, context, error)
 
-    # --- start and replace workers ------------------------------------------------------------------------------------
+    # --- start and replace workers ----------------------------------------------------------------
 
     async def _least_busy(self) -> _Remote:
         while not self._workers:
             if not self._starting:
-                raise RunError(f"no environment worker is left: {self._last_failure}") from self._last_failure
+                raise RunError(
+                    f"no environment worker is left: {self._last_failure}"
+                ) from self._last_failure
             await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
         return min(self._workers, key=_Remote.num_running)
 
@@ -132,7 +147,9 @@ class WorkerPool:
             try:
                 self._workers.append(await self._open())
                 return
-            except RunError as error:  # its process or node died; an error of the environment is not retried
+            except (
+                RunError
+            ) as error:  # its process or node died; an error of the environment is not retried
                 if pause_s is None:
                     raise
                 log.warning("%s; starting another", error)
@@ -153,7 +170,11 @@ class WorkerPool:
             raise
         if not isinstance(reply, Ready):
             await channel.close()
-            raise reply.error if isinstance(reply, Failed) else RunError(f"an environment worker sent {reply!r}")
+            raise (
+                reply.error
+                if isinstance(reply, Failed)
+                else RunError(f"an environment worker sent {reply!r}")
+            )
         return _Remote(channel, reply.pid, self.context, self._died)
 
     def _died(self, worker: _Remote, why: str) -> None:
@@ -173,7 +194,13 @@ class WorkerPool:
 class _Remote:
     """One running worker, as the pool sees it."""
 
-    def __init__(self, channel: Channel, pid: int, context: RunContext, on_death: Callable[[_Remote, str], None]):
+    def __init__(
+        self,
+        channel: Channel,
+        pid: int,
+        context: RunContext,
+        on_death: Callable[[_Remote, str], None],
+    ):
         self.channel, self.pid, self.context, self._on_death = channel, pid, context, on_death
         self._numbers = itertools.count(1)
         self._running: dict[int, asyncio.Future[State]] = {}
@@ -251,7 +278,9 @@ class _Remote:
         try:
             async with self.context.generation_slot:
                 self.context.check_open()
-                reply = ModelReply(call.number, response=await self.context.client.complete(call.request))
+                reply = ModelReply(
+                    call.number, response=await self.context.client.complete(call.request)
+                )
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - sent to the worker, which raises it
@@ -269,7 +298,9 @@ def _attached(state: State, job: Job, context: RunContext) -> State:
 
 async def _failed(env: RunEnvironment, job: Job, context: RunContext, error: WorkerLost) -> State:
     """The state of a rollout that crashed every worker."""
-    state = await env.init_state(dict(job.example.row), context.given_client or context.client, context.model)
+    state = await env.init_state(
+        dict(job.example.row), context.given_client or context.client, context.model
+    )
     state.run, state.seed_key, state.cleaned_up = context, f"{job.example.hash}:{job.sibling}", True
     state["error"], state["stop_condition"] = error, StopReason.ERROR.value
     conclude(state, time.perf_counter())

@@ -1,9 +1,10 @@
 """Workers on a Ray cluster: each is an actor on any node.
 
 Every node needs this project and the environment's package, installed or shipped by Ray
-(``ray.init(runtime_env={"working_dir": …})``); what is missing is reported with the node's address. Unless a cluster
-was joined before (``ray.init(address=…)`` or the variable ``RAY_ADDRESS``), Ray starts one on this machine. The caller
-makes the model calls. Needs the extra ``ray``, which is imported when a worker is opened.
+(``ray.init(runtime_env={"working_dir": …})``); what is missing is reported with the node's address.
+Unless a cluster was joined before (``ray.init(address=…)`` or the variable ``RAY_ADDRESS``), Ray
+starts one on this machine. The caller makes the model calls. Needs the extra ``ray``, which is
+imported when a worker is opened.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def _join_cluster(ray: ModuleType) -> None:
 
 
 class RayChannel:
-    """The pool's end of a worker that is an actor: messages are arguments and results of its two methods."""
+    """The pool's end of a worker that is an actor: messages are arguments and results of its two
+    methods."""
 
     def __init__(self, ray: ModuleType, actor: Any):
         self._ray, self._actor = ray, actor
@@ -47,9 +49,15 @@ class RayChannel:
         try:
             import ray
         except ImportError as error:
-            raise ConfigError(f'worker_backend="ray" needs Ray: {install_line("verifiers", "ray")}') from error
+            raise ConfigError(
+                f'worker_backend="ray" needs Ray: {install_line("verifiers", "ray")}'
+            ) from error
         await asyncio.to_thread(_join_cluster, ray)
-        actor = ray.remote(_Actor).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote()
+        actor = (
+            ray.remote(_Actor)
+            .options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
+            .remote()
+        )
         return cls(ray, actor)
 
     async def send(self, message: Message) -> None:
@@ -138,15 +146,20 @@ def _on_this_node(error: BaseException) -> ConfigError:
 
 
 def _lost(error: BaseException) -> WorkerLost | ConfigError:
-    """The error of a dead worker; of one whose node cannot import this project, which no other worker would survive."""
+    """The error of a dead worker; of one whose node cannot import this project, which no other
+    worker would survive."""
     text = str(error)
     if missing := re.search(r"ModuleNotFoundError: (.+)", text):
         node = re.search(r"\bip=([^,)\s]+)", text)
         return ConfigError(f"Ray node {node[1] if node else '(unknown)'}: {missing[1]}; {_NEEDS}")
-    return WorkerLost(f"a worker on the Ray cluster died: {text.splitlines()[0] if text else type(error).__name__}")
+    return WorkerLost(
+        "a worker on the Ray cluster died:"
+        f" {text.splitlines()[0] if text else type(error).__name__}"
+    )
 
 
 _NEEDS = (
-    "every node needs this project and the environment's package: install them there, or ship the environment's folder "
-    'with ray.init(runtime_env={"working_dir": FOLDER}) before the evaluation'
+    "every node needs this project and the environment's package: install them there, or ship the"
+    ' environment\'s folder with ray.init(runtime_env={"working_dir": FOLDER}) before the'
+    " evaluation"
 )

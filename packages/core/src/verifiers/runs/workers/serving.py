@@ -1,7 +1,8 @@
-"""The worker's side: load the environment, generate the requested rollouts, send every model call to the caller.
+"""The worker's side: load the environment, generate the requested rollouts, send every model call
+to the caller.
 
-Guarantees: when its channel closes, all rollouts are cancelled and it returns; a failed rollout does not affect others;
-the worker never calls the model of the run itself. It stores no results.
+Guarantees: when its channel closes, all rollouts are cancelled and it returns; a failed rollout
+does not affect others; the worker never calls the model of the run itself. It stores no results.
 """
 
 from __future__ import annotations
@@ -53,17 +54,20 @@ async def serve(channel: Channel) -> None:
 
 
 def build(setup: Setup) -> RunEnvironment:
-    """Load the environment. *Raises* what its loader raises; ConfigError when it differs from the caller's."""
+    """Load the environment. *Raises* what its loader raises; ConfigError when it differs from the
+    caller's."""
     sys.path.extend(path for path in setup.import_paths if path not in sys.path)
     load, env_id, env_args = setup.loaded_from
     env: RunEnvironment = load(env_id, **env_args)
     env.set_kwargs(**setup.changes)
     identity = identity_of(env)
-    if differences := [name for name in identity if identity[name] != setup.identity.get(name, identity[name])]:
+    if differences := [
+        name for name in identity if identity[name] != setup.identity.get(name, identity[name])
+    ]:
         raise ConfigError(
-            f"num_workers: a worker that loads {env_id!r} gets a different environment: "
-            f"{', '.join(differences)} differ. Pass the settings to load_environment or set_kwargs, or use "
-            "num_workers=0"
+            f"num_workers: a worker that loads {env_id!r} gets a different environment:"
+            f" {', '.join(differences)} differ. Pass the settings to load_environment or"
+            " set_kwargs, or use num_workers=0"
         )
     return env
 

@@ -1,10 +1,11 @@
 """Sandboxes in Linux namespaces, set up by bubblewrap (https://github.com/containers/bubblewrap).
 
-One zygote per list of packages and mounts runs in an outer sandbox that bubblewrap creates: no network, no host files
-but interpreter, system programs, those packages and mounts (all read-only), an empty environment. Each session is a
-fork of it in separate namespaces (user, mount, PID, network, IPC, host name), with its own files in memory, no
-capability, a system-call filter and limits; it cannot create further namespaces. Opening a session costs a fork, not
-the start of an interpreter.
+One zygote per list of packages and mounts runs in an outer sandbox that bubblewrap creates: no
+network, no host files but interpreter, system programs, those packages and mounts (all read-only),
+an empty environment. Each session is a fork of it in separate namespaces (user, mount, PID,
+network, IPC, host name), with its own files in memory, no capability, a system-call filter and
+limits; it cannot create further namespaces. Opening a session costs a fork, not the start of an
+interpreter.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ assert status["NoNewPrivs"] == "1", "the code can gain privileges"
 assert not os.path.exists(HOST_FILE), "a file of the host is visible"
 os.getpid() < 100, os.listdir("/sandbox/home")
 """
-"""Run in a session before the backend counts as available. ``HOST_FILE`` is replaced by the path of this module."""
+"""Run in a session before the backend counts as available. ``HOST_FILE`` is replaced by the path of
+this module."""
 
 
 class Bubblewrap:
@@ -53,7 +55,10 @@ class Bubblewrap:
 
     async def open(self, spec: SandboxSpec) -> Session:
         if spec.network:
-            raise ConfigError("The sandbox 'bubblewrap' has no network; leave network=False or use a remote backend")
+            raise ConfigError(
+                "The sandbox 'bubblewrap' has no network; leave network=False or use a remote"
+                " backend"
+            )
         require(spec.packages)
         mounts = tuple(spec.mounts.items())
         if spec.root is not None:
@@ -64,20 +69,26 @@ class Bubblewrap:
     def _path(self) -> str:
         path = shutil.which(self._command)
         if path is None:
-            raise SandboxUnavailable(f"The program {self._command!r} is not installed", names=[self.name])
+            raise SandboxUnavailable(
+                f"The program {self._command!r} is not installed", names=[self.name]
+            )
         return path
 
     async def _probe(self) -> Availability:
         try:
             sandbox = await self.open(SandboxSpec())
             try:
-                result = await sandbox.exec(PROBE.replace("HOST_FILE", repr(__file__)), timeout_s=20)
+                result = await sandbox.exec(
+                    PROBE.replace("HOST_FILE", repr(__file__)), timeout_s=20
+                )
             finally:
                 await sandbox.close()
         except (SandboxError, OSError) as error:
             return Availability(False, str(error))
         if result.value != "(True, [])":
-            return Availability(False, f"a session was not isolated: {result.error or result.value}")
+            return Availability(
+                False, f"a session was not isolated: {result.error or result.value}"
+            )
         return Availability(True, "a session in its own namespaces answered")
 
 
@@ -122,7 +133,9 @@ class _Namespaces:
         except (OSError, ValueError, TimeoutError):
             reply = {}  # the supervisor is gone
         if (failed := reply.get("failed")) is not None:
-            raise SandboxUnavailable(f"The session could not enter its namespaces: {failed}", names=["bubblewrap"])
+            raise SandboxUnavailable(
+                f"The session could not enter its namespaces: {failed}", names=["bubblewrap"]
+            )
         if not reply:
             await self.close()
         cause = reply.get("cause")
@@ -139,5 +152,7 @@ class _Namespaces:
     def _request(self, op: str, fds: list[int]) -> None:
         """Send a request to the supervisor."""
         if self._control is not None:
-            with contextlib.suppress(OSError):  # the session has ended: the closed connection of its worker is reported
+            with contextlib.suppress(
+                OSError
+            ):  # the session has ended: the closed connection of its worker is reported
                 socket.send_fds(self._control, [json.dumps({"op": op}).encode()], fds)

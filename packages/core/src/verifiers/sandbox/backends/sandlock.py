@@ -1,8 +1,10 @@
-"""Sandboxes by Landlock and system-call supervision, without namespaces (https://github.com/multikernel/sandlock).
+"""Sandboxes by Landlock and system-call supervision, without namespaces
+(https://github.com/multikernel/sandlock).
 
-For machines that forbid namespaces. Weaker and slower than ``bubblewrap``: each session starts an interpreter that
-imports packages on first use, a time-out also deletes its files, names and sizes of host files can be read, and a
-session whose supervisor is killed from outside can leave processes behind.
+For machines that forbid namespaces. Weaker and slower than ``bubblewrap``: each session starts an
+interpreter that imports packages on first use, a time-out also deletes its files, names and sizes
+of host files can be read, and a session whose supervisor is killed from outside can leave processes
+behind.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Sandlock:
         spec.refuse_root(self.name)
         spec.refuse_mounts(self.name)
         if spec.network:
-            raise ConfigError("The sandbox 'sandlock' has no network; leave network=False or use a remote backend")
+            raise ConfigError(
+                "The sandbox 'sandlock' has no network; leave network=False or use a remote backend"
+            )
         if importlib.util.find_spec("sandlock") is None:
             raise SandboxUnavailable("The package 'sandlock' is not installed", names=[self.name])
         require(spec.packages)
@@ -69,18 +73,23 @@ class Sandlock:
         try:
             sandbox = await self.open(SandboxSpec())
             try:
-                result = await sandbox.exec(f"HOST_FILE = {__file__!r}\n{PROBE}\nfound", timeout_s=READY_S)
+                result = await sandbox.exec(
+                    f"HOST_FILE = {__file__!r}\n{PROBE}\nfound", timeout_s=READY_S
+                )
             finally:
                 await sandbox.close()
         except (SandboxError, OSError) as error:
             return Availability(False, str(error))
         if result.value != "[]":
-            return Availability(False, f"a session was not isolated: {result.error or result.value}")
+            return Availability(
+                False, f"a session was not isolated: {result.error or result.value}"
+            )
         return Availability(True, "a supervised session answered and could not access the host")
 
 
 class _SupervisedProcesses:
-    """``Processes`` of one session: a process of ``sandlock_supervisor`` runs the worker under sandlock."""
+    """``Processes`` of one session: a process of ``sandlock_supervisor`` runs the worker under
+    sandlock."""
 
     def __init__(self, spec: SandboxSpec):
         self._spec = spec
@@ -94,7 +103,13 @@ class _SupervisedProcesses:
         self._control.setblocking(False)
         with theirs:
             self._supervisor = subprocess.Popen(  # noqa: ASYNC220  (milliseconds)
-                [sys.executable, "-c", RUN_SUPERVISOR, str(theirs.fileno()), json.dumps(self._policy())],
+                [
+                    sys.executable,
+                    "-c",
+                    RUN_SUPERVISOR,
+                    str(theirs.fileno()),
+                    json.dumps(self._policy()),
+                ],
                 stdin=connection.fileno(),
                 stdout=area_fd,
                 stderr=subprocess.DEVNULL,
@@ -122,7 +137,9 @@ class _SupervisedProcesses:
         except (OSError, ValueError, TimeoutError):
             return None  # the supervisor was killed: the cause is unknown
         if (failed := report.get("failed")) is not None:
-            raise SandboxUnavailable(f"sandlock could not confine a process: {failed}", names=["sandlock"])
+            raise SandboxUnavailable(
+                f"sandlock could not confine a process: {failed}", names=["sandlock"]
+            )
         cause = report.get("cause")
         return cause if cause in LIMITS else None
 
@@ -153,12 +170,21 @@ class _SupervisedProcesses:
             if not os.path.lexists(f"{packages}/{name}"):
                 os.symlink(path.resolve(), f"{packages}/{name}")
         layout = mounts.mounts(spec.packages)
-        settings = {**worker_settings(spec), "memory_mb": spec.memory_mb, "file_mb": spec.file_mb, "cpu_s": spec.cpu_s}
+        settings = {
+            **worker_settings(spec),
+            "memory_mb": spec.memory_mb,
+            "file_mb": spec.file_mb,
+            "cpu_s": spec.cpu_s,
+        }
         python = getattr(sys, "_base_executable", sys.executable)
         encoded = base64.b64encode(json.dumps(settings).encode()).decode()
         return {
             "command": [os.path.realpath(python), "-c", RUN_WORKER, "0", "1", encoded],
-            "readable": [*map(str, layout.visible.values()), packages, *filter(os.path.exists, DEVICES)],
+            "readable": [
+                *map(str, layout.visible.values()),
+                packages,
+                *filter(os.path.exists, DEVICES),
+            ],
             "denied": _hidden_on_the_host(layout),
             "folder": self._folder,
             "home": home,
@@ -184,7 +210,8 @@ class _SupervisedProcesses:
 
 
 def _hidden_on_the_host(layout: mounts.Mounts) -> list[str]:
-    """Host paths of the hidden folders: without namespaces nothing can be mounted over them, so access is denied."""
+    """Host paths of the hidden folders: without namespaces nothing can be mounted over them, so
+    access is denied."""
     paths = []
     for hidden in layout.hidden:
         for inside, path in layout.visible.items():

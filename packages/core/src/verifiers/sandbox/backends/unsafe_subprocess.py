@@ -1,6 +1,8 @@
-"""No sandbox: a plain child process with this process's rights, network and files. For trusted code.
+"""No sandbox: a plain child process with this process's rights, network and files. For trusted
+code.
 
-Time-outs, state and output bounds work as in a sandbox; no other limit is enforced. ``auto`` never selects it.
+Time-outs, state and output bounds work as in a sandbox; no other limit is enforced. ``auto`` never
+selects it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from verifiers.sandbox.protocol import Availability, SandboxSpec
 
 _LOGGER = logging.getLogger(__name__)
 GUEST_FOLDER = str(GUEST.parent)
-RUN_WORKER = "import sys; sys.path[0] = {folder!r}; from guest.worker import main; sys.path[0] = ''; main()"
+RUN_WORKER = (
+    "import sys; sys.path[0] = {folder!r}; from guest.worker import main; sys.path[0] = ''; main()"
+)
 
 
 class UnsafeSubprocess:
@@ -46,7 +50,10 @@ class UnsafeSubprocess:
         require(spec.packages)
         if not self._warned:
             self._warned = True
-            _LOGGER.warning("sandbox='unsafe_subprocess': model-written code runs with your rights, files and network")
+            _LOGGER.warning(
+                "sandbox='unsafe_subprocess': model-written code runs with your rights, files and"
+                " network"
+            )
         return await Session.open(spec, _Child(spec))
 
 

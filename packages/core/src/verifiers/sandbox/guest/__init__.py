@@ -1,1 +1,2 @@
-"""Code run inside a sandbox, as the package ``guest``. Standard library only: verifiers is not installed there."""
+"""Code run inside a sandbox, as the package ``guest``. Standard library only: verifiers is not
+installed there."""

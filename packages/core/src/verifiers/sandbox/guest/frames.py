@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 
 LENGTHS = struct.Struct("!II")
 OUTPUT = struct.Struct("=QQ")
-"""Header of the shared output area: bytes of stdout and of stderr so far. Two regions of equal size follow."""
+"""Header of the shared output area: bytes of stdout and of stderr so far. Two regions of equal size
+follow."""
 
 
 def pack(header: dict[str, Any], body: bytes = b"") -> bytes:

@@ -1,17 +1,19 @@
-"""Guest init: the first process of a sandbox that the host reaches over a stream instead of a shared socket.
+"""Guest init: the first process of a sandbox that the host reaches over a stream instead of a
+shared socket.
 
 It handles requests from the host and forwards requests for the code to a worker. Two programs:
 
     main SETTINGS                 # requests on stdin, replies on stdout; ends when stdin closes
-    main SETTINGS SOCKET          # in the background; requests over connections to the Unix socket SOCKET
-    send SOCKET REQUEST [REPLY]   # one request; prints the reply as base64, above MAX_PRINTED writes it to file REPLY
+    main SETTINGS SOCKET          # in the background; requests over connections to the Unix socket
+    SOCKET send SOCKET REQUEST [REPLY]   # one request; prints the reply as base64, above
+    MAX_PRINTED writes it to file REPLY
 
-SETTINGS is base64 of JSON. A request is a message of ``frames``, and so is its reply; replies come in the order of the
-requests. Operations (``op``):
+SETTINGS is base64 of JSON. A request is a message of ``frames``, and so is its reply; replies come
+in the order of the requests. Operations (``op``):
 
 * ``start``: start a new worker.
-* ``forward``: the body is a request for the worker, the reply's body its answer; the reply is ``gone`` when the worker
-  ended or its answer is malformed.
+* ``forward``: the body is a request for the worker, the reply's body its answer; the reply is
+  ``gone`` when the worker ended or its answer is malformed.
 * ``kill``: kill every process.
 * ``cause``: report why the worker ended.
 
@@ -38,7 +40,8 @@ GONE = {"gone": True}
 
 
 class GuestInit(Supervisor):
-    """A supervisor with one worker at a time; ``settings`` as encoded by ``encoded_settings`` on the host."""
+    """A supervisor with one worker at a time; ``settings`` as encoded by ``encoded_settings`` on
+    the host."""
 
     def __init__(self, settings: dict[str, Any]):
         super().__init__(settings, tuple(settings["places"]))
@@ -76,7 +79,9 @@ class GuestInit(Supervisor):
             requests.reply(stream, {})
         elif op == "cause":
             self.await_worker()
-            requests.reply(stream, {"cause": self.cause, "sizes": self._output_sizes()}, self._outputs())
+            requests.reply(
+                stream, {"cause": self.cause, "sizes": self._output_sizes()}, self._outputs()
+            )
         else:
             self._stop(requests)
             requests.reply(stream, {"sizes": self._output_sizes()}, self._outputs())
@@ -91,7 +96,9 @@ class GuestInit(Supervisor):
         ours.setblocking(False)
         os.pwrite(self._area, bytes(frames.OUTPUT.size), 0)
         with theirs:
-            self.start_worker(theirs, os.dup(self._area), [ours.fileno(), self._area, *requests.fds()])
+            self.start_worker(
+                theirs, os.dup(self._area), [ours.fileno(), self._area, *requests.fds()]
+            )
         self._connection = ours
         self._poll.register(ours, select.POLLIN)
 
@@ -118,7 +125,8 @@ class GuestInit(Supervisor):
         self._poll.modify(self._connection, select.POLLIN | select.POLLOUT)
 
     def _exchange(self, requests: Requests) -> None:
-        """Send to the worker and receive from it without blocking. Data other than one answer per request ends it."""
+        """Send to the worker and receive from it without blocking. Data other than one answer per
+        request ends it."""
         assert self._connection is not None
         try:
             if self._unsent:
@@ -149,7 +157,8 @@ class GuestInit(Supervisor):
         return None
 
     def _answer_size(self) -> int | None:
-        """Bytes of the answer, None until its lengths are received; 0 above the bounds: any data is too long."""
+        """Bytes of the answer, None until its lengths are received; 0 above the bounds: any data is
+        too long."""
         if len(self._received) < frames.LENGTHS.size:
             return None
         header, body = frames.LENGTHS.unpack_from(self._received)
@@ -157,18 +166,22 @@ class GuestInit(Supervisor):
         return 0 if above else frames.LENGTHS.size + header + body
 
     def _output_sizes(self) -> list[int]:
-        """Bytes of stdout and stderr. The worker can write to the area, so its sizes are clamped to the bound."""
+        """Bytes of stdout and stderr. The worker can write to the area, so its sizes are clamped to
+        the bound."""
         head = os.pread(self._area, frames.OUTPUT.size, 0)
         return [min(size, self._max_output) for size in frames.OUTPUT.unpack(head)]
 
     def _outputs(self) -> bytes:
         starts = (frames.OUTPUT.size, frames.OUTPUT.size + self._max_output)
         sizes = self._output_sizes()
-        return b"".join(os.pread(self._area, size, start) for size, start in zip(sizes, starts, strict=True))
+        return b"".join(
+            os.pread(self._area, size, start) for size, start in zip(sizes, starts, strict=True)
+        )
 
 
 class Requests:
-    """Source of requests: one stream (input and output), or connections to a socket with one request each."""
+    """Source of requests: one stream (input and output), or connections to a socket with one
+    request each."""
 
     def __init__(self, reading: int, writing: int | None, listening: socket.socket | None = None):
         self._writing = writing
@@ -188,7 +201,8 @@ class Requests:
             poll.register(fd, select.POLLIN)
 
     def read(self, fd: int, init: GuestInit) -> bool:
-        """Read available data and handle complete requests. False at the end of the single stream."""
+        """Read available data and handle complete requests. False at the end of the
+        single stream."""
         assert self._poll is not None
         if self._listening is not None and fd == self._listening.fileno():
             client, _ = self._listening.accept()
@@ -208,7 +222,8 @@ class Requests:
         return True
 
     def reply(self, stream: int, header: dict[str, Any], body: bytes = b"") -> None:
-        """Send a reply, dropped for a disconnected client; when the single stream is closed, this process ends."""
+        """Send a reply, dropped for a disconnected client; when the single stream is closed, this
+        process ends."""
         packed = memoryview(frames.pack(header, body))
         fd = stream if self._writing is None else self._writing
         try:
@@ -248,7 +263,8 @@ def main() -> None:
 
 
 def _listen(path: str) -> socket.socket:
-    """Listen on ``path`` and continue in the background; the calling process ends once requests can be sent."""
+    """Listen on ``path`` and continue in the background; the calling process ends once requests can
+    be sent."""
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     os.chmod(path, 0o600)
@@ -261,7 +277,8 @@ def _listen(path: str) -> socket.socket:
 
 
 def _point_to_null(*fds: int) -> None:
-    """Redirect file descriptors inherited from the parent to /dev/null, so that their numbers are not reused."""
+    """Redirect file descriptors inherited from the parent to /dev/null, so that their numbers are
+    not reused."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in fds:
         os.dup2(null, fd)

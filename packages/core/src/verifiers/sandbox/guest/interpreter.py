@@ -1,6 +1,7 @@
 """Run Python code cell by cell in one namespace, as a notebook does.
 
-An exception of the code is returned as text, a traceback with source lines. No exception of the code propagates.
+An exception of the code is returned as text, a traceback with source lines. No exception of the
+code propagates.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Interpreter:
         self._cells = 0
 
     def run(self, code: str) -> tuple[str | None, str | None, str | None]:
-        """Run one cell; ``(value, error, limit)``: repr of the trailing expression, traceback, limit reached."""
+        """Run one cell; ``(value, error, limit)``: repr of the trailing expression, traceback,
+        limit reached."""
         self._cells += 1
         name = f"<cell {self._cells}>"
         try:
@@ -51,7 +53,11 @@ class Interpreter:
 def cut(text: str) -> str:
     """Truncate to ``MAX_TEXT`` encodable characters and mark the truncation."""
     text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n[cut: {len(text) - MAX_TEXT} characters more]"
+    return (
+        text
+        if len(text) <= MAX_TEXT
+        else f"{text[:MAX_TEXT]}\n[cut: {len(text) - MAX_TEXT} characters more]"
+    )
 
 
 def _describe(error: BaseException) -> str:
@@ -69,7 +75,14 @@ def _limit(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return "memory"
     if isinstance(error, OSError):
-        return {errno.EFBIG: "file", errno.ENOSPC: "file", errno.ENOMEM: "memory", errno.EAGAIN: "processes"}.get(
-            error.errno or 0
-        )
-    return "processes" if isinstance(error, RuntimeError) and "can't start new thread" in str(error) else None
+        return {
+            errno.EFBIG: "file",
+            errno.ENOSPC: "file",
+            errno.ENOMEM: "memory",
+            errno.EAGAIN: "processes",
+        }.get(error.errno or 0)
+    return (
+        "processes"
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+        else None
+    )

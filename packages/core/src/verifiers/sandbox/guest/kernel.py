@@ -2,8 +2,8 @@
 
 Linux only; constants from the generic headers, equal on every architecture.
 
-*Source*: the headers ``linux/sched.h``, ``linux/mount.h``, ``linux/prctl.h``, ``linux/capability.h``,
-``linux/sockios.h``.
+*Source*: the headers ``linux/sched.h``, ``linux/mount.h``, ``linux/prctl.h``,
+``linux/capability.h``, ``linux/sockios.h``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,28 @@ import struct
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWTIME = 0x10000000, 0x20000000, 0x40000000, 0x80
 ALL_NAMESPACES = (
-    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+    CLONE_NEWNS
+    | CLONE_NEWCGROUP
+    | CLONE_NEWUTS
+    | CLONE_NEWIPC
+    | CLONE_NEWUSER
+    | CLONE_NEWPID
+    | CLONE_NEWNET
 )
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
-PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 24, 28, 38, 47
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = (
+    4,
+    24,
+    28,
+    38,
+    47,
+)
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_CHILD_SUBREAPER = 1, 22, 2, 36
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-SECBITS_ALL_LOCKED = 0xEF  # NOROOT, NO_SETUID_FIXUP, NO_CAP_AMBIENT_RAISE set, KEEP_CAPS clear; all locked
+SECBITS_ALL_LOCKED = (
+    0xEF  # NOROOT, NO_SETUID_FIXUP, NO_CAP_AMBIENT_RAISE set, KEEP_CAPS clear; all locked
+)
 CAP_VERSION_3 = 0x20080522
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
@@ -43,7 +57,8 @@ def unshare(flags: int) -> None:
 
 
 def memory_file(name: str, size: int) -> int:
-    """A file in memory, sealed at ``size`` bytes: it cannot shrink under a reader or grow into uncounted memory."""
+    """A file in memory, sealed at ``size`` bytes: it cannot shrink under a reader or grow into
+    uncounted memory."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -62,7 +77,8 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def raise_loopback() -> None:
-    """Bring up the interface ``lo`` of this network namespace, so that code can open local connections."""
+    """Bring up the interface ``lo`` of this network namespace, so that code can open local
+    connections."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         (flags,) = struct.unpack_from("h", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request), 16)
@@ -70,7 +86,8 @@ def raise_loopback() -> None:
 
 
 def drop_privileges() -> None:
-    """Drop every capability permanently, also across exec. Unprivileged users have none and return early."""
+    """Drop every capability permanently, also across exec. Unprivileged users have none and return
+    early."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if not _holds_capabilities():
         return
@@ -95,7 +112,8 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(instructions: bytes) -> None:
-    """Install a seccomp filter for this process and its future children. ``PR_SET_NO_NEW_PRIVS`` must be set."""
+    """Install a seccomp filter for this process and its future children. ``PR_SET_NO_NEW_PRIVS``
+    must be set."""
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     program = _Program(len(instructions) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))

@@ -1,8 +1,10 @@
-"""Launch bubblewrap when the host process is root: become an unprivileged user first, keeping access to the mounts.
+"""Launch bubblewrap when the host process is root: become an unprivileged user first, keeping
+access to the mounts.
 
-``launch.py FD SOURCES COMMAND …`` enters new user and mount namespaces, waits until the host has written the user maps,
-binds each source (a JSON list of paths) to ``STAGE/<index>``, becomes the unprivileged user and executes the
-command. Otherwise the code would run as the host's root user: without capabilities, but exempt from the process limit.
+``launch.py FD SOURCES COMMAND …`` enters new user and mount namespaces, waits until the host has
+written the user maps, binds each source (a JSON list of paths) to ``STAGE/<index>``, becomes the
+unprivileged user and executes the command. Otherwise the code would run as the host's root user:
+without capabilities, but exempt from the process limit.
 """
 
 from __future__ import annotations

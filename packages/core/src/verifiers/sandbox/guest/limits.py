@@ -16,13 +16,16 @@ def lower(name: int, value: int) -> None:
 
 
 def apply(settings: dict[str, Any], current_bytes: int) -> None:
-    """Limit address space (``memory_mb`` above ``current_bytes``), file size in MB and CPU time in seconds."""
+    """Limit address space (``memory_mb`` above ``current_bytes``), file size in MB and CPU time in
+    seconds."""
     if settings.get("limit_address_space", True):
         lower(resource.RLIMIT_AS, settings["memory_mb"] * MIB + current_bytes)
     lower(resource.RLIMIT_FSIZE, settings["file_mb"] * MIB)
     lower(resource.RLIMIT_CORE, 0)
     cpu_s = max(1, round(settings["cpu_s"]))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))  # SIGXCPU names the cause, a second later SIGKILL
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (cpu_s, cpu_s + 1)
+    )  # SIGXCPU names the cause, a second later SIGKILL
 
 
 def address_space_bytes() -> int:

@@ -1,7 +1,8 @@
 """Capture stdout and stderr, up to a bound.
 
-File descriptors 1 and 2 become pipes, so output of child processes and C libraries is captured too. A thread drains
-them into a memory file shared with the host, which can read partial output after a time-out.
+File descriptors 1 and 2 become pipes, so output of child processes and C libraries is captured too.
+A thread drains them into a memory file shared with the host, which can read partial output after a
+time-out.
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ class Output:
         self._lock = threading.Lock()
         self._pipes = [self._redirect(1), self._redirect(2)]
         size = frames.OUTPUT.size + 2 * max_bytes
-        self._area = mmap.mmap(area_fd, size) if os.fstat(area_fd).st_size >= size else mmap.mmap(-1, size)
+        self._area = (
+            mmap.mmap(area_fd, size) if os.fstat(area_fd).st_size >= size else mmap.mmap(-1, size)
+        )
         os.close(area_fd)
         self._stored = [0, 0]
         self._seen = [0, 0]
-        self._polls = [select.poll(), select.poll()]  # one per thread: a poll object must not be shared
+        self._polls = [
+            select.poll(),
+            select.poll(),
+        ]  # one per thread: a poll object must not be shared
         for poll in self._polls:
             for fd in self._pipes:
                 poll.register(fd, select.POLLIN)

@@ -1,8 +1,8 @@
-"""Seccomp filter: denies system calls that create namespaces and mounts, access other processes, load code into the
-kernel, or allocate memory that is not counted.
+"""Seccomp filter: denies system calls that create namespaces and mounts, access other processes,
+load code into the kernel, or allocate memory that is not counted.
 
-A deny list: namespaces and dropped privileges are the boundary, the filter reduces the kernel surface behind them.
-Architectures without a table have no filter (``instructions`` returns None).
+A deny list: namespaces and dropped privileges are the boundary, the filter reduces the kernel
+surface behind them. Architectures without a table have no filter (``instructions`` returns None).
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ removexattrat 466, utimensat 280, utime 132, utimes 235, futimesat 261"""
 _PRETENDED_AARCH64 = """fchmod 52, fchmodat 53, fchmodat2 452, fchown 55, fchownat 54, setxattr 5, lsetxattr 6,
 fsetxattr 7, setxattrat 463, removexattr 14, lremovexattr 15, fremovexattr 16, removexattrat 466, utimensat 88"""
 PRETENDED = {"x86_64": _PRETENDED_X86_64, "aarch64": _PRETENDED_AARCH64}
-"""Calls that change a file's metadata. Landlock permits them on every file of the host that the user owns; where
-Landlock is the boundary, the filter makes them return success and do nothing, so that copying a file still works."""
+"""Calls that change a file's metadata. Landlock permits them on every file of the host that the
+user owns; where Landlock is the boundary, the filter makes them return success and do nothing, so
+that copying a file still works."""
 CLONE = {"x86_64": 56, "aarch64": 220}
 SOCKET = {"x86_64": 41, "aarch64": 198}
 IOCTL = {"x86_64": 16, "aarch64": 29}
@@ -63,7 +64,8 @@ def numbers(table: str) -> dict[str, int]:
 
 
 def instructions(machine: str | None = None, pretend: bool = False) -> bytes | None:
-    """BPF program for the machine, None if unsupported. ``pretend``: fake success of ``PRETENDED``."""
+    """BPF program for the machine, None if unsupported. ``pretend``: fake success of
+    ``PRETENDED``."""
     machine = machine or platform.machine()
     if machine not in AUDIT_ARCH:
         return None
@@ -75,10 +77,14 @@ def instructions(machine: str | None = None, pretend: bool = False) -> bytes | N
         _op(_JUMP_ABOVE, 0, 1, X32_BIT),
         _op(_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
     ]
-    code += _refuse_when(CLONE[machine], _FIRST, [_op(_JUMP_SET, 0, 1, NAMESPACES), _refuse(errno.EPERM)])
+    code += _refuse_when(
+        CLONE[machine], _FIRST, [_op(_JUMP_SET, 0, 1, NAMESPACES), _refuse(errno.EPERM)]
+    )
     code += _refuse_when(SOCKET[machine], _FIRST, _only(FAMILIES, errno.EAFNOSUPPORT))
     for request in (TIOCSTI, TIOCLINUX):
-        code += _refuse_when(IOCTL[machine], _SECOND, [_op(_JUMP_EQUAL, 0, 1, request), _refuse(errno.EPERM)])
+        code += _refuse_when(
+            IOCTL[machine], _SECOND, [_op(_JUMP_EQUAL, 0, 1, request), _refuse(errno.EPERM)]
+        )
     refused = dict.fromkeys(numbers(TABLES[machine]).values(), errno.EPERM) | {CLONE3: errno.ENOSYS}
     if pretend:
         refused |= dict.fromkeys(numbers(PRETENDED[machine]).values(), 0)
@@ -101,6 +107,7 @@ def _only(allowed: tuple[int, ...], error: int) -> list[bytes]:
 
 
 def _refuse_when(number: int, argument: int, checks: list[bytes]) -> list[bytes]:
-    """Apply ``checks`` to one argument of one system call; for what they permit, load the number again."""
+    """Apply ``checks`` to one argument of one system call; for what they permit, load the number
+    again."""
     body = [_op(_LOAD, 0, 0, argument), *checks, _op(_LOAD, 0, 0, _NUMBER)]
     return [_op(_JUMP_EQUAL, 0, len(body), number), *body]

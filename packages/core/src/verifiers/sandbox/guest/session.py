@@ -1,8 +1,9 @@
 """One session: separate namespaces, files and limits, with a supervisor as its first process.
 
-The supervisor (PID 1 of its namespace) handles requests from the host over ``control``: start a worker on a connection,
-kill all processes, report why the last worker ended. Model-written code runs only in workers, which can neither read
-the supervisor's memory nor signal it; when it ends, the kernel kills all processes in the namespace.
+The supervisor (PID 1 of its namespace) handles requests from the host over ``control``: start a
+worker on a connection, kill all processes, report why the last worker ended. Model-written code
+runs only in workers, which can neither read the supervisor's memory nor signal it; when it ends,
+the kernel kills all processes in the namespace.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ MAX_MESSAGE = 4096
 
 
 def enter(control: socket.socket, settings: dict[str, Any]) -> None:
-    """Enter new namespaces and start the supervisor there; returns in the calling process, which must exit."""
+    """Enter new namespaces and start the supervisor there; returns in the calling process, which
+    must exit."""
     try:
         kernel.unshare(kernel.ALL_NAMESPACES)
         _map_user()
@@ -38,21 +40,34 @@ def enter(control: socket.socket, settings: dict[str, Any]) -> None:
 
 
 def _map_user() -> None:
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{UID} {UID} 1"), ("gid_map", f"{UID} {UID} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{UID} {UID} 1"),
+        ("gid_map", f"{UID} {UID} 1"),
+    ):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(text)
 
 
 def _mount_files(settings: dict[str, Any]) -> None:
-    """Mount writable files, ``/proc`` and terminals of the session over the read-only ones of the outer sandbox."""
+    """Mount writable files, ``/proc`` and terminals of the session over the read-only ones of the
+    outer sandbox."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("tmpfs", ROOT, "tmpfs", safe, f"size={settings['file_mb']}m,nr_inodes=100k,mode=0755")
+    kernel.mount(
+        "tmpfs", ROOT, "tmpfs", safe, f"size={settings['file_mb']}m,nr_inodes=100k,mode=0755"
+    )
     for name in ("home", "tmp", "shm"):
         os.mkdir(f"{ROOT}/{name}", 0o700)
     kernel.mount(f"{ROOT}/tmp", "/tmp", None, kernel.MS_BIND)
     kernel.mount(f"{ROOT}/shm", "/dev/shm", None, kernel.MS_BIND)
-    kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666")
+    kernel.mount(
+        "devpts",
+        "/dev/pts",
+        "devpts",
+        kernel.MS_NOSUID | kernel.MS_NOEXEC,
+        "newinstance,ptmxmode=0666",
+    )
     kernel.mount("proc", "/proc", "proc", safe | kernel.MS_NOEXEC)
     # Nested namespaces would grant the code capabilities inside them.
     with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
@@ -62,7 +77,9 @@ def _mount_files(settings: dict[str, Any]) -> None:
     places = {"/tmp": f"{ROOT}/tmp", HOME: HOME}
     if settings["image"] is not None:
         os.mkdir(f"{ROOT}/root", 0o755)
-        root.enter_image(f"{ROOT}/root", settings["image"], f"{ROOT}/changes", places, set(settings["left_out"]))
+        root.enter_image(
+            f"{ROOT}/root", settings["image"], f"{ROOT}/changes", places, set(settings["left_out"])
+        )
     elif settings["writable_root"]:
         os.mkdir(f"{ROOT}/root", 0o755)
         root.enter(f"{ROOT}/root", places)
@@ -96,6 +113,8 @@ class _SessionSupervisor(Supervisor):
         else:
             self.kill()
         if op == "worker":
-            self.start_worker(socket.socket(fileno=os.dup(fds[0])), fds[1], [self._control.fileno(), fds[0]])
+            self.start_worker(
+                socket.socket(fileno=os.dup(fds[0])), fds[1], [self._control.fileno(), fds[0]]
+            )
         for fd in fds:
             os.close(fd)

@@ -1,7 +1,9 @@
-"""Supervisor: the first process of a session. It starts one worker at a time, enforces limits and kills processes.
+"""Supervisor: the first process of a session. It starts one worker at a time, enforces limits and
+kills processes.
 
-Model-written code runs only in workers and their children. When this process is PID 1 of its namespace, the kernel
-kills all others when it ends; elsewhere (on a remote machine) it kills its descendants one by one.
+Model-written code runs only in workers and their children. When this process is PID 1 of its
+namespace, the kernel kills all others when it ends; elsewhere (on a remote machine) it kills its
+descendants one by one.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class Supervisor:
         self._worker = None
 
     def reap(self) -> None:
-        """Collect processes that have ended. A worker takes all others with it: one may hold its connection open."""
+        """Collect processes that have ended. A worker takes all others with it: one may hold its
+        connection open."""
         had_worker = self._worker is not None
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -86,13 +89,15 @@ class Supervisor:
         self.kill()
 
     def check_limits(self) -> float:
-        """Kill all processes when their total exceeds a limit; return the seconds until the next check."""
+        """Kill all processes when their total exceeds a limit; return the seconds until the next
+        check."""
         others = self._others()
         if len(others) > self._settings["num_processes"] + OWN_PROCESSES:
             return self._end("processes")
         files_kb = sum(map(_files_kb, self._mount_points))
         max_kb = self._settings["memory_mb"] * 1024 + self._own_kb
-        # The resident size is a cheap upper bound; the proportional size is read only when that exceeds the limit.
+        # The resident size is a cheap upper bound; the proportional size is read only when that
+        # exceeds the limit.
         resident_kb = files_kb + sum(map(_resident_kb, others))
         if resident_kb > max_kb and files_kb + sum(map(_proportional_kb, others)) > max_kb:
             return self._end("memory")
@@ -115,7 +120,8 @@ class Supervisor:
 
 
 def restrict(settings: dict[str, Any]) -> None:
-    """Drop all privileges, install the system-call filter and set limits, for this process and its future children."""
+    """Drop all privileges, install the system-call filter and set limits, for this process and its
+    future children."""
     kernel.drop_privileges()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     for name, value in (
@@ -130,7 +136,8 @@ def restrict(settings: dict[str, Any]) -> None:
 
 
 def end_descendants() -> None:
-    """Kill descendants until none remain. They may fork in the meantime, within their process limit."""
+    """Kill descendants until none remain. They may fork in the meantime, within their process
+    limit."""
     for _ in range(MAX_ROUNDS):
         pids = descendants(os.getpid())
         if not pids:
@@ -181,7 +188,8 @@ def _resident_kb(pid: int) -> int:
 
 
 def _proportional_kb(pid: int) -> int:
-    """Proportional set size (PSS); the resident size when the process hides it or the kernel does not report it."""
+    """Proportional set size (PSS); the resident size when the process hides it or the kernel does
+    not report it."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("Pss:")), 0)
@@ -190,7 +198,8 @@ def _proportional_kb(pid: int) -> int:
 
 
 def _enter_folder(settings: dict[str, Any], has_run: bool) -> None:
-    """Enter the working folder. Code that has run may have replaced it by a link or a file: then the home, or the root.
+    """Enter the working folder. Code that has run may have replaced it by a link or a file: then
+    the home, or the root.
 
     *Raises* OSError when no code has run and the folder cannot be created.
     """
@@ -204,11 +213,16 @@ def _enter_folder(settings: dict[str, Any], has_run: bool) -> None:
     return None
 
 
-def _run_worker(connection: socket.socket, area_fd: int, settings: dict[str, Any], has_run: bool) -> None:
+def _run_worker(
+    connection: socket.socket, area_fd: int, settings: dict[str, Any], has_run: bool
+) -> None:
     """The worker's main function, after the fork. Does not return."""
     try:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        with (
+            contextlib.suppress(OSError),
+            open("/proc/self/oom_score_adj", "w", encoding="ascii") as file,
+        ):
             file.write("900")  # the kernel's OOM killer selects workers first
         os.setsid()
         os.environ.update(settings["env"])

@@ -1,7 +1,7 @@
 """Worker: runs the code and answers requests of the host sequentially until the connection closes.
 
-Forked by a supervisor, or run as a command with arguments ``SOCKET_FD AREA_FD SETTINGS``, where SETTINGS is base64 of
-JSON. It provides no isolation.
+Forked by a supervisor, or run as a command with arguments ``SOCKET_FD AREA_FD SETTINGS``, where
+SETTINGS is base64 of JSON. It provides no isolation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Worker:
         os.register_at_fork(after_in_child=self._disconnect)
 
     def _disconnect(self) -> None:
-        """In a child that the code forks: give up the connection, which would outlive the worker in a daemon."""
+        """In a child that the code forks: give up the connection, which would outlive the worker in
+        a daemon."""
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, self._connection.fileno(), inheritable=False)
         os.close(null)
@@ -63,8 +64,12 @@ class Worker:
         try:
             process = subprocess.Popen(header["argv"], stdin=subprocess.DEVNULL, stdout=1, stderr=2)
         except (OSError, ValueError) as error:
-            limit = "processes" if isinstance(error, OSError) and error.errno == errno.EAGAIN else None
-            return self._answer(error=cut(f"{type(error).__name__}: {error}"), exit_code=127, limit=limit)
+            limit = (
+                "processes" if isinstance(error, OSError) and error.errno == errno.EAGAIN else None
+            )
+            return self._answer(
+                error=cut(f"{type(error).__name__}: {error}"), exit_code=127, limit=limit
+            )
         return self._answer(exit_code=process.wait())
 
     def do_read(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -76,7 +81,11 @@ class Worker:
         except (OSError, ValueError) as error:
             return _failure(error), b""
         if len(content) > self._max_file:
-            return {"limit": "file", "errno": errno.EFBIG, "message": f"larger than {self._max_file} bytes"}, b""
+            return {
+                "limit": "file",
+                "errno": errno.EFBIG,
+                "message": f"larger than {self._max_file} bytes",
+            }, b""
         return {}, content
 
     def do_write(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -107,14 +116,19 @@ def _failure(error: OSError | ValueError) -> dict[str, Any]:
 
 
 def reseed() -> None:
-    """Reseed NumPy so that sessions of one zygote draw different numbers. ``random`` reseeds itself on fork."""
+    """Reseed NumPy so that sessions of one zygote draw different numbers. ``random`` reseeds itself
+    on fork."""
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
 
 
 def main() -> None:
     """Run a worker as a command, with limits and filter when the settings have them."""
-    socket_fd, area_fd, settings = int(sys.argv[1]), int(sys.argv[2]), json.loads(base64.b64decode(sys.argv[3]))
+    socket_fd, area_fd, settings = (
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        json.loads(base64.b64decode(sys.argv[3])),
+    )
     sys.argv[:] = [""]
     socket_fd, area_fd = (_above_stderr(fd) for fd in (socket_fd, area_fd))
     worker = Worker(socket.socket(fileno=socket_fd), area_fd, settings)

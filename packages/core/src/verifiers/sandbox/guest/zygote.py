@@ -1,7 +1,7 @@
 """Zygote: imports the packages once, then forks sessions into separate namespaces (``session``).
 
-It runs inside the outer sandbox and executes no model-written code. It ends when the host closes the control
-connection.
+It runs inside the outer sandbox and executes no model-written code. It ends when the host closes
+the control connection.
 """
 
 from __future__ import annotations

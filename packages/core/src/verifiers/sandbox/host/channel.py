@@ -1,7 +1,8 @@
 """Host end of the connection to one worker: one request, one answer.
 
-Received data is untrusted, because model-written code may have produced it: sizes are bounded before anything is
-stored, types are validated, and an invalid answer ends the worker. The only exception raised is ``WorkerGone``.
+Received data is untrusted, because model-written code may have produced it: sizes are bounded
+before anything is stored, types are validated, and an invalid answer ends the worker. The only
+exception raised is ``WorkerGone``.
 """
 
 from __future__ import annotations
@@ -47,11 +48,15 @@ class Channel(asyncio.Protocol):
         self._end_reason: str | None = None
 
     @classmethod
-    async def open(cls, connection: socket.socket, max_header_bytes: int, max_body_bytes: int) -> Channel:
+    async def open(
+        cls, connection: socket.socket, max_header_bytes: int, max_body_bytes: int
+    ) -> Channel:
         """Open a channel over a connected socket and take ownership of it."""
         loop = asyncio.get_running_loop()
         connection.setblocking(False)
-        _, channel = await loop.create_connection(lambda: cls(max_header_bytes, max_body_bytes), sock=connection)
+        _, channel = await loop.create_connection(
+            lambda: cls(max_header_bytes, max_body_bytes), sock=connection
+        )
         return channel
 
     async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:

@@ -1,5 +1,5 @@
-"""Host files that are visible inside, all read-only: the interpreter, system programs and libraries, and the requested
-packages. No home folder, configuration, run folder or socket.
+"""Host files that are visible inside, all read-only: the interpreter, system programs and
+libraries, and the requested packages. No home folder, configuration, run folder or socket.
 
 The interpreter and the packages have fixed paths inside, the same on every host.
 """
@@ -32,29 +32,39 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONPATH": PACKAGES,
     "PYTHONDONTWRITEBYTECODE": "1",
-    "MALLOC_ARENA_MAX": "1",  # address space is limited, and each further arena reserves 64 MB of it
+    "MALLOC_ARENA_MAX": (
+        "1"
+    ),  # address space is limited, and each further arena reserves 64 MB of it
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
 FILES = {
-    "/etc/passwd": f"root:x:0:0::/:/bin/false\nsandbox:x:{launch.UID}:{launch.UID}::/sandbox/home:/bin/bash\n",
+    "/etc/passwd": (
+        f"root:x:0:0::/:/bin/false\nsandbox:x:{launch.UID}:{launch.UID}::/sandbox/home:/bin/bash\n"
+    ),
     "/etc/group": f"root:x:0:\nsandbox:x:{launch.UID}:\n",
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 """Files that replace those of the host: path inside -> text."""
-RUN_GUEST = "import sys; sys.path[0] = {path!r}; from guest.{module} import main; del sys.path[0]; main()"
+RUN_GUEST = (
+    "import sys; sys.path[0] = {path!r}; from guest.{module} import main; del sys.path[0]; main()"
+)
 """Python code that runs ``main`` of a module of the guest package, in folder ``path``."""
 SYSTEM = (
-    "/usr/bin /usr/sbin /usr/lib /usr/lib64 /usr/lib32 /usr/libexec /usr/share/zoneinfo /usr/share/terminfo "
-    "/etc/ld.so.cache /etc/alternatives /etc/localtime"
+    "/usr/bin /usr/sbin /usr/lib /usr/lib64 /usr/lib32 /usr/libexec /usr/share/zoneinfo"
+    " /usr/share/terminfo /etc/ld.so.cache /etc/alternatives /etc/localtime"
 ).split()
 IMAGE = f"{INSIDE}/image"
 """Where the outer sandbox has the root file system of ``SandboxSpec.root``."""
 HOST = f"{INSIDE}/host"
 """Where the host's libraries are beside an image, for the interpreter and nothing else."""
-IMAGE_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": ""}
-"""Variables of the code in an image, whose programs come first, before those that the image itself sets."""
+IMAGE_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONPATH": "",
+}
+"""Variables of the code in an image, whose programs come first, before those that the image itself
+sets."""
 TOP_LEVEL = "/bin /sbin /lib /lib64 /lib32".split()
 
 
@@ -62,7 +72,8 @@ TOP_LEVEL = "/bin /sbin /lib /lib64 /lib32".split()
 class Mounts:
     """Mounts of a sandbox.
 
-    Example: ``Mounts(visible={"/usr/bin": Path("/usr/bin")}, hidden=["/usr/lib/python3/dist-packages"])``
+    Example: ``Mounts(visible={"/usr/bin": Path("/usr/bin")},
+    hidden=["/usr/lib/python3/dist-packages"])``
     """
 
     visible: dict[str, Path] = field(default_factory=dict)
@@ -75,14 +86,22 @@ class Mounts:
     def folders(self) -> list[str]:
         """Parent folders that must exist for these paths, outermost first."""
         paths = [*self.visible, *self.links, *self.hidden]
-        above = {str(folder) for path in paths for folder in Path(path).parents if str(folder) != "/"}
-        return sorted(folder for folder in above if not any(_is_below(folder, mounted) for mounted in self.visible))
+        above = {
+            str(folder) for path in paths for folder in Path(path).parents if str(folder) != "/"
+        }
+        return sorted(
+            folder
+            for folder in above
+            if not any(_is_below(folder, mounted) for mounted in self.visible)
+        )
 
 
 def mounts(packages: tuple[str, ...], further: tuple[tuple[str, str], ...] = ()) -> Mounts:
-    """The mounts of a sandbox with these packages, and ``further`` ones: (path inside, path of the host).
+    """The mounts of a sandbox with these packages, and ``further`` ones: (path inside, path of the
+    host).
 
-    *Raises* ConfigError for a package that is not installed, and for a path of the host that does not exist.
+    *Raises* ConfigError for a package that is not installed, and for a path of the host that does
+    not exist.
     """
     result = Mounts()
     for path in SYSTEM:
@@ -100,7 +119,9 @@ def mounts(packages: tuple[str, ...], further: tuple[tuple[str, str], ...] = ())
     result.visible[f"{INSIDE}/guest"] = GUEST
     for inside, outside in further:
         if not os.path.exists(outside):
-            raise ConfigError(f"The sandbox is to mount {outside}, which does not exist", path=outside)
+            raise ConfigError(
+                f"The sandbox is to mount {outside}, which does not exist", path=outside
+            )
         result.visible[inside] = Path(outside).resolve()
     return result
 
@@ -112,7 +133,9 @@ def _add_python(result: Mounts) -> None:
     inside = f"{PYTHON}/lib/{standard.name}"
     result.visible[f"{PYTHON}/bin/{executable.name}"] = executable
     result.visible[inside] = standard
-    result.hidden += [f"{inside}/{path.relative_to(standard)}" for path in _installed_packages(standard)]
+    result.hidden += [
+        f"{inside}/{path.relative_to(standard)}" for path in _installed_packages(standard)
+    ]
     for name in {"python", "python3"} - {executable.name}:
         result.links[f"{PYTHON}/bin/{name}"] = executable.name
     shared = _shared_library()
@@ -121,20 +144,24 @@ def _add_python(result: Mounts) -> None:
 
 
 def variables() -> dict[str, str]:
-    """The variables of the code: ``ENVIRONMENT``, and where the interpreter finds its own library if it has one.
+    """The variables of the code: ``ENVIRONMENT``, and where the interpreter finds its own library
+    if it has one.
 
-    The path that is compiled into it is one of the host; elsewhere it would load the system's library of that name.
+    The path that is compiled into it is one of the host; elsewhere it would load the system's
+    library of that name.
     """
     return ENVIRONMENT | ({} if _shared_library() is None else {"LD_LIBRARY_PATH": LIBRARIES})
 
 
 def host_libraries() -> tuple[tuple[str, str], ...]:
-    """Mounts, (path inside, path of the host), of the libraries that the interpreter needs beside an image."""
+    """Mounts, (path inside, path of the host), of the libraries that the interpreter needs beside
+    an image."""
     return tuple((f"{HOST}{folder}", folder) for folder in _library_folders())
 
 
 def interpreter(has_image: bool) -> list[str]:
-    """The first words of a command that runs this interpreter inside, also beside an image with another C library."""
+    """The first words of a command that runs this interpreter inside, also beside an image with
+    another C library."""
     if not has_image:
         return [INTERPRETER]
     loader = next((path for path in _loaded() if path.name.startswith("ld-")), None)
@@ -145,7 +172,13 @@ def interpreter(has_image: bool) -> list[str]:
 
 
 def _library_folders() -> list[str]:
-    return sorted({str(path.parent) for path in _loaded() if path.is_relative_to("/usr") or path.parts[1] == "lib"})
+    return sorted(
+        {
+            str(path.parent)
+            for path in _loaded()
+            if path.is_relative_to("/usr") or path.parts[1] == "lib"
+        }
+    )
 
 
 def _loaded() -> list[Path]:
@@ -157,13 +190,20 @@ def _loaded() -> list[Path]:
 
 def _shared_library() -> Path | None:
     """The library of an interpreter that was built as one."""
-    path = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
+    path = Path(sysconfig.get_config_var("LIBDIR") or "") / (
+        sysconfig.get_config_var("INSTSONAME") or ""
+    )
     return path if sysconfig.get_config_var("Py_ENABLE_SHARED") and path.is_file() else None
 
 
 def _installed_packages(folder: Path) -> list[Path]:
     names = ("site-packages", "dist-packages")
-    return [path for name in names for pattern in (name, f"python3*/{name}") for path in folder.glob(pattern)]
+    return [
+        path
+        for name in names
+        for pattern in (name, f"python3*/{name}")
+        for path in folder.glob(pattern)
+    ]
 
 
 def _is_below(folder: str, parent: str) -> bool:

@@ -1,7 +1,8 @@
-"""Find the files of installed distributions, and of their dependencies, that code in a sandbox may import.
+"""Find the files of installed distributions, and of their dependencies, that code in a sandbox may
+import.
 
-This module installs nothing. Only these files are visible inside: an environment package in the same site-packages,
-with its answers, is not.
+This module installs nothing. Only these files are visible inside: an environment package in the
+same site-packages, with its answers, is not.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ HIDDEN = re.compile(r"(\.pth|^__pycache__|^\.\.)$|^_?_?editable_")
 
 
 def require(packages: tuple[str, ...]) -> None:
-    """*Raises* ConfigError naming every package that is not installed, and the command to install them."""
+    """*Raises* ConfigError naming every package that is not installed, and the command to install
+    them."""
     missing = [name for name in packages if _distribution(name) is None]
     if missing:
         raise ConfigError(
-            f"The sandbox needs {', '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed; "
-            f"install with: pip install {' '.join(missing)}",
+            f"The sandbox needs {', '.join(missing)}, which {'are' if missing[1:] else 'is'} not"
+            f" installed; install with: pip install {' '.join(missing)}",
             names=missing,
         )
 
@@ -68,13 +70,22 @@ def _closure(packages: tuple[str, ...]) -> list[str]:
 
 def _entries(name: str) -> list[Path]:
     distribution = importlib.metadata.distribution(name)
-    tops = {Path(file).parts[0] for file in distribution.files or () if not HIDDEN.search(Path(file).parts[0])}
+    tops = {
+        Path(file).parts[0]
+        for file in distribution.files or ()
+        if not HIDDEN.search(Path(file).parts[0])
+    }
     paths = [Path(str(distribution.locate_file(top))) for top in sorted(tops)]
     return [path for path in paths if path.exists()]
 
 
 def _top_levels(name: str) -> list[str]:
-    """Its packages, or its modules when it has no package (a script beside a package is not an import name)."""
-    entries = [path for path in _entries(canonicalize_name(name)) if path.name.split(".")[0].isidentifier()]
+    """Its packages, or its modules when it has no package (a script beside a package is not an
+    import name)."""
+    entries = [
+        path for path in _entries(canonicalize_name(name)) if path.name.split(".")[0].isidentifier()
+    ]
     packages = [path.name for path in entries if (path / "__init__.py").exists()]
-    return packages or [path.name.split(".")[0] for path in entries if path.suffix in (".py", ".so")]
+    return packages or [
+        path.name.split(".")[0] for path in entries if path.suffix in (".py", ".so")
+    ]

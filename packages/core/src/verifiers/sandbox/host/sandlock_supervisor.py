@@ -1,8 +1,9 @@
-"""Supervisor process of one sandlock session: confines the worker, reports why it ended, and kills remaining processes.
+"""Supervisor process of one sandlock session: confines the worker, reports why it ended, and kills
+remaining processes.
 
-Arguments ``FD POLICY``: stdin is the worker's connection, stdout its output area. The cause of the worker's
-end is sent on FD; when the host closes FD, every process of the session is killed. The supervisor is a subreaper:
-orphaned processes of the session become its children, so none escapes.
+Arguments ``FD POLICY``: stdin is the worker's connection, stdout its output area. The cause of the
+worker's end is sent on FD; when the host closes FD, every process of the session is killed. The
+supervisor is a subreaper: orphaned processes of the session become its children, so none escapes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def _supervise(control: socket.socket, policy: dict[str, Any]) -> None:
     except Exception as error:  # noqa: BLE001  (reported to the host, which refuses the sandbox)
         report = {"failed": f"{type(error).__name__}: {error}"}
     with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # closes the last copy of the worker's connection
+        os.dup2(
+            os.open(os.devnull, os.O_RDWR), 0
+        )  # closes the last copy of the worker's connection
         control.send(json.dumps(report).encode())
 
 

@@ -1,8 +1,10 @@
 """The ``Sandbox`` of a rollout, independent of how the worker is isolated (``Processes``).
 
-Guarantees: after a time-out every process of the sandbox is killed and a new interpreter is ready; a worker that dies
-is replaced and the result names the cause; a worker's answers are validated; after ``close`` no process or file
-remains. Files are read and written by the worker: the host never resolves a path or link of the sandbox.
+Guarantees: after a time-out every process of the sandbox is killed and a new interpreter is ready;
+a worker that dies is replaced and the result names the cause; a worker's answers are validated;
+after ``close`` no process or file
+remains. Files are read and written by the worker: the host never resolves a path or link of the
+sandbox.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Processes(Protocol):
     """Interface that a backend implements for one sandbox: start and kill its processes."""
 
     async def start(self, connection: socket.socket, area_fd: int) -> None:
-        """Kill running processes, then start a worker on this connection; both descriptors are duplicated."""
+        """Kill running processes, then start a worker on this connection; both descriptors are
+        duplicated."""
         ...
 
     def kill(self) -> None:
@@ -43,7 +46,8 @@ class Processes(Protocol):
         ...
 
     async def cause(self) -> str | None:
-        """Why the last worker ended: one of ``LIMITS``, None when unknown. The output area is then complete."""
+        """Why the last worker ended: one of ``LIMITS``, None when unknown. The output area is then
+        complete."""
         ...
 
     async def clear(self) -> None:
@@ -69,7 +73,9 @@ class Session:
         self._expiry = asyncio.get_running_loop().call_at(self._deadline, self._expire)
 
     @classmethod
-    async def open(cls, spec: SandboxSpec, processes: Processes, start_s: float = START_S) -> Session:
+    async def open(
+        cls, spec: SandboxSpec, processes: Processes, start_s: float = START_S
+    ) -> Session:
         """*Raises* SandboxUnavailable when no worker answers."""
         session = cls(spec, processes)
         try:
@@ -92,7 +98,9 @@ class Session:
             await self._usable()
             remaining_s = self._deadline - asyncio.get_running_loop().time()
             try:
-                answer, _ = await asyncio.wait_for(self._answer(header, body), min(timeout_s, remaining_s))
+                answer, _ = await asyncio.wait_for(
+                    self._answer(header, body), min(timeout_s, remaining_s)
+                )
             except TimeoutError:
                 return await self._timed_out()
             except WorkerGone as gone:
@@ -102,11 +110,16 @@ class Session:
     async def read_file(self, path: str) -> bytes:
         answer, content = await self._file({"op": "read", "path": os.fspath(path)})
         if answer.limit == "file":
-            raise SandboxLimit(f"{path!r} in the sandbox is {answer.message}", limit="file", path=str(path))
+            raise SandboxLimit(
+                f"{path!r} in the sandbox is {answer.message}", limit="file", path=str(path)
+            )
         return content
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        await self._file({"op": "write", "path": os.fspath(path)}, data.encode() if isinstance(data, str) else data)
+        await self._file(
+            {"op": "write", "path": os.fspath(path)},
+            data.encode() if isinstance(data, str) else data,
+        )
 
     async def restart(self) -> None:
         async with self._lock:
@@ -136,14 +149,17 @@ class Session:
     # --- one request
 
     async def _answer(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
-        """Send a request to the worker, started if necessary; cancellation kills every process. *Raises* WorkerGone."""
+        """Send a request to the worker, started if necessary; cancellation kills every process.
+        *Raises* WorkerGone."""
         channel = self._channel or await self._start()
         try:
             return await channel.request(header, body)
         except WorkerGone:
             self._drop_channel()
             raise
-        except BaseException:  # a time-out or a cancellation: the worker may still run; raised again
+        except (
+            BaseException
+        ):  # a time-out or a cancellation: the worker may still run; raised again
             self._drop_channel()
             self._processes.kill()
             raise
@@ -165,7 +181,9 @@ class Session:
             try:
                 answer, content = await asyncio.wait_for(self._answer(header, body), START_S)
             except (WorkerGone, TimeoutError) as error:
-                raise SandboxError(f"The sandbox ended while {header['path']!r} was {header['op']}: {error}") from error
+                raise SandboxError(
+                    f"The sandbox ended while {header['path']!r} was {header['op']}: {error}"
+                ) from error
         if answer.errno is not None and answer.limit is None:
             raise OSError(answer.errno, answer.message or os.strerror(answer.errno), header["path"])
         return answer, content
@@ -186,7 +204,8 @@ class Session:
         return ExecResult(stdout, stderr, error=error, truncated=truncated, limit=cause)
 
     async def _replace(self) -> None:
-        """Start a new worker; its first answer implies that all processes of the previous one have ended."""
+        """Start a new worker; its first answer implies that all processes of the previous one have
+        ended."""
         self._area.renew()
         if self._state == "open":
             with contextlib.suppress(WorkerGone, TimeoutError):  # the next call raises the error
@@ -196,7 +215,9 @@ class Session:
         if self._state == "closed":
             raise SandboxError("The sandbox is closed")
         if self._state == "expired":
-            raise SandboxLimit(f"The sandbox ended after its {self._spec.wall_s:g} s (wall_s)", limit="wall")
+            raise SandboxLimit(
+                f"The sandbox ended after its {self._spec.wall_s:g} s (wall_s)", limit="wall"
+            )
 
     def _expire(self) -> None:
         self._state = "expired"
@@ -210,7 +231,8 @@ class Session:
 
 
 class _OutputArea:
-    """Memory shared with the worker, which writes its output there; read when the worker cannot answer."""
+    """Memory shared with the worker, which writes its output there; read when the worker cannot
+    answer."""
 
     def __init__(self, max_bytes: int):
         self._max_bytes = max_bytes
@@ -226,17 +248,20 @@ class _OutputArea:
         return fd
 
     def texts(self) -> tuple[str, str, bool]:
-        """stdout, stderr and whether one is full. Sizes that the worker wrote are clamped to the bound."""
+        """stdout, stderr and whether one is full. Sizes that the worker wrote are clamped to the
+        bound."""
         head = os.pread(self.fd, frames.OUTPUT.size, 0).ljust(frames.OUTPUT.size, b"\0")
         sizes = [min(size, self._max_bytes) for size in frames.OUTPUT.unpack(head)]
         starts = (frames.OUTPUT.size, frames.OUTPUT.size + self._max_bytes)
         texts = [
-            os.pread(self.fd, size, start).decode("utf-8", "replace") for size, start in zip(sizes, starts, strict=True)
+            os.pread(self.fd, size, start).decode("utf-8", "replace")
+            for size, start in zip(sizes, starts, strict=True)
         ]
         return texts[0], texts[1], max(sizes) == self._max_bytes
 
     def renew(self) -> None:
-        """Replace the memory: a worker that is still ending must not write into that of its successor."""
+        """Replace the memory: a worker that is still ending must not write into that of its
+        successor."""
         os.close(self.fd)
         self.fd = self._create()
 

@@ -1,7 +1,9 @@
-"""Zygotes: one warm process per list of packages and mounts, inside an outer bubblewrap sandbox, that forks sessions.
+"""Zygotes: one warm process per list of packages and mounts, inside an outer bubblewrap sandbox,
+that forks sessions.
 
-A zygote ends with this process, even after SIGKILL: its control connection closes, and the kernel kills it when the
-thread that started it ends. That thread lives as long as this process, so one zygote serves every event loop.
+A zygote ends with this process, even after SIGKILL: its control connection closes, and the kernel
+kills it when the thread that started it ends. That thread lives as long as this process, so one
+zygote serves every event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from verifiers.sandbox.host.packages import import_names
 
 READY_S = 120.0
 HOST_UIDS = (65534, 1)
-"""User ids of the host that code runs as when this process is root: nobody, or 1 where nobody is not mapped."""
+"""User ids of the host that code runs as when this process is root: nobody, or 1 where nobody is
+not mapped."""
 MOUNT_POINTS = ("/tmp", "/sandbox", "/etc")
 
 Further = tuple[tuple[str, str], ...]
@@ -50,7 +53,8 @@ class Zygote:
         self._wait_until_ready(packages)
 
     def fork(self, settings: dict[str, Any]) -> socket.socket:
-        """Fork a session; return its control connection. *Raises* SandboxUnavailable when the zygote is gone."""
+        """Fork a session; return its control connection. *Raises* SandboxUnavailable when the
+        zygote is gone."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -79,17 +83,27 @@ class Zygote:
         settings = json.dumps({"imports": import_names(packages), "path": [mounts.PACKAGES]})
         layout = mounts.mounts(packages, further)
         sources = [str(path) for path in layout.visible.values()]
-        staged = sources if os.getuid() else [f"{launch.STAGE}/{number}" for number in range(len(sources))]
+        staged = (
+            sources
+            if os.getuid()
+            else [f"{launch.STAGE}/{number}" for number in range(len(sources))]
+        )
         fds = {path: _memory_file(text) for path, text in FILES.items()}
         arguments = [command, *_options(layout, staged, fds), mounts.INTERPRETER, "-c"]
-        arguments += [RUN_GUEST.format(path=mounts.INSIDE, module="zygote"), str(theirs.fileno()), settings]
+        arguments += [
+            RUN_GUEST.format(path=mounts.INSIDE, module="zygote"),
+            str(theirs.fileno()),
+            settings,
+        ]
         try:
             return self._start(arguments, sources, [theirs.fileno(), *fds.values()])
         finally:
             for fd in fds.values():
                 os.close(fd)
 
-    def _start(self, arguments: list[str], sources: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, arguments: list[str], sources: list[str], fds: list[int]
+    ) -> subprocess.Popen[bytes]:
         if os.getuid() != 0:
             return self._popen(arguments, fds)
         ours, theirs = socket.socketpair()
@@ -107,7 +121,13 @@ class Zygote:
     def _popen(self, arguments: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
         quiet = subprocess.DEVNULL
         return subprocess.Popen(
-            arguments, stdin=quiet, stdout=quiet, stderr=self._errors, pass_fds=fds, env=ENVIRONMENT, cwd="/"
+            arguments,
+            stdin=quiet,
+            stdout=quiet,
+            stderr=self._errors,
+            pass_fds=fds,
+            env=ENVIRONMENT,
+            cwd="/",
         )
 
     def _wait_until_ready(self, packages: tuple[str, ...]) -> None:
@@ -116,11 +136,15 @@ class Zygote:
         if not report:
             reason = self._last_error_line()
             self.close()
-            raise SandboxUnavailable(f"bubblewrap could not start a sandbox: {reason}", names=["bubblewrap"])
+            raise SandboxUnavailable(
+                f"bubblewrap could not start a sandbox: {reason}", names=["bubblewrap"]
+            )
         if failed := json.loads(report)["failed"]:
             self.close()
             reasons = "; ".join(f"{name} ({error})" for name, error in failed.items())
-            raise ConfigError(f"Packages {packages} cannot be imported in the sandbox: {reasons}", names=[*failed])
+            raise ConfigError(
+                f"Packages {packages} cannot be imported in the sandbox: {reasons}", names=[*failed]
+            )
 
     def _last_error_line(self) -> str:
         self._errors.seek(0)
@@ -129,9 +153,11 @@ class Zygote:
 
 
 def zygote_for(command: str, packages: tuple[str, ...], further: Further = ()) -> Zygote:
-    """Return the zygote for these packages and mounts. Starting one takes as long as importing the packages.
+    """Return the zygote for these packages and mounts. Starting one takes as long as importing the
+    packages.
 
-    *Raises* SandboxUnavailable when it does not start, ConfigError when a package cannot be imported inside.
+    *Raises* SandboxUnavailable when it does not start, ConfigError when a package cannot be
+    imported inside.
     """
     key = (command, packages, further)
     with _lock:
@@ -155,8 +181,12 @@ atexit.register(close_all)
 
 
 def _options(layout: mounts.Mounts, sources: list[str], files: dict[str, int]) -> list[str]:
-    """Options of bubblewrap. Sessions share this file system, so all of it is remounted read-only."""
-    options = "--unshare-user --unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try".split()
+    """Options of bubblewrap. Sessions share this file system, so all of it is
+    remounted read-only."""
+    options = (
+        "--unshare-user --unshare-ipc --unshare-pid --unshare-net --unshare-uts"
+        " --unshare-cgroup-try".split()
+    )
     options += ["--uid", str(launch.UID), "--gid", str(launch.UID), "--hostname", "sandbox"]
     options += "--die-with-parent --new-session --clearenv".split()
     for path in (*layout.folders(), *MOUNT_POINTS):
@@ -170,7 +200,10 @@ def _options(layout: mounts.Mounts, sources: list[str], files: dict[str, int]) -
     for path, fd in files.items():
         options += ["--perms", "0444", "--ro-bind-data", str(fd), path]
     options += "--proc /proc --dev /dev --chdir / --remount-ro /dev --remount-ro /".split()
-    return [*options, *(word for name, value in variables().items() for word in ("--setenv", name, value))]
+    return [
+        *options,
+        *(word for name, value in variables().items() for word in ("--setenv", name, value)),
+    ]
 
 
 def owner() -> int:
@@ -179,12 +212,15 @@ def owner() -> int:
         return os.getuid()
     with open("/proc/self/uid_map", encoding="ascii") as file:
         ranges = [[int(word) for word in line.split()] for line in file]
-    is_mapped = [uid for uid in HOST_UIDS if any(first <= uid < first + count for first, _, count in ranges)]
+    is_mapped = [
+        uid for uid in HOST_UIDS if any(first <= uid < first + count for first, _, count in ranges)
+    ]
     return (is_mapped or HOST_UIDS)[0]
 
 
 def _map_users(pid: int) -> None:
-    """Write the user maps of a process. *Raises* OSError when this root user is not permitted to."""
+    """Write the user maps of a process. *Raises* OSError when this root user is not
+    permitted to."""
     for kind in ("uid", "gid"):
         text = f"0 0 1\n{launch.UID} {owner()} 1\n"
         Path(f"/proc/{pid}/{kind}_map").write_text(text, encoding="ascii")
@@ -195,13 +231,18 @@ def _memory_file(text: str) -> int:
     fd = os.memfd_create("sandbox-file", os.MFD_ALLOW_SEALING)
     os.write(fd, text.encode())
     os.lseek(fd, 0, os.SEEK_SET)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    fcntl.fcntl(
+        fd,
+        fcntl.F_ADD_SEALS,
+        fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+    )
     return fd
 
 
 @lru_cache
 def _starter() -> queue.SimpleQueue[Callable[[], None]]:
-    """A thread that never ends: with ``--die-with-parent`` the kernel kills a process when its starting thread ends."""
+    """A thread that never ends: with ``--die-with-parent`` the kernel kills a process when its
+    starting thread ends."""
     work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def serve() -> None:

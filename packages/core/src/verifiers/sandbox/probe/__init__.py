@@ -1,7 +1,8 @@
-"""``python -m verifiers.sandbox.probe [BACKEND]`` runs every attack in a sandbox and prints what stopped each.
+"""``python -m verifiers.sandbox.probe [BACKEND]`` runs every attack in a sandbox and prints what
+stopped each.
 
-The targets exist: a secret in the environment of a sleeping process, files, servers. No attack harms the host, even
-when it succeeds.
+The targets exist: a secret in the environment of a sleeping process, files, servers. No attack
+harms the host, even when it succeeds.
 """
 
 from __future__ import annotations
@@ -63,11 +64,17 @@ class Outcome:
 def bait() -> Iterator[Bait]:
     """Set up the targets; remove them at the end."""
     secret = f"secret-{secrets.token_hex(12)}"
-    with tempfile.TemporaryDirectory(prefix="sandbox-bait-") as folder, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="sandbox-bait-") as folder,
+        contextlib.ExitStack() as stack,
+    ):
         private = Path(folder) / "private"
         private.write_text(secret, encoding="ascii")
         private.chmod(0o600)
-        servers = [socket.create_server(("127.0.0.1", 0)), *(socket.socket(socket.AF_UNIX) for _ in range(2))]
+        servers = [
+            socket.create_server(("127.0.0.1", 0)),
+            *(socket.socket(socket.AF_UNIX) for _ in range(2)),
+        ]
         name = f"bait-{secrets.token_hex(6)}"
         servers[1].bind(f"{folder}/daemon.sock")
         servers[2].bind(f"\0{name}")
@@ -77,7 +84,9 @@ def bait() -> Iterator[Bait]:
             threading.Thread(target=_serve, args=(server, secret.encode()), daemon=True).start()
         os.environ[VARIABLE] = secret
         stack.callback(os.environ.pop, VARIABLE, None)
-        sleeper = subprocess.Popen(["sleep", "1000"], env={VARIABLE: secret, "PATH": os.environ.get("PATH", "")})
+        sleeper = subprocess.Popen(
+            ["sleep", "1000"], env={VARIABLE: secret, "PATH": os.environ.get("PATH", "")}
+        )
         stack.callback(sleeper.wait)
         stack.callback(sleeper.kill)
         stack.enter_context(open(private, encoding="ascii"))
@@ -125,7 +134,11 @@ async def attempt(backend: SandboxBackend, attack: Attack, bait: Bait) -> Outcom
         return Outcome(attack, not ended, "limit: wall" if ended else f"ran for {took_s:.1f} s")
     if attack.name == "output flood":
         is_bounded = len(result.stdout) <= 2 * LIMITS.max_output_bytes and result.truncated
-        return Outcome(attack, not is_bounded, "limit: output" if is_bounded else f"{len(result.stdout)} characters")
+        return Outcome(
+            attack,
+            not is_bounded,
+            "limit: output" if is_bounded else f"{len(result.stdout)} characters",
+        )
     return _classify(attack, result, bait)
 
 
@@ -175,7 +188,8 @@ def naps(marker: str) -> list[int]:
 
 
 async def run(name: str) -> list[Outcome]:
-    """Run every attack in the backend of this name. *Raises* SandboxUnavailable when it does not work here."""
+    """Run every attack in the backend of this name. *Raises* SandboxUnavailable when it does not
+    work here."""
     backend = await backend_for(name)
     with bait() as baits:
         return [await attempt(backend, attack, baits) for attack in ATTACKS]

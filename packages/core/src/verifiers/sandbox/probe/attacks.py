@@ -1,8 +1,9 @@
-"""Attacks of hostile code. Each is Python code that runs in a sandbox; its value shows what it obtained.
+"""Attacks of hostile code. Each is Python code that runs in a sandbox; its value shows what it
+obtained.
 
-``BAIT`` holds the addresses of the targets on the host. An attack in ``READING`` succeeds when its value contains the
-secret; one in ``DOING`` when its value is ``'reached'``. Negative control: in a plain child process
-(``unsafe_subprocess``) that runs as root they succeed.
+``BAIT`` holds the addresses of the targets on the host. An attack in ``READING`` succeeds when its
+value contains the secret; one in ``DOING`` when its value is ``'reached'``. Negative control: in a
+plain child process (``unsafe_subprocess``) that runs as root they succeed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ READING = (
     ),
     Attack("private file", "open(BAIT['private']).read()", "a file that only the caller may read"),
     Attack(
-        "proc root", "import os; open(f\"/proc/{BAIT['pid']}/root{BAIT['private']}\").read()", "files through /proc"
+        "proc root",
+        "import os; open(f\"/proc/{BAIT['pid']}/root{BAIT['private']}\").read()",
+        "files through /proc",
     ),
     Attack(
         "climbing out",
@@ -46,7 +49,8 @@ READING = (
     ),
     Attack(
         "loopback",
-        "import socket\nwith socket.create_connection(('127.0.0.1', BAIT['port']), 2) as s: got = s.recv(99)\ngot",
+        "import socket\nwith socket.create_connection(('127.0.0.1', BAIT['port']), 2) as s: got ="
+        " s.recv(99)\ngot",
         "a server on the host's loopback",
     ),
     Attack(
@@ -56,25 +60,30 @@ READING = (
     ),
     Attack(
         "abstract socket",
-        "import socket\ns = socket.socket(socket.AF_UNIX); s.connect('\\0' + BAIT['abstract']); s.recv(99)",
+        "import socket\ns = socket.socket(socket.AF_UNIX); s.connect('\\0' + BAIT['abstract']);"
+        " s.recv(99)",
         "a socket without a file",
     ),
     Attack(
         "open files",
         # Only regular files: reading would consume data from the pipes of the run's event loops.
-        "import glob, os\nfound = b''\nfor path in filter(os.path.isfile, glob.glob(f\"/proc/{BAIT['run']}/fd/*\")):\n"
-        "    try:\n        with open(path, 'rb') as file:\n"
-        "            found += file.read(999)\n    except OSError: pass\nfound.decode('utf-8', 'replace')",
+        "import glob, os\nfound = b''\nfor path in filter(os.path.isfile,"
+        " glob.glob(f\"/proc/{BAIT['run']}/fd/*\")):\n    try:\n        with open(path, 'rb') as"
+        " file:\n            found += file.read(999)\n    except OSError:"
+        " pass\nfound.decode('utf-8', 'replace')",
         "a file the run has open",
     ),
 )
 DOING = (
     Attack(
         "network",
-        "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('192.0.2.1', 9)); 'reached'",
+        "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM);"
+        " s.connect(('192.0.2.1', 9)); 'reached'",
         "a route to the outside",
     ),
-    Attack("write outside", "open(BAIT['writable'], 'w').write('x'); 'reached'", "a file of the host"),
+    Attack(
+        "write outside", "open(BAIT['writable'], 'w').write('x'); 'reached'", "a file of the host"
+    ),
     Attack(
         "write the system",
         "import os, sys\nfor folder in ('/usr/bin', '/etc', '/opt', '/'):\n    try:\n"
@@ -92,9 +101,10 @@ DOING = (
     Attack("kill", "import os; os.kill(BAIT['pid'], 0); 'reached'", "signals to the run"),
     Attack(
         "ptrace",
-        SYSTEM + "for pid in (BAIT['pid'], os.getppid()):\n"
-        "    got = 'reached' if libc.ptrace(0x4206, pid, None, None) == 0 else os.strerror(ctypes.get_errno())\n"
-        "    if got == 'reached': libc.ptrace(17, pid, None, None); break\ngot",
+        SYSTEM
+        + "for pid in (BAIT['pid'], os.getppid()):\n    got = 'reached' if libc.ptrace(0x4206, pid,"
+        " None, None) == 0 else os.strerror(ctypes.get_errno())\n    if got == 'reached':"
+        " libc.ptrace(17, pid, None, None); break\ngot",
         "the memory of another process",
     ),
     Attack(
@@ -114,9 +124,10 @@ DOING = (
     ),
     Attack(
         "fork bomb",
-        "import os, signal, time\npids = []\ntry:\n    for _ in range(64):\n        pid = os.fork()\n"
-        "        if pid == 0: time.sleep(30); os._exit(0)\n        pids.append(pid)\n    got = 'reached'\n"
-        "except OSError as error: got = repr(error)\nfor pid in pids: os.kill(pid, signal.SIGKILL)\ngot",
+        "import os, signal, time\npids = []\ntry:\n    for _ in range(64):\n        pid ="
+        " os.fork()\n        if pid == 0: time.sleep(30); os._exit(0)\n        pids.append(pid)\n  "
+        "  got = 'reached'\nexcept OSError as error: got = repr(error)\nfor pid in pids:"
+        " os.kill(pid, signal.SIGKILL)\ngot",
         "64 processes where 16 are allowed",
     ),
     Attack("memory", "data = bytearray(400 * 2**20); 'reached'", "400 MB where 256 are allowed"),
@@ -136,7 +147,8 @@ DOING = (
     ),
     Attack(
         "hidden memory",
-        "import os\nfd = os.memfd_create('x')\nfor _ in range(20): os.write(fd, b'x' * (20 * 2**20))\n'reached'",
+        "import os\nfd = os.memfd_create('x')\nfor _ in range(20): os.write(fd, b'x' * (20 *"
+        " 2**20))\n'reached'",
         "memory that belongs to no process",
     ),
     Attack(
@@ -152,8 +164,9 @@ DOING = (
     ),
     Attack(
         "deaf to signals",
-        "import signal, time\nfor number in range(1, 65):\n    try: signal.signal(number, signal.SIG_IGN)\n"
-        "    except (OSError, ValueError): pass\nwhile True:\n    try: time.sleep(60)\n    except BaseException: pass",
+        "import signal, time\nfor number in range(1, 65):\n    try: signal.signal(number,"
+        " signal.SIG_IGN)\n    except (OSError, ValueError): pass\nwhile True:\n    try:"
+        " time.sleep(60)\n    except BaseException: pass",
         "staying after the time-out",
         timeout_s=2.0,
     ),
@@ -164,6 +177,10 @@ DOING = (
         "os.wait(); time.sleep(0.2); 'started'",
         "a process that outlives the sandbox",
     ),
-    Attack("link out", "import os; os.symlink(BAIT['private'], 'link'); 'made'", "the host following a link of it"),
+    Attack(
+        "link out",
+        "import os; os.symlink(BAIT['private'], 'link'); 'made'",
+        "the host following a link of it",
+    ),
 )
 ATTACKS = (*READING, *DOING)

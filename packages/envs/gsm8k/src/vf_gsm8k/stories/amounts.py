@@ -7,50 +7,71 @@ from vf_gsm8k.problem import Draw, Problem, story, whole
 
 @story
 def packing(d: Draw) -> Problem:
-    crates, per_crate, bad, per_bag = d.number(3, 15), d.number(12, 60, 3), d.number(2, 20), d.number(4, 12)
+    crates, per_crate, bad, per_bag = (
+        d.number(3, 15),
+        d.number(12, 60, 3),
+        d.number(2, 20),
+        d.number(4, 12),
+    )
     fruit, good = d.word("oranges|lemons|peaches|onions|potatoes"), crates * per_crate - bad
     return Problem(
-        f"A shop gets {crates} crates with {per_crate} {fruit} each. {bad} {fruit} are bad and thrown away; the others "
-        f"are put into bags of {per_bag}. How many full bags are there?",
+        f"A shop gets {crates} crates with {per_crate} {fruit} each. {bad} {fruit} are bad and"
+        f" thrown away; the others are put into bags of {per_bag}. How many full bags are there?",
         good // per_bag,
         (
             f"{crates} * {per_crate} = {crates * per_crate} {fruit}.",
             f"{crates * per_crate} - {bad} = {good} good ones.",
-            f"{good} = {good // per_bag} * {per_bag} + {good % per_bag}, so the number of full bags is "
-            f"{good // per_bag}",
+            (
+                f"{good} = {good // per_bag} * {per_bag} + {good % per_bag}, so the number of full"
+                f" bags is {good // per_bag}"
+            ),
         ),
     )
 
 
 @story
 def buses(d: Draw) -> Problem | None:
-    classes, pupils, adults, seats = d.number(2, 12), d.number(15, 30), d.number(2, 15), d.number(20, 55, 5)
+    classes, pupils, adults, seats = (
+        d.number(2, 12),
+        d.number(15, 30),
+        d.number(2, 15),
+        d.number(20, 55, 5),
+    )
     people = classes * pupils + adults
     needed = -(-people // seats)
     if needed < 2 or people % seats == 0:
         return None
     return Problem(
-        f"{classes} classes of {pupils} pupils and {adults} adults go on a trip in buses of {seats} seats. How many "
-        "buses do they need at least?",
+        f"{classes} classes of {pupils} pupils and {adults} adults go on a trip in buses of {seats}"
+        " seats. How many buses do they need at least?",
         needed,
         (
             f"{classes} * {pupils} = {classes * pupils} pupils.",
             f"{classes * pupils} + {adults} = {people} people.",
-            f"{people} / {seats} is more than {needed - 1} and less than {needed}, so they need {needed}",
+            (
+                f"{people} / {seats} is more than {needed - 1} and less than {needed}, so they need"
+                f" {needed}"
+            ),
         ),
     )
 
 
 @story
 def fence(d: Draw) -> Problem | None:
-    length, width, gap, price = d.number(10, 60, 2), d.number(6, 40, 2), d.number(2, 4), d.number(3, 12)
+    length, width, gap, price = (
+        d.number(10, 60, 2),
+        d.number(6, 40, 2),
+        d.number(2, 4),
+        d.number(3, 12),
+    )
     around, what = 2 * (length + width), d.word("garden|field|meadow|yard")
     posts = whole(around, gap)
     if posts is None or length <= width or length % gap or width % gap:
         return None
     return Problem(
-        f"Around a rectangular {what}, {length} metres long and {width} metres wide, posts are set every {gap} metres, "
-        f"one in each corner. A post costs ${price}. How many dollars do all the posts cost?",
+        f"Around a rectangular {what}, {length} metres long and {width} metres wide, posts are set"
+        f" every {gap} metres, one in each corner. A post costs ${price}. How many dollars do all"
+        " the posts cost?",
         posts * price,
         (
             f"2 * ({length} + {width}) = {around} metres around.",
@@ -66,8 +87,8 @@ def path_around_a_pool(d: Draw) -> Problem:
     outer, inner = (length + 2 * border) * (width + 2 * border), length * width
     metres = "metre" if border == 1 else "metres"
     return Problem(
-        f"A rectangular pool is {length} metres long and {width} metres wide. A path {border} {metres} wide runs all "
-        "the way around it. How many square metres does the path cover?",
+        f"A rectangular pool is {length} metres long and {width} metres wide. A path {border}"
+        f" {metres} wide runs all the way around it. How many square metres does the path cover?",
         outer - inner,
         (
             f"With the path: {length + 2 * border} * {width + 2 * border} = {outer} square metres.",
@@ -85,8 +106,8 @@ def chain_of_comparisons(d: Draw) -> Problem | None:
     if (third := second - fewer) < 2:
         return None
     return Problem(
-        f"{one} has {first} {thing}. {two} has {times} times as many as {one}, and {three} has {fewer} fewer than "
-        f"{two}. How many {thing} do the three have together?",
+        f"{one} has {first} {thing}. {two} has {times} times as many as {one}, and {three} has"
+        f" {fewer} fewer than {two}. How many {thing} do the three have together?",
         first + second + third,
         (
             f"{two}: {times} * {first} = {second}.",
@@ -104,12 +125,15 @@ def legs(d: Draw) -> Problem | None:
     count = 2 * chickens + 4 * cows
     four = d.word("cows|sheep|goats|pigs")
     return Problem(
-        f"On a farm there are only chickens and {four}, {animals} animals with {count} legs together. How many {four} "
-        "are there?",
+        f"On a farm there are only chickens and {four}, {animals} animals with {count} legs"
+        f" together. How many {four} are there?",
         cows,
         (
             f"If all were chickens there would be 2 * {animals} = {2 * animals} legs.",
-            f"{count} - {2 * animals} = {count - 2 * animals} legs are over, 2 for each of the {four}.",
+            (
+                f"{count} - {2 * animals} = {count - 2 * animals} legs are over, 2 for each of the"
+                f" {four}."
+            ),
             f"{count - 2 * animals} / 2 = {cows}",
         ),
     )
@@ -121,8 +145,9 @@ def theatre_rows(d: Draw) -> Problem:
     last = front + more * (rows - 1)
     seats = rows * (front + last) // 2
     return Problem(
-        f"The first row of a theatre has {front} seats, and each further row has {more} more than the one before. "
-        f"There are {rows} rows, and {empty} seats are empty. How many seats are taken?",
+        f"The first row of a theatre has {front} seats, and each further row has {more} more than"
+        f" the one before. There are {rows} rows, and {empty} seats are empty. How many seats are"
+        " taken?",
         seats - empty,
         (
             f"The last row has {front} + {rows - 1} * {more} = {last} seats.",
@@ -139,26 +164,34 @@ def cutting_a_rope(d: Draw) -> Problem | None:
     if left < 2 * piece or left % piece == 0:
         return None
     return Problem(
-        f"{who} has a rope of {metres} metres, cuts off {used} centimetres and cuts the rest into pieces of {piece} "
-        "centimetres. How many centimetres of rope are left over at the end?",
+        f"{who} has a rope of {metres} metres, cuts off {used} centimetres and cuts the rest into"
+        f" pieces of {piece} centimetres. How many centimetres of rope are left over at the end?",
         left % piece,
         (
             f"{metres} metres are {100 * metres} centimetres.",
             f"{100 * metres} - {used} = {left} centimetres.",
-            f"{left} = {left // piece} * {piece} + {left % piece}, so what is left over is {left % piece}",
+            (
+                f"{left} = {left // piece} * {piece} + {left % piece}, so what is left over is"
+                f" {left % piece}"
+            ),
         ),
     )
 
 
 @story
 def stock(d: Draw) -> Problem | None:
-    start, sold, days, arrived = d.number(80, 500, 5), d.number(6, 40), d.number(2, 9), d.number(20, 200, 10)
+    start, sold, days, arrived = (
+        d.number(80, 500, 5),
+        d.number(6, 40),
+        d.number(2, 9),
+        d.number(20, 200, 10),
+    )
     thing = d.word("loaves|newspapers|bottles of milk|bunches of roses")
     if (left := start - sold * days) <= 0:
         return None
     return Problem(
-        f"A shop has {start} {thing}. It sells {sold} a day for {days} days; then {arrived} more arrive. How many are "
-        "there now?",
+        f"A shop has {start} {thing}. It sells {sold} a day for {days} days; then {arrived} more"
+        " arrive. How many are there now?",
         left + arrived,
         (
             f"{sold} * {days} = {sold * days} are sold.",
@@ -174,8 +207,9 @@ def choosing_clothes(d: Draw) -> Problem:
     who, left = d.person(), shirts - torn
     shirts_torn = "One shirt is" if torn == 1 else "Two shirts are"
     return Problem(
-        f"{who} owns {shirts} shirts, {trousers} pairs of trousers and {hats} hats, all different. {shirts_torn} torn "
-        "and cannot be worn. In how many ways can one shirt, one pair of trousers and one hat be put on?",
+        f"{who} owns {shirts} shirts, {trousers} pairs of trousers and {hats} hats, all different."
+        f" {shirts_torn} torn and cannot be worn. In how many ways can one shirt, one pair of"
+        " trousers and one hat be put on?",
         left * trousers * hats,
         (
             f"{shirts} - {torn} = {left} shirts can be worn.",

@@ -8,14 +8,21 @@ from vf_gsm8k.problem import Draw, Problem, story, whole
 @story
 def change(d: Draw) -> Problem | None:
     count, price, paid = d.number(2, 12), d.number(2, 15), d.number(20, 100, 10)
-    who, thing, cost = d.person(), d.word("notebooks|puzzles|plants|kites|scarves|lamps"), count * price
+    who, thing, cost = (
+        d.person(),
+        d.word("notebooks|puzzles|plants|kites|scarves|lamps"),
+        count * price,
+    )
     if not 0 < paid - cost < 60:
         return None
     return Problem(
-        f"{who} buys {count} {thing} that cost ${price} each and pays with ${paid}. How many dollars of change does "
-        f"{who} get?",
+        f"{who} buys {count} {thing} that cost ${price} each and pays with ${paid}. How many"
+        f" dollars of change does {who} get?",
         paid - cost,
-        (f"{count} * {price} = {cost} dollars for the {thing}.", f"{paid} - {cost} = {paid - cost}"),
+        (
+            f"{count} * {price} = {cost} dollars for the {thing}.",
+            f"{paid} - {cost} = {paid - cost}",
+        ),
     )
 
 
@@ -26,8 +33,9 @@ def two_kinds_of_tickets(d: Draw) -> Problem:
     place = d.word("museum|zoo|aquarium|castle|theatre|planetarium")
     full, reduced = adults * adult_price, children * child_price
     return Problem(
-        f"A ticket for the {place} costs ${adult_price} for an adult and ${child_price} for a child. One morning "
-        f"{adults} adults and {children} children come. How many dollars does the {place} take in?",
+        f"A ticket for the {place} costs ${adult_price} for an adult and ${child_price} for a"
+        f" child. One morning {adults} adults and {children} children come. How many dollars does"
+        f" the {place} take in?",
         full + reduced,
         (
             f"Adults: {adults} * {adult_price} = {full} dollars.",
@@ -39,14 +47,19 @@ def two_kinds_of_tickets(d: Draw) -> Problem:
 
 @story
 def bake_sale_profit(d: Draw) -> Problem | None:
-    batches, per_batch, price, spent = d.number(3, 12), d.number(8, 24, 4), d.number(2, 5), d.number(10, 90)
+    batches, per_batch, price, spent = (
+        d.number(3, 12),
+        d.number(8, 24, 4),
+        d.number(2, 5),
+        d.number(10, 90),
+    )
     who, cake = d.person(), d.word("muffins|cookies|scones|brownies|pretzels")
     made, taken = batches * per_batch, batches * per_batch * price
     if taken <= spent:
         return None
     return Problem(
-        f"For a bake sale {who} makes {batches} batches of {per_batch} {cake} and sells every one for ${price}. The "
-        f"ingredients cost ${spent} in all. What is the profit in dollars?",
+        f"For a bake sale {who} makes {batches} batches of {per_batch} {cake} and sells every one"
+        f" for ${price}. The ingredients cost ${spent} in all. What is the profit in dollars?",
         taken - spent,
         (
             f"{batches} * {per_batch} = {made} {cake}.",
@@ -58,14 +71,19 @@ def bake_sale_profit(d: Draw) -> Problem | None:
 
 @story
 def saving_up(d: Draw) -> Problem | None:
-    price, has, earns, spends = d.number(90, 600, 10), d.number(10, 80), d.number(12, 40), d.number(2, 9)
+    price, has, earns, spends = (
+        d.number(90, 600, 10),
+        d.number(10, 80),
+        d.number(12, 40),
+        d.number(2, 9),
+    )
     who, thing, kept = d.person(), d.word("bicycle|guitar|tent|camera|telescope"), earns - spends
     weeks = whole(price - has, kept)
     if weeks is None or weeks < 3:
         return None
     return Problem(
-        f"{who} wants a {thing} for ${price} and has ${has} already. Each week {who} earns ${earns} and spends "
-        f"${spends} of it. After how many weeks is there enough money for the {thing}?",
+        f"{who} wants a {thing} for ${price} and has ${has} already. Each week {who} earns ${earns}"
+        f" and spends ${spends} of it. After how many weeks is there enough money for the {thing}?",
         weeks,
         (
             f"{price} - {has} = {price - has} dollars are missing.",
@@ -78,13 +96,17 @@ def saving_up(d: Draw) -> Problem | None:
 @story
 def discount(d: Draw) -> Problem | None:
     price, percent, coupon = d.number(20, 400, 5), d.number(10, 60, 5), d.number(2, 15)
-    who, thing, off = d.person(), d.word("jacket|desk|carpet|radio|suitcase"), whole(price * percent, 100)
+    who, thing, off = (
+        d.person(),
+        d.word("jacket|desk|carpet|radio|suitcase"),
+        whole(price * percent, 100),
+    )
     if off is None or price - off <= coupon:
         return None
     left = price - off
     return Problem(
-        f"A {thing} costs ${price}. It is sold at {percent}% off, and {who} has a coupon that takes another ${coupon} "
-        f"off the reduced price. How many dollars does {who} pay?",
+        f"A {thing} costs ${price}. It is sold at {percent}% off, and {who} has a coupon that takes"
+        f" another ${coupon} off the reduced price. How many dollars does {who} pay?",
         left - coupon,
         (
             f"{percent}% of {price} is {off} dollars.",
@@ -100,13 +122,17 @@ def overtime(d: Draw) -> Problem:
     who, normal = d.person(), days * hours
     pay, more = normal * wage, extra * 2 * wage
     return Problem(
-        f"{who} earns ${wage} an hour and twice as much for each hour of overtime. In one week {who} worked {days} "
-        f"days of {hours} hours and {extra} hours of overtime on top. How many dollars did {who} earn that week?",
+        f"{who} earns ${wage} an hour and twice as much for each hour of overtime. In one week"
+        f" {who} worked {days} days of {hours} hours and {extra} hours of overtime on top. How many"
+        f" dollars did {who} earn that week?",
         pay + more,
         (
             f"{days} * {hours} = {normal} normal hours.",
             f"{normal} * {wage} = {pay} dollars.",
-            f"Overtime pays 2 * {wage} = {2 * wage} dollars an hour: {extra} * {2 * wage} = {more} dollars.",
+            (
+                f"Overtime pays 2 * {wage} = {2 * wage} dollars an hour: {extra} * {2 * wage} ="
+                f" {more} dollars."
+            ),
             f"{pay} + {more} = {pay + more}",
         ),
     )
@@ -120,8 +146,9 @@ def shared_bill(d: Draw) -> Problem | None:
     if share is None:
         return None
     return Problem(
-        f"{friends} friends eat out. Each of them orders a meal for ${meals} and a drink for ${drinks}. They add a tip "
-        f"of ${tip} for the whole table and split everything equally. How many dollars does each friend pay?",
+        f"{friends} friends eat out. Each of them orders a meal for ${meals} and a drink for"
+        f" ${drinks}. They add a tip of ${tip} for the whole table and split everything equally."
+        " How many dollars does each friend pay?",
         share,
         (
             f"{meals} + {drinks} = {meals + drinks} dollars per friend.",
@@ -137,8 +164,8 @@ def coins(d: Draw) -> Problem:
     quarters, dimes, nickels = d.number(3, 40), d.number(2, 50), d.number(2, 50)
     who, total = d.person(), 25 * quarters + 10 * dimes + 5 * nickels
     return Problem(
-        f"In a jar {who} finds {quarters} quarters, {dimes} dimes and {nickels} nickels. How many cents are in the "
-        "jar?",
+        f"In a jar {who} finds {quarters} quarters, {dimes} dimes and {nickels} nickels. How many"
+        " cents are in the jar?",
         total,
         (
             f"Quarters: {quarters} * 25 = {25 * quarters} cents.",
@@ -151,15 +178,21 @@ def coins(d: Draw) -> Problem:
 
 @story
 def cheaper_by_the_box(d: Draw) -> Problem | None:
-    boxes, per_box, single, box_price = d.number(2, 9), d.number(6, 24, 2), d.number(2, 6), d.number(10, 100)
+    boxes, per_box, single, box_price = (
+        d.number(2, 9),
+        d.number(6, 24, 2),
+        d.number(2, 6),
+        d.number(10, 100),
+    )
     who, thing = d.person(), d.word("bulbs|markers|batteries|candles")
     count = boxes * per_box
     saved = count * single - boxes * box_price
     if saved <= 0 or per_box * single - box_price > per_box * single / 2:
         return None
     return Problem(
-        f"A single one of the {thing} costs ${single}, and a box of {per_box} costs ${box_price}. {who} needs {count} "
-        f"{thing} and buys boxes. How many dollars does {who} save compared with buying them one by one?",
+        f"A single one of the {thing} costs ${single}, and a box of {per_box} costs ${box_price}."
+        f" {who} needs {count} {thing} and buys boxes. How many dollars does {who} save compared"
+        " with buying them one by one?",
         saved,
         (
             f"{count} / {per_box} = {boxes} boxes.",

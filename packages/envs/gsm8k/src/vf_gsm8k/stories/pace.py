@@ -7,12 +7,17 @@ from vf_gsm8k.problem import Draw, Problem, story, whole
 
 @story
 def two_legs_of_a_trip(d: Draw) -> Problem:
-    fast, slow, long, short = d.number(50, 110, 5), d.number(20, 45, 5), d.number(2, 7), d.number(2, 6)
+    fast, slow, long, short = (
+        d.number(50, 110, 5),
+        d.number(20, 45, 5),
+        d.number(2, 7),
+        d.number(2, 6),
+    )
     who, vehicle = d.person(), d.word("car|bus|van|truck")
     first, second = fast * long, slow * short
     return Problem(
-        f"{who} drives a {vehicle} for {long} hours at {fast} miles per hour, then for {short} hours at {slow} miles "
-        "per hour. How many miles is that in all?",
+        f"{who} drives a {vehicle} for {long} hours at {fast} miles per hour, then for {short}"
+        f" hours at {slow} miles per hour. How many miles is that in all?",
         first + second,
         (
             f"{long} * {fast} = {first} miles.",
@@ -29,8 +34,9 @@ def moving_apart(d: Draw) -> Problem | None:
     if one == other:
         return None
     return Problem(
-        f"{first} and {second} leave the same town at the same time in opposite directions, {first} at {one} km per "
-        f"hour and {second} at {other} km per hour. How many km apart are they after {hours} hours?",
+        f"{first} and {second} leave the same town at the same time in opposite directions, {first}"
+        f" at {one} km per hour and {second} at {other} km per hour. How many km apart are they"
+        f" after {hours} hours?",
         (one + other) * hours,
         (
             f"Each hour they get {one} + {other} = {one + other} km further apart.",
@@ -47,8 +53,9 @@ def catching_up(d: Draw) -> Problem | None:
     if hours is None or hours < 2:
         return None
     return Problem(
-        f"{first} sets out at {slow} miles per hour. {start} hours later {second} follows on the same road at "
-        f"{slow + gain} miles per hour. How many hours does {second} need to catch up with {first}?",
+        f"{first} sets out at {slow} miles per hour. {start} hours later {second} follows on the"
+        f" same road at {slow + gain} miles per hour. How many hours does {second} need to catch up"
+        f" with {first}?",
         hours,
         (
             f"{first} is {start} * {slow} = {ahead} miles ahead.",
@@ -67,8 +74,9 @@ def minutes_of_practice(d: Draw) -> Problem | None:
     if hours is None:
         return None
     return Problem(
-        f"{who} practises {what} {school} minutes on each of the five school days and {weekend} minutes on Saturday "
-        f"and again on Sunday. How many hours of practice are that in {weeks} weeks?",
+        f"{who} practises {what} {school} minutes on each of the five school days and {weekend}"
+        f" minutes on Saturday and again on Sunday. How many hours of practice are that in {weeks}"
+        " weeks?",
         hours,
         (
             f"School days: 5 * {school} = {5 * school} minutes.",
@@ -88,8 +96,8 @@ def machines(d: Draw) -> Problem | None:
     if each is None or many == few:
         return None
     return Problem(
-        f"{few} equal machines make {made} {thing} in {minutes} minutes. How many {thing} do {many} such machines make "
-        f"in {longer} minutes?",
+        f"{few} equal machines make {made} {thing} in {minutes} minutes. How many {thing} do {many}"
+        f" such machines make in {longer} minutes?",
         many * longer * each,
         (
             f"One machine makes {made} / {few} = {made // few} {thing} in {minutes} minutes.",
@@ -102,13 +110,19 @@ def machines(d: Draw) -> Problem | None:
 
 @story
 def tank_with_a_leak(d: Draw) -> Problem | None:
-    size, tap, leak, there = d.number(60, 900, 20), d.number(8, 50), d.number(2, 7), d.number(10, 50, 10)
+    size, tap, leak, there = (
+        d.number(60, 900, 20),
+        d.number(8, 50),
+        d.number(2, 7),
+        d.number(10, 50, 10),
+    )
     minutes = whole(size - there, tap - leak)
     if minutes is None or minutes < 3:
         return None
     return Problem(
-        f"A tank holds {size} litres and has {there} litres in it. A tap brings {tap} litres a minute, and through a "
-        f"leak {leak} litres a minute are lost. After how many minutes is the tank full?",
+        f"A tank holds {size} litres and has {there} litres in it. A tap brings {tap} litres a"
+        f" minute, and through a leak {leak} litres a minute are lost. After how many minutes is"
+        " the tank full?",
         minutes,
         (
             f"{size} - {there} = {size - there} litres are missing.",
@@ -120,14 +134,20 @@ def tank_with_a_leak(d: Draw) -> Problem | None:
 
 @story
 def reading_a_book(d: Draw) -> Problem | None:
-    pages, first_days, slow, quick = d.number(120, 600, 10), d.number(2, 9), d.number(8, 25), d.number(20, 50)
+    pages, first_days, slow, quick = (
+        d.number(120, 600, 10),
+        d.number(2, 9),
+        d.number(8, 25),
+        d.number(20, 50),
+    )
     who, read = d.person(), first_days * slow
     more = whole(pages - read, quick) if pages > read else None
     if more is None or quick <= slow:
         return None
     return Problem(
-        f"{who} reads a book of {pages} pages: {slow} pages on each of the first {first_days} days, then {quick} pages "
-        "a day until it is finished. On how many days does the reading take place in all?",
+        f"{who} reads a book of {pages} pages: {slow} pages on each of the first {first_days} days,"
+        f" then {quick} pages a day until it is finished. On how many days does the reading take"
+        " place in all?",
         first_days + more,
         (
             f"{first_days} * {slow} = {read} pages in the first days.",
@@ -140,18 +160,27 @@ def reading_a_book(d: Draw) -> Problem | None:
 
 @story
 def end_of_the_film(d: Draw) -> Problem | None:
-    hour, minute, length, breaks = d.number(1, 7), d.number(5, 55, 5), d.number(80, 170, 5), d.number(5, 25, 5)
+    hour, minute, length, breaks = (
+        d.number(1, 7),
+        d.number(5, 55, 5),
+        d.number(80, 170, 5),
+        d.number(5, 25, 5),
+    )
     end = 60 * hour + minute + length + breaks
     past = end - 60 * (end // 60)
     if past == 0:
         return None
     return Problem(
-        f"A film starts at {hour}:{minute:02d} in the afternoon. It lasts {length} minutes, with a break of {breaks} "
-        f"minutes. When it ends, how many minutes have passed since the last full hour?",
+        f"A film starts at {hour}:{minute:02d} in the afternoon. It lasts {length} minutes, with a"
+        f" break of {breaks} minutes. When it ends, how many minutes have passed since the last"
+        " full hour?",
         past,
         (
             f"{length} + {breaks} = {length + breaks} minutes.",
-            f"{minute} + {length + breaks} = {minute + length + breaks} minutes after {hour} o'clock.",
+            (
+                f"{minute} + {length + breaks} = {minute + length + breaks} minutes after {hour}"
+                " o'clock."
+            ),
             f"{minute + length + breaks} - {(minute + length + breaks) // 60} * 60 = {past}",
         ),
     )
@@ -164,8 +193,8 @@ def laps(d: Draw) -> Problem | None:
     if count is None:
         return None
     return Problem(
-        f"One lap of the track is {lap} metres. {who} wants to run {distance} kilometres on each of {days} days. How "
-        "many laps are that in all?",
+        f"One lap of the track is {lap} metres. {who} wants to run {distance} kilometres on each of"
+        f" {days} days. How many laps are that in all?",
         count * days,
         (
             f"{distance} kilometres are {distance} * 1000 = {distance * 1000} metres.",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from vf_gsm8k.problem import Draw, Problem, story, whole
 
-ORDINALS = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 6: "a sixth", 8: "an eighth", 10: "a tenth"}
+ORDINALS = {
+    2: "half",
+    3: "a third",
+    4: "a quarter",
+    5: "a fifth",
+    6: "a sixth",
+    8: "an eighth",
+    10: "a tenth",
+}
 
 
 @story
@@ -16,8 +24,8 @@ def fraction_of_the_rest(d: Draw) -> Problem | None:
         return None
     rest = total - given
     return Problem(
-        f"{who} has {total} {thing}, gives {ORDINALS[first]} of them to {friend} and then loses {ORDINALS[second]} of "
-        f"the rest. How many {thing} does {who} have left?",
+        f"{who} has {total} {thing}, gives {ORDINALS[first]} of them to {friend} and then loses"
+        f" {ORDINALS[second]} of the rest. How many {thing} does {who} have left?",
         rest - lost,
         (
             f"{total} / {first} = {given} are given away.",
@@ -35,8 +43,8 @@ def percent_of_a_group(d: Draw) -> Problem | None:
     if first is None or (rest := total - first - (first + more)) <= 0:
         return None
     return Problem(
-        f"Of the {total} people in a {place}, {percent}% come on foot. By bicycle come {more} more than on foot, and "
-        "all the others come by bus. How many come by bus?",
+        f"Of the {total} people in a {place}, {percent}% come on foot. By bicycle come {more} more"
+        " than on foot, and all the others come by bus. How many come by bus?",
         rest,
         (
             f"On foot: {percent}% of {total} is {first}.",
@@ -53,8 +61,8 @@ def ratio(d: Draw) -> Problem | None:
     if red == blue or part is None or red * part <= used:
         return None
     return Problem(
-        f"A box holds {total} {thing}, red and blue ones in the ratio {red} to {blue}. {used} of the red {thing} are "
-        f"used. How many red {thing} are left?",
+        f"A box holds {total} {thing}, red and blue ones in the ratio {red} to {blue}. {used} of"
+        f" the red {thing} are used. How many red {thing} are left?",
         red * part - used,
         (
             f"{red} + {blue} = {red + blue} parts.",
@@ -72,8 +80,8 @@ def ages(d: Draw) -> Problem | None:
     if (older := times * now) > 80 or older - now < 18:
         return None
     return Problem(
-        f"{child} is {now} years old, and {parent} is {times} times as old. How old are the two together in {years} "
-        "years?",
+        f"{child} is {now} years old, and {parent} is {times} times as old. How old are the two"
+        f" together in {years} years?",
         older + now + 2 * years,
         (
             f"{parent} is {times} * {now} = {older} years old.",
@@ -85,14 +93,19 @@ def ages(d: Draw) -> Problem | None:
 
 @story
 def missing_score(d: Draw) -> Problem | None:
-    first, second, third, mean = d.number(50, 99), d.number(50, 99), d.number(50, 99), d.number(60, 95)
+    first, second, third, mean = (
+        d.number(50, 99),
+        d.number(50, 99),
+        d.number(50, 99),
+        d.number(60, 95),
+    )
     who, subject = d.person(), d.word("history|biology|spelling|geography")
     so_far, needed = first + second + third, 4 * mean - (first + second + third)
     if not 40 <= needed <= 100:
         return None
     return Problem(
-        f"In three {subject} tests {who} scored {first}, {second} and {third} points. How many points does {who} need "
-        f"in the fourth test for an average of exactly {mean} points?",
+        f"In three {subject} tests {who} scored {first}, {second} and {third} points. How many"
+        f" points does {who} need in the fourth test for an average of exactly {mean} points?",
         needed,
         (
             f"Four tests with an average of {mean} have 4 * {mean} = {4 * mean} points.",
@@ -104,13 +117,18 @@ def missing_score(d: Draw) -> Problem | None:
 
 @story
 def recipe(d: Draw) -> Problem | None:
-    serves, guests, grams, has = d.number(2, 8), d.number(6, 60, 2), d.number(100, 800, 20), d.number(50, 900, 50)
+    serves, guests, grams, has = (
+        d.number(2, 8),
+        d.number(6, 60, 2),
+        d.number(100, 800, 20),
+        d.number(50, 900, 50),
+    )
     what, needed = d.word("flour|rice|lentils|sugar"), whole(grams * guests, serves)
     if needed is None or needed <= has or guests <= serves:
         return None
     return Problem(
-        f"A recipe for {serves} people needs {grams} grams of {what}. {guests} people are coming, and there are {has} "
-        f"grams of {what} in the kitchen. How many grams must be bought?",
+        f"A recipe for {serves} people needs {grams} grams of {what}. {guests} people are coming,"
+        f" and there are {has} grams of {what} in the kitchen. How many grams must be bought?",
         needed - has,
         (
             f"For {guests} people: {grams} * {guests} / {serves} = {needed} grams.",
@@ -125,8 +143,9 @@ def backwards(d: Draw) -> Problem:
     who, thing = d.person(), d.word("apples|coins|pencils|books|tomatoes")
     before = left + given
     return Problem(
-        f"{who} had some {thing}. First their number became {times} times as large, then {given} {thing} were given "
-        f"away, and {times * before - given} were left. With how many {thing} did {who} begin?",
+        f"{who} had some {thing}. First their number became {times} times as large, then {given}"
+        f" {thing} were given away, and {times * before - given} were left. With how many {thing}"
+        f" did {who} begin?",
         before,
         (
             f"Before giving away there were {times * before - given} + {given} = {times * before}.",
@@ -143,8 +162,8 @@ def growing(d: Draw) -> Problem:
     verb = "doubles" if factor == 2 else "triples"
     chain = " * ".join([str(start), *[str(factor)] * times])
     return Problem(
-        f"The number of {what} in a pond {verb} every day. On Monday morning there are {start}. How many are there "
-        f"{times} days later, after {lost} have been taken out on that last day?",
+        f"The number of {what} in a pond {verb} every day. On Monday morning there are {start}. How"
+        f" many are there {times} days later, after {lost} have been taken out on that last day?",
         grown - lost,
         (f"{chain} = {grown}", f"{grown} - {lost} = {grown - lost}"),
     )
@@ -158,8 +177,9 @@ def votes(d: Draw) -> Problem | None:
     if votes_of_loser is None or votes_of_loser < 10:
         return None
     return Problem(
-        f"{total} votes are cast in an election between {winner} and {loser}; {empty} of them are not valid. {winner} "
-        f"gets {lead} votes more than {loser}. How many votes does {winner} get?",
+        f"{total} votes are cast in an election between {winner} and {loser}; {empty} of them are"
+        f" not valid. {winner} gets {lead} votes more than {loser}. How many votes does {winner}"
+        " get?",
         votes_of_loser + lead,
         (
             f"{total} - {empty} = {total - empty} valid votes.",

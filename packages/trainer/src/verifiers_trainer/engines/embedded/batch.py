@@ -52,7 +52,9 @@ class Batch:
         """Sample the next token of every row; return the finished completions."""
         if self.table.penalties is not None and self._counts is None:
             prompts = [request.prompt_ids for request in self.transcript.requests]
-            self._counts = TokenCounts(prompts, self.transcript.outputs(), logits_BV.shape[1], logits_BV.device)
+            self._counts = TokenCounts(
+                prompts, self.transcript.outputs(), logits_BV.shape[1], logits_BV.device
+            )
         drawn = draw(logits_BV, self.table, self.transcript.counts, self._counts)
         if self._counts is not None:
             self._counts.add(drawn.tokens)
@@ -85,5 +87,7 @@ class Batch:
 
     def _refresh(self) -> None:
         self.padded = bool(self.starts.any())
-        self.table = SamplingTable.build([r.params for r in self.transcript.requests], self.starts.device)
+        self.table = SamplingTable.build(
+            [r.params for r in self.transcript.requests], self.starts.device
+        )
         self._counts = None

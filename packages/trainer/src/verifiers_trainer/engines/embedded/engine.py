@@ -1,9 +1,10 @@
 """Inference inside the training process, on the trainer's parameters, behind an HTTP endpoint.
 
-The engine holds a second module over the same parameters (``share_parameters``), a generation loop in a thread
-(``padded``) and an OpenAI endpoint in another (``endpoint``). The trainer updates weights in place inside ``pause``;
-nothing is copied, requests in flight survive, and every token is labelled with the policy version that sampled it. Not
-for sharded training (FSDP, ZeRO), where one process holds parts of the parameters.
+The engine holds a second module over the same parameters (``share_parameters``), a generation loop
+in a thread (``padded``) and an OpenAI endpoint in another (``endpoint``). The trainer updates
+weights in place inside ``pause``; nothing is copied, requests in flight survive, and every token is
+labelled with the policy version that sampled it. Not for sharded training (FSDP, ZeRO), where one
+process holds parts of the parameters.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _ACCELERATOR_PREFILL_TOKENS = 8192
 
 
 class _PolicyVersion:
-    """The policy version of new tokens; a separate object, so that threads hold no reference to the engine."""
+    """The policy version of new tokens; a separate object, so that threads hold no reference to the
+    engine."""
 
     __slots__ = ("value",)
 
@@ -54,21 +56,24 @@ class _PolicyVersion:
 class EmbeddedEngine:
     """Serves ``model`` to OpenAI clients from this process. Implements ``protocol.Engine``.
 
-    Constructing it has no side effects; ``start`` makes the sharing copy, so call it after loading weights and aligning
-    special tokens. It is a context manager, and stops when garbage-collected.
+    Constructing it has no side effects; ``start`` makes the sharing copy, so call it after loading
+    weights and aligning special tokens. It is a context manager, and stops when garbage-collected.
 
-    mode: ``padded`` (one batch that rows join and leave) or ``deterministic`` (one request at a time, bit for bit
-        reproducible). ``auto`` and ``continuous`` are ``padded``: transformers' continuous batching was slower in every
-        case measured (benchmarks/README.md).
+    mode: ``padded`` (one batch that rows join and leave) or ``deterministic`` (one request at a
+        time, bit for bit reproducible). ``auto`` and ``continuous`` are ``padded``: transformers'
+        continuous batching was slower in every case measured (benchmarks/README.md).
     max_seq_len: longest sequence in tokens, prompt and completion together.
     concurrency: most requests that decode together; more of them wait.
     max_batch_tokens: most tokens of the prompts of one prefill.
-    kv_bytes: bound on the key/value caches in bytes; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
-    threads: torch's threads for this process, from ``start`` to ``stop``. None: one for a model of at most
-        ``threads.SMALL_PARAMETERS`` on a CPU, unless OMP_NUM_THREADS is set; otherwise as they are.
-    autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision training).
-    tool_call_parser: "auto" (what the chat template shows), "hermes", "llama3_json", a function from text to
-        (text, calls), or "none" or None: calls stay text.
+    kv_bytes: bound on the key/value caches in bytes; 2 GiB on a CPU, 30 % of the free memory of an
+    accelerator.
+    threads: torch's threads for this process, from ``start`` to ``stop``. None: one for a model of
+        at most ``threads.SMALL_PARAMETERS`` on a CPU, unless OMP_NUM_THREADS is set; otherwise as
+        they are.
+    autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision
+    training).
+    tool_call_parser: "auto" (what the chat template shows), "hermes", "llama3_json", a function
+        from text to (text, calls), or "none" or None: calls stay text.
     address: where the endpoint listens; a free port of 127.0.0.1 with a random key by default.
 
     Raises ConfigError for values that cannot work; each names the argument.
@@ -93,8 +98,14 @@ class EmbeddedEngine:
         address: Address | None = None,
     ):
         if mode not in get_args(Mode):
-            raise ConfigError(f"mode={mode!r} must be one of {', '.join(get_args(Mode))}", field="mode")
-        counts = {"max_seq_len": max_seq_len, "concurrency": concurrency, "max_batch_tokens": max_batch_tokens}
+            raise ConfigError(
+                f"mode={mode!r} must be one of {', '.join(get_args(Mode))}", field="mode"
+            )
+        counts = {
+            "max_seq_len": max_seq_len,
+            "concurrency": concurrency,
+            "max_batch_tokens": max_batch_tokens,
+        }
         for field, value in counts.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{field}={value} must be at least 1", field=field)
@@ -105,7 +116,9 @@ class EmbeddedEngine:
         self._kv_bytes, self._max_batch_tokens = kv_bytes, max_batch_tokens
         self._threads, self._autocast_dtype = threads, autocast_dtype
         self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
-        self._parser = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
+        self._parser = resolve_tool_call_parser(
+            tool_call_parser, getattr(tokenizer, "chat_template", None)
+        )
         self._address = address
         self._version = _PolicyVersion()
         self._replica: Any = None
@@ -152,7 +165,9 @@ class EmbeddedEngine:
             protocol.PAUSE_KEEP,
             protocol.SHARED_WEIGHTS,
         }
-        return frozenset(always | ({protocol.DETERMINISTIC} if self._mode == "deterministic" else set()))
+        return frozenset(
+            always | ({protocol.DETERMINISTIC} if self._mode == "deterministic" else set())
+        )
 
     @property
     def version(self) -> int:
@@ -168,12 +183,15 @@ class EmbeddedEngine:
     def start(self, deadline_s: float = 60.0) -> None:
         """Make the sharing copy and serve; a no-op when running.
 
-        Raises ConfigError for a model this mode cannot serve, EndpointUnreachable when a thread does not start in time.
+        Raises ConfigError for a model this mode cannot serve, EndpointUnreachable when a thread
+        does not start in time.
         """
         if self._endpoint is not None:
             return
         replica = share_parameters(self._model)
-        tokenizer = copy.deepcopy(self._tokenizer)  # its backend cannot be used by two threads that pad and encode
+        tokenizer = copy.deepcopy(
+            self._tokenizer
+        )  # its backend cannot be used by two threads that pad and encode
         generator = self._build_generator(replica, tokenizer)
         endpoint = Endpoint(self._serving(replica, tokenizer, generator), self._address)
         try:
@@ -183,7 +201,9 @@ class EmbeddedEngine:
             _shut_down(generator, endpoint, torch.get_num_threads())
             raise
         self._replica, self._generator, self._endpoint = replica, generator, endpoint
-        self._finalizer = weakref.finalize(self, _shut_down, generator, endpoint, torch.get_num_threads())
+        self._finalizer = weakref.finalize(
+            self, _shut_down, generator, endpoint, torch.get_num_threads()
+        )
         torch.set_num_threads(self._threads or default_threads(self._model))
 
     def stop(self) -> None:
@@ -205,11 +225,12 @@ class EmbeddedEngine:
         return self._generator is not None and self._generator.alive
 
     def check_shared(self) -> None:
-        """Raise ConfigError when Parameter objects of the model were replaced: the engine would sample old weights."""
+        """Raise ConfigError when Parameter objects of the model were replaced: the engine would
+        sample old weights."""
         if self._generator is not None and not shares_parameters(self._replica, self._model):
             raise ConfigError(
-                "parameters of the model were replaced after the engine started, so it samples from old weights; "
-                "update them in place, or stop and start the engine"
+                "parameters of the model were replaced after the engine started, so it samples from"
+                " old weights; update them in place, or stop and start the engine"
             )
 
     def __enter__(self) -> EmbeddedEngine:
@@ -238,7 +259,9 @@ class EmbeddedEngine:
             autocast_dtype=self._autocast_dtype,
         )
 
-    def _serving(self, replica: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, generator: Generator) -> Serving:
+    def _serving(
+        self, replica: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, generator: Generator
+    ) -> Serving:
         return Serving(
             generator=generator,
             chat=ChatFormat(tokenizer),
@@ -279,25 +302,33 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     """End-of-turn token ids of the model's generation configuration and of the tokenizer."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     configured = configured if isinstance(configured, list) else [configured]
-    return tuple(dict.fromkeys(token for token in [*configured, tokenizer.eos_token_id] if token is not None))
+    return tuple(
+        dict.fromkeys(token for token in [*configured, tokenizer.eos_token_id] if token is not None)
+    )
 
 
 def share_parameters(model: torch.nn.Module) -> Any:
-    """A copy of ``model`` whose parameters *are* those of ``model``; an in-place update affects both.
+    """A copy of ``model`` whose parameters *are* those of ``model``; an in-place update affects
+    both.
 
-    Everything else is separate: configuration, mode (evaluation), hooks, buffers, and the class's ``forward`` even
-    when the original's instance overrides it. Gradient checkpointing is off. For a PEFT model the wrapped transformers
-    model is returned, including its adapter layers.
+    Everything else is separate: configuration, mode (evaluation), hooks, buffers, and the class's
+    ``forward`` even when the original's instance overrides it. Gradient checkpointing is off. For a
+    PEFT model the wrapped transformers model is returned, including its adapter layers.
 
     Raises ConfigError for prompt-learning adapters, which are not layers.
     """
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
-    replica: Any = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    replica: Any = copy.deepcopy(
+        model, {id(parameter): parameter for parameter in model.parameters()}
+    )
     replica.__dict__.pop("forward", None)
     if hasattr(replica, "get_base_model"):
         if getattr(replica.active_peft_config, "is_prompt_learning", False):
-            raise ConfigError("the embedded engine cannot serve prompt-learning adapters; use LoRA or a vLLM server")
+            raise ConfigError(
+                "the embedded engine cannot serve prompt-learning adapters; use LoRA or a vLLM"
+                " server"
+            )
         replica = replica.get_base_model()
         replica.__dict__.pop("forward", None)
     if getattr(replica, "is_activation_checkpointing", False):
@@ -307,6 +338,7 @@ def share_parameters(model: torch.nn.Module) -> Any:
 
 
 def shares_parameters(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Whether every parameter of ``one`` is also one of ``other``'s; False once a Parameter was replaced."""
+    """Whether every parameter of ``one`` is also one of ``other``'s; False once a Parameter was
+    replaced."""
     parameter_ids = {id(parameter) for parameter in other.parameters()}
     return all(id(parameter) in parameter_ids for parameter in one.parameters())

@@ -1,7 +1,8 @@
 """Lets any thread pause a loop between two steps.
 
-``pause`` waits for the present step at most, and a waiting pause always precedes the next step; with a plain lock the
-loop could starve it. A step that can be aborted and repeated polls ``is_pause_pending``, which shortens the wait.
+``pause`` waits for the present step at most, and a waiting pause always precedes the next step;
+with a plain lock the loop could starve it. A step that can be aborted and repeated polls
+``is_pause_pending``, which shortens the wait.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class GateClosed(Exception):
 
 
 class StepGate:
-    """One thread runs ``step`` blocks, others block them with ``pause``; pauses may overlap and nest."""
+    """One thread runs ``step`` blocks, others block them with ``pause``; pauses may overlap and
+    nest."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -31,7 +33,8 @@ class StepGate:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run the block once no pause is held; raises GateClosed after ``close``, also while waiting."""
+        """Run the block once no pause is held; raises GateClosed after ``close``, also while
+        waiting."""
         with self._changed:
             self._changed.wait_for(lambda: self._holders == 0 or self._closed)
             if self._closed:
@@ -51,7 +54,9 @@ class StepGate:
             self._holders += 1
             try:
                 self._changed.wait_for(lambda: not self._stepping)
-            except BaseException:  # an interrupted wait holds nothing, or the loop would never step; raised again
+            except (
+                BaseException
+            ):  # an interrupted wait holds nothing, or the loop would never step; raised again
                 self._holders -= 1
                 raise
         try:

@@ -1,7 +1,8 @@
 """The queue in front of a generation loop: decides when waiting requests join the running batch.
 
-Joining costs a prefill and a copy of the batch's cache, so an idle loop waits a few milliseconds for more
-requests after the first, and a busy one admits requests when they are many or have waited long enough.
+Joining costs a prefill and a copy of the batch's cache, so an idle loop waits a few milliseconds
+for more requests after the first, and a busy one admits requests when they are many or have waited
+long enough.
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ class Inbox:
             aborted, self._aborted = self._aborted, set()
             return aborted
 
-    def take(self, running: int, admit: Callable[[GenerationRequest], bool]) -> list[GenerationRequest] | None:
-        """Requests to join now, oldest first, while ``admit`` returns True; None when the loop must end.
+    def take(
+        self, running: int, admit: Callable[[GenerationRequest], bool]
+    ) -> list[GenerationRequest] | None:
+        """Requests to join now, oldest first, while ``admit`` returns True; None when the loop must
+        end.
 
         Blocks only when no row is running.
         """
@@ -89,4 +93,7 @@ class Inbox:
     def _worth_joining(self, running: int) -> bool:
         if not self._waiting:
             return False
-        return 4 * len(self._waiting) >= running or time.monotonic() - self._waiting[0][0] >= _PATIENCE_S
+        return (
+            4 * len(self._waiting) >= running
+            or time.monotonic() - self._waiting[0][0] >= _PATIENCE_S
+        )

@@ -1,9 +1,9 @@
 """A key/value cache for a left-padded batch whose rows join and leave.
 
-Every row ends in the same column, so one forward pass appends one column to all. Rows are dropped, columns no row
-uses are cut off on the left, and two batches are joined aligned at their right ends. Buffers grow geometrically, so
-most appends copy nothing. It stores attention states only, so it cannot serve models with recurrent or convolutional
-state.
+Every row ends in the same column, so one forward pass appends one column to all. Rows are dropped,
+columns no row uses are cut off on the left, and two batches are joined aligned at their right ends.
+Buffers grow geometrically, so most appends copy nothing. It stores attention states only, so it
+cannot serve models with recurrent or convolutional state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _HEADROOM = 64
 
 
 class BufferLayer(CacheLayerMixin):
-    """Keys and values of one layer: buffers [B, H, capacity, D] of which the first ``length`` columns are in use."""
+    """Keys and values of one layer: buffers [B, H, capacity, D] of which the first ``length``
+    columns are in use."""
 
     is_sliding = False
     keys: torch.Tensor
@@ -32,7 +33,9 @@ class BufferLayer(CacheLayerMixin):
         self.values = _grown(value_states[:, :, :0], value_states.shape[2])
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object):
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ):
         """Append columns [B, H, q, D]; returns views of all columns in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -55,7 +58,9 @@ class BufferLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length  # its name in transformers 5.8, which SkyRL 0.3 and verl 0.9 require
+    get_max_cache_shape = (
+        get_max_length  # its name in transformers 5.8, which SkyRL 0.3 and verl 0.9 require
+    )
 
 
 class BatchCache(Cache):
@@ -88,13 +93,16 @@ class BatchCache(Cache):
         """Keep ``rows`` (int64, repeats allowed) and drop the first ``cut_left`` columns."""
         for layer in self.buffers:
             layer.keys = _grown(layer.keys[:, :, cut_left : layer.length].index_select(0, rows), 0)
-            layer.values = _grown(layer.values[:, :, cut_left : layer.length].index_select(0, rows), 0)
+            layer.values = _grown(
+                layer.values[:, :, cut_left : layer.length].index_select(0, rows), 0
+            )
             layer.length -= cut_left
 
     def repeat_shifted(self, starts: list[int]) -> None:
         """Repeat the only row ``len(starts)`` times, the n-th moved right by ``starts[n]`` columns.
 
-        The columns do not become more: what moves past the end is dropped, and zeros come in on the left.
+        The columns do not become more: what moves past the end is dropped, and zeros come in on the
+        left.
         """
         for layer in self.buffers:
             length = layer.length

@@ -1,7 +1,8 @@
-"""One forward pass over a left-padded batch, with the inputs that each kind of model and attention expects.
+"""One forward pass over a left-padded batch, with the inputs that each kind of model and attention
+expects.
 
-A pass can be aborted between two layers, so that a weight update does not wait for a long one. The cache is restored
-and the whole pass is repeated: no pass mixes weights.
+A pass can be aborted between two layers, so that a weight update does not wait for a long one. The
+cache is restored and the whole pass is repeated: no pass mixes weights.
 """
 
 from __future__ import annotations
@@ -29,26 +30,33 @@ class Interrupted(Exception):
 class ForwardPass:
     """Calls ``model`` on the next columns of a batch; returns the logits of the last column.
 
-    ``autocast_dtype`` computes in a lower precision than the weights, as mixed-precision training does: all but the
-    head of ``model``, which is changed to run in the precision of its weight, as the trainer's does. ``give_up`` is
-    called before the parts of each layer; the pass raises Interrupted once it returns True.
+    ``autocast_dtype`` computes in a lower precision than the weights, as mixed-precision training
+    does: all but the head of ``model``, which is changed to run in the precision of its weight, as
+    the trainer's does. ``give_up`` is called before the parts of each layer; the pass raises
+    Interrupted once it returns True.
 
-    Raises ConfigError for a model with recurrent or convolutional state, which a padded batch cannot store.
+    Raises ConfigError for a model with recurrent or convolutional state, which a padded batch
+    cannot store.
     """
 
     def __init__(
-        self, model: Any, autocast_dtype: torch.dtype | None = None, give_up: Callable[[], bool] = lambda: False
+        self,
+        model: Any,
+        autocast_dtype: torch.dtype | None = None,
+        give_up: Callable[[], bool] = lambda: False,
     ):
         config = model.config.get_text_config()
         layers = _kinds_of_layers(config)
         if getattr(model, "_is_stateful", False) or not layers <= _ATTENTION_LAYERS:
             kinds = ", ".join(sorted(layers - _ATTENTION_LAYERS)) or "recurrent"
             raise ConfigError(
-                f"the embedded engine cannot serve {type(model).__name__} ({kinds} layers); use a vLLM server"
+                f"the embedded engine cannot serve {type(model).__name__} ({kinds} layers); use a"
+                " vLLM server"
             )
         self._model = model
         self._autocast_dtype = autocast_dtype
-        # A 4D mask skips transformers' mask building in every step; it is equivalent for plain attention only.
+        # A 4D mask skips transformers' mask building in every step; it is equivalent for plain
+        # attention only.
         self._ready_mask = (
             config._attn_implementation == "sdpa"
             and attends_to_everything(model)
@@ -58,27 +66,36 @@ class ForwardPass:
         if autocast_dtype is not None:
             keep_precision(model.get_output_embeddings())
         if (head := model.get_output_embeddings()) is not None:
-            # torch multiplies a slice of the hidden states by one copy of a frozen weight per row: with SmolLM2-135M
-            # under LoRA and eight prompts, half of the prefill's time.
-            head.register_forward_pre_hook(lambda module, arguments: (arguments[0].contiguous(), *arguments[1:]))
+            # torch multiplies a slice of the hidden states by one copy of a frozen weight per row:
+            # with SmolLM2-135M under LoRA and eight prompts, half of the prefill's time.
+            head.register_forward_pre_hook(
+                lambda module, arguments: (arguments[0].contiguous(), *arguments[1:])
+            )
         self._give_up = give_up
         for part in interruptible_parts(model):
             part.register_forward_pre_hook(self._check)
 
-    def __call__(self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None) -> torch.Tensor:
+    def __call__(
+        self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None
+    ) -> torch.Tensor:
         """Logits [B, V] of the last of the columns ``ids_BT``, which are appended to ``cache``.
 
-        ``starts_B`` is the first column of each row that is not padding; None when there is no padding. Raises
-        Interrupted, with ``cache`` unchanged.
+        ``starts_B`` is the first column of each row that is not padding; None when there is no
+        padding. Raises Interrupted, with ``cache`` unchanged.
         """
         return self._run(ids_BT, cache, starts_B, self._options)[:, -1]
 
     def every_position(self, ids_BT: torch.Tensor, cache: BatchCache) -> torch.Tensor:
-        """Logits [B, T, V] of all columns ``ids_BT``, which hold no padding and are appended to ``cache``."""
+        """Logits [B, T, V] of all columns ``ids_BT``, which hold no padding and are appended to
+        ``cache``."""
         return self._run(ids_BT, cache, None, {})
 
     def _run(
-        self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None, options: dict[str, int]
+        self,
+        ids_BT: torch.Tensor,
+        cache: BatchCache,
+        starts_B: torch.Tensor | None,
+        options: dict[str, int],
     ) -> torch.Tensor:
         past = cache.length
         try:
@@ -92,7 +109,11 @@ class ForwardPass:
             raise Interrupted
 
     def _compute(
-        self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None, options: dict[str, int]
+        self,
+        ids_BT: torch.Tensor,
+        cache: BatchCache,
+        starts_B: torch.Tensor | None,
+        options: dict[str, int],
     ) -> torch.Tensor:
         past, width = cache.length, ids_BT.shape[1]
         columns_T = torch.arange(past, past + width, device=ids_BT.device)
@@ -127,10 +148,12 @@ class ForwardPass:
 
 
 def keep_precision(head: Any) -> None:
-    """Make ``head`` run outside autocast in the precision of its weight: logits of bfloat16 are coarse.
+    """Make ``head`` run outside autocast in the precision of its weight: logits of bfloat16 are
+    coarse.
 
-    Measured with SmolLM2-135M: 0.026 nats per token between sampler and trainer with one head in bfloat16, the other
-    in float32; 0.020 with both in float32. *Source*: MiniMax-M1, arXiv 2506.13585.
+    Measured with SmolLM2-135M: 0.026 nats per token between sampler and trainer with one head in
+    bfloat16, the other in float32; 0.020 with both in float32. *Source*: MiniMax-M1, arXiv
+    2506.13585.
     """
     stock = head.forward
 
@@ -149,13 +172,17 @@ def _kinds_of_layers(config: PreTrainedConfig) -> set[str]:
 def attends_to_everything(model: PreTrainedModel) -> bool:
     """Whether every layer has full attention, without a window or recurrent state."""
     config = model.config.get_text_config()
-    sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    sliding = getattr(config, "sliding_window", None) is not None and getattr(
+        config, "use_sliding_window", True
+    )
     return _kinds_of_layers(config) == {"full_attention"} and not sliding
 
 
 def interruptible_parts(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The modules of the decoder layers with submodules (attention, experts, MLP), and the head."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     parts = [part for layer in layers for part in layer.children() if any(part.children())]
     head = model.get_output_embeddings()
     return [*parts, *([head] if head is not None else [])]

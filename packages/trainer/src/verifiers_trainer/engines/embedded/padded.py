@@ -1,17 +1,21 @@
-"""Generation in one left-padded batch: rows leave when they finish and new ones join between two steps.
+"""Generation in one left-padded batch: rows leave when they finish and new ones join between two
+steps.
 
-All rows end in the same cache column, so a decoding step is one forward pass of one column. Of prompts that join
-together, equal ones are prefilled once, and so are the tokens with which all of a pass begin (solved examples). With
-``max_rows=1`` this is the deterministic mode: one request at a time with a separate cache, so that the result depends
-on weights, prompt, sampling parameters and seed alone.
+All rows end in the same cache column, so a decoding step is one forward pass of one column. Of
+prompts that join together, equal ones are prefilled once, and so are the tokens with which all of a
+pass begin (solved examples). With ``max_rows=1`` this is the deterministic mode: one request at a
+time with a separate cache, so that the result depends on weights, prompt, sampling parameters and
+seed alone.
 
-A row's cache is freed with the row: no later request reads keys computed under older weights. A row that is running
-during a weight update keeps its old keys and continues under the new weights.
+A row's cache is freed with the row: no later request reads keys computed under older weights. A row
+that is running during a weight update keeps its old keys and continues under the new weights.
 
-A pause does not wait for a long forward pass: the pass is aborted between two layers and repeated afterwards, at most
-``_MAX_INTERRUPTIONS`` times in a row to guarantee progress. Sampling tokens needs no weights and no pause.
+A pause does not wait for a long forward pass: the pass is aborted between two layers and repeated
+afterwards, at most ``_MAX_INTERRUPTIONS`` times in a row to guarantee progress. Sampling tokens
+needs no weights and no pause.
 
-Not supported: speculative decoding, prefixes kept from one prefill to the next, models with recurrent state.
+Not supported: speculative decoding, prefixes kept from one prefill to the next, models with
+recurrent state.
 """
 
 from __future__ import annotations
@@ -32,7 +36,13 @@ from verifiers_trainer.engines.embedded.inbox import Inbox
 from verifiers_trainer.engines.embedded.kv_cache import BatchCache
 from verifiers_trainer.engines.embedded.model_inputs import ForwardPass, Interrupted
 from verifiers_trainer.engines.embedded.transcript import Decode
-from verifiers_trainer.engines.requests import Alternatives, Generation, GenerationRequest, OnFinished, PromptLogprobs
+from verifiers_trainer.engines.requests import (
+    Alternatives,
+    Generation,
+    GenerationRequest,
+    OnFinished,
+    PromptLogprobs,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +51,18 @@ _MAX_INTERRUPTIONS = 3
 _PASSES_TO_JOIN = 4
 _SHORTEST_PREFIX = 16
 _PROMPT_TOKENS_SCORED = 256
-"""Tokens of a prompt whose log-probs are computed at once, which bounds the memory of the logits."""
+"""Tokens of a prompt whose log-probs are computed at once, which bounds the memory of
+the logits."""
 _Computed = TypeVar("_Computed")
 
 
 class PaddedGenerator:
     """The generation loop over one ``Batch``.
 
-    ``version`` returns the present policy version; ``max_rows`` bounds the rows that decode together and ``kv_bytes``
-    the memory of their caches (a single request is always admitted); ``max_batch_tokens`` bounds the
-    tokens of one prefill pass, unless a single prompt is longer. Running rows wait for ``_PASSES_TO_JOIN`` such passes
-    at most.
+    ``version`` returns the present policy version; ``max_rows`` bounds the rows that decode
+    together and ``kv_bytes`` the memory of their caches (a single request is always admitted);
+    ``max_batch_tokens`` bounds the tokens of one prefill pass, unless a single prompt is longer.
+    Running rows wait for ``_PASSES_TO_JOIN`` such passes at most.
     """
 
     def __init__(
@@ -152,8 +163,10 @@ class PaddedGenerator:
         return admit
 
     def _step(self, joining: list[GenerationRequest]) -> None:
-        """Prefill ``joining``, or decode one step when it is empty. A failure (out of memory, a bug in a model) fails
-        ``joining`` and all requests in flight, whose caches may be inconsistent; the loop continues."""
+        """Prefill ``joining``, or decode one step when it is empty. A failure (out of memory, a bug
+        in a model) fails ``joining`` and all requests in flight, whose caches may be inconsistent;
+        the loop continues.
+        """
         try:
             if joining:
                 self._join(joining)
@@ -167,7 +180,8 @@ class PaddedGenerator:
             self._fail(joining, f"{type(error).__name__}: {error}")
 
     def _compute(self, passes: Callable[[], _Computed]) -> tuple[_Computed, int]:
-        """Run ``passes`` outside of pauses, under one policy version; return the result and that version.
+        """Run ``passes`` outside of pauses, under one policy version; return the result and that
+        version.
 
         When a pause interrupts it, it is repeated after the pause.
         """
@@ -185,10 +199,13 @@ class PaddedGenerator:
     def _fail(self, joining: list[GenerationRequest], error: str) -> None:
         batch, self._batch = self._batch, None
         running = batch.transcript.living_requests() if batch is not None else []
-        self._report([Generation(request, error=error) for request in dict.fromkeys([*joining, *running])])
+        self._report(
+            [Generation(request, error=error) for request in dict.fromkeys([*joining, *running])]
+        )
 
     def _join(self, requests: list[GenerationRequest]) -> None:
-        """Prefill ``requests`` in passes of similar length, and add the rows that continue to the batch."""
+        """Prefill ``requests`` in passes of similar length, and add the rows that continue to the
+        batch."""
         joined: Batch | None = None
         for part in self._passes(requests):
             joining = self._prefill(part)
@@ -210,7 +227,8 @@ class PaddedGenerator:
         self._batch.join(joined)
 
     def _passes(self, requests: list[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
-        """``requests`` by length, ``max_batch_tokens`` padded tokens at a time; equal prompts stay together."""
+        """``requests`` by length, ``max_batch_tokens`` padded tokens at a time; equal prompts stay
+        together."""
         siblings: dict[bytes, list[GenerationRequest]] = {}
         for request in sorted(requests, key=lambda request: len(request.prompt_ids)):
             siblings.setdefault(request.prompt_ids.tobytes(), []).append(request)
@@ -243,11 +261,19 @@ class PaddedGenerator:
             if shared:
                 self._forward(prefix_1P, cache, None)
                 cache.repeat_shifted(starts)
-            logits_NV = self._forward(ids_NT_on_device[:, shared:], cache, starts_N if ragged else None)
-            return logits_NV, cache, [score_prompt(self._forward, request, self._device) for request in requests]
+            logits_NV = self._forward(
+                ids_NT_on_device[:, shared:], cache, starts_N if ragged else None
+            )
+            return (
+                logits_NV,
+                cache,
+                [score_prompt(self._forward, request, self._device) for request in requests],
+            )
 
         (logits_NV, cache, prompt_logprobs), version = self._compute(passes)
-        rows_B = torch.tensor([index[request.prompt_ids.tobytes()] for request in requests], device=self._device)
+        rows_B = torch.tensor(
+            [index[request.prompt_ids.tobytes()] for request in requests], device=self._device
+        )
         if len(unique) < len(requests):
             cache.select(rows_B)
         joining = Batch(requests, cache, starts_N[rows_B], self._decode_text, prompt_logprobs)
@@ -280,13 +306,18 @@ class PaddedGenerator:
         if not aborted or self._batch is None:
             return
         transcript = self._batch.transcript
-        rows = [row for row, r in enumerate(transcript.requests) if transcript.alive[row] and r.request_id in aborted]
+        rows = [
+            row
+            for row, r in enumerate(transcript.requests)
+            if transcript.alive[row] and r.request_id in aborted
+        ]
         self._report([transcript.finish(row, "abort") for row in rows])
         self._settle()
 
 
 def _shared_prefix(prompts: list[np.ndarray]) -> int:
-    """Number of tokens with which all ``prompts`` begin, at least one left over in each; 0 where it is not worth it."""
+    """Number of tokens with which all ``prompts`` begin, at least one left over in each; 0 where it
+    is not worth it."""
     if len(prompts) == 1:
         return 0
     shortest = min(len(ids) for ids in prompts) - 1
@@ -295,8 +326,11 @@ def _shared_prefix(prompts: list[np.ndarray]) -> int:
     return shared if shared >= _SHORTEST_PREFIX else 0
 
 
-def score_prompt(forward: ForwardPass, request: GenerationRequest, device: torch.device) -> PromptLogprobs | None:
-    """Log-probs of prompt tokens given the tokens before them, in separate passes; None when ``request`` wants none.
+def score_prompt(
+    forward: ForwardPass, request: GenerationRequest, device: torch.device
+) -> PromptLogprobs | None:
+    """Log-probs of prompt tokens given the tokens before them, in separate passes; None when
+    ``request`` wants none.
 
     Raw, as in vLLM: temperature 1, no filters.
     """
@@ -309,13 +343,22 @@ def score_prompt(forward: ForwardPass, request: GenerationRequest, device: torch
     for begin in range(0, len(ids_P) - 1, _PROMPT_TOKENS_SCORED):
         inputs_T = ids_P[begin : min(begin + _PROMPT_TOKENS_SCORED, len(ids_P) - 1)]
         targets_T1 = ids_P[begin + 1 : begin + 1 + len(inputs_T)].unsqueeze(1)
-        logp_TV = torch.log_softmax(forward.every_position(inputs_T.unsqueeze(0), cache)[0].float(), dim=-1)
+        logp_TV = torch.log_softmax(
+            forward.every_position(inputs_T.unsqueeze(0), cache)[0].float(), dim=-1
+        )
         logp_T1 = logp_TV.gather(1, targets_T1)
         ranks_T = 1 + (logp_TV > logp_T1).sum(dim=1)
         top_logprobs, top_ids = logp_TV.topk(min(count, logp_TV.shape[1]), dim=-1)
-        pieces.append([part.cpu().numpy() for part in (logp_T1.squeeze(1), ranks_T, top_ids, top_logprobs)])
+        pieces.append(
+            [part.cpu().numpy() for part in (logp_T1.squeeze(1), ranks_T, top_ids, top_logprobs)]
+        )
     if not pieces:
         return PromptLogprobs(np.empty(0, np.float32), np.empty(0, np.int32), [])
-    logprobs, ranks, top_ids_PK, top_logprobs_PK = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    best = [Alternatives(*pair) for pair in zip(top_ids_PK.astype(np.int32), top_logprobs_PK, strict=True)]
+    logprobs, ranks, top_ids_PK, top_logprobs_PK = (
+        np.concatenate(column) for column in zip(*pieces, strict=True)
+    )
+    best = [
+        Alternatives(*pair)
+        for pair in zip(top_ids_PK.astype(np.int32), top_logprobs_PK, strict=True)
+    ]
     return PromptLogprobs(logprobs, ranks.astype(np.int32), best if count else [])

@@ -1,6 +1,8 @@
-"""How many threads torch's CPU kernels use: one for a small model, whose kernels are shorter than waking another.
+"""How many threads torch's CPU kernels use: one for a small model, whose kernels are shorter than
+waking another.
 
-torch keeps the number for each thread that has computed already, so it is set where the computation is.
+torch keeps the number for each thread that has computed already, so it is set where the computation
+is.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ SMALL_PARAMETERS = 2_000_000
 
 
 def default_threads(model: PreTrainedModel) -> int:
-    """Threads of torch's CPU kernels for ``model``; those of the process where it is large, or the user chose them."""
+    """Threads of torch's CPU kernels for ``model``; those of the process where it is large, or the
+    user chose them."""
     if model.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_PARAMETERS

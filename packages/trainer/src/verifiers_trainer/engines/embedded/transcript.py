@@ -1,4 +1,5 @@
-"""The sampled tokens of a batch as arrays: ids, log-probs, versions, and which rows are finished."""
+"""The sampled tokens of a batch as arrays: ids, log-probs, versions, and which rows
+are finished."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from verifiers_trainer.engines.requests import (
 
 Decode = Callable[[list[int]], str]
 
-NOT_FINITE = "the policy gave log-probabilities that are not finite numbers; its weights have diverged"
+NOT_FINITE = (
+    "the policy gave log-probabilities that are not finite numbers; its weights have diverged"
+)
 
 
 class Transcript:
@@ -51,7 +54,9 @@ class Transcript:
             self._stop_ids[row, : len(p.stop_token_ids)] = p.stop_token_ids
         self._text_rows = [row for row, p in enumerate(params) if p.stop]
         self._top_rows = [row for row, p in enumerate(params) if p.top_logprobs]
-        self._streaming_rows = [row for row, request in enumerate(self.requests) if request.on_token is not None]
+        self._streaming_rows = [
+            row for row, request in enumerate(self.requests) if request.on_token is not None
+        ]
 
     def append(self, drawn: Drawn, version: int) -> list[Generation]:
         """Record one token per living row; return the finished completions."""
@@ -90,10 +95,17 @@ class Transcript:
     def _append_alternatives(self, drawn: Drawn) -> None:
         for row in self._top_rows:
             if self.alive[row]:
-                self._alternatives[row].append(alternatives(drawn, row, self.requests[row].params.top_logprobs))
+                self._alternatives[row].append(
+                    alternatives(drawn, row, self.requests[row].params.top_logprobs)
+                )
 
     def finish(
-        self, row: int, reason: FinishReason, *, stop_text: str | None = None, error: str | None = None
+        self,
+        row: int,
+        reason: FinishReason,
+        *,
+        stop_text: str | None = None,
+        error: str | None = None,
     ) -> Generation:
         """Mark a row finished and return its completion."""
         self.alive[row] = False
@@ -150,7 +162,9 @@ class Transcript:
         count = self.counts[row]
         if count < self._least[row]:
             return None
-        return completed_stop_text(self._tokens[row, :count], self.requests[row].params.stop, self._decode)
+        return completed_stop_text(
+            self._tokens[row, :count], self.requests[row].params.stop, self._decode
+        )
 
 
 def alternatives(drawn: Drawn, row: int, count: int) -> Alternatives:
@@ -158,15 +172,16 @@ def alternatives(drawn: Drawn, row: int, count: int) -> Alternatives:
     assert drawn.top_tokens is not None
     assert drawn.top_logprobs is not None
     return Alternatives(
-        drawn.top_tokens[row, :count].cpu().numpy().astype(np.int32), drawn.top_logprobs[row, :count].cpu().numpy()
+        drawn.top_tokens[row, :count].cpu().numpy().astype(np.int32),
+        drawn.top_logprobs[row, :count].cpu().numpy(),
     )
 
 
 def completed_stop_text(tokens_T: np.ndarray, stops: tuple[str, ...], decode: Decode) -> str | None:
     """The stop text that the last token completed (the one that begins first), or None.
 
-    Only the tail is decoded: a text token has at least one byte, so a stop text of n bytes is within the last n tokens,
-    plus the token it begins inside and a few tokens without text.
+    Only the tail is decoded: a text token has at least one byte, so a stop text of n bytes is
+    within the last n tokens, plus the token it begins inside and a few tokens without text.
     """
     window = max(len(stop.encode()) for stop in stops) + 4
     tail = decode(tokens_T[-window:].tolist())
@@ -174,5 +189,7 @@ def completed_stop_text(tokens_T: np.ndarray, stops: tuple[str, ...], decode: De
     if not candidates:
         return None
     before = decode(tokens_T[-window:-1].tolist())
-    completed = [(tail.rfind(stop), stop) for stop in candidates if tail.count(stop) > before.count(stop)]
+    completed = [
+        (tail.rfind(stop), stop) for stop in candidates if tail.count(stop) > before.count(stop)
+    ]
     return min(completed)[1] if completed else None

@@ -1,8 +1,10 @@
-"""``ExactClient``: sends prompts as token ids, so that one conversation is one sample (``history="exact"``).
+"""``ExactClient``: sends prompts as token ids, so that one conversation is one sample
+(``history="exact"``).
 
-Guarantee: each prompt of a conversation begins with exactly the ids of the turn before (``exact.history``), however the
-chat template would render that turn now; the environment receives chat messages, as over the chat route. Tool calls
-and, with ``separate_reasoning``, reasoning are parsed here, because the text route of a server parses neither.
+Guarantee: each prompt of a conversation begins with exactly the ids of the turn before
+(``exact.history``), however the chat template would render that turn now; the environment receives
+chat messages, as over the chat route. Tool calls and, with ``separate_reasoning``, reasoning are
+parsed here, because the text route of a server parses neither.
 
 It wraps another core ``Client`` whose endpoint accepts token ids.
 """
@@ -35,10 +37,14 @@ ALWAYS_RETURNED = ("logprobs", "top_logprobs")
 class ExactClient:
     """A core ``Client`` over ``inner``; ``max_seq_len`` bounds prompt and completion together."""
 
-    def __init__(self, inner: Client, tokenizer: Tokenizer, max_seq_len: int, tool_call_parser: str = "auto"):
+    def __init__(
+        self, inner: Client, tokenizer: Tokenizer, max_seq_len: int, tool_call_parser: str = "auto"
+    ):
         self._inner, self._max_seq_len = inner, max_seq_len
         self._chat, self._history = ChatFormat(tokenizer), ExactHistory(tokenizer)
-        self._parse_calls = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
+        self._parse_calls = resolve_tool_call_parser(
+            tool_call_parser, getattr(tokenizer, "chat_template", None)
+        )
 
     async def complete(self, request: ModelRequest) -> Response:
         """One completion; see ``Client.complete`` for what it raises."""
@@ -52,19 +58,32 @@ class ExactClient:
         )
         num_prompt = min(len(prompt_ids), sampling.get("truncate_prompt_tokens") or len(prompt_ids))
         if num_prompt >= self._max_seq_len:
-            raise OverlongPromptError(f"the prompt has {num_prompt} tokens, and max_seq_len is {self._max_seq_len}")
+            raise OverlongPromptError(
+                f"the prompt has {num_prompt} tokens, and max_seq_len is {self._max_seq_len}"
+            )
         if not any(sampling.get(name) is not None for name in MAX_TOKENS_ALIASES):
-            sampling["max_tokens"] = self._max_seq_len - num_prompt  # the text route has a small default
+            sampling["max_tokens"] = (
+                self._max_seq_len - num_prompt
+            )  # the text route has a small default
         ids: Any = prompt_ids
         response = await self._inner.complete(
             replace(
-                request, prompt=ids, message_type="completion", tools=None, sampling_args=sampling, require_tokens=True
+                request,
+                prompt=ids,
+                message_type="completion",
+                tools=None,
+                sampling_args=sampling,
+                require_tokens=True,
             )
         )
         tokens = response.tokens
         assert tokens is not None
-        message, finish_reason = self._message(response, bool(offered), bool(chat_options.get("separate_reasoning")))
-        self._history.remember(messages, message, tokens.prompt_ids, tokens.completion_ids, request.rollout_id)
+        message, finish_reason = self._message(
+            response, bool(offered), bool(chat_options.get("separate_reasoning"))
+        )
+        self._history.remember(
+            messages, message, tokens.prompt_ids, tokens.completion_ids, request.rollout_id
+        )
         return replace(response, message=message, finish_reason=finish_reason)
 
     async def aclose(self) -> None:
@@ -90,10 +109,14 @@ class ExactClient:
                     encoded[0], encoded[1] if tools else None, json.dumps(dict(variables)).encode()
                 ).tolist()
         except BadRequest as error:
-            raise ModelRefused(f"history='exact' cannot render this conversation: {error}") from error
+            raise ModelRefused(
+                f"history='exact' cannot render this conversation: {error}"
+            ) from error
         return prompt_ids
 
-    def _message(self, response: Response, tools_offered: bool, separate_reasoning: bool) -> tuple[Message, str]:
+    def _message(
+        self, response: Response, tools_offered: bool, separate_reasoning: bool
+    ) -> tuple[Message, str]:
         """The assistant message for the environment, and its finish reason."""
         assert response.tokens is not None
         text, finish_reason, thought = response.text, response.finish_reason, ""
@@ -105,7 +128,8 @@ class ExactClient:
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments of the text route, arguments handled here). Raises ``ConfigError`` for a forced call."""
+    """(arguments of the text route, arguments handled here). Raises ``ConfigError`` for a forced
+    call."""
     sampling = {name: value for name, value in arguments.items() if name != "extra_body"}
     sampling.update(arguments.get("extra_body") or {})
     chat_options = {name: sampling.pop(name) for name in CHAT_ONLY if name in sampling}
@@ -113,7 +137,7 @@ def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         sampling.pop(name, None)
     if chat_options.get("tool_choice") not in (None, "auto", "none"):
         raise ConfigError(
-            f"history='exact' cannot force a tool call (tool_choice={chat_options['tool_choice']!r}): use 'auto' or "
-            "'none'"
+            "history='exact' cannot force a tool call"
+            f" (tool_choice={chat_options['tool_choice']!r}): use 'auto' or 'none'"
         )
     return sampling, chat_options

@@ -1,9 +1,11 @@
-"""Prompts that begin with the sampled ids: only the messages after the last completion are rendered.
+"""Prompts that begin with the sampled ids: only the messages after the last completion are
+rendered.
 
-Guarantee: the ids of the next prompt are exactly the ids of the turn before, then the template's text for the messages
-after it. A truncated turn gets the template's end-of-turn token, which is part of the prompt and has no loss. An
-unknown conversation (a fork, an edited history) is rendered in full. The model receives its earlier reasoning even
-where its template would drop it, as intended.
+Guarantee: the ids of the next prompt are exactly the ids of the turn before, then the template's
+text for the messages after it. A truncated turn gets the template's end-of-turn token, which is
+part of the prompt and has no loss. An unknown conversation (a fork, an edited history) is rendered
+in full. The model receives its earlier reasoning even where its template would drop it, as
+intended.
 
 Used by ``exact.client`` in the trainer, and by ``integrations.token_client`` for other trainers.
 """
@@ -25,7 +27,8 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer, _plain_message
 
 MAX_REMEMBERED, MAX_TOKENS = 65_536, 2**27
-"""Maximum number of completions, and of their tokens (512 MiB); the least recently used are dropped first."""
+"""Maximum number of completions, and of their tokens (512 MiB); the least recently used are dropped
+first."""
 MARK = "\u2402vf-sampled\u2403"
 """Placeholder for the sampled completion while the messages after it are rendered."""
 
@@ -68,7 +71,8 @@ class ExactHistory:
         token_ids: Sequence[int] | np.ndarray,
         rollout_id: str | None,
     ) -> None:
-        """Store that ``message`` was sampled as ``token_ids`` after ``prompt``, with ids ``prompt_ids``."""
+        """Store that ``message`` was sampled as ``token_ids`` after ``prompt``, with ids
+        ``prompt_ids``."""
         messages = list(prompt)
         ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(token_ids, np.int32)])
         newest = self._newest(messages, rollout_id)
@@ -77,7 +81,9 @@ class ExactHistory:
             before = None  # that turn was rendered again, or truncated on the left
         new = ids if before is None else ids[before.num_tokens :].copy()
         self._hold((rollout_id, _digest([*messages, message])), _Answer(before, new, len(ids)))
-        while len(self._known) > MAX_REMEMBERED or (self.num_tokens > MAX_TOKENS and len(self._known) > 1):
+        while len(self._known) > MAX_REMEMBERED or (
+            self.num_tokens > MAX_TOKENS and len(self._known) > 1
+        ):
             self._release(self._known.popitem(last=False)[1])
 
     def _hold(self, key: tuple[str | None, str], answer: _Answer) -> None:
@@ -105,10 +111,11 @@ class ExactHistory:
         rollout_id: str | None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int] | None:
-        """Ids of the next prompt; None when it has no known completion. ``variables`` are the template's.
+        """Ids of the next prompt; None when it has no known completion. ``variables`` are the
+        template's.
 
-        *Raises* ConfigError when the template does not end a turn with a special token, BadRequest when it refuses
-        the messages.
+        *Raises* ConfigError when the template does not end a turn with a special token, BadRequest
+        when it refuses the messages.
         """
         newest = self._newest(messages, rollout_id)
         if newest is None:
@@ -119,7 +126,9 @@ class ExactHistory:
         closing = [] if ids[-1] == end else [end]
         return [*ids, *closing, *self._tokenizer(rest, add_special_tokens=False)["input_ids"]]
 
-    def _newest(self, messages: Sequence[Mapping[str, Any]], rollout_id: str | None) -> tuple[int, _Answer] | None:
+    def _newest(
+        self, messages: Sequence[Mapping[str, Any]], rollout_id: str | None
+    ) -> tuple[int, _Answer] | None:
         """The index of the last known completion, with its entry."""
         for index in range(len(messages) - 1, -1, -1):
             if messages[index].get("role") != "assistant":
@@ -137,19 +146,24 @@ class ExactHistory:
         tools: Iterable[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> tuple[int, str]:
-        """(id of the token that ends message ``index``, the template's text after it, ready for the next answer)."""
+        """(id of the token that ends message ``index``, the template's text after it, ready for the
+        next answer)."""
         plain = [_plain_message(dict(message)) for message in messages]
         plain[index] = {**plain[index], "content": MARK}
         _, has_mark, after = self._render(plain, tools, variables).partition(MARK)
-        if not has_mark and "tool_calls" in plain[index]:  # some templates drop the content of messages with calls
+        if (
+            not has_mark and "tool_calls" in plain[index]
+        ):  # some templates drop the content of messages with calls
             prefix = self._render(plain[: index + 1], tools, variables, answer=False)
             whole = self._render(plain, tools, variables)
-            after = self._last_end(prefix) + whole[len(prefix) :] if whole.startswith(prefix) else ""
+            after = (
+                self._last_end(prefix) + whole[len(prefix) :] if whole.startswith(prefix) else ""
+            )
         end = self._first_end(after)
         if end is None:
             raise ConfigError(
-                'history="exact" needs a chat template that ends each turn with a special token, such as '
-                f"{self._tokenizer.eos_token!r}; this one does not: leave history as it is"
+                'history="exact" needs a chat template that ends each turn with a special token,'
+                f" such as {self._tokenizer.eos_token!r}; this one does not: leave history as it is"
             )
         return int(self._tokenizer.convert_tokens_to_ids(end)), after.partition(end)[2]
 
@@ -162,7 +176,11 @@ class ExactHistory:
     ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                plain, tools=list(tools) if tools else None, add_generation_prompt=answer, tokenize=False, **variables
+                plain,
+                tools=list(tools) if tools else None,
+                add_generation_prompt=answer,
+                tokenize=False,
+                **variables,
             )
         except Exception as error:  # a template is a program and may raise anything
             message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
@@ -170,11 +188,14 @@ class ExactHistory:
         return text
 
     def _first_end(self, text: str) -> str | None:
-        """The end-of-turn token in the text after a completion: the EOS token, else the first special token."""
+        """The end-of-turn token in the text after a completion: the EOS token, else the first
+        special token."""
         end = self._tokenizer.eos_token
         if end and end in text:
             return str(end)
-        candidates = [token for token in self._tokenizer.all_special_tokens if token and token in text]
+        candidates = [
+            token for token in self._tokenizer.all_special_tokens if token and token in text
+        ]
         return min(candidates, key=text.index, default=None)
 
     def _last_end(self, text: str) -> str:
@@ -184,16 +205,29 @@ class ExactHistory:
 
 
 def require_exact_history(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] | None) -> None:
-    """Check the chat template with a completion and a call of the first of ``tools``, before sampling.
+    """Check the chat template with a completion and a call of the first of ``tools``, before
+    sampling.
 
-    *Raises* ConfigError when the template does not end turns with a special token, BadRequest when it fails.
+    *Raises* ConfigError when the template does not end turns with a special token, BadRequest when
+    it fails.
     """
-    talks: list[list[dict[str, Any]]] = [[_message("assistant", "Yes."), _message("user", "And now?")]]
+    talks: list[list[dict[str, Any]]] = [
+        [_message("assistant", "Yes."), _message("user", "And now?")]
+    ]
     if tools:
         function = tools[0]["function"]
         arguments = json.dumps(example_arguments(function.get("parameters") or {}))
-        call = {"id": "call-0", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-        result = {"role": "tool", "content": "1", "tool_call_id": "call-0", "name": function["name"]}
+        call = {
+            "id": "call-0",
+            "type": "function",
+            "function": {"name": function["name"], "arguments": arguments},
+        }
+        result = {
+            "role": "tool",
+            "content": "1",
+            "tool_call_id": "call-0",
+            "name": function["name"],
+        }
         talks.append([{"role": "assistant", "content": None, "tool_calls": [call]}, result])
     prompt = [_message("user", "Well?")]
     for answer, following in talks:

@@ -15,8 +15,9 @@ from verifiers_trainer.engines.http.reasoning import OPEN
 _CACHED_PROMPTS = 1024
 _CACHED_BYTES = 16_384
 _RESERVED = frozenset(
-    "conversation messages tools documents chat_template tokenize tokenizer_kwargs add_generation_prompt padding "
-    "continue_final_message truncation max_length return_tensors return_dict return_assistant_tokens_mask".split()
+    "conversation messages tools documents chat_template tokenize tokenizer_kwargs"
+    " add_generation_prompt padding continue_final_message truncation max_length return_tensors"
+    " return_dict return_assistant_tokens_mask".split()
 )
 """Arguments of ``apply_chat_template`` that are not the template's variables."""
 
@@ -24,7 +25,9 @@ _RESERVED = frozenset(
 class BadRequest(ModelRefused):
     """A request that cannot be served; ``field`` is that of the body which is wrong."""
 
-    def __init__(self, message: str, field: str | None = None, code: str | None = None, status: int = 400):
+    def __init__(
+        self, message: str, field: str | None = None, code: str | None = None, status: int = 400
+    ):
         super().__init__(message, field=field, code=code, status=status)
 
 
@@ -54,8 +57,8 @@ class Tokenizer(Protocol):
 class ChatFormat:
     """Renders prompts and decodes completions for the endpoint.
 
-    Siblings of a group send the same prompt, so rendered prompts are cached by the bytes of the request. Not
-    thread-safe.
+    Siblings of a group send the same prompt, so rendered prompts are cached by the bytes of the
+    request. Not thread-safe.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -71,10 +74,12 @@ class ChatFormat:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> np.ndarray:
-        """Prompt ids, int32 [P], of the JSON of ``messages``, ``tools`` and the template's variables.
+        """Prompt ids, int32 [P], of the JSON of ``messages``, ``tools`` and the template's
+        variables.
 
         They end with the generation prompt, unless ``add_generation_prompt`` is off, or with
-        ``continue_final_message`` inside the last message. Raises BadRequest when the template fails.
+        ``continue_final_message`` inside the last message. Raises BadRequest when the template
+        fails.
         """
         key = (messages, tools, template_kwargs, add_generation_prompt, continue_final_message)
         long = len(messages) + len(tools or b"") + len(template_kwargs) > _CACHED_BYTES
@@ -84,7 +89,9 @@ class ChatFormat:
         """int32 [P] of plain text, with the special tokens the tokenizer puts around it."""
         return np.array(self._tokenizer(text)["input_ids"], np.int32)
 
-    def decode(self, token_ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
+    def decode(
+        self, token_ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True
+    ) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     @property
@@ -98,18 +105,31 @@ class ChatFormat:
 
     def opens_thought(self, prompt_ids: np.ndarray) -> bool:
         """Whether the prompt ends inside a ``<think>`` block opened by the template."""
-        return self.decode(prompt_ids[-8:].tolist(), skip_special_tokens=False).rstrip().endswith(OPEN)
+        return (
+            self.decode(prompt_ids[-8:].tolist(), skip_special_tokens=False).rstrip().endswith(OPEN)
+        )
 
     def _render(
-        self, messages_json: bytes, tools_json: bytes | None, kwargs_json: bytes, answer: bool, unfinished: bool
+        self,
+        messages_json: bytes,
+        tools_json: bytes | None,
+        kwargs_json: bytes,
+        answer: bool,
+        unfinished: bool,
     ) -> np.ndarray:
         if getattr(self._tokenizer, "chat_template", None) is None:
-            raise BadRequest("the tokenizer has no chat template; set tokenizer.chat_template", "messages")
-        messages = [_plain_message(message) for message in _list_of_objects(messages_json, "messages")]
+            raise BadRequest(
+                "the tokenizer has no chat template; set tokenizer.chat_template", "messages"
+            )
+        messages = [
+            _plain_message(message) for message in _list_of_objects(messages_json, "messages")
+        ]
         tools = _list_of_objects(tools_json, "tools") if tools_json is not None else None
         variables = _template_variables(kwargs_json)
         if unfinished and answer:
-            raise BadRequest("continue_final_message needs add_generation_prompt=false", "continue_final_message")
+            raise BadRequest(
+                "continue_final_message needs add_generation_prompt=false", "continue_final_message"
+            )
         try:
             text = self._tokenizer.apply_chat_template(
                 messages,
@@ -132,16 +152,20 @@ def shows_tools(tokenizer: Tokenizer) -> bool | None:
     """
     if getattr(tokenizer, "chat_template", None) is None:
         return None
-    function = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+    function = {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {}},
+    }
     with_tool, without = (
         {"tools": tools, "add_generation_prompt": True, "tokenize": False}
         for tools in ([{"type": "function", "function": function}], None)
     )
     messages = [{"role": "user", "content": "Look."}]
     try:
-        return tokenizer.apply_chat_template(messages, **with_tool) != tokenizer.apply_chat_template(
-            messages, **without
-        )
+        return tokenizer.apply_chat_template(
+            messages, **with_tool
+        ) != tokenizer.apply_chat_template(messages, **without)
     except Exception:  # noqa: BLE001 - a template may raise anything; the result is unknown
         return None
 
@@ -151,7 +175,9 @@ def _template_variables(encoded: bytes) -> dict[str, Any]:
     if not isinstance(variables, dict):
         raise BadRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
     if reserved := sorted(_RESERVED & variables.keys()):
-        raise BadRequest(f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs")
+        raise BadRequest(
+            f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs"
+        )
     return variables
 
 
@@ -179,9 +205,16 @@ def _plain_text(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
-    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    texts = [
+        part["text"]
+        for part in parts
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
     if len(texts) != len(parts):
-        raise BadRequest("messages hold content that is not text; the embedded engine serves text only", "messages")
+        raise BadRequest(
+            "messages hold content that is not text; the embedded engine serves text only",
+            "messages",
+        )
     return "".join(texts)
 
 

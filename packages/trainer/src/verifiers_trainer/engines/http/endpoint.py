@@ -1,9 +1,10 @@
-"""The OpenAI endpoint of an in-process generation loop: an HTTP server on loopback, in its own thread.
+"""The OpenAI endpoint of an in-process generation loop: an HTTP server on loopback, in its own
+thread.
 
-Routes: ``GET /health, /version, /v1/models, /weight_info``; ``POST /v1/chat/completions, /v1/completions``. Field
-names are vLLM's. Every route but ``/health`` requires the bearer token, which is random unless ``Address`` sets one,
-because other users of the machine can reach the port. A client that disconnects aborts its request, also when
-streaming.
+Routes: ``GET /health, /version, /v1/models, /weight_info``; ``POST /v1/chat/completions,
+/v1/completions``. Field names are vLLM's. Every route but ``/health`` requires the bearer token,
+which is random unless ``Address`` sets one, because other users of the machine can reach the port.
+A client that disconnects aborts its request, also when streaming.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import chat_reply, text_reply
 from verifiers_trainer.engines.http.streaming import StreamedReply
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser
-from verifiers_trainer.engines.http.wire import ChatBody, TextBody, decode_body, fit_prompt, sampling_params
+from verifiers_trainer.engines.http.wire import (
+    ChatBody,
+    TextBody,
+    decode_body,
+    fit_prompt,
+    sampling_params,
+)
 from verifiers_trainer.engines.requests import (
     Generation,
     GenerationRequest,
@@ -90,7 +97,9 @@ class Endpoint(ModelServer):
         try:
             super().start(deadline_s)
         except OSError as error:
-            raise EndpointUnreachable(f"the endpoint did not start within {deadline_s:g} s: {error}") from error
+            raise EndpointUnreachable(
+                f"the endpoint did not start within {deadline_s:g} s: {error}"
+            ) from error
 
     def resolve(self, finished: list[Generation]) -> None:
         """Return finished completions to their requests; called on the generation thread."""
@@ -111,9 +120,13 @@ class Endpoint(ModelServer):
     async def respond(self, request: web.BaseRequest) -> Answer:
         authorization = request.headers.get("Authorization", "").encode("utf-8", "replace")
         is_open = request.path == "/health" or not self.api_key
-        if not is_open and not hmac.compare_digest(authorization, f"Bearer {self.api_key}".encode()):
+        if not is_open and not hmac.compare_digest(
+            authorization, f"Bearer {self.api_key}".encode()
+        ):
             raise ModelRefused("missing or wrong bearer token", status=401, code="invalid_api_key")
-        handler = self._handlers.get(("GET" if request.method == "HEAD" else request.method, request.path))
+        handler = self._handlers.get(
+            ("GET" if request.method == "HEAD" else request.method, request.path)
+        )
         if handler is None:
             is_path = any(path == request.path for _, path in self._handlers)
             reason, status = ("Method Not Allowed", 405) if is_path else ("Not Found", 404)
@@ -133,7 +146,9 @@ class Endpoint(ModelServer):
         return {"weight_version": self._serving.version()}
 
     async def _models(self, request: web.BaseRequest) -> Answer:
-        return models_body({"id": self._serving.served_model, "max_model_len": self._serving.max_seq_len})
+        return models_body(
+            {"id": self._serving.served_model, "max_model_len": self._serving.max_seq_len}
+        )
 
     async def _chat(self, request: web.BaseRequest) -> Answer:
         body = decode_body(await request.read(), ChatBody)
@@ -148,7 +163,9 @@ class Endpoint(ModelServer):
         )
         parser = self._serving.tool_call_parser if offered else None
         if body.stream:
-            return await send_stream(request, self._events([prompt_ids], body, parser), _error_event)
+            return await send_stream(
+                request, self._events([prompt_ids], body, parser), _error_event
+            )
         (generations,) = await self._complete([prompt_ids], body)
         return chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser)
 
@@ -161,7 +178,8 @@ class Endpoint(ModelServer):
         return text_reply(prompts, body, self._serving.chat, self._serving.served_model)
 
     def _text_prompts(self, prompt: Any) -> list[np.ndarray]:
-        """The prompts of a text completion: one, or each entry of a list of texts or of lists of ids."""
+        """The prompts of a text completion: one, or each entry of a list of texts or of lists of
+        ids."""
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str)
         return [self._text_prompt(each) for each in (prompt if several else [prompt])]
 
@@ -169,16 +187,26 @@ class Endpoint(ModelServer):
         if isinstance(prompt, str):
             return self._serving.chat.encode(prompt)
         vocabulary = range(self._serving.chat.vocabulary)
-        if not isinstance(prompt, list) or not all(type(token) is int and token in vocabulary for token in prompt):
-            raise BadRequest("prompt must be text or a list of token ids of this model, or a list of those", "prompt")
+        if not isinstance(prompt, list) or not all(
+            type(token) is int and token in vocabulary for token in prompt
+        ):
+            raise BadRequest(
+                "prompt must be text or a list of token ids of this model, or a list of those",
+                "prompt",
+            )
         return np.array(prompt, np.int32)
 
-    async def _complete(self, prompts: list[np.ndarray], body: ChatBody | TextBody) -> list[list[Generation]]:
-        """The choices of each prompt. When one fails, or the client disconnects, the others are aborted."""
+    async def _complete(
+        self, prompts: list[np.ndarray], body: ChatBody | TextBody
+    ) -> list[list[Generation]]:
+        """The choices of each prompt. When one fails, or the client disconnects, the others are
+        aborted."""
         requests = self._requests(prompts, body)
         with self._submitted([request for siblings in requests for request in siblings]) as futures:
             await _first_failure_or_all(list(futures.values()))
-        return [[futures[request.request_id].result() for request in siblings] for siblings in requests]
+        return [
+            [futures[request.request_id].result() for request in siblings] for siblings in requests
+        ]
 
     async def _events(
         self, prompts: list[np.ndarray], body: ChatBody | TextBody, parser: ToolCallParser | None
@@ -186,7 +214,10 @@ class Endpoint(ModelServer):
         """The choices as events, token by token. Raises BadRequest when one fails."""
         serving, arrivals = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
         flat = [each for siblings in self._requests(prompts, body) for each in siblings]
-        flat = [replace(each, on_token=self._token_callback(arrivals, index)) for index, each in enumerate(flat)]
+        flat = [
+            replace(each, on_token=self._token_callback(arrivals, index))
+            for index, each in enumerate(flat)
+        ]
         reply = StreamedReply(flat, body, serving.chat, serving.served_model, parser)
         with self._submitted(flat) as futures:
             for index, future in enumerate(futures.values()):
@@ -199,30 +230,46 @@ class Endpoint(ModelServer):
                     yield events
                     opening = b""
 
-    def _token_callback(self, arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int) -> OnToken:
-        """A callback that sends a choice's tokens from the generation thread to the endpoint's loop."""
+    def _token_callback(
+        self, arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int
+    ) -> OnToken:
+        """A callback that sends a choice's tokens from the generation thread to the endpoint's
+        loop."""
 
         def put(*token: object) -> None:
             self.call(arrivals.put_nowait, (index, token))
 
         return put
 
-    def _requests(self, prompts: list[np.ndarray], body: ChatBody | TextBody) -> list[list[GenerationRequest]]:
-        """The requests of each prompt. Raises BadRequest for an unknown model or values out of range."""
+    def _requests(
+        self, prompts: list[np.ndarray], body: ChatBody | TextBody
+    ) -> list[list[GenerationRequest]]:
+        """The requests of each prompt. Raises BadRequest for an unknown model or values out of
+        range."""
         serving = self._serving
         if body.model not in (None, serving.served_model):
-            message = f"the model {body.model!r} does not exist; this endpoint serves {serving.served_model!r}"
+            message = (
+                f"the model {body.model!r} does not exist; this endpoint serves"
+                f" {serving.served_model!r}"
+            )
             raise BadRequest(message, "model", "model_not_found", status=404)
         requests = []
-        for prompt_ids in [fit_prompt(prompt_ids, body, serving.max_seq_len) for prompt_ids in prompts]:
+        for prompt_ids in [
+            fit_prompt(prompt_ids, body, serving.max_seq_len) for prompt_ids in prompts
+        ]:
             room = serving.max_seq_len - len(prompt_ids)
             params = sampling_params(body, serving.eos_token_ids, room, serving.chat.vocabulary)
-            requests.append([GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, each) for each in params])
+            requests.append(
+                [GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, each) for each in params]
+            )
         return requests
 
     @contextmanager
-    def _submitted(self, requests: list[GenerationRequest]) -> Iterator[dict[str, asyncio.Future[Generation]]]:
-        """Submit requests; yield the futures of their completions by id. Pending ones are aborted on exit."""
+    def _submitted(
+        self, requests: list[GenerationRequest]
+    ) -> Iterator[dict[str, asyncio.Future[Generation]]]:
+        """Submit requests; yield the futures of their completions by id. Pending ones are aborted
+        on exit."""
         futures = {request.request_id: self._loop.create_future() for request in requests}
         self._waiting.update(futures)
         try:
@@ -236,12 +283,17 @@ class Endpoint(ModelServer):
                     self._serving.generator.abort(request_id)
 
 
-def _put(arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int, future: asyncio.Future[Generation]) -> None:
+def _put(
+    arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]],
+    index: int,
+    future: asyncio.Future[Generation],
+) -> None:
     arrivals.put_nowait((index, (future,)))
 
 
 def _events(reply: StreamedReply, index: int, arrival: tuple[Any, ...]) -> list[bytes]:
-    """The events of a token, or of a completion that is finished. Raises BadRequest for one that failed."""
+    """The events of a token, or of a completion that is finished. Raises BadRequest for one that
+    failed."""
     if len(arrival) > 1:
         return list(reply.token(index, *arrival))
     generation: Generation = arrival[0].result()

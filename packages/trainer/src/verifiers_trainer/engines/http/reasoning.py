@@ -8,8 +8,9 @@ OPEN, CLOSE = "<think>", "</think>"
 def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
     """(reasoning, the rest) of a completion that begins with a ``<think>`` block.
 
-    ``opened``: the prompt already ends with ``<think>``, as in some templates. A closing tag without an opening one
-    counts as a block too. A truncated block is all reasoning; text without a block has none.
+    ``opened``: the prompt already ends with ``<think>``, as in some templates. A closing tag
+    without an opening one counts as a block too. A truncated block is all reasoning; text without a
+    block has none.
 
     >>> split_reasoning("<think>two and two</think>It is 4.")
     ('two and two', 'It is 4.')

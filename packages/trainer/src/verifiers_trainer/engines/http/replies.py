@@ -23,15 +23,24 @@ _LEAST_LOGPROB = -9999.0
 
 
 def chat_reply(
-    generations: Sequence[Generation], body: ChatBody, chat: ChatFormat, model: str, parser: ToolCallParser | None
+    generations: Sequence[Generation],
+    body: ChatBody,
+    chat: ChatFormat,
+    model: str,
+    parser: ToolCallParser | None,
 ) -> bytes:
-    """A ``chat.completion`` with a choice for each generation; ``parser`` turns calls in the text to ``tool_calls``."""
+    """A ``chat.completion`` with a choice for each generation; ``parser`` turns calls in the text
+    to ``tool_calls``."""
     first = generations[0]
     opened = body.separate_reasoning and chat.opens_thought(first.request.prompt_ids)
     choices = []
     for index, generation in enumerate(generations):
         message, finish_reason = message_of(generation, body, chat, parser, opened)
-        choice = {**choice_fields(index, generation, body), "message": message, "finish_reason": finish_reason}
+        choice = {
+            **choice_fields(index, generation, body),
+            "message": message,
+            "finish_reason": finish_reason,
+        }
         if body.logprobs:
             choice["logprobs"] = {"content": content_logprobs(generation, body, chat)}
         choices.append(choice)
@@ -43,17 +52,25 @@ def chat_reply(
     return msgspec.json.encode(reply)
 
 
-def text_reply(prompts: Sequence[Sequence[Generation]], body: TextBody, chat: ChatFormat, model: str) -> bytes:
+def text_reply(
+    prompts: Sequence[Sequence[Generation]], body: TextBody, chat: ChatFormat, model: str
+) -> bytes:
     """A ``text_completion``: the choices of the first prompt, then those of the next."""
     choices: list[dict[str, Any]] = []
     for siblings in prompts:
         ids = siblings[0].request.prompt_ids.tolist()
-        echoed = chat.decode(ids, skip_special_tokens=body.skip_special_tokens is not False) if body.echo else ""
+        echoed = (
+            chat.decode(ids, skip_special_tokens=body.skip_special_tokens is not False)
+            if body.echo
+            else ""
+        )
         for generation in siblings:
             text = echoed + completion_text(generation, body, chat)
             choice = {**choice_fields(len(choices), generation, body), "text": text}
             if body.wants_logprobs:
-                choice["logprobs"] = text_logprobs(generation, siblings[0].prompt_logprobs, body, chat)
+                choice["logprobs"] = text_logprobs(
+                    generation, siblings[0].prompt_logprobs, body, chat
+                )
             if body.return_token_ids:
                 choice["prompt_token_ids"] = ids
             if body.prompt_logprobs is not None:
@@ -77,32 +94,44 @@ def completion_text(generation: Generation, body: GenerateBody, chat: ChatFormat
     stop = generation.stop_text
     if stop is None:
         return text
-    # Stop texts before min_tokens are ignored, so with min_tokens the last occurrence ended it, otherwise the first.
+    # Stop texts before min_tokens are ignored, so with min_tokens the last occurrence ended it,
+    # otherwise the first.
     position = text.rfind(stop) if params.min_tokens else text.find(stop)
     end = position + (len(stop) if body.include_stop_str_in_output else 0)
     return text[:end] if position >= 0 else text
 
 
 def message_of(
-    generation: Generation, body: ChatBody, chat: ChatFormat, parser: ToolCallParser | None, opened: bool
+    generation: Generation,
+    body: ChatBody,
+    chat: ChatFormat,
+    parser: ToolCallParser | None,
+    opened: bool,
 ) -> tuple[dict[str, Any], str]:
     """The assistant's message and its finish reason."""
     text, thought = completion_text(generation, body, chat), ""
     if body.separate_reasoning:
         thought, text = split_reasoning(text, opened)
-    message, reason = message_of_text(text, generation.finish_reason, parser, generation.request.request_id, thought)
-    return message | ({"reasoning_content": thought or None} if body.separate_reasoning else {}), reason
+    message, reason = message_of_text(
+        text, generation.finish_reason, parser, generation.request.request_id, thought
+    )
+    return (
+        message | ({"reasoning_content": thought or None} if body.separate_reasoning else {}),
+        reason,
+    )
 
 
 def message_of_text(
     text: str, finish_reason: str, parser: ToolCallParser | None, call_id: str, thought: str = ""
 ) -> tuple[Message, str]:
-    """The assistant's message in a completion's text and its finish reason; ids of calls begin with ``call_id``."""
+    """The assistant's message in a completion's text and its finish reason; ids of calls begin with
+    ``call_id``."""
     around, calls = parser(text) if parser is not None else (text, [])
     message = Message(role="assistant", content=around or (None if calls else ""))
     if calls:
         message["tool_calls"] = [
-            ToolCall(f"call-{call_id}-{index}", call["name"], call["arguments"]) for index, call in enumerate(calls)
+            ToolCall(f"call-{call_id}-{index}", call["name"], call["arguments"])
+            for index, call in enumerate(calls)
         ]
         finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
     if thought:
@@ -111,7 +140,8 @@ def message_of_text(
 
 
 def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dict[str, Any]:
-    """Fields common to chat and text choices; ``stop_reason`` is the requested stop text or token."""
+    """Fields common to chat and text choices; ``stop_reason`` is the requested stop
+    text or token."""
     token_ids = generation.token_ids.tolist()
     stop_reason: str | int | None = generation.stop_text
     if stop_reason is None and token_ids and token_ids[-1] in (body.stop_token_ids or ()):
@@ -130,7 +160,11 @@ def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dic
 
 
 def _envelope(
-    kind: str, generations: Sequence[Generation], choices: list[dict], model: str, prompt_tokens: int | None = None
+    kind: str,
+    generations: Sequence[Generation],
+    choices: list[dict],
+    model: str,
+    prompt_tokens: int | None = None,
 ) -> dict[str, Any]:
     first = generations[0].request
     prompt_tokens = len(first.prompt_ids) if prompt_tokens is None else prompt_tokens
@@ -154,27 +188,38 @@ def usage_of(generations: Sequence[Generation], prompt_tokens: int) -> dict[str,
     }
 
 
-# --- log-probs ------------------------------------------------------------------------------------------------------
+# --- log-probs ------------------------------------------------------------------------------------
 
 
-def content_logprobs(generation: Generation, body: GenerateBody, chat: ChatFormat) -> list[dict[str, Any]]:
+def content_logprobs(
+    generation: Generation, body: GenerateBody, chat: ChatFormat
+) -> list[dict[str, Any]]:
     """``choices[i].logprobs.content`` of a chat completion."""
     entries = []
     for index, (token, logprob) in enumerate(_pairs(generation.token_ids, generation.logprobs)):
         best = generation.alternatives[index] if generation.alternatives else None
-        others = [] if best is None else [_entry(*pair, body, chat) for pair in _pairs(best.token_ids, best.logprobs)]
+        others = (
+            []
+            if best is None
+            else [_entry(*pair, body, chat) for pair in _pairs(best.token_ids, best.logprobs)]
+        )
         entries.append({**_entry(token, logprob, body, chat), "top_logprobs": others})
     return entries
 
 
 def _entry(token: int, logprob: float, body: GenerateBody, chat: ChatFormat) -> dict[str, Any]:
-    return {"token": _piece(token, body, chat), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": None}
+    return {
+        "token": _piece(token, body, chat),
+        "logprob": max(logprob, _LEAST_LOGPROB),
+        "bytes": None,
+    }
 
 
 def text_logprobs(
     generation: Generation, prompt: PromptLogprobs | None, body: TextBody, chat: ChatFormat
 ) -> dict[str, Any]:
-    """``choices[i].logprobs`` of a text completion; an echoed prompt comes first, its first token without a value."""
+    """``choices[i].logprobs`` of a text completion; an echoed prompt comes first, its first token
+    without a value."""
     token_ids, best = generation.token_ids, generation.alternatives
     logprobs: list[float | None] = generation.logprobs.tolist()
     if body.echo and prompt is not None:
@@ -183,7 +228,9 @@ def text_logprobs(
         logprobs = [None, *prompt.logprobs.tolist(), *logprobs]
         nothing = Alternatives(np.empty(0, np.int32), np.empty(0, np.float32))
         count = body.alternatives
-        prompt_alternatives = [Alternatives(a.token_ids[:count], a.logprobs[:count]) for a in prompt.alternatives]
+        prompt_alternatives = [
+            Alternatives(a.token_ids[:count], a.logprobs[:count]) for a in prompt.alternatives
+        ]
         best = [
             nothing,
             *(prompt_alternatives or [nothing] * len(prompt.logprobs)),
@@ -193,14 +240,24 @@ def text_logprobs(
     tops: list[dict[str, float] | None] = []
     for index, (piece, logprob) in enumerate(zip(pieces, logprobs, strict=True)):
         others = _pairs(best[index].token_ids, best[index].logprobs) if best else []
-        by_piece = {_piece(token, body, chat): max(value, _LEAST_LOGPROB) for token, value in others}
+        by_piece = {
+            _piece(token, body, chat): max(value, _LEAST_LOGPROB) for token, value in others
+        }
         tops.append(None if logprob is None else {**by_piece, piece: logprob})
     offsets = [0, *accumulate(len(piece) for piece in pieces)][:-1]
-    return {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+    return {
+        "tokens": pieces,
+        "token_logprobs": logprobs,
+        "top_logprobs": tops,
+        "text_offset": offsets,
+    }
 
 
-def _prompt_logprobs(generation: Generation, chat: ChatFormat) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's ``prompt_logprobs``: for each token after the first, ``{id: {logprob, rank, decoded_token}}``."""
+def _prompt_logprobs(
+    generation: Generation, chat: ChatFormat
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's ``prompt_logprobs``: for each token after the first, ``{id: {logprob, rank,
+    decoded_token}}``."""
     scored = generation.prompt_logprobs
     assert scored is not None
     entries: list[dict[str, dict[str, Any]] | None] = [None]
@@ -211,7 +268,11 @@ def _prompt_logprobs(generation: Generation, chat: ChatFormat) -> list[dict[str,
         ranked.append((token, float(scored.logprobs[index]), int(scored.ranks[index])))
         entries.append(
             {
-                str(each): {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": chat.piece(each)}
+                str(each): {
+                    "logprob": max(logprob, _LEAST_LOGPROB),
+                    "rank": rank,
+                    "decoded_token": chat.piece(each),
+                }
                 for each, logprob, rank in ranked
             }
         )

@@ -1,8 +1,8 @@
 """Streamed completions: server-sent events in the format of OpenAI and vLLM.
 
-A piece is sent once its text is final: its characters are complete, and it does not begin a stop text. The pieces
-together equal the text of the response without streaming, with its token ids and log-probs. Tool calls and reasoning,
-which need the whole text, are sent in one piece at the end.
+A piece is sent once its text is final: its characters are complete, and it does not begin a stop
+text. The pieces together equal the text of the response without streaming, with its token ids and
+log-probs. Tool calls and reasoning, which need the whole text, are sent in one piece at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _UNFINISHED = "\ufffd"
 
 
 class StreamedReply:
-    """The events of one request; ``requests`` are all its completions in the order of their choices."""
+    """The events of one request; ``requests`` are all its completions in the order of their
+    choices."""
 
     def __init__(
         self,
@@ -44,11 +45,15 @@ class StreamedReply:
         parser: ToolCallParser | None,
     ):
         self._body, self._model = body, model
-        self._with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self._with_usage = body.stream_options is not None and bool(
+            body.stream_options.include_usage
+        )
         self._id, self._created = requests[0].request_id, int(time.time())
         self._kind = "chat.completion.chunk" if isinstance(body, ChatBody) else "text_completion"
         whole = isinstance(body, ChatBody) and (parser is not None or body.separate_reasoning)
-        self._choices = [_Choice(index, each, body, chat, parser, whole) for index, each in enumerate(requests)]
+        self._choices = [
+            _Choice(index, each, body, chat, parser, whole) for index, each in enumerate(requests)
+        ]
         self._finished: list[Generation] = []
 
     def opening(self) -> Iterator[bytes]:
@@ -56,11 +61,17 @@ class StreamedReply:
         if not isinstance(self._body, ChatBody):
             return
         for choice in self._choices:
-            delta = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+            delta = {
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
             shared = {"prompt_token_ids": choice.prompt_ids} if self._body.return_token_ids else {}
             yield self._chunk([{"index": choice.index, **delta}], **shared)
 
-    def token(self, index: int, token: int, logprob: float, best: Alternatives | None) -> Iterator[bytes]:
+    def token(
+        self, index: int, token: int, logprob: float, best: Alternatives | None
+    ) -> Iterator[bytes]:
         """The event of a choice's new token, if its text is final."""
         if (piece := self._choices[index].token(token, logprob, best)) is not None:
             yield self._chunk([piece])
@@ -106,14 +117,21 @@ class _Choice:
         whole: bool,
     ):
         self.index, self.prompt_ids = index, request.prompt_ids.tolist()
-        self._request, self._body, self._chat, self._parser, self._whole = request, body, chat, parser, whole
+        self._request, self._body, self._chat, self._parser, self._whole = (
+            request,
+            body,
+            chat,
+            parser,
+            whole,
+        )
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._best: list[Alternatives] = []
         self._text, self._sent = "", 0
         """The decoded text, and the number of characters sent."""
         self._first, self._next = 0, 0
-        """Tokens from ``_next`` on are not in ``_text``; decoding begins at ``_first`` for context."""
+        """Tokens from ``_next`` on are not in ``_text``; decoding begins at
+        ``_first`` for context."""
         self._num_sent = 0
         """Number of tokens sent."""
         self._offset = 0
@@ -134,26 +152,47 @@ class _Choice:
         piece, self._sent = self._text[self._sent : end], end
         arrays = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
         so_far = Generation(self._request, *arrays, alternatives=self._best)
-        fields: dict[str, Any] = {"index": self.index, "finish_reason": None, **self._tokens_of(so_far)}
+        fields: dict[str, Any] = {
+            "index": self.index,
+            "finish_reason": None,
+            **self._tokens_of(so_far),
+        }
         return (
-            {**fields, "delta": {"content": piece}} if isinstance(self._body, ChatBody) else {**fields, "text": piece}
+            {**fields, "delta": {"content": piece}}
+            if isinstance(self._body, ChatBody)
+            else {**fields, "text": piece}
         )
 
     def finish(self, generation: Generation) -> dict[str, Any]:
-        """The choice of the last event, with the remaining text. Raises BadRequest when the sent text is no prefix."""
-        fields = {**choice_fields(self.index, generation, self._body), **self._tokens_of(generation)}
+        """The choice of the last event, with the remaining text. Raises BadRequest when the sent
+        text is no prefix."""
+        fields = {
+            **choice_fields(self.index, generation, self._body),
+            **self._tokens_of(generation),
+        }
         if self._whole and isinstance(self._body, ChatBody):
-            opened = self._body.separate_reasoning and self._chat.opens_thought(self._request.prompt_ids)
-            message, fields["finish_reason"] = message_of(generation, self._body, self._chat, self._parser, opened)
+            opened = self._body.separate_reasoning and self._chat.opens_thought(
+                self._request.prompt_ids
+            )
+            message, fields["finish_reason"] = message_of(
+                generation, self._body, self._chat, self._parser, opened
+            )
             message.pop("role")
             for number, call in enumerate(message.get("tool_calls", ())):
                 call["index"] = number
             return {**fields, "delta": message}
         text = completion_text(generation, self._body, self._chat)
         if not text.startswith(self._text[: self._sent]):
-            raise BadRequest("this tokenizer decodes tokens one by one to another text; use stream=false", status=500)
+            raise BadRequest(
+                "this tokenizer decodes tokens one by one to another text; use stream=false",
+                status=500,
+            )
         rest = text[self._sent :]
-        return {**fields, "delta": {"content": rest}} if isinstance(self._body, ChatBody) else {**fields, "text": rest}
+        return (
+            {**fields, "delta": {"content": rest}}
+            if isinstance(self._body, ChatBody)
+            else {**fields, "text": rest}
+        )
 
     def _read(self) -> None:
         """Decode new tokens into the text once they are complete characters."""
@@ -170,7 +209,9 @@ class _Choice:
         longest = 0
         for stop in self._request.params.stop:
             most = min(len(stop) - 1, len(self._text) - self._sent)
-            longest = max(longest, next((n for n in range(most, 0, -1) if self._text.endswith(stop[:n])), 0))
+            longest = max(
+                longest, next((n for n in range(most, 0, -1) if self._text.endswith(stop[:n])), 0)
+            )
         return longest
 
     def _tokens_of(self, generation: Generation) -> dict[str, Any]:
@@ -182,7 +223,9 @@ class _Choice:
             generation.logprobs[begin:],
             alternatives=generation.alternatives[begin:],
         )
-        fields: dict[str, Any] = {"token_ids": part.token_ids.tolist()} if self._body.return_token_ids else {}
+        fields: dict[str, Any] = (
+            {"token_ids": part.token_ids.tolist()} if self._body.return_token_ids else {}
+        )
         fields["logprobs"] = None
         if isinstance(self._body, ChatBody):
             if self._body.logprobs:

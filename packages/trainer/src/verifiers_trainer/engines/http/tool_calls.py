@@ -1,12 +1,12 @@
 """Parse tool calls in a completion's text, in the format of the model's chat template.
 
-A parser never raises, takes time linear in the text, and does not guess: when one call of a completion cannot be
-parsed, the whole completion stays text, so that calls are never executed in part. The environment validates arguments
-and tool names.
+A parser never raises, takes time linear in the text, and does not guess: when one call of a
+completion cannot be parsed, the whole completion stays text, so that calls are never executed in
+part. The environment validates arguments and tool names.
 
-    hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen, SmolLM and most others
-    llama3_json   {"name": ..., "parameters": {...}}; {...}                    Llama 3.1 and later
-    none          the text is passed through
+    hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen, SmolLM
+    and most others llama3_json   {"name": ..., "parameters": {...}}; {...}                    Llama
+    3.1 and later none          the text is passed through
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from verifiers.errors import ConfigError
 ToolCall = dict[str, str]
 """``name`` and ``arguments`` (JSON text), in the model's order."""
 ToolCallParser = Callable[[str], tuple[str, list[ToolCall]]]
-"""Completion text -> (text around the calls, the calls); text that cannot be parsed is returned unchanged."""
+"""Completion text -> (text around the calls, the calls); text that cannot be parsed is returned
+unchanged."""
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
@@ -36,7 +37,8 @@ class _NotACall(ValueError):
 def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
     """Calls written as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-    The last one may lack its closing tag: some models end their turn instead. Tags inside JSON strings are text.
+    The last one may lack its closing tag: some models end their turn instead. Tags inside JSON
+    strings are text.
 
     >>> parse_hermes('Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     ('Let me see.', [{'name': 'add', 'arguments': '{"a": 1}'}])
@@ -61,8 +63,8 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
-    """A completion that consists of calls: ``{"name": ..., "parameters": {...}}``, several after one another,
-    with semicolons between them, or as a list; after ``<|python_tag|>`` or not.
+    """A completion that consists of calls: ``{"name": ..., "parameters": {...}}``, several after
+    one another, with semicolons between them, or as a list; after ``<|python_tag|>`` or not.
 
     >>> parse_llama3_json('{"name": "add", "parameters": {"a": 1}}')
     ('', [{'name': 'add', 'arguments': '{"a": 1}'}])
@@ -103,7 +105,8 @@ def resolve_tool_call_parser(
     if parser not in TOOL_CALL_PARSERS:
         names = ", ".join(["auto", *sorted(TOOL_CALL_PARSERS)])
         raise ConfigError(
-            f"no tool_call_parser {parser!r}; known: {names}, or give a function", field="tool_call_parser"
+            f"no tool_call_parser {parser!r}; known: {names}, or give a function",
+            field="tool_call_parser",
         )
     return TOOL_CALL_PARSERS[parser]
 
@@ -129,7 +132,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _object_at(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value that begins at ``position`` and the position after it; white space on both sides is skipped."""
+    """The JSON value that begins at ``position`` and the position after it; white space on both
+    sides is skipped."""
     begin = _SPACE.match(text, position).end()  # type: ignore[union-attr]
     try:
         value, end = _DECODER.raw_decode(text, begin)

@@ -1,7 +1,7 @@
 """The JSON of the endpoint, with vLLM's fields in requests and responses.
 
-Unknown fields and unsupported values are rejected: a silently ignored sampling parameter would make the recorded
-log-probs wrong.
+Unknown fields and unsupported values are rejected: a silently ignored sampling parameter would make
+the recorded log-probs wrong.
 """
 
 from __future__ import annotations
@@ -120,11 +120,14 @@ class TextBody(GenerateBody, forbid_unknown_fields=True, kw_only=True):
 
 
 _Body = TypeVar("_Body", ChatBody, TextBody)
-_DECODERS: dict[type, msgspec.json.Decoder] = {kind: msgspec.json.Decoder(kind) for kind in (ChatBody, TextBody)}
+_DECODERS: dict[type, msgspec.json.Decoder] = {
+    kind: msgspec.json.Decoder(kind) for kind in (ChatBody, TextBody)
+}
 
 
 def decode_body(content: bytes, kind: type[_Body]) -> _Body:
-    """The parsed body. Raises BadRequest naming the field that is unknown, of a wrong type or not supported."""
+    """The parsed body. Raises BadRequest naming the field that is unknown, of a wrong type or not
+    supported."""
     try:
         body = _DECODERS[kind].decode(content)
         if body.extra_body:
@@ -135,14 +138,24 @@ def decode_body(content: bytes, kind: type[_Body]) -> _Body:
         text = str(error)
         if "unknown field" in text:
             field = text.split("`")[1]
-            raise BadRequest(f"the parameter {field!r} is not supported by the embedded engine", field) from error
-        raise BadRequest(text, text.rsplit("$.", 1)[-1].rstrip("`") if "$." in text else None) from error
+            raise BadRequest(
+                f"the parameter {field!r} is not supported by the embedded engine", field
+            ) from error
+        raise BadRequest(
+            text, text.rsplit("$.", 1)[-1].rstrip("`") if "$." in text else None
+        ) from error
     except msgspec.DecodeError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     for field, allowed in _NEUTRAL.items():
         if (value := getattr(body, field, None)) not in allowed:
-            alternatives = " or ".join(repr(choice) for choice in allowed if choice is not None) or "leaving it out"
-            raise BadRequest(f"{field}={value!r} is not supported by the embedded engine; use {alternatives}", field)
+            alternatives = (
+                " or ".join(repr(choice) for choice in allowed if choice is not None)
+                or "leaving it out"
+            )
+            raise BadRequest(
+                f"{field}={value!r} is not supported by the embedded engine; use {alternatives}",
+                field,
+            )
     _check_stream(body)
     return body
 
@@ -161,10 +174,11 @@ def _check_stream(body: ChatBody | TextBody) -> None:
 def sampling_params(
     body: ChatBody | TextBody, eos_token_ids: tuple[int, ...], room: int, vocabulary: int
 ) -> list[SamplingParams]:
-    """The sampling parameters of the ``n`` choices of a request with ``room`` tokens left in its context.
+    """The sampling parameters of the ``n`` choices of a request with ``room`` tokens left in its
+    context.
 
-    The choice at index i has the seed ``seed + i``, as in vLLM; the prompt's log-probs are computed for the first
-    alone. Raises BadRequest for a value out of range.
+    The choice at index i has the seed ``seed + i``, as in vLLM; the prompt's log-probs are computed
+    for the first alone. Raises BadRequest for a value out of range.
     """
     limit = getattr(body, "max_completion_tokens", None)
     limit = body.max_tokens if limit is None else limit
@@ -191,18 +205,27 @@ def sampling_params(
         top_logprobs=body.alternatives,
         prompt_logprobs=_prompt_alternatives(body),
     )
-    others = [replace(first, seed=first.seed + index, prompt_logprobs=None) for index in range(1, body.n or 1)]
+    others = [
+        replace(first, seed=first.seed + index, prompt_logprobs=None)
+        for index in range(1, body.n or 1)
+    ]
     return [first, *others]
 
 
 def _prompt_alternatives(body: ChatBody | TextBody) -> int | None:
     """Number of alternatives to report for each prompt token; None without prompt log-probs."""
-    echoed = body.alternatives if isinstance(body, TextBody) and body.echo and body.wants_logprobs else None
+    echoed = (
+        body.alternatives
+        if isinstance(body, TextBody) and body.echo and body.wants_logprobs
+        else None
+    )
     counts = [count for count in (body.prompt_logprobs, echoed) if count is not None]
     return max(counts, default=None)
 
 
-def _check_ranges(body: ChatBody | TextBody, max_tokens: int | None, stop: tuple[str, ...], vocabulary: int) -> None:
+def _check_ranges(
+    body: ChatBody | TextBody, max_tokens: int | None, stop: tuple[str, ...], vocabulary: int
+) -> None:
     tops = f"from 0 to {_MAX_ALTERNATIVES}"
     field = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
     bias = body.logit_bias or {}
@@ -212,13 +235,38 @@ def _check_ranges(body: ChatBody | TextBody, max_tokens: int | None, stop: tuple
     _check("top_p", body.top_p, body.top_p is None or 0 < body.top_p <= 1, "in (0, 1]")
     _check("top_k", body.top_k, body.top_k is None or body.top_k >= -1, "-1 (off) or at least 1")
     _check("min_p", body.min_p, 0 <= (body.min_p or 0.0) <= 1, "in [0, 1]")
-    _check("repetition_penalty", body.repetition_penalty, _or(body.repetition_penalty, 1.0) > 0, "above 0")
-    _check("presence_penalty", body.presence_penalty, abs(body.presence_penalty or 0.0) <= 2, "in [-2, 2]")
-    _check("frequency_penalty", body.frequency_penalty, abs(body.frequency_penalty or 0.0) <= 2, "in [-2, 2]")
+    _check(
+        "repetition_penalty",
+        body.repetition_penalty,
+        _or(body.repetition_penalty, 1.0) > 0,
+        "above 0",
+    )
+    _check(
+        "presence_penalty",
+        body.presence_penalty,
+        abs(body.presence_penalty or 0.0) <= 2,
+        "in [-2, 2]",
+    )
+    _check(
+        "frequency_penalty",
+        body.frequency_penalty,
+        abs(body.frequency_penalty or 0.0) <= 2,
+        "in [-2, 2]",
+    )
     _check("stop", body.stop, all(stop), "without empty texts")
     _check(field, body.alternatives, 0 <= body.alternatives <= _MAX_ALTERNATIVES, tops)
-    _check("prompt_logprobs", body.prompt_logprobs, 0 <= (body.prompt_logprobs or 0) <= _MAX_ALTERNATIVES, tops)
-    _check("logit_bias", bias, all(0 <= token < vocabulary for token in bias), "of token ids of this model")
+    _check(
+        "prompt_logprobs",
+        body.prompt_logprobs,
+        0 <= (body.prompt_logprobs or 0) <= _MAX_ALTERNATIVES,
+        tops,
+    )
+    _check(
+        "logit_bias",
+        bias,
+        all(0 <= token < vocabulary for token in bias),
+        "of token ids of this model",
+    )
     if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs=true", "top_logprobs")
 
@@ -226,7 +274,8 @@ def _check_ranges(body: ChatBody | TextBody, max_tokens: int | None, stop: tuple
 def fit_prompt(prompt_ids: np.ndarray, body: GenerateBody, max_seq_len: int) -> np.ndarray:
     """The prompt, truncated where the request asks for it, with room for at least one token.
 
-    Raises BadRequest, in the wording clients recognise as a context-length error, when it does not fit.
+    Raises BadRequest, in the wording clients recognise as a context-length error, when it does not
+    fit.
     """
     if (limit := body.truncate_prompt_tokens) is not None:
         _check("truncate_prompt_tokens", limit, limit == -1 or limit >= 1, "-1 or at least 1")
@@ -238,8 +287,9 @@ def fit_prompt(prompt_ids: np.ndarray, body: GenerateBody, max_seq_len: int) -> 
         raise BadRequest("the prompt is empty", "prompt")
     if len(prompt_ids) >= max_seq_len:
         raise BadRequest(
-            f"This model's maximum context length is {max_seq_len} tokens. However, your prompt has "
-            f"{len(prompt_ids)} tokens, which leaves no room for a completion. Please reduce its length.",
+            f"This model's maximum context length is {max_seq_len} tokens. However, your prompt has"
+            f" {len(prompt_ids)} tokens, which leaves no room for a completion. Please reduce its"
+            " length.",
             "prompt",
             code="context_length_exceeded",
         )

@@ -1,7 +1,7 @@
 """Control calls to one inference server, each with a name and a deadline.
 
-A failed call raises ``WeightSyncError`` with ``stage`` (the name of the call), ``elapsed_s`` and the last ``response``.
-Calls are not retried here.
+A failed call raises ``WeightSyncError`` with ``stage`` (the name of the call), ``elapsed_s`` and
+the last ``response``. Calls are not retried here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Server:
         timeout_s: float,
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """The decoded response of one call. Raises ``WeightSyncError`` on a time-out or a status other than 2xx."""
+        """The decoded response of one call. Raises ``WeightSyncError`` on a time-out or a status
+        other than 2xx."""
         started = time.monotonic()
 
         def late() -> WeightSyncError:
@@ -72,13 +73,17 @@ class Server:
         work = self._exchange(method, path, body, query, timeout_s, stage, started)
         return self.thread.wait(work, timeout_s + GRACE_S, late)
 
-    def begin(self, method: str, path: str, body: object, *, stage: str, timeout_s: float) -> Future[Any]:
+    def begin(
+        self, method: str, path: str, body: object, *, stage: str, timeout_s: float
+    ) -> Future[Any]:
         """Start a call without waiting for its response."""
         assert self.thread.loop is not None
         work = self._exchange(method, path, body, None, timeout_s, stage, time.monotonic())
         return asyncio.run_coroutine_threadsafe(work, self.thread.loop)
 
-    def failure(self, reason: str, stage: str, started: float, response: str | None = None) -> WeightSyncError:
+    def failure(
+        self, reason: str, stage: str, started: float, response: str | None = None
+    ) -> WeightSyncError:
         """The error of a failed call."""
         return WeightSyncError(
             f"{stage}: {self.url} {reason}",
@@ -96,19 +101,26 @@ class Server:
             return False
         return True
 
-    def wait_healthy(self, timeout_s: float, stage: str = "waiting for the server to answer /health") -> None:
-        """Return once ``/health`` answers. Raises ``WeightSyncError`` when that takes longer than ``timeout_s``."""
+    def wait_healthy(
+        self, timeout_s: float, stage: str = "waiting for the server to answer /health"
+    ) -> None:
+        """Return once ``/health`` answers. Raises ``WeightSyncError`` when that takes longer than
+        ``timeout_s``."""
         started = time.monotonic()
         while not self.is_healthy(min(POLL_TIMEOUT_S, max(0.1, timeout_s))):
             if time.monotonic() - started >= timeout_s:
-                raise self.failure(f"did not become healthy within {timeout_s:.3g} s", stage, started)
+                raise self.failure(
+                    f"did not become healthy within {timeout_s:.3g} s", stage, started
+                )
             time.sleep(POLL_S)
 
     def close(self) -> None:
         """Close the connections; idempotent."""
         session, self._session = self._session, None
         if session is not None and self.thread.is_running:
-            self.thread.wait(session.close(), POLL_TIMEOUT_S, lambda: TimeoutError("the session does not close"))
+            self.thread.wait(
+                session.close(), POLL_TIMEOUT_S, lambda: TimeoutError("the session does not close")
+            )
 
     async def _exchange(
         self,
@@ -124,11 +136,20 @@ class Server:
             session = self._open()
             timeout = aiohttp.ClientTimeout(total=timeout_s)
             async with session.request(
-                method, self.url + path, json=body, params=query, timeout=timeout, allow_redirects=False
+                method,
+                self.url + path,
+                json=body,
+                params=query,
+                timeout=timeout,
+                allow_redirects=False,
             ) as answer:
-                content = await read_chunks(answer.content.iter_any(), MAX_OUTPUT_BYTES, "the reply")
+                content = await read_chunks(
+                    answer.content.iter_any(), MAX_OUTPUT_BYTES, "the reply"
+                )
         except TimeoutError as error:
-            raise self.failure(f"did not answer within {timeout_s:.3g} s", stage, started) from error
+            raise self.failure(
+                f"did not answer within {timeout_s:.3g} s", stage, started
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             reason = f"gave no answer ({type(error).__name__}: {error})"
             raise self.failure(reason, stage, started) from error
@@ -144,7 +165,8 @@ class Server:
             return text
 
     def _open(self) -> aiohttp.ClientSession:
-        """The session, on the thread's loop; connections are not reused, since servers may restart between calls."""
+        """The session, on the thread's loop; connections are not reused, since servers may restart
+        between calls."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers={"Authorization": f"Bearer {self.api_key}"},
@@ -164,7 +186,9 @@ def server_urls(urls: str) -> list[str]:
     for text in filter(None, (part.strip() for part in urls.split(","))):
         url = URL(text if "://" in text else f"http://{text}")
         if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigError(f"{text!r} is no URL of an inference server; it looks like http://127.0.0.1:8000/v1")
+            raise ConfigError(
+                f"{text!r} is no URL of an inference server; it looks like http://127.0.0.1:8000/v1"
+            )
         if url.host == "0.0.0.0":  # a listen address, not a destination
             url = url.with_host("127.0.0.1")
         path = url.path.rstrip("/")
@@ -177,7 +201,8 @@ def server_urls(urls: str) -> list[str]:
 def unreachable(server: Server, error: WeightSyncError) -> EndpointUnreachable:
     """The error of a server that does not respond at start."""
     return EndpointUnreachable(
-        f"no inference server answers at {server.url}: start one (vf-vllm --model …), or correct the URL ({error})",
+        f"no inference server answers at {server.url}: start one (vf-vllm --model …), or correct"
+        f" the URL ({error})",
         url=server.url,
         elapsed_s=error.elapsed_s,
     )

@@ -1,12 +1,14 @@
-"""``VLLMEngine``: vLLM servers that follow the policy in training. Implements ``engines.protocol.Engine``.
+"""``VLLMEngine``: vLLM servers that follow the policy in training. Implements
+``engines.protocol.Engine``.
 
     start        connect to the servers, select the weight transfer, and check their completions
-    set_version  push the trainer's present weights to every server
-    repair       push the weights again to a restarted server; completions since the restart are discarded
-    open_client  completions with the policy version that sampled them
+    set_version  push the trainer's present weights to every server repair       push the weights
+    again to a restarted server; completions since the restart are discarded open_client
+    completions with the policy version that sampled them
 
-One lock guards the weights: the trainer holds it while it changes them, pushes and repairs while they read them.
-Every wait is bounded, and its error names the call. ``weights`` implements the transfer.
+One lock guards the weights: the trainer holds it while it changes them, pushes and repairs while
+they read them. Every wait is bounded, and its error names the call. ``weights`` implements the
+transfer.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ import numpy as np
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.round_robin import RoundRobinClient
-from verifiers.errors import ConfigError, EndpointUnreachable, ModelNotFound, ModelUnavailable, WeightSyncError
+from verifiers.errors import (
+    ConfigError,
+    EndpointUnreachable,
+    ModelNotFound,
+    ModelUnavailable,
+    WeightSyncError,
+)
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.loop_thread import LoopThread
@@ -82,7 +90,12 @@ class VLLMEngine:
         sync_every: int = 1,
         api_key: str | None = None,
     ):
-        self.model, self._tokenizer, self._open_sync, self._in_chat = model, tokenizer, open_sync, in_chat
+        self.model, self._tokenizer, self._open_sync, self._in_chat = (
+            model,
+            tokenizer,
+            open_sync,
+            in_chat,
+        )
         self._timeout_s, self._every = sync_timeout_s, sync_every
         self._urls = server_urls(urls)
         self._api_key = api_key or os.environ.get(API_KEY_VAR) or "EMPTY"
@@ -101,7 +114,7 @@ class VLLMEngine:
         self._repairs_lock = threading.Lock()
         self._labels: dict[str, LabelReader] = {}
 
-    # --- properties ---------------------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------
 
     @property
     def base_url(self) -> str:
@@ -121,7 +134,12 @@ class VLLMEngine:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        named = {protocol.TOKEN_IDS, protocol.PROCESSED_LOGPROBS, protocol.WEIGHT_VERSIONS, protocol.TOKEN_IN}
+        named = {
+            protocol.TOKEN_IDS,
+            protocol.PROCESSED_LOGPROBS,
+            protocol.WEIGHT_VERSIONS,
+            protocol.TOKEN_IN,
+        }
         return frozenset(named | ({protocol.PAUSE_KEEP} if PAUSE_KEEP in self._features else set()))
 
     def health(self) -> bool:
@@ -135,13 +153,13 @@ class VLLMEngine:
             raise EndpointUnreachable("the inference servers are not connected; call start() first")
         return self.servers
 
-    # --- start and stop -----------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------
 
     def start(self, deadline_s: float = 300.0) -> None:
         """Connect to the servers and check their features; a no-op when started.
 
-        Raises ``EndpointUnreachable`` for a server that does not respond in time, ``ConfigError`` for one whose tokens
-        cannot be trained on or that cannot take new weights.
+        Raises ``EndpointUnreachable`` for a server that does not respond in time, ``ConfigError``
+        for one whose tokens cannot be trained on or that cannot take new weights.
         """
         if self.servers:
             return
@@ -151,11 +169,17 @@ class VLLMEngine:
         try:
             servers = [Server(url, self._api_key, self._thread) for url in self._urls]
             versions = [self._meet(server, deadline) for server in servers]
-            oldest = min(versions, key=lambda text: (parse_version(text) is None, parse_version(text) or 0))
+            oldest = min(
+                versions, key=lambda text: (parse_version(text) is None, parse_version(text) or 0)
+            )
             self._features = features_of(parse_version(oldest))
             self._sync = self._open_sync(servers, self.run, self._features, oldest)
             for server in servers:
-                if (note := check_server(server, server.serving.model, self._tokenizer, self._in_chat)) is not None:
+                if (
+                    note := check_server(
+                        server, server.serving.model, self._tokenizer, self._in_chat
+                    )
+                ) is not None:
                     log.warning("%s", note)
                 self._labels[server.url] = LabelReader(self._reader(server))
         except BaseException:  # an interrupt too: connections and thread are closed; raised again
@@ -169,19 +193,26 @@ class VLLMEngine:
         """Wait for a server, and return its version."""
         try:
             server.wait_healthy(deadline.left_s)
-            reply = server.call("GET", "/version", stage="asking for the version", timeout_s=ASK_TIMEOUT_S)
-            listed = server.call("GET", "/v1/models", stage="asking for the models", timeout_s=ASK_TIMEOUT_S)
+            reply = server.call(
+                "GET", "/version", stage="asking for the version", timeout_s=ASK_TIMEOUT_S
+            )
+            listed = server.call(
+                "GET", "/v1/models", stage="asking for the models", timeout_s=ASK_TIMEOUT_S
+            )
         except WeightSyncError as error:
             raise unreachable(server, error) from error
         version = str(reply.get("version", "")) if isinstance(reply, dict) else ""
         if (number := parse_version(version)) is not None and number < parse_version(f"{OLDEST}.0"):  # type: ignore[operator]
-            raise ConfigError(f"{server.url} is vLLM {version}, which returns no token ids; use {OLDEST} or newer")
+            raise ConfigError(
+                f"{server.url} is vLLM {version}, which returns no token ids; use {OLDEST} or newer"
+            )
         base = [entry["id"] for entry in listed["data"] if not entry.get("parent")]
         server.serving = Serving(-1, base[0])
         return version
 
     def stop(self) -> None:
-        """Unload adapters and close the connections; the servers keep running. Idempotent; may be restarted."""
+        """Unload adapters and close the connections; the servers keep running. Idempotent; may be
+        restarted."""
         servers, self.servers = self.servers, []
         if not servers:
             return
@@ -196,13 +227,18 @@ class VLLMEngine:
     def open_client(self) -> Any:
         """A core ``Client``: with several servers, a rollout stays with one of them."""
         clients = [VersionedClient(self, server) for server in self._running_servers()]
-        return clients[0] if len(clients) == 1 else RoundRobinClient([(client, None) for client in clients])
+        return (
+            clients[0]
+            if len(clients) == 1
+            else RoundRobinClient([(client, None) for client in clients])
+        )
 
-    # --- weights ------------------------------------------------------------------------------------------------
+    # --- weights ----------------------------------------------------------------------------------
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Context in which the weights may change: no push reads them. The servers continue to generate."""
+        """Context in which the weights may change: no push reads them. The servers continue to
+        generate."""
         self._acquire("waiting for a push of weights to end")
         try:
             yield
@@ -232,8 +268,8 @@ class VLLMEngine:
     def _bring(self, server: Server, version: int, deadline: Deadline) -> None:
         """Push once, and retry the whole update once when it fails.
 
-        Completions since a restart of the server must be discarded, also when this push is the first to detect the
-        restart; the number of repairs marks them.
+        Completions since a restart of the server must be discarded, also when this push is the
+        first to detect the restart; the number of repairs marks them.
         """
         assert self._sync is not None
         lost = self._pushed is not None and self._has_lost(server, deadline)
@@ -243,7 +279,9 @@ class VLLMEngine:
             if deadline.is_over:
                 raise
             log.warning("%s; retrying the whole update once", error)
-            server.wait_healthy(deadline.left_s, f"waiting for the server to come back after: {error.stage}")
+            server.wait_healthy(
+                deadline.left_s, f"waiting for the server to come back after: {error.stage}"
+            )
             model, lost = self._sync.push(server, version, deadline), True
         server.serving = Serving(version, model, server.serving.repairs + lost)
 
@@ -267,49 +305,73 @@ class VLLMEngine:
             message = f"{stage}: not within {self._timeout_s:g} s"
             raise WeightSyncError(message, stage=stage, elapsed_s=time.monotonic() - started)
 
-    # --- the policy version of a completion -----------------------------------------------------------------------
+    # --- the policy version of a completion -------------------------------------------------------
 
     def understood(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Sampling arguments in the servers' format."""
         return understood(arguments, WEIGHT_SPANS in self._features)
 
-    async def sampled_by(self, server: Server, serving: Serving, response: Response) -> int | np.ndarray | str:
-        """The policy version of a response to a request sent under ``serving``, or why it is unknown.
+    async def sampled_by(
+        self, server: Server, serving: Serving, response: Response
+    ) -> int | np.ndarray | str:
+        """The policy version of a response to a request sent under ``serving``, or why it is
+        unknown.
 
-        For a completion during a weight update one version per token, from a server that reports them; from others
-        the version at its beginning.
+        For a completion during a weight update one version per token, from a server that reports
+        them; from others the version at its beginning.
         """
         assert self._sync is not None
         if self._sync.names_weights:
             named = response.model == serving.model
-            return serving.version if named else f"it answered as {response.model!r}, not as {serving.model!r}"
+            return (
+                serving.version
+                if named
+                else f"it answered as {response.model!r}, not as {serving.model!r}"
+            )
         if WEIGHT_SPANS in self._features:
             labels = response.version if response.tokens is None else response.tokens.version
-            versions = [version_in_label(str(label), self.run) for label in np.atleast_1d(labels).tolist()]
+            versions = [
+                version_in_label(str(label), self.run) for label in np.atleast_1d(labels).tolist()
+            ]
             if None in versions:
                 return f"its answer has the weights {response.version}"
             return np.array(versions, np.int32) if np.ndim(labels) else versions[0]  # type: ignore[return-value]
         assert self._thread.loop is not None
-        future = asyncio.run_coroutine_threadsafe(self._labels[server.url].after_now(), self._thread.loop)
+        future = asyncio.run_coroutine_threadsafe(
+            self._labels[server.url].after_now(), self._thread.loop
+        )
         try:
             label = await asyncio.wrap_future(future)
         except WeightSyncError as error:
             return str(error)
         if version_in_label(label, self.run) is None:
             return f"it says that its weights are {label!r}"
-        return serving.version if server.serving.repairs == serving.repairs else "it was repaired meanwhile"
+        return (
+            serving.version
+            if server.serving.repairs == serving.repairs
+            else "it was repaired meanwhile"
+        )
 
     def _reader(self, server: Server) -> Callable[[], Any]:
         async def read() -> str:
             answer = await server._exchange(
-                "GET", "/weight_info", None, None, LABEL_TIMEOUT_S, "asking whose weights it has", time.monotonic()
+                "GET",
+                "/weight_info",
+                None,
+                None,
+                LABEL_TIMEOUT_S,
+                "asking whose weights it has",
+                time.monotonic(),
             )
             return str((answer or {}).get("weight_version"))
 
         return read
 
-    def repair(self, server: Server, failed_serving: Serving, fault: BaseException | str) -> Future[None] | None:
-        """Push the present weights to ``server`` again, once for all callers; None when already done."""
+    def repair(
+        self, server: Server, failed_serving: Serving, fault: BaseException | str
+    ) -> Future[None] | None:
+        """Push the present weights to ``server`` again, once for all callers; None when already
+        done."""
         with self._repairs_lock:
             if server.serving.repairs != failed_serving.repairs:
                 return None
@@ -320,7 +382,10 @@ class VLLMEngine:
             future.set_running_or_notify_cancel()
             self._repairs[server.url] = future
         threading.Thread(
-            target=self._repair, args=(server, fault, future), name="verifiers-vllm-repair", daemon=True
+            target=self._repair,
+            args=(server, fault, future),
+            name="verifiers-vllm-repair",
+            daemon=True,
         ).start()
         return future
 
@@ -338,12 +403,19 @@ class VLLMEngine:
         except BaseException as error:  # noqa: BLE001 - raised again in the callers that wait for the repair
             future.set_exception(error)
 
-    def _send_again(self, server: Server, deadline: Deadline, fault: BaseException | str, started: float) -> None:
+    def _send_again(
+        self, server: Server, deadline: Deadline, fault: BaseException | str, started: float
+    ) -> None:
         if self._sync is None or self._pushed is None:
-            raise WeightSyncError("the engine was stopped", stage="repairing the server's weights", url=server.url)
+            raise WeightSyncError(
+                "the engine was stopped", stage="repairing the server's weights", url=server.url
+            )
         if self._sync.holds(server, deadline):
             return  # the weights are intact: the server failed for another reason
-        version, before = (self._pushed[0] if self._sync.keeps_files else self._live), server.serving.repairs
+        version, before = (
+            (self._pushed[0] if self._sync.keeps_files else self._live),
+            server.serving.repairs,
+        )
         self._bring(server, version, deadline)
         server.serving = replace(server.serving, repairs=before + 1)
         log.warning(
@@ -394,8 +466,8 @@ class VersionedClient:
         if isinstance(fault, ModelUnavailable):
             raise fault
         raise WeightSyncError(
-            f"{self._server.url} has other weights again after {MAX_REPAIRS} repairs ({fault}); where another training "
-            "uses it too, give each a server of its own (inference)",
+            f"{self._server.url} has other weights again after {MAX_REPAIRS} repairs ({fault});"
+            " where another training uses it too, give each a server of its own (inference)",
             stage="repairing the server's weights",
             url=self._server.url,
         )

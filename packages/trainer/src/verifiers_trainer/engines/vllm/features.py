@@ -1,6 +1,7 @@
 """The features of vLLM server versions.
 
-The table lists the first release with each feature; a release that is not listed has those of the newest before it.
+The table lists the first release with each feature; a release that is not listed has those of the
+newest before it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ WEIGHT_LABEL = "weight_label"
 NCCL_ID = "nccl_id"
 """``nccl_unique_id_b64``: a sender needs no import of vllm."""
 WEIGHT_SPANS = "weight_spans"
-"""``return_weight_versions`` on the OpenAI routes: a completion reports the weights that sampled it."""
+"""``return_weight_versions`` on the OpenAI routes: a completion reports the weights that sampled
+it."""
 
 OLDEST = "0.11"
 """The first release whose responses carry token ids."""
@@ -63,4 +65,6 @@ def features_of(version: Version | None) -> frozenset[str]:
     >>> sorted(features_of(Version("0.16.0")))
     ['pause', 'pause_keep', 'weight_transfer']
     """
-    return frozenset(name for name, first in FIRST.items() if version is None or version >= Version(first))
+    return frozenset(
+        name for name, first in FIRST.items() if version is None or version >= Version(first)
+    )

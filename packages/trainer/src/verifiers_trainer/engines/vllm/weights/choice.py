@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.vllm.features import FIRST, IPC, NCCL_ID, PAUSE_KEEP, UPDATE_BRACKETS, WEIGHT_LABEL
+from verifiers_trainer.engines.vllm.features import (
+    FIRST,
+    IPC,
+    NCCL_ID,
+    PAUSE_KEEP,
+    UPDATE_BRACKETS,
+    WEIGHT_LABEL,
+)
 
 METHODS = ("auto", "lora_dir", "reload", "nccl", "ipc")
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -17,7 +24,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "nccl": (PAUSE_KEEP, WEIGHT_LABEL, NCCL_ID),
     "ipc": (PAUSE_KEEP, WEIGHT_LABEL, UPDATE_BRACKETS, IPC),
 }
-"""Method -> required server features. The weight label identifies the weights of a restarted server."""
+"""Method -> required server features. The weight label identifies the weights of a restarted
+server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +54,26 @@ class Choice:
 
 
 def choose(method: str, situation: Situation) -> Choice:
-    """Select the transfer method. Raises ``ConfigError`` when ``method`` cannot work in the situation."""
+    """Select the transfer method. Raises ``ConfigError`` when ``method`` cannot work in the
+    situation."""
     if method == "auto":
         return _automatic(situation)
     if (problem := impossible(method, situation)) is not None:
         instead = _automatic(situation)
-        raise ConfigError(f"weight_sync={method!r} cannot be used: {problem}; use {instead.method!r}, or 'auto'")
+        raise ConfigError(
+            f"weight_sync={method!r} cannot be used: {problem}; use {instead.method!r}, or 'auto'"
+        )
     return Choice(method, "as configured")
 
 
 def _automatic(situation: Situation) -> Choice:
     if situation.has_adapter and situation.adapter_refused is None:
         return Choice("lora_dir", "only the adapter moves, as files under a new name each time")
-    merged = f"the adapter is merged, since {situation.adapter_refused}; " if situation.has_adapter else ""
+    merged = (
+        f"the adapter is merged, since {situation.adapter_refused}; "
+        if situation.has_adapter
+        else ""
+    )
     by_speed = (
         ("nccl", "all weights move, by a broadcast to the server's GPUs"),
         ("ipc", "all weights move, on the one GPU that trainer and server share"),
@@ -68,8 +83,9 @@ def _automatic(situation: Situation) -> Choice:
         if impossible(method, situation) is None:
             return Choice(method, merged + reason)
     raise ConfigError(
-        f"the inference server (vLLM {situation.version}) cannot take new weights: {impossible('reload', situation)}; "
-        "use a newer server, or train an adapter (use_lora=True)"
+        f"the inference server (vLLM {situation.version}) cannot take new weights:"
+        f" {impossible('reload', situation)}; use a newer server, or train an adapter"
+        " (use_lora=True)"
     )
 
 
@@ -77,7 +93,10 @@ def impossible(method: str, situation: Situation) -> str | None:
     """Why a method cannot be used in a situation; None when it can."""
     lacking = [feature for feature in NEEDS[method] if feature not in situation.features]
     if lacking:
-        first = max((FIRST[feature] for feature in lacking), key=lambda text: tuple(map(int, text.split("."))))
+        first = max(
+            (FIRST[feature] for feature in lacking),
+            key=lambda text: tuple(map(int, text.split("."))),
+        )
         return f"the server is vLLM {situation.version}, and it needs {first} or newer"
     if method == "lora_dir":
         return situation.adapter_refused if situation.has_adapter else "no adapter is trained"

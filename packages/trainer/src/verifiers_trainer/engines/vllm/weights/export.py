@@ -1,7 +1,8 @@
 """Export the weights of a policy for an inference server: checkpoint names, adapters merged.
 
-A head tied to the embeddings is exported under its own name too. Checkpoints omit it, and a server that is updated
-layer by layer would keep its old head: measured with vLLM 0.32, 0.37 nats instead of 1e-5.
+A head tied to the embeddings is exported under its own name too. Checkpoints omit it, and a server
+that is updated layer by layer would keep its old head: measured with vLLM 0.32, 0.37 nats instead
+of 1e-5.
 
 Adapters are merged into copies one layer at a time, so that no second model is in memory.
 """
@@ -22,7 +23,9 @@ def exported(model: Any) -> dict[str, torch.Tensor]:
     """Checkpoint name -> tensor, in the trainer's precision and on its device."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     tensors = dict(_named_weights(base))
-    if getattr(base, "_weight_conversions", None):  # names in memory are not those of the checkpoint
+    if getattr(
+        base, "_weight_conversions", None
+    ):  # names in memory are not those of the checkpoint
         from transformers.core_model_loading import revert_weight_conversion
 
         tensors = revert_weight_conversion(base, tensors)
@@ -30,7 +33,9 @@ def exported(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _named_weights(base: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    whole = {name: layer for name, layer in base.named_modules() if hasattr(layer, "modules_to_save")}
+    whole = {
+        name: layer for name, layer in base.named_modules() if hasattr(layer, "modules_to_save")
+    }
     merged = {
         name: layer
         for name, layer in base.named_modules()
@@ -42,7 +47,9 @@ def _named_weights(base: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor.detach()
     for name, layer in whole.items():
         trained = layer.modules_to_save[layer.active_adapters[0]]
-        yield from ((f"{name}.{part}", tensor.detach()) for part, tensor in trained.state_dict().items())
+        yield from (
+            (f"{name}.{part}", tensor.detach()) for part, tensor in trained.state_dict().items()
+        )
     for name, layer in merged.items():
         yield from ((f"{name}.{part}", tensor) for part, tensor in _merged(layer).items())
 
@@ -66,7 +73,8 @@ def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def unservable_adapter(model: object) -> str | None:
-    """Why a server cannot load the adapter of ``model`` from files; None when it can, or without an adapter."""
+    """Why a server cannot load the adapter of ``model`` from files; None when it can, or without an
+    adapter."""
     for peft in getattr(model, "peft_config", {}).values():
         if str(getattr(peft, "peft_type", "")).split(".")[-1] != "LORA":
             return f"it is a {peft.peft_type} adapter"
@@ -77,6 +85,8 @@ def unservable_adapter(model: object) -> str | None:
         if getattr(peft, "bias", "none") != "none":
             return "it trains biases"
         targets = set(peft.target_modules or ())
-        if unsupported := sorted(targets & {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}):
+        if unsupported := sorted(
+            targets & {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
+        ):
             return f"it adapts {', '.join(unsupported)}"
     return None

@@ -1,8 +1,9 @@
 """Share weights on one GPU: the server's workers open the trainer's memory by CUDA IPC handles.
 
-A chunk of tensors is copied, its handles are sent, and the copies stay allocated until the server responds: a handle of
-freed memory would read other data. A chunk is closed *before* the tensor that would exceed its size. The handles are
-pickled in the body, which the server must allow (``VLLM_ALLOW_INSECURE_SERIALIZATION=1``); use it on loopback only.
+A chunk of tensors is copied, its handles are sent, and the copies stay allocated until the server
+responds: a handle of freed memory would read other data. A chunk is closed *before* the tensor that
+would exceed its size. The handles are pickled in the body, which the server must allow
+(``VLLM_ALLOW_INSECURE_SERIALIZATION=1``); use it on loopback only.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class IpcSync:
     def close(self, servers: list[Server]) -> None:
         self._ready.clear()
 
-    def _hand_over(self, server: Server, tensors: dict[str, torch.Tensor], version: int, deadline: Deadline) -> None:
+    def _hand_over(
+        self, server: Server, tensors: dict[str, torch.Tensor], version: int, deadline: Deadline
+    ) -> None:
         copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
         handles = [self._handle(copy) for copy in copies.values()]
         pickled = base64.b64encode(pickle.dumps(handles)).decode("ascii")

@@ -1,8 +1,8 @@
 """Adapter files in separate folders, which servers load under names that are never reused.
 
-A server keys its prefix cache by the adapter's name, so a reused name would sample from old weights. Requests name
-their adapter: those in flight finish on it, and a turn has exactly one version. A restarted server responds with an
-unknown-model error.
+A server keys its prefix cache by the adapter's name, so a reused name would sample from old
+weights. Requests name their adapter: those in flight finish on it, and a turn has exactly one
+version. A restarted server responds with an unknown-model error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ LOADED_ALREADY = "already been loaded"
 
 
 class LoraDirSync:
-    """Folders ``policy-<run>-v<N>`` below ``folder``; ``write`` puts the adapter of the model into a folder.
+    """Folders ``policy-<run>-v<N>`` below ``folder``; ``write`` puts the adapter of the model into
+    a folder.
 
     ``keep`` versions before the newest stay loaded, for requests that began with them.
     """
@@ -43,7 +44,8 @@ class LoraDirSync:
         self._current = ""
 
     def prepare(self, version: int) -> None:
-        """Write the adapter's files. Raises ``WeightSyncError`` when the folder cannot be written."""
+        """Write the adapter's files. Raises ``WeightSyncError`` when the folder
+        cannot be written."""
         name, again = f"policy-{self._run:x}-v{version}", 1
         while name in self._used:
             name, again = f"policy-{self._run:x}-v{version}.{again}", again + 1
@@ -60,7 +62,9 @@ class LoraDirSync:
             sync_folder(self.folder)
         except OSError as error:
             stage = f"writing the adapter of version {version}"
-            raise WeightSyncError(f"{stage} to {self.folder}: {error}", stage=stage, path=str(self.folder)) from error
+            raise WeightSyncError(
+                f"{stage} to {self.folder}: {error}", stage=stage, path=str(self.folder)
+            ) from error
         self._used.add(name)
         self._names[name] = version
         self._current = name
@@ -77,16 +81,24 @@ class LoraDirSync:
                 timeout_s=deadline.left_s,
             )
         except WeightSyncError as error:
-            if LOADED_ALREADY not in (error.response or ""):  # by an attempt whose response was lost
+            if LOADED_ALREADY not in (
+                error.response or ""
+            ):  # by an attempt whose response was lost
                 raise _explained(error) from error
         return name
 
     def holds(self, server: Server, deadline: Deadline) -> bool:
-        listed = server.call("GET", "/v1/models", stage="asking for the adapters", timeout_s=deadline.left_s)
+        listed = server.call(
+            "GET", "/v1/models", stage="asking for the adapters", timeout_s=deadline.left_s
+        )
         return any(entry["id"] == self._current for entry in listed["data"])
 
     def retire(self, servers: list[Server], version: int) -> None:
-        for name in [name for name, adapter_version in self._names.items() if adapter_version < version - self._keep]:
+        for name in [
+            name
+            for name, adapter_version in self._names.items()
+            if adapter_version < version - self._keep
+        ]:
             self._unload(servers, name)
 
     def close(self, servers: list[Server]) -> None:
@@ -94,7 +106,8 @@ class LoraDirSync:
             self._unload(servers, name)
 
     def _unload(self, servers: list[Server], name: str) -> None:
-        """Unload an adapter and delete its files. Failures are only logged: a loaded adapter costs memory alone."""
+        """Unload an adapter and delete its files. Failures are only logged: a loaded adapter costs
+        memory alone."""
         for server in servers:
             try:
                 server.call(
@@ -114,8 +127,8 @@ def _explained(error: WeightSyncError) -> WeightSyncError:
     """The error with advice, when the response shows the cause."""
     if "HTTP 404" in (error.response or ""):
         advice = (
-            "the server was started without LoRA updates: start it with vf-vllm, or with --enable-lora and "
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            "the server was started without LoRA updates: start it with vf-vllm, or with"
+            " --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         )
     elif "rank" in (error.response or ""):
         advice = "start the server with a --max-lora-rank of at least lora_rank"

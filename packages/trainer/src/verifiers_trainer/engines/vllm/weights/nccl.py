@@ -1,9 +1,9 @@
 """Broadcast all weights to the servers' GPUs over NCCL and HTTP, without importing vllm.
 
-The trainer is rank 0 of a group with all workers of one server, joined by a unique id that is sent over HTTP. Both
-sides enter the group at the same time and begin with one all-reduce of a single fp32 zero. Weights are sent packed, the
-bytes of tensor after tensor; a chunk is sent once it *exceeds* the buffer size. ``nccl_library`` implements
-``Collective`` with NCCL.
+The trainer is rank 0 of a group with all workers of one server, joined by a unique id that is sent
+over HTTP. Both sides enter the group at the same time and begin with one all-reduce of a single
+fp32 zero. Weights are sent packed, the bytes of tensor after tensor; a chunk is sent once it
+*exceeds* the buffer size. ``nccl_library`` implements ``Collective`` with NCCL.
 
 Trainer and server must not share a device, which NCCL does not support (``choice`` rejects it).
 """
@@ -113,7 +113,10 @@ class NcclSync:
 
     def _join(self, server: Server, deadline: Deadline) -> Collective:
         reply = server.call(
-            "GET", "/get_world_size", stage="asking for the number of workers", timeout_s=deadline.left_s
+            "GET",
+            "/get_world_size",
+            stage="asking for the number of workers",
+            timeout_s=deadline.left_s,
         )
         world_size, unique_id = int(reply["world_size"]) + 1, self._collectives.unique_id()
         info = {
@@ -124,17 +127,25 @@ class NcclSync:
             "packed_buffer_size_bytes": self._buffer_bytes,
         }
         stage = "joining the group of the server's workers"
-        answer = self._begin(server, "/init_weight_transfer_engine", {"init_info": info}, stage, deadline)
-        group = within(lambda: self._collectives.join(unique_id, world_size), server, stage, deadline, answer)
+        answer = self._begin(
+            server, "/init_weight_transfer_engine", {"init_info": info}, stage, deadline
+        )
+        group = within(
+            lambda: self._collectives.join(unique_id, world_size), server, stage, deadline, answer
+        )
         zero = torch.zeros(1, dtype=torch.float32, device=self._device())
-        within(lambda: group.all_reduce(zero), server, f"{stage} (first all-reduce)", deadline, answer)
+        within(
+            lambda: group.all_reduce(zero), server, f"{stage} (first all-reduce)", deadline, answer
+        )
         self._result(server, answer, stage, deadline)
         self._groups[server.url], self._repairs_at_join[server.url] = group, server.serving.repairs
         return group
 
     def _send(self, server: Server, group: Collective, version: int, deadline: Deadline) -> None:
         tensors, stage = self._weights(), f"sending the weights of version {version}"
-        answer = self._begin(server, "/update_weights", {"update_info": metadata(tensors)}, stage, deadline)
+        answer = self._begin(
+            server, "/update_weights", {"update_info": metadata(tensors)}, stage, deadline
+        )
 
         def broadcast() -> None:
             for chunk in packed_chunks(tensors, self._buffer_bytes):
@@ -146,7 +157,9 @@ class NcclSync:
     def _device(self) -> torch.device:
         return next(iter(self._weights().values())).device
 
-    def _begin(self, server: Server, path: str, body: object, stage: str, deadline: Deadline) -> Future[Any]:
+    def _begin(
+        self, server: Server, path: str, body: object, stage: str, deadline: Deadline
+    ) -> Future[Any]:
         return server.begin("POST", path, body, stage=stage, timeout_s=deadline.left_s)
 
     def _result(self, server: Server, answer: Future[Any], stage: str, deadline: Deadline) -> Any:
@@ -158,11 +171,17 @@ class NcclSync:
 
 
 def within(
-    work: Callable[[], Any], server: Server, stage: str, deadline: Deadline, answer: Future[Any] | None = None
+    work: Callable[[], Any],
+    server: Server,
+    stage: str,
+    deadline: Deadline,
+    answer: Future[Any] | None = None,
 ) -> Any:
-    """Run ``work`` in its own thread and return its result: a hanging collective cannot be interrupted.
+    """Run ``work`` in its own thread and return its result: a hanging collective cannot be
+    interrupted.
 
-    Raises ``WeightSyncError`` at the deadline, or as soon as ``answer``, the call it belongs to, has failed.
+    Raises ``WeightSyncError`` at the deadline, or as soon as ``answer``, the call it belongs to,
+    has failed.
     """
     started, outcome = time.monotonic(), Future[Any]()
 
@@ -190,7 +209,8 @@ def within(
 
 
 def packed_chunks(tensors: dict[str, torch.Tensor], buffer_bytes: int) -> Iterator[torch.Tensor]:
-    """uint8 [n] chunks of all tensors' bytes in order; a chunk is closed by the tensor with which it exceeds the size.
+    """uint8 [n] chunks of all tensors' bytes in order; a chunk is closed by the tensor with which
+    it exceeds the size.
 
     >>> [len(c) for c in packed_chunks({"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(1)}, 12)]
     [20, 4]

@@ -38,7 +38,8 @@ class NcclLibrary:
             except OSError as error:
                 failures.append(str(error))
         raise ConfigError(
-            f"weight_sync='nccl' needs NCCL, which cannot be loaded ({'; '.join(failures)}): use weight_sync='reload'"
+            f"weight_sync='nccl' needs NCCL, which cannot be loaded ({'; '.join(failures)}): use"
+            " weight_sync='reload'"
         )
 
     def unique_id(self) -> bytes:
@@ -49,7 +50,9 @@ class NcclLibrary:
     def join(self, unique_id: bytes, world_size: int) -> NcclGroup:
         """Enter the group on the present CUDA device."""
         identifier, communicator = _UniqueId.from_buffer_copy(unique_id), ctypes.c_void_p()
-        self.check(self.functions.ncclCommInitRank(ctypes.byref(communicator), world_size, identifier, 0))
+        self.check(
+            self.functions.ncclCommInitRank(ctypes.byref(communicator), world_size, identifier, 0)
+        )
         return NcclGroup(self, communicator)
 
     def check(self, result: int) -> None:
@@ -67,20 +70,39 @@ class NcclGroup:
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         pointer = ctypes.c_void_p(tensor.data_ptr())
-        self._run("ncclAllReduce", tensor, pointer, pointer, ctypes.c_size_t(tensor.numel()), DTYPES[tensor.dtype], SUM)
+        self._run(
+            "ncclAllReduce",
+            tensor,
+            pointer,
+            pointer,
+            ctypes.c_size_t(tensor.numel()),
+            DTYPES[tensor.dtype],
+            SUM,
+        )
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         pointer = ctypes.c_void_p(tensor.data_ptr())
-        self._run("ncclBroadcast", tensor, pointer, pointer, ctypes.c_size_t(tensor.numel()), DTYPES[tensor.dtype], 0)
+        self._run(
+            "ncclBroadcast",
+            tensor,
+            pointer,
+            pointer,
+            ctypes.c_size_t(tensor.numel()),
+            DTYPES[tensor.dtype],
+            0,
+        )
 
     def abort(self) -> None:
         self._library.functions.ncclCommAbort(self._communicator)
 
     def _run(self, name: str, tensor: torch.Tensor, *arguments: object) -> None:
-        """Call a collective on the tensor's stream and wait for it: its memory may be reused afterwards."""
+        """Call a collective on the tensor's stream and wait for it: its memory may be reused
+        afterwards."""
         stream = torch.cuda.current_stream(tensor.device)
         function = getattr(self._library.functions, name)
-        self._library.check(function(*arguments, self._communicator, ctypes.c_void_p(stream.cuda_stream)))
+        self._library.check(
+            function(*arguments, self._communicator, ctypes.c_void_p(stream.cuda_stream))
+        )
         stream.synchronize()
 
 

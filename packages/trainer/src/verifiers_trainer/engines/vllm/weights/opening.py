@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 LOAD, ASK_S = "/v1/load_lora_adapter", 10.0
 INFERENCE_DEVICES = "VF_INFERENCE_DEVICES"
-"""Environment variable of a launcher with the servers' devices, in the format of ``CUDA_VISIBLE_DEVICES``."""
+"""Environment variable of a launcher with the servers' devices, in the format of
+``CUDA_VISIBLE_DEVICES``."""
 
 
 def open_sync(
@@ -38,10 +39,11 @@ def open_sync(
     features: frozenset[str],
     version: str,
 ) -> WeightSync:
-    """Select the transfer of the weights of ``model`` to ``servers``, and log the method and the reason.
+    """Select the transfer of the weights of ``model`` to ``servers``, and log the method and the
+    reason.
 
-    run: number that identifies this run's weights; features: common to all servers; version: vLLM's, of the oldest
-    server. Raises ``ConfigError``.
+    run: number that identifies this run's weights; features: common to all servers; version:
+    vLLM's, of the oldest server. Raises ``ConfigError``.
     """
     require_whole(model)  # checked again in every push: a launcher may split the model later
     situation = Situation(
@@ -50,7 +52,9 @@ def open_sync(
         has_adapter=hasattr(model, "peft_config"),
         adapter_refused=unservable_adapter(model) or _without_adapters(model, servers),
         on_cuda=next(model.parameters()).is_cuda,
-        same_device=shares_device([server.url for server in servers], next(model.parameters()).device),
+        same_device=shares_device(
+            [server.url for server in servers], next(model.parameters()).device
+        ),
     )
     choice = choose(config.weight_sync, situation)
     log.info("weights reach the server by %s: %s", choice.method, choice.reason)
@@ -58,13 +62,19 @@ def open_sync(
 
 
 def _without_adapters(model: object, servers: Sequence[Server]) -> str | None:
-    """Why a server cannot load adapters at run time: it was started without them. None when all can."""
+    """Why a server cannot load adapters at run time: it was started without them. None when all
+    can."""
     for server in servers if hasattr(model, "peft_config") else ():
         try:
             server.call("GET", LOAD, stage="asking whether adapters can be loaded", timeout_s=ASK_S)
         except WeightSyncError as error:
-            if "HTTP 404" in (error.response or ""):  # a route that exists answers 405: it takes POST alone
-                return f"{server.url} was started without adapters (vf-vllm --max-lora-rank N switches them on)"
+            if "HTTP 404" in (
+                error.response or ""
+            ):  # a route that exists answers 405: it takes POST alone
+                return (
+                    f"{server.url} was started without adapters (vf-vllm --max-lora-rank N switches"
+                    " them on)"
+                )
     return None
 
 
@@ -82,7 +92,9 @@ def _open(
 
         def write_adapter(target: Path) -> None:
             require_whole(model)
-            model.save_pretrained(target, save_embedding_layers=False)  # an adapter on embeddings is not served
+            model.save_pretrained(
+                target, save_embedding_layers=False
+            )  # an adapter on embeddings is not served
 
         return LoraDirSync(folder, run, write_adapter, keep=config.max_off_policy_steps + 1)
     served = _served_model(servers)
@@ -110,25 +122,32 @@ def _open(
 
 
 def require_whole(model: PreTrainedModel) -> None:
-    """Raise ``ConfigError`` when this process holds only parts of the parameters: a push would send just these.
+    """Raise ``ConfigError`` when this process holds only parts of the parameters: a push would send
+    just these.
 
     Under FSDP2 the trainer passes a whole copy to the engine (``fsdp.WholeCopy``).
     """
-    kind = next((_split_by(part) for part in (*model.modules(), *model.parameters()) if _split_by(part)), None)
+    kind = next(
+        (_split_by(part) for part in (*model.modules(), *model.parameters()) if _split_by(part)),
+        None,
+    )
     if kind is not None:
         raise ConfigError(
-            f"this process holds only parts of the model, which is sharded over processes by {kind}, and a server "
-            "would get just these: train with RLTrainer under FSDP2 (configs/fsdp2.yaml), which gathers whole weights, "
-            "or with DDP"
+            "this process holds only parts of the model, which is sharded over processes by"
+            f" {kind}, and a server would get just these: train with RLTrainer under FSDP2"
+            " (configs/fsdp2.yaml), which gathers whole weights, or with DDP"
         )
 
 
 def _split_by(part: object) -> str | None:
-    """The method that split a module or parameter, or None; detected by attributes, without importing the classes."""
+    """The method that split a module or parameter, or None; detected by attributes, without
+    importing the classes."""
     if hasattr(part, "ds_id") or hasattr(part, "ds_tensor"):
         return "ZeRO-3"
     if hasattr(part, "full_tensor") and hasattr(part, "placements"):
-        return "FSDP2" if any(not placement.is_replicate() for placement in part.placements) else None
+        return (
+            "FSDP2" if any(not placement.is_replicate() for placement in part.placements) else None
+        )
     return "FSDP" if type(part).__name__ in ("FullyShardedDataParallel", "FlatParameter") else None
 
 
@@ -136,21 +155,28 @@ def _served_model(servers: Sequence[Server]) -> str:
     """The name of the base model. Raises ``ConfigError`` when the servers disagree on it."""
     names = {server.serving.model for server in servers}
     if len(names) > 1:
-        raise ConfigError(f"the inference servers serve different models: {', '.join(sorted(names))}")
+        raise ConfigError(
+            f"the inference servers serve different models: {', '.join(sorted(names))}"
+        )
     return names.pop()
 
 
 def shares_device(urls: list[str], device: torch.device | str) -> bool:
     """Whether a server is known to compute on the trainer's CUDA device.
 
-    True when a launcher declares it, or when the server is on this machine and the machine has one device.
+    True when a launcher declares it, or when the server is on this machine and the machine has one
+    device.
     """
     if torch.device(device).type != "cuda" or not any(is_loopback(URL(url)) for url in urls):
         return False
     mine = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if (theirs := os.environ.get(INFERENCE_DEVICES)) is not None:
         index = torch.device(device).index or 0
-        ours = mine.split(",") if mine else [str(number) for number in range(torch.cuda.device_count())]
+        ours = (
+            mine.split(",")
+            if mine
+            else [str(number) for number in range(torch.cuda.device_count())]
+        )
         return ours[index] in theirs.split(",")
     return _num_physical_devices() == 1
 

@@ -1,6 +1,8 @@
-"""The interface of a weight transfer: prepare once in the trainer, then push to one server after another.
+"""The interface of a weight transfer: prepare once in the trainer, then push to one server after
+another.
 
-The caller must not change the weights during these calls. Deadlines are absolute, on the monotonic clock.
+The caller must not change the weights during these calls. Deadlines are absolute, on the monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds until then; at least 0.01, so that the call that exceeds it raises its own error."""
+        """Seconds until then; at least 0.01, so that the call that exceeds it raises
+        its own error."""
         return max(0.01, self.at - time.monotonic())
 
     @property
@@ -43,7 +46,8 @@ class WeightSync(Protocol):
 
     @property
     def keeps_files(self) -> bool:
-        """Whether a push sends the files of ``prepare``, not the weights at the time of the push."""
+        """Whether a push sends the files of ``prepare``, not the weights at the time
+        of the push."""
 
     @property
     def names_weights(self) -> bool:
@@ -53,7 +57,8 @@ class WeightSync(Protocol):
         """Make the present weights available as policy ``version``."""
 
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
-        """Push ``version`` to ``server``, whatever weights it has; return the model name for requests.
+        """Push ``version`` to ``server``, whatever weights it has; return the model name for
+        requests.
 
         Raises ``WeightSyncError``, after which the server's weights may be incomplete.
         """
@@ -84,6 +89,8 @@ def run_and_version(label: int) -> tuple[int, int]:
 
 def has_label_of(server: Server, run: int, deadline: Deadline) -> bool:
     """Whether the label of ``server``'s weights belongs to ``run``."""
-    answer = server.call("GET", "/weight_info", stage="asking whose weights it has", timeout_s=deadline.left_s)
+    answer = server.call(
+        "GET", "/weight_info", stage="asking whose weights it has", timeout_s=deadline.left_s
+    )
     label = str((answer or {}).get("weight_version"))
     return label.isdigit() and run_and_version(int(label))[0] == run

@@ -1,4 +1,5 @@
-"""Transfer weights through a folder of safetensors files that servers reload; needs a shared disk only.
+"""Transfer weights through a folder of safetensors files that servers reload; needs a shared disk
+only.
 
     pause -> reload_weights -> reset the prefix cache -> label the new weights -> resume
 
@@ -20,7 +21,9 @@ from verifiers_trainer.engines.vllm.weights.protocol import Deadline, has_label_
 def pause(server: Server, deadline: Deadline) -> None:
     """Pause the server between two tokens; requests in flight wait and continue later."""
     query = {"mode": "keep", "clear_cache": "true"}
-    server.call("POST", "/pause", stage="pausing generation", timeout_s=deadline.left_s, query=query)
+    server.call(
+        "POST", "/pause", stage="pausing generation", timeout_s=deadline.left_s, query=query
+    )
 
 
 def forget_prefixes(server: Server, deadline: Deadline) -> None:
@@ -35,16 +38,21 @@ def forget_prefixes(server: Server, deadline: Deadline) -> None:
     )
     if isinstance(answer, dict) and answer.get("success") is False:
         reason = "refused, so that new requests would be answered from old prefixes"
-        raise WeightSyncError(f"{stage}: {server.url} {reason}", stage=stage, response=str(answer), url=server.url)
+        raise WeightSyncError(
+            f"{stage}: {server.url} {reason}", stage=stage, response=str(answer), url=server.url
+        )
 
 
 def resume(server: Server, deadline: Deadline) -> None:
-    """Resume the server. Raises ``WeightSyncError`` when it is not paused: it was restarted during the update."""
+    """Resume the server. Raises ``WeightSyncError`` when it is not paused: it was restarted during
+    the update."""
     stage = "resuming generation"
     answer = server.call("GET", "/is_paused", stage=stage, timeout_s=deadline.left_s)
     if isinstance(answer, dict) and answer.get("is_paused") is False:
         reason = "is not paused, so it was restarted during the update"
-        raise WeightSyncError(f"{stage}: {server.url} {reason}", stage=stage, response=str(answer), url=server.url)
+        raise WeightSyncError(
+            f"{stage}: {server.url} {reason}", stage=stage, response=str(answer), url=server.url
+        )
     server.call("POST", "/resume", stage=stage, timeout_s=deadline.left_s)
 
 
@@ -61,7 +69,10 @@ class ReloadSync:
 
     def prepare(self, version: int) -> None:
         """Write the model's files. Raises ``WeightSyncError`` when the folder cannot be written."""
-        target, temporary = self.folder / f"weights-v{version}", self.folder / f".tmp-weights-v{version}"
+        target, temporary = (
+            self.folder / f"weights-v{version}",
+            self.folder / f".tmp-weights-v{version}",
+        )
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
@@ -70,7 +81,9 @@ class ReloadSync:
             os.replace(temporary, target)
         except OSError as error:
             stage = f"writing the weights of version {version}"
-            raise WeightSyncError(f"{stage} to {self.folder}: {error}", stage=stage, path=str(self.folder)) from error
+            raise WeightSyncError(
+                f"{stage} to {self.folder}: {error}", stage=stage, path=str(self.folder)
+            ) from error
         before, self._current = self._current, target
         if before is not None and before != target:
             shutil.rmtree(before, ignore_errors=True)
@@ -81,7 +94,11 @@ class ReloadSync:
         server.call(
             "POST",
             "/collective_rpc",
-            {"method": "reload_weights", "kwargs": {"weights_path": str(self._current)}, "timeout": timeout_s},
+            {
+                "method": "reload_weights",
+                "kwargs": {"weights_path": str(self._current)},
+                "timeout": timeout_s,
+            },
             stage=f"reloading the weights of version {version}",
             timeout_s=timeout_s,
         )

@@ -1,9 +1,10 @@
 """The calls around a transfer of weights into a server's memory, common to its backends.
 
-    pause -> start_weight_update -> update_weights while the backend sends -> finish_weight_update -> resume
+    pause -> start_weight_update -> update_weights while the backend sends -> finish_weight_update
+    -> resume
 
-Older servers have ``update_weights`` alone. The version label is set at the end, so a server with an incomplete update
-never has it.
+Older servers have ``update_weights`` alone. The version label is set at the end, so a server with
+an incomplete update never has it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from verifiers_trainer.engines.vllm.weights.reload import forget_prefixes, pause
 
 
 def transfer(
-    server: Server, version: int, label: int, features: frozenset[str], deadline: Deadline, send: Callable[[], None]
+    server: Server,
+    version: int,
+    label: int,
+    features: frozenset[str],
+    deadline: Deadline,
+    send: Callable[[], None],
 ) -> None:
     """Run ``send`` inside an update. On ``WeightSyncError`` the server stays paused."""
     brackets = UPDATE_BRACKETS in features
@@ -28,11 +34,23 @@ def transfer(
     send()
     if brackets:
         closing = {"weight_version": str(label)}
-        _post(server, "/finish_weight_update", closing, f"finishing the update to version {version}", deadline)
+        _post(
+            server,
+            "/finish_weight_update",
+            closing,
+            f"finishing the update to version {version}",
+            deadline,
+        )
     forget_prefixes(server, deadline)
     if not brackets:
         naming = {"new_version": str(label)}
-        _post(server, "/update_weight_version", naming, f"naming the weights of version {version}", deadline)
+        _post(
+            server,
+            "/update_weight_version",
+            naming,
+            f"naming the weights of version {version}",
+            deadline,
+        )
     resume(server, deadline)
 
 
