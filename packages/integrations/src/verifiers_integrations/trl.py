@@ -242,12 +242,9 @@ class RolloutFunc:
         if self.client is not None:
             return self.client, getattr(self.client, "model", None) or "policy"
         if getattr(trainer, "use_vllm", False):
-            return (
-                TokenClient(
-                    _vllm_generate(trainer), trainer.processing_class, history=self.history
-                ),
-                "policy",
-            )  # type: ignore[arg-type]
+            generate = _vllm_generate(trainer)
+            history: Any = self.history  # checked by the client
+            return TokenClient(generate, trainer.processing_class, history=history), "policy"
         if self.engine is None:
             self.engine = self._open_engine(trainer, count)
         self.engine.check_shared()

@@ -386,9 +386,8 @@ class HFLoop(Trainer):
         ``max_steps``."""
         unused, options = torch.optim.SGD([torch.zeros(1)], lr=1.0), self.args.lr_scheduler_kwargs
         warmup = self.args.get_warmup_steps(max_steps)
-        schedule: Any = get_scheduler(
-            self.args.lr_scheduler_type, unused, warmup, max_steps, options
-        )  # type: ignore[arg-type]
+        scheduler: Any = get_scheduler  # the type of its options is narrower than the arguments'
+        schedule = scheduler(self.args.lr_scheduler_type, unused, warmup, max_steps, options)
         return [schedule.lr_lambdas[0](step) for step in range(count + 1)]
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:

@@ -85,9 +85,8 @@ class Message(dict[str, Any]):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with the fields of ``update`` (the spelling of pydantic messages)."""
-        return _restore(
-            type(self), {**(copy.deepcopy(dict(self)) if deep else self), **(update or {})}
-        )  # type: ignore[no-any-return]
+        fields = copy.deepcopy(dict(self)) if deep else self
+        return _restore(type(self), {**fields, **(update or {})})  # type: ignore[no-any-return]
 
     @classmethod
     def from_path(cls, path: str | Path) -> Message:
