@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import socket
 import subprocess
 import sys
+import threading
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
 from verifiers.runtime import bounded
 from verifiers.runtime.bounded import (
     TooLong,
+    lines_of,
+    open_file,
     read_chunks,
     read_file,
     read_lines,
@@ -32,14 +39,61 @@ def test_what_fits_is_read_exactly_and_one_byte_more_is_an_error(tmp_path, num_b
         read_file(path, num_bytes)
 
 
-def test_a_file_without_end_is_refused_with_little_memory():
+def test_a_stream_without_end_is_refused_with_little_memory():
     tracemalloc.start()
     try:
-        with pytest.raises(TooLong, match="/dev/zero is longer than 2 MiB"):
-            read_file("/dev/zero", 2 * 2**20)
+        with (
+            open("/dev/zero", "rb") as endless,
+            pytest.raises(TooLong, match="/dev/zero is longer than 2 MiB"),
+        ):
+            read_stream(endless, 2 * 2**20, "/dev/zero")
         assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link to a device", "socket", "folder"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "file"
+    with contextlib.ExitStack() as stack:
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "device":
+            path = Path("/dev/zero")
+        elif kind == "link to a device":
+            path.symlink_to("/dev/zero")
+        elif kind == "socket":
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
+        else:
+            path.mkdir()
+        num_open = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+        with pytest.raises(OSError, match=str(path)):
+            read_file(path)
+        assert sys.platform != "linux" or len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_a_plain_open_would_wait_for_a_pipe(tmp_path):
+    """Negative control."""
+    os.mkfifo(tmp_path / "file")
+    reader = threading.Thread(target=lambda: open(tmp_path / "file", "rb").close())
+    reader.start()
+    reader.join(0.2)
+    assert reader.is_alive()
+    with open(tmp_path / "file", "wb"):
+        reader.join()
+
+
+def test_a_link_to_a_file_is_read_and_lines_are_limited(tmp_path):
+    (tmp_path / "file").write_bytes(b"a\nbcd\ne")
+    (tmp_path / "link").symlink_to("file")
+    assert read_file(tmp_path / "link") == b"a\nbcd\ne"
+    with open_file(tmp_path / "link") as file:
+        assert list(lines_of(file, 4)) == [b"a\n", b"bcd\n", b"e"]
+    with (
+        open_file(tmp_path / "file") as file,
+        pytest.raises(TooLong, match=f"a line of {tmp_path / 'file'} is longer than 3 bytes"),
+    ):
+        list(lines_of(file, 3))
 
 
 def test_text_has_the_line_ends_of_read_text(tmp_path):

@@ -1,25 +1,31 @@
-"""Read bytes of unknown length up to a limit: replies, files, output of child processes.
+"""Read bytes of others up to a limit: files, replies, output of child processes.
 
 The promise: a reader holds at most its limit and one chunk, whatever the sender announces or
 compresses: decoded bytes count. What is longer is an error and is never cut, except the end of a
-child's stderr, which only explains an error.
+child's stderr, which only explains an error. A file is regular: a pipe or a device in its place,
+which would be waited for or never ends, is an error.
 
-Rows of results and datasets are not read here: they are as long as their user made them.
+Results and datasets have as many rows as their user made, so only their lines are limited.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
 
 MAX_FILE_BYTES = 64 * 2**20
 """Limit of a file that is read whole: settings, metadata, manifests."""
+MAX_ROW_BYTES = 2**30
+"""Limit of one line of results or of a dataset."""
 MAX_OUTPUT_BYTES = 16 * 2**20
 """Limit of the output of a child process, and of a status reply."""
 MAX_LINE_BYTES = 64 * 2**10
@@ -47,9 +53,32 @@ def size_text(num_bytes: int) -> str:
     )
 
 
+def open_file(path: str | PathLike[str], mode: str = "rb", flags: int = 0) -> BinaryIO:
+    """A regular file, open in a binary mode, with further ``flags`` of ``os.open``. A link to one is
+    followed. *Raises* OSError, also for a pipe, a socket or a device."""
+
+    def opener(name: str, mode_flags: int) -> int:
+        fd = os.open(name, mode_flags | flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+        kind = os.fstat(fd).st_mode
+        if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # ``open`` refuses a folder
+            return fd
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file; remove it or name another", name)
+
+    return cast(BinaryIO, open(path, mode, opener=opener))
+
+
+def lines_of(file: BinaryIO, max_bytes: int = MAX_ROW_BYTES) -> Iterator[bytes]:
+    """The lines of an open file, with their ends. *Raises* OSError; TooLong."""
+    while line := file.readline(max_bytes + 1):
+        if len(line) > max_bytes:
+            raise TooLong(f"a line of {file.name}", max_bytes)
+        yield line
+
+
 def read_file(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a file. *Raises* OSError; TooLong."""
-    with open(path, "rb") as file:
+    """The content of a regular file. *Raises* OSError; TooLong."""
+    with open_file(path) as file:
         return read_stream(file, max_bytes, str(path))
 
 

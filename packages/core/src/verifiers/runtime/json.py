@@ -3,7 +3,8 @@
 ``encode_row`` never fails. Its bytes are ASCII (a lone surrogate, U+0085, U+2028 or NUL from a
 model survives a round trip, and no reader takes a character for a line end); NaN and infinity
 become ``null``; objects with ``tolist()`` (numpy, torch, ``array``) become numbers, paths become
-text; a value that JSON cannot represent becomes the marker ``{"__unserializable__": "<type>"}``.
+text; a value that JSON cannot represent, or that is nested too deeply to be read again, becomes the
+marker ``{"__unserializable__": "<type>"}``.
 
 ``canonical_json`` is strict, because different values must have different hashes.
 """
@@ -18,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from verifiers.runtime.decoding import MAX_DEPTH, check_depth, decode_json
+
 UNSERIALIZABLE = "__unserializable__"
 """The only key of the marker for a value that JSON cannot represent; its value is the name of the
 type."""
@@ -31,11 +34,11 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
     """
     try:
         encoded = _ENCODER.encode(row)
-        return (
-            encoded
-            if encoded.isascii()
-            else _ASCII.encode(_DECODER.decode(encoded)).encode("ascii")
-        )
+        if encoded.isascii() and not _may_be_deep(encoded):
+            return encoded
+        decoded = _DECODER.decode(encoded)
+        check_depth(decoded)
+        return encoded if encoded.isascii() else _ASCII.encode(decoded).encode("ascii")
     except Exception:  # noqa: BLE001  lone surrogates, odd keys, cycles, objects that raise: encode column by column
         columns = (
             f"{_ASCII.encode(str(name))}:{_encode_column(value)}" for name, value in row.items()
@@ -44,13 +47,14 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
 
 
 def decode_row(encoded: bytes) -> dict[str, Any]:
-    """The row of one JSON object. *Raises* ValueError when the bytes are not a JSON object."""
+    """The row of one JSON object. *Raises* ValueError when the bytes are not a JSON object, or one
+    that is nested too deeply."""
     try:
         row = _DECODER.decode(encoded)
-    except (
-        msgspec.DecodeError
-    ):  # lone surrogates, which msgspec rejects and the standard library accepts
-        row = json.loads(encoded)
+        if _may_be_deep(encoded):
+            check_depth(row)
+    except (msgspec.DecodeError, RecursionError):  # lone surrogates, which ``json`` accepts
+        row = decode_json(encoded)
     if not isinstance(row, dict):
         raise ValueError(f"expected a JSON object, found {type(row).__name__}")
     return row
@@ -80,6 +84,11 @@ def canonical_json(value: object) -> bytes:
         return _CANONICAL.encode(plain)
     except UnicodeEncodeError:
         return _SURROGATES.encode(_json_ready(plain)).encode("ascii")
+
+
+def _may_be_deep(encoded: bytes) -> bool:
+    """Whether there are enough brackets; those within texts count, so that it is quick."""
+    return encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH
 
 
 def _plain(value: object) -> Any:
@@ -115,7 +124,9 @@ def _marker(value: object) -> dict[str, str]:
 
 def _encode_column(value: object) -> str:
     try:
-        return _ASCII.encode(_json_ready(value))
+        ready = _json_ready(value)
+        check_depth([ready])  # below the row
+        return _ASCII.encode(ready)
     except Exception:  # noqa: BLE001  cycles, too deep nesting, objects that raise; the marker records the type
         return _ASCII.encode(_marker(value))
 
