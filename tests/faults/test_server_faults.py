@@ -252,6 +252,7 @@ def test_without_asking_first_every_rollout_finds_out_for_itself():
 
 MESSAGE = {"message": {"role": "assistant", "content": "1"}, "finish_reason": "stop"}
 TOKENS = {**MESSAGE, "token_ids": [1, 2], "prompt_token_ids": [1]}
+WITH_LOGPROBS = {**TOKENS, "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -1.0}]}}
 NO_COMPLETIONS = {
     "empty body": b"",
     "choices: null": b'{"choices": null}',
@@ -261,6 +262,13 @@ NO_COMPLETIONS = {
     "NaN logprob": [
         {**TOKENS, "logprobs": {"content": [{"logprob": float("nan")}, {"logprob": -1.0}]}}
     ],
+    "token id -1": [{**WITH_LOGPROBS, "token_ids": [1, -1]}],
+    "token id beyond int32": [{**WITH_LOGPROBS, "token_ids": [1, 2**31]}],
+    "prompt id -1": [{**WITH_LOGPROBS, "prompt_token_ids": [-1]}],
+    "logprob -1e308": [
+        {**TOKENS, "logprobs": {"content": [{"logprob": -1e308}, {"logprob": -1.0}]}}
+    ],
+    "logprob 3": [{**TOKENS, "logprobs": {"content": [{"logprob": 3.0}, {"logprob": -1.0}]}}],
 }
 
 
@@ -303,7 +311,10 @@ def test_read_naively_the_same_answers_raise_or_pass_for_tokens(body):
         logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     except (ValueError, TypeError, KeyError):
         return
-    assert len(logprobs) != len(choice["token_ids"]) or any(map(math.isnan, logprobs))
+    if len(logprobs) == len(choice["token_ids"]):
+        ids = [*choice["token_ids"], *choice["prompt_token_ids"]]
+        possible = [-9999 <= value <= 0 for value in logprobs]
+        assert not all(possible) or not all(0 <= token < 2**31 for token in ids)
 
 
 @pytest.mark.parametrize(
@@ -313,15 +324,16 @@ def test_read_naively_the_same_answers_raise_or_pass_for_tokens(body):
         (NO_COMPLETIONS["no logprobs"][0], "0 log-probabilities for 2 tokens"),
         (NO_COMPLETIONS["lengths differ"][0], "1 log-probabilities for 2 tokens"),
         (NO_COMPLETIONS["NaN logprob"][0], "a log-probability is not finite"),
+        (NO_COMPLETIONS["token id -1"][0], "-1 is no token id (0 to 2147483647)"),
+        (NO_COMPLETIONS["logprob 3"][0], "a log-probability is 3, not between -9999 and 0"),
     ],
-    ids=["none", "none with ids", "too few", "NaN"],
+    ids=["none", "none with ids", "too few", "NaN", "id", "positive"],
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_them(
     choice, reason, num_workers, caplog
 ):
-    whole = {**TOKENS, "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -1.0}]}}
-    bodies = [json.dumps({"id": "1", "choices": [one]}) for one in (choice, whole)]
+    bodies = [json.dumps({"id": "1", "choices": [one]}) for one in (choice, WITH_LOGPROBS)]
 
     def script(hit):
         return Behaviour(body=bodies[hit.index % 2])

@@ -19,8 +19,10 @@ from verifiers.errors import (
     ToolCallError,
     TooManyFaults,
 )
+from verifiers.rollouts import rollout
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.rubrics import RolloutScore, Rubric
+from verifiers.rubrics import RolloutScore, Rubric, scoring
+from verifiers.testing import ScriptedClient
 
 NAN = math.nan
 
@@ -156,6 +158,30 @@ async def test_anything_else_is_an_unknown_reward_that_names_the_function(value)
     assert isinstance(state["error"], ScoringError)
     assert state["error"].function == "odd"
     assert "'odd'" in str(state["error"])
+
+
+@pytest.mark.parametrize("rewards", [(1e308, 0.0), (-1e308, 0.0), (9e18, 9e18)])
+def test_rewards_that_no_statistic_can_add_up_are_unknown_and_the_run_ends_as_any(
+    tmp_path, rewards, monkeypatch
+):
+    rubric = Rubric([giving(value, name) for value, name in zip(rewards, "ab", strict=True)])
+    env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": "!"}] * 2, rubric=rubric)
+
+    def evaluated():
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        options = {"rollouts_per_example": 2, "save_results": True, "results_path": folder}
+        return env.evaluate(ScriptedClient(["hi"]), model="m", **options), folder
+
+    results, folder = evaluated()
+    assert np.isnan(results["reward"]).all()
+    assert all("beyond ±1e+19" in error["message"] for error in results["error"])
+    assert np.isnan(vf.load_results(folder)["reward"]).all()
+
+    monkeypatch.setattr(scoring, "LARGEST", math.inf)
+    monkeypatch.setattr(rollout, "LARGEST", math.inf)
+    if rewards[1] == 0:
+        with pytest.raises(OverflowError):  # negative control
+            evaluated()
 
 
 @pytest.mark.parametrize(

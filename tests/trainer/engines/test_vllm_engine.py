@@ -17,6 +17,7 @@ from verifiers.types import ModelRequest, UserMessage
 from verifiers_trainer.engines.inference import choose_engine, open_engine
 from verifiers_trainer.engines.protocol import Engine
 from verifiers_trainer.engines.vllm.control import server_urls
+from verifiers_trainer.engines.vllm.engine import VersionedClient
 from verifiers_trainer.engines.vllm.features import FIRST, features_of, parse_version
 from verifiers_trainer.engines.vllm.labels import LabelReader
 from verifiers_trainer.engines.vllm.weights.opening import INFERENCE_DEVICES, shares_device
@@ -190,6 +191,31 @@ def test_weights_that_did_not_change_are_not_pushed_again_and_changed_ones_are_u
             next(p for p in trainer.model.parameters() if p.requires_grad).add_(0.1)
         trainer.engine.set_version(0)
         assert trainer.engine.served_model != first
+
+
+class Padded(FakeVLLM):
+    """Answers every fifth completion with a token id that the trained model does not have."""
+
+    number = 0
+
+    def _reply(self, prompt, made, choice, body):
+        reply = super()._reply(prompt, made, choice, body)
+        self.number += 1
+        if self.number % 5 == 0:
+            choice["token_ids"] = [*choice["token_ids"][:-1], 4000]
+        return reply
+
+
+def test_a_token_id_beyond_the_vocabulary_is_a_fault_of_its_rollout(tmp_path, monkeypatch, caplog):
+    with Padded(small_model(), build_tiny_tokenizer()) as server:
+        log = run(trainer_of(server, tmp_path / "a", max_error_fraction=0.5))
+        assert len(log.steps) == 2
+        assert sum(step["rollouts/errors"] for step in log.steps) > 0
+        assert "4000 is no token id (0 to" in caplog.text
+
+        monkeypatch.setattr(VersionedClient, "_check_vocabulary", lambda *_: None)
+        with pytest.raises(IndexError):  # negative control
+            run(trainer_of(server, tmp_path / "b", max_error_fraction=0.5))
 
 
 def test_weights_move_every_second_step_when_that_is_asked_for(tmp_path):

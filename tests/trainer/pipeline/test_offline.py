@@ -119,6 +119,12 @@ def test_recorded_tokens_are_read_as_they_were_sampled(saved_run):
     }  # the number of another run's policy means nothing here
 
 
+def test_recorded_tokens_that_the_model_has_not_are_refused_before_any_work(saved_run, tmp_path):
+    settings = small_config(tmp_path)
+    with pytest.raises(DatasetError, match=r"is no token id \(0 to 9\); give rollouts that this"):
+        read_groups(saved_run, build_tiny_tokenizer(), settings, vocabulary=10)
+
+
 # --- training -------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from verifiers.clients.dialects.chat import completion_body
+from verifiers.clients.reply import token_fault
 from verifiers.errors import (
     ConfigError,
     MalformedResponse,
@@ -178,6 +179,13 @@ class TokenClient:
                 " one for each",
                 field="completion_logprobs",
             )
+        ids = np.asarray(prompt_ids, np.int32), np.asarray(token_ids, np.int32)
+        sampler_logprobs = np.asarray(logprobs, np.float32)
+        if fault := token_fault(*ids, sampler_logprobs):
+            field, reason = fault
+            raise MalformedResponse(
+                f"the engine answered without usable {field}: {reason}", field=field
+            )
         version = output[3] if len(output) > 3 and output[3] is not None else -1
         version = np.asarray(version) if np.ndim(version) else int(version)
         self._count += 1
@@ -186,12 +194,7 @@ class TokenClient:
             self._history.remember(
                 request.prompt, message, prompt_ids, list(token_ids), request.rollout_id
             )
-        tokens = ResponseTokens(
-            np.asarray(prompt_ids, np.int32),
-            np.asarray(token_ids, np.int32),
-            np.asarray(logprobs, np.float32),
-            version,
-        )
+        tokens = ResponseTokens(*ids, sampler_logprobs, version)
         usage = Usage(len(prompt_ids), len(token_ids))
         oldest = int(np.min(version))
         return Response(

@@ -35,6 +35,12 @@ from verifiers.types import (
 TOKEN_FIELDS = frozenset(("prompt_ids", "completion_ids", "completion_logprobs"))
 """Values of ``MalformedResponse.field`` for incomplete token data."""
 
+LEAST_LOGPROB = -9999.0
+"""OpenAI's value for a token of probability 0; JSON has no infinity."""
+_ROUNDING = 1e-3
+"""How far above 0 rounding may bring the log-probability of a certain token, in nats."""
+_MAX_IDS = 2**31
+
 _ID_PREFIX = "token_id:"
 """Of a token that the server names by its id."""
 _TEXT, _NUMBERS = frozenset((str,)), frozenset((int, float))
@@ -370,19 +376,42 @@ def _tokens(
         return "completion_ids", "token_ids is absent (does the server know return_token_ids?)"
     if logprobs is None:
         return "completion_logprobs", "a log-probability is not a number"
-    if len(logprobs) != len(completion_ids):
-        return (
-            "completion_logprobs",
-            f"{len(logprobs)} log-probabilities for {len(completion_ids)} tokens",
-        )
     try:
         arrays = _int32(prompt_ids), _int32(completion_ids)
     except (ValueError, TypeError, OverflowError) as error:
         return "completion_logprobs", str(error)
     values = np.frombuffer(logprobs) if logprobs else np.empty(0)
-    if not np.isfinite(values).all():
+    return token_fault(*arrays, values) or ResponseTokens(*arrays, values, version)
+
+
+def token_fault(
+    prompt_ids: np.ndarray,
+    completion_ids: np.ndarray,
+    logprobs: np.ndarray,
+    vocabulary: int = _MAX_IDS,
+) -> tuple[str, str] | None:
+    """(field, reason) for token data that a model of ``vocabulary`` token ids cannot have sampled;
+    None for sound data.
+
+    ``prompt_ids`` int32 [P], ``completion_ids`` int32 [C], ``logprobs`` float [C], nats.
+    """
+    if len(logprobs) != len(completion_ids):
+        counts = f"{len(logprobs)} log-probabilities for {len(completion_ids)} tokens"
+        return "completion_logprobs", counts
+    for name, ids in (("prompt_ids", prompt_ids), ("completion_ids", completion_ids)):
+        if ids.view(np.uint32).max(initial=0) >= vocabulary:  # as unsigned, -1 is the largest
+            wrong = next(token for token in ids.tolist() if not 0 <= token < vocabulary)
+            return name, f"{wrong} is no token id (0 to {vocabulary - 1})"
+    least, most = logprobs.min(initial=0), logprobs.max(initial=0)
+    if least >= LEAST_LOGPROB and most <= _ROUNDING:
+        return None
+    if not np.isfinite(logprobs).all():
         return "completion_logprobs", "a log-probability is not finite"
-    return ResponseTokens(*arrays, values, version)
+    wrong = least if least < LEAST_LOGPROB else most
+    return (
+        "completion_logprobs",
+        f"a log-probability is {wrong:g}, not between {LEAST_LOGPROB:g} and 0",
+    )
 
 
 def _int32(ids: list[int]) -> np.ndarray:

@@ -25,6 +25,7 @@ from verifiers.errors import ConfigError, ScoringError
 from verifiers.legacy.awaited import Finished
 from verifiers.legacy.classes import add_methods, add_properties
 from verifiers.rollouts.author_code import maybe_await
+from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State
 from verifiers.rubrics.arguments import SINGULAR, rollout_value
 from verifiers.rubrics.rubric import Handler, Rubric
@@ -186,7 +187,7 @@ async def _individual_by_score_rollout(rubric: Rubric, state: State) -> None:
     if isinstance(score, Mapping) and (state["reward"] is None or "prompt" in declared):
         metrics = score.get("metrics")
         state["metrics"].update(metrics if isinstance(metrics, Mapping) else {})
-        state["reward"] = score.get("reward", float("nan"))
+        state["reward"] = number(float(score.get("reward", "nan")))
 
 
 async def _individual_by_columns(rubric: Rubric, state: State) -> None:
@@ -224,7 +225,7 @@ async def _group_by_columns(rubric: Rubric, states: Sequence[State]) -> None:
                 f"score_rollouts returned {returned} for {len(states)} rollouts; return one each"
             )
         for index, state in enumerate(states):
-            state["reward"] = float(rewards[index])
+            state["reward"] = number(float(rewards[index]))
             state["metrics"].update((name, values[index]) for name, values in metrics.items())
     finally:
         await rubric.run_cleanup(states)

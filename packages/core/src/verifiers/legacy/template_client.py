@@ -16,7 +16,7 @@ from typing import Any
 
 from verifiers.clients.attributes import read_flat
 from verifiers.clients.protocol import Client, ClientConfig
-from verifiers.clients.reply import to_response
+from verifiers.clients.reply import to_response, token_fault
 from verifiers.data.messages import normalize_chat, normalize_message
 from verifiers.errors import (
     AuthenticationFailed,
@@ -151,10 +151,17 @@ class TemplateClient(Client, Identified):
         checked = _checked(answer, self)
         if not isinstance(checked, Response):
             return to_response(read_flat(checked), request, repr(self))
-        if request.require_tokens and checked.tokens is None:
-            raise MalformedResponse(
-                f"{self!r} returned a response without tokens", field="completion_ids"
-            )
+        if request.require_tokens:
+            tokens = checked.tokens
+            if tokens is None:
+                raise MalformedResponse(
+                    f"{self!r} returned a response without tokens", field="completion_ids"
+                )
+            arrays = tokens.prompt_ids, tokens.completion_ids, tokens.completion_logprobs
+            if fault := token_fault(*arrays):
+                raise MalformedResponse(
+                    f"{self!r} answered without usable {fault[0]}: {fault[1]}", field=fault[0]
+                )
         message = normalize_message(checked.message)
         return checked.model_copy(
             update={"message": message, "model": checked.model or request.model}

@@ -33,6 +33,7 @@ from verifiers.errors import JournalError
 from verifiers.results.columns import Column, KeyColumn, NameColumn
 from verifiers.results.rows import RolloutOutput, row_from_disk
 from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.rollout import number
 from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import scan_journal
 
@@ -459,7 +460,7 @@ def _values_of(head: _Head) -> tuple[Any, ...]:
             f"{failure.cause} in {failure.get('where')}",
         )
     return (
-        head.reward,
+        number(head.reward),
         head.advantage,
         turns,
         usage.get("input_tokens", usage.get("prompt_tokens")),
@@ -477,7 +478,7 @@ def _values_of(head: _Head) -> tuple[Any, ...]:
         head.example_id,
         head.example_hash,
         head.rollout_key,
-        head.metrics or {},
+        {name: number(value) for name, value in (head.metrics or {}).items()},
         usage,
     )
 
@@ -519,23 +520,23 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
     stop, usage = output["stop_condition"], row.get("token_usage")
     return _Head(
         example_id=output["example_id"],
-        metrics={name: _number(value) for name, value in output["metrics"].items()},
+        metrics={name: number(value) for name, value in output["metrics"].items()},
         completion=completion,
-        reward=_number(output["reward"]),
-        advantage=_number(row.get("advantage")),
+        reward=number(output["reward"]),
+        advantage=number(row.get("advantage")),
         error=output["error"],
         stop_condition=None if stop is None else str(stop),
         task=row.get("task"),
-        timing=_Timing(_number((output["timing"] or {}).get("total_ms"))),
+        timing=_Timing(number((output["timing"] or {}).get("total_ms"))),
         token_usage=(
-            {name: _number(value) for name, value in usage.items()}
+            {name: number(value) for name, value in usage.items()}
             if isinstance(usage, dict)
             else None
         ),
-        completion_tokens=_number(row.get("completion_tokens")),
-        sibling=_number(row.get("sibling")),
-        attempts=_number(row.get("attempts")),
-        trained=_number(row.get("trained")),
+        completion_tokens=number(row.get("completion_tokens")),
+        sibling=number(row.get("sibling")),
+        attempts=number(row.get("attempts")),
+        trained=number(row.get("trained")),
         rollout_key=_text(row.get("rollout_key")),
         example_hash=_text(row.get("example_hash")),
         served_models=_texts(row.get("served_models")),
@@ -565,13 +566,6 @@ def _plain_value(value: object) -> Any:
     if value is None or isinstance(value, int | float):
         return value
     return (value if isinstance(value, str) else json.dumps(value))[:MAX_VALUE_CHARS]
-
-
-def _number(value: object) -> float:
-    try:
-        return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf
 
 
 def _searched_text(row: Mapping[str, Any]) -> str:

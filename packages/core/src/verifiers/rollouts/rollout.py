@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from verifiers.data.messages import normalize_messages
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.transcript import Transcript
@@ -116,7 +118,7 @@ class Rollout:
     def turn_rewards(self) -> tuple[float, ...]:
         """The environment's reward of each turn to train; empty when it sets none but 0."""
         rewards = [turn.env_reward for turn in self.turns]
-        known = [0.0 if one is None or math.isnan(one) else float(one) for one in rewards]
+        known = [0.0 if math.isnan(reward := number(each)) else reward for each in rewards]
         return tuple(known) if any(known) else ()
 
     @property
@@ -156,7 +158,7 @@ class Rollout:
             "answer": row["answer"],
             "task": row["task"],
             "info": row["info"],
-            "reward": math.nan if self.reward is None else self.reward,
+            "reward": number(self.reward),
             "advantage": self.advantage,
             "metrics": dict(self.metrics),
             "error": None if self.error is None else ErrorInfo.of(self.error),
@@ -224,9 +226,16 @@ def transcript_of(saved: Mapping[str, Any]) -> Transcript:
     return transcript
 
 
+LARGEST = 1e19
+"""The largest reward or metric: float32, in which training computes, still holds its square, and
+statistics add up as many as there are."""
+
+
 def number(value: object) -> float:
-    """A number as float; NaN for anything else."""
-    return float(value) if isinstance(value, int | float) else math.nan
+    """A number as float; NaN for anything else, and beyond ``LARGEST``."""
+    if isinstance(value, int | float | np.integer | np.floating) and -LARGEST <= value <= LARGEST:
+        return float(value)
+    return math.nan
 
 
 def role_rewards_of(turns: Iterable[Turn], metrics: Mapping[str, float], reward: float) -> Any:

@@ -7,13 +7,12 @@ finished record, which travels without the author's keys.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.rollout import INPUT_COLUMNS, Rollout, Timing, role_rewards_of
+from verifiers.rollouts.rollout import INPUT_COLUMNS, Rollout, Timing, number, role_rewards_of
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.views import View
@@ -114,7 +113,7 @@ class State(View):
     def rollout(self) -> Rollout:
         """The finished record: with its error as data, and the rewards of roles."""
         record = self.record
-        reward = math.nan if record.reward is None else float(record.reward)
+        reward = number(None if record.reward is None else float(record.reward))
         return replace(
             record,
             reward=reward,

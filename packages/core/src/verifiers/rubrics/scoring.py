@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from verifiers.errors import RunError, ScoringError
-from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.rollout import LARGEST, Rollout, number
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.arguments import ArgumentResolver, GroupArgumentResolver, RewardFunction
@@ -170,9 +170,13 @@ def _conclude(plan: Plan, rollout: Rollout) -> None:
     """
     is_scored = can_be_scored(rollout)
     rollout.turn_sum = plan.turn_sum
-    _set_reward(
-        rollout, weighted(plan.weights, rollout.metrics) if plan.weights and is_scored else NAN
-    )
+    reward = weighted(plan.weights, rollout.metrics) if plan.weights and is_scored else NAN
+    if abs(reward) > LARGEST:
+        rollout.error = rollout.error or ScoringError(
+            f"the weighted sum of the metrics is beyond ±{LARGEST:g}"
+        )
+        reward = NAN
+    _set_reward(rollout, reward)
     if plan.success is None or plan.success == SUCCESS:
         return
     value: float | ScoringError = rollout.metrics.get(plan.success, NAN) if is_scored else NAN
@@ -332,19 +336,17 @@ async def each(coroutines: Iterable[Awaitable[object]]) -> None:
 
 
 def value_or_error(value: object, name: str) -> float | ScoringError:
-    """The value of a function as a float; the error unless it is a finite number."""
+    """The value of a function as a float; the error unless it is a finite number, of at most
+    ``LARGEST``."""
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (int, float)):
         problem = f"{_short_repr(value)}; return a number"
     else:
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
-        problem = f"{number}, which is not finite"
+        if not math.isnan(usable := number(value)):
+            return usable
+        is_finite = isinstance(value, int) or math.isfinite(value)
+        problem = f"a number beyond ±{LARGEST:g}" if is_finite else f"{value}, which is not finite"
     return ScoringError(f"reward function {name!r} returned {problem}", function=name)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import ConfigError
+from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric, RubricGroup
 from verifiers_trainer.pipeline import rewards
@@ -124,7 +125,7 @@ class RewardWeights:
         for state in states:
             if weights is not None and state["error"] is None:
                 effective = effective_weights(self.env.for_row(state).rubric, weights)
-                state["reward"] = rewards.weighted(effective, state["metrics"])
+                state["reward"] = number(rewards.weighted(effective, state["metrics"]))
 
     def weights_of(self, epoch: int, state: State) -> Mapping[str, float]:
         """The weight of each function with nonzero weight in ``epoch``, in the environment of this

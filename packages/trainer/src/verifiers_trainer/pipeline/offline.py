@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from verifiers.clients.reply import token_fault
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.single_turn import SingleTurnEnv
 from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
@@ -78,12 +79,17 @@ def holds_rollouts(dataset: object) -> bool:
 
 
 def read_groups(
-    dataset: object, tokenizer: PreTrainedTokenizerBase, config: RLConfig
+    dataset: object,
+    tokenizer: PreTrainedTokenizerBase,
+    config: RLConfig,
+    vocabulary: int | None = None,
 ) -> list[Group]:
     """The groups of finished rollouts, in the order of their first rollouts; of those to imitate
     one a rollout.
 
-    Raises ``DatasetError`` when there are none, ``ConfigError`` for columns of different lengths.
+    ``vocabulary``: number of token ids of the model. Raises ``DatasetError`` when there are none,
+    and for recorded tokens that the model has not; ``ConfigError`` for columns of different
+    lengths.
     """
     runs = dataset if isinstance(dataset, list | tuple) else [dataset]
     siblings: dict[str, list[Rollout]] = {}
@@ -95,6 +101,7 @@ def read_groups(
             else None
         )
         for prompt, record in pairs if pairs is not None else _from_columns(results, tokenizer):
+            _check_tokens(record, vocabulary)
             key = hashlib.sha256(encode_row({"prompt": _plain(prompt)})).hexdigest()
             siblings.setdefault(key, []).append(apply_length_rules(record, config))
     if not siblings:
@@ -103,6 +110,16 @@ def read_groups(
     if config.component == "ce":
         groups = [[record] for record in imitated(groups, config)]
     return [Group(index, index, tuple(records)) for index, records in enumerate(groups)]
+
+
+def _check_tokens(rollout: Rollout, vocabulary: int | None) -> None:
+    for turn in rollout.turns:
+        arrays = turn.prompt_ids, turn.completion_ids, turn.sampler_logprobs
+        if fault := token_fault(*arrays, *(() if vocabulary is None else (vocabulary,))):
+            raise DatasetError(
+                f"a finished rollout of example {rollout.row['example_id']} cannot be trained on:"
+                f" {fault[1]}; give rollouts that this model sampled, or their texts"
+            )
 
 
 def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[Rollout]:

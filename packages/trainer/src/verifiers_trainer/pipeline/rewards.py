@@ -14,6 +14,7 @@ from typing import Any
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import maybe_await
+from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State
 from verifiers.rubrics.scoring import weighted
 from verifiers_trainer.pipeline import subclass_hooks
@@ -50,7 +51,7 @@ async def decide(
             f"compute_rewards returned {len(rewards)} rewards for {len(alive)} completions"
         )
     for state, reward in zip(alive, rewards, strict=True):
-        state["reward"] = math.nan if reward is None else float(reward)
+        state["reward"] = math.nan if reward is None else number(float(reward))
 
 
 def recorded(env: Environment, completions: Sequence[Any], prompts: Sequence[Any]) -> list[float]:

@@ -106,7 +106,8 @@ class TrainingRun:
         model, tokenizer = preparation.load(model, tokenizer, settings)
         offline = None
         if is_offline:
-            groups = read_groups(dataset, tokenizer, settings)
+            vocabulary = model.config.get_text_config().vocab_size
+            groups = read_groups(dataset, tokenizer, settings, vocabulary)
             offline, dataset = OfflineRollouts(groups, settings), rows_of(groups)
             if env is None:
                 env = eval_env = stand_in(dataset)

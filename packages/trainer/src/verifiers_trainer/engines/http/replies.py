@@ -10,16 +10,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from verifiers.clients.reply import version_spans
+from verifiers.clients.reply import LEAST_LOGPROB, version_spans
 from verifiers.types import Message, ToolCall
 from verifiers_trainer.engines.http.chat import ChatFormat
 from verifiers_trainer.engines.http.reasoning import split_reasoning
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser
 from verifiers_trainer.engines.http.wire import ChatBody, GenerateBody, TextBody
 from verifiers_trainer.engines.requests import Alternatives, Generation, PromptLogprobs
-
-_LEAST_LOGPROB = -9999.0
-"""OpenAI's value for a token of probability 0; JSON has no infinity."""
 
 
 def chat_reply(
@@ -210,7 +207,7 @@ def content_logprobs(
 def _entry(token: int, logprob: float, body: GenerateBody, chat: ChatFormat) -> dict[str, Any]:
     return {
         "token": _piece(token, body, chat),
-        "logprob": max(logprob, _LEAST_LOGPROB),
+        "logprob": max(logprob, LEAST_LOGPROB),
         "bytes": None,
     }
 
@@ -240,9 +237,7 @@ def text_logprobs(
     tops: list[dict[str, float] | None] = []
     for index, (piece, logprob) in enumerate(zip(pieces, logprobs, strict=True)):
         others = _pairs(best[index].token_ids, best[index].logprobs) if best else []
-        by_piece = {
-            _piece(token, body, chat): max(value, _LEAST_LOGPROB) for token, value in others
-        }
+        by_piece = {_piece(token, body, chat): max(value, LEAST_LOGPROB) for token, value in others}
         tops.append(None if logprob is None else {**by_piece, piece: logprob})
     offsets = [0, *accumulate(len(piece) for piece in pieces)][:-1]
     return {
@@ -269,7 +264,7 @@ def _prompt_logprobs(
         entries.append(
             {
                 str(each): {
-                    "logprob": max(logprob, _LEAST_LOGPROB),
+                    "logprob": max(logprob, LEAST_LOGPROB),
                     "rank": rank,
                     "decoded_token": chat.piece(each),
                 }

@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
+from verifiers.clients.reply import token_fault
 from verifiers.clients.round_robin import RoundRobinClient
 from verifiers.errors import (
     ConfigError,
     EndpointUnreachable,
+    MalformedResponse,
     ModelNotFound,
     ModelUnavailable,
     WeightSyncError,
@@ -96,6 +98,8 @@ class VLLMEngine:
             open_sync,
             in_chat,
         )
+        self.vocabulary: int = model.config.get_text_config().vocab_size
+        """Number of token ids of the trained model."""
         self._timeout_s, self._every = sync_timeout_s, sync_every
         self._urls = server_urls(urls)
         self._api_key = api_key or os.environ.get(API_KEY_VAR) or "EMPTY"
@@ -460,6 +464,7 @@ class VersionedClient:
                 fault = error
             else:
                 if not isinstance(origin, str):
+                    self._check_vocabulary(response)
                     return _with_version(response, origin)
                 fault = origin
             await self._await_repair(serving, fault)
@@ -474,6 +479,18 @@ class VersionedClient:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+    def _check_vocabulary(self, response: Response) -> None:
+        """Raises ``MalformedResponse`` for a token id that the trained model has not."""
+        if (tokens := response.tokens) is None:
+            return
+        arrays = tokens.prompt_ids, tokens.completion_ids, tokens.completion_logprobs
+        if fault := token_fault(*arrays, self._engine.vocabulary):
+            raise MalformedResponse(
+                f"{self.base_url} answered without usable {fault[0]}: {fault[1]}, as the trained"
+                " model has them",
+                field=fault[0],
+            )
 
     def _to_server(self, request: ModelRequest, serving: Serving) -> ModelRequest:
         arguments = self._engine.understood(request.sampling_args)
