@@ -109,9 +109,8 @@ def two_words(one_word: Any) -> Any:
     def similarity(completion: Any, answer: str, info: Any, state: Any, **_: Any) -> float:
         first, second = ratios(completion, answer, info)
         steps = state["trajectory"]
-        if (
-            len(steps) == 2
-        ):  # move the first answer's part of the reward to its turn; the sum of a rollout is the same
+        # move the first answer's part of the reward to its turn; the sum of a rollout is the same
+        if len(steps) == 2:
             steps[0]["reward"], steps[1]["reward"] = first / 2, -first / 2
         return (first + second) / 2
 
@@ -444,9 +443,8 @@ def plain(job: dict[str, Any], run: Path) -> dict[str, Any]:
         length = prompts["input_ids"].shape[1]
         completions = ids[:, length:]
         ends = (completions == end).int()
-        mask = (
-            (ends.cumsum(1) - ends) == 0
-        ).float()  # up to the first end of the turn, which counts
+        # up to the first end of the turn, which counts
+        mask = ((ends.cumsum(1) - ends) == 0).float()
         texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
         answers = [
             env.parser.parse_answer([{"role": "assistant", "content": text}]) or ""

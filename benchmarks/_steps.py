@@ -115,9 +115,8 @@ def open_ours(job: dict[str, Any], run: Path, callbacks: list[TrainerCallback]) 
         learning_rate=LEARNING_RATE, use_lora=job.get("lora", False), use_cpu=True, inference="embedded",
         save_strategy="no", **job.get("settings", {}),
     )  # fmt: skip
-    env = vf.SingleTurnEnv(
-        dataset=[{"question": "g"}], rubric=vf.Rubric(funcs=[lambda: 0.0])
-    )  # generates nothing
+    # generates nothing
+    env = vf.SingleTurnEnv(dataset=[{"question": "g"}], rubric=vf.Rubric(funcs=[lambda: 0.0]))
     return Recorded(model, env, config, tokenizer, callbacks=callbacks)
 
 

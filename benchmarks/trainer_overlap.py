@@ -168,9 +168,8 @@ def main() -> None:
     size = Size(64, 16, 16, 2) if args.quick else Size(192, 64, 64, 8)
     cases = [args.case] if args.case else ["as long as training"] if args.quick else list(CASES)
     report = Report("trainer_overlap", args)
-    logging.getLogger("verifiers_trainer").setLevel(
-        logging.ERROR
-    )  # hide warnings about the scripted log-probabilities
+    # hide warnings about the scripted log-probabilities
+    logging.getLogger("verifiers_trainer").setLevel(logging.ERROR)
     print(
         versions("verifiers-trainer", "torch", "transformers"), "load", round(os.getloadavg()[0], 1)
     )

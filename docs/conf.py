@@ -71,9 +71,8 @@ def _navigation(_app, page, source):
                 + "\n".join([heading, "", *links])
                 + "\n```\n"
             )
-    if (
-        page == "reference/index"
-    ):  # links, not navigation: a tree of every module would be built for every page
+    # links, not navigation: a tree of every module would be built for every page
+    if page == "reference/index":
         source[0] += "\n## Docstrings\n\n"
         source[0] += "".join(
             f"* {{doc}}`{Path(name).name} <api/{Path(name).name}/modules>`\n" for name in PACKAGES

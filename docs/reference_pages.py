@@ -277,9 +277,8 @@ def parameters(value: Any) -> Iterator[tuple[str, str, str, str]]:
     there is none.
     """
     meanings, without_effect = _meanings(value), _without_effect(value)
-    is_struct = inspect.isclass(value) and issubclass(
-        value, Immutable
-    )  # whose signature has no types as written
+    # whose signature has no types as written
+    is_struct = inspect.isclass(value) and issubclass(value, Immutable)
     types = {field.name: field.type for field in dataclasses.fields(value)} if is_struct else {}
     for parameter in _own_parameters(value):
         kind = str(types.get(parameter.name, parameter.annotation))

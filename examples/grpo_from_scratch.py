@@ -33,10 +33,8 @@ from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 GROUPS, ROLLOUTS = 16, 8  # G prompts, N rollouts of each: 128 rollouts in a step
 TEMPERATURE, MAX_TOKENS, MAX_SEQ_LEN = 1.0, 12, 48
 LEARNING_RATE, LR_WARMUP_STEPS = 3e-4, 10
-WITH_TOKENS = {
-    "logprobs": True,
-    "return_tokens_as_token_ids": True,
-}  # sampled ids and their log-probabilities
+# sampled ids and their log-probabilities
+WITH_TOKENS = {"logprobs": True, "return_tokens_as_token_ids": True}
 ROW_TOKENS = 512  # tokens of a packed row; it bounds memory and changes no gradient
 
 
@@ -103,12 +101,10 @@ def train_step(
     total = 0.0
     for packed in rows:
         row = packed.to_tensors()  # name -> tensor [T]
-        logprobs = model(
-            **forward_arguments(row)
-        ).logprobs  # [T], entry t of token t, under the current weights
-        losses = loss_of(
-            LossInput.of(row, logprobs)
-        )  # [T], 0 where masked; the ratio is against sampler_logprobs
+        # [T], entry t of token t, under the current weights
+        logprobs = model(**forward_arguments(row)).logprobs
+        # [T], 0 where masked; the ratio is against sampler_logprobs
+        losses = loss_of(LossInput.of(row, logprobs))
         loss = (row["weight"] * losses).sum()
         loss.backward()
         total += loss.item()
@@ -149,9 +145,8 @@ def main(steps: int = 60, warm_up_target: float = 0.4, seed: int = 0) -> list[fl
             ),
         )
         before = mean_reward(generate(env, engine, held_out, 1))
-        install_logprob_forward(
-            model
-        )  # from here on model(...) returns log-probabilities of packed rows
+        # from here on model(...) returns log-probabilities of packed rows
+        install_logprob_forward(model)
         model.train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(

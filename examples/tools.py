@@ -20,9 +20,8 @@ def in_stock(fruit: str) -> int:
         fruit: Name of the fruit, in lower case.
     """
     if fruit not in STOCK:
-        raise ValueError(
-            f"there is no {fruit!r}; known: {', '.join(STOCK)}"
-        )  # the model reads this, and may try again
+        # the model reads this, and may try again
+        raise ValueError(f"there is no {fruit!r}; known: {', '.join(STOCK)}")
     return STOCK[fruit]
 
 

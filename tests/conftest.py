@@ -11,9 +11,8 @@ import pytest
 from support.forks import pytest_cmdline_main as pytest_cmdline_main  # a hook
 from support.warm import Warm
 
-os.environ.setdefault(
-    "HF_HUB_OFFLINE", "1"
-)  # a model that no hub has is looked for once, not five times
+# a model that no hub has is looked for once, not five times
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # A session started in a shell's background ignores Ctrl-C, and so would the processes it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -53,9 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     would run."""
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"a test's id holds an object's address; give ids: {unstable[0]}")
-    if (
-        "hypothesis" in sys.modules
-    ):  # its table of Unicode takes a second once: longer than a first draw may
+    # its table of Unicode takes a second once: longer than a first draw may
+    if "hypothesis" in sys.modules:
         from hypothesis import strategies
 
         strategies.text().validate()

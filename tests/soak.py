@@ -183,9 +183,8 @@ class Commands:
             "OMP_NUM_THREADS": "1",
         }
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
-            scratch.parent / "torch"
-        )  # torch's own, one for all processes
+        # torch's own, one for all processes
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch.parent / "torch")
         tempfile.tempdir = None
         for name in [
             name for name in os.environ if name.startswith(("OPENAI_", "VF_")) and name != MARK
@@ -247,9 +246,8 @@ def _run(
     os.close(file)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
     faulthandler.register(signal.SIGUSR1, sys.stderr)
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a soak in the background of a script ignores Ctrl-C
+    # a soak in the background of a script ignores Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     sys.path.insert(0, folder)
     sys.argv = [f"vf-{kind}", *words]
@@ -932,9 +930,8 @@ class TrainingRun:
 
     def _between(self, losses: list[tuple[int, str]], saved: Mapping[str, str]) -> None:
         checkpoints = sorted(self.output.glob("checkpoint-*"))
-        if (
-            not checkpoints or (self.output / f"checkpoint-{STEPS}").exists()
-        ):  # begun, and not at its end
+        # begun, and not at its end
+        if not checkpoints or (self.output / f"checkpoint-{STEPS}").exists():
             return
         chance, before = (
             self.rng.random(),

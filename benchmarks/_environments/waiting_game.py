@@ -12,9 +12,8 @@ class WaitingGame(vf.SingleTurnEnv):
 
     async def setup_state(self, state):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(
-                ("10.77.41.254", 9)
-            )  # sends nothing: asks which address a packet would come from
+            # sends nothing: asks which address a packet would come from
+            probe.connect(("10.77.41.254", 9))
             state["machine"] = probe.getsockname()[0]
         return state
 

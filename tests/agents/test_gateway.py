@@ -203,10 +203,8 @@ async def test_models_and_count_tokens():
     async with openai.AsyncOpenAI(base_url=route.url, api_key="x") as client:
         assert [model.id async for model in client.models.list()] == ["policy"]
     status, text = await post(route, "messages/count_tokens", REQUESTS["messages"])
-    assert (status, json.loads(text)["input_tokens"]) == (
-        200,
-        12,
-    )  # an estimate: a quarter of the bytes
+    # an estimate: a quarter of the bytes
+    assert (status, json.loads(text)["input_tokens"]) == (200, 12)
     doubled = route.url + "/v1"  # Anthropic's clients add the version themselves
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{doubled}/models") as reply:

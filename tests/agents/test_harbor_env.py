@@ -297,9 +297,8 @@ def test_a_right_result_earns_one_with_a_forger_beside_it(task):
 
 
 def test_negative_control_checks_beside_the_models_processes_are_forged(tmp_path):
-    waits = write_task(
-        tmp_path / "waits", test=f"{TEST}sleep 0.5\n"
-    )  # the daemon has time to write after the test
+    # the daemon has time to write after the test
+    waits = write_task(tmp_path / "waits", test=f"{TEST}sleep 0.5\n")
     assert reward(play(waits, WRONG, FORGERIES["a daemon"], grading="shared")) == 1.0
 
 
@@ -431,9 +430,8 @@ def test_an_agent_program_works_in_the_sandbox_of_the_task_and_is_graded_in_anot
 
 
 def test_an_agent_program_forges_no_verdict(task, tmp_path):
-    waits = write_task(
-        tmp_path / "waits", test=f"{TEST}sleep 0.5\n"
-    )  # the daemon has time to write after the test
+    # the daemon has time to write after the test
+    waits = write_task(tmp_path / "waits", test=f"{TEST}sleep 0.5\n")
     forger = (
         PROGRAM + "import subprocess\nsubprocess.Popen(['sh', '-c',"
         f" {FORGERIES['a daemon']!r}])\ntime.sleep(0.2)"
@@ -447,9 +445,8 @@ def test_an_agent_program_forges_no_verdict(task, tmp_path):
 def test_an_agent_program_is_ended_when_the_time_of_the_task_is_over_and_what_it_did_is_graded(
     tmp_path,
 ):
-    slow = write_task(
-        tmp_path / "slow", "[agent]\ntimeout_sec = 4.0\n"
-    )  # it writes its file before, on a busy machine
+    # it writes its file before, on a busy machine
+    slow = write_task(tmp_path / "slow", "[agent]\ntimeout_sec = 4.0\n")
     results = run_program(slow, PROGRAM + "time.sleep(600)")
     assert (reward(results), results["stop_conditions"]) == (1.0, ["agent_time_over"])
     quiet = write_task(tmp_path / "quiet", "[agent]\ntimeout_sec = 60.0\n")

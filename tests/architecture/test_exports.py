@@ -113,9 +113,8 @@ def test_no_error_of_a_provider_or_a_transport_leaks(client_of):
         return await asyncio.gather(*map(outcome, FAULTS))
 
     for fault, found in zip(FAULTS, asyncio.run(all_outcomes()), strict=True):
-        of_ours = isinstance(
-            found, vf.ModelError | vf.RunError | str
-        )  # str: the stop condition of a rollout without one
+        # str: the stop condition of a rollout without one
+        of_ours = isinstance(found, vf.ModelError | vf.RunError | str)
         assert of_ours, f"{fault} gave {found!r}"
 
 

@@ -399,7 +399,6 @@ def test_an_unexpected_error_names_the_line_of_the_authors_code(tmp_path, capsys
         "has no attribute 'logprobs' at mymod.py:2 (-v shows the traceback)"
         in capsys.readouterr().err
     )
-    fail(
-        AttributeError("never raised"), command="vf-train", verbose=False
-    )  # negative control: it has no line
+    # negative control: it has no line
+    fail(AttributeError("never raised"), command="vf-train", verbose=False)
     assert " at " not in capsys.readouterr().err

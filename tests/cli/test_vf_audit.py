@@ -154,9 +154,8 @@ def test_vf_install_lists_the_audits(vf_audit):
 def test_the_useful_rows_are_those_that_the_model_solves_sometimes(vf_audit):
     seen: dict[str, int] = {}
 
-    def half(
-        request,
-    ) -> str:  # rows below 24 never, from 28 on always, the others every second time
+    # rows below 24 never, from 28 on always, the others every second time
+    def half(request) -> str:
         number = int(request.prompt[-1]["content"].split()[2])
         seen[str(number)] = seen.get(str(number), 0) + 1
         is_right = number >= 28 or (number >= 24 and seen[str(number)] % 2)
@@ -223,9 +222,8 @@ def test_an_evaluation_runs_the_kept_rows_and_its_identity_says_which(vf_audit, 
         ][0]
         whole = json.loads(vf_audit(*words, command=vf_eval).out)["runs"][0]
     assert (some["num_rollouts"], some["avg_reward"]) == (2, 0.5)
-    assert (
-        again["path"] == f"{some['path']}-2"
-    )  # what is kept is in the identity, not the name of the file
+    # what is kept is in the identity, not the name of the file
+    assert again["path"] == f"{some['path']}-2"
     assert whole["num_rollouts"] == 24
     assert not whole["path"].startswith(some["path"])
 

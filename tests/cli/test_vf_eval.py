@@ -155,10 +155,8 @@ def test_flags_win_over_dotted_keys_over_files_over_the_environments_own_default
 def test_a_temperature_of_a_higher_layer_beats_the_sampling_args_below_it():
     assert layered({"sampling_args": {"temperature": 1}}, {"temperature": 0})["sampling_args"] == {}
     above = layered({"temperature": 0}, {"sampling_args": {"temperature": 1}})
-    assert above == {
-        "temperature": 0,
-        "sampling_args": {"temperature": 1},
-    }  # -S wins over -T where both are given
+    # -S wins over -T where both are given
+    assert above == {"temperature": 0, "sampling_args": {"temperature": 1}}
 
 
 def test_the_dumped_configuration_gives_the_same_configuration_and_no_secret(
@@ -283,9 +281,8 @@ def test_an_ablation_runs_every_combination_of_what_it_sweeps(vf_eval, server, e
     )
     dumped = tomllib.loads(vf_eval("ablation.toml", "-m", "m", "--dump-config").out)
     assert [entry["temperature"] for entry in dumped["eval"]] == [0.25, 0.0, 0.0, 1.0, 1.0]
-    plain = vf_eval(
-        "ablation.toml", "-m", "m", "-T", "0.5", "--dump-config"
-    )  # a flag wins, and no run is made twice
+    # a flag wins, and no run is made twice
+    plain = vf_eval("ablation.toml", "-m", "m", "-T", "0.5", "--dump-config")
     assert [
         entry.get("env_args", {}).get("num_rows") for entry in tomllib.loads(plain.out)["eval"]
     ] == [None, 3, 5]

@@ -54,9 +54,8 @@ def test_the_status_line_counts_what_is_durable_and_guesses_the_rest_from_this_s
 def test_the_time_left_falls_while_nothing_finishes_and_tokens_of_running_rollouts_count(progress):
     progress.last_done = 120.0
     progress.running[3][1]["usage"]["output_tokens"] = 1000
-    assert status_line(progress, 130.0).endswith(
-        "100 tokens/s · 1 min 30 s left"
-    )  # (2000 + 1000) / 30 s
+    # (2000 + 1000) / 30 s
+    assert status_line(progress, 130.0).endswith("100 tokens/s · 1 min 30 s left")
     assert status_line(progress, 500.0).endswith("0 s left")
 
 
@@ -99,9 +98,8 @@ def test_the_time_left_does_not_grow_by_the_jitter_of_single_rollouts_and_does_w
         shown.append(steady.update(left, now))
     jitter = slice(1, 20)
     assert all(late <= early for early, late in itertools.pairwise(shown[jitter]))
-    assert any(
-        late > early for early, late in itertools.pairwise(estimated[jitter])
-    )  # negative control
+    # negative control
+    assert any(late > early for early, late in itertools.pairwise(estimated[jitter]))
     assert shown[-1] >= 0.8 * estimated[-1]
 
 

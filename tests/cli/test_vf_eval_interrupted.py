@@ -70,9 +70,8 @@ def test_after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what
     (run,) = ran.json["runs"]
     assert (run["num_rollouts"], run["resumed"], run["avg_reward"]) == (24, durable, 0.5)
     assert run["pass_at_k"] == {"1": 0.5, "2": 0.5}
-    assert (
-        0.14 < run["reward_stderr"] < 0.16
-    )  # clusters of two equal rewards: as if the run had never stopped
+    # clusters of two equal rewards: as if the run had never stopped
+    assert 0.14 < run["reward_stderr"] < 0.16
 
 
 def test_a_run_resumed_in_the_middle_of_a_group_sums_up_as_if_it_had_never_stopped(

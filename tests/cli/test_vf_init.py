@@ -84,9 +84,8 @@ def test_the_example_of_the_guide_names_folder_distribution_module_and_id(vf_ini
     }
     assert project["entry-points"] == entry_points
     assert document["tool"]["verifiers"]["eval"] == {"num_examples": 5, "rollouts_per_example": 3}
-    assert document["tool"]["uv"]["sources"]["verifiers"]["path"].endswith(
-        "packages/core"
-    )  # where ours came from
+    # where ours came from
+    assert document["tool"]["uv"]["sources"]["verifiers"]["path"].endswith("packages/core")
     assert (folder / "src/vf_custom_environment/__init__.py").is_file()
     for step in (
         "vf-install custom-environment",

@@ -337,9 +337,8 @@ def test_on_a_terminal_it_asks_before_it_takes_a_package_that_declares_no_enviro
 
 def test_it_says_that_installing_runs_code_and_prints_the_exact_command(vf_install, recorded):
     make_project(Path("environments/reverse_text"), "reverse-text", version="0.1.0")
-    ran = vf_install(
-        "reverse-text"
-    )  # the recorder installs nothing; the one installed already is found afterwards
+    # the recorder installs nothing; the one installed already is found afterwards
+    ran = vf_install("reverse-text")
     assert ran.code == 0
     assert RUNS_CODE in ran.err
     (words,) = recorded()
@@ -566,10 +565,8 @@ def repository(tmp_path):
 
 
 def test_an_environment_of_a_git_repository_is_installed_and_verifiers_stays(python, repository):
-    online = {
-        "UV_OFFLINE": "0",
-        "UV_NO_INDEX": "1",
-    }  # uv counts a repository on this disk as a network
+    # uv counts a repository on this disk as a network
+    online = {"UV_OFFLINE": "0", "UV_NO_INDEX": "1"}
     ran = python.command(
         "install", "vf-word-game", "--repo", repository.as_uri(), "--json", **online
     )
@@ -692,9 +689,8 @@ def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environ
     assert ran.code == 2, ran.err
     assert "plain is not an environment, and was not installed" in ran.err
     assert not (python.site_packages / "plain.py").exists()
-    ran = python.command(
-        "install", "old-game", **where
-    )  # it has a loader, but does not say that it is an environment
+    # it has a loader, but does not say that it is an environment
+    ran = python.command("install", "old-game", **where)
     assert ran.code == 2, ran.err
     assert (
         "old-game (A game.) of the package index declares no entry point in verifiers.environments"

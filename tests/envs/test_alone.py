@@ -79,9 +79,8 @@ def test_it_installs_and_evaluates_alone(env_id, uv, wheels, tmp_path):
         wheels.glob("verifiers-*.whl"),
         wheels.glob(f"{wanted.replace('-', '_')}-*.whl"),
     )
-    installed = run(
-        uv, "pip", "install", "--python", python, core, own, cwd=tmp_path
-    )  # this core, no other of the name
+    # this core, no other of the name
+    installed = run(uv, "pip", "install", "--python", python, core, own, cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr
     others = run(uv, "pip", "list", "--python", python, cwd=tmp_path).stdout
     assert [line.split()[0] for line in others.splitlines() if line.startswith("vf-")] == [wanted]

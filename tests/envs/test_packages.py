@@ -129,9 +129,8 @@ def test_shipped_data_comes_with_source_and_licence(env_id):
     shipped = [
         path for path in shipped if not any(part.endswith(".egg-info") for part in path.parts)
     ]
-    shipped = [
-        path for path in shipped if path.name != "audit.json"
-    ]  # a report of vf-audit, no data
+    # a report of vf-audit, no data
+    shipped = [path for path in shipped if path.name != "audit.json"]
     if shipped:
         about = (folder / "DATA.md").read_text(encoding="utf-8")
         assert not [path.name for path in shipped if path.name not in about]

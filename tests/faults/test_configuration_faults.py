@@ -97,15 +97,8 @@ def test_read_without_a_schema_the_same_files_are_fine():
     )
 
 
-HOSTILE_IDS = [
-    "os",
-    "../../x",
-    "a;b",
-    "tоy",
-    "x" * 300,
-    "toy\n",
-    "toyy",
-]  # the fourth has a Cyrillic letter
+# the fourth has a Cyrillic letter
+HOSTILE_IDS = ["os", "../../x", "a;b", "tоy", "x" * 300, "toy\n", "toyy"]
 
 
 @pytest.mark.parametrize("env_id", HOSTILE_IDS, ids=lambda env_id: repr(env_id)[:12])

@@ -105,13 +105,8 @@ def test_cut_at_every_byte_the_exact_prefix_is_recovered_and_the_next_row_starts
     appends = [{"key": 0}, {"key": 1, "text": "\u2028"}, numbered(2, 5), {"key": 5}]
     data = written(tmp_path / "whole.jsonl", *appends)
     ends = [i + 1 for i, byte in enumerate(data) if byte == 0x0A]
-    whole_after = {
-        0: 0,
-        ends[0]: 1,
-        ends[1]: 2,
-        ends[4]: 5,
-        ends[5]: 6,
-    }  # the three rows count together
+    # the three rows count together
+    whole_after = {0: 0, ends[0]: 1, ends[1]: 2, ends[4]: 5, ends[5]: 6}
     path = tmp_path / "cut.jsonl"
     for size in range(len(data) + 1):
         path.write_bytes(data[:size])
@@ -194,10 +189,8 @@ async def test_after_one_failed_write_or_fsync_nothing_more_is_taken_and_the_ack
     with armed(f"{place}:3:{fault}"), Journal.open(path) as journal:
         await journal.append({"key": 0})
         await journal.append(numbered(1, 3))
-        for key in (
-            3,
-            4,
-        ):  # the fault happens once; a second fsync would succeed and promise what it cannot know
+        # the fault happens once; a second fsync would succeed and promise what it cannot know
+        for key in (3, 4):
             with pytest.raises(JournalError, match="acknowledged") as raised:
                 await journal.append({"key": key})
             assert isinstance(raised.value.__cause__, OSError)

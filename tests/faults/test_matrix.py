@@ -97,10 +97,8 @@ def test_a_certificate_holds_for_what_ran_and_passed_alone():
     skipped = certificate.certificate(outcomes((first, "Skipped: no such device")), "all", 1.0)
     assert certificate.holds(skipped)
     assert "skipped 1: no such device" in "\n".join(certificate.lines_of(skipped))
-    for outcome, said in (
-        ("failed", f"failed: {first}"),
-        ("", "1 tests left out"),
-    ):  # negative controls
+    # negative controls
+    for outcome, said in (("failed", f"failed: {first}"), ("", "1 tests left out")):
         made = certificate.certificate(outcomes((first, outcome)), "all", 1.0)
         assert not certificate.holds(made)
         assert said in "\n".join(certificate.lines_of(made))
@@ -114,6 +112,5 @@ def test_of_several_runs_a_case_counts_as_it_ran_last():
     assert certificate.holds(made)
     assert made["passed"] == made["cases"] == 1 + len(others)
     assert [run["passed"] for run in made["runs"]] == [len(others), 1]
-    assert not certificate.holds(
-        certificate.merged([again, whole])
-    )  # negative control: the failure is the last word
+    # negative control: the failure is the last word
+    assert not certificate.holds(certificate.merged([again, whole]))

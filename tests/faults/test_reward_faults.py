@@ -314,9 +314,8 @@ def test_a_reward_that_hangs_is_killed_at_its_time_its_process_is_gone_and_the_n
     assert results["metrics"]["right"] == [1.0]
     (file,) = pids.iterdir()
     assert not is_alive(int(file.name))
-    assert (
-        1.0 <= ended - file.stat().st_mtime < 1.0 + 5
-    )  # the next one's process needs its time too
+    # the next one's process needs its time too
+    assert 1.0 <= ended - file.stat().st_mtime < 1.0 + 5
 
 
 def test_a_thread_that_hangs_cannot_be_ended():

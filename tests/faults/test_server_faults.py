@@ -437,8 +437,7 @@ def test_a_server_that_is_down_stops_the_run_with_its_cause(monkeypatch):
         assert caught.value.cause == "ModelUnavailable"
         assert server.count <= 2 * (16 + 8)
         time.sleep(0.8)
-        assert (
-            len(sent) == num_sent
-        )  # nothing is sent after the return; what was on its way may still arrive
+        # nothing is sent after the return; what was on its way may still arrive
+        assert len(sent) == num_sent
         assert max(sent) <= returned
         assert server.count <= num_sent

@@ -112,9 +112,8 @@ async def test_without_an_idle_timeout_a_silent_stream_holds_its_rollout_to_the_
 @streaming
 async def test_a_slow_stream_is_not_a_silent_one(kind):
     alive = kind.dialect.keep_alive(DialectRequest([], "m"))
-    events = (
-        stream_of(kind) if kind is vf.AnthropicMessagesClient else stream_of(kind)[-1:]
-    )  # which holds it all
+    # which holds it all
+    events = stream_of(kind) if kind is vf.AnthropicMessagesClient else stream_of(kind)[-1:]
     body = alive * 2 + b"".join(events)
     with FakeServer(script=[Behaviour(body=body, drip_s=0.6 / len(body))]) as server:
         started = time.monotonic()

@@ -196,9 +196,8 @@ def test_training_ends_with_that_error_and_not_with_silence(tmp_path):
         server.on_call = hang
         with pytest.raises(WeightSyncError, match="reloading the weights of version 1"):
             trainer.train()
-    saved = load_file(
-        tmp_path / "checkpoint-1" / "model.safetensors"
-    )  # the step was taken, and is not lost
+    # the step was taken, and is not lost
+    saved = load_file(tmp_path / "checkpoint-1" / "model.safetensors")
     assert all(
         torch.equal(saved[name], value)
         for name, value in trainer.model.state_dict().items()

@@ -68,9 +68,8 @@ def generate(monkeypatch, server):
         monkeypatch.setattr(skyrl, "environment", lambda env_id, env_args: env)
         rows = [skyrl_data._row(task, "e", "{}") for task in limit(env, None)[0]]
         batch = {name: [] for name in ("prompts", "env_extras", "env_classes", "trajectory_ids")}
-        for sibling in range(
-            siblings
-        ):  # siblings far apart: they belong together by their ids alone
+        # siblings far apart: they belong together by their ids alone
+        for sibling in range(siblings):
             for example in examples:
                 row = dict(rows[example])
                 batch["prompts"].append(row.pop("prompt"))

@@ -416,10 +416,7 @@ def test_every_setting_that_the_shared_pipeline_reads_is_there():
         for module in SHARED
         for name in SETTING.findall((folder / f"{module}.py").read_text(encoding="utf-8"))
     }
-    read -= {
-        "micro_batch_size",
-        "use_cpu",
-        "config",
-    }  # of the rows of a device, which the service has no part in
+    # of the rows of a device, which the service has no part in
+    read -= {"micro_batch_size", "use_cpu", "config"}
     assert len(read) > 20, "the modules were found and read"
     assert sorted(name for name in read if not hasattr(TinkerConfig(model="m"), name)) == []

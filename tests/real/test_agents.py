@@ -143,9 +143,8 @@ def there_is(mark, folder):
 def test_many_at_once_leave_nothing(tmp_path, monkeypatch):
     """Codex, 32 times at once. While all of them wait for the model, the same look sees them: the
     negative control."""
-    monkeypatch.setattr(
-        tempfile, "tempdir", str(tmp_path)
-    )  # other processes of this machine write to the usual one
+    # other processes of this machine write to the usual one
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mark = f"run {time.time_ns()}"
     env_of("codex").evaluate(model_of("codex"), "m")  # starts the gateway and the zygote
     before, seen, all_wait = there_is(mark, tmp_path), {}, asyncio.Event()

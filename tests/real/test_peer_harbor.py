@@ -38,9 +38,8 @@ def harbor_run(path, agent, out, *words):
         "--env",
         SANDBOX,
     ]
-    local = {
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True"
-    }  # it would look for prices on the network first
+    # it would look for prices on the network first
+    local = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     ran = subprocess.run(
         [*command, "-o", out, "-n", "4", *words],
         capture_output=True, text=True, check=False, timeout=540, env={**os.environ, **local},

@@ -121,9 +121,8 @@ async def test_on_the_embedded_engine_its_rows_are_what_a_real_model_sampled(tmp
         "generator.sampling_params.logprobs=0",
         "generator.sampling_params.max_generate_length=6",
     ]
-    words += [
-        "generator.step_wise_trajectories=true"
-    ]  # a random model's text is not always the tokens it sampled
+    # a random model's text is not always the tokens it sampled
+    words += ["generator.step_wise_trajectories=true"]
     config = SkyRLTrainConfig.from_cli_overrides(words)
     batch = batch_of(tmp_path, config, [0, 1])
     with serving(address=Address(api_key="none")) as engine:  # SkyRL's own endpoint asks for no key

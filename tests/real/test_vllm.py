@@ -231,9 +231,8 @@ def kill_before_request(number, server, monkeypatch):
 def test_adapters_move_every_step_and_a_server_killed_in_between_gets_them_again(
     adapters, tmp_path, caplog, monkeypatch
 ):
-    kill_before_request(
-        10, adapters, monkeypatch
-    )  # four rollouts a step: in the middle of the third's
+    # four rollouts a step: in the middle of the third's
+    kill_before_request(10, adapters, monkeypatch)
     log, numbers = train(
         adapters,
         tmp_path,

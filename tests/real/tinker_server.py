@@ -95,9 +95,8 @@ def serving(folder: Path, model: Path) -> Iterator[str]:
         _wait(process, f"http://127.0.0.1:{port}", folder / "log")
         yield f"http://127.0.0.1:{port}"
     finally:
-        with suppress(
-            ProcessLookupError
-        ):  # it ended by itself; the error that says why is on its way
+        # it ended by itself; the error that says why is on its way
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

@@ -25,9 +25,8 @@ def vf_env():
     env = vf.load_environment(
         "reverse-text", unit="word", num_train_examples=24, num_eval_examples=4
     )
-    env.add_rubric(
-        vf.Rubric(funcs=[share_of_letters])
-    )  # something that an untrained model gets now and then
+    # something that an untrained model gets now and then
+    env.add_rubric(vf.Rubric(funcs=[share_of_letters]))
     return env
 
 
@@ -39,10 +38,8 @@ def a_few_short_steps(args, steps=1):
         4,
         2,
     )
-    args.num_completions_to_print, args.mask_truncated_completions = (
-        0,
-        False,
-    )  # this model seldom ends by itself
+    # this model seldom ends by itself
+    args.num_completions_to_print, args.mask_truncated_completions = 0, False
     return args
 
 

@@ -127,9 +127,8 @@ def start() -> Any:
     )
     if binary is None or driver is None:
         pytest.skip("needs chromium and chromedriver on the path")
-    if SHELL.is_file() and _version(str(SHELL)) == _version(
-        driver
-    ):  # a driver refuses the browser of another version
+    # a driver refuses the browser of another version
+    if SHELL.is_file() and _version(str(SHELL)) == _version(driver):
         binary = str(SHELL)
     options = webdriver.ChromeOptions()
     options.binary_location = binary

@@ -137,9 +137,8 @@ class Fork:
         """Take one message; *returns* False when it was the last."""
         is_alive = self.process.is_alive()
         try:
-            if (
-                not is_alive and not self.line.poll()
-            ):  # its end may still be open in a process that it has forked
+            # its end may still be open in a process that it has forked
+            if not is_alive and not self.line.poll():
                 raise EOFError
             match self.line.recv():
                 case None:
@@ -199,15 +198,13 @@ class Fork:
         record = Record(config)
         config.pluginmanager.register(record)
         record.warned.clear()  # those of the collection, which are known
-        with contextlib.suppress(
-            KeyboardInterrupt, EOFError, ConnectionError
-        ):  # the one that started it ends too
+        # the one that started it ends too
+        with contextlib.suppress(KeyboardInterrupt, EOFError, ConnectionError):
             for number, following in itertools.pairwise(
                 itertools.chain(self._handed_out(), [None])
             ):
-                after = (
-                    None if following is None else items[following]
-                )  # whether what tests share is still needed
+                # whether what tests share is still needed
+                after = None if following is None else items[following]
                 config.hook.pytest_runtest_protocol(item=items[number], nextitem=after)
                 self._theirs.send((record.reports, record.warned))
                 record.reports.clear()

@@ -54,9 +54,8 @@ class Machines:
         self.names = {
             address: f"vf-{address.rpartition('.')[2]}-{os.getpid()}" for address in self.addresses
         }
-        self.ray_folder = (
-            Path("/tmp") / f"vf-ray-{os.getpid()}"
-        )  # the path of a socket has at most 107 characters
+        # the path of a socket has at most 107 characters
+        self.ray_folder = Path("/tmp") / f"vf-ray-{os.getpid()}"
 
     def __enter__(self) -> Machines:
         hub = self.names[self.addresses[0]]
@@ -204,9 +203,8 @@ class Machines:
     ) -> Popen[bytes]:
         ray = str(Path(sys.executable).with_name("ray"))
         words = ["--num-cpus", str(cores), "--block", "--object-store-memory", str(100 * 2**20)]
-        for port, agent in enumerate(
-            RAY_AGENTS, RAY_PORT + 1
-        ):  # not given, Ray waits 15 s for each, and fails
+        # not given, Ray waits 15 s for each, and fails
+        for port, agent in enumerate(RAY_AGENTS, RAY_PORT + 1):
             words += [f"--{agent}", str(port)]
         if machine == self.addresses[0]:
             words += [

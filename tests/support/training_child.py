@@ -29,9 +29,8 @@ def child_context() -> Any:
     """A fork server that has imported torch and the trainer, and has used neither."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.training_zygote"])
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # it is told the test's sys.path after it has preloaded
+    # it is told the test's sys.path after it has preloaded
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         forkserver.ensure_running()
     return context

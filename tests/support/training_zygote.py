@@ -16,9 +16,8 @@ for module in ("ranks_work", "split_runs", "training", "zero_runs"):  # what chi
 if find_spec("deepspeed"):  # accelerate imports it in every training, where it is installed
     import_module("deepspeed")
 
-get_checkpoint_conversion_mapping(
-    "qwen3"
-)  # compiles a thousand patterns, which the first saved model needs
+# compiles a thousand patterns, which the first saved model needs
+get_checkpoint_conversion_mapping("qwen3")
 
 # Every training ends with a full collection, which would walk through, and so copy, all of the
 # above.

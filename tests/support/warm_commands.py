@@ -49,9 +49,8 @@ with socket.socket(socket.AF_UNIX) as line:
 @functools.cache
 def folder() -> str:
     """A folder with a program for each command; they run as long as this process does."""
-    found = Path(
-        tempfile.mkdtemp(prefix="vf-")
-    )  # short: the path of a socket has at most a hundred characters
+    # short: the path of a socket has at most a hundred characters
+    found = Path(tempfile.mkdtemp(prefix="vf-"))
     scripts = {
         one.name: one.value for one in importlib.metadata.entry_points(group="console_scripts")
     }

@@ -42,10 +42,8 @@ def mypy() -> dict[str, dict[int, str]]:
 def pyright() -> dict[str, dict[int, str]]:
     """File name -> line -> message."""
     command = ["pyright", "--outputjson", "--pythonpath", sys.executable, GOOD, WRONG]
-    environment = {
-        **os.environ,
-        "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
-    }  # it asks the network for a newer version
+    # it asks the network for a newer version
+    environment = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", *map(str, command)],
         cwd=ROOT,

@@ -58,9 +58,8 @@ def test_it_serves_says_where_and_ends_with_an_interrupt(runs):
 def test_an_environment_by_id_or_path_shows_its_evaluations(runs, vf_view, tmp_path, word):
     (tmp_path / "outputs").symlink_to(runs)
     (tmp_path / "environments").mkdir()
-    (tmp_path / "environments/times_table.py").write_text(
-        "def load_environment(:\n"
-    )  # not needed to look at its runs
+    # not needed to look at its runs
+    (tmp_path / "environments/times_table.py").write_text("def load_environment(:\n")
     ran = vf_view(word, "--export", "copy")
     assert ran.code == 0, ran.err
     assert "2 runs" in ran.out

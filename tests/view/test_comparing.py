@@ -164,15 +164,8 @@ def test_rollouts_are_grouped_by_task_or_by_a_column_of_info(page, serve, levels
     page.wait_text("16 rollouts")
     page.choose("Rows of the table", "info.level")
     page.wait(lambda: [text.split()[0] for text in page.texts(".body .row")] == ["0", "1", "2"])
-    assert page.texts(".body .row")[2].split() == [
-        "2",
-        "0.500",
-        "0",
-        "/",
-        "5",
-        "5",
-        "0",
-    ]  # no standard error of zero
+    # no standard error of zero
+    assert page.texts(".body .row")[2].split() == ["2", "0.500", "0", "/", "5", "5", "0"]
     assert "±" in page.texts(".body .row")[0]
     page.picture("groups")
     page.choose("Rows of the table", "info.__proto__")

@@ -695,9 +695,8 @@ def test_the_list_shows_the_settings_that_vary_and_on_a_phone_the_reward(page, s
     try:
         page.driver.set_window_size(2200, 800)
         page.wait(lambda: not page.js(is_wide) and page.js(fits))
-        page.driver.set_window_size(
-            1000, 800
-        )  # the last columns are reached by scrolling within the table
+        # the last columns are reached by scrolling within the table
+        page.driver.set_window_size(1000, 800)
         page.wait(lambda: page.js(is_wide))
         page.js("document.querySelector('.table').scrollLeft = 10000")
         last = (

@@ -54,9 +54,8 @@ def test_what_is_copied_and_searched_is_what_was_written(page, serve, areas):
     assert page.js("return document.querySelectorAll('.prose strong, .prose math').length") == 0
     page.press("v")
     assert page.js("return document.querySelectorAll('.prose strong').length") == 2
-    page.open(
-        serve(areas).url + RUN + "/0?q=area**%20is"
-    )  # drawn, the searched text would be hidden
+    # drawn, the searched text would be hidden
+    page.open(serve(areas).url + RUN + "/0?q=area**%20is")
     page.wait(lambda: page.texts(".prose mark") == ["area** is"])
 
 
@@ -179,9 +178,8 @@ def test_no_text_makes_an_element_that_acts_and_each_node_knows_its_source(page,
     drawn = page.driver.execute_async_script(DRAW, texts)
     assert "error" not in drawn, drawn
     assert drawn["wrong"] == []
-    assert {"math", "mfrac", "blockquote", "ol", "table", "strong", "code"} <= set(
-        drawn["tags"]
-    )  # negative control
+    # negative control
+    assert {"math", "mfrac", "blockquote", "ol", "table", "strong", "code"} <= set(drawn["tags"])
     assert set(drawn["tags"]) <= DRAWN_TAGS
     assert set(drawn["names"]) <= DRAWN_ATTRIBUTES
     assert page.js("return window.owned") is None

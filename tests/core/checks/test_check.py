@@ -168,9 +168,8 @@ def test_an_object_is_checked_without_its_constructor_and_is_not_closed():
     assert Closing.closed == 0
     assert "constructor" in report.notes[0]
     assert check(Closing).ok
-    assert (
-        Closing.closed == 2
-    )  # what the check has built, it closes: the environment and the one to compare
+    # what the check has built, it closes: the environment and the one to compare
+    assert Closing.closed == 2
 
 
 async def test_both_forms_work_under_a_running_loop():

@@ -53,9 +53,8 @@ def run(client, request=REQUEST):
             return await client.complete(request)
         finally:
             await client.aclose()
-            if close := getattr(
-                getattr(client, "called", None), "close", None
-            ):  # an SDK object is ours to close here
+            # an SDK object is ours to close here
+            if close := getattr(getattr(client, "called", None), "close", None):
                 closed = close()
                 if inspect.isawaitable(closed):
                     await closed

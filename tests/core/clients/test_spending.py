@@ -312,9 +312,8 @@ def test_a_run_that_began_without_a_limit_counts_what_it_spent_before(tmp_path):
         evaluate(client, tmp_path / "run", num_examples=100)
         results = evaluate(client, tmp_path / "run", num_examples=110, max_cost_usd=1.0)
         assert results.metadata.spent["usd"] == pytest.approx(110 * COST)
-        later = evaluate(
-            client, tmp_path / "run", num_examples=120
-        )  # without a limit it is still recorded
+        # without a limit it is still recorded
+        later = evaluate(client, tmp_path / "run", num_examples=120)
         assert later.metadata.spent["usd"] == pytest.approx(120 * COST)
     assert json.loads((tmp_path / "run/metadata.json").read_text())["spent"]["requests"] == 20
 

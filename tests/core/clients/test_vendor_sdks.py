@@ -71,9 +71,8 @@ def check_response(response):
     details = usage.input_tokens_details
     assert (details.cached_tokens, details.cache_write_tokens) == (12, 3)
     assert usage.output_tokens_details.reasoning_tokens == 2
-    OpenAIResponse.model_validate(
-        response.model_dump(by_alias=True)
-    )  # strictly: every field is there
+    # strictly: every field is there
+    OpenAIResponse.model_validate(response.model_dump(by_alias=True))
 
 
 def test_the_openai_sdk_reads_a_response(openai_client):

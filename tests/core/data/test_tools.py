@@ -206,9 +206,8 @@ def test_hidden_parameters_are_in_no_schema_and_their_types_need_not_be_importab
     assert hidden.hidden_required == {"sandbox"}
     with pytest.raises(ToolCallError, match="'sandbox' is not a parameter"):
         hidden.arguments({"path": "x", "sandbox": "mine"})
-    with pytest.raises(
-        ConfigError, match="NotImportedHere"
-    ):  # negative control: visible, it must be known
+    # negative control: visible, it must be known
+    with pytest.raises(ConfigError, match="NotImportedHere"):
         ToolFunction.of(tool)
 
 

@@ -335,9 +335,8 @@ def test_reward_arguments_are_checked_against_the_members_own_columns():
     def by_level(level) -> float:
         return float(level)
 
-    wanting = tools(
-        rubric=Rubric([by_level])
-    )  # its rows have a column 'level', those of the other do not
+    # its rows have a column 'level', those of the other do not
+    wanting = tools(rubric=Rubric([by_level]))
     client = ScriptedClient(answering)
     assert EnvGroup([single(1), wanting]).evaluate(client, "m")["rewards"] == [1.0, 1.0]
     client.requests.clear()

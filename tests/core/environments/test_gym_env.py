@@ -99,9 +99,8 @@ def test_the_row_decides_the_episode_and_training_and_evaluation_rows_differ():
     train, evaluation = env.get_dataset(), env.get_eval_dataset()
     assert [row["info"]["seed"] for row in train] == [40, 41, 42]
     assert [row["info"]["seed"] for row in evaluation] == [43, 44]
-    results = env.evaluate(
-        ScriptedClient(["left"]), "m", rollouts_per_example=2
-    )  # "left" ends the episode at once
+    # "left" ends the episode at once
+    results = env.evaluate(ScriptedClient(["left"]), "m", rollouts_per_example=2)
     first, sibling, second, _ = [prompt[0]["content"] for prompt in results["prompts"]]
     assert first == sibling != second
     expected, _ = gymnasium.make("CartPole-v1").reset(seed=43)

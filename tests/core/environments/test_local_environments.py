@@ -104,9 +104,8 @@ def test_a_local_environment_imports_the_files_beside_it(folder):
 def test_a_local_environment_may_be_named_like_an_imported_module(folder):
     write("environments/json.py")
     assert word_of(load_environment("environments/json.py")) == "local"
-    assert (
-        importlib.import_module("json").loads("1") == 1
-    )  # negative control: the standard library is not replaced
+    # negative control: the standard library is not replaced
+    assert importlib.import_module("json").loads("1") == 1
 
 
 @pytest.mark.parametrize("place", ["environments/toy.py", "toy.py"])
@@ -115,9 +114,8 @@ def test_a_local_file_is_used_before_an_installed_environment(folder, place, cap
     site.mkdir()
     install_toy(site)
     sys.path.insert(0, str(site))
-    assert (
-        load_environment("toy").env_version == "1.0"
-    )  # negative control: the installed one, without a local file
+    # negative control: the installed one, without a local file
+    assert load_environment("toy").env_version == "1.0"
     write(place)
     env = load_environment("toy")
     assert (word_of(env), env.env_version) == ("local", "")

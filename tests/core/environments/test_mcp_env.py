@@ -197,9 +197,8 @@ def test_a_server_that_dies_again_ends_the_rollout_and_its_reward_is_unknown(tmp
         assert error["retryable"]
         assert math.isnan(results["rewards"][0])
         assert len(starts.read_text().split()) == 2
-        assert answers(run(env, call("add", a=1, b=2))) == [
-            "3"
-        ]  # the next rollout is not its victim
+        # the next rollout is not its victim
+        assert answers(run(env, call("add", a=1, b=2))) == ["3"]
 
 
 @pytest.mark.parametrize("limit", [2**20, 2**24])

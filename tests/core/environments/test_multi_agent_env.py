@@ -101,22 +101,16 @@ def test_each_role_has_its_turns_its_reward_and_token_exact_prompts():
     for role, count in (("ann", 3), ("bob", 2)):
         part = rollout.of_role(role)
         assert (len(part.turns), part.reward) == (count, rollout.role_rewards[role])
-        for before, after in zip(
-            part.turns, part.turns[1:], strict=False
-        ):  # its own history, as sampled
+        # its own history, as sampled
+        for before, after in zip(part.turns, part.turns[1:], strict=False):
             history = [*before.prompt_ids, *before.completion_ids]
             assert after.prompt_ids[: len(history)].tolist() == history
     assert [(m["name"], m["content"]) for m in state["completion"][:2]] == [
         ("ann", "said 0"),
         ("bob", "said 1"),
     ]
-    assert [step.shared for step in state["trajectory"]] == [
-        0,
-        0,
-        2,
-        2,
-        4,
-    ]  # messages, of the role's own last turn
+    # messages, of the role's own last turn
+    assert [step.shared for step in state["trajectory"]] == [0, 0, 2, 2, 4]
     assert env.trained_roles == ("ann", "bob")
 
 

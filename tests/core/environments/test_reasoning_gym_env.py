@@ -108,9 +108,8 @@ async def test_an_answer_that_a_scorer_stumbles_over_is_worth_nothing():
     assert scoring.plain_score("prime_factorization", config, generator[0], "seven") == 0.0
     results = await run(rg_env("prime_factorization"), ScriptedClient(["<answer>seven</answer>"]))
     assert results["rewards"] == [0.0] * 3
-    with pytest.raises(
-        ValueError, match="invalid literal"
-    ):  # there the scorer is at fault, whatever the answer
+    # there the scorer is at fault, whatever the answer
+    with pytest.raises(ValueError, match="invalid literal"):
         scoring.plain_score(
             "prime_factorization", config, generator[0] | {"answer": "odd"}, "seven"
         )

@@ -280,9 +280,8 @@ def test_a_required_argument_is_named(site):
         load_environment("word-game")
 
 
-def test_a_missing_dependency_inside_an_environment_is_shown(
-    site,
-):  # fault 24: it was reported as "not installed"
+# fault 24: it was reported as "not installed"
+def test_a_missing_dependency_inside_an_environment_is_shown(site):
     site.environment(source="import a_package_that_is_not_there\n")
     with pytest.raises(EnvironmentLoadError, match="a_package_that_is_not_there") as caught:
         load_environment("word-game")

@@ -155,10 +155,8 @@ def test_a_rollout_that_calls_nothing_opens_nothing():
     backend = Watched()
     env = env_of(rows=4, sandbox=backend)
     env.evaluate(ScriptedClient(["done"]), "m", max_concurrent=1)
-    assert (backend.opened, backend.closed) == (
-        1,
-        1,
-    )  # the first one alone, to find out whether it works
+    # the first one alone, to find out whether it works
+    assert (backend.opened, backend.closed) == (1, 1)
     env.evaluate(ScriptedClient([bash("true"), "done"]), "m", max_concurrent=1)
     assert (backend.opened, backend.closed) == (5, 5)
 

@@ -67,9 +67,8 @@ def test_a_model_cannot_set_what_is_hidden_from_it():
     )
     assert told(results) == ["wrong arguments for buy: 'basket' is not a parameter"]
     assert results["states"][0]["basket"] == []
-    open_shop = ToolEnv(
-        tools=[buy], dataset=[ROW]
-    )  # negative control: a plain ToolEnv shows every parameter
+    # negative control: a plain ToolEnv shows every parameter
+    open_shop = ToolEnv(tools=[buy], dataset=[ROW])
     results = open_shop.evaluate(
         ScriptedClient([call({"item": "apple", "basket": ["stolen"]}), "done"]), "m"
     )
@@ -88,10 +87,8 @@ def test_update_tool_args_sees_the_models_arguments_and_what_it_returns_is_check
         [call("{"), call({}), call({"item": "a"}, "nope"), call({"item": "a", "amount": "2"}), "x"]
     )
     results = Watched().evaluate(client, "m")
-    assert seen == [
-        {},
-        {"item": "a", "amount": "2"},
-    ]  # neither text that is no JSON nor a tool that is not there
+    # neither text that is no JSON nor a tool that is not there
+    assert seen == [{}, {"item": "a", "amount": "2"}]
     assert told(results)[-1] == "2 things"
     assert "'item' is missing" in told(results)[-3]
 

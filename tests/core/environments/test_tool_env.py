@@ -224,9 +224,8 @@ async def test_long_results_are_cut_with_a_note_and_images_are_not():
     first, image, last = mixed["content"]
     assert (first["text"], len(image["image_url"]["url"])) == ("b" * 60, 1000)
     assert "20 of 60 characters left out" in last["text"]
-    whole = await respond(
-        tool_env(long), call("long", {"n": 150_000})
-    )  # negative control: below the bound
+    # negative control: below the bound
+    whole = await respond(tool_env(long), call("long", {"n": 150_000}))
     assert len(whole[0]["content"]) == 150_007
 
 

@@ -137,9 +137,8 @@ def test_reasoning_content_counts_as_a_closed_think_block():
         assert one.parse_answer(answered) == "four"
     assert ThinkParser().get_format_reward_func()(answered) == 1.0
     assert ThinkParser().get_format_reward_func()(silent) == 0.0
-    assert (
-        ThinkParser().parse_answer(said("four")) == ""
-    )  # negative control: without it there is no answer
+    # negative control: without it there is no answer
+    assert ThinkParser().parse_answer(said("four")) == ""
 
 
 # --- XML ------------------------------------------------------------------------------------------

@@ -122,9 +122,8 @@ def test_equal_models_are_told_apart_at_most_five_times_in_a_hundred(num_example
     alarms = naive = 0
     for _ in range(300):
         difficulty = rng.random((num_examples, 1))
-        noise = rng.normal(
-            0, 0.3, (2, num_examples, 1)
-        )  # a change of the example, shared by its siblings
+        # a change of the example, shared by its siblings
+        noise = rng.normal(0, 0.3, (2, num_examples, 1))
         a, b = (
             np.clip(difficulty + part + rng.normal(0, 0.05, (num_examples, 8)), 0, 1)
             for part in noise

@@ -55,10 +55,8 @@ def test_the_html_shows_the_numbers_and_no_markup_of_a_model(results):
     assert not {
         name for name in page.attributes if name.startswith("on") or name in ("src", "href")
     }
-    assert Tags(HOSTILE + "</img>").tags == {
-        "script",
-        "img",
-    }  # negative control: unescaped, it would be found
+    # negative control: unescaped, it would be found
+    assert Tags(HOSTILE + "</img>").tags == {"script", "img"}
     assert f"<td style='text-align:left'>{results.metadata.avg_reward:.3g}" in text
     assert "Worst rollout" in text
     assert "Best rollout" in text

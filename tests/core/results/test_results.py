@@ -161,10 +161,8 @@ def test_metadata_counts_failures_and_unknown_rewards_apart():
     assert (metadata.num_examples, metadata.rollouts_per_example) == (2, 2)
     assert metadata.pass_at_k == {"1": 0.5, "2": 1.0}
     assert metadata.pass_all_k == {"1": 0.5, "2": 0.0}
-    assert metadata.usage == {
-        "input_tokens": 10.0,
-        "output_tokens": 2.0,
-    }  # a mean; the summary has the sums
+    # a mean; the summary has the sums
+    assert metadata.usage == {"input_tokens": 10.0, "output_tokens": 2.0}
     assert results_of(four_states()).summary()["usage"] == {"input_tokens": 40, "output_tokens": 8}
     assert metadata.stop_conditions == {"max_turns_reached": 4}
 
@@ -175,9 +173,8 @@ def test_a_graded_reward_is_no_success_and_has_no_pass_at_k():
     assert metadata.pass_at_k == metadata.pass_at_k_interval == {}
     assert math.isnan(metadata.avg_success)
     assert results_of(states).summary()["avg_success"] is None
-    explicit = results_of(
-        states, rollouts_per_example=2, pass_threshold=0.5
-    ).metadata  # negative control
+    # negative control
+    explicit = results_of(states, rollouts_per_example=2, pass_threshold=0.5).metadata
     assert (explicit.pass_at_k["1"], explicit.avg_success) == (1.0, 1.0)
 
 

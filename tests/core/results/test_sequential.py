@@ -71,16 +71,14 @@ def check_sequences(num):
     allowed = 0.05 + 3 * math.sqrt(0.05 * 0.95 / num) if num < 5000 else 0.05
     missed, naive = missed_at_any_time(num, 200, rng)
     assert missed <= allowed
-    assert (
-        naive > 0.15
-    )  # negative control: a fixed-sample interval that is looked at after every example
+    # negative control: a fixed-sample interval that is looked at after every example
+    assert naive > 0.15
     n = planned(rng, 0.1)
     equal, _ = stopped_comparisons(num, rng, 0.0, n)
     assert (equal != 0).mean() <= allowed
     decided, when = stopped_comparisons(num, rng, 0.2, n)
-    assert (
-        np.median(when) <= 0.6 * n
-    )  # 40% fewer, at twice the difference that the fixed comparison is made for
+    # 40% fewer, at twice the difference that the fixed comparison is made for
+    assert np.median(when) <= 0.6 * n
     assert (decided == 1).mean() >= 0.95
     assert not (decided == -1).any()
     return missed, naive, (equal != 0).mean(), np.median(when) / n
@@ -164,6 +162,5 @@ def test_the_least_size_finds_the_difference_four_times_in_five():
     (size,) = sizes(Spread(0.3, 0.4), 0.1, [4])
     pairs = rng.normal(0.1, math.sqrt(2 * 0.4**2 / 4), (4000, size.at_least))
     t = pairs.mean(axis=1) / (pairs.std(axis=1, ddof=1) / math.sqrt(size.at_least))
-    assert (abs(t) > 1.9977).mean() == pytest.approx(
-        0.8, abs=0.025
-    )  # Student's quantile, 63 degrees of freedom
+    # Student's quantile, 63 degrees of freedom
+    assert (abs(t) > 1.9977).mean() == pytest.approx(0.8, abs=0.025)

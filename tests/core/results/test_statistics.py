@@ -77,9 +77,8 @@ def test_the_interval_of_pass_at_k_holds_the_truth_in_at_least_93_of_100_evaluat
 ):
     draw = np.random.default_rng(7)
     n, k, covered = 8, 2, 0
-    truth = 1 - beta * (beta + 1) / (
-        (alpha + beta) * (alpha + beta + 1)
-    )  # 1 - E[(1 - p)^2] of a beta distribution
+    # 1 - E[(1 - p)^2] of a beta distribution
+    truth = 1 - beta * (beta + 1) / ((alpha + beta) * (alpha + beta + 1))
     for _ in range(500):
         correct = draw.binomial(n, draw.beta(alpha, beta, num_examples))
         successes = np.concatenate([np.arange(n) < c for c in correct]).astype(float).tolist()

@@ -70,9 +70,8 @@ def test_constructing_needs_no_key_and_makes_no_client(monkeypatch):
     rubric = JudgeRubric(funcs=[yes])
     with pytest.raises(ConfigError, match=r"judge_client=.*OPENAI_API_KEY"):
         rubric.check_needs()
-    with pytest.raises(
-        ScoringError, match="OPENAI_API_KEY"
-    ):  # negative control: asking does need one
+    # negative control: asking does need one
+    with pytest.raises(ScoringError, match="OPENAI_API_KEY"):
         asyncio.run(rubric.judge("2+2", "4", "4"))
 
 
@@ -444,9 +443,8 @@ async def test_one_question_is_asked_once_per_rollout():
     assert [*answers, await rubric.judge(**arguments(state))] == ["yes"] * 4
     assert state["judge_response"] == {"gpt-4.1-nano": {sent(client): "yes"}}
     assert len(client.requests) == 1
-    assert (
-        await rubric.judge(**arguments(state_of())) == "no"
-    )  # another rollout has its own judgement
+    # another rollout has its own judgement
+    assert await rubric.judge(**arguments(state_of())) == "no"
     assert await rubric.judge(**arguments(state), unused="x") == "yes"
 
 
@@ -501,9 +499,8 @@ async def test_a_verdict_is_the_judges_own_last_score(attack):
     state = state_of(attack)
     await scoring(ScriptedClient([reply])).score_rollout(state)
     assert state["reward"] == pytest.approx(0.1)
-    assert (
-        re.search(r"<score>(\d+)</score>", reply)[1] == "10"
-    )  # negative control: the first score is the answer's
+    # negative control: the first score is the answer's
+    assert re.search(r"<score>(\d+)</score>", reply)[1] == "10"
 
 
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if "<score>" in attack])
@@ -577,9 +574,8 @@ async def test_a_judge_that_was_cut_off_has_given_no_verdict():
     await rubric.score_rollout(state)
     assert "truncated" in str(state["error"])
     assert math.isnan(state["reward"])
-    assert "10" in (
-        await rubric.judge(**arguments(state_of()))
-    )  # negative control: the text looks like a verdict
+    # negative control: the text looks like a verdict
+    assert "10" in (await rubric.judge(**arguments(state_of())))
     state = state_of()
     assert (await rubric.score_rollout(state))["reward"] == 0.2
 

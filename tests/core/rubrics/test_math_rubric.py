@@ -202,19 +202,16 @@ def test_text_and_integers_are_compared_without_a_process(aside, scripted):
     )
     assert outcomes == [Outcome.DIFFERENT, Outcome.EQUAL, Outcome.EQUAL, Outcome.EQUAL]
     assert num_processes == 0
-    assert aside.run(compared([("0.5", "1/2")])) == (
-        [Outcome.EQUAL],
-        1,
-    )  # negative control: this one needs it
+    # negative control: this one needs it
+    assert aside.run(compared([("0.5", "1/2")])) == ([Outcome.EQUAL], 1)
 
 
 def test_it_works_off_the_main_thread_where_the_engines_own_time_out_does_not(
     aside, folder, monkeypatch
 ):
     monkeypatch.delitem(sys.modules, "math_verify", raising=False)
-    assert aside.score(maths(), boxed("1/2", "0.5")) == [
-        1.0
-    ]  # the loop of these tests is not in the main thread
+    # the loop of these tests is not in the main thread
+    assert aside.score(maths(), boxed("1/2", "0.5")) == [1.0]
     assert "math_verify" not in sys.modules
     monkeypatch.syspath_prepend(str(folder))
     from scripted_engine import own_time_out_in_a_thread
@@ -253,9 +250,8 @@ def test_a_worker_has_a_bound_on_its_memory(aside, scripted):
     state = boxed("big")
     assert math.isnan(aside.score(scripted, state)[0])
     assert "MemoryError" in str(state["error"])
-    assert (
-        len(np.zeros(3 << 30, np.uint8)) == 3 << 30
-    )  # negative control: no limit (the pages are never touched)
+    # negative control: no limit (the pages are never touched)
+    assert len(np.zeros(3 << 30, np.uint8)) == 3 << 30
 
 
 def test_the_real_engine_is_killed_too(aside):

@@ -96,9 +96,8 @@ def test_an_unknown_keyword_is_refused(rubric):
 
 def test_keywords_of_a_subclass_become_attributes_and_misspellings_do_not():
     class Sums(Rubric):
-        def __init__(
-            self, weight="easy", **kwargs
-        ):  # resembles a parameter of Rubric, and is declared
+        # resembles a parameter of Rubric, and is declared
+        def __init__(self, weight="easy", **kwargs):
             super().__init__(weight=weight, **kwargs)
 
     rubric = Sums("hard", dataset_name="sums")

@@ -30,9 +30,8 @@ async def test_functions_that_wait_get_more_threads():
     both = threading.Barrier(2)
 
     def waits(completion):
-        both.wait(
-            60
-        )  # for another one: with one thread nobody ever comes, and the score is an error
+        # for another one: with one thread nobody ever comes, and the score is an error
+        both.wait(60)
         return 1.0
 
     states = await score_all(Rubric([waits]), 40)

@@ -495,11 +495,8 @@ def test_rows_with_errors_count_as_done_unless_asked_for(tmp_path):
 
 def test_edited_rows_run_anew_and_gone_ones_are_reported(tmp_path, caplog):
     evaluate(tmp_path, single_turn(4))
-    rows = [
-        sums(4)[2],
-        {"question": "7 + 1", "answer": "8"},
-        sums(4)[0],
-    ]  # reordered, one edited, one removed
+    # reordered, one edited, one removed
+    rows = [sums(4)[2], {"question": "7 + 1", "answer": "8"}, sums(4)[0]]
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[exact]))
     results, asked = evaluate(tmp_path, env)
     assert asked == 1
@@ -512,9 +509,8 @@ def test_edited_rows_run_anew_and_gone_ones_are_reported(tmp_path, caplog):
     read = vf.load_results(tmp_path)
     assert sorted(read["answers"]) == ["1", "3", "8"]
     assert (read.metadata.num_rollouts, len(read.metadata.outside_plan)) == (3, 2)
-    (
-        tmp_path / "metadata.json"
-    ).unlink()  # nobody knows the plan any more: everything there is counts
+    # nobody knows the plan any more: everything there is counts
+    (tmp_path / "metadata.json").unlink()
     assert len(vf.load_results(tmp_path)) == 5
 
 

@@ -106,9 +106,8 @@ def test_a_run_returns_what_it_returns_when_it_holds_its_rollouts(tmp_path, seed
     wrong, failing = ({chance.randrange(12) for _ in range(3)} for _ in range(2))
     sessions = [chance.choice((4, 8, 12)) for _ in range(3)]
     folders = [tmp_path / "held", tmp_path / "large"]
-    kinds = [
-        chance.random() < 0.5 for _ in sessions[:-1]
-    ]  # of the earlier sessions, equal for both folders
+    # of the earlier sessions, equal for both folders
+    kinds = [chance.random() < 0.5 for _ in sessions[:-1]]
     for number, count in enumerate(sessions[:-1]):
         client = model(failing if number == 0 else (), wrong)
         evaluate(folders[0], environment(count, grouped), client, kinds[number], **options)
@@ -238,10 +237,8 @@ def test_an_index_is_used_as_far_as_the_journal_still_has_what_it_covers(
         lambda index, body, end: (read.append(body), add(index, body, end)),
     )
     results = evaluate(tmp_path, environment(), client, is_large=True, part_rows=part_rows)
-    assert (len(read), len(client.requests)) == (
-        num_read + 2,
-        2,
-    )  # the two new ones are indexed as well
+    # the two new ones are indexed as well
+    assert (len(read), len(client.requests)) == (num_read + 2, 2)
     assert content(results)[1:] == before[1:]
     assert len(index_file.open_index(file)) == 16
     assert len(read) == num_read + 2, "the index was not kept"
@@ -390,9 +387,8 @@ def test_the_rollouts_of_a_large_run_are_not_held(tmp_path):
 
     growth(True)  # imports, caches
     shutil.rmtree(tmp_path)
-    assert (
-        growth(True) < 1_000_000 < 1_500_000 < growth(False)
-    )  # the negative control holds the texts
+    # the negative control holds the texts
+    assert growth(True) < 1_000_000 < 1_500_000 < growth(False)
 
 
 def test_resuming_formats_each_row_once_and_holds_none(tmp_path):
@@ -408,9 +404,8 @@ def test_resuming_formats_each_row_once_and_holds_none(tmp_path):
     env, formatted = counted()
     results = evaluate(tmp_path, env, model(), is_large=True)
     assert len(results) == 200
-    assert (
-        100 <= len(formatted) <= 100 + NUM_SAMPLED + 1
-    )  # a few are read again, to see what the data lack
+    # a few are read again, to see what the data lack
+    assert 100 <= len(formatted) <= 100 + NUM_SAMPLED + 1
     assert env.eval_table._store._examples == []
     assert results.rollout(7, 1).answer == "8"
 

@@ -65,9 +65,8 @@ def test_a_changed_rubric_scores_the_same_rollouts(tmp_path):
     assert (before.metadata.avg_reward, after.metadata.avg_reward) == (0.0, 1.0)
     assert after["completions"] == before["completions"]
     assert after["metrics"].keys() == {"num_turns", "lenient"}
-    assert (
-        after["metrics"]["num_turns"] == [1.0] * 12
-    )  # measured when it was played; the turns are not saved
+    # measured when it was played; the turns are not saved
+    assert after["metrics"]["num_turns"] == [1.0] * 12
     loaded = vf.load_results(tmp_path / "new")
     assert loaded["rewards"] == [1.0] * 12
     origin = loaded.metadata.origin

@@ -307,6 +307,5 @@ def test_an_unfinished_run_of_0_2_0_is_found_in_the_default_place(tmp_path, monk
     assert (len(results), len(client.requests)) == (6, 2)
     assert [path.name for path in folder.parent.iterdir()] == ["25aa106f"]
     env.evaluate(client, "scripted", num_examples=3, rollouts_per_example=2, save_results=True)
-    assert (
-        len(list(folder.parent.iterdir())) == 2
-    )  # a finished run is not extended: the next one is new
+    # a finished run is not extended: the next one is new
+    assert len(list(folder.parent.iterdir())) == 2

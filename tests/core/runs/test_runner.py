@@ -179,9 +179,8 @@ async def test_advantages_are_computed_once_from_the_final_reward():
     sink, _ = await run(env, ScriptedClient(["1", "2"]), siblings=2, concurrency=1)
     assert calls == [[1.0, 2.0]]
     assert sink.completed == [[10.0, 20.0]]
-    assert sink.writes == [
-        [(0, 0), (0, 1)]
-    ]  # such a group is stored whole: its advantages are not ours to repeat
+    # such a group is stored whole: its advantages are not ours to repeat
+    assert sink.writes == [[(0, 0), (0, 1)]]
 
 
 async def test_play_group_plays_siblings_side_by_side():

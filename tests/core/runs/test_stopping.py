@@ -89,9 +89,8 @@ def test_quick_rollouts_do_not_count_before_slow_ones():
     by_id = {output["example_id"]: output["reward"] for output in results.outputs}
     assert stopped["low"] < sum(by_id[n] for n in order) / len(order) < stopped["high"]
     assert len(results) < 400
-    assert (
-        sum(finished[:30]) / 30 > 0.7
-    )  # negative control: in the order in which they finished, right ones come first
+    # negative control: in the order in which they finished, right ones come first
+    assert sum(finished[:30]) / 30 > 0.7
 
 
 def test_a_run_is_stopped_once_its_difference_to_a_saved_one_is_decided(tmp_path):
@@ -119,9 +118,8 @@ def test_only_the_rows_of_the_saved_run_are_run(tmp_path):
 def test_a_stopped_run_resumes_to_the_same_decision(tmp_path):
     whole = evaluate(environment(), coin(0.5, 4), until_half_width=0.2)
     interrupted = tmp_path / "run"
-    evaluate(
-        environment(20), coin(0.5, 4), results_path=interrupted
-    )  # the first twenty rows exist already
+    # the first twenty rows exist already
+    evaluate(environment(20), coin(0.5, 4), results_path=interrupted)
     results = evaluate(environment(), coin(0.5, 4), until_half_width=0.2, results_path=interrupted)
     assert results.metadata.stopped == whole.metadata.stopped
 

@@ -146,9 +146,8 @@ def test_a_failure_in_a_worker_keeps_its_chain_and_traceback(game):
 
 
 def test_a_killed_worker_costs_what_it_held_and_that_is_played_again(game, tmp_path, caplog):
-    env = game(
-        num=20, seconds=0.3
-    )  # in all more than a second, so that it is killed while it plays
+    # in all more than a second, so that it is killed while it plays
+    env = game(num=20, seconds=0.3)
 
     async def kill_one():
         while not (started := list(tmp_path.glob("played-*"))):  # noqa: ASYNC110 - another process writes them
@@ -170,9 +169,8 @@ def test_a_killed_worker_costs_what_it_held_and_that_is_played_again(game, tmp_p
     played = sum(len(path.read_text().split()) for path in tmp_path.glob("played-*"))
     held = int(re.search(r"signal 9; running its (\d+) rollouts again", caplog.text)[1])
     assert 0 < held <= 8
-    assert 40 <= played <= 40 + held, (
-        "more was played again than the dead worker held"
-    )  # some it had not begun
+    # some it had not begun
+    assert 40 <= played <= 40 + held, "more was played again than the dead worker held"
 
 
 def test_a_rollout_that_kills_its_workers_fails_alone(game, tmp_path):

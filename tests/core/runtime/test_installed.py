@@ -72,9 +72,8 @@ def test_a_new_a_changed_a_damaged_and_a_removed_distribution_are_seen(folder):
     assert names() == {"one"}
     second = install(folder, "second", "two = module:function")
     assert names() == {"one", "two"}
-    rewrite(
-        second / "entry_points.txt", f"[{GROUP}]\nsix = module:function\n"
-    )  # in place, and of the same size
+    # in place, and of the same size
+    rewrite(second / "entry_points.txt", f"[{GROUP}]\nsix = module:function\n")
     assert names() == {"one", "six"}
     rewrite(second / "METADATA", "", 20)
     assert [entry.name for entry in entry_points(GROUP) if isinstance(entry, Broken)] == ["six"]
@@ -91,9 +90,8 @@ def test_a_folder_that_leaves_the_path_takes_its_entry_points_along(folder, monk
 
 
 def test_a_file_that_was_written_a_moment_ago_is_not_kept(folder, num_reads, monkeypatch):
-    monkeypatch.setattr(
-        installed, "_YOUNG_NS", 20 * 10**9
-    )  # on a busy machine 50 ms pass between two lines
+    # on a busy machine 50 ms pass between two lines
+    monkeypatch.setattr(installed, "_YOUNG_NS", 20 * 10**9)
     file = install(folder, "second", "two = module:function", age_s=0) / "entry_points.txt"
     written = file.stat().st_mtime_ns
     assert names() == {"one", "two"}

@@ -29,9 +29,8 @@ from verifiers_sandboxes.remote import RemoteBackend
 SLOW = ["sandlock", "nsjail", "docker", "podman", "gvisor"]  # up to a second and more per session
 ISOLATING = ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 ALL = [*ISOLATING, pytest.param("loopback", marks=pytest.mark.slow), "unsafe_subprocess"]
-OWN_KERNEL = [
-    "gvisor"
-]  # the host does not see its processes as such; tests/sandboxes/test_containers.py looks for the rest
+# the host does not see its processes as such; tests/sandboxes/test_containers.py looks for the rest
+OWN_KERNEL = ["gvisor"]
 
 
 class Loopback(RemoteBackend):
@@ -377,9 +376,8 @@ def test_the_remote_mechanism_keeps_state_and_files_over_one_command_each():
     """Its other tests are slow: each request to the guest init is a process."""
 
     async def use(sandbox):
-        await sandbox.write_file(
-            "big", b"x" * 300_000
-        )  # neither fits into a command nor into what it prints
+        # neither fits into a command nor into what it prints
+        await sandbox.write_file("big", b"x" * 300_000)
         first = await sandbox.exec("x = len(open('big').read())\nprint('out')", timeout_s=60)
         return (
             first.stdout,

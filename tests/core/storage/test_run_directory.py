@@ -86,9 +86,8 @@ def test_another_configuration_is_refused_by_its_differences_and_nothing_is_writ
     }
     assert raised.value.exit_code == 2
     assert contents(tmp_path) == before
-    with RunDirectory.create_or_resume(
-        tmp_path, CONFIG
-    ):  # negative control: the same configuration writes here
+    # negative control: the same configuration writes here
+    with RunDirectory.create_or_resume(tmp_path, CONFIG):
         assert contents(tmp_path) != before
 
 
@@ -112,9 +111,8 @@ with RunDirectory.create_or_resume(sys.argv[1], {"model": "m"}) as run, run.open
         first.stdin.close()
         assert first.wait(20) == 0
     assert list(read_journal(tmp_path / "results.jsonl")) == [{"key": 0}]
-    with RunDirectory.create_or_resume(
-        tmp_path, {"model": "m"}
-    ) as run:  # its stale pid does not block
+    # its stale pid does not block
+    with RunDirectory.create_or_resume(tmp_path, {"model": "m"}) as run:
         assert run.resumed
 
 
@@ -174,9 +172,8 @@ def test_a_place_that_cannot_hold_a_run_is_refused_in_one_sentence(tmp_path, pla
 
 def test_a_folder_without_permission_is_refused_and_left_alone():
     user = os.geteuid()
-    with (
-        tempfile.TemporaryDirectory() as parent
-    ):  # not tmp_path, whose parents only its owner may enter
+    # not tmp_path, whose parents only its owner may enter
+    with tempfile.TemporaryDirectory() as parent:
         os.chmod(parent, 0o555)
         if user == 0:  # root may write anywhere
             os.seteuid(65534)

@@ -732,9 +732,8 @@ def rows_of_the_example_sets():
     for name, one in SET_ROWS.items():
         try:
             made = get_preprocess_fn(name)(dict(one))
-            answer = (
-                made["answer"] if "answer" in made else made["temp_answer"]
-            )  # mmlu is renamed after the call
+            # mmlu is renamed after the call
+            answer = made["answer"] if "answer" in made else made["temp_answer"]
             shown[name] = [made["question"], str(answer)]
         except Exception as error:  # noqa: BLE001 - what a script raises is what it gives
             shown[name] = type(error).__name__

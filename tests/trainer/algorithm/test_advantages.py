@@ -183,9 +183,8 @@ def test_turn_credit_discounts_and_compares_siblings_at_the_same_turn():
     advantages = of_turns(
         [np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0]), np.array([np.nan, 1.0])], gamma=0.5
     )
-    np.testing.assert_allclose(
-        advantages[0], [0.0, 1.0, 0.0]
-    )  # returns 1, 2, 2 against means 1, 1, 2
+    # returns 1, 2, 2 against means 1, 1, 2
+    np.testing.assert_allclose(advantages[0], [0.0, 1.0, 0.0])
     np.testing.assert_allclose(advantages[1], [0.0, -1.0])
     assert np.isnan(advantages[2]).all()
 
@@ -222,9 +221,8 @@ def test_the_best_turn_needs_siblings_that_are_known_and_differ():
     assert np.isnan(unknown[0]).all()
     np.testing.assert_array_equal(unknown[1:], [[np.nan, np.nan], [1.0, 1.0]])
     alone = of_turns([np.array([1.0, 5.0]), np.array([1.0])], 0.0, choice="best")
-    assert np.isnan(
-        np.concatenate(alone)
-    ).all()  # equal at the first turn, and the second has no sibling
+    # equal at the first turn, and the second has no sibling
+    assert np.isnan(np.concatenate(alone)).all()
 
 
 def test_inputs_are_left_as_they_were():

@@ -39,9 +39,8 @@ def sample(
 def test_golden_reductions(name, loss_name, dtype, tolerance):
     samples = [sample(3, rollout=0), sample(2, rollout=1)]
     weights = step_weights(samples, name, max_len=3).weights
-    weight = torch.tensor(
-        np.concatenate([w[1:] for w in weights]), dtype=dtype
-    )  # without the prompt token
+    # without the prompt token
+    weight = torch.tensor(np.concatenate([w[1:] for w in weights]), dtype=dtype)
     inputs = GOLDEN["inputs"]
     log_pi = torch.tensor(inputs["log_pi"], dtype=dtype, requires_grad=True)
     row = LossInput(
@@ -255,6 +254,5 @@ def test_dead_masked_and_filler_rows_leave_the_gradient_untouched():
         model, [s for s in samples if not s.live], "token_mean", max_tokens=64, world=2
     )
     assert not nothing.any()
-    assert len(nothing) == len(
-        reference
-    )  # the filler reached every parameter, as sharded training needs
+    # the filler reached every parameter, as sharded training needs
+    assert len(nothing) == len(reference)

@@ -268,10 +268,8 @@ def test_a_prefix_shared_with_a_removed_turn_is_not_one_of_the_turn_before():
     assert state["trajectory"][1]["tokens"].shared == 5
     assert len(merge_turns([first, third])) == 2
     third.settle()
-    third.token_parent, third.num_shared = (
-        first,
-        first.num_tokens,
-    )  # the fault: linked to another turn
+    # the fault: linked to another turn
+    third.token_parent, third.num_shared = first, first.num_tokens
     assert len(merge_turns([first, third])) == 1
 
 

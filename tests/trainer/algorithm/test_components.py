@@ -100,9 +100,8 @@ def test_the_gradient_of_imitation_is_that_of_the_cross_entropy_by_finite_differ
     logits = table(0).requires_grad_()
     loss = loss_of(batch, criterion, logits)
     loss.backward()
-    assert float(loss) == pytest.approx(
-        float(cross_entropy(logits)), rel=1e-7
-    )  # weights are float32
+    # weights are float32
+    assert float(loss) == pytest.approx(float(cross_entropy(logits)), rel=1e-7)
     expected = finite_differences(cross_entropy, logits.detach())
     torch.testing.assert_close(logits.grad, expected, rtol=1e-5, atol=1e-7)
 
@@ -124,9 +123,8 @@ def test_rewards_and_siblings_do_not_matter_and_failed_rollouts_are_not_imitated
     batch = build([Group(0, 0, siblings)], [], settings(loss="sft"))
     assert batch.num_tokens == 3
     assert batch.stats["groups/dead"] == 0
-    assert (
-        build([Group(0, 0, siblings)], [], settings(loss="cispo")).num_tokens == 0
-    )  # negative control
+    # negative control
+    assert build([Group(0, 0, siblings)], [], settings(loss="cispo")).num_tokens == 0
 
 
 # --- distillation ---------------------------------------------------------------------------------
@@ -155,9 +153,8 @@ def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl_by_fini
         found += log_mu[token].exp() * gradient
     expected = finite_differences(lambda one: reverse_kl(one, teacher, before), student)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
-    forward = finite_differences(
-        lambda one: reverse_kl(teacher, one, before), student
-    )  # negative control: KL(T‖π)
+    # negative control: KL(T‖π)
+    forward = finite_differences(lambda one: reverse_kl(teacher, one, before), student)
     assert float((found - forward).abs().max()) > 1e-2
 
 
@@ -210,9 +207,8 @@ def test_each_component_is_a_mean_over_its_own_tokens(aggregation):
         both = [played, *shown(count)]
         assert weights(both, 0) == alone
         assert weights(both, 1) == pytest.approx([1 / (2 * count)] * 2 * count)
-    assert (
-        weights([played, replace(played, index=1)], 0) != alone
-    )  # negative control: one mean over both
+    # negative control: one mean over both
+    assert weights([played, replace(played, index=1)], 0) != alone
 
 
 def test_a_batch_of_three_components_is_the_sum_of_their_losses():
@@ -237,9 +233,8 @@ def test_rollouts_to_reinforce_are_refused_under_a_loss_that_reads_no_rewards(lo
     """They would be imitated or distilled: the objective has no policy gradient."""
     config = settings(loss=loss, **({} if loss == "sft" else {"teacher": "some/model"}))
     played = Group(3, 7, (rollout([3, 4, 0], 1.0), rollout([2], 0.0)))
-    assert (
-        build([played], [], config).num_tokens == 4
-    )  # negative control: of the loss's own component
+    # negative control: of the loss's own component
+    assert build([played], [], config).num_tokens == 4
     with pytest.raises(
         ConfigError,
         match=f"example 7 has the component 'rl', and the loss '{loss}' reads no rewards",

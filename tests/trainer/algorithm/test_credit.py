@@ -92,17 +92,13 @@ def test_the_best_of_each_turn_is_trained_where_the_best_rollout_is_bad_at_one()
         group = Group(
             0, 0, (record(0.0, (1.0, 0.0)), record(2.0, (0.0, 0.0)), record(0.5, (0.5, 0.0)))
         )
-        (samples,) = build(
-            [group], [], config(advantage="best", **settings)
-        ).samples_G  # a sample for each turn
+        # a sample for each turn
+        (samples,) = build([group], [], config(advantage="best", **settings)).samples_G
         return [[sample.num_trained for sample in rollout.samples] for rollout in samples]
 
     assert trained(credit="turn", gamma=0.0) == [[2, 0], [0, 2], []]
-    assert trained() == [
-        [],
-        [2, 2],
-        [],
-    ]  # negative control: the first turn of the second earned nothing
+    # negative control: the first turn of the second earned nothing
+    assert trained() == [[], [2, 2], []]
 
 
 def test_rollouts_of_different_lengths_are_compared_where_both_have_a_turn():
@@ -115,9 +111,8 @@ def test_groups_are_dead_when_no_turn_differs_or_too_few_are_known():
     settings = config(credit="turn")
     assert Group(0, 0, (record(1.0), record(1.0))).is_dead(settings)
     assert not Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(settings)
-    assert Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(
-        config()
-    )  # negative control: of equal rewards
+    # negative control: of equal rewards
+    assert Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(config())
     assert Group(0, 0, (record(1.0), record(math.nan))).is_dead(settings)
     partial = Group(0, 0, (record(1.0), record(0.0), record(math.nan)))
     assert (
@@ -137,9 +132,8 @@ def test_a_group_of_equal_rewards_is_dead_whatever_the_credit(size):
         group = Group(0, 0, tuple(record(reward) for _ in range(size)))
         assert group.is_dead(config())
         assert group.is_dead(config(credit="turn")), reward
-    lively = Group(
-        0, 0, (*(record(0.1) for _ in range(size - 1)), record(0.1 + 1e-12))
-    )  # negative control
+    # negative control
+    lively = Group(0, 0, (*(record(0.1) for _ in range(size - 1)), record(0.1 + 1e-12)))
     assert not lively.is_dead(config(credit="turn"))
 
 
@@ -233,9 +227,8 @@ def test_a_reward_that_scoring_wrote_into_the_steps_is_not_counted_again(tmp_pat
     trainer.close()
     assert {record.turn_rewards for group in batch.groups for record in group.rollouts} == {()}
     results = env.evaluate(ScriptedClient("12"), "m", num_examples=2, keep_states=True)
-    assert {step["reward"] for state in results["states"] for step in state["trajectory"]} == {
-        1.0
-    }  # what it wrote
+    # what it wrote
+    assert {step["reward"] for state in results["states"] for step in state["trajectory"]} == {1.0}
 
 
 class Steps:
@@ -263,9 +256,8 @@ def test_rewards_of_turns_whose_sum_is_the_reward_count_once(gamma, expected, we
     group = Group(0, 0, (played,), weights={"sum_step_rewards": weight})
     (siblings,) = group.siblings(config(credit="turn", gamma=gamma))
     (returns,) = siblings.returns(gamma)
-    beside = (
-        [0.25, 0.25, 0.25] if gamma else [0, 0, 0.25]
-    )  # of the other function, at the last turn
+    # of the other function, at the last turn
+    beside = [0.25, 0.25, 0.25] if gamma else [0, 0, 0.25]
     assert returns.tolist() == (weight * np.array(expected) + beside).tolist()
 
     played.turn_sum = ""  # the fault: the sum is added to the last turn as well
@@ -287,9 +279,8 @@ def test_gdpo_lets_functions_of_any_scale_count_alike():
     assert found[0] == pytest.approx(found[1], abs=1e-3)
     assert found[2] == pytest.approx(-found[3], abs=1e-3)
     (summed,) = build([group], [], config(**settings, advantage="mean_std")).advantages_G
-    assert summed[1] > 40 * abs(
-        summed[0] - summed[2]
-    )  # negative control: in the sum, the large one decides alone
+    # negative control: in the sum, the large one decides alone
+    assert summed[1] > 40 * abs(summed[0] - summed[2])
 
 
 def test_gdpo_keeps_a_group_whose_sum_is_constant_and_needs_the_parts():
@@ -379,9 +370,8 @@ def supplied(*advantages, reward=1.0):
 
 
 def test_the_environments_advantages_are_trained_unchanged():
-    batch = build(
-        [supplied(0.25, -3.0, 0.0)], [], config(advantage="environment")
-    )  # their sum is not 0: as given
+    # their sum is not 0: as given
+    batch = build([supplied(0.25, -3.0, 0.0)], [], config(advantage="environment"))
     assert advantages_by_sample(batch) == [(5, -3.0), (5, 0.0), (5, 0.25)]
     assert (
         len(advantages_by_sample(build([supplied(0.25, -3.0)], [], config(advantage="mean")))) == 0

@@ -207,13 +207,8 @@ def test_correction_caps_tokens_and_drops_sequences():
     assert correction(row, geo_mask=(0.5, 2.0)).tolist() == [1, 1, 1, 0, 0]
     assert not correction(row, tis_cap=1.4).requires_grad
     drifted = replace(row, log_pi=row.log_pi.detach() - 2)
-    assert correction(drifted, opsm_delta=0.5).tolist() == [
-        1,
-        1,
-        1,
-        0,
-        0,
-    ]  # the positive sample stays
+    # the positive sample stays
+    assert correction(drifted, opsm_delta=0.5).tolist() == [1, 1, 1, 0, 0]
 
 
 def test_unknown_loss_names_the_nearest():

@@ -115,9 +115,8 @@ def test_a_reshaped_distribution_gives_the_policy_gradient_of_what_it_can_draw(l
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "ipo"])
 def test_anchored_on_the_sampler_a_clip_drops_tokens_from_the_first_step_on(loss):
     """Negative control: as in version 0.2.0, with the check passed by."""
-    log_mu = LOGITS.masked_fill(torch.arange(5) > 1, -math.inf).log_softmax(
-        -1
-    )  # the kept mass is 0.72
+    # the kept mass is 0.72
+    log_mu = LOGITS.masked_fill(torch.arange(5) > 1, -math.inf).log_softmax(-1)
     found = expected_gradient(settled(loss=loss), log_mu)
     assert np.abs(found.numpy() - policy_gradient(log_mu.exp() > 0)).max() > 0.05
 
@@ -157,9 +156,8 @@ def test_a_clip_is_anchored_on_the_batch_unless_the_caller_decides(kind, caplog)
 
 def test_with_top_k_every_token_is_trained_in_the_first_step(tmp_path):
     log = run(small_trainer(tmp_path, loss="ppo", top_k=20, max_steps=1))
-    assert (
-        0 < log.steps[0]["ratio/mean"] < 0.8
-    )  # the mass of 20 of 110 tokens, far below the clip at 0.8
+    # the mass of 20 of 110 tokens, far below the clip at 0.8
+    assert 0 < log.steps[0]["ratio/mean"] < 0.8
     assert log.steps[0]["correction/factor"] == pytest.approx(log.steps[0]["ratio/mean"], rel=1e-4)
 
 
@@ -202,9 +200,8 @@ def test_a_loss_that_is_named_in_the_settings_gives_the_golden_gradient(golden):
 
 def test_every_loss_can_be_named_and_trains(tmp_path):
     named = {settings["loss"] for settings in BY_NAME.values()}
-    without_rewards = {
-        name for name, row in OBJECTIVES.items() if row.component != "rl"
-    }  # test_imitation, test_teacher
+    # test_imitation, test_teacher
+    without_rewards = {name for name, row in OBJECTIVES.items() if row.component != "rl"}
     assert set(LOSSES) - named - without_rewards <= {"dro"}
     for name in LOSSES.keys() - without_rewards:
         (step,) = run(small_trainer(tmp_path / name, loss=name, max_steps=1)).steps
@@ -227,10 +224,8 @@ def test_clips_of_ppo_reach_it():
 
 
 def test_a_loss_keeps_its_own_bounds_unless_others_are_given():
-    gspo = {
-        "epsilon_low": 3e-4,
-        "epsilon_high": 4e-4,
-    }  # a bound of tokens, 0.2, would never clip a sequence's ratio
+    # a bound of tokens, 0.2, would never clip a sequence's ratio
+    gspo = {"epsilon_low": 3e-4, "epsilon_high": 4e-4}
     assert settled(loss="gspo").loss_parameters() == gspo
     icepop = {"mask_ratio_low": 0.125, "mask_ratio_high": 8.0}
     assert settled(GRPOConfig, loss_type="masked_is").loss_parameters() == icepop
@@ -668,9 +663,8 @@ def test_a_bonus_for_entropy_has_the_gradient_of_the_entropy_and_a_sampled_one_h
 
     torch.testing.assert_close(gradient_of(expected(bonus)), -0.3 * gradient_of(entropy()))
     sampled = gradient_of(expected(lambda token: 0.3 * logits.log_softmax(-1)[token]))
-    assert (
-        sampled.abs().max() < 1e-12 < gradient_of(entropy()).abs().max()
-    )  # what log π of the sampled token has
+    # what log π of the sampled token has
+    assert sampled.abs().max() < 1e-12 < gradient_of(entropy()).abs().max()
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.3])

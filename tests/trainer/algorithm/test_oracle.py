@@ -392,9 +392,8 @@ def settings(kind=RLConfig, **given):
 
 def assert_same(found, expected):
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(
-            one, other, rtol=1e-6, atol=1e-8
-        )  # advantages and weights of rows are float32
+        # advantages and weights of rows are float32
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
     assert float(expected[1].abs().max()) > 1e-3
 
 

@@ -109,9 +109,8 @@ def test_a_group_is_dead_when_no_role_has_a_signal():
     assert Group(0, 7, (rollout(same), rollout(same))).is_dead(settings)
     assert not Group(0, 7, (rollout(same), rollout({"a": 1.0, "b": 3.0}))).is_dead(settings)
     batch = batch_of(rollout(same), rollout({"a": 1.0, "b": 3.0}))
-    assert {token // 100 for token, _ in trained(batch)} == {
-        2
-    }  # of a role whose rewards are equal, nothing
+    # of a role whose rewards are equal, nothing
+    assert {token // 100 for token, _ in trained(batch)} == {2}
 
 
 def test_credit_per_turn_adds_the_rewards_of_the_role_s_own_turns():
@@ -281,8 +280,7 @@ def test_a_proposer_and_a_solver_learn_together(tmp_path):
     tasks, solved = shares("both")
     assert tasks[1] > tasks[0] + 0.3
     assert solved[1] > solved[0] + 0.2
-    control_tasks, control = shares(
-        "proposer", trained_roles=["proposer"]
-    )  # nobody learns to solve
+    # nobody learns to solve
+    control_tasks, control = shares("proposer", trained_roles=["proposer"])
     assert control_tasks[1] > control_tasks[0] + 0.3
     assert control[1] < solved[1] - 0.2

@@ -226,9 +226,8 @@ def rollouts(draw) -> list[Turn]:
     turns, context, counter = [], draw(st.lists(ids, min_size=1, max_size=4)), 0
     for _ in range(draw(st.integers(1, 6))):
         completion = draw(st.lists(ids, max_size=4))
-        logprobs = [
-            -(counter + i + 1) for i in range(len(completion))
-        ]  # a number of its own for every token
+        # a number of its own for every token
+        logprobs = [-(counter + i + 1) for i in range(len(completion))]
         counter += len(completion)
         prompt, previous = list(context), turns[-1] if turns else None
         is_linked = draw(st.booleans())
@@ -259,13 +258,10 @@ def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
         assert len(places) == (1 if len(t.completion_ids) else 0)
         for s, where in places:
             start, end = len(t.prompt_ids), t.num_tokens
-            assert where.tolist() == list(
-                range(start, end)
-            )  # the position the server sampled it at
-            assert s.token_ids[:end].tolist() == [
-                *t.prompt_ids,
-                *t.completion_ids,
-            ]  # and the context it saw
+            # the position the server sampled it at
+            assert where.tolist() == list(range(start, end))
+            # and the context it saw
+            assert s.token_ids[:end].tolist() == [*t.prompt_ids, *t.completion_ids]
             assert s.loss_mask[start:end].all()
     for s in samples:
         assert not s.loss_mask[0]

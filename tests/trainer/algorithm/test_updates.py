@@ -90,9 +90,8 @@ def test_the_advantages_are_those_of_the_whole_group_and_batch():
         several = build(groups, [], pipeline_config(advantage=advantage, updates_per_batch=8))
         found = np.concatenate([values for step in several.steps for values in step.advantages_G])
         np.testing.assert_array_equal(found, np.concatenate(one.advantages_G))
-    alone = build(groups[:1], [], pipeline_config(advantage="batch_std")).advantages_G[
-        0
-    ]  # negative control
+    # negative control
+    alone = build(groups[:1], [], pipeline_config(advantage="batch_std")).advantages_G[0]
     assert not np.allclose(alone, one.advantages_G[0])
 
 
@@ -496,9 +495,8 @@ def test_the_wait_for_a_batch_is_compared_with_the_time_of_all_its_steps(tmp_pat
         now = Step(batch, [], RatioMeter(step), numbers=numbers)
         recorder.warn(step, now)
         alarms.append("alarm/waiting" in now.numbers)
-    assert alarms == [False] * 7 + [
-        True
-    ]  # 5 s of 9, then 50 of 54; of the first step alone both are above 80 %
+    # 5 s of 9, then 50 of 54; of the first step alone both are above 80 %
+    assert alarms == [False] * 7 + [True]
 
 
 # --- an update without a trained token ------------------------------------------------------------
@@ -568,9 +566,8 @@ def test_counts_of_groups_and_alarms_are_of_the_whole_batch(tmp_path):
     parts = [
         replace(part, stats={**whole.stats, **part.stats}, part_of=whole) for part in whole.steps
     ]
-    assert (
-        parts[0].stats["rollouts/errors"] / parts[0].stats["rollouts/generated"] > 0.1
-    )  # negative control
+    # negative control
+    assert parts[0].stats["rollouts/errors"] / parts[0].stats["rollouts/generated"] > 0.1
     for number, part in enumerate(parts, start=1):
         numbers = {"time/step": 1.0, "time/wait_generation": 0.0}
         step = Step(part, [], RatioMeter(0), numbers=numbers)

@@ -102,9 +102,8 @@ def test_what_was_generated_and_not_trained_is_counted_once(tmp_path):
     assert (numbers["sampled_batch"], numbers["sampled_off_policy"]) == (16, 1)
     assert numbers["completion_tokens"] == 40 / 20
     assert numbers["sampled_tokens_per_s"] == 32 * 2 / 4
-    write(
-        tmp_path, [warm, STEP | short]
-    )  # negative control: of a batch before, others are not this one's
+    # negative control: of a batch before, others are not this one's
+    write(tmp_path, [warm, STEP | short])
     assert read_run(tmp_path)["surplus"] == (20 + 4) / 16
 
 
@@ -206,9 +205,8 @@ def test_the_spread_of_lengths_is_that_of_the_earlier_run(earlier):
         "--trainer.args.rollouts_per_example",
         "2",
     ]
-    assert (
-        capacity_plan(dropping).time.step_s < capacity_plan(ahead).time.step_s
-    )  # nobody waits for the longest
+    # nobody waits for the longest
+    assert capacity_plan(dropping).time.step_s < capacity_plan(ahead).time.step_s
 
 
 @pytest.mark.parametrize(("batch_size", "longest"), [(32, 414), (128, 554), (512, 695)])
@@ -230,11 +228,8 @@ def test_a_tiny_model_is_limited_by_generation_whose_longest_rollout_is_waited_f
     assert tokens / plan.time.concurrent == pytest.approx(longest, rel=0.01)  # decoding steps
     equal = capacity_plan(words, overrides=[*lengths, "length_spread=0"])
     assert equal.time.generate_s < seconds
-    before = [
-        "length_spread=0",
-        "token_overhead_s=0",
-        "decode_overhead_s=0.005",
-    ]  # negative control
+    # negative control
+    before = ["length_spread=0", "token_overhead_s=0", "decode_overhead_s=0.005"]
     assert (
         batch_size == 32
         or capacity_plan(words, overrides=[*lengths, *before]).time.bottleneck == "training"
@@ -278,9 +273,8 @@ def test_the_prediction_of_the_run_itself_is_its_step(earlier):
     assert itself.train_s == pytest.approx(4 * 15 / 30)
     assert itself.step_s == pytest.approx(4 + 2 + 0.5 + 1.5)
     assert of_batch(16).train_s == pytest.approx(4 * itself.train_s)
-    assert (
-        itself.generate_s < of_batch(16).generate_s < 4 * itself.generate_s
-    )  # more decode at a time
+    # more decode at a time
+    assert itself.generate_s < of_batch(16).generate_s < 4 * itself.generate_s
 
 
 def test_the_builtin_models_have_these_sizes():

@@ -182,9 +182,8 @@ def test_one_command_trains_on_a_server_of_its_own_and_leaves_nothing(start, tmp
     summary = json.loads(out)
     assert (summary["ok"], summary["step"]) == (True, 2)
     assert "inference | fake vllm: builtin:tiny" in err
-    assert (
-        "--max-lora-rank" not in err.split("fake vllm:")[1].split("\n")[0]
-    )  # the fake reads that one itself
+    # the fake reads that one itself
+    assert "--max-lora-rank" not in err.split("fake vllm:")[1].split("\n")[0]
     for flag in (
         "--enable-auto-tool-choice",
         "--tool-call-parser hermes",

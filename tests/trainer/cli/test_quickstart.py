@@ -52,9 +52,8 @@ def test_every_prompt_and_right_answer_fit(name):
     for row in (e.row for table in (env.train_table, env.eval_table) for e in list(table)[:300]):
         (turn,) = text_turns(row["prompt"], answer(row), None, tokenizer)
         prompt_ids, answer_ids = turn.prompt_ids, turn.completion_ids
-        assert (
-            len(answer_ids) - 1 <= training["max_tokens"]
-        )  # the template's newline after the end token is none
+        # the template's newline after the end token is none
+        assert len(answer_ids) - 1 <= training["max_tokens"]
         assert len(prompt_ids) + training["max_tokens"] <= training["max_seq_len"]
         assert tokenizer.unk_token_id not in (*prompt_ids, *answer_ids)
 

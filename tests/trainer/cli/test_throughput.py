@@ -110,9 +110,8 @@ def test_operations_of_a_trained_token():
 def test_training_and_the_exchange_are_divided_by_hand():
     one, two = Placement(trainers=1), Placement(trainers=2, link_bytes_per_s=1e4)
     update = 28 * 348 / 1e5
-    assert train_s(SMALL, DEVICE, WORK, ALL, one) == near(
-        28 * 2568 / 5e5 + update
-    )  # a group's prompt once
+    # a group's prompt once
+    assert train_s(SMALL, DEVICE, WORK, ALL, one) == near(28 * 2568 / 5e5 + update)
     assert train_s(SMALL, DEVICE, WORK, ALL, two) == near(14 * 2568 / 5e5 + update)
     assert train_s(SMALL, DEVICE, WORK, ALL, replace(two, shards=True)) == near(
         14 * 2568 / 5e5 + update / 2
@@ -126,9 +125,8 @@ def test_training_and_the_exchange_are_divided_by_hand():
         2 * 28 * 2568 / 5e5 + update
     )
     launches = replace(DEVICE, row_overhead_s=3.0)
-    assert train_s(SMALL, launches, WORK, Training(row_tokens=10), one) == near(
-        3 * 3.0 + update
-    )  # 28 tokens
+    # 28 tokens
+    assert train_s(SMALL, launches, WORK, Training(row_tokens=10), one) == near(3 * 3.0 + update)
 
 
 def test_decoding_reads_weights_and_cache_or_multiplies():
@@ -140,9 +138,8 @@ def test_decoding_reads_weights_and_cache_or_multiplies():
 
 def test_generation_by_hand():
     seconds, concurrent = generate_s(SMALL, DEVICE, WORK, SERVER, 0.0)
-    busy = (
-        4 * ((2 * 348 + 8 * 8 * 16) / 5e4 + 0.01) + 8 * 2 * 348 * 3 / 5e5
-    )  # two siblings share a prompt of 6
+    # two siblings share a prompt of 6
+    busy = 4 * ((2 * 348 + 8 * 8 * 16) / 5e4 + 0.01) + 8 * 2 * 348 * 3 / 5e5
     assert (seconds, concurrent) == (near(4 * busy / 8), near(8))  # two batches are in flight
     assert generate_s(SMALL, DEVICE, replace(WORK, surplus=3.0), SERVER, 0.0)[0] == near(
         3 * seconds
@@ -337,11 +334,8 @@ def tries(places: int, dropped: float, most_groups: float) -> tuple[float, float
     while empty and groups < most_groups:
         begun = min(empty, most_groups - groups)
         filled = DRAW.binomial(begun, 1 - dropped)
-        empty, rounds, groups = (
-            empty - filled,
-            rounds + begun / empty,
-            groups + begun,
-        )  # the last may be a part
+        # the last may be a part
+        empty, rounds, groups = empty - filled, rounds + begun / empty, groups + begun
     return rounds, groups, places - empty
 
 
@@ -427,9 +421,8 @@ def test_rollouts_that_wait_are_bounded_by_how_many_are_in_flight():
 
 
 def test_a_small_cache_bounds_how_many_decode_together():
-    small = replace(
-        DEVICE, memory=(2 * 348 + 3 * 10 * 16) / 0.9
-    )  # of weights and three rollouts of ten tokens
+    # of weights and three rollouts of ten tokens
+    small = replace(DEVICE, memory=(2 * 348 + 3 * 10 * 16) / 0.9)
     assert generate_s(SMALL, small, WORK, SERVER, 0.0)[1] == pytest.approx(3)
     assert sampler_memory(SMALL, small, WORK, SERVER)["key/value cache"] == near(3 * 10 * 16)
     bounded = replace(SERVER, cache_bytes=2 * 10 * 16)

@@ -154,9 +154,8 @@ def started(folder: Path, count: int) -> TrainingMachines:
 def test_the_server_is_elsewhere_and_weights_go_by_a_shared_folder(machines, method):
     machines.serve("--max-lora-rank", "8")
     assert not is_up(URL), "negative control: this machine has no way there"
-    assert "can replace the weights" in machines.output(
-        "server"
-    )  # an address that others reach is told of
+    # an address that others reach is told of
+    assert "can replace the weights" in machines.output("server")
     status, said = machines.train(URL, method=method)
     assert status == 0, said
     assert f"weights reach the server by {method}" in said

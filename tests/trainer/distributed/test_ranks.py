@@ -73,9 +73,8 @@ def test_unequal_data_gives_the_gradient_of_one_process(on, lengths, world, sett
     several = results(on(ranks_work.gradient, lengths, world=world, **settings))
     (one,) = results(on(ranks_work.gradient, lengths, world=1, **settings))
 
-    assert (
-        sum(r["tokens"] for r in several) == one["tokens"] == sum(map(sum, lengths))
-    )  # none is dropped
+    # none is dropped
+    assert sum(r["tokens"] for r in several) == one["tokens"] == sum(map(sum, lengths))
     assert len({r["rows"] for r in several}) == 1  # and nobody waits for a rank that has fewer rows
     for r in several:
         assert r["gradient"] == several[0]["gradient"]
@@ -226,9 +225,8 @@ def test_a_launcher_that_starts_one_process_of_several_is_said(monkeypatch, capl
 
     small_trainer(tmp_path)
     assert "starts one process" not in caplog.text
-    monkeypatch.setenv(
-        "MASTER_PORT", "29500"
-    )  # as accelerate launch --cpu --num_processes 2 sets them
+    # as accelerate launch --cpu --num_processes 2 sets them
+    monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     small_trainer(tmp_path)
     assert "accelerate launch --cpu ignores --num_processes and starts one process" in caplog.text

@@ -158,9 +158,8 @@ def test_a_server_gets_whole_weights_after_every_step(on, tmp_path, use_lora, ro
         )
     assert first["share"] < 0.6
     assert max(first["apart"]) < 1e-4
-    assert [path for path, _ in server.calls].count(
-        route
-    ) >= 4  # at the beginning and after each of three steps
+    # at the beginning and after each of three steps
+    assert [path for path, _ in server.calls].count(route) >= 4
 
 
 def test_without_the_renewal_of_rank_0s_copy_the_sampler_falls_behind(on):
@@ -197,9 +196,8 @@ def test_modules_that_share_a_weight_share_one_on_another_device_though_an_adapt
     assert model.lm_head.base_layer.weight.is_meta
     assert "tie_weights" not in vars(model)
 
-    with pytest.raises(
-        KeyError, match="already exists"
-    ):  # what transformers does, which accelerate calls
+    # what transformers does, which accelerate calls
+    with pytest.raises(KeyError, match="already exists"):
         adapted().to("meta").tie_weights()
 
 
@@ -213,9 +211,8 @@ def test_the_parts_of_an_adapter_are_found_in_layers_that_are_wrapped():
     )
     assert {fsdp.plain(name) for name in found} == names
     assert len(names) == 2
-    assert not get_peft_model_state_dict(
-        model, save_embedding_layers=False
-    )  # by names that its modules do not have
+    # by names that its modules do not have
+    assert not get_peft_model_state_dict(model, save_embedding_layers=False)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

@@ -211,9 +211,8 @@ def test_random_numbers_are_uniform_and_independent_of_neighbouring_seeds_and_co
     assert numbers.min() >= 0
     assert numbers.max() < 1
     histogram = np.histogram(numbers, bins=100, range=(0, 1))[0]
-    assert (
-        (histogram - 400) ** 2 / 400
-    ).sum() < 160  # chi-square, 99 degrees of freedom, p about 1e-4
+    # chi-square, 99 degrees of freedom, p about 1e-4
+    assert ((histogram - 400) ** 2 / 400).sum() < 160
     for other in (numbers[1:], numbers[:, 1:]):
         near = numbers[: other.shape[0], : other.shape[1]]
         assert abs(np.corrcoef(near.ravel(), other.ravel())[0, 1]) < 0.02

@@ -124,9 +124,8 @@ def row_logprobs(model: Any, row: Any, temperature: float) -> torch.Tensor:
     prompts = row.seq_ids if row.prompt_seq_ids is None else row.prompt_seq_ids
     for sample in np.unique(row.seq_ids):
         own = row.seq_ids == sample
-        prompt = (
-            row.seq_ids == prompts[own][0]
-        ) & ~own  # what it stands behind, if it shares a prompt
+        # what it stands behind, if it shares a prompt
+        prompt = (row.seq_ids == prompts[own][0]) & ~own
         ids = torch.tensor(np.concatenate([row.token_ids[prompt], row.token_ids[own]]))[None].long()
         with torch.no_grad():
             logp = torch.log_softmax(model(ids).logits[0, :-1] / temperature, dim=-1)

@@ -87,9 +87,8 @@ async def load(
 
     async def update() -> None:
         for version in range(1, UPDATES + 1):
-            for _ in range(
-                count // (UPDATES + 2)
-            ):  # however slow the machine is, each version samples something
+            # however slow the machine is, each version samples something
+            for _ in range(count // (UPDATES + 2)):
                 await finished.acquire()
             with engine.pause():
                 change_weights(model, version)

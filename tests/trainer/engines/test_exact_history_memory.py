@@ -60,9 +60,8 @@ def test_tokens_in_memory_are_bounded_whoever_holds_them(monkeypatch, seed):
         uncounted = max(
             uncounted, held(talks.history) - sum(len(a.new) for a in talks.history._known.values())
         )
-    assert (
-        uncounted > LIMIT / 4
-    )  # held by answers that go on from forgotten ones: counting the known would not do
+    # held by answers that go on from forgotten ones: counting the known would not do
+    assert uncounted > LIMIT / 4
     rollout = next(name for name, points in talks.told.items() if points[-1][0] == messages)
     assert talks.history.prompt_ids(messages, None, rollout)[: len(ids)] == ids
 

@@ -199,9 +199,8 @@ def test_half_of_a_model_that_two_processes_hold_is_never_sent(one_of_two_ranks,
     assert [path.name for path in sync.folder.iterdir() if not path.name.startswith(".tmp")] == [
         "weights-v1"
     ]
-    held = [
-        p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()
-    ]  # negative control
+    # negative control
+    held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
     assert sum(tensor.numel() for tensor in held) < 0.6 * whole
 
 
@@ -363,9 +362,8 @@ def test_shared_memory_is_handed_over_in_parts(control):
             for name in body["update_info"]["names"]
         ]
         assert names == list(exported(model))
-        assert not {pointer for pointer in alive} & {
-            t.data_ptr() for t in exported(model).values()
-        }  # copies
+        # copies
+        assert not {pointer for pointer in alive} & {t.data_ptr() for t in exported(model).values()}
 
 
 def test_adapter_names_are_never_used_twice_and_old_ones_are_unloaded_with_their_files(

@@ -371,9 +371,8 @@ def test_a_server_that_is_there_by_chance_is_used_when_it_serves_the_same_model_
     model = small_model()
     with served(name="org/tiny") as server:
         config = RLConfig()
-        config.derive(
-            vllm_server_port=server.port
-        )  # as if 8000 were that port, without asking for it
+        # as if 8000 were that port, without asking for it
+        config.derive(vllm_server_port=server.port)
         model.name_or_path = "elsewhere/tiny"
         assert choose_engine(model, config) == (server.url, "it serves the same model")
         server.adapters["policy-3f2-v7"] = server.model

@@ -110,9 +110,8 @@ def test_rows_follow_the_schedule(tmp_path):
     assert set(kinds[:8]) == {"e"}
     assert set(kinds[8:12]) == {"h"}
     assert set("".join(kinds[12:])) == {"e", "h"}
-    without = played(
-        small_trainer(tmp_path / "without", levels_env(), **settings)
-    )  # negative control
+    # negative control
+    without = played(small_trainer(tmp_path / "without", levels_env(), **settings))
     assert {question[0] for step in without[:8] for question in step} == {"e", "h"}
 
 
@@ -305,9 +304,8 @@ def test_every_share_is_kept_to_one_group_at_every_moment(weights, count):
             )
     again = MixtureSchedule(env, list(env.train_table), shares, seed=1, shuffle=True)
     backwards = [again.example(index).example_id for index in reversed(range(count))]
-    assert backwards[::-1] == [
-        schedule.example(index).example_id for index in range(count)
-    ]  # of the index alone
+    # of the index alone
+    assert backwards[::-1] == [schedule.example(index).example_id for index in range(count)]
 
 
 def test_rows_of_each_environment_come_once_in_a_pass():
@@ -337,9 +335,8 @@ def test_shares_of_the_batches_follow_the_weights_and_are_logged(tmp_path):
         mean = 0.75 * row["env/a/reward"] + 0.25 * row["env/b/reward"]
         assert row["reward/mean"] == pytest.approx(mean)
         assert (row["env/a/errors"], row["env/b/errors"]) == (0, 0)
-    run(
-        small_trainer(tmp_path / "without", pair(), **settings)
-    )  # negative control: by their sizes, 12 of 52
+    # negative control: by their sizes, 12 of 52
+    run(small_trainer(tmp_path / "without", pair(), **settings))
     share = np.mean(
         [row["env/a/share"] for row in metrics_of(tmp_path / "without") if "loss" in row]
     )

@@ -136,9 +136,8 @@ def test_saved_tokens_are_imitated_as_they_were_sampled_and_text_by_the_template
     assert [len(group.rollouts) for group in groups] == [1] * 32
     turns = [group.rollouts[0].turns[0] for group in groups]
     assert {tuple(turn.completion_ids.tolist()) for turn in turns} == sampled
-    assert {turn.version for turn in turns} == {
-        NOT_SAMPLED
-    }  # no ratio to the policy that sampled them
+    # no ratio to the policy that sampled them
+    assert {turn.version for turn in turns} == {NOT_SAMPLED}
 
     as_text = {name: results[name] for name in ("prompts", "completions", "rewards")}
     texts = [

@@ -114,9 +114,8 @@ def test_recorded_tokens_are_read_as_they_were_sampled(saved_run):
     assert {
         (tuple(t.completion_ids.tolist()), tuple(t.sampler_logprobs.tolist())) for t in turns
     } == recorded
-    assert {turn.version for turn in turns} == {
-        -1
-    }  # the number of another run's policy means nothing here
+    # the number of another run's policy means nothing here
+    assert {turn.version for turn in turns} == {-1}
 
 
 def test_recorded_tokens_that_the_model_has_not_are_refused_before_any_work(saved_run, tmp_path):

@@ -87,9 +87,8 @@ def test_no_rollout_is_started_with_the_policy_after_the_last_step(max_steps, nu
         source.settle()
         assert source.pipeline.state.next_index == 4 + num_new
         state = source.snapshot()
-    with pipeline(
-        policy, None, 2, state, max_off_policy_steps=0, max_steps=4
-    ) as source:  # a resumed, longer run
+    # a resumed, longer run
+    with pipeline(policy, None, 2, state, max_off_policy_steps=0, max_steps=4) as source:
         assert sorted(indices(source.next_batch())) == [4, 5]
 
 
@@ -122,9 +121,8 @@ def played_seeds(env, num_batches, state=None, **settings):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_equal_rows_are_sampled_with_seeds_of_their_own_within_a_pass_and_after_it(shuffle):
-    seeds, _ = played_seeds(
-        same_rows(4), 4, shuffle_dataset=shuffle
-    )  # two passes of 4 rows x 4 siblings
+    # two passes of 4 rows x 4 siblings
+    seeds, _ = played_seeds(same_rows(4), 4, shuffle_dataset=shuffle)
     assert len(set(seeds[:16])) == 16
     assert len(set(seeds)) == len(seeds)
 
@@ -409,20 +407,15 @@ def test_every_dead_batch_and_every_dropped_group_is_recorded():
         for step, groups, numbers in recorded
     ]
     assert dropped == [(1, [0, 1], True), (1, [2, 3], True), (1, [4, 5], True)]
-    assert [[group.index for group in batch.discarded] for batch in batches] == [
-        [],
-        [8],
-    ]  # counted by their step
+    # counted by their step
+    assert [[group.index for group in batch.discarded] for batch in batches] == [[], [8]]
     assert [numbers["dead/rollouts"] for _, _, numbers in recorded[:3]] == [8, 16, 24]
     assert recorded[0][2]["dead/reward"] == 1.0
 
 
 def test_the_bound_of_a_rate():
-    for trials in (
-        1,
-        7,
-        500,
-    ):  # exact: the rate at which no success in so many is as unlikely as 5 %
+    # exact: the rate at which no success in so many is as unlikely as 5 %
+    for trials in (1, 7, 500):
         assert (1 - upper_bound(0, trials)) ** trials == pytest.approx(0.05)
     exact = next(p / 10_000 for p in range(10_000) if binomial_cdf(5, 500, p / 10_000) < 0.05)
     assert upper_bound(5, 500) == pytest.approx(exact, rel=0.03)
@@ -545,9 +538,8 @@ def test_an_error_of_the_whole_run_is_raised_as_it_is_and_at_once():
             source.next_batch()
         assert time.monotonic() - started < 1
         assert raised.value.url == "http://x"
-        with pytest.raises(
-            AuthenticationFailed
-        ):  # and again: the pipeline does not come back to life
+        # and again: the pipeline does not come back to life
+        with pytest.raises(AuthenticationFailed):
             source.next_batch()
 
 
@@ -798,9 +790,8 @@ def test_what_is_solved_is_part_of_a_snapshot(tmp_path):
         state = source.snapshot()
     assert len(state.solved) == 2
     saved_state.save_pipeline(tmp_path, state, 9, {}, "builtin:tiny")
-    assert (
-        json.loads((tmp_path / saved_state.STATE).read_text())["model"] == "builtin:tiny"
-    )  # what vf-view names
+    # what vf-view names
+    assert json.loads((tmp_path / saved_state.STATE).read_text())["model"] == "builtin:tiny"
     loaded, version, _ = saved_state.load_pipeline(tmp_path)
     assert (loaded.solved, loaded.skipped) == (state.solved, state.skipped)
     again = Policy(dead_if(lambda n: n in {0, 3}))

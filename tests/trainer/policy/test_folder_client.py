@@ -56,9 +56,8 @@ def test_an_adapter_is_merged_into_its_base(whole, adapted):
             m(ids).logits for m in (model.eval(), load_folder(folder)[0], load_folder(whole)[0])
         )
     assert torch.allclose(expected, loaded, atol=1e-4)
-    assert not torch.allclose(
-        base, loaded, atol=1e-1
-    )  # negative control: the adapter changes the model
+    # negative control: the adapter changes the model
+    assert not torch.allclose(base, loaded, atol=1e-1)
 
 
 def test_a_run_folder_means_its_newest_checkpoint_and_an_empty_one_is_refused(whole, tmp_path):
@@ -87,9 +86,8 @@ def test_the_command_evaluates_a_folder(whole, tmp_path, monkeypatch, capfd):
     assert run_command(["said.py", "-m", "whole", "-t", "8", "-r", "2", "--json"]) == 0
     run = json.loads(capfd.readouterr().out)["runs"][0]
     assert not run["base_url"]
-    assert (
-        run_command(["said.py", "--resume", run["path"], "-t", "8", "--json"]) == 0
-    )  # the model is the run's
+    # the model is the run's
+    assert run_command(["said.py", "--resume", run["path"], "-t", "8", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["runs"][0]["resumed"] == 6
     assert (run["model"], run["num_rollouts"], run["num_errors"]) == ("whole", 6, 0)
     assert run["avg_reward"] > 0

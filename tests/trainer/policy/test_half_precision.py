@@ -93,9 +93,8 @@ def dtype_in_training(trainer):
 
 def test_bf16_is_computed_in_every_training_of_a_model(tmp_path, monkeypatch):
     """Whatever wraps the forward pass, as accelerate's autocast does, is kept from run to run."""
-    assert (
-        dtype_in_training(small_trainer(tmp_path / "f32", max_steps=1)) == torch.float32
-    )  # negative control
+    # negative control
+    assert dtype_in_training(small_trainer(tmp_path / "f32", max_steps=1)) == torch.float32
     trainer = in_half(small_trainer(tmp_path / "a", max_steps=1), "bf16", monkeypatch)
     assert dtype_in_training(trainer) == torch.bfloat16
     assert dtype_in_training(trainer) == torch.bfloat16

@@ -135,9 +135,8 @@ IDS = torch.arange(1, 20).unsqueeze(0)
 def test_a_merged_model_of_a_tied_head_gives_the_trained_logits_when_loaded(tmp_path, options):
     model, trained = tied_and_adapted(options)
     preparation.save_merged(model, tmp_path)
-    torch.testing.assert_close(
-        model(IDS).logits, trained, atol=0, rtol=0
-    )  # the model in training is not changed
+    # the model in training is not changed
+    torch.testing.assert_close(model(IDS).logits, trained, atol=0, rtol=0)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(loaded(IDS).logits, trained, atol=1e-4, rtol=1e-4)
     assert loaded.config.tie_word_embeddings == (options == TIED[0])

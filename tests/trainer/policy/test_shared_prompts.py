@@ -158,9 +158,8 @@ def test_the_gradient_is_that_of_samples_that_stand_alone(make, recompute):
     assert any(row.prompt_seq_ids is not None for row in rows_R[0])
     assert ours == pytest.approx(loss, rel=1e-5)
     assert (same - gradient).norm() / gradient.norm() < 1e-5
-    wrong, other = loss_and_gradient(
-        model, rows_R, with_prompts=False
-    )  # branches that see each other: another gradient
+    # branches that see each other: another gradient
+    wrong, other = loss_and_gradient(model, rows_R, with_prompts=False)
     assert (other - gradient).norm() / gradient.norm() > 1e-2
     assert abs(wrong - loss) > 1e-4
 

@@ -113,12 +113,10 @@ def test_the_divergences_over_the_vocabulary_are_those_of_the_stock_models(num_c
         for one, other in zip(
             torch.autograd.grad(found.sum(), parameters, retain_graph=True), gradient, strict=True
         ):
-            torch.testing.assert_close(
-                one, other, rtol=1e-5, atol=1e-6
-            )  # the stock norm computes in float32
-    assert (
-        float((expected[0] - expected[1]).detach().abs().max()) > 1e-3
-    )  # negative control: the two differ
+            # the stock norm computes in float32
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    # negative control: the two differ
+    assert float((expected[0] - expected[1]).detach().abs().max()) > 1e-3
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert policy(**arguments).reverse_kl is None
 
@@ -172,9 +170,8 @@ def test_the_penalty_beta_is_towards_the_teacher(tmp_path, folder):
     assert isinstance(trainer.reference, Teacher)
     assert run(trainer).steps[0]["kl_ref"] > 1e-3
     plain = run(small_trainer(tmp_path / "plain", beta=0.1, max_steps=1))
-    assert plain.steps[0]["kl_ref"] == pytest.approx(
-        0, abs=1e-6
-    )  # negative control: the policy itself
+    # negative control: the policy itself
+    assert plain.steps[0]["kl_ref"] == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,8 @@ def test_a_pickle_in_the_place_of_the_weights_is_refused(folder, tmp_path):
     files = {
         p.name: checkpoint_files._describe(p) for p in made.iterdir() if p.name != "MANIFEST.json"
     }
-    checkpoint_files.write_json(
-        made / "MANIFEST.json", {"schema": 1, "files": files}
-    )  # even with a forged manifest
+    # even with a forged manifest
+    checkpoint_files.write_json(made / "MANIFEST.json", {"schema": 1, "files": files})
 
     with pytest.raises(CheckpointError, match="cannot be resumed from: SafetensorError"):
         run(small_trainer(folder, **STEPS | {"max_steps": 5}), resume_from_checkpoint=True)

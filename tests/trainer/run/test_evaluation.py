@@ -81,9 +81,8 @@ def test_another_environment_and_its_own_sampling(tmp_path):
     assert all(len(row["completion"][-1]["content"]) <= 20 for row in stored)
     assert metrics["eval_truncated"] > 0.5
     assert metrics["eval_tokens"] == 10
-    assert math.isnan(
-        metrics["eval_pass_at_1"]
-    )  # the reward is graded, and no success metric is named
+    # the reward is graded, and no success metric is named
+    assert math.isnan(metrics["eval_pass_at_1"])
 
 
 def test_rows_and_a_prefix_of_ones_own(tmp_path):

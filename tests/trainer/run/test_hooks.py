@@ -189,9 +189,8 @@ def test_rollouts_that_a_subclass_played_are_trained_on_the_tokens_that_were_sam
     log = run(trainer)
     assert weights_hash(trainer.model) != before
     assert [step["rollouts/generated"] for step in log.steps] == [6, 6]
-    assert all(
-        step["sampler/log_ratio_abs"] < 1e-4 for step in log.steps
-    )  # else the tokens were others
+    # else the tokens were others
+    assert all(step["sampler/log_ratio_abs"] < 1e-4 for step in log.steps)
     assert [step["staleness/max"] for step in log.steps] == [0, 0]
     assert {line["policy_version"] for line in metrics_of(tmp_path)} == {1, 2}
     group = trainer.batch.groups[0]
@@ -341,9 +340,8 @@ def test_weights_that_change_in_a_hook_change_rewards_and_score_nothing_again(tm
         assert record.reward == record.metrics["counted" if index < 8 else "length"]
     assert trainer.env.rubric.get_group_weights() == [1.0, 1.0]
     played = len(records)
-    assert (
-        played <= len(calls) <= played + 2 * 8
-    )  # each rollout once; at most two batches were begun ahead
+    # each rollout once; at most two batches were begun ahead
+    assert played <= len(calls) <= played + 2 * 8
 
 
 def test_without_the_hook_the_rubric_decides(tmp_path):

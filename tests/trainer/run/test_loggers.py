@@ -261,9 +261,8 @@ def test_a_run_that_ended_before_its_first_step_is_an_earlier_run_too(tmp_path):
     ours = MetricsFile(tmp_path)
     ours.write(0, 0, {"eval_reward": 0.1})  # an evaluation before training: part of this run
     assert not ours.holds_earlier
-    assert MetricsFile(
-        tmp_path
-    ).holds_earlier  # in another process that line is of a run that is over
+    # in another process that line is of a run that is over
+    assert MetricsFile(tmp_path).holds_earlier
 
 
 def test_a_second_training_does_not_take_over_what_stood_before_the_first(tmp_path):

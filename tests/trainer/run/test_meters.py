@@ -49,9 +49,8 @@ def test_ratios_are_over_trained_tokens_and_agreement_over_those_of_the_present_
 def test_an_answer_that_began_under_older_weights_is_not_compared():
     """Its later tokens are of the present version, and follow keys and values of the older one."""
     version = torch.tensor([-2, 3, 4, 4, 4, -2, 4, 4, -2, -1, 4])
-    sample = torch.tensor(
-        [0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2]
-    )  # the prompt of 0 is 1's too, where prompts are shared
+    # the prompt of 0 is 1's too, where prompts are shared
+    sample = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2])
     ones = torch.ones(11)
     mask = version != -2
     found = {"loss_mask": mask, "weight": mask.float(), "version": version, "seq_ids": sample}

@@ -183,10 +183,8 @@ def test_a_finished_run_is_not_trained_further(tmp_path):
 
 
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 100}
-PLATEAU |= {
-    "metric_for_best_model": "eval_reward",
-    "eval_num_examples": 2,
-}  # its best value is infinite at first
+# its best value is infinite at first
+PLATEAU |= {"metric_for_best_model": "eval_reward", "eval_num_examples": 2}
 
 
 def linear(lr, total):

@@ -99,9 +99,8 @@ def test_ratios_and_weights_of_the_file_are_those_of_the_step(tmp_path, layout):
         assert len(rollouts) == line["rollouts/generated"]
         assert sum(row["trained"] for row in rollouts) == line["rollouts/trained"]
         assert np.any(advantage)
-    assert any(
-        abs(line["ratio/mean"] - 1) > 1e-3 for line in lines
-    )  # negative control: not all ratios are one
+    # negative control: not all ratios are one
+    assert any(abs(line["ratio/mean"] - 1) > 1e-3 for line in lines)
 
 
 def test_the_texts_of_the_tokens_are_the_completion(tmp_path):

@@ -25,9 +25,8 @@ def trained(tmp_path, monkeypatch):
         for key, value in environment.items():
             monkeypatch.setenv(key, value)
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(
-            trackers, "CLOSE_S", 60.0
-        )  # a busy machine takes longer to start a tracker
+        # a busy machine takes longer to start a tracker
+        monkeypatch.setattr(trackers, "CLOSE_S", 60.0)
         run(small_trainer(tmp_path, max_steps=STEPS, report_to=name))
         rewards = [row["reward/mean"] for row in metrics_of(tmp_path)]
         assert len(rewards) == STEPS

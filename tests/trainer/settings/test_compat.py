@@ -302,9 +302,8 @@ def test_overrides_of_grpo_defaults_win_under_any_name_and_the_rest_stays_a_defa
     assert (config.rollouts_per_example, config.micro_batch_size) == (4, 2)
     config.resolve()
     assert config.batch_size == 8
-    assert (
-        config.steps_for(10) == 10
-    )  # two passes of ten examples, four rollouts each, eight a step
+    # two passes of ten examples, four rollouts each, eight a step
+    assert config.steps_for(10) == 10
     assert grpo_defaults("x", batch_size=64).batch_size == 64
 
 
@@ -342,10 +341,8 @@ def test_steps_per_generation_counts_micro_batches_as_grpo_scripts_do():
     for _ in range(2):
         config.resolve(2)
         assert (config.updates_per_batch, config.batch_size) == (2, 4 * 2 * 8)
-    assert rollouts_per_step(2, **settings) == (
-        32,
-        4,
-    )  # negative control: an update is what a step was
+    # negative control: an update is what a step was
+    assert rollouts_per_step(2, **settings) == (32, 4)
     assert rollouts_per_step(batch_size=64, updates_per_batch=4, num_generations=8) == (64, 8)
     with pytest.raises(
         ConfigError,

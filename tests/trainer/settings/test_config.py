@@ -194,9 +194,8 @@ def test_a_private_copy_does_not_change_the_original():
 def test_steps_follow_from_passes_when_only_those_are_given():
     shape = {"batch_size": 32, "rollouts_per_example": 8, "micro_batch_size": 8}
     assert RLConfig(**shape, num_train_epochs=2).steps_for(10) == 5
-    assert (
-        RLConfig(**shape, max_steps=-1).steps_for(10) == 8
-    )  # three passes are transformers' default
+    # three passes are transformers' default
+    assert RLConfig(**shape, max_steps=-1).steps_for(10) == 8
     assert RLConfig(**shape, num_train_epochs=2, max_steps=7).steps_for(10) == 7
     assert RLConfig(**shape).steps_for(10) == 500
 
@@ -284,6 +283,5 @@ def test_every_field_of_ours_is_read_somewhere():
         "max_grad_norm",
         "save_steps",
     }
-    assert (
-        own - read - of_transformers - BOUNDS.keys() == set()
-    )  # test_objective reads each bound through its loss
+    # test_objective reads each bound through its loss
+    assert own - read - of_transformers - BOUNDS.keys() == set()

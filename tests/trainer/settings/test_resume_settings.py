@@ -195,11 +195,8 @@ def test_a_lora_config_is_compared_by_what_it_sets():
         )
         return RLConfig(lora_config=config).resume_values()["lora_config"]
 
-    modules = [
-        "k_proj",
-        "q_proj",
-        "v_proj",
-    ]  # a set in the LoraConfig, whose order differs from process to process
+    # a set in the LoraConfig, whose order differs from process to process
+    modules = ["k_proj", "q_proj", "v_proj"]
     assert values(modules) == {
         "lora_dropout": 0.1,
         "peft_type": "LORA",
@@ -246,9 +243,8 @@ def test_a_checkpoint_of_0_2_0_resumes_to_the_same_losses(saved_by_0_2_0, caplog
             log = run(small_trainer(saved_by_0_2_0, **OLD_RUN), resume_from_checkpoint=True)
     finally:
         torch.set_num_threads(threads)
-    before = numbers(
-        json.loads((SAVED / "training-losses.json").read_text())
-    )  # last digits are of that processor
+    # last digits are of that processor
+    before = numbers(json.loads((SAVED / "training-losses.json").read_text()))
     assert numbers(log.losses) == pytest.approx(before[2:], rel=1e-5)
     assert numbers([loss for _, loss in losses_of(saved_by_0_2_0)]) == pytest.approx(
         before, rel=1e-5

@@ -160,10 +160,8 @@ def test_prompts_above_the_limit_are_not_used(tmp_path, caplog):
 
 
 def test_prompts_above_the_limit_keep_their_end_when_asked(tmp_path, caplog):
-    settings = {
-        "zero_variance": "keep",
-        "deterministic": True,
-    }  # the first two prompts, of which one is long
+    # the first two prompts, of which one is long
+    settings = {"zero_variance": "keep", "deterministic": True}
     trainer = small_trainer(tmp_path, long_and_short(), max_prompt_length=24, **settings)
     whole = small_trainer(tmp_path, long_and_short(), **settings)
     longest = max(len(record.turns[0].prompt_ids) for record in records_of(batch_of(whole)))
@@ -435,9 +433,8 @@ def test_evaluation_before_the_first_step(tmp_path):
 
 def test_a_training_set_of_its_own(tmp_path):
     rows = [{"question": "xyz"}, {"question": "uvw"}]
-    config = small_config(
-        tmp_path, zero_variance="keep", deterministic=True
-    )  # else a second pass may be faster
+    # else a second pass may be faster
+    config = small_config(tmp_path, zero_variance="keep", deterministic=True)
     trainer = RLTrainer(small_policy(), toy_env(), config, build_tiny_tokenizer(), dataset=rows)
     assert {one.text["prompt"][-1]["content"] for one in records_of(batch_of(trainer))} == {
         "xyz",
@@ -515,9 +512,8 @@ def test_the_folder_of_what_is_sent_to_a_server(tmp_path):
 
 def test_the_floor_of_the_ratio_reaches_the_loss(tmp_path):
     """A token that has become less likely still gets the weight of the floor."""
-    token = (
-        torch.tensor([value]) for value in (-3.0, -1.0, 1.0, True, 0)
-    )  # log π, log μ, advantage, mask, sample
+    # log π, log μ, advantage, mask, sample
+    token = (torch.tensor([value]) for value in (-3.0, -1.0, 1.0, True, 0))
     row = LossInput(*token)
     found = [
         float(small_trainer(tmp_path, ratio_floor=floor).criterion(row).losses[0])

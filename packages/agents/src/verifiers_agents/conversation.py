@@ -158,9 +158,8 @@ def _digest(before: str, message: Mapping[str, Any]) -> str:
     role = message.get("role")
     text = message_text(message)
     content = message.get("content")
-    parts = (
-        content if isinstance(content, list | tuple) else ()
-    )  # of a text these would be its characters
+    # of a text these would be its characters
+    parts = content if isinstance(content, list | tuple) else ()
     others = [part for part in parts if isinstance(part, Mapping) and part.get("type") != "text"]
     fields = [
         before,

@@ -82,9 +82,8 @@ class Call:
         self._settle(ModelRefused(message, status=status))
 
     def _settle(self, outcome: Response | ModelRefused) -> None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the gateway ended with the process: no agent is left to answer
+        # the gateway ended with the process: no agent is left to answer
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_set, self._future, outcome)
 
     async def outcome(self) -> Response:
@@ -92,9 +91,8 @@ class Call:
         ModelRefused."""
         outcome = await asyncio.shield(self._future)
         if isinstance(outcome, ModelRefused):
-            raise ModelRefused(
-                str(outcome), status=outcome.status
-            )  # a new one: each request that waits raises its own
+            # a new one: each request that waits raises its own
+            raise ModelRefused(str(outcome), status=outcome.status)
         return outcome
 
     def echo(self, response: Response) -> Message | None:

@@ -200,9 +200,8 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
         packed = await take(self._running(), source_dir)
         if packed is None or not packed.is_folder:
             raise FileNotFoundError(f"{source_dir} is no folder of the sandbox")
-        await asyncio.to_thread(
-            unpack_sent, packed.archive, Path(target_dir)
-        )  # what leads out is left out
+        # what leads out is left out
+        await asyncio.to_thread(unpack_sent, packed.archive, Path(target_dir))
 
     def _running(self) -> Session:
         if self._session is None:

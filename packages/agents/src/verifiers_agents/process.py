@@ -340,9 +340,8 @@ class AgentProcess:
         self.is_collected = True
         try:
             if patterns or keep is not None:
-                await (
-                    self._sandbox.restart()
-                )  # what the agent left running could change files while they are read
+                # what the agent left running could change files while they are read
+                await self._sandbox.restart()
             content = await self._sandbox.read_file(self._places.log)
             output, ending.log_bytes = inside.output_of(content, limits.max_log_bytes)
             ending.log = output.decode("utf-8", "replace")

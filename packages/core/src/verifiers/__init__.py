@@ -146,9 +146,8 @@ def _from_trainer(name: str) -> Any:
 
 
 def _suggestion(name: str) -> str:
-    if name.startswith(
-        "_"
-    ):  # tools ask every object for names of their own: __wrapped__, __file__, __test__
+    # tools ask every object for names of their own: __wrapped__, __file__, __test__
+    if name.startswith("_"):
         return ""
     from verifiers.runtime.suggest import SIMILAR, close_match
 

@@ -31,9 +31,8 @@ def test_every_answer_is_what_python_computes_and_every_sum_is_of_its_level(diff
     for row in rows:
         text = text_of(row)
         assert re.fullmatch(r"[0-9]+( [-+*] [0-9]+)+", text)
-        assert eval(text) == int(
-            row["answer"]
-        )  # the text is digits and + - *, as the line above shows
+        # the text is digits and + - *, as the line above shows
+        assert eval(text) == int(row["answer"])
         assert row["difficulty"] == difficulty
         assert len(re.findall("[0-9]+", text)) == level.terms
         assert text.count("*") == ("*" in level.operators)

@@ -53,9 +53,8 @@ def test_an_equilibrium_cannot_be_exploited_and_is_worth_the_value_of_the_game(a
 
 
 def test_uniform_play_has_the_known_exploitability():
-    assert rules.exploitability(rules.uniform()) == pytest.approx(
-        11 / 24
-    )  # NashConv 11/12, as others report
+    # NashConv 11/12, as others report
+    assert rules.exploitability(rules.uniform()) == pytest.approx(11 / 24)
 
 
 def test_random_policies_agree_with_the_brute_force():

@@ -47,9 +47,8 @@ def derangements(size):
 
 
 def full_houses():
-    deck = [
-        (rank, suit) for rank in range(4) for suit in range(4)
-    ]  # 4 of the 13 ranks: 4 * 3 ordered pairs
+    # 4 of the 13 ranks: 4 * 3 ordered pairs
+    deck = [(rank, suit) for rank in range(4) for suit in range(4)]
     hands = combinations(deck, 5)
     found = sum(sorted(Counter(rank for rank, _ in hand).values()) == [2, 3] for hand in hands)
     return found * (13 * 12) // (4 * 3)

@@ -382,9 +382,8 @@ def test_the_arguments_of_older_guides():
     )
     assert (env.rollouts_per_example, env.max_concurrent) == (8, 512)
     assert isinstance(env, vf.PythonEnv)
-    math = vf.load_environment(
-        "math-python", dataset_name="math", num_train_examples=1000
-    )  # nothing is fetched yet
+    # nothing is fetched yet
+    math = vf.load_environment("math-python", dataset_name="math", num_train_examples=1000)
     assert math.max_turns == 10
     tested = load(eval_split="test", num_eval_examples=5)
     assert (

@@ -32,9 +32,8 @@ def test_a_wrong_answer_or_none_earns_less():
     env = load_environment("chain_sum", num_train_examples=2, num_eval_examples=2)
     row = env.get_eval_dataset()[0]
     assert run_rollout_sync(env, ScriptedClient(["<answer>no idea</answer>"]), row)["reward"] < 0.1
-    assert (
-        run_rollout_sync(env, ScriptedClient([row["answer"]]), row)["reward"] < 0.1
-    )  # without the tags
+    # without the tags
+    assert run_rollout_sync(env, ScriptedClient([row["answer"]]), row)["reward"] < 0.1
     assert (
         run_rollout_sync(env, ScriptedClient([f"<answer>{row['answer']}</answer>"]), row)["reward"]
         == 1.0

@@ -183,9 +183,8 @@ def test_the_check_is_clean_with_a_model_that_can_judge_and_says_so_of_one_that_
     report = vf.check_environment("self-judge", client=judge)
     assert report.ok, report
     assert not report.warnings, report
-    report = vf.check_environment(
-        "self-judge"
-    )  # its scripts judge with plain text: the reward stays unknown
+    # its scripts judge with plain text: the reward stays unknown
+    report = vf.check_environment("self-judge")
     assert [error.code for error in report.errors] == ["reward-function-fails"]
 
 

@@ -96,9 +96,8 @@ def test_it_loads_by_its_id_and_is_clean():
     assert (env.game, env.max_turns) == (DEFAULT_GAME, 7)
     report = vf.check_environment("textarena")
     assert report.ok, report
-    assert [
-        warning.code for warning in report.warnings
-    ] == []  # the oracle solves what no script guesses
+    # the oracle solves what no script guesses
+    assert [warning.code for warning in report.warnings] == []
     guesses = iter([move(n % 20 + 1) for n in range(999)])
     report = vf.check_environment(
         "textarena", n=8, client=ScriptedClient(lambda request: next(guesses))

@@ -184,9 +184,8 @@ def test_it_loads_by_its_id_and_is_clean():
     assert env.tool_defs[3]["function"]["parameters"]["properties"]["room"]["enum"] == list(ROOMS)
     report = vf.check_environment("tool-test")
     assert report.ok, report
-    assert [
-        warning.code for warning in report.warnings
-    ] == []  # the oracle solves what no script guesses
+    # the oracle solves what no script guesses
+    assert [warning.code for warning in report.warnings] == []
     report = vf.check_environment(
         env, client=oracle([*env.get_dataset(), *env.get_eval_dataset()], most=1), n=10
     )

@@ -76,19 +76,16 @@ def brute_force(guess, answer):
 
     def is_marking(marks):
         triples = list(zip(guess, answer, marks, strict=True))
-        if any(
-            (m == "G") != (g == a) for g, a, m in triples
-        ):  # green: exactly where the letters agree
+        # green: exactly where the letters agree
+        if any((m == "G") != (g == a) for g, a, m in triples):
             return False
         for letter in set(guess):
             own = [m for g, m in zip(guess, marks, strict=True) if g == letter]
-            if (
-                len(own) - own.count("X") != in_both[letter]
-            ):  # as many marks as the words share of the letter
+            # as many marks as the words share of the letter
+            if len(own) - own.count("X") != in_both[letter]:
                 return False
-            if "XY" in "".join(
-                m for m in own if m != "G"
-            ):  # yellows stand left of what is not marked
+            # yellows stand left of what is not marked
+            if "XY" in "".join(m for m in own if m != "G"):
                 return False
         return True
 
@@ -422,9 +419,8 @@ def test_it_loads_by_its_id_and_is_clean_but_for_the_size_of_its_reward():
     assert (env.env_id, env.max_turns) == ("wordle", 6)
     report = vf.check_environment("wordle", n=2)
     assert report.ok, report
-    assert [warning.code for warning in report.warnings] == [
-        "reward-outside-range"
-    ]  # 2.2 at most, as documented
+    # 2.2 at most, as documented
+    assert [warning.code for warning in report.warnings] == ["reward-outside-range"]
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,8 @@ class Pipe:
         )
         pipe = cls(process, errors, max_body_bytes, after)
         try:
-            await pipe.request(
-                {"op": "kill"}
-            )  # no process to kill yet: the reply confirms that the guest init runs
+            # no process to kill yet: the reply confirms that the guest init runs
+            await pipe.request({"op": "kill"})
         except ConnectionResetError as error:
             await pipe.close()
             raise SandboxUnavailable(
@@ -222,9 +221,8 @@ class Pipe:
         )
         self._pending.append(reply)
         self._input.write(frames.pack(header, body))
-        with contextlib.suppress(
-            OSError
-        ):  # the command has ended: _read sets the reason on the reply
+        # the command has ended: _read sets the reason on the reply
+        with contextlib.suppress(OSError):
             await self._input.drain()
         return await reply
 
@@ -349,9 +347,8 @@ def _create_root(folder: Path, layout: mounts.Mounts) -> None:
         path.mkdir(mode=0o755)
     for inside in [*layout.folders(), ROOT, "/proc", "/sys", "/dev", "/run", "/etc"]:
         (folder / f"root{inside}").mkdir(mode=0o755, parents=True, exist_ok=True)
-    (folder / f"root{ROOT}").chmod(
-        0o1777
-    )  # engines copy the mode of the mount point to the mounted file system
+    # engines copy the mode of the mount point to the mounted file system
+    (folder / f"root{ROOT}").chmod(0o1777)
     for inside, path in layout.visible.items():
         mount_point = folder / f"root{inside}"
         if path.is_dir():

@@ -74,10 +74,8 @@ class GVisor(ContainerBackend):
 def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str, Any]:
     """The ``config.json`` of an OCI runtime bundle."""
     files_mb, shared_mb = file_sizes(spec)
-    variables = {
-        **environment(spec),
-        "TMPDIR": spec.env.get("TMPDIR", f"{ROOT}/tmp"),
-    }  # runsc mounts a separate /tmp
+    # runsc mounts a separate /tmp
+    variables = {**environment(spec), "TMPDIR": spec.env.get("TMPDIR", f"{ROOT}/tmp")}
     return {
         "ociVersion": "1.0.2",
         "process": {

@@ -222,7 +222,6 @@ def _guest_zip() -> bytes:
 
 
 async def _end(machine: Machine) -> None:
-    with contextlib.suppress(
-        Exception
-    ):  # the service ends a machine that cannot be reached after wall_s
+    # the service ends a machine that cannot be reached after wall_s
+    with contextlib.suppress(Exception):
         await asyncio.wait_for(machine.end(), 3 * END_S)

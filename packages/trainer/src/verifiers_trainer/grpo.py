@@ -51,9 +51,8 @@ class GRPOConfig(RLConfig):
     }
     """Defaults that differ from ``RLConfig``."""
 
-    if (
-        TYPE_CHECKING
-    ):  # GRPO's names are not fields: a type checker accepts any name, the constructor checks
+    # GRPO's names are not fields: a type checker accepts any name, the constructor checks
+    if TYPE_CHECKING:
 
         def __init__(self, **settings: object) -> None: ...
 
@@ -95,9 +94,8 @@ class GRPOConfig(RLConfig):
                 f"steps_per_generation {steps} is not a multiple of gradient_accumulation_steps"
                 f" {accumulation}: a batch is divided among whole optimizer steps"
             )
-        self.steps_per_generation = (
-            steps // accumulation
-        )  # of the one micro-batch that a step is from here on
+        # of the one micro-batch that a step is from here on
+        self.steps_per_generation = steps // accumulation
 
 
 class GRPOTrainer(RLTrainer):

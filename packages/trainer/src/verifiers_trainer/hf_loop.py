@@ -80,18 +80,16 @@ class Steps(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self._passes = int(state.epoch or 0)
-        state.compute_steps(
-            args, state.max_steps
-        )  # a resumed state holds the intervals of the earlier run
+        # a resumed state holds the intervals of the earlier run
+        state.compute_steps(args, state.max_steps)
         self.loop.begin()
 
     def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
         next(self.loop.running)
 
     def on_optimizer_step(self, *_: object, **__: object) -> None:
-        self.loop.accelerator.gradient_state._set_sync_gradients(
-            True
-        )  # the schedule continues, whatever was withheld
+        # the schedule continues, whatever was withheld
+        self.loop.accelerator.gradient_state._set_sync_gradients(True)
         next(self.loop.running)
 
     def on_step_end(
@@ -172,9 +170,8 @@ class HFLoop(Trainer):
         A split model exchanges with every row: gradients that are not exchanged would be held
         whole.
         """
-        if deepspeed.is_used(
-            self.accelerator
-        ):  # it exchanges with every row, and steps on the one marked last
+        # it exchanges with every row, and steps on the one marked last
+        if deepspeed.is_used(self.accelerator):
             self.accelerator.gradient_state._set_sync_gradients(exchanged)
             return nullcontext()
         exchanged = exchanged or self.splits
@@ -192,9 +189,8 @@ class HFLoop(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         self.splits = fsdp.adopt(self.accelerator, self.args)
-        self.is_deepspeed_enabled = deepspeed.is_used(
-            self.accelerator
-        )  # prevents moving the whole model to the device
+        # prevents moving the whole model to the device
+        self.is_deepspeed_enabled = deepspeed.is_used(self.accelerator)
         self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
 
     def train(self, *args: Any, **keywords: Any) -> Any:

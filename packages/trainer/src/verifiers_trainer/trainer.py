@@ -129,13 +129,11 @@ class RLTrainer(HFLoop):
         settings = context.final_settings(
             args, self.config_class, inference=server, loss=loss, advantage=advantage
         )
-        report_to = installed(
-            trackers(settings.report_to)
-        )  # transformers' own reporting is off: ours runs on threads
+        # transformers' own reporting is off: ours runs on threads
+        report_to = installed(trackers(settings.report_to))
         settings.set_fields(FORCED)
-        with (
-            checkpoint_files.untouched_rng()
-        ):  # transformers seeds in its constructor; this one seeds in train()
+        # transformers seeds in its constructor; this one seeds in train()
+        with checkpoint_files.untouched_rng():
             self.training_run = run = TrainingRun.open(
                 model,
                 env,
@@ -221,9 +219,8 @@ class RLTrainer(HFLoop):
                 resume_from_checkpoint=str(folder) if folder else None, **keywords
             )
             self.ranks.share(self._raise_push_error, "the end of training")
-            self.ranks.gather(
-                [0.0], "the end of training"
-            )  # rank 0 holds the store: it leaves when all have read it
+            # rank 0 holds the store: it leaves when all have read it
+            self.ranks.gather([0.0], "the end of training")
             if self.args.load_best_model_at_end:
                 self.training_run.renew()
             return output
@@ -394,9 +391,8 @@ class RLTrainer(HFLoop):
         reference = self.reference if self.training_run.whole_teacher is None else None
         for rows in self._rows_of(batch):
             needs_old = old_logprobs.needs_old(rows, steps_per_batch, self.args.anchor)
-            if (
-                steps_per_batch > 1
-            ):  # collective for a split model: all ranks run the forward pass, or none
+            # collective for a split model: all ranks run the forward pass, or none
+            if steps_per_batch > 1:
                 needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[
                     0
                 ]

@@ -189,9 +189,8 @@ class HarborEnv(AgentTurns, SandboxEnv):
                 "HarborEnv needs task folders: pass path=… or eval_path=…", key="path"
             )
         if parameters.get("rubric") is None:
-            parameters["rubric"] = Rubric(
-                [self.task_reward], timeout_s=None
-            )  # the task's own limit holds
+            # the task's own limit holds
+            parameters["rubric"] = Rubric([self.task_reward], timeout_s=None)
         parameters.setdefault("system_prompt", SYSTEM_PROMPT if self._has_bash else None)
         parameters.setdefault("max_turns", MAX_TURNS)
         super().__init__(

@@ -317,9 +317,8 @@ def _check_files(folder: Path, read: _Reader) -> None:
         if (folder / name).exists():
             raise read.refuse(name, "it is not supported", "delete it, or leave the task out")
     for path in folder.rglob("*"):
-        if (
-            path.name == ".harborignore"
-        ):  # Harbor then leaves files out of tests/ and solution/: other checks would run
+        # Harbor then leaves files out of tests/ and solution/: other checks would run
+        if path.name == ".harborignore":
             name = path.relative_to(folder).as_posix()
             raise read.refuse(name, "it is not supported", "delete it and the files that it names")
         if path.is_symlink() and not path.resolve().is_relative_to(folder):

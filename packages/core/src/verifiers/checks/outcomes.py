@@ -175,9 +175,8 @@ def check_same_rollouts(
 ) -> None:
     """Warn when the same replies to the same example give a different result the second time."""
     names = ["completion", "stop_condition"]
-    if (
-        not env.rubric.has_group_rewards
-    ):  # group rewards depend on siblings, which are not run again
+    # group rewards depend on siblings, which are not run again
+    if not env.rubric.has_group_rewards:
         names.append("reward")
     old = {
         rollout.example.example_id: rollout.state

@@ -40,9 +40,8 @@ class ScriptedPolicy:
 
     async def complete(self, request: ModelRequest) -> Response:
         """The policy's reply, with token counts estimated from the text."""
-        await asyncio.sleep(
-            0
-        )  # yield to the event loop, so that an endless conversation can be cancelled
+        # yield to the event loop, so that an endless conversation can be cancelled
+        await asyncio.sleep(0)
         message, reason = to_message(self._policy(self._env, self._example, request))
         self._count(request.prompt)
         reply_chars = len(message_text(message)) + len(json.dumps(message.tool_calls or ""))

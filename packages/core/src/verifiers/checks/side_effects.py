@@ -66,9 +66,8 @@ class Watch:
         address = arguments[0] if event == "socket.getaddrinfo" else arguments[1]
         if event == "socket.bind" and address[:2] == IPV6_PROBE:
             return
-        if event == "socket.getaddrinfo" or isinstance(
-            address, tuple
-        ):  # a str address is a Unix socket
+        # a str address is a Unix socket
+        if event == "socket.getaddrinfo" or isinstance(address, tuple):
             host = address if event == "socket.getaddrinfo" else address[0]
             self._contacts[f"{event.partition('.')[2]} {host}"] = None
 

@@ -87,7 +87,6 @@ class _LoopThread(threading.Thread):
 
     def _ask(self, action: Callable[[], Any]) -> None:
         if self._running is not None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop is closed: the work has already ended
+            # the loop is closed: the work has already ended
+            with contextlib.suppress(RuntimeError):
                 self._running[0].call_soon_threadsafe(action)

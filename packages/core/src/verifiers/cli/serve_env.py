@@ -97,9 +97,8 @@ def _ended() -> asyncio.Event:
     """Set by SIGTERM, so that the server ends as it does with Ctrl-C: rollouts are cancelled and
     clean up."""
     ended = asyncio.Event()
-    with contextlib.suppress(
-        NotImplementedError, RuntimeError
-    ):  # Windows, or a loop beside the main thread
+    # Windows, or a loop beside the main thread
+    with contextlib.suppress(NotImplementedError, RuntimeError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     return ended
 

@@ -198,9 +198,8 @@ class LocalClient(InProcessClient):
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"llama.cpp cannot load {self.local_model.path}: {error}") from error
         url = f"{self._server.listening_address}/v1"
-        _ask(
-            url, "/slots", self._key
-        )  # answered by its work loop: stopping the server before that runs would hang
+        # answered by its work loop: stopping the server before that runs would hang
+        _ask(url, "/slots", self._key)
         return OpenAIChatCompletionsClient(
             base_url=url, api_key=self._key, max_connections=NUM_SLOTS
         )
@@ -228,9 +227,8 @@ class LocalClient(InProcessClient):
         return parameters
 
     def _check_weights(self) -> None:
-        sha256 = (
-            self.local_model.sha256
-        )  # hash every file here, in a thread: the metadata of the run contain it
+        # hash every file here, in a thread: the metadata of the run contain it
+        sha256 = self.local_model.sha256
         if self.local_model.is_packaged and sha256 != WEIGHTS_SHA256:
             raise ConfigError(
                 f"{self.local_model.path} is damaged or not the pinned version (sha256 {sha256}): "

@@ -23,9 +23,8 @@ from verifiers.clients.reply import TOKEN_FIELDS
 from verifiers.errors import ModelError, ModelUnavailable, RateLimited
 from verifiers.types import Attempt, Response
 
-_JITTER = (
-    random.SystemRandom()
-)  # independent of the global generator, and different in forked workers
+# independent of the global generator, and different in forked workers
+_JITTER = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,9 +203,8 @@ class Table(Sequence[Example]):
         with the same seed begins with the same examples.
         """
         positions = self._row_positions()
-        if (
-            seed is not None
-        ):  # the order of ``datasets.Dataset.shuffle(seed)``, which published runs depend on
+        # the order of ``datasets.Dataset.shuffle(seed)``, which published runs depend on
+        if seed is not None:
             positions = [
                 positions[i] for i in np.random.default_rng(seed).permutation(len(positions))
             ]
@@ -267,9 +266,8 @@ class Table(Sequence[Example]):
 
         if self._hub_dataset is None:
             self._hub_dataset = to_dataset([example.row for example in self])
-        return self._hub_dataset.with_format(
-            None
-        )  # a new view, so that set_format() of the caller has no effect here
+        # a new view, so that set_format() of the caller has no effect here
+        return self._hub_dataset.with_format(None)
 
     def _row_positions(self) -> Sequence[int]:
         return range(len(self._store)) if self._positions is None else self._positions
@@ -439,9 +437,8 @@ def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
             if str(source_id) not in replaced:
                 replaced[str(source_id)] = next(free)
             row["src_id"], row["example_id"] = source_id, replaced[str(source_id)]
-        as_it_is = isinstance(
-            row.get("prompt"), list | tuple
-        )  # the caller's own messages get no system prompt
+        # the caller's own messages get no system prompt
+        as_it_is = isinstance(row.get("prompt"), list | tuple)
         examples.append(
             _example(row, bare if as_it_is else row_format, f"row {position} of the inputs")
         )

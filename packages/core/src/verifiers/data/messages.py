@@ -204,9 +204,8 @@ def last_text(messages: Iterable[object] | str | None, role: str) -> str | None:
 
 def field(message: object, name: str) -> Any:
     """Return a field of a message, part or tool call of any type; None when absent."""
-    if isinstance(
-        message, (dict, Mapping)
-    ):  # a dict first: the check of the abstract class is Python
+    # a dict first: the check of the abstract class is Python
+    if isinstance(message, (dict, Mapping)):
         return message.get(name)
     return getattr(message, name, None)
 

@@ -226,9 +226,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON value")
 
 
-_DECODER = json.JSONDecoder(
-    parse_constant=_no_constant
-)  # ``json.loads`` would make one for each call
+# ``json.loads`` would make one for each call
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 # --- the signature --------------------------------------------------------------------------------

@@ -150,9 +150,8 @@ class EnvGroupRubric(Rubric):
     async def score_rollout(self, state: State, score_sem: Semaphore | None = None) -> RolloutScore:
         """By the rubric of the member. *Raises* EnvironmentFault for a rollout of no member."""
         ((rubric, _),) = self._by_rubric([state], is_strict=True)
-        slot = (
-            {} if score_sem is None else {"score_sem": score_sem}
-        )  # a member's own method may take none
+        # a member's own method may take none
+        slot = {} if score_sem is None else {"score_sem": score_sem}
         return await rubric.score_rollout(state, **slot)
 
     async def score_group(

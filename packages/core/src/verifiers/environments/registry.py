@@ -141,9 +141,8 @@ def load(
     if not env.env_args:
         env.env_args = dict(env_args)
     env.env_version = source.version or ""
-    path_or_id = (
-        str(source.local.file) if source.local else env_id
-    )  # a worker's working folder may be another
+    # a worker's working folder may be another
+    path_or_id = str(source.local.file) if source.local else env_id
     env.loaded_from, env.changes = LoadedFrom(load_environment, path_or_id, dict(env_args)), {}
     return env
 
@@ -207,9 +206,8 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
     fitting = [s for s in sources if requested.version in (None, "latest", s.version)]
     installed = _installed(requested)
     for source in fitting:
-        is_meant = (
-            source is named[0] or source.problem() is None
-        )  # another script in the working folder is not meant
+        # another script in the working folder is not meant
+        is_meant = source is named[0] or source.problem() is None
         if is_meant and not (installed and _is_source_of(installed, source)):
             if installed is not None:
                 _logger.warning(
@@ -509,9 +507,8 @@ def _build(
 
 
 def _failure(env_id: str, doing: str, error: BaseException) -> EnvironmentLoadError:
-    if (
-        isinstance(error, SyntaxError) and error.filename
-    ):  # of a module that the environment imports
+    # of a module that the environment imports
+    if isinstance(error, SyntaxError) and error.filename:
         place, message = f"{short_path(error.filename)}:{error.lineno}", error.msg
     else:
         place, message = raised_at(error) or "", str(error) or "no message"

@@ -88,9 +88,8 @@ class StatefulToolEnv(ToolEnv):
             if passes(error):
                 raise
             if tool is not None and isinstance(error, Exception):
-                tool.arguments(
-                    arguments
-                )  # the model's mistake, when that is what made the hook fail
+                # the model's mistake, when that is what made the hook fail
+                tool.arguments(arguments)
             raise fault("update_tool_args", error) from error
         if not isinstance(updated, Mapping):
             kind = type(updated).__name__

@@ -249,17 +249,15 @@ class ToolEnv(MultiTurnEnv):
         if not isinstance(error, RolloutError):
             if passes(error):
                 raise error
-            if isinstance(error, UsageError) or not isinstance(
-                error, Exception
-            ):  # a setting; SystemExit and the like
+            # a setting; SystemExit and the like
+            if isinstance(error, UsageError) or not isinstance(error, Exception):
                 raise fault(tool, error) from error
         failure = error if isinstance(error, RolloutError) else _call_error(tool, error)
         causes = (error, failure, error.__cause__ if isinstance(error, ToolParseError) else None)
         if any(isinstance(one, self.stop_errors) for one in causes):
             raise failure
-        if (
-            not failure.scorable
-        ):  # not caused by the model, which cannot correct it: the reward is unknown
+        # not caused by the model, which cannot correct it: the reward is unknown
+        if not failure.scorable:
             raise failure
         try:
             return str(self.error_formatter(error)) or type(error).__name__

@@ -228,9 +228,8 @@ class _Alias(Loader):
         return spec.loader.get_code(self._new)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = (
-            self._spec
-        )  # the import system has replaced it with the spec of the old name
+        # the import system has replaced it with the spec of the old name
+        module.__spec__ = self._spec
 
 
 class _MovedModules(MetaPathFinder):

@@ -178,9 +178,8 @@ class KeyColumn:
         order, sorted_codes = self._sorted()
         if not len(order):
             return np.full(len(codes), -1)
-        positions = (
-            np.searchsorted(sorted_codes, codes, side="right") - 1
-        )  # -1 wraps, and is not equal
+        # -1 wraps, and is not equal
+        positions = np.searchsorted(sorted_codes, codes, side="right") - 1
         return np.where(sorted_codes[positions] == codes, order[positions], -1)
 
     def newest(self, key: str) -> int | None:

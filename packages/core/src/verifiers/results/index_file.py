@@ -69,9 +69,8 @@ class IndexFile:
             key, size = _user_key(), os.fstat(rows.fileno()).st_size
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
                 end, num_bytes, seal = _HEAD.unpack(head)
-                if (
-                    not self._end < end <= size or num_bytes > end - self._end
-                ):  # too long to be ours
+                # too long to be ours
+                if not self._end < end <= size or num_bytes > end - self._end:
                     return
                 content = file.read(num_bytes)
                 if not hmac.compare_digest(seal, self._sealed(key, rows, end, content)):

@@ -99,9 +99,8 @@ def _indexed(
     skipped = [*index.replaced, *(row for row in index.keys.find(outside).tolist() if row >= 0)]
     index.keys.forget_order()
     numbers = np.delete(np.arange(len(index)), skipped)
-    if isinstance(
-        ids := index.columns["example"], Column
-    ):  # else the ids are of another program: texts
+    # else the ids are of another program: texts
+    if isinstance(ids := index.columns["example"], Column):
         siblings = np.fmax(np.asarray(index.columns["sibling"])[numbers], 0)  # NaN counts as 0
         numbers = numbers[np.lexsort((siblings, np.asarray(ids)[numbers]))]
     labels = None

@@ -59,9 +59,8 @@ class ConfidenceSequence:
         self.low, self.high, self.alpha = low, high, alpha
         self.num_values = 0
         self._means = np.linspace(0.0, 1.0, num_points + 1)  # [M], candidates in units of the range
-        self._log_capital = np.zeros(
-            (2, batch, num_points + 1)
-        )  # of the bets above, of the bets below
+        # of the bets above, of the bets below
+        self._log_capital = np.zeros((2, batch, num_points + 1))
         self._out = np.zeros((batch, num_points + 1), bool)
         self._sum = np.zeros(batch)
         self._squares = np.zeros(batch)

@@ -214,9 +214,8 @@ def share_interval(values: Sequence[float] | Counter[float]) -> tuple[float, flo
         + (Z95**3 + Z95) / (4 * freedom)
         + (5 * Z95**5 + 16 * Z95**3 + 3 * Z95) / (96 * freedom**2)
     )
-    effective = (
-        max(1.0, min(effective, 4 * size)) * (Z95 / student) ** 2
-    )  # a few examples may have far too small a one
+    # a few examples may have far too small a one
+    effective = max(1.0, min(effective, 4 * size)) * (Z95 / student) ** 2
     z = Z95
     center = (p + z * z / (2 * effective)) / (1 + z * z / effective)
     half = (

@@ -40,9 +40,8 @@ class ErrorInfo(AttributeDict):
         versions wrote."""
         if isinstance(error, Mapping):
             return cls(error)
-        if (
-            recorded := getattr(error, "recorded", None)
-        ) is not None:  # it was raised in another process
+        # it was raised in another process
+        if (recorded := getattr(error, "recorded", None)) is not None:
             return cls(recorded)
         if not isinstance(error, BaseException):
             name, _, message = str(error).partition(": ")

@@ -208,9 +208,8 @@ class _Limits(Deadline):
         except TimeoutError as expired:
             self._record(expired)
             return True
-        if (
-            self.expired and error is not None and not ends_the_run(error)
-        ):  # raised by a hook after the time-out
+        # raised by a hook after the time-out
+        if self.expired and error is not None and not ends_the_run(error):
             self._record(error)
             return True
         return None
@@ -325,9 +324,8 @@ def conclude(state: State, started: float) -> None:
     rollout.is_completed = True
     rollout.is_truncated = rollout.is_truncated or StopReason.truncates(rollout.stop)
     error = rollout.error
-    if error is not None and not isinstance(
-        error, RolloutError
-    ):  # author code may assign any value
+    # author code may assign any value
+    if error is not None and not isinstance(error, RolloutError):
         raised = error if isinstance(error, BaseException) else RuntimeError(str(error))
         rollout.error = fault("the environment", raised)
 
@@ -355,9 +353,8 @@ def new_state(
     if isinstance(state["info"], Mapping) and (
         own := state["info"].get("tool_defs") or state["info"].get("oai_tools")
     ):
-        state["tool_defs"] = [
-            Tool.from_wire(tool) for tool in own
-        ]  # the row's tools, before those of the environment
+        # the row's tools, before those of the environment
+        state["tool_defs"] = [Tool.from_wire(tool) for tool in own]
     if (run := current_run.get()) is not None:
         state.run, state.seed_key = run
     env.close_at_exit()

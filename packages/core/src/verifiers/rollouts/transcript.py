@@ -127,9 +127,8 @@ class Transcript(list[Any]):
     def to_json(self) -> list[dict[str, Any]]:
         """The turns as JSON values, each message and token once."""
         written: list[dict[str, Any]] = []
-        index_of: dict[
-            int, int
-        ] = {}  # of the turns before; an author may have removed or moved some
+        # of the turns before; an author may have removed or moved some
+        index_of: dict[int, int] = {}
         for index, turn in enumerate(self.turns):
             parent = index_of.get(id(turn.message_parent))
             step = {

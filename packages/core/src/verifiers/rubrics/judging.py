@@ -242,9 +242,8 @@ def _plain(text: str, pattern: re.Pattern[str]) -> Counter[str]:
     """The matches in a text, also in one that is written with other forms of the characters."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
-        text = "".join(
-            char for char in text if unicodedata.category(char) != "Cf"
-        )  # invisible characters
+        # invisible characters
+        text = "".join(char for char in text if unicodedata.category(char) != "Cf")
     return Counter(pattern.findall(text))
 
 

@@ -329,9 +329,8 @@ class Rubric(Identified):
     def success_among(self, functions: Sequence[RewardFunction]) -> str | None:
         """``success_metric`` of a rubric with these functions."""
         name, names = self.success, [f.name for f in functions]
-        if not isinstance(
-            name, str
-        ):  # none, or a reward function of a subclass that is called success
+        # none, or a reward function of a subclass that is called success
+        if not isinstance(name, str):
             return SUCCESS if SUCCESS in names else None
         if name not in names:
             near = close_match(name, names)

@@ -81,9 +81,8 @@ async def score(plan: Plan, state: State) -> None:
     started = perf_counter()
     functions = [function for function in plan.functions if not function.is_group]
     rollout = state.record
-    if isinstance(
-        rollout.error, ScoringError
-    ):  # from an earlier scoring pass, whose result is replaced
+    # from an earlier scoring pass, whose result is replaced
+    if isinstance(rollout.error, ScoringError):
         rollout.error = None
     if not can_be_scored(rollout):
         rollout.metrics.update((function.name, NAN) for function in functions)

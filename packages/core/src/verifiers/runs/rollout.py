@@ -352,9 +352,8 @@ async def single_rollout(
         state = await env.init_state(
             row, resolved if client is None else client, name, sampling_args
         )
-        if (
-            state.run is not None
-        ):  # called by an author's rollout() inside a run, which has its time limit
+        # called by an author's rollout() inside a run, which has its time limit
+        if state.run is not None:
             return await generate(env, state)
         state.run = RunContext(resolved, name, given_client=client)
         return await generate(env, state, state.run.rollout_timeout_s)

@@ -213,10 +213,8 @@ class Run:
     ):
         self.env, self.plan, self.client, self.model = env, plan, client, model
         self.sampling_args, self.options = sampling_args, options
-        self.started, self._clock = (
-            time.time(),
-            time.monotonic(),
-        )  # the second: the first may go backwards
+        # the second: the first may go backwards
+        self.started, self._clock = time.time(), time.monotonic()
         self.path: Path | None = None
         """The run directory, once it is open."""
         self.num_resumed = 0
@@ -407,9 +405,8 @@ class Run:
             )
         )
         self.changed_code = directory.changed_code
-        self._fingerprint = (
-            directory.fingerprint
-        )  # the stored run's: an older version hashed fewer fields
+        # the stored run's: an older version hashed fewer fields
+        self._fingerprint = directory.fingerprint
         return directory
 
     def _store(self, directory: RunDirectory | None) -> RunStore:

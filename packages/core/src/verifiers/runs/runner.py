@@ -99,9 +99,8 @@ class Runner:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-            for (
-                members
-            ) in self._groups.values():  # scored individually; their siblings will not finish
+            # scored individually; their siblings will not finish
+            for members in self._groups.values():
                 await self.env.rubric.run_cleanup([state for _, state in members])
 
     async def _work(self, jobs: Iterator[Job]) -> None:
@@ -145,9 +144,8 @@ class Runner:
             del self._groups[job.example.example_id]
             members.sort(key=lambda member: member[0].sibling)
             jobs, states = [job for job, _ in members], [state for _, state in members]
-        if (
-            job.in_part
-        ):  # advantages also depend on rewards of an earlier run: Run._finish sets them
+        # advantages also depend on rewards of an earlier run: Run._finish sets them
+        if job.in_part:
             await self.env.rubric.run_cleanup(states)
             return
         await score_together(self.env, states, self.context)

@@ -191,9 +191,8 @@ class RunStore:
         for turn in turns:
             if model := getattr(turn.response, "model", ""):
                 names.add(str(model))
-            if not turn.has_tokens and not turn.extras.get(
-                "logprobs"
-            ):  # by the texts of the tokens
+            # by the texts of the tokens
+            if not turn.has_tokens and not turn.extras.get("logprobs"):
                 missing = getattr(turn.response, "tokens_missing", "")
                 self.without_tokens[missing or "the client returns none"] += 1
         return [] if names <= {requested} else sorted(names)
@@ -230,9 +229,8 @@ class RunStore:
         row = self.rows[index]
         if (state := self.states.get(index)) is None:
             return output_to_state(row)
-        if (
-            state["advantage"] is None and row["advantage"] is not None
-        ):  # some siblings are from an earlier run
+        # some siblings are from an earlier run
+        if state["advantage"] is None and row["advantage"] is not None:
             state["advantage"] = row["advantage"]
             for step in state["trajectory"]:
                 step["advantage"] = (
@@ -252,9 +250,8 @@ class RunStore:
             self._next_report = _next_time(now, REPORT_EVERY_S)
         given: Any = self.on_progress
         for callback in given if isinstance(given, list | tuple) else [given]:
-            every = (
-                [self.in_order()] if num_positional(callback) >= 3 else []
-            )  # the older form: all, new, metadata
+            # the older form: all, new, metadata
+            every = [self.in_order()] if num_positional(callback) >= 3 else []
             try:
                 await maybe_await(callback(*every, _with_keys(jobs, outputs), self._metadata))
             except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged

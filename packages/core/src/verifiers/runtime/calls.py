@@ -216,16 +216,14 @@ class PerLoop(Generic[T]):
         return len(self._resources)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> T:
-        for closed in [
-            key for key in tuple(self._resources) if key.is_closed()
-        ]:  # copy: other threads add too
+        # copy: other threads add too
+        for closed in [key for key in tuple(self._resources) if key.is_closed()]:
             self._resources.pop(closed, None)
         resource = self._make()
         owner = self._lifetime(loop)
         self._resources[loop] = (resource, owner)
-        with contextlib.suppress(
-            StopIteration
-        ):  # runs to the first yield, which registers it with the loop's shutdown
+        # runs to the first yield, which registers it with the loop's shutdown
+        with contextlib.suppress(StopIteration):
             owner.__anext__().send(None)
         return resource
 

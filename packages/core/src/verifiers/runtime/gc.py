@@ -39,8 +39,7 @@ def fewer_collections() -> Iterator[None]:
         with _lock:
             _num_runs -= 1
             if _num_runs == 0 and _before is not None:
-                if (
-                    gc.get_threshold() == THRESHOLDS
-                ):  # else other code has changed them; keep its values
+                # else other code has changed them; keep its values
+                if gc.get_threshold() == THRESHOLDS:
                     gc.set_threshold(*_before)
                 _before = None

@@ -103,9 +103,8 @@ def headers(distribution: Distribution) -> Mapping[str, str]:
     """
     from email.parser import HeaderParser
 
-    texts = (
-        distribution.read_text(name) for name in ("METADATA", "PKG-INFO", "")
-    )  # the last: an old file of an egg
+    # the last: an old file of an egg
+    texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))
     text = next(filter(None, texts), "")
     pairs = HeaderParser().parsestr(_BLANK_LINE.split(text, maxsplit=1)[0]).items()
     return dict(reversed(pairs))  # the first of a name that stands there twice

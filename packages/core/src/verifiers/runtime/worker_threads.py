@@ -118,10 +118,8 @@ class Workers:
         self._expected_tick = 0.0
         self._lag_s = 0.0  # how late ticks come: a decaying maximum
         self._prompt_windows = 0
-        self._window: tuple[float, float] = (
-            0.0,
-            0.0,
-        )  # start, CPU time of the other threads at the start
+        # start, CPU time of the other threads at the start
+        self._window: tuple[float, float] = (0.0, 0.0)
 
     async def run(self, steps: Sequence[Step], context: object) -> list[Any]:
         """Call the steps sequentially in a worker thread; return the value of each step, or
@@ -135,9 +133,8 @@ class Workers:
         loop = asyncio.get_running_loop()
         job = _Job(steps, context, loop.create_future())
         self._open += 1
-        if (
-            not self._outbox
-        ):  # jobs of one loop iteration are submitted together, which wakes a thread once
+        # jobs of one loop iteration are submitted together, which wakes a thread once
+        if not self._outbox:
             loop.call_soon(self._hand_over)
         self._outbox.append(job)
         if not self._ticking:

@@ -287,9 +287,8 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             lock, stored = HeldFile(path / LOCK_NAME), None
             try:
-                stored = _stored_run(
-                    path, new_run, accept_changed_code
-                )  # again, under the lock: another process may have been first
+                # again, under the lock: another process may have been first
+                stored = _stored_run(path, new_run, accept_changed_code)
                 lock.write_holder()
                 for leftover in path.glob(".*.tmp"):  # of a killed atomic_write
                     leftover.unlink(missing_ok=True)

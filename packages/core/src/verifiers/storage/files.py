@@ -141,9 +141,8 @@ class HeldFile:
 
 def _busy(path: Path) -> RunBusy:
     holder: dict[str, Any] = {}
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # no lock file, or an incomplete one: the holder is unknown
+    # no lock file, or an incomplete one: the holder is unknown
+    with contextlib.suppress(OSError, ValueError):
         holder = json.loads(read_file(path.parent / LOCK_NAME))
     pid, host = holder.get("pid"), holder.get("host")
     who = f"process {pid} on {host}" if pid else "another process"

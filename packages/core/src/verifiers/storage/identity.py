@@ -115,9 +115,8 @@ def resume_differences(
     {}
     """
     uncompared = uncompared_parts(stored, given)
-    before = digested(
-        {key: value for key, value in stored.items() if key not in uncompared}
-    )  # 0.2.0: some in clear
+    # 0.2.0: some in clear
+    before = digested({key: value for key, value in stored.items() if key not in uncompared})
     if before.get("env_class") in compat.ENVIRONMENT_CLASSES:
         before["env_class"] = compat.ENVIRONMENT_CLASSES[before["env_class"]]
     now = {key: value for key, value in given.items() if key not in uncompared}
@@ -266,9 +265,8 @@ class Identified:
         names = dict.fromkeys(
             (*constructor.names, *self._constructor_arguments, *self._changed_names())
         )
-        token = _in_progress.set(
-            (*_in_progress.get(), id(self))
-        )  # a rubric may reference its environment
+        # a rubric may reference its environment
+        token = _in_progress.set((*_in_progress.get(), id(self)))
         try:
             values = {
                 name: _parameter(self, name, constructor)
@@ -464,11 +462,8 @@ def identity_of(env: EnvironmentParts) -> dict[str, Any]:
         "timeout_seconds": env.timeout_seconds,
     }
     parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
-    excluded = (
-        "class",
-        "sampling_args",
-        "score_rollouts",
-    )  # class is env_class; a run may override the others
+    # class is env_class; a run may override the others
+    excluded = "class", "sampling_args", "score_rollouts"
     further = {
         name: value
         for name, value in described.items()

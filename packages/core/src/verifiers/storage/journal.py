@@ -231,9 +231,8 @@ class Journal:
         except Exception as cause:  # noqa: BLE001  every waiter gets the error
             with self._changed:
                 self._cause = cause
-            with contextlib.suppress(
-                OSError
-            ):  # best effort: unacknowledged rows should not count on resume
+            # best effort: unacknowledged rows should not count on resume
+            with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fd, self._durable_bytes)
 
     def _acknowledge(self, batch: list[_Append]) -> None:
@@ -294,11 +293,8 @@ def scan_journal(
         try:
             sync_file(file.fileno())
         except OSError as error:
-            if error.errno not in (
-                errno.EINVAL,
-                errno.EROFS,
-                errno.ENOTSUP,
-            ):  # these: nothing to flush
+            # these: nothing to flush
+            if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):
                 raise JournalError(
                     f"{path} could not be flushed before reading ({error}).", path=str(path)
                 ) from error

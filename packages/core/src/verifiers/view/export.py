@@ -187,9 +187,8 @@ def _write(folder: Path, name: str, answer: Mapping[str, Any]) -> None:
     file = folder / f"{name}.js"
     file.parent.mkdir(parents=True, exist_ok=True)
     key = encode_row({"key": name})[7:-1]
-    content = encode_row(answer).replace(
-        b'"__proto__":', b'["__proto__"]:'
-    )  # in a literal it would set the prototype
+    # in a literal it would set the prototype
+    content = encode_row(answer).replace(b'"__proto__":', b'["__proto__"]:')
     file.write_bytes(b"vfData(" + key + b"," + content + b");\n")
 
 

@@ -285,9 +285,8 @@ class Library:
         return index
 
     def _index(self, run_id: str, step: int | None) -> RowIndex:
-        file = self.catalog.rows_file(
-            run_id, step
-        )  # first: a run with a cached index may have been removed
+        # first: a run with a cached index may have been removed
+        file = self.catalog.rows_file(run_id, step)
         with self._lock:
             index = self._indexes.pop((run_id, step), None)
             if index is None or index.path != file:

@@ -104,9 +104,8 @@ def _complete(document: dict[str, Any]) -> dict[str, Any]:
         name: args.get(name, getattr(Settings, name))
         for name in ("use_lora", "lora_rank", "lora_alpha")
     }
-    adapter["learning_rate"] = (
-        args.get("learning_rate") or 1e-5
-    )  # default of RLConfig with an adapter
+    # default of RLConfig with an adapter
+    adapter["learning_rate"] = args.get("learning_rate") or 1e-5
     return document | {"trainer": {**_of(document, "trainer"), "args": {**args, **adapter}}}
 
 

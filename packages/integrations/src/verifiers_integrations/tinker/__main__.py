@@ -56,9 +56,8 @@ def train(words: Sequence[str], fresh: bool) -> None:
     """Train with the settings of a command line and print the numbers of the last step."""
     env_id, env_args, settings = read(words)
     config = TinkerConfig.of(settings)
-    from verifiers_integrations.tinker.trainer import (
-        TinkerTrainer,
-    )  # late: it loads torch and transformers
+    # late: it loads torch and transformers
+    from verifiers_integrations.tinker.trainer import TinkerTrainer
     from verifiers_trainer.policy import checkpoint_files
 
     trainer = TinkerTrainer(load_environment(env_id, **env_args), config)

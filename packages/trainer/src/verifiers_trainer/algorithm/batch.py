@@ -158,9 +158,8 @@ def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credit
     trained = [one for one in single if one.samples[0].samples]
     bounds = [number * len(trained) // num_parts for number in range(num_parts + 1)]
     parts = [trained[start:end] for start, end in itertools.pairwise(bounds)]
-    parts[0] = [one for one in single if not one.samples[0].samples] + parts[
-        0
-    ]  # for the statistics alone
+    # for the statistics alone
+    parts[0] = [one for one in single if not one.samples[0].samples] + parts[0]
     return parts
 
 

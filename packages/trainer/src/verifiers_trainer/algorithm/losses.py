@@ -708,9 +708,8 @@ class Objective:
         losses, metrics = self.loss(tokens), {}
         if self.corrections:
             factor = correction(tokens, **self.corrections)
-            used = (
-                factor > 0
-            )  # the loss of a dropped sample may be infinite, and inf times 0 is NaN
+            # the loss of a dropped sample may be infinite, and inf times 0 is NaN
+            used = factor > 0
             losses = torch.where(used, losses, torch.zeros_like(losses)) * factor
             metrics["correction/factor"] = factor
         if self.beta:

@@ -50,9 +50,8 @@ class PackedRow:
     """
 
     token_ids: np.ndarray  # int32 [T]
-    position_ids: (
-        np.ndarray
-    )  # int32 [T], from 0 in every sample; after a shared prompt they continue from its end
+    # int32 [T], from 0 in every sample; after a shared prompt they continue from its end
+    position_ids: np.ndarray
     seq_ids: np.ndarray  # int32 [T], from 0: which sample of the row; a shared prompt counts as one
     loss_mask: np.ndarray  # bool [T], False on the first token of every sample
     sampler_logprobs: np.ndarray  # float32 [T], nats, under the policy that sampled the token
@@ -60,9 +59,8 @@ class PackedRow:
     weight: np.ndarray  # float32 [T]
     inv_temperature: np.ndarray  # float32 [T]
     version: np.ndarray  # int32 [T]
-    sample_indices: (
-        np.ndarray
-    )  # int32 [samples of the row]: position in the list given to `pack`; empty in a filler
+    # int32 [samples of the row]: position in the list given to `pack`; empty in a filler
+    sample_indices: np.ndarray
     reference_logprobs: np.ndarray | None = None  # float32 [T], nats, under the reference policy
     old_logprobs: np.ndarray | None = (
         None  # float32 [T], nats, under the trained policy when the batch was built

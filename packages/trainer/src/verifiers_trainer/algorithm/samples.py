@@ -43,9 +43,8 @@ class Sample(Immutable, frozen=True, eq=False):
 
     token_ids: np.ndarray  # int32 [T]
     loss_mask: np.ndarray  # bool [T]
-    sampler_logprobs: (
-        np.ndarray
-    )  # float32 [T], nats, log μ of the sampling policy; 0 where nothing was sampled
+    # float32 [T], nats, log μ of the sampling policy; 0 where nothing was sampled
+    sampler_logprobs: np.ndarray
     versions: np.ndarray  # int32 [T], NOT_SAMPLED where nothing was sampled
     advantages: np.ndarray  # float32 [T], 0 where masked
     inv_temperature: float = 1.0

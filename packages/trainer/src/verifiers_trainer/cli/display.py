@@ -87,9 +87,8 @@ def quiet_libraries(enabled: bool = True) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            warnings.filterwarnings(
-                "ignore", category=UserWarning, module="peft"
-            )  # it searches the Hub for builtin models
+            # it searches the Hub for builtin models
+            warnings.filterwarnings("ignore", category=UserWarning, module="peft")
             yield
     finally:
         transformers_logging.set_verbosity(level)

@@ -185,9 +185,8 @@ def _watch(server: Child, trainer: Child, signals: Signals) -> int:
         if server is not trainer and server.exit_code is not None:
             trainer.stop()
             raise RunError(_ended(server) + "; the trainer was stopped")
-        while num_forwarded < len(
-            signals.received
-        ):  # first signal: stop after this step; second: exit immediately
+        # first signal: stop after this step; second: exit immediately
+        while num_forwarded < len(signals.received):
             trainer.send(signals.received[num_forwarded])
             num_forwarded += 1
         wait_until(

@@ -160,9 +160,8 @@ def _read_tables(tables: Mapping[str, Any], reading: _Reading) -> None:
     args = reading.document.get("trainer", {}).get("args", {})
     trains = tables.keys() & {"orchestrator", "trainer", "optim"} and "model" in reading.document
     if trains and "use_lora" not in args:
-        reading.set(
-            (*ARGS, "use_lora"), False, "model.lora"
-        )  # without that table prime-rl trains all weights
+        # without that table prime-rl trains all weights
+        reading.set((*ARGS, "use_lora"), False, "model.lora")
 
 
 def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) -> None:

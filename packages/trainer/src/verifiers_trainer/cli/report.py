@@ -45,9 +45,8 @@ def finish(body: Callable[[dict[str, Any]], int], *, verbose: bool, as_json: boo
 
 def _with_advice(error: Exception) -> Exception:
     """Add to an out-of-memory error the settings to change; return other errors unchanged."""
-    if (
-        type(error).__name__ != "OutOfMemoryError"
-    ):  # torch's; by name, so that --help does not load torch
+    # torch's; by name, so that --help does not load torch
+    if type(error).__name__ != "OutOfMemoryError":
         return error
     advice = RunError(
         f"out of memory: {str(error).splitlines()[0]} Lower micro_batch_size or max_seq_len, or use"

@@ -75,10 +75,8 @@ class Session:
         from verifiers_trainer.hf_loop import FORCED
         from verifiers_trainer.run.resume import require_same_run
 
-        devices, environment = (
-            launch.visible_devices(),
-            dict(os.environ),
-        )  # before the plan hides devices
+        # before the plan hides devices
+        devices, environment = launch.visible_devices(), dict(os.environ)
         plan = make_plan(self.words, self.output_dir, self.resume, self.fresh)
         if self.dump_config:
             print(to_toml(plan.settings, plan.config), end="")
@@ -174,9 +172,8 @@ class Session:
                 if config.saved_runs
                 else preflight(model, plan.env, config, Path(folder), tokenizer)
             )
-            for (
-                finding
-            ) in checks:  # of saved runs the rollouts are read by now, and nothing is sampled
+            # of saved runs the rollouts are read by now, and nothing is sampled
+            for finding in checks:
                 findings.append(finding)
                 if not self.as_json:
                     print(
@@ -194,9 +191,8 @@ class Session:
         with self._folder(plan):
             self._print(two_columns(plan_rows(plan)))
             if project := plan.settings.config.get("project"):
-                os.environ.setdefault(
-                    "WANDB_PROJECT", project
-                )  # where transformers' reporter looks for it
+                # where transformers' reporter looks for it
+                os.environ.setdefault("WANDB_PROJECT", project)
             self._print(f"loading {plan.settings.model}")
             with RLTrainer(plan.settings.model, plan.env, plan.config) as trainer:
                 progress = ProgressLine(trainer, self.console, self.quiet)

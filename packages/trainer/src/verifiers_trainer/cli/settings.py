@@ -501,9 +501,8 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
     when the loss reads it and does not define it.
     """
     explicit, left_out = without_secrets(settings.config, "trainer.args.")
-    if (
-        settings.algorithm != "rl"
-    ):  # as for RLConfig, where batch_size counts all rollouts of a step
+    # as for RLConfig, where batch_size counts all rollouts of a step
+    if settings.algorithm != "rl":
         config = config.private_copy()
         config.problems(config.world_size)
         explicit = {

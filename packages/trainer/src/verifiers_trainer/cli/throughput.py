@@ -307,9 +307,8 @@ def train_s(
     the exchange."""
     tokens = work.trained_tokens / placement.trainers
     rows = training.passes * math.ceil(tokens / training.row_tokens)
-    context = (
-        work.tokens if device.is_accelerator else 2 * min(tokens, training.row_tokens)
-    )  # 2: not causal
+    # 2: not causal
+    context = work.tokens if device.is_accelerator else 2 * min(tokens, training.row_tokens)
     compute = tokens * train_flops(model, training, context) / (device.flops * device.utilisation)
     divided = placement.trainers if placement.shards else 1
     update = ADAMW_TRAFFIC * trained_parameters(model, training) / divided / device.bytes_per_s

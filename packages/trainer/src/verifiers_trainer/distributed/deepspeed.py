@@ -110,9 +110,8 @@ def gathered(part: Tensor, parameter: Managed) -> Tensor:
 def _gathered(parameter: Managed, values: Tensor, start: int) -> Tensor:
     buffer = torch.zeros(size(parameter).numel(), dtype=values.dtype, device=_device())
     buffer[start : start + len(values)] = values
-    dist.all_reduce(
-        buffer.view(torch.uint8), group=_group(parameter)
-    )  # bytes, since -0.0 + 0.0 is 0.0
+    # bytes, since -0.0 + 0.0 is 0.0
+    dist.all_reduce(buffer.view(torch.uint8), group=_group(parameter))
     return buffer.view(size(parameter))
 
 
@@ -263,9 +262,8 @@ def adopt(accelerator: Accelerator, settings: TrainingArguments | None) -> bool:
         log.warning("one process on a CPU splits nothing: training continues without DeepSpeed")
         return False
     if state.distributed_type == DistributedType.MULTI_CPU:
-        if (
-            torch.accelerator.is_available()
-        ):  # DeepSpeed would use the accelerators that training does not use
+        # DeepSpeed would use the accelerators that training does not use
+        if torch.accelerator.is_available():
             log.warning(
                 "the model is not split: it is trained on the CPU of a machine that has an"
                 " accelerator"
@@ -279,9 +277,8 @@ def adopt(accelerator: Accelerator, settings: TrainingArguments | None) -> bool:
                 "no accelerator is used, so training computes in float32, not in bf16 or fp16"
             )
         _without_compiler()
-    warnings.filterwarnings(
-        "ignore", "`torch.distributed.[a-z_]*` is deprecated", FutureWarning
-    )  # DeepSpeed's calls
+    # DeepSpeed's calls
+    warnings.filterwarnings("ignore", "`torch.distributed.[a-z_]*` is deprecated", FutureWarning)
     settle(plugin.deepspeed_config, settings)
     return True
 

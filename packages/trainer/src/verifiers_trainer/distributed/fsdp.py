@@ -136,9 +136,8 @@ class WholeCopy:
             if self.model is None:
                 continue
             target = self._parameters[name]
-            if (
-                target.dtype != tensor.dtype
-            ):  # accelerate stores trained weights in float32 and computes in less
+            # accelerate stores trained weights in float32 and computes in less
+            if target.dtype != tensor.dtype:
                 target.data = torch.empty_like(target, dtype=tensor.dtype)
             target.copy_(tensor)
 
@@ -306,9 +305,8 @@ def adopt(accelerator: Accelerator, settings: TrainingArguments | None = None) -
     if state.distributed_type == DistributedType.MULTI_CPU and parse_flag_from_env(
         "ACCELERATE_USE_FSDP"
     ):
-        if (
-            torch.accelerator.is_available()
-        ):  # torch would split over the accelerators that training does not use
+        # torch would split over the accelerators that training does not use
+        if torch.accelerator.is_available():
             log.warning(
                 "the model is not split: it is trained on the CPU of a machine that has an"
                 " accelerator"
@@ -323,9 +321,8 @@ def adopt(accelerator: Accelerator, settings: TrainingArguments | None = None) -
         return False
     require_supported(state.distributed_type, state.fsdp_plugin.fsdp_version)
     precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(state.mixed_precision)
-    if (
-        precision is not None
-    ):  # accelerate's own would sum gradients, and round log-probabilities, in half precision
+    # accelerate's own would sum gradients, and round log-probabilities, in half precision
+    if precision is not None:
         state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
             param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False
         )

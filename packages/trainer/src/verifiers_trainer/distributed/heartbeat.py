@@ -83,9 +83,8 @@ class Heartbeat:
             while not self._stopped.is_set():
                 self._store.add(own, 1)
                 beats = self._store.add(other, 0)
-                if (
-                    beats != self._beats
-                ):  # before its first beat a rank may still be on its way here
+                # before its first beat a rank may still be on its way here
+                if beats != self._beats:
                     self._beats, self._silent_s = beats, 0.0
                 self._has_left = self._has_left or self._store.check([f"{other}/left"])
                 self._unanswered_s = 0.0
@@ -105,9 +104,8 @@ class Heartbeat:
         before, blocked_s = time.monotonic(), 0.0
         while not self._stopped.wait(self._every_s):
             now = time.monotonic()
-            waited = min(
-                now - before, 2 * self._every_s
-            )  # the time in which this process was stopped is no silence
+            # the time in which this process was stopped is no silence
+            waited = min(now - before, 2 * self._every_s)
             before = now
             self._unanswered_s += waited
             if self._beats and not self._has_left and self._unanswered_s <= 3 * self._every_s:

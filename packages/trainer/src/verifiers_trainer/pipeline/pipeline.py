@@ -138,9 +138,8 @@ class Pipeline:
         self.version = self.served = version
         if state is not None:
             self.state, self._signal.signal = state, state.signal
-            state.delivered = min(
-                state.delivered, self._batch_of(version)
-            )  # saved between the steps of one batch
+            # saved between the steps of one batch
+            state.delivered = min(state.delivered, self._batch_of(version))
         if self.config.num_env_workers:
             options = RunOptions(
                 num_workers=self.config.num_env_workers,
@@ -281,9 +280,8 @@ class Pipeline:
         """Start as many groups as the capacity allows, requeued ones first; none for the policy
         after the last step."""
         group = self.config.rollouts_per_example
-        is_trained = (
-            0 <= self.config.max_steps <= self.version
-        )  # a resumed, longer run starts them with this policy
+        # a resumed, longer run starts them with this policy
+        is_trained = 0 <= self.config.max_steps <= self.version
         while not (is_trained or self.closing) and self._failure is None and self.capacity >= group:
             if self.state.requeue:
                 self._begin(self.state.requeue.pop(0))
@@ -409,9 +407,8 @@ class Pipeline:
             return False
         if len(ready) < size:
             return self._exhausted and not self.running
-        if (
-            self.config.deterministic and self.running
-        ):  # take groups in index order, whichever finishes first
+        # take groups in index order, whichever finishes first
+        if self.config.deterministic and self.running:
             return ready[size - 1].index < min(self.running)
         return True
 

@@ -147,9 +147,8 @@ def build_tiny_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            seed
-        )  # CPU only: torch.manual_seed would reseed accelerators too
+        # CPU only: torch.manual_seed would reseed accelerators too
+        torch.default_generator.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     model.config.name_or_path = model.name_or_path = TINY
     return model.eval()

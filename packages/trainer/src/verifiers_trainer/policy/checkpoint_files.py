@@ -191,9 +191,8 @@ def prune(
     verify(newest)
     for folder in older[keep - 1 :]:
         if folder != protected:
-            (folder / MANIFEST).unlink(
-                missing_ok=True
-            )  # so that a partly removed folder does not look whole
+            # so that a partly removed folder does not look whole
+            (folder / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -262,9 +261,8 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
             index, _, name = key.partition(".")
             value = described["state"][key] if key in described["state"] else file.get_tensor(key)
             state.setdefault(int(index), {})[name] = value
-        written = [
-            group for group in described["param_groups"] if group["params"]
-        ]  # older ones had empty groups
+        # older ones had empty groups
+        written = [group for group in described["param_groups"] if group["params"]]
         if deepspeed.is_split_optimizer(optimizer):
             deepspeed.load_state(optimizer, state, written)
             return
@@ -295,10 +293,8 @@ def load_scheduler(folder: Path, scheduler: torch.optim.lr_scheduler.LRScheduler
     """Restore what ``save_scheduler`` wrote. Raises ``CheckpointError`` when it does not fit."""
     with reading(folder):
         current, saved = scheduler.state_dict(), read_json(folder / "scheduler.json")
-        for name in (
-            "base_lrs",
-            "_last_lr",
-        ):  # older checkpoints have one more, for a group without parameters
+        # older checkpoints have one more, for a group without parameters
+        for name in ("base_lrs", "_last_lr"):
             if name in saved:
                 saved[name] = saved[name][: len(current[name])]
         scheduler.load_state_dict({**current, **saved})

@@ -231,9 +231,8 @@ def _quiet(model: nn.Module) -> Iterator[None]:
 
 def _random_tokens(model: nn.Module, count: int) -> Tensor:
     lm = find_causal_lm(model)
-    vocabulary = min(
-        lm.config.get_text_config().vocab_size, 1000
-    )  # special tokens come later in most vocabularies
+    # special tokens come later in most vocabularies
+    vocabulary = min(lm.config.get_text_config().vocab_size, 1000)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, vocabulary, (1, count), generator=generator)
     return tokens.to(lm.get_input_embeddings().weight.device)

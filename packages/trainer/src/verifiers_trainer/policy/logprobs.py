@@ -476,9 +476,8 @@ class Layout:
     input_ids: Tensor  # int64 [B, L]
     position_ids: Tensor  # int64 [B, L]
     visible: Tensor | None  # bool [B, 1, L, L]; None: every token attends to its own part so far
-    index: (
-        Tensor | None
-    )  # int64 [T], where each token of the row is in B·L; None: in the same place
+    # int64 [T], where each token of the row is in B·L; None: in the same place
+    index: Tensor | None
 
     @classmethod
     def of(
@@ -532,19 +531,16 @@ class Layout:
             )
             return empty.index_put((index,), values).reshape(shape)
 
-        if (
-            sharing is None
-        ):  # transformers takes a position that goes back for the start of another sample
+        # transformers takes a position that goes back for the start of another sample
+        if sharing is None:
             return cls(
                 padded(tokens, 0),
                 torch.arange(shape[1], device=tokens.device).expand(shape),
                 None,
                 index,
             )
-        seq_ids, prompt_seq_ids = (
-            padded(sharing[0], -1),
-            padded(sharing[1], -1),
-        )  # padding attends to padding
+        # padding attends to padding
+        seq_ids, prompt_seq_ids = padded(sharing[0], -1), padded(sharing[1], -1)
         visible = visible_tokens(seq_ids, prompt_seq_ids)[:, None]
         return cls(padded(tokens, 0), padded(positions, 0), visible, index)
 

@@ -314,9 +314,8 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any
     if config.master_weights == "fp32":
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
-                parameter.data = (
-                    parameter.data.float()
-                )  # half-precision weights lose updates at small learning rates
+                # half-precision weights lose updates at small learning rates
+                parameter.data = parameter.data.float()
     if config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
         model.enable_input_require_grads()
     return model

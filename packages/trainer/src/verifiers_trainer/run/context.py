@@ -254,9 +254,8 @@ def final_settings(
         if value is not None:
             setattr(settings, name, value)
     settings.resolve(settings.world_size)
-    settings._n_gpu = min(
-        settings.n_gpu, 1
-    )  # the first device only: the model is never replicated in a process
+    # the first device only: the model is never replicated in a process
+    settings._n_gpu = min(settings.n_gpu, 1)
     return settings
 
 

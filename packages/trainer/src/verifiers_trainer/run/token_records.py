@@ -105,9 +105,8 @@ def _turns(
                 [float(f"{weight:.4g}") for weight in weights[numbers[which]][start:end].tolist()]
             )
             for name, values in known.get(numbers[which], {}).items():
-                before = sample.num_tokens - len(
-                    values
-                )  # of a shared prompt, which carries no loss
+                # of a shared prompt, which carries no loss
+                before = sample.num_tokens - len(values)
                 record[name] = _rounded(values[start - before : end - before])
         records.append(record)
     return records

@@ -46,9 +46,8 @@ def _scale_rewards(value: object, current: Current) -> dict[str, Any]:
 
 
 def _max_prompt_length(value: object, current: Current) -> dict[str, Any]:
-    truncates = (
-        value is not None and current("prompt_overflow") is None
-    )  # in older versions this name implied it
+    # in older versions this name implied it
+    truncates = value is not None and current("prompt_overflow") is None
     return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if truncates else {})}
 
 
@@ -152,9 +151,8 @@ def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for name in sorted(
-        settings, key=TRANSLATED.__contains__
-    ):  # translated names last: they read the values of others
+    # translated names last: they read the values of others
+    for name in sorted(settings, key=TRANSLATED.__contains__):
 
         def current(field: str) -> Any:
             return fields.get(field, defaults(field))

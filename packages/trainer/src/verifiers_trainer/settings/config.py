@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from transformers.training_args import (
-    TrainingArguments,
-)  # not from the root, whose types are those of every model
+
+# not from the root, whose types are those of every model
+from transformers.training_args import TrainingArguments
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
@@ -72,10 +72,8 @@ class RLConfig(RLFields):
         check_keywords(settings, known_names(), type(self).__name__)
         other_spellings = {name: settings[name] for name in settings if name in compat.SPELLINGS}
         settings = compat.canonical(settings, self.default_of)
-        for name in (
-            "eval_strategy",
-            "save_strategy",
-        ):  # transformers' own error does not name the setting
+        # transformers' own error does not name the setting
+        for name in ("eval_strategy", "save_strategy"):
             if name in settings and (problem := problem_of(name, settings[name])):
                 raise ConfigError(problem)
         try:
@@ -85,9 +83,8 @@ class RLConfig(RLFields):
         self._other_spellings, self._explicit = other_spellings, set(settings)
         self._derive_objective()
 
-    if (
-        not TYPE_CHECKING
-    ):  # a type checker reads the fields themselves, so it knows every setting and its type
+    # a type checker reads the fields themselves, so it knows every setting and its type
+    if not TYPE_CHECKING:
         __init__ = functools.wraps(RLFields.__init__)(_init)
 
     @classmethod
@@ -133,9 +130,8 @@ class RLConfig(RLFields):
 
         Needs ``bf16=True`` and a CPU with instructions for it.
         """
-        features: dict[str, Any] = getattr(
-            torch.cpu, "get_capabilities", dict
-        )()  # missing in older versions of torch
+        # missing in older versions of torch
+        features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
         has_bf16 = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
         return bool(self.use_cpu and has_bf16 and self._bf16_requested and self.is_given("bf16"))
 
@@ -406,10 +402,8 @@ class RLConfig(RLFields):
                     1 if self.component == "ce" else self.default_of("rollouts_per_example")
                 )
             )
-        for name, off in (
-            ("beta", 0.0),
-            ("sync_ref_model", False),
-        ):  # a penalty of losses that read rewards
+        # a penalty of losses that read rewards
+        for name, off in (("beta", 0.0), ("sync_ref_model", False)):
             if not self.is_given(name):
                 self.derive(**{name: self.default_of(name) if self.component == "rl" else off})
 

@@ -188,9 +188,8 @@ class Inherited:
     include_for_metrics: Annotated[list[str], EVALUATION]
     batch_eval_metrics: Annotated[bool, EVALUATION]
     load_best_model_at_end: Annotated[bool, EVALUATION]
-    metric_for_best_model: Annotated[
-        str | None, OnceSet()
-    ]  # the best value so far is one of this metric
+    # the best value so far is one of this metric
+    metric_for_best_model: Annotated[str | None, OnceSet()]
     greater_is_better: Annotated[bool | None, OnceSet()]
     do_eval: Annotated[bool, EVALUATION]
     do_predict: Annotated[bool, EVALUATION]
@@ -726,9 +725,8 @@ def plain(value: object) -> Any:
     if isinstance(value, int | float | str | None):
         return value
     text = getattr(value, "__name__", str(value))
-    return (
-        type(value).__qualname__ if " at 0x" in text else text
-    )  # an address differs between processes
+    # an address differs between processes
+    return type(value).__qualname__ if " at 0x" in text else text
 
 
 def _is_changed(value: object, line: dataclasses.Field[Any]) -> bool:

@@ -132,9 +132,8 @@ async def a_audit_environment(
         finally:
             if loaded.is_built_here:
                 for env in filter(None, (loaded.env, loaded.again)):
-                    with contextlib.suppress(
-                        Exception
-                    ):  # a failing teardown is reported by check_environment
+                    # a failing teardown is reported by check_environment
+                    with contextlib.suppress(Exception):
                         await env.aclose()
     return AuditReport(
         loaded.name,

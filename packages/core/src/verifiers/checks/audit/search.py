@@ -84,9 +84,8 @@ async def climb(
         if best is None or scored[program] >= scored[best]:
             best = program
     ranked = sorted(scored, key=lambda program: scored[program], reverse=True)
-    distinct = {
-        scored[program]: program for program in reversed(ranked)
-    }  # of equal rewards the first that was found
+    # of equal rewards the first that was found
+    distinct = {scored[program]: program for program in reversed(ranked)}
     return [
         as_non_solution(distinct[reward], write, answers)
         for reward in sorted(distinct, reverse=True)[:3]

@@ -41,9 +41,8 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
 
 
 def _unexpected(error: BaseException) -> str:
-    from verifiers.rollouts.error_info import (
-        ErrorInfo,
-    )  # late: it loads numpy, which most errors do not need
+    # late: it loads numpy, which most errors do not need
+    from verifiers.rollouts.error_info import ErrorInfo
 
     line = ErrorInfo.of(error).author_line
     place = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"

@@ -97,9 +97,8 @@ class _Command:
         if self.command.check:
             from verifiers.cli.evaluate.checking import check_all
 
-            with logging_to(
-                display, self.command.verbose, quiet=True
-            ):  # the reports contain the logged messages
+            # the reports contain the logged messages
+            with logging_to(display, self.command.verbose, quiet=True):
                 check_all(evaluations, display)
         with logging_to(display, self.command.verbose, self.command.quiet):
             prepared = _prepare_all(evaluations)
@@ -373,9 +372,8 @@ def _notes(prepared: Prepared, results: GenerateOutputs) -> list[str]:
         from verifiers.runs.stopping import Decision
 
         notes.append(Decision(**stopped).sentence())
-    if (
-        facts := results.metadata.local_model
-    ) and "quantisation" in facts:  # a folder is the user's own model
+    # a folder is the user's own model
+    if (facts := results.metadata.local_model) and "quantisation" in facts:
         notes.append(
             f"a small local model ({facts['file']}, {facts['quantisation']}, sha256"
             f" {facts['sha256'][:12]}); its scores say little about the environment"

@@ -51,9 +51,8 @@ def resolve(line: CommandLine) -> list[Evaluation]:
             settings = EvalSettings(**values)
         problems += contradictions(settings)
         evaluation = Evaluation(entry.env_id, settings, _combination(entry, settings))
-        if (
-            not entry.swept or evaluation not in resolved
-        ):  # a flag that overrides a swept key makes combinations equal
+        # a flag that overrides a swept key makes combinations equal
+        if not entry.swept or evaluation not in resolved:
             resolved.append(evaluation)
     raise_together(problems)
     return resolved

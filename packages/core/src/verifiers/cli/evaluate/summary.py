@@ -232,9 +232,8 @@ def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
 def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
     """The rollouts with the highest and the lowest reward; without any known reward, the first
     rollout."""
-    measured = (
-        results.measurements()
-    )  # of a large run they are read from its index: no list of them
+    # of a large run they are read from its index: no list of them
+    measured = results.measurements()
     rewards, examples = measured.rewards, measured.examples
 
     def known() -> Iterator[tuple[int, float]]:

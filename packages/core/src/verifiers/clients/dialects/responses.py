@@ -267,9 +267,8 @@ def _assistant_read(items: Sequence[Mapping[str, Any]]) -> Message:
     message = _plain_message(items)
     verbatim = [dict(item) for item in items if _is_signed(item)]
     if [_bare(item) for item in items] != [_bare(item) for item in _items_of(message, verbatim)]:
-        verbatim = [
-            dict(item) for item in items
-        ]  # several texts, reasoning between calls, phases, other types
+        # several texts, reasoning between calls, phases, other types
+        verbatim = [dict(item) for item in items]
     if verbatim:
         message["thinking_blocks"] = verbatim
     return message

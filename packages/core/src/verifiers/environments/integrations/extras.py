@@ -48,9 +48,8 @@ class Extra:
         if not self.is_installed:
             raise ConfigError(self.is_missing_for(user))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", SyntaxWarning
-            )  # caused by source that users cannot change
+            # caused by source that users cannot change
+            warnings.simplefilter("ignore", SyntaxWarning)
             return importlib.import_module(self.package)
 
 

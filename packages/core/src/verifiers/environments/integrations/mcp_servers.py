@@ -202,9 +202,8 @@ class _Server:
             self._starting = asyncio.ensure_future(self._start())
         starting = self._starting
         try:
-            return await asyncio.shield(
-                starting
-            )  # cancelling one caller must not cancel the others
+            # cancelling one caller must not cancel the others
+            return await asyncio.shield(starting)
         except (UsageError, InfraError):
             if self._starting is starting:
                 self._starting = None

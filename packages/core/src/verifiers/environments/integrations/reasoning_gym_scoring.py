@@ -103,9 +103,8 @@ def guard() -> None:
     for module in LITERALS:
         if (scorers := sys.modules.get(f"reasoning_gym.{module}")) is not None:
             vars(scorers)["eval"] = ast.literal_eval
-    with contextlib.suppress(
-        ImportError, ValueError, OSError
-    ):  # unsupported on this platform; the time limit still applies
+    # unsupported on this platform; the time limit still applies
+    with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]

@@ -55,9 +55,8 @@ class TwoPlayerEnv(MultiAgentEnv):
             )
         self.players = tuple(self.roles)
         scored = next(iter(self.trained_roles), self.players[0])
-        is_given = (
-            parameters.get("rubric") is not None
-        )  # and may be that of another environment too
+        # and may be that of another environment too
+        is_given = parameters.get("rubric") is not None
         payoffs = Rubric(parser=self.parser) if is_given else self.rubric
         for player, name in enumerate(self.players):
             payoffs.add_reward_func(_payoff_of(self, player), weight=float(name == scored))

@@ -72,9 +72,8 @@ class ProposerSolverEnv(MultiAgentEnv):
             )
         self.proposer, self.solver = self.roles
         self.attempts = attempts
-        is_given = (
-            parameters.get("rubric") is not None
-        )  # and may be that of another environment too
+        # and may be that of another environment too
+        is_given = parameters.get("rubric") is not None
         rewards = Rubric(parser=self.parser) if is_given else self.rubric
         is_proposer_scored = self.proposer in self.trained_roles
         rewards.add_reward_func(

@@ -70,9 +70,8 @@ class SimulatedUserEnv(MultiAgentEnv):
             )
         self.user, self.assistant = self.roles
         self.end_mark = end_mark
-        if (
-            trained_roles is None
-        ):  # a user without a client is the same model, and still not what is trained
+        # a user without a client is the same model, and still not what is trained
+        if trained_roles is None:
             self.trained_roles = tuple(
                 name for name in self.trained_roles if name == self.assistant
             )

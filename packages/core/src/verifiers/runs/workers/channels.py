@@ -68,9 +68,8 @@ class StreamChannel:
         if self._writer.is_closing():  # asyncio logs a warning for every further write
             raise WorkerLost("the other end is gone")
         try:
-            self._writer.write(
-                _LENGTH.pack(len(packed))
-            )  # no await between the two: writes of tasks must not interleave
+            # no await between the two: writes of tasks must not interleave
+            self._writer.write(_LENGTH.pack(len(packed)))
             self._writer.write(packed)
             await self._writer.drain()
         except ConnectionError as error:

@@ -93,9 +93,8 @@ class WorkerPool:
         self._is_closing = True
         starting, workers = list(self._starting), list(self._workers)
         for task in starting:
-            if (
-                not task.cancelling()
-            ):  # a second cancellation would interrupt the closing of its worker
+            # a second cancellation would interrupt the closing of its worker
+            if not task.cancelling():
                 task.cancel()
         await asyncio.gather(*starting, return_exceptions=True)
         workers += [self._isolated_worker] if self._isolated_worker is not None else []

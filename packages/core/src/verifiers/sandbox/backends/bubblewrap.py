@@ -152,7 +152,6 @@ class _Namespaces:
     def _request(self, op: str, fds: list[int]) -> None:
         """Send a request to the supervisor."""
         if self._control is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # the session has ended: the closed connection of its worker is reported
+            # the session has ended: the closed connection of its worker is reported
+            with contextlib.suppress(OSError):
                 socket.send_fds(self._control, [json.dumps({"op": op}).encode()], fds)

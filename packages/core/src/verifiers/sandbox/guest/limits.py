@@ -23,9 +23,8 @@ def apply(settings: dict[str, Any], current_bytes: int) -> None:
     lower(resource.RLIMIT_FSIZE, settings["file_mb"] * MIB)
     lower(resource.RLIMIT_CORE, 0)
     cpu_s = max(1, round(settings["cpu_s"]))
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (cpu_s, cpu_s + 1)
-    )  # SIGXCPU names the cause, a second later SIGKILL
+    # SIGXCPU names the cause, a second later SIGKILL
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
 
 
 def address_space_bytes() -> int:

@@ -34,10 +34,8 @@ class Output:
         os.close(area_fd)
         self._stored = [0, 0]
         self._seen = [0, 0]
-        self._polls = [
-            select.poll(),
-            select.poll(),
-        ]  # one per thread: a poll object must not be shared
+        # one per thread: a poll object must not be shared
+        self._polls = [select.poll(), select.poll()]
         for poll in self._polls:
             for fd in self._pipes:
                 poll.register(fd, select.POLLIN)

@@ -71,9 +71,8 @@ def _copy(image: str, folder: str, refusal: OSError) -> None:
     """Copy the files, links and folders of an image. *Raises* OSError when they do not fit."""
 
     def copy_one(source: str, target: str) -> None:
-        if stat.S_ISREG(
-            os.lstat(source).st_mode
-        ):  # a pipe has no content, and reading it would wait
+        # a pipe has no content, and reading it would wait
+        if stat.S_ISREG(os.lstat(source).st_mode):
             shutil.copy2(source, target)
 
     try:

@@ -76,9 +76,8 @@ class Channel(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's transport does not inherit from asyncio.Transport
+        # uvloop's transport does not inherit from asyncio.Transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if self._pending is None or self._pending.done():

@@ -47,9 +47,8 @@ def _supervise(control: socket.socket, policy: dict[str, Any]) -> None:
     except Exception as error:  # noqa: BLE001  (reported to the host, which refuses the sandbox)
         report = {"failed": f"{type(error).__name__}: {error}"}
     with contextlib.suppress(OSError):
-        os.dup2(
-            os.open(os.devnull, os.O_RDWR), 0
-        )  # closes the last copy of the worker's connection
+        # closes the last copy of the worker's connection
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         control.send(json.dumps(report).encode())
 
 

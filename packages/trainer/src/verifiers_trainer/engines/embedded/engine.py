@@ -189,9 +189,8 @@ class EmbeddedEngine:
         if self._endpoint is not None:
             return
         replica = share_parameters(self._model)
-        tokenizer = copy.deepcopy(
-            self._tokenizer
-        )  # its backend cannot be used by two threads that pad and encode
+        # its backend cannot be used by two threads that pad and encode
+        tokenizer = copy.deepcopy(self._tokenizer)
         generator = self._build_generator(replica, tokenizer)
         endpoint = Endpoint(self._serving(replica, tokenizer, generator), self._address)
         try:

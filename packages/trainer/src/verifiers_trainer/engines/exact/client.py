@@ -62,9 +62,8 @@ class ExactClient:
                 f"the prompt has {num_prompt} tokens, and max_seq_len is {self._max_seq_len}"
             )
         if not any(sampling.get(name) is not None for name in MAX_TOKENS_ALIASES):
-            sampling["max_tokens"] = (
-                self._max_seq_len - num_prompt
-            )  # the text route has a small default
+            # the text route has a small default
+            sampling["max_tokens"] = self._max_seq_len - num_prompt
         ids: Any = prompt_ids
         response = await self._inner.complete(
             replace(

@@ -151,9 +151,8 @@ class ExactHistory:
         plain = [_plain_message(dict(message)) for message in messages]
         plain[index] = {**plain[index], "content": MARK}
         _, has_mark, after = self._render(plain, tools, variables).partition(MARK)
-        if (
-            not has_mark and "tool_calls" in plain[index]
-        ):  # some templates drop the content of messages with calls
+        # some templates drop the content of messages with calls
+        if not has_mark and "tool_calls" in plain[index]:
             prefix = self._render(plain[: index + 1], tools, variables, answer=False)
             whole = self._render(plain, tools, variables)
             after = (

@@ -23,9 +23,8 @@ def exported(model: Any) -> dict[str, torch.Tensor]:
     """Checkpoint name -> tensor, in the trainer's precision and on its device."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     tensors = dict(_named_weights(base))
-    if getattr(
-        base, "_weight_conversions", None
-    ):  # names in memory are not those of the checkpoint
+    # names in memory are not those of the checkpoint
+    if getattr(base, "_weight_conversions", None):
         from transformers.core_model_loading import revert_weight_conversion
 
         tensors = revert_weight_conversion(base, tensors)

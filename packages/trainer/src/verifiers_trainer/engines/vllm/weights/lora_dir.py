@@ -81,9 +81,8 @@ class LoraDirSync:
                 timeout_s=deadline.left_s,
             )
         except WeightSyncError as error:
-            if LOADED_ALREADY not in (
-                error.response or ""
-            ):  # by an attempt whose response was lost
+            # by an attempt whose response was lost
+            if LOADED_ALREADY not in (error.response or ""):
                 raise _explained(error) from error
         return name
 

@@ -68,9 +68,8 @@ def _without_adapters(model: object, servers: Sequence[Server]) -> str | None:
         try:
             server.call("GET", LOAD, stage="asking whether adapters can be loaded", timeout_s=ASK_S)
         except WeightSyncError as error:
-            if "HTTP 404" in (
-                error.response or ""
-            ):  # a route that exists answers 405: it takes POST alone
+            # a route that exists answers 405: it takes POST alone
+            if "HTTP 404" in (error.response or ""):
                 return (
                     f"{server.url} was started without adapters (vf-vllm --max-lora-rank N switches"
                     " them on)"
@@ -92,9 +91,8 @@ def _open(
 
         def write_adapter(target: Path) -> None:
             require_whole(model)
-            model.save_pretrained(
-                target, save_embedding_layers=False
-            )  # an adapter on embeddings is not served
+            # an adapter on embeddings is not served
+            model.save_pretrained(target, save_embedding_layers=False)
 
         return LoraDirSync(folder, run, write_adapter, keep=config.max_off_policy_steps + 1)
     served = _served_model(servers)
