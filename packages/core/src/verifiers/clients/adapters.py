@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from verifiers.clients.attributes import read_completion, read_flat
-from verifiers.clients.failures import Endpoint, failure, refuses_argument
+from verifiers.clients.failures import Endpoint, Standing, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
 from verifiers.clients.payload import chat_messages, split_arguments
-from verifiers.clients.reply import to_response
+from verifiers.clients.reply import Completion, StreamedError, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.sdk import is_sdk_object
 from verifiers.clients.spending import metered
@@ -42,6 +42,7 @@ class _LoopResources:
 
     def __init__(self) -> None:
         self.limiter = AdaptiveLimiter(MAX_IN_FLIGHT)
+        self.standing = Standing()
         self._threads: ThreadPoolExecutor | None = None
 
     @property
@@ -80,7 +81,8 @@ class _Adapter(Identified):
         """Return one completion of the object. Raises as `Client.complete`."""
         resources = self._resources.here()
         attempt = metered(self, request, lambda: self._send(resources, request))
-        return await call_with_retries(attempt, self.retry, resources.limiter, request.timeout_s)
+        call = call_with_retries(attempt, self.retry, resources.limiter, request.timeout_s)
+        return await resources.standing.call(request.model, call)
 
     async def aclose(self) -> None:
         """Release the threads of this loop; the adapted object stays open."""
@@ -100,6 +102,14 @@ class _Adapter(Identified):
         loop = asyncio.get_running_loop()
         result = await loop.run_in_executor(resources.threads, lambda: create(**arguments))
         return await result if inspect.isawaitable(result) else result
+
+    def _read(self, completion: Completion, request: ModelRequest, response: object) -> Response:
+        raw = response if self.keep_raw else None
+        try:
+            return to_response(completion, request, repr(self), raw)
+        except StreamedError as error:
+            endpoint = self._endpoint.endpoint()
+            raise failure(error.status, str(error).encode(), endpoint, request.model) from None
 
     def _mapped(self, error: Exception, model: str) -> VerifiersError:
         """Map an exception of the object to one of ``errors``."""
@@ -148,8 +158,7 @@ class OpenAILikeClient(_Adapter):
                 raise self._mapped(error, request.model) from error
             self._max_tokens_name = "max_tokens"
             return await self._send(resources, request)
-        raw = response if self.keep_raw else None
-        return to_response(read_completion(response), request, repr(self), raw)
+        return self._read(read_completion(response), request, response)
 
     def _arguments(
         self, create: Callable[..., Any], request: ModelRequest, max_tokens_name: str
@@ -194,8 +203,7 @@ class GetResponseClient(_Adapter):
             raise
         except Exception as error:  # whatever the object raises is mapped and chained
             raise self._mapped(error, request.model) from error
-        raw = response if self.keep_raw else None
-        return to_response(read_flat(response), request, repr(self), raw)
+        return self._read(read_flat(response), request, response)
 
 
 # --- call conventions of an object ----------------------------------------------------------------

@@ -1,15 +1,22 @@
 """Classify HTTP error responses of providers as exceptions of ``errors``.
 
-The promise: every status and message maps to exactly one class, the text names the endpoint and the
-correction, and contains no key or header value (`Endpoint.redact`).
+The promise: the words of a server are read before its status (``WORDS``, one row per server); every
+status and message maps to exactly one class; the text has the server's words, names the endpoint
+and the correction, and contains no key or header value (`Endpoint.redact`). An error that every
+request would meet ends a run only while nothing has succeeded (`Standing`).
 
 This module sends nothing and repeats nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from verifiers.clients.reply import excerpt
 from verifiers.clients.retry import parse_retry_after
@@ -23,19 +30,110 @@ from verifiers.errors import (
     RateLimited,
     VerifiersError,
 )
+from verifiers.types import Response
 
-_OVERLONG = re.compile(
-    r"""maximum\ context\ length | context_length_exceeded | context\ length\ exceeded | exceed_context_size
-    | exceeds?\ the\ (available\ |model'?s?\ )*(maximum\ )?context
-    | context\ (window|size|length)\ (is\ )?(exceeded|limit|of)
-    | (longer|larger|greater|more)\ than\ the\ (model'?s\ )?(maximum\ )?(context|model\ length|allowed\ tokens)
-    | (prompt|input|message|messages|request)\ (is|are|was)\ too\ long | prompt_too_long
-    | reduce\ the\ length\ of\ the | too\ many\ (input\ |prompt\ )?tokens | inputs?`?\ (must\ have\ less|tokens\ \+)
-    | token\ count.{0,40}exceeds\ the\ max | tokens.{0,60}exceeds?\ (the\ )?(token\ |model\ )?(limit|maximum)
-    | must\ be\ at\ least\ 1,\ got\ -\d | string_above_max_length | exceeds?\ max(imum)?[_ ](model|input|context|seq)
-    """,
-    re.IGNORECASE | re.VERBOSE,
+WORDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "quota": (
+        ("OpenAI", "insufficient_quota|exceeded your current quota|billing_hard_limit"),
+        ("DeepSeek, Zhipu, Moonshot", "insufficient (account )?balance|in arrears"),
+        ("OpenRouter, xAI", "(insufficient|more|out of|used all available) credits"),
+    ),
+    "rate": (
+        ("OpenAI, Groq", r"rate.?limit|(tokens|requests) per (min|day|second)|\b(TPM|RPM)\b"),
+        ("Google", "RESOURCE_EXHAUSTED"),
+        ("AWS, DashScope, proxies", "throttl|too many requests"),
+    ),
+    "limit": (
+        ("Anthropic", r"max_tokens: \d+ > \d+"),
+        ("DeepSeek, Groq", "max_tokens`? (value|must be less than)"),
+    ),
+    "overlong": (
+        ("OpenAI, vLLM", "maximum context length|context.?length.?exceeded"),
+        ("OpenAI", "reduce the length of the|string_above_max_length|exceeds the context window"),
+        ("vLLM", r"must be at least 1, got -\d|than the maximum model length"),
+        (
+            "SGLang",
+            r"(longer|larger|greater) than the (model'?s )?(maximum )?(context|allowed tok)",
+        ),
+        ("llama.cpp", r"exceed_context_size|context shift is disabled|n_keep.{0,20}>= n_ctx"),
+        ("llama.cpp, Ollama", r"exceeds? (the |available |model'?s? )*(maximum )?context"),
+        ("LM Studio", "context (the )?overflows|reached context length of"),
+        ("TGI, Together", r"inputs`? (must have less|tokens \+)"),
+        ("TensorRT-LLM", r"prompt length.{0,60}(exceed|max_seq_len|max_num_tokens)"),
+        ("LMDeploy", "INPUT_LENGTH_ERROR|exceeds? session_len"),
+        ("TabbyAPI", "(longer|larger|greater) than max_seq_len"),
+        ("Anthropic, AWS", "(prompt|input|messages?|request) (is|are|was) too long"),
+        ("Anthropic", "exceed context limit|prompt_too_long"),
+        ("Google", "token count.{0,40}exceeds the max"),
+        ("Cohere", "too many (input |prompt )?tokens"),
+        ("Mistral", "too large for model with"),
+        ("xAI", r"maximum prompt length is \d+"),
+        ("Moonshot", "exceeded model token limit"),
+        ("Zhipu", "prompt ?(超长|exceeds max length)"),
+        ("DashScope", "range of input length should be"),
+        ("MiniMax", "context window exceeds limit|token limit exceeded"),
+        ("GitHub", "tokens_limit_reached|max_prompt_tokens_exceeded"),
+        ("LiteLLM", "ContextWindowExceeded"),
+        ("Qianfan", "(prompt|input) tokens too long"),
+        ("any", "context (window|size|length) (is |has been )?(exceeded|limit|of)"),
+        ("any", "tokens.{0,60}exceeds? (the )?(token |model )?(limit|maximum)"),
+        ("any", "exceeds? max(imum)?[_ ](model|input|context|seq)"),
+    ),
+    "filtered": (
+        ("Azure", "content.?filter|content management policy|ResponsibleAIPolicy"),
+        ("OpenAI", "content_policy_violation|our (usage policy|safety system)"),
+        ("OpenRouter", "your input was flagged|requires moderation"),
+        ("xAI", "violates? .{0,20}(guidelines|polic)"),
+        ("Google", "PROHIBITED_CONTENT|blocked.{0,30}safety|prompt was blocked"),
+        ("DashScope", "data_?inspection_?failed|inappropriate content"),
+        ("Zhipu, Volcengine", "sensitive_?content|敏感内容"),
+        ("Moonshot", "considered high risk"),
+        ("MiniMax", "(input|output) new_sensitive"),
+        ("DeepSeek", "content exists risk"),
+        ("AWS", "blocked by.{0,30}guardrail"),
+        ("Cloudflare, AWS WAF", "you have been blocked|request blocked"),
+        ("any", "(flagged|blocked|rejected).{0,60}(moderation|safety|polic)"),
+    ),
+    "key": (
+        ("OpenAI, xAI", "(incorrect|invalid) (api|x-api).?key|invalid_api_key"),
+        ("Google", "api key not valid|API_KEY_INVALID"),
+    ),
+    "feature": (
+        ("OpenRouter", "no endpoints (found|available) (that support|matching)"),
+        ("Ollama, OpenAI", "(does not|doesn't) support|is not a multimodal model"),
+        ("llama.cpp", "(input|param) is not supported|requires? --jinja"),
+        ("vLLM", r"requires --enable-auto-tool-choice|at most 0 [\w()]+ may be provided"),
+    ),
+    "model": (
+        ("OpenAI", "model_not_found|not have access to (the )?model"),
+        ("vLLM, xAI, Groq, DeepSeek", "model.{0,200}(does not exist|not exist|not served)"),
+        ("Ollama, Google", "model.{0,200}(not found|is not available)"),
+        ("Anthropic", "not_found_error model:"),
+        ("OpenRouter", "no endpoints found|not a valid model"),
+        ("Mistral", "(unknown|invalid|no such) model"),
+        ("Together", "unable to access model"),
+        ("Moonshot", "not found the model"),
+        ("Zhipu", "模型不存在"),
+        ("Azure, Volcengine", "DeploymentNotFound|EndpointOrModel.?NotFound|ModelNotOpen"),
+    ),
+}
+"""What the words of an error mean -> (the servers that say so, a regular expression of the words).
+The first meaning that matches is taken."""
+_MEANINGS = {
+    meaning: re.compile("|".join(words for _, words in rows), re.IGNORECASE | re.DOTALL)
+    for meaning, rows in WORDS.items()
+}
+_SPEAKS_OF_LENGTH = re.compile(
+    r"(?=.{0,120}(tokens?\b|length))(?=.{0,120}(prompt|input|context|sequence|request|message))"
+    r"(?=.{0,120}(max|limit|exceed|too (long|large|many)|longer|greater|window))(?=.{0,120}\d\d)",
+    re.IGNORECASE | re.DOTALL,
 )
+"""The rest of the servers: a number, tokens or a length, and a limit near each other."""
+_SPEAKS_OF_OUTPUT = re.compile(r"max_(\w+_)?tokens|(output|completion) tokens", re.IGNORECASE)
+_PASSES = re.compile(r"(retry|try again) (in|after)|PerMinute", re.IGNORECASE)
+"""In the words of a quota that is only a rate."""
+_ECHOES = frozenset(("input", "flagged_input", "prompt", "messages", "body"))
+"""Fields of an error that repeat the request, whose words mean nothing."""
 _LIMIT_ALONE_TOO_LARGE = (
     re.compile(
         r"is too large: (?P<requested>\d+).*?maximum context length is (?P<room>\d+)",
@@ -46,19 +144,10 @@ _LIMIT_ALONE_TOO_LARGE = (
         re.IGNORECASE | re.DOTALL,
     ),
 )
-_UNKNOWN_MODEL = re.compile(
-    r"model_not_found |"
-    r" model.{0,200}(does\ not\ exist|not\ found|not\ exist|is\ not\ available|not\ served)"
-    r" | (not\ a\ valid|unknown|invalid|no\ such)\ model",
-    re.IGNORECASE | re.VERBOSE | re.DOTALL,
-)
 _UNKNOWN_ARGUMENT = re.compile(
     r"unsupported|not supported|unrecogni[sz]ed|unknown|unexpected|not permitted|not"
     r" allowed|forbidden|extra|invalid",
     re.IGNORECASE,
-)
-_QUOTA = re.compile(
-    r"insufficient_quota|exceeded your current quota|billing_hard_limit", re.IGNORECASE
 )
 
 
@@ -80,9 +169,21 @@ class Endpoint:
         return text
 
 
+def meaning_of(text: str) -> str | None:
+    """Return what the words of an error mean, one of ``WORDS``; None if they say nothing known."""
+    if limit_alone_too_large(text):
+        return "limit"
+    for meaning, words in _MEANINGS.items():
+        if words.search(text):
+            return "rate" if meaning == "quota" and _PASSES.search(text) else meaning
+    if _SPEAKS_OF_LENGTH.search(text) and not _SPEAKS_OF_OUTPUT.search(text):
+        return "overlong"
+    return None
+
+
 def is_overlong(text: str) -> bool:
     """Return whether an error text reports a prompt longer than the context."""
-    return bool(_OVERLONG.search(text)) and not limit_alone_too_large(text)
+    return meaning_of(text) == "overlong"
 
 
 def limit_alone_too_large(text: str) -> bool:
@@ -113,47 +214,150 @@ def failure(
 
     ``retry_after``: the headers retry-after-ms and Retry-After.
     """
-    text = endpoint.redact(excerpt(body, 2000))
+    shown, words = _read(body)
+    text = endpoint.redact(shown)
     detail = f": {text[:300]}" if text else ""
     url = endpoint.url
     facts = {"url": url, "status": status, "body": text}
     retry_after_s = parse_retry_after(*retry_after)
-    if status == 429:
-        if quota := _QUOTA.search(text):
-            message = f"{url} reports that the quota of its account is used up{detail}"
-        else:
-            wait = f", asking to wait {retry_after_s:g} s" if retry_after_s is not None else ""
-            message = f"{url} limits the rate of requests (HTTP 429{wait}){detail}"
-        return RateLimited(
-            message, retry_after_s=retry_after_s, limit="quota" if quota else None, **facts
+    meaning = None if status in (401, 408) or status < 400 else meaning_of(words)
+    if status == 402 or meaning == "quota":
+        message = f"{url} reports that the quota of its account is used up{detail}"
+        return RateLimited(message, retry_after_s=retry_after_s, limit="quota", **facts)
+    if status == 429 or meaning == "rate":
+        wait = f", asking to wait {retry_after_s:g} s" if retry_after_s is not None else ""
+        message = f"{url} limits the rate of requests (HTTP {status}{wait}){detail}"
+        return RateLimited(message, retry_after_s=retry_after_s, **facts)
+    if meaning == "overlong":
+        return OverlongPromptError(
+            f"the prompt does not fit the context of {model}{detail}", model=model, **facts
         )
+    if meaning == "limit":
+        return ModelRefused(
+            f"max_tokens alone fills the context of {model}, lower it{detail}", **facts
+        )
+    if meaning == "filtered":
+        return ModelRefused(
+            f"{url} filtered this request by its content (HTTP {status}){detail}", **facts
+        )
+    if status == 401 or meaning == "key":
+        message = f"{url} refused the key in {endpoint.key_name} (HTTP {status}){detail}"
+        return AuthenticationFailed(message, api_key_var=endpoint.api_key_var, **facts)
+    if meaning == "feature":
+        return ModelRefused(
+            f"{url} cannot serve {model} with what this request needs (HTTP {status}){detail}",
+            **facts,
+        )
+    if meaning == "model" and status < 500:
+        return ModelNotFound(
+            f"{url} does not serve the model {model!r}{detail}", model=model, **facts
+        )
+    return _by_status(status, detail, endpoint, retry_after_s, facts)
+
+
+def _by_status(
+    status: int,
+    detail: str,
+    endpoint: Endpoint,
+    retry_after_s: float | None,
+    facts: dict[str, Any],
+) -> VerifiersError:
+    """The error of a response whose words mean nothing that is known."""
+    url = endpoint.url
     if status in (408, 409) or status >= 500:
         return ModelUnavailable(
             f"{url} failed with HTTP {status}{detail}", retry_after_s=retry_after_s, **facts
         )
-    if status in (401, 403):
-        message = f"{url} refused the key in {endpoint.key_name} (HTTP {status}){detail}"
+    if status == 403:
+        message = (
+            f"{url} denies access (HTTP 403); if it does so for every request, check the key in"
+            f" {endpoint.key_name}{detail}"
+        )
         return AuthenticationFailed(message, api_key_var=endpoint.api_key_var, **facts)
-    if status in (400, 413, 422) and is_overlong(text):
-        return OverlongPromptError(
-            f"the prompt does not fit the context of {model}{detail}", model=model, **facts
-        )
-    if status in (400, 404, 422) and _UNKNOWN_MODEL.search(text):
-        return ModelNotFound(
-            f"{url} does not serve the model {model!r}{detail}", model=model, **facts
-        )
     if status in (404, 405):
         message = (
-            f"{url} has no completions endpoint (HTTP {status}): correct the base URL, which"
-            " usually ends in /v1"
+            f"{url} answered HTTP {status}: unless its words say otherwise it has no completions"
+            f" endpoint there; correct the base URL, which usually ends in /v1{detail}"
         )
         return EndpointUnreachable(message, **facts)
     if status < 400:
         return EndpointUnreachable(
-            f"{url} redirects (HTTP {status}): use the final URL as base URL", **facts
-        )
-    if limit_alone_too_large(text):
-        return ModelRefused(
-            f"max_tokens alone fills the context of {model}, lower it{detail}", **facts
+            f"{url} redirects (HTTP {status}): use the final URL as base URL{detail}", **facts
         )
     return ModelRefused(f"{url} refused the request (HTTP {status}){detail}", **facts)
+
+
+def _read(body: bytes) -> tuple[str, str]:
+    """The start of a body as one line to show, and the words that say what failed."""
+    text = excerpt(body, 2000)
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return text, text
+    if "\\u" in text:  # words in another script are escaped
+        text = excerpt(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"), 2000)
+    return text, " ".join(_strings(content))[:4000]
+
+
+def _strings(content: object) -> Iterator[str]:
+    if isinstance(content, Mapping):
+        for name, value in content.items():
+            if name not in _ECHOES:
+                yield from _strings(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _strings(value)
+    elif isinstance(content, str):
+        yield content
+
+
+class Standing:
+    """What the requests with one key at one endpoint say about its models. Belongs to one
+    event loop.
+
+    An error that every request would meet (key, model, URL) ends the run only while nothing has
+    succeeded there with that model: it is held until a request in flight succeeds or all of them
+    have failed so. Afterwards it is the error of its request.
+    """
+
+    def __init__(self) -> None:
+        self._succeeded: set[str] = set()
+        self._in_flight: Counter[str] = Counter()
+        self._held: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
+
+    async def call(self, model: str, attempt: Awaitable[Response]) -> Response:
+        """Await one request. Raises what it raises, and ``ModelRefused`` for an error that only
+        this request meets."""
+        self._in_flight[model] += 1
+        try:
+            response = await attempt
+            self._succeeded.add(model)
+            return response
+        except (AuthenticationFailed, ModelNotFound, EndpointUnreachable) as error:
+            await self._verdict(model)
+            if model not in self._succeeded:
+                raise
+            message = f"{error} (other requests succeeded there)"
+            facts = {name: error.facts.get(name) for name in ("url", "status", "body")}
+            raise ModelRefused(message, **facts) from error
+        finally:
+            self._in_flight[model] -= 1
+            self._settle(model)
+
+    async def _verdict(self, model: str) -> None:
+        """Return when a request has succeeded, or when none in flight still may."""
+        held = self._held[model]
+        verdict: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        held.add(verdict)
+        self._settle(model)
+        try:
+            await verdict
+        finally:
+            held.discard(verdict)
+
+    def _settle(self, model: str) -> None:
+        held = self._held[model]
+        if model in self._succeeded or len(held) == self._in_flight[model]:
+            for verdict in held:
+                if not verdict.done():
+                    verdict.set_result(None)

@@ -24,12 +24,11 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from verifiers.clients.cache import cache_key, current_cache, request_content
-from verifiers.clients.dialects.protocol import StreamedError
-from verifiers.clients.failures import Endpoint, failure, refuses_argument
+from verifiers.clients.failures import Endpoint, Standing, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
 from verifiers.clients.payload import to_body
 from verifiers.clients.protocol import ClientConfig, ClientOptions, vendor_of
-from verifiers.clients.reply import decode, to_response
+from verifiers.clients.reply import StreamedError, decode, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.spending import metered
 from verifiers.errors import (
@@ -62,10 +61,10 @@ PROXY_VARIABLES = (
 
 
 class Pool:
-    """Resources of a client in one event loop: session, limiter, and the endpoint for error
-    messages."""
+    """Resources of a client in one event loop: session, limiter, what is known of the key and the
+    models, and the endpoint for error messages."""
 
-    __slots__ = ("endpoint", "limiter", "session")
+    __slots__ = ("endpoint", "limiter", "session", "standing")
 
     def __init__(
         self, session: aiohttp.ClientSession, limiter: AdaptiveLimiter, endpoint: Endpoint
@@ -73,6 +72,7 @@ class Pool:
         self.session = session
         self.limiter = limiter
         self.endpoint = endpoint
+        self.standing = Standing()
 
 
 class HttpClient(Identified):
@@ -196,10 +196,9 @@ class HttpClient(Identified):
                 await cache.put(key, content, answer)
             return response
 
-        attempt = metered(self, request, send)
-        return await call_with_retries(
-            attempt, self.retry, self._pools.here().limiter, request.timeout_s
-        )
+        attempt, pool = metered(self, request, send), self._pools.here()
+        call = call_with_retries(attempt, self.retry, pool.limiter, request.timeout_s)
+        return await pool.standing.call(request.model, call)
 
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
         """The body of a request without the parts that the endpoint refused."""

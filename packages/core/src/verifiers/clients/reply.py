@@ -55,6 +55,33 @@ _FINISH_REASONS = {
 }
 
 
+_STATUS_OF = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    "context_length_exceeded": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+
+
+class StreamedError(Exception):
+    """An error in an answer, or in a stream, that began with status 200.
+
+    ``status`` is the HTTP status that the same failure has otherwise.
+    """
+
+    def __init__(self, status: int, text: str):
+        super().__init__(text)
+        self.status = status
+
+
 class Entry(msgspec.Struct, gc=False):
     """One sampled token of ``logprobs.content``."""
 
@@ -73,6 +100,7 @@ class Choice(msgspec.Struct):
     message: dict[str, Any] | None = None
     text: str | None = None
     finish_reason: str | None = None
+    error: Any = None
     logprobs: Logprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -89,6 +117,7 @@ class Completion(msgspec.Struct):
     model: Any = None
     created: Any = None
     usage: dict[str, Any] | None = None
+    error: Any = None
     prompt_token_ids: list[int] | None = None
     weight_versions: Any = None
     weight_version: Any = None
@@ -100,13 +129,21 @@ _DECODER = msgspec.json.Decoder(Completion)
 def decode(body: bytes, where: str) -> Completion:
     """Decode a response body. Raises: ``MalformedResponse`` that names ``where``, the endpoint."""
     try:
-        return _DECODER.decode(body)
+        completion = _DECODER.decode(body)
     except msgspec.ValidationError as error:
         raise MalformedResponse(
-            f"{where} answered 200, but not with a completion: {error}", body=excerpt(body)
+            f"{where} answered 200, but not with a completion: {error}: {excerpt(body)}",
+            body=excerpt(body),
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _decode_slowly(body, where)
+        completion = _decode_slowly(body, where)
+    if not completion.choices and not completion.error:
+        raise MalformedResponse(
+            f"{where} answered 200 without choices: {excerpt(body)}",
+            field="choices",
+            body=excerpt(body),
+        )
+    return completion
 
 
 def _decode_slowly(body: bytes, where: str) -> Completion:
@@ -124,6 +161,20 @@ def _decode_slowly(body: bytes, where: str) -> Completion:
         raise MalformedResponse(f"{where} answered 200 with {what}", body=excerpt(body)) from error
 
 
+def streamed_error(error: object) -> StreamedError:
+    """Return the error of an answer or event, whose ``code`` or ``type`` stands for a status; 500 for
+    an unknown one.
+
+    >>> streamed_error({"type": "overloaded_error", "message": "Overloaded"}).status
+    529
+    """
+    fields = error if isinstance(error, Mapping) else {}
+    code, kind = str(fields.get("code")), str(fields.get("type"))
+    is_status = code.isdecimal() and 400 <= int(code) < 600
+    status = int(code) if is_status else _STATUS_OF.get(code, _STATUS_OF.get(kind, 500))
+    return StreamedError(status, json.dumps({"error": error}, ensure_ascii=False))
+
+
 def excerpt(body: bytes, limit: int = 300) -> str:
     """Return the start of a body as one line of text."""
     return " ".join(body[: 4 * limit].decode("utf-8", "replace").split())[:limit]
@@ -136,8 +187,10 @@ def to_response(
 
     Raises: ``MalformedResponse`` without choices, or without complete token data when the request
     requires them (``field`` names what is missing); ``EmptyModelResponseError`` for no content,
-    calls and finish reason.
+    calls and finish reason; ``StreamedError`` for an error instead of a completion.
     """
+    if error := completion.error or (completion.choices and completion.choices[0].error):
+        raise streamed_error(error)
     if not completion.choices:
         raise MalformedResponse(f"{where} answered 200 without choices", field="choices")
     choice = completion.choices[0]

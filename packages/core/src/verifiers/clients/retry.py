@@ -113,7 +113,7 @@ async def _repeat(
             limiter.succeeded()
             return replace(response, attempts=tuple(attempts)) if attempts else response
         except ModelError as error:
-            if error.status == 429:
+            if isinstance(error, RateLimited):
                 limiter.refused(ticket)
             failure = error
         finally:

@@ -22,7 +22,7 @@ from verifiers.clients.dialects import Dialect, EventDecoder, messages, response
 from verifiers.clients.failures import refuses_argument
 from verifiers.clients.http import HttpClient
 from verifiers.clients.payload import encode
-from verifiers.clients.reply import excerpt
+from verifiers.clients.reply import excerpt, streamed_error
 from verifiers.errors import MalformedResponse, ModelUnavailable
 from verifiers.types import ModelRequest, Response
 
@@ -50,6 +50,8 @@ class StreamedClient(HttpClient):
 
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
         whole = _object(answer, where)
+        if (error := whole.get("error")) and not whole.keys() & {"choices", "content", "output"}:
+            raise streamed_error(error)
         response = self.dialect.parse_response(whole, request, where)
         return replace(response, raw=whole) if self.keep_raw else response
 

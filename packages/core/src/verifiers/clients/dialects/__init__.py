@@ -17,11 +17,11 @@ from verifiers.clients.dialects import chat, messages, responses
 from verifiers.clients.dialects.protocol import (
     Dialect,
     DialectRequest,
-    StreamedError,
     StreamReader,
     ToolForm,
 )
 from verifiers.clients.dialects.sse import EventDecoder
+from verifiers.clients.reply import StreamedError
 
 __all__ = [
     "DIALECTS",

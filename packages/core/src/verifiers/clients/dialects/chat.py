@@ -24,12 +24,11 @@ from verifiers.clients.dialects.common import (
     reading_request,
     require,
     sampling_of,
-    streamed_error,
 )
 from verifiers.clients.dialects.protocol import DialectRequest
 from verifiers.clients.failures import refuses_argument
 from verifiers.clients.payload import MAX_TOKENS_ALIASES, to_fields
-from verifiers.clients.reply import Completion, to_response, version_spans
+from verifiers.clients.reply import Completion, streamed_error, to_response, version_spans
 from verifiers.errors import ConfigError, MalformedResponse
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from verifiers.clients.dialects.protocol import StreamedError
 from verifiers.clients.payload import split_arguments
 from verifiers.errors import ConfigError, MalformedResponse
 from verifiers.types import Message, ModelRequest, ToolCall, Usage
@@ -17,20 +16,6 @@ SAMPLING_NAMES = (
     " min_tokens logprobs top_logprobs logit_bias parallel_tool_calls return_token_ids"
 ).split()
 """Sampling arguments that every dialect and every engine names alike."""
-_STATUS_OF = {
-    "invalid_request_error": 400,
-    "invalid_prompt": 400,
-    "context_length_exceeded": 400,
-    "authentication_error": 401,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
-    "insufficient_quota": 429,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
 RAW_ARGUMENTS = "_arguments"
 """Key of tool arguments that are no JSON object, in a dialect where they have to be one."""
 
@@ -240,18 +225,3 @@ def openai_usage(usage: Usage, prompt: str, completion: str) -> dict[str, Any]:
 def malformed(where: str, name: str, what: str) -> MalformedResponse:
     """Return the error of an answer whose field is not as the dialect says."""
     return MalformedResponse(f"{where} answered 200, but {name} {what}", field=name)
-
-
-def streamed_error(error: object) -> StreamedError:
-    """Return the error of an error event, whose ``code`` or ``type`` stands for a status; 500 for
-    an unknown one.
-
-    >>> streamed_error({"type": "overloaded_error", "message": "Overloaded"}).status
-    529
-    """
-    fields = error if isinstance(error, Mapping) else {}
-    code, kind = fields.get("code"), fields.get("type")
-    status = (
-        code if isinstance(code, int) else _STATUS_OF.get(str(code), _STATUS_OF.get(str(kind), 500))
-    )
-    return StreamedError(status, json.dumps({"error": error}, ensure_ascii=False))

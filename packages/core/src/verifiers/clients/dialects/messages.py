@@ -40,11 +40,11 @@ from verifiers.clients.dialects.common import (
     sampling_of,
     says_the_same,
     schema,
-    streamed_error,
     text_of,
 )
 from verifiers.clients.dialects.protocol import DialectRequest
 from verifiers.clients.payload import chat_messages
+from verifiers.clients.reply import streamed_error
 from verifiers.errors import ConfigError
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
 

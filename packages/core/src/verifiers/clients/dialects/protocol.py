@@ -60,17 +60,6 @@ class DialectRequest:
         )
 
 
-class StreamedError(Exception):
-    """An error event inside a stream that began with status 200.
-
-    ``status`` is the HTTP status that the same failure has outside of a stream.
-    """
-
-    def __init__(self, status: int, text: str):
-        super().__init__(text)
-        self.status = status
-
-
 class StreamReader(Protocol):
     """Puts the events of one stream together."""
 

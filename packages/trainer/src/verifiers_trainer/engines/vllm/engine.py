@@ -35,6 +35,7 @@ from verifiers.errors import (
     EndpointUnreachable,
     MalformedResponse,
     ModelNotFound,
+    ModelRefused,
     ModelUnavailable,
     WeightSyncError,
 )
@@ -460,8 +461,12 @@ class VersionedClient:
             try:
                 response = await self._client.complete(self._to_server(request, serving))
                 origin = await self._engine.sampled_by(self._server, serving, response)
-            except (ModelNotFound, ModelUnavailable) as error:
-                fault = error
+            except (ModelNotFound, ModelRefused, ModelUnavailable) as error:
+                if isinstance(error, ModelRefused) and not isinstance(
+                    error.__cause__, ModelNotFound
+                ):
+                    raise
+                fault = error  # also of a server that had the model before it was restarted
             else:
                 if not isinstance(origin, str):
                     self._check_vocabulary(response)

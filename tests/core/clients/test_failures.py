@@ -1,0 +1,178 @@
+"""What the errors of servers mean: the words before the status, one row per server; and which of
+them end a run."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+import verifiers as vf
+from support.small_envs import single_turn
+from verifiers.clients import OpenAIChatCompletionsClient, RetryPolicy
+from verifiers.clients.failures import WORDS, Endpoint, Standing, failure, meaning_of
+from verifiers.errors import (
+    AuthenticationFailed,
+    EndpointUnreachable,
+    ModelRefused,
+    ModelUnavailable,
+)
+from verifiers.testing import Behaviour, FakeServer
+from verifiers.types import AssistantMessage, ModelRequest, Response, UserMessage
+
+ENDPOINT = Endpoint("http://host/v1", "the variable MY_KEY", "MY_KEY")
+
+
+def error(message, **fields):
+    return json.dumps({"error": {"message": message, **fields}})
+
+
+with (Path(__file__).parents[2] / "data" / "server_errors.tsv").open(encoding="utf-8") as file:
+    SAID = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+@pytest.mark.parametrize("row", SAID, ids=lambda row: f"{row['meaning']}-{row['server']}")
+def test_the_words_of_a_server_say_what_failed(row):
+    body = row["body"].encode()
+    caught = failure(int(row["status"]), body, ENDPOINT, "m")
+    assert type(caught).__name__ == row["error"]
+    if row["error"] == "RateLimited":
+        assert (caught.limit == "quota") == (row["meaning"] == "quota")
+    words = json.dumps(json.loads(body), ensure_ascii=False) if b"\\u" in body else row["body"]
+    assert words in str(caught)
+
+
+def test_each_meaning_of_the_table_has_rows_here():
+    assert {row["meaning"] for row in SAID} == set(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (500, error("CUDA error: out of memory"), ModelUnavailable),
+        (503, error("The model is overloaded, try again later"), ModelUnavailable),
+        (400, error("temperature: must be at most 2"), ModelRefused),
+        (400, error("Invalid 'tools': array too long. Expected maximum length 128"), ModelRefused),
+        (400, error("image exceeds 5 MB maximum: 6291456 bytes"), ModelRefused),
+        (401, error("the prompt is too long"), AuthenticationFailed),
+        (404, '{"detail": "Not Found"}', EndpointUnreachable),
+    ],
+)
+def test_other_words_leave_the_meaning_to_the_status(status, body, kind):
+    """Negative control: the general rule on lengths takes none of these."""
+    assert type(failure(status, body.encode(), ENDPOINT, "m")) is kind
+
+
+def test_words_of_the_prompt_that_an_error_repeats_mean_nothing():
+    echo = "the context length of 8192 tokens is exceeded; flagged by moderation"
+    body = {"error": {"message": "bad", "metadata": {"flagged_input": echo}}}
+    assert type(failure(400, json.dumps(body).encode(), ENDPOINT, "m")) is ModelRefused
+    assert meaning_of(echo) == "overlong"  # and as the server's own words they do
+
+
+@pytest.mark.parametrize("status", [403, 404, 302])
+def test_a_failure_by_status_alone_shows_the_words_too(status):
+    text = str(failure(status, b'{"error": "teapots only"}', ENDPOINT, "m"))
+    assert "teapots only" in text
+    assert "refused the key" not in text
+
+
+# --- which errors end the run ---------------------------------------------------------------------
+
+FAST = RetryPolicy(max_retries=2, base_s=0.01, max_s=0.02)
+DENIED = Behaviour(403, body='{"error": "computer says no"}')
+
+
+def evaluate(script, **settings):
+    with FakeServer("2", script=script) as server:
+        client = OpenAIChatCompletionsClient(base_url=server.url, retry=FAST)
+        return single_turn(20, rubric=vf.Rubric()).evaluate(client, "scripted", **settings)
+
+
+def is_row(hit, number):
+    return hit.json()["messages"][-1]["content"] == f"{number} + 1"
+
+
+@pytest.mark.parametrize("fault", [DENIED, Behaviour(404), Behaviour(400, body="unknown model")])
+@pytest.mark.parametrize("concurrency", [1, 20])
+def test_an_error_of_one_request_among_successes_is_that_rollouts(fault, concurrency):
+    """With 20 in flight the refusal is the first answer of all."""
+
+    def script(hit):
+        return fault if is_row(hit, 3) else Behaviour(delay_s=0.2 if concurrency > 1 else 0.0)
+
+    results = evaluate(script, max_concurrent=concurrency)
+    errors = [row.message for row in results["errors"] if row]
+    assert len(errors) == 1
+    assert "other requests succeeded there" in errors[0]
+    assert results.metadata.num_errors == 1
+
+
+def test_an_error_that_every_request_meets_ends_the_run_though_many_are_in_flight():
+    """Negative control: without a success it is believed, and asked for no more than is in
+    flight."""
+    hits = []
+
+    def script(hit):
+        hits.append(hit)
+        return DENIED
+
+    with pytest.raises(AuthenticationFailed, match="computer says no"):
+        evaluate(script, max_concurrent=5)
+    assert len(hits) <= 5
+
+
+def test_a_flood_of_refusals_after_a_success_still_ends_the_run():
+    with pytest.raises(vf.TooManyFaults):
+        evaluate(lambda hit: None if is_row(hit, 0) else DENIED, abort_after=6, max_concurrent=1)
+
+
+async def test_an_error_held_for_a_request_in_flight_is_released_when_that_is_cancelled():
+    standing = Standing()
+
+    async def denied():
+        raise AuthenticationFailed("no")
+
+    async def waiting():
+        await asyncio.sleep(60)
+        return Response(AssistantMessage("ok"))
+
+    slow = asyncio.create_task(standing.call("m", waiting()))
+    await asyncio.sleep(0)
+    held = asyncio.create_task(standing.call("m", denied()))
+    await asyncio.sleep(0.01)
+    assert not held.done()
+    with pytest.raises(AuthenticationFailed):  # another model has its own standing
+        await standing.call("n", denied())
+    slow.cancel()
+    with pytest.raises(AuthenticationFailed):
+        await held
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"code": 502, "message": "the upstream fell over"}},
+        {"error": {"code": 40303, "message": "the upstream fell over"}, "choices": []},
+        {"object": "error", "message": "the upstream fell over", "code": 40303},
+        {
+            "choices": [
+                {
+                    "message": {"content": "ha"},
+                    "finish_reason": "error",
+                    "error": {"code": 502, "message": "the upstream fell over"},
+                }
+            ]
+        },
+    ],
+)
+async def test_an_error_in_an_answer_of_status_200_keeps_code_and_words(body):
+    with FakeServer("x", script=lambda hit: Behaviour(body=json.dumps(body))) as server:
+        client = OpenAIChatCompletionsClient(base_url=server.url, max_retries=0)
+        with pytest.raises(vf.ModelError, match="fell over") as caught:
+            await client.complete(ModelRequest([UserMessage("hi")], "m"))
+        await client.aclose()
+    assert str(body.get("code") or "502") in str(caught.value) or "40303" in str(caught.value)
