@@ -325,10 +325,8 @@ def held_out(trainer: Any, task: str) -> dict[str, float]:
         sampling_args={**context.sampling_args, "return_token_ids": True, "logprobs": True}, max_concurrent=1024,
         seed=1_000_003,
     )  # fmt: skip
-    examples, right = (
-        results["example_ids"],
-        [float(value == 1) for value in results["metrics"][EXACT[task]]],
-    )
+    examples = results["example_ids"]
+    right = [float(value == 1) for value in results["metrics"][EXACT[task]]]
     solved = {example for example, is_right in zip(examples, right, strict=True) if is_right}
     turns = [turn for state in results["state"] for turn in state.rollout().turns]
     num_tokens = sum(len(turn.completion_ids) for turn in turns)
@@ -410,22 +408,18 @@ def plain(job: dict[str, Any], run: Path) -> dict[str, Any]:
 
     from vf_reverse_text.scoring import sequence_ratio
 
-    sizes, env, source = (
-        TASKS[job["task"]]["settings"],
-        environment(job),
-        Path(job["folder"]) / "model",
-    )
+    sizes = TASKS[job["task"]]["settings"]
+    env = environment(job)
+    source = Path(job["folder"]) / "model"
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
     model, rows = AutoModelForCausalLM.from_pretrained(source), [one.row for one in env.train_table]
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes["learning_rate"], weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(
         optimizer, round(0.08 * job["batches"]), job["batches"]
     )
-    per_batch, siblings, end = (
-        sizes["batch_size"] // sizes["siblings"],
-        sizes["siblings"],
-        tokenizer.eos_token_id,
-    )
+    per_batch = sizes["batch_size"] // sizes["siblings"]
+    siblings = sizes["siblings"]
+    end = tokenizer.eos_token_id
     torch.manual_seed(job["seed"])
     order = torch.randperm(len(rows)).tolist() * (1 + job["batches"] * per_batch // len(rows))
     sampled, rewards, started = 0, [], time.process_time()

@@ -96,10 +96,8 @@ def by_generate(model: Any, load: Load, at_once: int) -> Callable[[], Cost]:
     def run() -> Cost:
         with Stopwatch() as watch:
             for begin in range(0, len(load.prompts), at_once):
-                part, lengths = (
-                    load.prompts[begin : begin + at_once],
-                    load.lengths[begin : begin + at_once],
-                )
+                part = load.prompts[begin : begin + at_once]
+                lengths = load.lengths[begin : begin + at_once]
                 width = max(map(len, part))
                 ids = torch.tensor(
                     [[0] * (width - len(prompt)) + prompt for prompt in part], device=model.device

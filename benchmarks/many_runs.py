@@ -41,10 +41,8 @@ from _measure import Report, Stopwatch, options, parse, print_table
 
 VIEW = "from verifiers.cli.view import main; main()"
 PAGE_TARGET_S = 0.3
-ENVIRONMENTS, MODELS = (
-    ("sums", "words", "code-golf", "long-answers"),
-    ("small-1b", "medium-8b", "large-70b"),
-)
+ENVIRONMENTS = ("sums", "words", "code-golf", "long-answers")
+MODELS = ("small-1b", "medium-8b", "large-70b")
 TRAINING_SHARE, RUNNING_SHARE = 0.05, 0.002
 NO_PID = 2**22 + 1
 """The id of no process: above the largest that Linux gives."""
@@ -190,10 +188,8 @@ class Page:
                     r'from "\./([a-z_]+\.js)"', self._get(f"static/{name}").decode()
                 )
         self._answer = self._ask("runs")
-        self.num_first, self.ids = (
-            len(self._answer["runs"]),
-            {run["id"] for run in self._answer["runs"]},
-        )
+        self.num_first = len(self._answer["runs"])
+        self.ids = {run["id"] for run in self._answer["runs"]}
 
     def _rest(self) -> None:
         while self._answer["next"] is not None:

@@ -44,11 +44,7 @@ def start(trainer: str, python: Path, job: dict[str, Any]) -> subprocess.Popen[s
     return subprocess.Popen(
         [str(python), str(Path(__file__).with_name("_learning.py")), trainer, json.dumps(job)],
         env=child_environment()
-        | {
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        },
+        | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

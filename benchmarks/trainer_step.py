@@ -132,10 +132,8 @@ def main() -> None:
 def measure(
     args: argparse.Namespace, pythons: dict[str, Path], folder: Path, report: Report
 ) -> None:
-    hidden, count = (
-        args.hidden or (64 if args.quick else 256),
-        args.rollouts or (16 if args.quick else 64),
-    )
+    hidden = args.hidden or (64 if args.quick else 256)
+    count = args.rollouts or (16 if args.quick else 64)
     tokens = record(folder, hidden, count, args.mean or (12 if args.quick else 96))
     job = {
         "folder": str(folder), "steps": 1 + (args.steps or (1 if args.quick else 3)), "threads": 1,

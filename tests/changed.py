@@ -107,9 +107,8 @@ def imports(
         elif is_test and isinstance(node, ast.Constant) and isinstance(node.value, str):
             for word in WORDS.findall(node.value):
                 names.add(words.get(word, word if word in files and "." in word else ""))
-        elif (
-            path.name == "__init__.py" and isinstance(node, ast.Constant) and not typed
-        ):  # a table of lazy names
+        elif path.name == "__init__.py" and isinstance(node, ast.Constant) and not typed:
+            # a table of lazy names
             names |= {f"{module}.{word}" for word in WORDS.findall(str(node.value))} & files.keys()
     reached = set()
     for name in names:

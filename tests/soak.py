@@ -933,10 +933,8 @@ class TrainingRun:
         # begun, and not at its end
         if not checkpoints or (self.output / f"checkpoint-{STEPS}").exists():
             return
-        chance, before = (
-            self.rng.random(),
-            {path.name: (path / "MANIFEST.json").read_bytes() for path in checkpoints},
-        )
+        chance = self.rng.random()
+        before = {path.name: (path / "MANIFEST.json").read_bytes() for path in checkpoints}
         refusal = Disturbance("", (2,))
         if chance < 0.15:
             code = self.attempt(refusal, ["--trainer.args.learning_rate", "0.5"])

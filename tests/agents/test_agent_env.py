@@ -243,10 +243,9 @@ def test_claude_code_is_called_as_recorded_and_served_in_its_dialect(tmp_path, m
         "tool",
         "system",
     ]
-    assert second["prompt"][:3] == [
-        *first["prompt"],
-        *first["completion"],
-    ], "the arguments as sampled"
+    assert second["prompt"][:3] == [*first["prompt"], *first["completion"]], (
+        "the arguments as sampled"
+    )
 
 
 # --- limits and failures: one sentence on that rollout --------------------------------------------
@@ -469,12 +468,7 @@ def test_the_runs_sampling_arguments_win_and_the_smaller_limit_of_tokens_counts(
     assert {
         name: sent.get(name)
         for name in ("temperature", "top_p", "max_completion_tokens", "max_tokens")
-    } == {
-        "temperature": 0.1,
-        "top_p": 0.5,
-        "max_completion_tokens": 50,
-        "max_tokens": None,
-    }
+    } == {"temperature": 0.1, "top_p": 0.5, "max_completion_tokens": 50, "max_tokens": None}
 
 
 # --- frameworks in this process -------------------------------------------------------------------

@@ -45,11 +45,9 @@ def counts(monkeypatch):
     counted = Counter()
     for module in (serving, gateway):  # the one reads bodies, the other writes keys
         monkeypatch.setattr(module, "json", CountedJson(counted))
-    parse, digest, write = (
-        DIALECTS["chat"].parse_request,
-        conversation._digest,
-        gateway.web.StreamResponse.write,
-    )
+    parse = DIALECTS["chat"].parse_request
+    digest = conversation._digest
+    write = gateway.web.StreamResponse.write
 
     def parse_request(body):
         counted["requests parsed"] += 1

@@ -95,7 +95,7 @@ def layout(folder):
         "manifests": [
             other | {"annotations": {name: "other"}},
             manifest | {"annotations": {name: "bookworm"}},
-        ],
+        ]
     }
     return files | {
         "index.json": json.dumps(index).encode(),

@@ -42,10 +42,7 @@ NAMED_BY_DATA = {
     "verifiers_trainer/policy/__init__.py": 1,
 }
 """File -> calls whose module is known only while it runs, or on first use of a lazy name."""
-OFFENDERS = {
-    "verifiers/cli/evaluate/models.py": 1,
-    "verifiers/clients/protocol.py": 1,
-}
+OFFENDERS = {"verifiers/cli/evaluate/models.py": 1, "verifiers/clients/protocol.py": 1}
 """File -> calls that hide which module of the project is meant. None may be added."""
 LARGE = {
     "verifiers/data/examples.py": 728,

@@ -145,10 +145,8 @@ def test_in_the_workspace_it_keeps_to_the_common_shape_of_environment_packages(
     common = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(common)
     monkeypatch.syspath_prepend(envs / "word-game/src")
-    common.ENVS, common.load_function = (
-        envs,
-        lambda _: importlib.import_module("vf_word_game").load_environment,
-    )
+    common.ENVS = envs
+    common.load_function = lambda _: importlib.import_module("vf_word_game").load_environment
     not_of_a_template = {
         "test_the_installed_distribution_offers_its_id",
         # no model has played it yet

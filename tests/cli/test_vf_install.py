@@ -698,10 +698,9 @@ def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environ
     )
     assert not (python.site_packages / "old_game.py").exists()
     ran = python.command("install", "old-game", "--yes", "--json", **where)
-    assert (ran.code, ran.json and ran.json["entry_point"]) == (
-        0,
-        "old_game:load_environment",
-    ), ran.err
+    assert (ran.code, ran.json and ran.json["entry_point"]) == (0, "old_game:load_environment"), (
+        ran.err
+    )
 
 
 @pytest.fixture

@@ -83,11 +83,7 @@ def test_a_cell_that_fails_is_found(tmp_path):
     assert [
         [output.get("text") or output["data"]["text/plain"] for output in outputs]
         for outputs in made
-    ] == [
-        [["2\n"]],
-        ["3"],
-        [],
-    ]
+    ] == [[["2\n"]], ["3"], []]
     page["cells"][1]["source"] = ["y + 1"]
     (tmp_path / "page.ipynb").write_text(json.dumps(page))
     with pytest.raises(NameError):

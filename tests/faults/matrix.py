@@ -30,23 +30,17 @@ def _in(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{file}.py::test_{name}" for name in names)
 
 
-JOURNAL, RESUME, INTERRUPTS = (
-    "faults/test_journal_faults",
-    "faults/test_resume",
-    "faults/test_interrupts",
-)
+JOURNAL = "faults/test_journal_faults"
+RESUME = "faults/test_resume"
+INTERRUPTS = "faults/test_interrupts"
 RETRY, SERVER = "faults/test_retry_faults", "faults/test_server_faults"
-ROLLOUT, REWARD, TOOL = (
-    "faults/test_rollout_faults",
-    "faults/test_reward_faults",
-    "faults/test_tool_faults",
-)
+ROLLOUT = "faults/test_rollout_faults"
+REWARD = "faults/test_reward_faults"
+TOOL = "faults/test_tool_faults"
 WEIGHTS = "faults/test_weight_faults"
-SCALE, CONFIGURATION, COMMANDS = (
-    "faults/test_scale",
-    "faults/test_configuration_faults",
-    "faults/test_commands_faults",
-)
+SCALE = "faults/test_scale"
+CONFIGURATION = "faults/test_configuration_faults"
+COMMANDS = "faults/test_commands_faults"
 CHECKPOINT, TRAINER = "faults/test_checkpoint_faults", "faults/test_trainer_faults"
 
 ROWS: dict[int, Row] = {
@@ -1212,16 +1206,7 @@ ROWS: dict[int, Row] = {
 PROMISES: dict[str, tuple[int, ...]] = {
     "A rollout acknowledged is on disk: it survives kill -9 and power loss.": (3, 4, 5, 6, 7),
     "Interrupted at any instant, the same command finishes the run and does only what is pending. "
-    "No row twice, none missing, none from another configuration.": (
-        1,
-        2,
-        8,
-        9,
-        10,
-        60,
-        71,
-        73,
-    ),
+    "No row twice, none missing, none from another configuration.": (1, 2, 8, 9, 10, 60, 71, 73),
     "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
         *(18, 19, 20, 27, 28, 29, 33),
     ),

@@ -149,10 +149,7 @@ def test_averaged_as_it_is_one_such_value_spoils_the_mean_or_the_run():
 
 
 def test_two_rewards_of_one_name_and_other_weights_are_refused_at_construction():
-    for funcs, weights, said in (
-        ([exact, exact], None, "exact"),
-        ([exact], [1.0, 0.5], "weights"),
-    ):
+    for funcs, weights, said in (([exact, exact], None, "exact"), ([exact], [1.0, 0.5], "weights")):
         with pytest.raises(vf.ConfigError, match=said):
             vf.Rubric(funcs=funcs, weights=weights)
 

@@ -375,11 +375,9 @@ async def test_a_group_for_the_cookbook(monkeypatch):
     for rollout, reward in zip(rollouts, rewards, strict=True):
         rollout["reward"] = reward
     group = to_trajectory_group(rollouts)
-    assert group.final_rewards_G == [
-        1.0,
-        0.5,
-        0.0,
-    ], "the unknown one has the mean, so its advantage is zero"
+    assert group.final_rewards_G == [1.0, 0.5, 0.0], (
+        "the unknown one has the mean, so its advantage is zero"
+    )
     assert [one["vf_unscored"] for one in group.metrics_G] == [0.0, 1.0, 0.0]
     first, second = group.trajectories_G[0].transitions
     assert (first.episode_done, second.episode_done) == (False, True)

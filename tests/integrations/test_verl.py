@@ -28,11 +28,9 @@ class Base:
     renders a prompt."""
 
     def __init__(self, server_manager, tokenizer, rollout_config, renders=None):
-        self.server_manager, self.tokenizer, self.rollout_config = (
-            server_manager,
-            tokenizer,
-            rollout_config,
-        )
+        self.server_manager = server_manager
+        self.tokenizer = tokenizer
+        self.rollout_config = rollout_config
         self._renders = renders
 
     async def ct_build_initial_tokens(self, messages, tools=None):
@@ -55,10 +53,8 @@ class Servers:
 
         self.asked.append((request_id, sampling_params))
         ids, logprobs, _ = await self.engine(prompt_ids, {})
-        ids, logprobs = (
-            ids[: sampling_params["max_tokens"]],
-            logprobs[: sampling_params["max_tokens"]],
-        )
+        ids = ids[: sampling_params["max_tokens"]]
+        logprobs = logprobs[: sampling_params["max_tokens"]]
         return TokenOutput(
             token_ids=ids, log_probs=logprobs, extra_fields={"global_steps": 6 + len(self.asked)}
         )

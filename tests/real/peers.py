@@ -93,11 +93,7 @@ TIERS = {
         ("test_peer_verl.py",),
         alone=(TRAINER,),
     ),
-    "skyrl": Tier(
-        ("skyrl==0.3.0", *SKYRL_NEEDS, TORCH),
-        ("test_peer_skyrl.py",),
-        alone=(TRAINER,),
-    ),
+    "skyrl": Tier(("skyrl==0.3.0", *SKYRL_NEEDS, TORCH), ("test_peer_skyrl.py",), alone=(TRAINER,)),
     "skyrl-0.4": Tier(
         ("skyrl==0.4.0", *SKYRL_NEEDS, "orjson", "pybase64", TORCH),
         ("test_peer_skyrl.py",),

@@ -155,10 +155,7 @@ def _is_program(pid, name):
         "podman",
         "nsjail",
         "runsc",
-    } and b"run" in [
-        *_words(pid),
-        b"run" if name == "nsjail" else b"",
-    ]
+    } and b"run" in [*_words(pid), b"run" if name == "nsjail" else b""]
 
 
 @pytest.mark.slow

@@ -33,11 +33,9 @@ def vf_env():
 def a_few_short_steps(args, steps=1):
     """What makes a documented configuration fit a test: its shape stays, its size shrinks."""
     args.max_steps, args.max_completion_length, args.zero_variance = steps, 6, "keep"
-    args.per_device_train_batch_size, args.num_generations, args.gradient_accumulation_steps = (
-        4,
-        4,
-        2,
-    )
+    args.per_device_train_batch_size = 4
+    args.num_generations = 4
+    args.gradient_accumulation_steps = 2
     # this model seldom ends by itself
     args.num_completions_to_print, args.mask_truncated_completions = 0, False
     return args
@@ -46,12 +44,7 @@ def a_few_short_steps(args, steps=1):
 def test_the_shortest_script(vf_env):
     model, tokenizer = vf.get_model_and_tokenizer(MODEL)
     args = a_few_short_steps(vf.grpo_defaults(run_name="my-experiment"))
-    trainer = vf.GRPOTrainer(
-        model=model,
-        processing_class=tokenizer,
-        env=vf_env,
-        args=args,
-    )
+    trainer = vf.GRPOTrainer(model=model, processing_class=tokenizer, env=vf_env, args=args)
     trainer.train()
 
     (line,) = metrics_of(Path("outputs/my-experiment"))
@@ -266,11 +259,9 @@ def test_training_with_tools():
 
 def test_a_wrong_batch_is_explained_in_the_words_of_the_script(vf_env):
     args = vf.grpo_defaults(run_name="wrong")
-    args.per_device_train_batch_size, args.num_generations, args.gradient_accumulation_steps = (
-        8,
-        12,
-        1,
-    )
+    args.per_device_train_batch_size = 8
+    args.num_generations = 12
+    args.gradient_accumulation_steps = 1
     with pytest.raises(
         vf.ConfigError, match=r"per_device_train_batch_size 8 x processes 1 x gradient_accumulation"
     ):

@@ -121,10 +121,8 @@ def start() -> Any:
     del selenium
     from selenium import webdriver
 
-    binary, driver = (
-        shutil.which("chromium") or shutil.which("google-chrome"),
-        shutil.which("chromedriver"),
-    )
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
     if binary is None or driver is None:
         pytest.skip("needs chromium and chromedriver on the path")
     # a driver refuses the browser of another version

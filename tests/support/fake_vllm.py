@@ -74,19 +74,15 @@ class FakeVLLM:
         port: int = 0,
         host: str = "127.0.0.1",
     ):
-        self.first_weights, self.tokenizer, self.version, self.name = (
-            model,
-            tokenizer,
-            version,
-            name,
-        )
+        self.first_weights = model
+        self.tokenizer = tokenizer
+        self.version = version
+        self.name = name
         self.features = features_of(parse_version(version))
-        self.lora, self.dev_mode, self.raw_logprobs, self.token_ids = (
-            lora,
-            dev_mode,
-            raw_logprobs,
-            token_ids,
-        )
+        self.lora = lora
+        self.dev_mode = dev_mode
+        self.raw_logprobs = raw_logprobs
+        self.token_ids = token_ids
         self.max_lora_rank, self.workers, self.host, self.port = max_lora_rank, workers, host, port
         self.calls: list[tuple[str, Any]] = []
         self.hang: set[str] = set()

@@ -181,11 +181,7 @@ def plain_row(number: int, chance: random.Random, sibling: int = 0) -> dict[str,
         "advantage": None,
         "metrics": {} if failed else {"exact": reward, "format": chance.random()},
         "error": (
-            {
-                "error": "ModelUnavailable",
-                "message": "503",
-                "error_chain_str": "ModelUnavailable",
-            }
+            {"error": "ModelUnavailable", "message": "503", "error_chain_str": "ModelUnavailable"}
             if failed
             else None
         ),

@@ -16,10 +16,8 @@ from verifiers.view.export import export
 from verifiers.view.library import Library
 from verifiers.view.listing import MIN_LISTED
 
-CAREFUL, CARELESS = (
-    "evals/times-table--careful-7b/3fa9c1d2",
-    "evals/times-table--careless-1b/3fa9c1d2",
-)
+CAREFUL = "evals/times-table--careful-7b/3fa9c1d2"
+CARELESS = "evals/times-table--careless-1b/3fa9c1d2"
 PICTURES = "evals/pictures--sees/00aa11bb"
 
 

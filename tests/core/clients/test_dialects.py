@@ -71,11 +71,9 @@ def thought_in(block):
 
 @st.composite
 def assistants(draw, name):
-    text, calls, blocks = (
-        draw(TEXT | st.none()),
-        draw(st.lists(CALLS, max_size=3)),
-        draw(SIGNED[name]),
-    )
+    text = draw(TEXT | st.none())
+    calls = draw(st.lists(CALLS, max_size=3))
+    blocks = draw(SIGNED[name])
     message = Message(role="assistant", content=text or (None if calls else ""))
     if calls:
         message["tool_calls"] = calls

@@ -189,8 +189,7 @@ def test_the_anthropic_sdk_reads_a_stream_of_a_message(anthropic_client):
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
-    [(400, "BadRequestError"), (429, "RateLimitError"), (529, "APIStatusError")],
+    ("status", "kind"), [(400, "BadRequestError"), (429, "RateLimitError"), (529, "APIStatusError")]
 )
 def test_the_anthropic_sdk_reads_an_error(status, kind):
     import anthropic

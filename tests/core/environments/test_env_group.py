@@ -67,11 +67,7 @@ def test_sets_are_concatenated_and_numbered_anew():
     group = EnvGroup([single(2), single(1)])
     assert [
         (r["example_id"], r["src_id"], r["task"], r["info"]["env_id"]) for r in rows(group)
-    ] == [
-        (0, 0, "env_0", "env_0"),
-        (1, 1, "env_0", "env_0"),
-        (2, 0, "env_1", "env_1"),
-    ]
+    ] == [(0, 0, "env_0", "env_0"), (1, 1, "env_0", "env_0"), (2, 0, "env_1", "env_1")]
     assert group.get_dataset()["answer"] == ["a0", "a1", "a0"]
     assert group.get_dataset(n=2, seed=1).to_list() == group.get_dataset(n=2, seed=1).to_list()
 

@@ -35,10 +35,8 @@ def test_the_five_input_keys_are_always_there():
 
 
 def test_the_flat_form_and_the_input_form_are_the_same_state():
-    flat, nested = (
-        State({**ROW, "level": 3}, model="m"),
-        State(input={**ROW, "level": 3}, model="m"),
-    )
+    flat = State({**ROW, "level": 3}, model="m")
+    nested = State(input={**ROW, "level": 3}, model="m")
     assert flat == nested
     assert flat["input"]["level"] == flat["level"] == 3
     assert State(**flat.copy()) == flat

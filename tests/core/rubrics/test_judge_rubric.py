@@ -199,11 +199,7 @@ async def test_the_default_prompt_asks_about_the_last_user_message_and_the_parse
     assert (await rubric.score_rollout(state))["reward"] == 1.0
     assert [
         line for line in sent(client).split("\n") if line in ("2+2", "and in words?", "4", "four")
-    ] == [
-        "and in words?",
-        "4",
-        "four",
-    ]
+    ] == ["and in words?", "4", "four"]
     assert client.requests[0].model == "gpt-4.1-nano"
 
 

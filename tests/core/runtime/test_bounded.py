@@ -124,10 +124,8 @@ def test_a_child_process_is_captured_like_subprocess_run():
         "-c",
         "import sys; print('out ä'); print('err', file=sys.stderr); sys.exit(3)",
     ]
-    child, ours = (
-        subprocess.run(command, capture_output=True, text=True, check=False),
-        run_captured(command),
-    )
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    ours = run_captured(command)
     assert (ours.returncode, ours.stdout, ours.stderr) == (
         child.returncode,
         child.stdout,

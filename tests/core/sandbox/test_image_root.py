@@ -54,11 +54,9 @@ def test_the_programs_and_files_are_those_of_the_folder_and_no_others(root):
         )
 
     said, listed = in_sandbox(use, root=str(root))
-    assert said.stdout.splitlines() == [
-        MARK,
-        "/app",
-        "1000",
-    ], "no interpreter of the host is on the path"
+    assert said.stdout.splitlines() == [MARK, "/app", "1000"], (
+        "no interpreter of the host is on the path"
+    )
     folders = dict(part.split(":\n") for part in listed.stdout.strip().split("\n\n"))
     assert {name: sorted(names.split()) for name, names in folders.items()} == {
         f"/{name}": sorted(os.listdir(root / name)) for name in ("etc", "usr/bin", "usr/lib")

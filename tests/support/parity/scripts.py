@@ -1714,10 +1714,8 @@ def pools_are_scaled():
 def parts_of_content():
     from verifiers import types
 
-    text, image = (
-        types.TextContentPart(text="x"),
-        types.ImageUrlContentPart(image_url=types.ImageUrlSource(url="u")),
-    )
+    text = types.TextContentPart(text="x")
+    image = types.ImageUrlContentPart(image_url=types.ImageUrlSource(url="u"))
     audio = types.InputAudioContentPart(input_audio=types.InputAudioSource(data="d", format="wav"))
     return [
         [
@@ -2038,10 +2036,8 @@ def a_state_becomes_a_row():
 def the_usage_of_a_row():
     from verifiers.utils.save_utils import state_to_output
 
-    first, second = (
-        {"input_tokens": 1, "output_tokens": 2},
-        {"prefill_tokens": 5, "decode_tokens": 6},
-    )
+    first = {"input_tokens": 1, "output_tokens": 2}
+    second = {"prefill_tokens": 5, "decode_tokens": 6}
     states = [{}, {"token_usage": first}, {"usage": first}, {"usage": second}]
     return [state_to_output(finished_state(**more)).get("token_usage") for more in states]
 
@@ -2427,10 +2423,8 @@ def modalities_are_kept():
 def models_are_dumped_and_copied():
     from verifiers.types import Tool, ToolCall, UserMessage
 
-    tool, tool_call = (
-        Tool(name="a", description="d", parameters={}),
-        ToolCall(id="1", name="n", arguments="{}"),
-    )
+    tool = Tool(name="a", description="d", parameters={})
+    tool_call = ToolCall(id="1", name="n", arguments="{}")
     message = UserMessage(content="x")
     return [
         [tool.model_dump(exclude_none=True), tool.model_copy(update={"name": "b"}).name],

@@ -101,11 +101,9 @@ def test_the_batch_deviation_is_that_of_rewards_or_of_centred_rewards():
     "name", [name for name in ADVANTAGES if name not in ("none", "environment", "best")]
 )
 def test_a_dead_group_that_is_kept_has_advantages_of_zero(name):
-    live, dead, short = (
-        np.array([1.0, 0.0, 0.3, np.nan]),
-        np.full(4, 0.1),
-        np.array([1.0, 0.0, np.nan, np.nan]),
-    )
+    live = np.array([1.0, 0.0, 0.3, np.nan])
+    dead = np.full(4, 0.1)
+    short = np.array([1.0, 0.0, np.nan, np.nan])
     groups = [live, dead, short]
     if name == "gdpo":
         groups = [np.stack([group, group], axis=1) for group in groups]

@@ -112,10 +112,8 @@ def test_no_sample_is_dropped_whatever_the_number_of_ranks(num_samples):
 
 
 def test_two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bit(on):
-    two, again = (
-        results(on(ranks_work.train, **RUN)),
-        results(on(ranks_work.train, **RUN, name="again")),
-    )
+    two = results(on(ranks_work.train, **RUN))
+    again = results(on(ranks_work.train, **RUN, name="again"))
     (one,) = results(on(ranks_work.train, **RUN, world=1))
 
     assert two[0]["weights"] == two[1]["weights"]  # the ranks have not drifted apart
@@ -346,10 +344,8 @@ def test_a_rank_that_is_stopped_inside_backward_ends_the_others_within_the_bound
     )
     assert checkpoint_files.newest_valid(folder).name == "checkpoint-2"
     if stopped == 1:
-        again, whole = (
-            results(on(ranks_work.train, **SAVED, resume=True)),
-            results(on(ranks_work.train, **SAVED, name="w")),
-        )
+        again = results(on(ranks_work.train, **SAVED, resume=True))
+        whole = results(on(ranks_work.train, **SAVED, name="w"))
         assert again[0]["weights"] == again[1]["weights"] == whole[0]["weights"]
 
 

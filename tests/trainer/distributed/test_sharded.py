@@ -74,7 +74,7 @@ KINDS = {
             "lora_target_modules": ["q_proj"],
             "lora_modules_to_save": ["lm_head"],
             "beta": 0.1,
-        },
+        }
     },
     "everything that follows": {
         **{

@@ -242,15 +242,11 @@ async def test_rules_of_their_own_for_every_request_of_a_batch(mode):
     """Log-probs are those of the distribution each request asked for, with neighbours that ask for
     others."""
     model = small_model()
-    greedy, warm, cold = (
-        ask(temperature=0),
-        ask(temperature=1.3, seed=1),
-        ask(temperature=0.4, seed=2),
-    )
-    biased, short = (
-        ask(logit_bias={"20": 50.0}),
-        ask(stop_token_ids=[*range(1, 99)], min_tokens=4, seed=3),
-    )
+    greedy = ask(temperature=0)
+    warm = ask(temperature=1.3, seed=1)
+    cold = ask(temperature=0.4, seed=2)
+    biased = ask(logit_bias={"20": 50.0})
+    short = ask(stop_token_ids=[*range(1, 99)], min_tokens=4, seed=3)
     with serving(model, mode=mode) as engine:
         first, second, third, fourth, fifth = await complete(
             engine, greedy, warm, cold, biased, short

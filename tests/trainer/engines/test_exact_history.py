@@ -278,11 +278,9 @@ async def test_tools_are_called_and_answered():
 async def test_arguments_that_are_written_again_are_the_sampled_ones(arguments, is_same):
     said = '<tool_call>\n{"name": "add", "arguments": {"a": 0, "b": 1}}\n</tool_call>'
     server = TokenServer(said, "1")
-    client, asked, tools = (
-        server.client(),
-        [{"role": "user", "content": "hm"}],
-        tool_env(1).tool_defs,
-    )
+    client = server.client()
+    asked = [{"role": "user", "content": "hm"}]
+    tools = tool_env(1).tool_defs
     message = (await client.complete(ModelRequest(asked, "m", tools=tools, rollout_id="r"))).message
     again = {**message, "tool_calls": [vf.ToolCall(message.tool_calls[0].id, "add", arguments)]}
     result = {"role": "tool", "content": "1", "tool_call_id": message.tool_calls[0].id}

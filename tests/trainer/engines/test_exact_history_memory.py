@@ -31,10 +31,8 @@ class Talks:
         """One more answer; now and then from an earlier point, or the same answer again."""
         points = self.told[rollout]
         messages, ids = self.order.choice(points[-2:])
-        answer, sampled = (
-            said("assistant", f"a{self.order.randint(0, 3)}"),
-            list(range(self.order.randint(1, 60))),
-        )
+        answer = said("assistant", f"a{self.order.randint(0, 3)}")
+        sampled = list(range(self.order.randint(1, 60)))
         self.history.remember(messages, answer, ids, sampled, rollout)
         points.append(([*messages, answer, said("user", "and?")], [*ids, *sampled, 7, 8]))
         return [*messages, answer, said("user", "and?")], [*ids, *sampled]

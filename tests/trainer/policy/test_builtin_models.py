@@ -97,10 +97,8 @@ def test_saved_and_loaded_again_both_are_the_same(tmp_path):
     model, tokenizer = build_tiny_model(layers=1, hidden=32), build_tiny_tokenizer()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    loaded, words = (
-        AutoModelForCausalLM.from_pretrained(tmp_path),
-        AutoTokenizer.from_pretrained(tmp_path),
-    )
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    words = AutoTokenizer.from_pretrained(tmp_path)
     ids = torch.tensor([tokenizer("a <think> b")["input_ids"]])
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     text = "a <think>\n|x é"

@@ -16,10 +16,8 @@ from verifiers_trainer.run import sanity_checks
 def used_scaler():
     """A scaler that has skipped a step, on the CPU, where the trainer itself has none."""
     layer = torch.nn.Linear(2, 1)
-    optimizer, scaler = (
-        torch.optim.SGD(layer.parameters()),
-        torch.amp.GradScaler("cpu", init_scale=64.0),
-    )
+    optimizer = torch.optim.SGD(layer.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     scaler.scale(layer(torch.full((1, 2), float("inf"))).sum()).backward()
     before = layer.weight.clone()
     scaler.step(optimizer)

@@ -386,11 +386,9 @@ def test_logits_of_unknown_size_and_those_of_a_fixed_number_of_head_calls_are_ma
 def test_a_chunk_on_a_cpu_is_256_tokens_or_as_many_as_make_a_block_that_is_given_back(
     fitting, num_chunks, monkeypatch
 ):
-    head, hidden, labels = (
-        nn.Linear(4, 50),
-        torch.randn(1200, 4),
-        torch.zeros(1200, dtype=torch.int64),
-    )
+    head = nn.Linear(4, 50)
+    hidden = torch.randn(1200, 4)
+    labels = torch.zeros(1200, dtype=torch.int64)
     monkeypatch.setattr(logprobs_module, "STORED_LOGITS_BYTES", fitting * 50 * 4)
     chunks = []
 

@@ -75,10 +75,8 @@ def test_the_policy_comes_nearer_to_its_teacher_whatever_the_rewards(
     trainer = distilled(tmp_path, folder, env=env, loss=loss, **settings)
     log = run(trainer)
     rows, teacher = trainer.batch.rows_R[0], get_model(str(folder))
-    found, before = (
-        divergence(trainer.model, teacher, rows),
-        divergence(small_policy(), teacher, rows),
-    )
+    found = divergence(trainer.model, teacher, rows)
+    before = divergence(small_policy(), teacher, rows)
     assert found < 0.8 * before
     assert log.steps[0]["groups/dead"] == 0
 

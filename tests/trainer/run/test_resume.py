@@ -235,11 +235,7 @@ def test_a_schedule_follows_the_length_of_the_resumed_run_and_says_so(
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 1},
-        PLATEAU,
-    ],
+    [{}, {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 1}, PLATEAU],
     ids=str,
 )
 def test_a_schedule_without_an_end_goes_on(tmp_path, caplog, settings):

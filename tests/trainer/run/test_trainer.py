@@ -88,12 +88,10 @@ def test_the_callers_configuration_is_not_changed(tmp_path):
 
 def test_what_is_set_on_the_configuration_afterwards_is_what_is_trained_with(tmp_path):
     config = small_config(tmp_path)
-    config.temperature, config.max_steps, config.eval_strategy, config.eval_steps = (
-        0.5,
-        1,
-        "steps",
-        1,
-    )
+    config.temperature = 0.5
+    config.max_steps = 1
+    config.eval_strategy = "steps"
+    config.eval_steps = 1
     trainer = RLTrainer(small_policy(), toy_env(), config, build_tiny_tokenizer())
     batch = run(trainer)
     assert len(batch.steps) == 1

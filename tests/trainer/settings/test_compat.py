@@ -224,15 +224,9 @@ def test_a_given_batch_size_is_multiplied_by_the_steps_of_accumulation():
 
 def test_what_is_assigned_later_is_multiplied_too():
     config = grpo_defaults("x")
-    (
-        config.per_device_train_batch_size,
-        config.num_generations,
-        config.gradient_accumulation_steps,
-    ) = (
-        8,
-        16,
-        4,
-    )
+    config.per_device_train_batch_size = 8
+    config.num_generations = 16
+    config.gradient_accumulation_steps = 4
     config.resolve()
     assert (config.batch_size, config.micro_batch_size, config.gradient_accumulation_steps) == (
         32,

@@ -355,10 +355,8 @@ def test_scoring_is_bounded(tmp_path, limit, most):
 def test_tool_calls_are_bounded_for_all_rollouts_together(tmp_path):
     with small_trainer(tmp_path, max_concurrent_tools=1) as trainer:
         trainer.start_engine()
-        slot, free = (
-            trainer.run_context().tool_slot,
-            small_trainer(tmp_path).args.max_concurrent_tools,
-        )
+        slot = trainer.run_context().tool_slot
+        free = small_trainer(tmp_path).args.max_concurrent_tools
     busy = Busy()
 
     async def calls():

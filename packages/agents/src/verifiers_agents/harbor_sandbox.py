@@ -57,10 +57,8 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
         backend: str = "bubblewrap",
         **keywords: object,
     ):
-        self._host_images, self._images = (
-            {name.strip() for name in host_images.split(",")} - {""},
-            images,
-        )
+        self._host_images = {name.strip() for name in host_images.split(",")} - {""}
+        self._images = images
         self._without_network, self._backend = without_network, backend
         self._build = Dockerfile()
         self._session: Session | None = None

@@ -112,10 +112,8 @@ def run(settings: dict[str, object]) -> dict[str, object]:
     log = Log(str(settings["log"]), int(str(settings["max_log_bytes"])))
     if settings["socket"] is not None:
         forward(int(str(settings["port"])), str(settings["socket"]))
-    argv, env = (
-        [str(word) for word in _list(settings["argv"])],
-        {**os.environ, "PWD": str(settings["cwd"]), **_dict(settings["env"])},
-    )
+    argv = [str(word) for word in _list(settings["argv"])]
+    env = {**os.environ, "PWD": str(settings["cwd"]), **_dict(settings["env"])}
     try:
         agent = subprocess.Popen(
             argv,

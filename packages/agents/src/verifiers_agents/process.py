@@ -225,10 +225,8 @@ class AgentProcess:
         if places.is_isolated:
             root_url, package = f"http://127.0.0.1:{PORT}{route.path}", f"{MOUNTED}/package"
         else:
-            root_url, package = (
-                route.url.removesuffix("/v1"),
-                str(installed.folder if installed else ""),
-            )
+            root_url = route.url.removesuffix("/v1")
+            package = str(installed.folder if installed else "")
         program = installed.program if installed is not None else None
         values = {
             "prompt": prompt,
@@ -355,12 +353,8 @@ class AgentProcess:
                 ending.files[name] = _text(data)
             if keep is not None:
                 await self._keep(keep)
-        except (
-            SandboxError,
-            OSError,
-            ValueError,
-            TypeError,
-        ) as error:  # the latter for an answer that is no list
+        except (SandboxError, OSError, ValueError, TypeError) as error:
+            # the latter for an answer that is no list
             ending.notes.append(f"the sandbox could not be read: {error}")
 
     async def _matching(self, patterns: Sequence[str]) -> list[tuple[str, int]]:

@@ -149,11 +149,9 @@ class AgentTurns(MultiTurnEnv):
         self.agent, self.dialect = agent, dialect
         self.command = None if command is None else [str(word) for word in command]
         self.agent_args = [str(word) for word in agent_args]
-        self.trained_roles, self.history, self.max_idle_seconds = (
-            tuple(trained_roles),
-            history,
-            max_idle_seconds,
-        )
+        self.trained_roles = tuple(trained_roles)
+        self.history = history
+        self.max_idle_seconds = max_idle_seconds
 
     def identity(self) -> dict[str, Any]:
         """The parameters, and the version of an installed agent."""

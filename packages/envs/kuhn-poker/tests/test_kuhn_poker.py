@@ -34,10 +34,8 @@ def brute_force_exploitability(policy):
     def strategy(moves, nodes):
         return {node: (1 - move, move) for node, move in zip(nodes, moves.values(), strict=True)}
 
-    first_nodes, second_nodes = (
-        ["J", "Q", "K", "Jpb", "Qpb", "Kpb"],
-        ["Jp", "Qp", "Kp", "Jb", "Qb", "Kb"],
-    )
+    first_nodes = ["J", "Q", "K", "Jpb", "Qpb", "Kpb"]
+    second_nodes = ["Jp", "Qp", "Kp", "Jb", "Qb", "Kb"]
     best_first = max(table(strategy(moves, first_nodes), policy) for moves in pure)
     best_second = min(table(policy, strategy(moves, second_nodes)) for moves in pure)
     return (best_first - best_second) / 2

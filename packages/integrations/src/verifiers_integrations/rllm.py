@@ -125,9 +125,8 @@ def rollout_engine_client(
             sampled = await rollout_engine.get_token_output_from_token_input(
                 token_input=prompt_ids, application_id=application_id_fn(), **sampling
             )
-        except (
-            Exception
-        ) as error:  # rLLM signals an overlong prompt by an event; the client maps other errors
+        except Exception as error:
+            # rLLM signals an overlong prompt by an event; the client maps other errors
             if "MAX_PROMPT_LENGTH" in str(getattr(error, "reason", "")):
                 raise OverlongPromptError(
                     f"the prompt of {len(prompt_ids)} tokens is too long"
@@ -347,11 +346,9 @@ class VerifiersAgentFlow:
         sampling_args: Mapping[str, Any] | None = None,
         max_retries: int = 0,
     ):
-        self.vf_env, self.sampling_args, self.max_retries = (
-            vf_env,
-            dict(sampling_args or {}),
-            max_retries,
-        )
+        self.vf_env = vf_env
+        self.sampling_args = dict(sampling_args or {})
+        self.max_retries = max_retries
 
     async def arun(self, task: Any, config: Any) -> Any:
         """Run one rollout and return its episode."""

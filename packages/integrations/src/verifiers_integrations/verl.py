@@ -44,10 +44,7 @@ from verifiers_integrations.verl_data import MODULE, export_dataset, main
 __all__ = ["VerifiersAgentLoop", "environment", "export_dataset"]  # noqa: F822 - created on access
 
 VERL = Peer(
-    "verl",
-    "verl",
-    ("0.9.1",),
-    lambda: beside_trainer("verl==0.9.1 cachetools uvicorn fastapi"),
+    "verl", "verl", ("0.9.1",), lambda: beside_trainer("verl==0.9.1 cachetools uvicorn fastapi")
 )
 PEER_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 FORKS = ("error", "list")
@@ -153,10 +150,8 @@ class _AgentLoop:
         """Return a client of the servers that bounds each turn by the remaining length of the
         rollout."""
         request_id, first_lengths = uuid4().hex, list[int]()
-        prompt_length, length = (
-            self.rollout_config.prompt_length,
-            self.rollout_config.response_length,
-        )
+        prompt_length = self.rollout_config.prompt_length
+        length = self.rollout_config.response_length
 
         async def generate(prompt_ids: list[int], sampling: dict[str, Any]) -> Sequence[Any]:
             if not first_lengths:
@@ -208,10 +203,8 @@ class _AgentLoop:
         """Convert a token sample to an output of verl; without sampled tokens it has a masked end
         token."""
         peer = VERL.load("experimental.agent_loop.agent_loop")
-        prompt_length, length = (
-            self.rollout_config.prompt_length,
-            self.rollout_config.response_length,
-        )
+        prompt_length = self.rollout_config.prompt_length
+        length = self.rollout_config.response_length
         if sample is None:
             sample = ExportSample(first, [self.tokenizer.eos_token_id], [0], [0.0], [-1], 1.0, True)
         is_overlong = len(sample.prompt_ids) > prompt_length or len(sample.response_ids) > length

@@ -221,10 +221,8 @@ class HFLoop(Trainer):
         with fsdp.preserved_ties(self.model):
             prepared = super()._prepare_for_training(*args, **keywords)
         if self._earlier_engine is not None:
-            self.accelerator.deepspeed_engine_wrapped, self._earlier_engine = (
-                self._earlier_engine,
-                None,
-            )
+            self.accelerator.deepspeed_engine_wrapped = self._earlier_engine
+            self._earlier_engine = None
         return prepared
 
     def withhold_update(self) -> None:
@@ -344,10 +342,8 @@ class HFLoop(Trainer):
     def _change_length(self, earlier: int) -> None:
         """Follow the schedule of this run's ``max_steps`` from the next step on, and log what that
         changes."""
-        steps, schedule = (
-            self.args.max_steps,
-            getattr(self.lr_scheduler, "scheduler", self.lr_scheduler),
-        )
+        steps = self.args.max_steps
+        schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
         length = f"max_steps was {earlier} and is {steps}"
         if not isinstance(schedule, LambdaLR) or not self._created_lr_scheduler:
             log.info("%s; the learning rate does not depend on it", length)

@@ -477,9 +477,8 @@ class RLTrainer(HFLoop):
             with self.server.weight_update(self.policy_version + 1) as times:
                 step.is_whole = False
                 yield
-        except (
-            WeightSyncError
-        ) as error:  # the step itself is taken: it is finished and saved, then the error raised
+        except WeightSyncError as error:
+            # the step itself is taken: it is finished and saved, then the error raised
             self._push_error = self._push_error or error
         step.numbers |= times
 

@@ -193,10 +193,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
             parameters["rubric"] = Rubric([self.task_reward], timeout_s=None)
         parameters.setdefault("system_prompt", SYSTEM_PROMPT if self._has_bash else None)
         parameters.setdefault("max_turns", MAX_TURNS)
-        super().__init__(
-            max_startup_wait_seconds=max_startup_wait_seconds,
-            **parameters,
-        )
+        super().__init__(max_startup_wait_seconds=max_startup_wait_seconds, **parameters)
         self._layers: dict[str, Layer] = {}
         self._build_lock = PerLoop(asyncio.Lock, _nothing_to_close)
 

@@ -153,13 +153,11 @@ class _Check:
         model: ModelLike | None,
     ):
         self.loaded, self.findings = loaded, findings
-        self.n, self.client, self.seed, self.timeout_s, self.model = (
-            n,
-            client,
-            seed,
-            timeout_s,
-            model,
-        )
+        self.n = n
+        self.client = client
+        self.seed = seed
+        self.timeout_s = timeout_s
+        self.model = model
         self.is_running = False
 
     async def run(self) -> None:

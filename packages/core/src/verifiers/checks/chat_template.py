@@ -169,9 +169,8 @@ def check_increasing_context(
     for name, conversation, offered in _conversations(messages, tool_dicts):
         try:
             difference = _first_difference(_Renderer(tokenizer, offered), name, conversation)
-        except (
-            Exception
-        ) as error:  # a template may raise anything, for example to reject a role; it is reported
+        except Exception as error:
+            # a template may raise anything, for example to reject a role; it is reported
             message = f"{type(error).__name__}: {error}"
             if name in ("given", "plain"):
                 raise ConfigError(
@@ -332,10 +331,8 @@ def _first_difference(
         zip(starts, [*starts[1:], len(messages)], strict=True), 1
     ):
         prompt = renderer.ids(messages[:start])
-        before, after = (
-            prompt + renderer.answer_ids(messages[start]),
-            renderer.ids(messages[:following]),
-        )
+        before = prompt + renderer.answer_ids(messages[start])
+        after = renderer.ids(messages[:following])
         if after[: len(before)] == before:
             continue
         unequal = (

@@ -91,10 +91,8 @@ def _compare_with_labels(call: Call, metrics: list[str]) -> None:
     """Compare a judge's metrics of one run with labels. *Raises* ``ConfigError``."""
     from verifiers.results import load_results
 
-    word, column = (
-        one_word(call, "one run with --labels: vf-compare RUN --labels info.human"),
-        call.options["labels"],
-    )
+    word = one_word(call, "one run with --labels: vf-compare RUN --labels info.human")
+    column = call.options["labels"]
     results = load_results(word)
     found = [results.agreement(column, metric, call.options["threshold"]) for metric in metrics]
     call.facts["agreement"] = [one.to_dict() for one in found]

@@ -256,11 +256,7 @@ def failure(
 
 
 def _by_status(
-    status: int,
-    detail: str,
-    endpoint: Endpoint,
-    retry_after_s: float | None,
-    facts: dict[str, Any],
+    status: int, detail: str, endpoint: Endpoint, retry_after_s: float | None, facts: dict[str, Any]
 ) -> VerifiersError:
     """The error of a response whose words mean nothing that is known."""
     url = endpoint.url

@@ -331,9 +331,8 @@ class HttpClient(Identified):
                     raise self._too_long()
                 return body
             return await read_chunks(content.iter_any(), max_bytes, "the reply")
-        except (
-            BaseException
-        ) as error:  # a cancellation too: the next request would read the rest of the body
+        except BaseException as error:
+            # a cancellation too: the next request would read the rest of the body
             response.close()
             if not isinstance(error, TooLong):
                 raise

@@ -265,10 +265,8 @@ def _usage(usage: dict[str, Any] | None) -> Usage:
         prompt if isinstance(prompt, int) else 0,
         completion if isinstance(completion, int) else 0,
     )
-    of_prompt, of_completion = (
-        usage.get("prompt_tokens_details"),
-        usage.get("completion_tokens_details"),
-    )
+    of_prompt = usage.get("prompt_tokens_details")
+    of_completion = usage.get("completion_tokens_details")
     if not of_prompt and not of_completion:
         return Usage(*counts)
     cached, written = _count(of_prompt, "cached_tokens"), _count(of_prompt, "cache_write_tokens")

@@ -153,11 +153,9 @@ def _in_one_line(record: logging.LogRecord) -> bool:
     with it."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
-        record.msg, record.args, record.exc_info = (
-            f"{record.getMessage()}: {error.message[:100]!r}",
-            (),
-            None,
-        )
+        record.msg = f"{record.getMessage()}: {error.message[:100]!r}"
+        record.args = ()
+        record.exc_info = None
     return True
 
 

@@ -140,9 +140,8 @@ def _fetched(name: str, hub: HubSet, split: str | None) -> list[dict[str, str]]:
             datasets.load_dataset(hub.repository, config, split=split or hub.split)
             for config in hub.configs
         ]
-    except (
-        Exception
-    ) as error:  # network, hub, cache, gate, unknown split: chained, and its text shown
+    except Exception as error:
+        # network, hub, cache, gate, unknown split: chained, and its text shown
         raise DatasetError(
             f"cannot load {name!r} ({hub.repository}, split {split or hub.split!r}):"
             f" {type(error).__name__}: {error}. Without a network, use"

@@ -373,10 +373,8 @@ class _Store:
         from before."""
         examples = []
         for position, row in zip(positions, rows.read(positions) if positions else [], strict=True):
-            example, place = (
-                self._example(position, row),
-                slice(_HASH_BYTES * position, _HASH_BYTES * (position + 1)),
-            )
+            example = self._example(position, row)
+            place = slice(_HASH_BYTES * position, _HASH_BYTES * (position + 1))
             content = bytes.fromhex(example.hash)
             if self._is_hashed[position] and self._hashes[place] != content:
                 raise DatasetError(

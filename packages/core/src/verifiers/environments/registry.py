@@ -319,11 +319,9 @@ def _with_version(requested: EnvironmentId, env_id: str, found: Found) -> Found:
 def _unknown(requested: EnvironmentId, env_dir: str | os.PathLike[str]) -> UsageError:
     """The error for an id without an environment. What exists here is never suggested from the
     package index."""
-    name, suggestions = (
-        requested.name,
-        close_matches(
-            requested.name, [*(entry.name for entry, _ in _entries()), *names_in(Path(env_dir))]
-        ),
+    name = requested.name
+    suggestions = close_matches(
+        requested.name, [*(entry.name for entry, _ in _entries()), *names_in(Path(env_dir))]
     )
     did_you_mean = f"did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else ""
     for broken in broken_environments():
@@ -417,10 +415,8 @@ def _distribution_of(module: str) -> tuple[str | None, str | None]:
 
     for distribution in importlib_metadata.distributions():
         try:
-            names, record = (
-                distribution.read_text("top_level.txt"),
-                distribution.read_text("RECORD"),
-            )
+            names = distribution.read_text("top_level.txt")
+            record = distribution.read_text("RECORD")
             if _has_module(names or "", record or "", module):
                 return distribution.name, distribution.version
         except Exception:  # noqa: BLE001  damaged metadata owns nothing
@@ -447,10 +443,8 @@ def import_loader(env_id: str, source: Found) -> Callable[..., Any]:
             target = getattr(target, attribute)
     except UsageError:
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # raised by code of the environment; chained, and its text shown
+    except (Exception, SystemExit) as error:
+        # raised by code of the environment; chained, and its text shown
         raise _failure(env_id, f"importing {source}", error) from error
     if not callable(target):
         raise EnvironmentLoadError(
@@ -464,10 +458,8 @@ def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[s
     """Check arguments against the signature of the loader. Raises: ``ConfigError``."""
     try:
         parameters = inspect.signature(loader).parameters.values()
-    except (
-        TypeError,
-        ValueError,
-    ):  # a callable without a readable signature checks its own arguments
+    except (TypeError, ValueError):
+        # a callable without a readable signature checks its own arguments
         return
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -490,10 +482,8 @@ def _build(
         env = loader(**env_args)
     except UsageError:
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # raised by code of the environment; chained, and its text shown
+    except (Exception, SystemExit) as error:
+        # raised by code of the environment; chained, and its text shown
         raise _failure(env_id, f"building it with {source}", error) from error
     if not isinstance(env, Environment):
         if inspect.iscoroutine(env):

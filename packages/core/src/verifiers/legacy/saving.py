@@ -210,17 +210,13 @@ class GenerateOutputsBuilder:
         results_path: str | Path | None = None,
         pass_threshold: float = 0.5,
     ):
-        self.env_id, self.env_args, self.model, self.client = (
-            env_id,
-            dict(env_args or {}),
-            model,
-            client,
-        )
+        self.env_id = env_id
+        self.env_args = dict(env_args or {})
+        self.model = model
+        self.client = client
         self.num_examples, self.rollouts_per_example = num_examples, rollouts_per_example
-        self.state_columns, self.sampling_args = (
-            list(state_columns or ()),
-            dict(sampling_args or {}),
-        )
+        self.state_columns = list(state_columns or ())
+        self.sampling_args = dict(sampling_args or {})
         self.results_path, self.pass_threshold = results_path, pass_threshold
         self.base_url = self.compute_base_url(client)
         self.version_info = {

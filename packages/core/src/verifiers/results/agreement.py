@@ -92,10 +92,8 @@ def agreement(
         for cell in ((True, True), (True, False), (False, True), (False, False))
     }
     true_yes, false_yes, false_no, true_no = table.values()
-    sensitivity, specificity = (
-        _share(true_yes, true_yes + false_no),
-        _share(true_no, true_no + false_yes),
-    )
+    sensitivity = _share(true_yes, true_yes + false_no)
+    specificity = _share(true_no, true_no + false_yes)
     judged_mean = _share(sum(judged for judged, _, _ in known), len(known))
     stderr = clustered_stderr(
         [float(judged) for judged, _, _ in known], [key for _, _, key in known]
@@ -164,10 +162,8 @@ def corrected_share(
     if math.isnan(share) or sensitivity + specificity <= 1:
         return math.nan, math.nan, math.nan
     p = _rogan_gladen(q, sensitivity, specificity)
-    from_yes, from_no = (
-        sensitivity * (1 - sensitivity) / n_yes,
-        specificity * (1 - specificity) / n_no,
-    )
+    from_yes = sensitivity * (1 - sensitivity) / n_yes
+    from_no = specificity * (1 - specificity) / n_no
     shift = 2 * z * z * (p * from_yes - (1 - p) * from_no)
     variance = q * (1 - q) / n + p * p * from_yes + (1 - p) ** 2 * from_no
     half = z * math.sqrt(variance) / (sensitivity + specificity - 1)

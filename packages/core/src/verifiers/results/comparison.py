@@ -376,10 +376,8 @@ def t_interval(
     n = len(values)
     if n < 2:
         return math.nan, math.nan, math.nan
-    center, stderr = (
-        float(values.mean()),
-        max(float(values.std(ddof=1)) / math.sqrt(n), least_stderr),
-    )
+    center = float(values.mean())
+    stderr = max(float(values.std(ddof=1)) / math.sqrt(n), least_stderr)
     half = t_quantile(1 - alpha / 2, n - 1) * stderr
     return stderr, center - half, center + half
 

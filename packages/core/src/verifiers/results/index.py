@@ -455,10 +455,8 @@ def _values_of(head: _Head) -> tuple[Any, ...]:
     error = cause = None
     if head.error is not None:
         failure = ErrorInfo.of(head.error)
-        error, cause = (
-            failure.get("error") or "unknown",
-            f"{failure.cause} in {failure.get('where')}",
-        )
+        error = failure.get("error") or "unknown"
+        cause = f"{failure.cause} in {failure.get('where')}"
     return (
         number(head.reward),
         head.advantage,

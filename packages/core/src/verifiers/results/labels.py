@@ -61,11 +61,8 @@ def read_labels(folder: Path) -> dict[str, tuple[str, bool]]:
             try:
                 line = json.loads(raw)
                 key, digest, label = line["rollout_key"], line["completion"], line[LABEL]
-            except (
-                ValueError,
-                KeyError,
-                TypeError,
-            ):  # an unfinished write, or another program's line
+            except (ValueError, KeyError, TypeError):
+                # an unfinished write, or another program's line
                 continue
             if label is None:
                 found.pop(key, None)

@@ -96,10 +96,8 @@ class ConfidenceSequence:
         last_in = last - np.argmin(self._out[:, ::-1], axis=1)
         is_empty = self._out.all(axis=1)  # improbable: no mean is left
         middle = np.round(self._sum / max(1, self.num_values) * last).astype(int)
-        first_in, last_in = (
-            np.where(is_empty, middle, first_in),
-            np.where(is_empty, middle, last_in),
-        )
+        first_in = np.where(is_empty, middle, first_in)
+        last_in = np.where(is_empty, middle, last_in)
         ends = np.stack(((first_in - 1) * step, (last_in + 1) * step)).clip(0.0, 1.0)
         scaled: np.ndarray = self.low + ends * (self.high - self.low)
         return scaled

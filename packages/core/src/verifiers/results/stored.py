@@ -54,11 +54,9 @@ class StoredOutputs(GenerateOutputs):
         example_ids: np.ndarray | None = None,
     ):
         self._index, self._numbers, self._facts = index, numbers, dict(facts)
-        self._state_columns, self._labels, self._fills_advantages = (
-            state_columns,
-            labels,
-            fills_advantages,
-        )
+        self._state_columns = state_columns
+        self._labels = labels
+        self._fills_advantages = fills_advantages
         self._example_ids = example_ids
         self._states = None
         self._every_advantage: np.ndarray | None = None

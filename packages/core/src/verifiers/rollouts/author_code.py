@@ -308,9 +308,8 @@ class Hook:
         elif not passes(error, self.stops_run):
             state.waiting_for = self.outer_wait
             raise fault(self.name, error) from error
-        elif not isinstance(
-            error, asyncio.CancelledError
-        ):  # keep the name, for the message of the time-out
+        elif not isinstance(error, asyncio.CancelledError):
+            # keep the name, for the message of the time-out
             state.waiting_for = self.outer_wait
 
 

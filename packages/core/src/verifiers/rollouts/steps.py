@@ -223,10 +223,7 @@ class TrajectoryStep(Turn, View):
         self.version, self.token_fields = source.version, source.token_fields
         self.has_tokens = True
         if source.is_truncated != self.is_truncated:
-            self.token_fields = {
-                "is_truncated": source.is_truncated,
-                **(source.token_fields or {}),
-            }
+            self.token_fields = {"is_truncated": source.is_truncated, **(source.token_fields or {})}
         object.__setattr__(tokens, "turn", self)  # further writes of the author go here
 
     @property

@@ -89,10 +89,8 @@ class LargeRunStore(RunStore):
         return measurements(self._index, self._finished())
 
     def served_models(self, requested: str) -> dict[str, int]:
-        counts, names = (
-            Counter(Selection(self._index.columns["served"], self._finished())),
-            Counter[str](),
-        )
+        counts = Counter(Selection(self._index.columns["served"], self._finished()))
+        names = Counter[str]()
         for served, count in counts.items():
             if served is not None:
                 names.update(dict.fromkeys(served.split("\n") if served else [requested], count))

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from verifiers.data.examples import CHUNK, Example, Table
-from verifiers.errors import (
-    ConfigError,
-)
+from verifiers.errors import ConfigError
 from verifiers.storage.identity import rollout_key
 from verifiers.types import Immutable
 

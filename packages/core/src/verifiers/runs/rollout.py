@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verifiers.clients.resolve import client_for
 from verifiers.data.examples import Example, RowFormat, Table, copy_row, examples_from
-from verifiers.errors import (
-    ModelError,
-    RolloutTimeout,
-    RunError,
-)
+from verifiers.errors import ModelError, RolloutTimeout, RunError
 from verifiers.rollouts.author_code import Hook, ends_the_run
 from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate

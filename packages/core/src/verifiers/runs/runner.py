@@ -18,11 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from verifiers.errors import (
-    BudgetExhausted,
-    RunError,
-    TooManyFaults,
-)
+from verifiers.errors import BudgetExhausted, RunError, TooManyFaults
 from verifiers.rollouts.state import State
 from verifiers.runs.plan import Job
 from verifiers.runs.rollout import (
@@ -116,9 +112,8 @@ class Runner:
                 state = await self.generate(self.env, job, self.context)
                 await self._finish(job, state)
                 self._guard(state)
-            except (
-                BudgetExhausted
-            ) as error:  # the rollouts that need no further request finish: they are paid for
+            except BudgetExhausted as error:
+                # the rollouts that need no further request finish: they are paid for
                 self._failure = self._failure or error
                 return
             except BaseException as error:
@@ -209,10 +204,8 @@ async def generate_then_score(
 ) -> None:
     """Generate every job (``generate`` does not score), then score and store them. *Raises* as
     ``Runner.run``."""
-    generated, generation_progress = (
-        _GeneratedStates(),
-        Progress(total=len(jobs), running=progress.running),
-    )
+    generated = _GeneratedStates()
+    generation_progress = Progress(total=len(jobs), running=progress.running)
     single_jobs = [replace(job, siblings=1, num_pending=None) for job in jobs]
     generation_context = replace(
         context, score=False, independent_scoring=False, control=RunControl()

@@ -91,10 +91,8 @@ class StoppingRule:
         """Read further finished examples of ``rows`` (index in the plan -> rollout); whether it is
         decided."""
         while self.problem is None and not self.is_decided and self._next < len(self.plan.examples):
-            count, example_hash = (
-                self.plan.siblings[self._next],
-                self.plan.examples[self._next].hash,
-            )
+            count = self.plan.siblings[self._next]
+            example_hash = self.plan.examples[self._next].hash
             if not self._is_read(example_hash):
                 self._next, self._position = self._next + 1, self._position + count
                 continue

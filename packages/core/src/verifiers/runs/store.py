@@ -16,9 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from verifiers.errors import (
-    JournalError,
-)
+from verifiers.errors import JournalError
 from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
 from verifiers.results.rows import (
     DISK_FIELDS,

@@ -43,8 +43,7 @@ def _import_file(name: str, file: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (
-        BaseException
-    ):  # as the import statement does: a module that failed is not kept; re-raised
+    except BaseException:
+        # as the import statement does: a module that failed is not kept; re-raised
         sys.modules.pop(name, None)
         raise

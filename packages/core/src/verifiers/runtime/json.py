@@ -75,10 +75,8 @@ def canonical_json(value: object) -> bytes:
     """
     try:
         return _CANONICAL.encode(value)
-    except (
-        TypeError,
-        UnicodeEncodeError,
-    ):  # non-string keys, lone surrogates; other causes are raised again
+    except (TypeError, UnicodeEncodeError):
+        # non-string keys, lone surrogates; other causes are raised again
         plain = msgspec.to_builtins(value, str_keys=True, order="sorted", enc_hook=_plain)
     try:
         return _CANONICAL.encode(plain)

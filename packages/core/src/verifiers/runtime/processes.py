@@ -90,9 +90,8 @@ class ProcessPool:
             process = self._take()
             try:
                 answer = process.exchange(pickle.dumps((sys.path, limit_s, call)), limit_s)
-            except (
-                BaseException
-            ):  # the process still runs the call and cannot be reused; raised again
+            except BaseException:
+                # the process still runs the call and cannot be reused; raised again
                 process.kill()
                 raise
             finally:

@@ -804,13 +804,8 @@ def _imported_names(module: str, path: Path) -> Iterator[str]:
     try:
         stat = path.stat()
         statements = _import_statements(path, stat.st_mtime_ns, stat.st_size)
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # changed since it was imported
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        # changed since it was imported
         return
     for node in statements:
         if isinstance(node, ast.Import):

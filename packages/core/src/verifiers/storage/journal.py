@@ -110,9 +110,8 @@ class Journal:
         except OSError as error:
             journal._file.release()
             raise journal._failure(error) from error
-        except (
-            BaseException
-        ):  # release the lock, so that the file can be opened again; raised again
+        except BaseException:
+            # release the lock, so that the file can be opened again; raised again
             journal._file.release()
             raise
         journal._writer = threading.Thread(

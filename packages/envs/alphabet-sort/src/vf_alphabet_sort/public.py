@@ -50,11 +50,9 @@ class PublicGames:
     def _all_games(self, rng: random.Random) -> Iterator[dict[str, Any]]:
         for names_text in self._lists():
             different = {"".join(name).lower(): name for name in map(split_name, names_text)}
-            names, sizes, by_last = (
-                list(different.values()),
-                self.settings.draw(rng),
-                rng.random() < 0.5,
-            )
+            names = list(different.values())
+            sizes = self.settings.draw(rng)
+            by_last = rng.random() < 0.5
             if len(names) >= sum(sizes):
                 yield make_row(deal(rng.sample(names, len(names)), sizes), by_last)
 

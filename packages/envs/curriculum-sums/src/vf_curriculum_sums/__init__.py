@@ -16,11 +16,7 @@ __all__ = ["SYSTEM_PROMPT", "load_environment"]
 
 SYSTEM_PROMPT = "Work out the sum. Answer with the number alone inside <answer> and </answer> tags."
 
-SHOTS = (
-    ("12 + 7", 19),
-    ("30 + 25", 55),
-    ("41 + 8", 49),
-)
+SHOTS = (("12 + 7", 19), ("30 + 25", 55), ("41 + 8", 49))
 """Solved sums. Shown with the sum again before the result: a small model is right eight times as
 often as after bare results."""
 

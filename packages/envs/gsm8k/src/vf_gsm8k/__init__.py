@@ -65,10 +65,8 @@ def _sources(dataset_name: str | None, seed: int, num_train: int, num_eval: int)
     if dataset_name in GSM8K:
         published = PublishedRows(seed, num_train, num_eval)
         return published.train, published.held_out
-    num_train, num_eval = (
-        NUM_TRAIN if num_train < 0 else num_train,
-        NUM_EVAL if num_eval < 0 else num_eval,
-    )
+    num_train = NUM_TRAIN if num_train < 0 else num_train
+    num_eval = NUM_EVAL if num_eval < 0 else num_eval
     if dataset_name == GSM_SYMBOLIC:
         symbolic = SymbolicRows(seed, num_train, num_eval)
         return symbolic.train, symbolic.held_out

@@ -330,14 +330,12 @@ def powers_of_roots(d: Draw) -> Problem | None:
 
 @kind
 def recurrence(d: Draw) -> Problem | None:
-    a, b, first, second, n, modulus = (
-        d.number(2, 7),
-        d.number(-5, 5),
-        d.number(0, 9),
-        d.number(1, 9),
-        d.number(20, 200),
-        d.number(50, 999),
-    )
+    a = d.number(2, 7)
+    b = d.number(-5, 5)
+    first = d.number(0, 9)
+    second = d.number(1, 9)
+    n = d.number(20, 200)
+    modulus = d.number(50, 999)
     if not _not_zero(b):
         return None
     now, then = first, second
@@ -412,13 +410,11 @@ def lattice_points_in_a_circle(d: Draw) -> Problem | None:
 
 @kind
 def polynomial_integral(d: Draw) -> Problem | None:
-    a, b, c, low, high = (
-        d.number(1, 9),
-        d.number(-9, 9),
-        d.number(-9, 9),
-        d.number(-4, 2),
-        d.number(3, 7),
-    )
+    a = d.number(1, 9)
+    b = d.number(-9, 9)
+    c = d.number(-9, 9)
+    low = d.number(-4, 2)
+    high = d.number(3, 7)
     if not _not_zero(b, c):
         return None
 

@@ -72,10 +72,8 @@ class Siblings:
         """
         returns = []
         for rewards, reward in zip(self.turn_rewards, self.values, strict=True):
-            terms, turn = (
-                np.append(rewards, reward),
-                np.append(np.arange(len(rewards)), len(rewards) - 1),
-            )
+            terms = np.append(rewards, reward)
+            turn = np.append(np.arange(len(rewards)), len(rewards) - 1)
             returns.append(
                 np.array(
                     [math.fsum(gamma ** (turn[j:] - j) * terms[j:]) for j in range(len(rewards))]
@@ -160,11 +158,9 @@ def _of_rollouts(compared: Sequence[Siblings], settings: CreditSettings) -> list
 
 
 def _of_turns(part: Siblings, settings: CreditSettings) -> list[Any]:
-    judged, kind, returns = (
-        part.judged(settings),
-        kind_of(settings.advantage),
-        part.returns(settings.gamma),
-    )
+    judged = part.judged(settings)
+    kind = kind_of(settings.advantage)
+    returns = part.returns(settings.gamma)
     if not is_dead(judged, settings.min_group_fraction, **kind):
         return turn_advantages(returns, choice=settings.advantage)
     is_kept = settings.zero_variance == "keep" and not has_too_few(

@@ -86,9 +86,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
                 if module_name.endswith(".py")
                 else importlib.import_module(module_name)
             )
-        except (
-            Exception
-        ) as error:  # the author's module may raise anything; chained, and its text shown
+        except Exception as error:
+            # the author's module may raise anything; chained, and its text shown
             place = raised_at(error)
             if isinstance(error, SyntaxError) and error.filename:
                 place = f"{short_path(error.filename)}:{error.lineno}"

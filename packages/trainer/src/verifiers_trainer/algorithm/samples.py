@@ -195,10 +195,7 @@ def turn_spans(rollout: Rollout, samples: RolloutSamples) -> list[tuple[int, int
 
 
 def _merge(
-    turns: Sequence[Turn],
-    advantages: Sequence[float],
-    mask_env_responses: bool,
-    **identity: Any,
+    turns: Sequence[Turn], advantages: Sequence[float], mask_env_responses: bool, **identity: Any
 ) -> list[Sample]:
     samples = []
     for branch in branches(turns):

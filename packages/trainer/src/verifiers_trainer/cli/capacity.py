@@ -376,20 +376,14 @@ def read_run(folder: Path, trainers: int = 1, samplers: int = 0) -> dict[str, fl
     def computed(rows: Sequence[Mapping[str, float]]) -> float:  # by one trainer
         return sum(row["throughput/train_tokens_per_s"] * row["time/train"] for row in rows)
 
-    step, train = (
-        total("time/step") - total("time/checkpoint") - total("time/eval"),
-        total("time/train"),
-    )
+    step = total("time/step") - total("time/checkpoint") - total("time/eval")
+    train = total("time/train")
     wait, sync = total("time/wait_generation"), total("time/sync")
     sampled_s = step - sync if samplers else wait
-    listed, generated = (
-        sum(batch.listed for batch in batches),
-        sum(batch.generated for batch in batches),
-    )
-    size, trained = (
-        sum(batch.size for batch in batches),
-        sum(batch.total("rollouts/trained") for batch in batches),
-    )
+    listed = sum(batch.listed for batch in batches)
+    generated = sum(batch.generated for batch in batches)
+    size = sum(batch.size for batch in batches)
+    trained = sum(batch.total("rollouts/trained") for batch in batches)
     completion = sum(batch.total("tokens/completion") for batch in batches) / listed
     numbers = {
         "prompt_tokens": sum(batch.total("tokens/prompt") for batch in batches) / listed,

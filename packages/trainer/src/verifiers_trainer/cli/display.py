@@ -78,10 +78,8 @@ def quiet_libraries(enabled: bool = True) -> Iterator[None]:
     if not enabled:
         yield
         return
-    level, bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:

@@ -189,9 +189,8 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
             _pick(value, {"interval": (*ARGS, "save_steps")}, above + key, reading)
         elif key == "model":
             _read_model(value, reading, above + key)
-        elif (
-            key != "lora_name"
-        ):  # name of the adapter; here adapters are named after policy versions
+        elif key != "lora_name":
+            # name of the adapter; here adapters are named after policy versions
             reading.refuse(above + key)
 
 

@@ -93,9 +93,8 @@ class Heartbeat:
                     published = True
                 self._stopped.wait(self._every_s)
             self._store.set(f"{own}/left", "1")
-        except (
-            RuntimeError
-        ):  # the process that holds the store has ended, and with it every wait for it
+        except RuntimeError:
+            # the process that holds the store has ended, and with it every wait for it
             self._stopped.set()
 
     def _watch(self) -> None:

@@ -76,12 +76,10 @@ class Ranks:
     def __init__(
         self, rank: int = 0, world: int = 1, timeout_s: float = 1800.0, rank_timeout_s: float = 0.0
     ):
-        self.rank, self.world, self.timeout_s, self.rank_timeout_s = (
-            rank,
-            world,
-            timeout_s,
-            rank_timeout_s,
-        )
+        self.rank = rank
+        self.world = world
+        self.timeout_s = timeout_s
+        self.rank_timeout_s = rank_timeout_s
         self._store: Any = None
         self._group: Any = None
         self._number, self._blocks = itertools.count(), itertools.count()

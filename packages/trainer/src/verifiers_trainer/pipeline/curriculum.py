@@ -130,10 +130,8 @@ class RewardWeights:
     def weights_of(self, epoch: int, state: State) -> Mapping[str, float]:
         """The weight of each function with nonzero weight in ``epoch``, in the environment of this
         rollout."""
-        weights, rubric = (
-            self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT)),
-            self.env.for_row(state).rubric,
-        )
+        weights = self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT))
+        rubric = self.env.for_row(state).rubric
         return rubric.plan().weights if weights is None else effective_weights(rubric, weights)
 
 

@@ -286,11 +286,9 @@ class CustomRollouts:
         state, ready = replace(self.state, signal=replace(self.state.signal)), self._in_training
         if self.version % self.config.steps_per_batch == 0:
             return state
-        state.next_index, state.base, state.ready = (
-            state.next_index - self._per_step,
-            state.base - len(ready),
-            list(ready),
-        )
+        state.next_index = state.next_index - self._per_step
+        state.base = state.base - len(ready)
+        state.ready = list(ready)
         state.delivered -= 1
         return state
 

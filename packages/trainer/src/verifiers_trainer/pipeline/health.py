@@ -75,10 +75,8 @@ class FaultMeter:
                 )
         self._recent.extend(cause_text(record) for record in faults)
         self._recent.extend([None] * (len(group.rollouts) - len(faults)))
-        causes, total = (
-            Counter(cause for cause in self._recent if cause is not None),
-            len(self._recent),
-        )
+        causes = Counter(cause for cause in self._recent if cause is not None)
+        total = len(self._recent)
         failed = causes.total()
         if faults and total >= self.min_rollouts and failed > self.max_fraction * total:
             last = faults[-1].error.text
@@ -327,10 +325,8 @@ def upper_bound(successes: int, trials: int) -> float:
     if successes == 0:
         return float(1 - (1 - CONFIDENCE) ** (1 / trials))
     rate, z = successes / trials, NormalDist().inv_cdf(CONFIDENCE)
-    centre, spread = (
-        rate + z * z / (2 * trials),
-        z * math.sqrt(rate * (1 - rate) / trials + (z / (2 * trials)) ** 2),
-    )
+    centre = rate + z * z / (2 * trials)
+    spread = z * math.sqrt(rate * (1 - rate) / trials + (z / (2 * trials)) ** 2)
     return float((centre + spread) / (1 + z * z / trials))
 
 

@@ -338,10 +338,8 @@ class Pipeline:
             )
             if weights is None:
                 weights = self.env.for_row(example.row).rubric.plan().weights
-            rollouts, member = (
-                tuple(state.rollout() for state in states),
-                member_of(self.env, example.row),
-            )
+            rollouts = tuple(state.rollout() for state in states)
+            member = member_of(self.env, example.row)
             self._collect(
                 Group(index, example.example_id, rollouts, member, dict(weights)).limited(
                     self.config

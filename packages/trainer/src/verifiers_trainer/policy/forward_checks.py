@@ -54,10 +54,8 @@ def check_head(model: nn.Module, *, num_tokens: int = 24) -> SelfCheck:
     differ, so one bound serves every precision. Every rank of a sharded run must call it.
     """
     with _quiet(model):
-        tokens, head = (
-            _random_tokens(model, num_tokens),
-            find_causal_lm(model).get_output_embeddings(),
-        )
+        tokens = _random_tokens(model, num_tokens)
+        head = find_causal_lm(model).get_output_embeddings()
         ours = model(input_ids=tokens).logprobs[1:]
         with stock_forward(model), precision_kept(head):
             hooks = [

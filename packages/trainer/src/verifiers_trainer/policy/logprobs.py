@@ -307,12 +307,10 @@ def install_logprob_forward(
     transform = LogitTransform.of(lm.config)
     state: _Installed | None = lm.__dict__.get(_STATE)
     if state is not None:
-        state.transform, state.chunk_tokens, state.full_head, state.is_on = (
-            transform,
-            chunk_tokens,
-            full_head,
-            True,
-        )
+        state.transform = transform
+        state.chunk_tokens = chunk_tokens
+        state.full_head = full_head
+        state.is_on = True
         return lm
 
     @functools.wraps(type(lm).forward)  # ``generate`` reads the parameters

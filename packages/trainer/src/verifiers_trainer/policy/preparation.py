@@ -114,10 +114,8 @@ def probe_template(tokenizer: PreTrainedTokenizerBase, env: Environment, config:
             continue
         try:
             problem = template_problem(tokenizer, member, config.history)
-        except (
-            ConfigError,
-            BadRequest,
-        ) as error:  # the template may still render this environment's messages
+        except (ConfigError, BadRequest) as error:
+            # the template may still render this environment's messages
             if config.require_increasing_context or config.history == "exact":
                 raise ConfigError(str(error)) from error
             log.warning("could not check whether the chat template only appends: %s", error)

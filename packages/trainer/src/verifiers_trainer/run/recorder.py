@@ -173,10 +173,8 @@ def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, flo
         (deepspeed.size(parameter).numel(), parameter.requires_grad)
         for parameter in model.parameters()
     ]
-    parameters, trained = (
-        sum(n for n, _ in counts),
-        sum(n for n, is_trained in counts if is_trained),
-    )
+    parameters = sum(n for n, _ in counts)
+    trained = sum(n for n, is_trained in counts if is_trained)
     share = flops_utilisation(parameters, trained, tokens_per_s, torch.cuda.get_device_name())
     numbers = {"memory/peak": float(torch.cuda.max_memory_allocated())}
     return numbers if share is None else numbers | {"throughput/mfu": share}

@@ -13,11 +13,9 @@ def check_batch(config: Any, world_size: int) -> list[str]:
     """Check the divisibility of the batch and the group size, and that each update
     has a rollout."""
     problems = []
-    group, batch, per_device = (
-        config.rollouts_per_example,
-        config.batch_size,
-        config.micro_batch_size,
-    )
+    group = config.rollouts_per_example
+    batch = config.batch_size
+    per_device = config.micro_batch_size
     if not all(isinstance(number, int) for number in (group, batch, per_device)):
         return []  # reported by check_fields
     if group < 2 and config.advantage not in UNCOMPARED:

@@ -667,10 +667,8 @@ def problem_of(name: str, value: object) -> str | None:
             f"{name} is {value!r}{closest(str(value), choices)}; it must be one of"
             f" {', '.join(choices)}"
         )
-    low, high = (
-        (-math.inf if span.ge is None else span.ge),
-        (math.inf if span.le is None else span.le),
-    )
+    low = -math.inf if span.ge is None else span.ge
+    high = math.inf if span.le is None else span.le
     kind = "a whole number" if int in PARTS[name] else "a number"
     alternative = f", or -1 for {minus_one.meaning}" if minus_one else ""
     return f"{name} is {value!r}; it must be {kind} in [{low:g}, {high:g}]{alternative}"

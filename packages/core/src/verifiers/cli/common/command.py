@@ -110,9 +110,8 @@ class SmallCommand:
                 call.out.flush()
         except click.exceptions.Exit as exit_:  # after --help and --version
             return exit_.exit_code
-        except (
-            BrokenPipeError
-        ):  # the reader closed stdout; redirect it so that the interpreter's flush does not fail
+        except BrokenPipeError:
+            # the reader closed stdout; redirect it so that the interpreter's flush does not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return code
 

@@ -112,11 +112,8 @@ def watched() -> Iterator[Callable[[], None]]:
 
     try:
         stderr = sys.__stderr__.fileno()  # type: ignore[union-attr]  # None in a program without a console
-    except (
-        AttributeError,
-        OSError,
-        ValueError,
-    ):  # stderr has no file descriptor, which faulthandler needs
+    except (AttributeError, OSError, ValueError):
+        # stderr has no file descriptor, which faulthandler needs
         yield lambda: None
         return
 

@@ -100,10 +100,8 @@ def parse(argv: Iterable[str]) -> CommandLine:
                 values_of[owner][name] = accept(setting, fields_of(owner).hints[name])
             except ValueError as error:
                 line.problems.append(f"{setting.place} {error}")
-    line.flags, line.command = (
-        values_of[EvalSettings],
-        CommandSettings(**values_of[CommandSettings]),
-    )
+    line.flags = values_of[EvalSettings]
+    line.command = CommandSettings(**values_of[CommandSettings])
     return line
 
 

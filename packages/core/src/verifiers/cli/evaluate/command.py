@@ -60,9 +60,8 @@ def run_command(argv: Sequence[str]) -> int:
         except KeyboardInterrupt:  # before the first rollout; later `interrupt` handles the signal
             report.exit_code = INTERRUPTED
             print("vf-eval: interrupted; nothing was run", file=sys.stderr)
-        except (
-            BrokenPipeError
-        ):  # the reader closed stdout; redirect it so that the interpreter's flush does not fail
+        except BrokenPipeError:
+            # the reader closed stdout; redirect it so that the interpreter's flush does not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         except Exception as error:  # noqa: BLE001 - the last handler: every failure becomes one paragraph and a code
             report.failed(*fail(error, command="vf-eval", verbose=line.command.verbose))

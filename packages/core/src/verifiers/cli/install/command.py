@@ -407,9 +407,8 @@ def _audit_of(env_id: str) -> str | None:
 
     try:
         certificate = read_certificate(env_id)
-    except (
-        UsageError
-    ):  # two distributions offer it, or a local file hides it: the list says no more about it
+    except UsageError:
+        # two distributions offer it, or a local file hides it: the list says no more about it
         return None
     return None if certificate is None else str(certificate)
 

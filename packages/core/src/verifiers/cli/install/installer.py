@@ -192,9 +192,8 @@ def run(
                     print(line, end="", file=sys.stderr, flush=True)
                 if line.strip():
                     lines.append(line.rstrip())
-        except (
-            BaseException
-        ):  # includes interrupts: end the installer with this process, then re-raise
+        except BaseException:
+            # includes interrupts: end the installer with this process, then re-raise
             process.terminate()
             raise
     return Finished(command, process.returncode, tuple(lines))

@@ -14,12 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from verifiers.clients.dialects import chat, messages, responses
-from verifiers.clients.dialects.protocol import (
-    Dialect,
-    DialectRequest,
-    StreamReader,
-    ToolForm,
-)
+from verifiers.clients.dialects.protocol import Dialect, DialectRequest, StreamReader, ToolForm
 from verifiers.clients.dialects.sse import EventDecoder
 from verifiers.clients.reply import StreamedError
 

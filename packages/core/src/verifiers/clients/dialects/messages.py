@@ -527,10 +527,8 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
     if not isinstance(reason, str):
         raise malformed(where, "stop_reason", "is missing")
     given = body.get("usage")
-    cached, written = (
-        count(given, "cache_read_input_tokens"),
-        count(given, "cache_creation_input_tokens"),
-    )
+    cached = count(given, "cache_read_input_tokens")
+    written = count(given, "cache_creation_input_tokens")
     prompt_tokens = count(given, "input_tokens") + cached + written
     thought = count(given, "output_tokens_details", "thinking_tokens")
     return Response(

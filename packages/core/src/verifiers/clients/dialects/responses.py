@@ -299,10 +299,8 @@ def _plain_message(items: Sequence[Mapping[str, Any]]) -> Message:
 
 
 def _call_read(item: Mapping[str, Any]) -> ToolCall:
-    kind, name = (
-        _kind(item),
-        _seen_as(str(item.get("name") or "local_shell"), item.get("namespace")),
-    )
+    kind = _kind(item)
+    name = _seen_as(str(item.get("name") or "local_shell"), item.get("namespace"))
     call_id = str(item.get("call_id") or item.get("id") or "")
     if kind == "custom_tool_call":
         return ToolCall(call_id, name, {"input": str(item.get("input") or "")})

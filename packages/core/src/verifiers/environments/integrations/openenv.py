@@ -113,11 +113,9 @@ class OpenEnvEnv(MultiTurnEnv):
         self.action_parser = action_parser
         if obs_to_text is not None and type(self).obs_to_text is OpenEnvEnv.obs_to_text:
             self.obs_to_text = obs_to_text  # type: ignore[assignment]
-        self.reset_args, self.seed, self.max_episode_steps = (
-            dict(reset_args or {}),
-            seed,
-            max_episode_steps,
-        )
+        self.reset_args = dict(reset_args or {})
+        self.seed = seed
+        self.max_episode_steps = max_episode_steps
         self.connect_timeout_s, self.step_timeout_s = connect_timeout_s, step_timeout_s
 
     def obs_to_text(self, observation: Mapping[str, Any]) -> Any:

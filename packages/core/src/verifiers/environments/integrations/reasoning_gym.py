@@ -115,10 +115,8 @@ class ReasoningGymEnv(SingleTurnEnv):
         self._common = {"seed": seed, "size": num_train_examples + num_eval_examples}
         self._generator_lock = threading.Lock()
         self._entry = functools.lru_cache(maxsize=MAX_CACHED_ENTRIES)(self._generate)
-        train, evaluation = (
-            range(num_train_examples),
-            range(num_train_examples, self._common["size"]),
-        )
+        train = range(num_train_examples)
+        evaluation = range(num_train_examples, self._common["size"])
         parameters.setdefault("pass_threshold", 1.0)
         super().__init__(
             dataset=(lambda: [self._row(i) for i in train]) if train else None,

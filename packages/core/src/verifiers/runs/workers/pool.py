@@ -146,9 +146,8 @@ class WorkerPool:
             try:
                 self._workers.append(await self._open())
                 return
-            except (
-                RunError
-            ) as error:  # its process or node died; an error of the environment is not retried
+            except RunError as error:
+                # its process or node died; an error of the environment is not retried
                 if pause_s is None:
                     raise
                 log.warning("%s; starting another", error)

@@ -124,11 +124,9 @@ def reseed() -> None:
 
 def main() -> None:
     """Run a worker as a command, with limits and filter when the settings have them."""
-    socket_fd, area_fd, settings = (
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        json.loads(base64.b64decode(sys.argv[3])),
-    )
+    socket_fd = int(sys.argv[1])
+    area_fd = int(sys.argv[2])
+    settings = json.loads(base64.b64decode(sys.argv[3]))
     sys.argv[:] = [""]
     socket_fd, area_fd = (_above_stderr(fd) for fd in (socket_fd, area_fd))
     worker = Worker(socket.socket(fileno=socket_fd), area_fd, settings)

@@ -7,12 +7,10 @@ from vf_gsm8k.problem import Draw, Problem, story, whole
 
 @story
 def packing(d: Draw) -> Problem:
-    crates, per_crate, bad, per_bag = (
-        d.number(3, 15),
-        d.number(12, 60, 3),
-        d.number(2, 20),
-        d.number(4, 12),
-    )
+    crates = d.number(3, 15)
+    per_crate = d.number(12, 60, 3)
+    bad = d.number(2, 20)
+    per_bag = d.number(4, 12)
     fruit, good = d.word("oranges|lemons|peaches|onions|potatoes"), crates * per_crate - bad
     return Problem(
         f"A shop gets {crates} crates with {per_crate} {fruit} each. {bad} {fruit} are bad and"
@@ -31,12 +29,10 @@ def packing(d: Draw) -> Problem:
 
 @story
 def buses(d: Draw) -> Problem | None:
-    classes, pupils, adults, seats = (
-        d.number(2, 12),
-        d.number(15, 30),
-        d.number(2, 15),
-        d.number(20, 55, 5),
-    )
+    classes = d.number(2, 12)
+    pupils = d.number(15, 30)
+    adults = d.number(2, 15)
+    seats = d.number(20, 55, 5)
     people = classes * pupils + adults
     needed = -(-people // seats)
     if needed < 2 or people % seats == 0:
@@ -58,12 +54,10 @@ def buses(d: Draw) -> Problem | None:
 
 @story
 def fence(d: Draw) -> Problem | None:
-    length, width, gap, price = (
-        d.number(10, 60, 2),
-        d.number(6, 40, 2),
-        d.number(2, 4),
-        d.number(3, 12),
-    )
+    length = d.number(10, 60, 2)
+    width = d.number(6, 40, 2)
+    gap = d.number(2, 4)
+    price = d.number(3, 12)
     around, what = 2 * (length + width), d.word("garden|field|meadow|yard")
     posts = whole(around, gap)
     if posts is None or length <= width or length % gap or width % gap:
@@ -180,12 +174,10 @@ def cutting_a_rope(d: Draw) -> Problem | None:
 
 @story
 def stock(d: Draw) -> Problem | None:
-    start, sold, days, arrived = (
-        d.number(80, 500, 5),
-        d.number(6, 40),
-        d.number(2, 9),
-        d.number(20, 200, 10),
-    )
+    start = d.number(80, 500, 5)
+    sold = d.number(6, 40)
+    days = d.number(2, 9)
+    arrived = d.number(20, 200, 10)
     thing = d.word("loaves|newspapers|bottles of milk|bunches of roses")
     if (left := start - sold * days) <= 0:
         return None

@@ -8,11 +8,9 @@ from vf_gsm8k.problem import Draw, Problem, story, whole
 @story
 def change(d: Draw) -> Problem | None:
     count, price, paid = d.number(2, 12), d.number(2, 15), d.number(20, 100, 10)
-    who, thing, cost = (
-        d.person(),
-        d.word("notebooks|puzzles|plants|kites|scarves|lamps"),
-        count * price,
-    )
+    who = d.person()
+    thing = d.word("notebooks|puzzles|plants|kites|scarves|lamps")
+    cost = count * price
     if not 0 < paid - cost < 60:
         return None
     return Problem(
@@ -47,12 +45,10 @@ def two_kinds_of_tickets(d: Draw) -> Problem:
 
 @story
 def bake_sale_profit(d: Draw) -> Problem | None:
-    batches, per_batch, price, spent = (
-        d.number(3, 12),
-        d.number(8, 24, 4),
-        d.number(2, 5),
-        d.number(10, 90),
-    )
+    batches = d.number(3, 12)
+    per_batch = d.number(8, 24, 4)
+    price = d.number(2, 5)
+    spent = d.number(10, 90)
     who, cake = d.person(), d.word("muffins|cookies|scones|brownies|pretzels")
     made, taken = batches * per_batch, batches * per_batch * price
     if taken <= spent:
@@ -71,12 +67,10 @@ def bake_sale_profit(d: Draw) -> Problem | None:
 
 @story
 def saving_up(d: Draw) -> Problem | None:
-    price, has, earns, spends = (
-        d.number(90, 600, 10),
-        d.number(10, 80),
-        d.number(12, 40),
-        d.number(2, 9),
-    )
+    price = d.number(90, 600, 10)
+    has = d.number(10, 80)
+    earns = d.number(12, 40)
+    spends = d.number(2, 9)
     who, thing, kept = d.person(), d.word("bicycle|guitar|tent|camera|telescope"), earns - spends
     weeks = whole(price - has, kept)
     if weeks is None or weeks < 3:
@@ -96,11 +90,9 @@ def saving_up(d: Draw) -> Problem | None:
 @story
 def discount(d: Draw) -> Problem | None:
     price, percent, coupon = d.number(20, 400, 5), d.number(10, 60, 5), d.number(2, 15)
-    who, thing, off = (
-        d.person(),
-        d.word("jacket|desk|carpet|radio|suitcase"),
-        whole(price * percent, 100),
-    )
+    who = d.person()
+    thing = d.word("jacket|desk|carpet|radio|suitcase")
+    off = whole(price * percent, 100)
     if off is None or price - off <= coupon:
         return None
     left = price - off
@@ -178,12 +170,10 @@ def coins(d: Draw) -> Problem:
 
 @story
 def cheaper_by_the_box(d: Draw) -> Problem | None:
-    boxes, per_box, single, box_price = (
-        d.number(2, 9),
-        d.number(6, 24, 2),
-        d.number(2, 6),
-        d.number(10, 100),
-    )
+    boxes = d.number(2, 9)
+    per_box = d.number(6, 24, 2)
+    single = d.number(2, 6)
+    box_price = d.number(10, 100)
     who, thing = d.person(), d.word("bulbs|markers|batteries|candles")
     count = boxes * per_box
     saved = count * single - boxes * box_price

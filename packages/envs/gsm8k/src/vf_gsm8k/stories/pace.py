@@ -7,12 +7,10 @@ from vf_gsm8k.problem import Draw, Problem, story, whole
 
 @story
 def two_legs_of_a_trip(d: Draw) -> Problem:
-    fast, slow, long, short = (
-        d.number(50, 110, 5),
-        d.number(20, 45, 5),
-        d.number(2, 7),
-        d.number(2, 6),
-    )
+    fast = d.number(50, 110, 5)
+    slow = d.number(20, 45, 5)
+    long = d.number(2, 7)
+    short = d.number(2, 6)
     who, vehicle = d.person(), d.word("car|bus|van|truck")
     first, second = fast * long, slow * short
     return Problem(
@@ -110,12 +108,10 @@ def machines(d: Draw) -> Problem | None:
 
 @story
 def tank_with_a_leak(d: Draw) -> Problem | None:
-    size, tap, leak, there = (
-        d.number(60, 900, 20),
-        d.number(8, 50),
-        d.number(2, 7),
-        d.number(10, 50, 10),
-    )
+    size = d.number(60, 900, 20)
+    tap = d.number(8, 50)
+    leak = d.number(2, 7)
+    there = d.number(10, 50, 10)
     minutes = whole(size - there, tap - leak)
     if minutes is None or minutes < 3:
         return None
@@ -134,12 +130,10 @@ def tank_with_a_leak(d: Draw) -> Problem | None:
 
 @story
 def reading_a_book(d: Draw) -> Problem | None:
-    pages, first_days, slow, quick = (
-        d.number(120, 600, 10),
-        d.number(2, 9),
-        d.number(8, 25),
-        d.number(20, 50),
-    )
+    pages = d.number(120, 600, 10)
+    first_days = d.number(2, 9)
+    slow = d.number(8, 25)
+    quick = d.number(20, 50)
     who, read = d.person(), first_days * slow
     more = whole(pages - read, quick) if pages > read else None
     if more is None or quick <= slow:
@@ -160,12 +154,10 @@ def reading_a_book(d: Draw) -> Problem | None:
 
 @story
 def end_of_the_film(d: Draw) -> Problem | None:
-    hour, minute, length, breaks = (
-        d.number(1, 7),
-        d.number(5, 55, 5),
-        d.number(80, 170, 5),
-        d.number(5, 25, 5),
-    )
+    hour = d.number(1, 7)
+    minute = d.number(5, 55, 5)
+    length = d.number(80, 170, 5)
+    breaks = d.number(5, 25, 5)
     end = 60 * hour + minute + length + breaks
     past = end - 60 * (end // 60)
     if past == 0:

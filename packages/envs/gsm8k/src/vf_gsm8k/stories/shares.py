@@ -93,12 +93,10 @@ def ages(d: Draw) -> Problem | None:
 
 @story
 def missing_score(d: Draw) -> Problem | None:
-    first, second, third, mean = (
-        d.number(50, 99),
-        d.number(50, 99),
-        d.number(50, 99),
-        d.number(60, 95),
-    )
+    first = d.number(50, 99)
+    second = d.number(50, 99)
+    third = d.number(50, 99)
+    mean = d.number(60, 95)
     who, subject = d.person(), d.word("history|biology|spelling|geography")
     so_far, needed = first + second + third, 4 * mean - (first + second + third)
     if not 40 <= needed <= 100:
@@ -117,12 +115,10 @@ def missing_score(d: Draw) -> Problem | None:
 
 @story
 def recipe(d: Draw) -> Problem | None:
-    serves, guests, grams, has = (
-        d.number(2, 8),
-        d.number(6, 60, 2),
-        d.number(100, 800, 20),
-        d.number(50, 900, 50),
-    )
+    serves = d.number(2, 8)
+    guests = d.number(6, 60, 2)
+    grams = d.number(100, 800, 20)
+    has = d.number(50, 900, 50)
     what, needed = d.word("flour|rice|lentils|sugar"), whole(grams * guests, serves)
     if needed is None or needed <= has or guests <= serves:
         return None

@@ -36,12 +36,7 @@ from verifiers_trainer.engines.http.wire import (
     fit_prompt,
     sampling_params,
 )
-from verifiers_trainer.engines.requests import (
-    Generation,
-    GenerationRequest,
-    Generator,
-    OnToken,
-)
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator, OnToken
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,13 +117,11 @@ class _Choice:
         whole: bool,
     ):
         self.index, self.prompt_ids = index, request.prompt_ids.tolist()
-        self._request, self._body, self._chat, self._parser, self._whole = (
-            request,
-            body,
-            chat,
-            parser,
-            whole,
-        )
+        self._request = request
+        self._body = body
+        self._chat = chat
+        self._parser = parser
+        self._whole = whole
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._best: list[Alternatives] = []

@@ -93,12 +93,10 @@ class VLLMEngine:
         sync_every: int = 1,
         api_key: str | None = None,
     ):
-        self.model, self._tokenizer, self._open_sync, self._in_chat = (
-            model,
-            tokenizer,
-            open_sync,
-            in_chat,
-        )
+        self.model = model
+        self._tokenizer = tokenizer
+        self._open_sync = open_sync
+        self._in_chat = in_chat
         self.vocabulary: int = model.config.get_text_config().vocab_size
         """Number of token ids of the trained model."""
         self._timeout_s, self._every = sync_timeout_s, sync_every
@@ -417,10 +415,8 @@ class VLLMEngine:
             )
         if self._sync.holds(server, deadline):
             return  # the weights are intact: the server failed for another reason
-        version, before = (
-            (self._pushed[0] if self._sync.keeps_files else self._live),
-            server.serving.repairs,
-        )
+        version = self._pushed[0] if self._sync.keeps_files else self._live
+        before = server.serving.repairs
         self._bring(server, version, deadline)
         server.serving = replace(server.serving, repairs=before + 1)
         log.warning(

@@ -69,10 +69,8 @@ class ReloadSync:
 
     def prepare(self, version: int) -> None:
         """Write the model's files. Raises ``WeightSyncError`` when the folder cannot be written."""
-        target, temporary = (
-            self.folder / f"weights-v{version}",
-            self.folder / f".tmp-weights-v{version}",
-        )
+        target = self.folder / f"weights-v{version}"
+        temporary = self.folder / f".tmp-weights-v{version}"
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
