@@ -4,12 +4,14 @@ import asyncio
 import json
 import math
 import time
+from contextlib import contextmanager
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 import verifiers as vf
-from support.env_server import served
+from support.env_server import served, served_app
 from support.integration_envs import tool_env
 from support.small_envs import Talk, single_turn
 from verifiers.testing import ScriptedClient
@@ -219,3 +221,56 @@ async def test_tasks_are_listed_without_their_answers():
 def test_an_address_without_a_scheme_is_refused():
     with pytest.raises(vf.ConfigError, match="http://"):
         vf.OpenEnvEnv("localhost:8000")
+
+
+UNREADABLE = {
+    "no JSON": "what?",
+    "no object": "[1]",
+    "data is a list": '{"type": "observation", "data": [1]}',
+    "nested": "[" * 100_000,
+    "reward is text": '{"data": {"observation": {}, "reward": "high", "done": true}}',
+    "reward is NaN": '{"data": {"observation": {}, "reward": NaN, "done": true}}',
+    "reward is 1e308": '{"data": {"observation": {}, "reward": 1e308, "done": true}}',
+    "reward is a list": '{"data": {"observation": {}, "reward": [1], "done": true}}',
+}
+REFUSED = '{"type": "error", "data": {"message": "no such move", "code": "VALIDATION_ERROR"}}'
+
+
+@contextmanager
+def answering(step):
+    """The address of a server of moves that answers each step with this text."""
+    schema = {"action": {"properties": {"move": {"type": "string"}}, "required": ["move"]}}
+    begun = {"type": "observation", "data": {"observation": {"text": "go"}, "done": False}}
+
+    async def listen(request):
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            is_step = json.loads(message.data)["type"] == "step"
+            await socket.send_str(step if is_step else json.dumps(begun))
+        return socket
+
+    async def describe(request):
+        return web.json_response(schema)
+
+    app = web.Application()
+    app.add_routes([web.get("/schema", describe), web.get("/ws", listen)])
+    with served_app(app) as url:
+        yield url
+
+
+@pytest.mark.parametrize("step", UNREADABLE.values(), ids=UNREADABLE)
+def test_an_answer_of_the_server_that_cannot_be_read_leaves_the_reward_unknown(step):
+    with answering(step) as url:
+        results = remote(url, num_eval_episodes=1).evaluate(ScriptedClient(["left"]), "m")
+    assert math.isnan(results["rewards"][0])
+    assert results["errors"][0]["error"] == "InfraError"
+    assert url in results["errors"][0]["message"]
+
+
+def test_an_action_that_the_server_refuses_is_worth_nothing():
+    """Negative control: what the model did wrong is known to be."""
+    with answering(REFUSED) as url:
+        results = remote(url, num_eval_episodes=1).evaluate(ScriptedClient(["left"]), "m")
+    assert results["rewards"] == [0.0]
+    assert "no such move" in str(results["completions"][0][-1])

@@ -16,11 +16,19 @@ from verifiers_integrations.openenv import EnvServer
 @contextmanager
 def served(env: Any, **options: Any) -> Iterator[tuple[str, EnvServer]]:
     """(address, server) while the block runs."""
-    server, loop, started = EnvServer(env, **options), asyncio.new_event_loop(), threading.Event()
+    server = EnvServer(env, **options)
+    with served_app(server.app()) as url:
+        yield url, server
+
+
+@contextmanager
+def served_app(app: web.Application) -> Iterator[str]:
+    """The address of an application while the block runs."""
+    loop, started = asyncio.new_event_loop(), threading.Event()
     port: list[int] = []
 
     async def serve(ended: asyncio.Event) -> None:
-        runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port.append(runner.addresses[0][1])
@@ -33,7 +41,7 @@ def served(env: Any, **options: Any) -> Iterator[tuple[str, EnvServer]]:
     thread.start()
     assert started.wait(20)
     try:
-        yield f"http://127.0.0.1:{port[0]}", server
+        yield f"http://127.0.0.1:{port[0]}"
     finally:
         loop.call_soon_threadsafe(ended.set)
         thread.join(20)

@@ -3,7 +3,8 @@
 Promise: one WebSocket session per rollout, closed after it. The reward of a step is stored on its
 turn, and the rollout's is their sum; an episode in which the server gave none has an unknown
 reward. An action that cannot be read, here or at the server, ends the episode with reward 0 for
-that step. A failure of the server ends the rollout with an unknown reward.
+that step. A failure of the server, and an answer of it that cannot be read, end the rollout with an
+unknown reward.
 
 What an action is, the server's schema says: tools are offered to the model as tools; the message of
 a server of ``vf-serve-env`` is the model's; of an action with one required field the answer is its
@@ -14,17 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import aiohttp
 
+from verifiers.clients.reply import excerpt
 from verifiers.data.messages import message_text
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError, InfraError
 from verifiers.rollouts.author_code import cleanup, maybe_await, passes
+from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.runtime.signatures import spell_out
@@ -171,21 +175,25 @@ class OpenEnvEnv(MultiTurnEnv):
         replies: list[Any] = []
         is_done = False
         try:
-            for action, call_id in await self._actions(message, session):
-                result = await session.ask("step", action)
-                rewards += [] if result.get("reward") is None else [float(result["reward"])]
-                state["openenv_metadata"] = result.get("metadata") or {}
-                replies += await self._replies(_observation(result), call_id, session)
-                is_done = bool(result.get("done"))
-                if is_done:
-                    break
+            actions = await self._actions(message, session)
         except Exception as error:
             if passes(error) or isinstance(error, InfraError):
                 raise
-            step["reward"], step["extras"]["action_error"] = 0.0, f"{type(error).__name__}: {error}"
-            text = f"Your action could not be read ({error}). The episode is over."
-            state["final_env_response"] = [UserMessage(text)]
+            _end_unread(state, step, error)
             return
+        for action, call_id in actions:
+            try:
+                result = await session.ask("step", action)
+            except ActionRefused as error:
+                _end_unread(state, step, error)
+                return
+            if (reward := result.get("reward")) is not None:
+                rewards.append(session.reward_of(reward))
+            state["openenv_metadata"] = result.get("metadata") or {}
+            replies += await self._replies(_observation(result), call_id, session)
+            is_done = bool(result.get("done"))
+            if is_done:
+                break
         step["reward"] = sum(rewards) if rewards else None
         is_cut = len(state["trajectory"]) == self.max_episode_steps
         step["extras"] |= {"terminated": is_done, "truncated": is_cut and not is_done}
@@ -317,14 +325,30 @@ class _Session:
             ) from error
         if received.type != aiohttp.WSMsgType.TEXT:
             raise InfraError(f"the OpenEnv server at {self.url} closed the session")
-        answer = json.loads(received.data)
-        data = answer.get("data") or {}
-        if answer.get("type") != "error":
+        try:
+            answer = json.loads(received.data)
+            data = answer.get("data") or {}
+            is_error, _ = answer.get("type") == "error", data.keys()
+        except (ValueError, RecursionError, AttributeError) as error:
+            raise InfraError(
+                f"the OpenEnv server at {self.url} answered {kind} with what cannot be read"
+                f" ({type(error).__name__}: {error}): {excerpt(received.data.encode()[:2000])!r}"
+            ) from error
+        if not is_error:
             return data
         text, code = data.get("message") or "no message", data.get("code")
         if code == "VALIDATION_ERROR" and kind == "step":
             raise ActionRefused(f"{text}{_details(data.get('errors'))}")
         raise InfraError(f"the OpenEnv server at {self.url} refused {kind}: {text} ({code})")
+
+    def reward_of(self, reward: object) -> float:
+        """The reward of a step. *Raises* InfraError for what is no number."""
+        if math.isnan(value := number(reward)):
+            raise InfraError(
+                f"the OpenEnv server at {self.url} gave the reward {str(reward)[:60]!r}, which is"
+                " no number"
+            )
+        return value
 
     def form_of_answers(self) -> str:
         """How an answer is written, where it is neither a tool call nor the value of one field."""
@@ -357,6 +381,13 @@ class _Session:
         await self._http.close()
 
 
+def _end_unread(state: State, step: TrajectoryStep, error: Exception) -> None:
+    """End an episode whose action could not be read, here or at the server: the model's fault."""
+    step["reward"], step["extras"]["action_error"] = 0.0, f"{type(error).__name__}: {error}"
+    text = f"Your action could not be read ({error}). The episode is over."
+    state["final_env_response"] = [UserMessage(text)]
+
+
 def _observation(result: Mapping[str, Any]) -> Mapping[str, Any]:
     observation = result.get("observation")
     return observation if isinstance(observation, Mapping) else {"result": observation}
@@ -369,7 +400,12 @@ def _messages(observation: Mapping[str, Any]) -> Messages:
         raise InfraError(
             "the served environment wrote the conversation anew, which a session cannot follow"
         )
-    return [Message(**message) for message in observation.get("messages") or ()]
+    try:
+        return [Message(**message) for message in observation.get("messages") or ()]
+    except TypeError as error:
+        raise InfraError(
+            f"the OpenEnv server gave messages that cannot be read: {error}"
+        ) from error
 
 
 def _tool(tool: Mapping[str, Any]) -> Tool:
