@@ -256,13 +256,17 @@ def test_an_agent_that_dies_is_quoted_and_keeps_its_turns():
     results = run(script, ["hello"])
     message = failure(results)
     assert message.startswith(
-        "AgentError: the agent 'python3 agent.py' ended with exit code 1; its log ends with: "
+        "AgentFailure: the agent 'python3 agent.py' ended with exit code 1; its log ends with: "
     )
     assert message.endswith("raise ValueError('no such luck') | ValueError: no such luck"), (
         "no line of marks alone"
     )
     assert len(only(results)["trajectory"]) == 1
-    assert only(results).reward != only(results).reward  # unknown
+    assert (only(results).reward, only(results).metrics["agent_failed"]) == (0.0, 1.0)
+    unscored = only(run(script, ["hello"], score_failures=False))
+    assert unscored.error.error == "AgentError"
+    assert unscored.reward != unscored.reward  # unknown
+    assert unscored.metrics["agent_failed"] == 1.0
 
 
 def test_an_agent_that_fails_over_an_answer_that_was_cut_is_scored():
@@ -283,8 +287,54 @@ def test_an_agent_that_is_killed():
     message = failure(run(script, ["a"]))
     assert (
         message
-        == "AgentError: the agent 'python3 agent.py' was ended by signal 9; it wrote nothing"
+        == "AgentFailure: the agent 'python3 agent.py' was ended by signal 9; it wrote nothing"
     )
+
+
+INSIDE = """
+parent = os.getppid()
+def report(text):
+    with open(f"/proc/{parent}/fd/1", "w") as file:
+        file.write(text)
+"""
+KILL = "\nimport signal, time\nos.kill(parent, signal.SIGKILL)\ntime.sleep(60)"
+ENDS = {
+    "its supervisor is killed": KILL,
+    "the report is forged: not started": '\nreport(\'{"failed": "no such file"}\')' + KILL,
+    "the report is forged: empty": "\nreport('{}')" + KILL,
+    "the report is forged: a list": "\nreport('[1]')" + KILL,
+    "the report is forged: a text": '\nreport(\'{"exit_code": "x", "left": []}\')' + KILL,
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_what_the_model_does_to_the_process_that_runs_its_agent_is_scored(end):
+    script = CLIENT + INSIDE + "open('answer.txt', 'w').write('41')\nchat([user('x')])" + end
+    output = only(run(script, ["a"]))
+    assert (output.error.error, output.reward) == ("AgentFailure", 0.0)
+    assert output.metrics["agent_failed"] == 1.0
+    assert output["files"] == {"answer.txt": "41"}
+
+    off = only(run(script, ["a"], score_failures=False))  # negative control
+    assert (off.error.error, off.reward != off.reward) == ("AgentError", True)
+
+
+def test_a_request_that_is_refused_after_the_first_answer_is_scored():
+    replies = ["a", vf.ModelRefused("tools[0] has no name", status=400)]
+    script = CLIENT + "chat([user('x')])\nchat([user('y')])"
+    message = failure(results := run(script, ScriptedClient(replies)))
+    assert message == (
+        "AgentFailure: a request of the agent 'python3 agent.py' was refused: tools[0] has no name"
+    )
+    assert only(results).reward == 0.0
+    off = run(script, ScriptedClient(replies), score_failures=False)
+    assert failure(off).startswith("ModelRefused")  # negative control
+    assert only(off).reward != only(off).reward
+
+
+def test_an_agent_that_is_ended_before_its_model_has_answered_is_not_scored():
+    output = only(run(CLIENT + INSIDE + KILL, ["a"]))
+    assert (output.error.error, output.reward != output.reward) == ("AgentError", True)
 
 
 def test_an_agent_that_does_not_start():

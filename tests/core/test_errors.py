@@ -14,7 +14,9 @@ ALL = [
     if issubclass(cls, errors.VerifiersError) and cls.__module__ == errors.__name__
 ]
 RETRYABLE = "RateLimited ModelUnavailable MalformedResponse EmptyModelResponseError InfraError TunnelError".split()
-SCORABLE = "OverlongPromptError ToolError ToolParseError ToolCallError SandboxLimit".split()
+SCORABLE = (
+    "OverlongPromptError ToolError ToolParseError ToolCallError AgentFailure SandboxLimit".split()
+)
 
 
 def test_every_error_says_whose_failure_it_is():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -27,6 +28,7 @@ from support.training import (
     toy_env,
 )
 from verifiers.errors import ConfigError
+from verifiers_trainer.pipeline import rewards
 from verifiers_trainer.pipeline.curriculum import (
     RewardWeights,
     difficulty_at,
@@ -245,6 +247,29 @@ def test_weights_change_with_the_epoch_and_nothing_is_scored_again(tmp_path, gro
     assert len(calls) == 6 * 8
     assert env.rubric.get_group_weights() == ([1.0, 1.0] if group else [1.0])
     assert env.rubric.get_reward_weights()[:2] == ([1.0, 1.0] if group else [1.0, 0.0])
+
+
+@pytest.mark.parametrize("kind", [vf.ToolCallError, vf.EnvironmentFault])
+async def test_what_ended_by_the_models_doing_has_a_reward_by_the_same_rule_as_its_siblings(kind):
+    """And what the environment ended keeps its unknown one."""
+    env = counted_env([])
+    states = [
+        vf.State(prompt="?", completion=[vf.AssistantMessage("12")], example_id=0) for _ in range(2)
+    ]
+    states[1]["error"] = kind("no such tool")
+    await env.rubric.score_group(states)
+
+    RewardWeights(env, {0: [0, 2]}).decide(0, states)
+    weighted = [state["reward"] for state in states]
+
+    await rewards.decide(lambda completions: [7.0] * len(completions), states, {})
+    hooked = [state["reward"] for state in states]
+    if kind.scorable:
+        assert (weighted, hooked) == ([1.0, 1.0], [7.0, 7.0])
+    else:
+        assert (weighted[0], hooked[0]) == (1.0, 7.0)
+        assert math.isnan(weighted[1])
+        assert math.isnan(hooked[1])
 
 
 def test_weights_by_name_leave_the_others_as_they_are():

@@ -82,6 +82,8 @@ class AgentEnv(AgentTurns):
         timeout_minutes: Time limit of a sandbox.
         max_startup_wait_seconds: Time limit of the opening of a sandbox.
         max_idle_seconds: Longest time without a model call.
+        score_failures: Score a rollout whose program fails after its model has answered, also where
+            the model ended it; False leaves the reward unknown.
         max_output_mb: Limit of the agent's output.
         max_log_kb: How much of the agent's output is kept.
         max_file_mb: Largest file that is collected.
@@ -121,6 +123,7 @@ class AgentEnv(AgentTurns):
         timeout_minutes: float = 60,
         max_startup_wait_seconds: float = 60,
         max_idle_seconds: float = MAX_IDLE_S,
+        score_failures: bool = True,
         max_output_mb: float = 16,
         max_log_kb: float = 128,
         max_file_mb: float = 1,
@@ -135,9 +138,8 @@ class AgentEnv(AgentTurns):
             )
         if isinstance(collect, str):
             raise ConfigError("collect is a list of patterns, not one text", key="collect")
-        self.set_agent(
-            agent, command, dialect, agent_args, trained_roles, history, max_idle_seconds
-        )
+        limits = max_idle_seconds, score_failures
+        self.set_agent(agent, command, dialect, agent_args, trained_roles, history, *limits)
         self.files = {**named_files(self.command or []), **contents(files)}
         self.collect, self.keep_workdirs = list(collect), keep_workdirs
         self.seen_tools = None if tools is None else list(tools)

@@ -282,7 +282,7 @@ class AgentProcess:
                 " ['python3', 'agent.py', '{prompt}']"
             )
         self.ending.exit_code, self.ending.left = report["exit_code"], report["left"]
-        if report["flooded"]:
+        if report.get("flooded"):
             raise SandboxLimit(
                 f"the agent {self._agent.name!r} was ended: it wrote more than"
                 f" {self._limits.max_output_bytes} bytes (max_output_mb)",
@@ -300,12 +300,14 @@ class AgentProcess:
             )
         try:
             report: dict[str, Any] = json.loads(result.stdout)
-        except ValueError:
+            if "failed" not in report and type(report["exit_code"]) is not int:
+                raise ValueError("no exit code")
+            return report | {"left": [str(name) for name in report.get("left") or ()]}
+        except (ValueError, TypeError, KeyError, RecursionError):  # lost, or forged from inside
             reason = result.error or result.stderr or f"exit code {result.exit_code}"
             raise AgentError(
                 f"the agent {self._agent.name!r} was lost with its sandbox: {reason}"
             ) from None
-        return report
 
     def check_exit_code(self) -> None:
         """*Raises* AgentError that quotes the end of the log when the agent ended with another code

@@ -26,7 +26,15 @@ from verifiers.clients.payload import MAX_TOKENS_ALIASES
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.messages import message_text, normalize_chat
 from verifiers.environments.multi_turn import MultiTurnEnv
-from verifiers.errors import AgentError, ConfigError, ModelError, OverlongPromptError, SandboxLimit
+from verifiers.errors import (
+    AgentError,
+    AgentFailure,
+    ConfigError,
+    ModelError,
+    ModelRefused,
+    OverlongPromptError,
+    SandboxLimit,
+)
 from verifiers.rollouts.author_code import Hook, cleanup, maybe_await, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.types import Message, Messages, Response
@@ -100,7 +108,12 @@ def _roles(state: State) -> list[str]:
     return [str(step["extras"].get("role", "main")) for step in state["trajectory"]]
 
 
-METRICS = (side_calls, subagent_calls, history_rewrites)
+def agent_failed(state: State) -> float:
+    """1 where the agent program failed, else 0."""
+    return float(isinstance(state["error"], AgentError))
+
+
+METRICS = (side_calls, subagent_calls, history_rewrites, agent_failed)
 
 
 class AgentTurns(MultiTurnEnv):
@@ -115,6 +128,10 @@ class AgentTurns(MultiTurnEnv):
     collect: Sequence[str] = ()
     """Patterns of files in the work folder that are read at the end."""
     keep_workdirs: str | Path | None = None
+    score_failures: bool = True
+    """Whether a program that fails after its model has answered is scored: else a model that ends
+    its agent, or the process that runs it, leaves no reward and so is not trained on what it
+    did."""
 
     def set_agent(
         self,
@@ -125,6 +142,7 @@ class AgentTurns(MultiTurnEnv):
         trained_roles: Sequence[Role],
         history: str,
         max_idle_seconds: float,
+        score_failures: bool,
     ) -> None:
         """Set the agent of the rollouts. *Raises* ConfigError for an invalid parameter."""
         if agent is not None and command is not None:
@@ -152,6 +170,7 @@ class AgentTurns(MultiTurnEnv):
         self.trained_roles = tuple(trained_roles)
         self.history = history
         self.max_idle_seconds = max_idle_seconds
+        self.score_failures = score_failures
 
     def identity(self) -> dict[str, Any]:
         """The parameters, and the version of an installed agent."""
@@ -267,9 +286,18 @@ class AgentTurns(MultiTurnEnv):
                 ) from None
             if run.call is None:
                 assert run.task is not None
-                run.task.result()  # raises the agent's error
-                await self._check_end(run, state)
+                try:
+                    run.task.result()  # raises the agent's error
+                    await self._check_end(run, state)
+                except AgentError as error:
+                    if not self._is_scored(run):
+                        raise
+                    raise AgentFailure(str(error)) from error
         return run.call is None
+
+    def _is_scored(self, run: AgentRun) -> bool:
+        """Whether a failure of the program is scored: its model has answered it before."""
+        return self.score_failures and run.process is not None and bool(run.steps)
 
     async def _check_end(self, run: AgentRun, state: State) -> None:
         """*Raises* AgentError for an agent that failed, or never called the model.
@@ -347,6 +375,11 @@ class AgentTurns(MultiTurnEnv):
             )
         except BaseException as error:  # the agent waits: it learns of every failure; raised again
             call.refuse(*_refusal(error))
+            if isinstance(error, ModelRefused) and self._is_scored(run):
+                name = state["agent"]["name"]
+                raise AgentFailure(
+                    f"a request of the agent {name!r} was refused: {error}"
+                ) from error
             raise
 
     def _sampling(self, state: State, call: Call) -> dict[str, Any]:

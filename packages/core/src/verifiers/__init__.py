@@ -68,7 +68,7 @@ _MODULES: dict[str, str] = {
         "VerifiersError UsageError ConfigError MissingKeyError DatasetError UnknownEnvironment"
         " EnvironmentLoadError RunBusy RunMismatch RolloutError ModelError RateLimited"
         " ModelUnavailable ModelRefused MalformedResponse EmptyModelResponseError"
-        " OverlongPromptError EnvironmentFault RolloutTimeout ScoringError AgentError ToolError"
+        " OverlongPromptError EnvironmentFault RolloutTimeout ScoringError AgentError AgentFailure ToolError"
         " ToolParseError ToolCallError InfraError TunnelError WorkerLost SandboxError"
         " SandboxUnavailable SandboxLimit RunError JournalError TooManyFaults BudgetExhausted"
         " AuthenticationFailed ModelNotFound EndpointUnreachable WeightSyncError CheckpointError"

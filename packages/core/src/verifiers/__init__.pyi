@@ -56,6 +56,7 @@ from verifiers.environments.multi_agent import (
 from verifiers.environments.registry import list_environments, load_environment
 from verifiers.errors import (
     AgentError,
+    AgentFailure,
     AuthenticationFailed,
     BudgetExhausted,
     CheckpointError,
@@ -158,6 +159,7 @@ __all__ = [
     "Agent",
     "AgentEnv",
     "AgentError",
+    "AgentFailure",
     "AnthropicMessagesClient",
     "AssistantMessage",
     "AuthenticationFailed",

@@ -8,7 +8,7 @@ the run.
     failure of one rollout: recorded on it, never raised by a run │   ├─ ModelError: RateLimited ·
     ModelUnavailable · ModelRefused · MalformedResponse ─ EmptyModelResponseError │   ├─
     OverlongPromptError    the rollout loop turns it into a stop condition │   ├─ EnvironmentFault ·
-    RolloutTimeout · ScoringError · AgentError │   ├─ ToolError: ToolParseError · ToolCallError │
+    RolloutTimeout · ScoringError · AgentError: AgentFailure │   ├─ ToolError: ToolParseError · ToolCallError │
     └─ InfraError: TunnelError · WorkerLost · SandboxError: SandboxUnavailable · SandboxLimit └─
     RunError                   the run cannot continue; everything acknowledged is on disk; commands
     exit 3
@@ -187,6 +187,12 @@ class ToolCallError(ToolError):
 
 class AgentError(RolloutError):
     """An agent program could not be started, failed, or never called the model."""
+
+
+class AgentFailure(AgentError):
+    """An agent program failed after its model had answered it, which the model can cause."""
+
+    scorable = True
 
 
 class InfraError(RolloutError):

@@ -105,6 +105,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
         waive: Keys of ``task.toml`` to run without, such as ``"environment.network_mode"``.
         trained_roles: Which of "main", "subagent", "summary" and "side" are trained.
         max_idle_seconds: Longest time without a model call of an agent.
+        score_failures: As of ``AgentEnv``.
         max_startup_wait_seconds: Time limit of the opening of a sandbox.
 
     A task's ``agent.timeout_sec`` bounds the time of the agent, ``max_turns`` and a task's
@@ -148,12 +149,14 @@ class HarborEnv(AgentTurns, SandboxEnv):
         waive: Sequence[str] = (),
         trained_roles: Sequence[Role] = TRAINED_ROLES,
         max_idle_seconds: float = MAX_IDLE_S,
+        score_failures: bool = True,
         max_startup_wait_seconds: float = 60,
         **parameters: Unpack[SandboxOptions],
     ):
         runs_program = command is not None or (agent is not None and agent not in SCRIPTED)
         history = "exact" if runs_program else "template"
-        self.set_agent(agent, command, None, agent_args, trained_roles, history, max_idle_seconds)
+        limits = max_idle_seconds, score_failures
+        self.set_agent(agent, command, None, agent_args, trained_roles, history, *limits)
         files = named_files(self.command or ())
         if self.command is not None:  # in the work folder they would be artifacts
             self.command = [f"{{home}}/{word}" if word in files else word for word in self.command]

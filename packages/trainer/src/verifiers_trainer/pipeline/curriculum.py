@@ -123,7 +123,7 @@ class RewardWeights:
         ``epoch``."""
         weights = self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT))
         for state in states:
-            if weights is not None and state["error"] is None:
+            if weights is not None and rewards.has_reward(state):
                 effective = effective_weights(self.env.for_row(state).rubric, weights)
                 state["reward"] = number(rewards.weighted(effective, state["metrics"]))
 

@@ -30,10 +30,11 @@ async def decide(
 ) -> None:
     """Set the reward of every scored rollout to the result of ``hook``; None and NaN are unknown.
 
-    A failed rollout keeps its unknown reward and is not passed to the hook. Raises ``ConfigError``
+    A rollout that failed through no fault of the model keeps its unknown reward and is not passed
+    to the hook. Raises ``ConfigError``
     for a wrong number of rewards, and the errors of the hook.
     """
-    alive = [state for state in states if state["error"] is None]
+    alive = [state for state in states if has_reward(state)]
     if not alive:
         return
     token = _scored.set({id(state["completion"]): state for state in alive})
@@ -52,6 +53,12 @@ async def decide(
         )
     for state, reward in zip(alive, rewards, strict=True):
         state["reward"] = math.nan if reward is None else number(float(reward))
+
+
+def has_reward(state: State) -> bool:
+    """Whether a rollout is given a reward: it did not fail, or by the model's own doing."""
+    error = state["error"]
+    return error is None or error.scorable
 
 
 def recorded(env: Environment, completions: Sequence[Any], prompts: Sequence[Any]) -> list[float]:
