@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from verifiers.cli.common.command import SCHEMA, Call, SmallCommand, one_word
+from verifiers.cli.common.command import Call, SmallCommand, listening_options, one_word
 from verifiers.errors import ConfigError
 from verifiers.runtime.installed import part
 
@@ -104,17 +104,8 @@ def _ended() -> asyncio.Event:
 
 
 def _announce(call: Call, server: Server, address: str, client: str) -> None:
-    if call.json:  # print it now: the command ends with Ctrl-C
-        print(
-            json.dumps(
-                {"schema": SCHEMA, "ok": True, "exit_code": 0, "url": address, "error": None}
-            ),
-            file=call.out,
-        )
-        call.json = False
-    else:
-        call.say(f"{server.name} at {address}, {server.max_sessions} sessions: {client}")
-    call.out.flush()
+    text = f"{server.name} at {address}, {server.max_sessions} sessions: {client}"
+    call.answer_now(text, url=address)
 
 
 COMMAND = SmallCommand(
@@ -134,18 +125,7 @@ COMMAND = SmallCommand(
             type=click.Choice(["openenv", "zmq"]),
             help="Clients to serve: OpenEnv's, or those of verifiers 0.4 over ZeroMQ [openenv].",
         ),
-        click.Option(
-            ["--host"],
-            default="127.0.0.1",
-            metavar="ADDRESS",
-            help="Address to listen on [127.0.0.1].",
-        ),
-        click.Option(
-            ["--port"],
-            default=8000,
-            type=click.IntRange(0, 65535),
-            help="Port; 0 is any free one [8000].",
-        ),
+        *listening_options(8000),
         click.Option(
             ["--max-sessions"],
             default=64,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from verifiers.cli.common.command import SCHEMA, Call, SmallCommand
+from verifiers.cli.common.command import Call, SmallCommand, listening_options
 from verifiers.errors import ConfigError, UnknownEnvironment
 
 if TYPE_CHECKING:
@@ -108,17 +107,8 @@ def _serve(call: Call, library: Library) -> None:
 
     options = call.options
     server = Server(library, options["host"], options["port"], options["allow_remote"])
-    if call.json:  # print it now: the command ends with Ctrl-C
-        print(
-            json.dumps(
-                {"schema": SCHEMA, "ok": True, "exit_code": 0, "url": server.url, "error": None}
-            ),
-            file=call.out,
-        )
-        call.json = False
-    else:
-        call.say(f"the runs in {', '.join(map(str, library.catalog.folders))} are at {server.url}")
-    call.out.flush()
+    folders = ", ".join(map(str, library.catalog.folders))
+    call.answer_now(f"the runs in {folders} are at {server.url}", url=server.url)
     if not options["no_browser"] and not open_browser(server.url):
         call.note(
             "vf-view: no browser here; open the address, through a tunnel if this machine is"
@@ -134,18 +124,7 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="[PATH ...]",
     options=[
-        click.Option(
-            ["--host"],
-            default="127.0.0.1",
-            metavar="ADDRESS",
-            help="Address to listen on [127.0.0.1].",
-        ),
-        click.Option(
-            ["--port"],
-            default=0,
-            type=click.IntRange(0, 65535),
-            help="Port; 0 is any free one [0].",
-        ),
+        *listening_options(0),
         click.Option(["--no-browser", "--no-open"], is_flag=True, help="Open no browser."),
         click.Option(
             ["--allow-remote"], is_flag=True, help="Allow a --host that other machines can reach."

@@ -8,7 +8,6 @@ Loads the model on the embedded engine of this process and serves until Ctrl-C o
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 import click
 
-from verifiers.cli.common.command import SCHEMA, Call, SmallCommand
+from verifiers.cli.common.command import Call, SmallCommand, listening_options
 from verifiers.errors import ConfigError, RunError
 
 START_S = 120.0
@@ -89,20 +88,7 @@ def _api_key(variable: str | None, host: str) -> str:
 
 
 def _report(call: Call, url: str, name: str, variable: str | None) -> None:
-    if call.json:  # print it now: the command ends with a signal
-        facts = {
-            "schema": SCHEMA,
-            "ok": True,
-            "exit_code": 0,
-            "url": url,
-            "model": name,
-            "error": None,
-        }
-        print(json.dumps(facts), file=call.out)
-        call.json = False
-    else:
-        call.say(f"{name} at {url}")
-    call.out.flush()
+    call.answer_now(f"{name} at {url}", url=url, model=name)
     key = f" -k {variable}" if variable else ""
     call.note(f"vf-serve: vf-eval ENV -m {name} -b {url}{key}")
     call.note("vf-serve: Ctrl-C ends it")
@@ -113,18 +99,7 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="FOLDER_PATH",
     options=[
-        click.Option(
-            ["--host"],
-            default="127.0.0.1",
-            metavar="ADDRESS",
-            help="Address to listen at [127.0.0.1].",
-        ),
-        click.Option(
-            ["--port"],
-            default=8000,
-            type=click.IntRange(0, 65535),
-            help="Port; 0 is any free one [8000].",
-        ),
+        *listening_options(8000),
         click.Option(
             ["--name"], metavar="NAME", help="Name of the model for requests [the folder]."
         ),

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import click
 
-from verifiers.cli.common.command import COMMON, Call, SmallCommand
+from verifiers.cli.common.command import Call, SmallCommand
 from verifiers.errors import ConfigError, RunError
 from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
 from verifiers_trainer.cli.vllm_command import (
@@ -47,17 +47,9 @@ class _Command(SmallCommand):
     __slots__ = ()
 
     def _read(self, argv: list[str], call: Call) -> None:
-        argv = list(argv)
         cut = argv.index("--") if "--" in argv else len(argv)
-        try:
-            with self.click_command().make_context(self.name, argv[:cut]) as context:
-                values = dict(context.params)
-        except click.UsageError as error:
-            raise ConfigError(error.format_message()) from None
-        call.words = list(values.pop("words"))
-        call.options = {name: value for name, value in values.items() if name not in COMMON}
+        self._parse(argv[:cut], call)
         call.options["unchecked"] = argv[cut + 1 :]
-        call.json, call.verbose, call.quiet = (values[name] for name in COMMON)
 
 
 def serve(call: Call) -> None:

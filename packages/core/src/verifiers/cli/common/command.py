@@ -56,6 +56,21 @@ class Call:
         if not self.quiet:
             print(escape_control(text), file=sys.stderr, flush=True)
 
+    def answer_now(self, text: str, **facts: Any) -> None:
+        """Print the result of an action that then runs until a signal ends it."""
+        if self.json:
+            print(_answer(facts), file=self.out)
+            self.json = False
+        else:
+            self.say(text)
+        self.out.flush()
+
+
+def _answer(facts: dict[str, Any], exit_code: int = 0, error: object = None) -> str:
+    """The JSON object of a command."""
+    content = {"schema": SCHEMA, "ok": exit_code == 0, "exit_code": exit_code, **facts}
+    return json.dumps(content | {"error": error})
+
 
 @dataclass(frozen=True, slots=True)
 class SmallCommand:
@@ -99,14 +114,7 @@ class SmallCommand:
                     code, error = fail(raised, command=self.name, verbose=call.verbose)
                 if call.json:
                     facts = dict.fromkeys(self.keys) | call.facts
-                    content = {
-                        "schema": SCHEMA,
-                        "ok": code == 0,
-                        "exit_code": code,
-                        **facts,
-                        "error": error,
-                    }
-                    print(json.dumps(content), file=call.out)
+                    print(_answer(facts, code, error), file=call.out)
                 call.out.flush()
         except click.exceptions.Exit as exit_:  # after --help and --version
             return exit_.exit_code
@@ -142,23 +150,46 @@ class SmallCommand:
     def _read(self, argv: list[str], call: Call) -> None:
         """Fill ``call`` from the command line. *Raises* ``ConfigError`` that lists every unknown
         option."""
-        command = self.click_command()
-        try:
-            with command.make_context(self.name, argv) as context:
-                values = dict(context.params)
-        except click.UsageError as error:
-            raise ConfigError(error.format_message()) from None
-        words = values.pop("words")
+        command = self._parse(argv, call)
         unknown = [
-            word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1
+            word.partition("=")[0] for word in call.words if word.startswith("-") and len(word) > 1
         ]
         flags = [
             flag for option in command.params for flag in (*option.opts, *option.secondary_opts)
         ]
         known = [*(flag for flag in flags if flag.startswith("--")), "--help"]
         raise_together([unknown_option(flag, known, self.name) for flag in unknown])
-        call.words, call.options = list(words), {k: v for k, v in values.items() if k not in COMMON}
+
+    def _parse(self, argv: list[str], call: Call) -> click.Command:
+        """Fill ``call``; unknown options are among its words."""
+        command = self.click_command()
+        try:
+            with command.make_context(self.name, argv) as context:
+                values = dict(context.params)
+        except click.UsageError as error:
+            raise ConfigError(error.format_message()) from None
+        call.words = list(values.pop("words"))
+        call.options = {name: value for name, value in values.items() if name not in COMMON}
         call.json, call.verbose, call.quiet = (values[name] for name in COMMON)
+        return command
+
+
+def listening_options(port: int) -> list[click.Option]:
+    """The address and the port of a command that serves."""
+    return [
+        click.Option(
+            ["--host"],
+            default="127.0.0.1",
+            metavar="ADDRESS",
+            help="Address to listen on [127.0.0.1].",
+        ),
+        click.Option(
+            ["--port"],
+            default=port,
+            type=click.IntRange(0, 65535),
+            help=f"Port; 0 is any free one [{port}].",
+        ),
+    ]
 
 
 def version_option(name: str) -> click.Option:
