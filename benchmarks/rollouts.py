@@ -35,11 +35,9 @@ OVER_FLOOR, OVER_SDK = 2.0, 1.0
 def share(name: str, load: Load) -> Load:
     """A fifth of the rollouts for the SDK, whose cost per call is ten times as high
     and as steady."""
-    return (
-        replace(load, num_rollouts=max(load.in_flight, load.num_rollouts // 5))
-        if "OpenAI" in name
-        else load
-    )
+    if "OpenAI" in name:
+        return replace(load, num_rollouts=max(load.in_flight, load.num_rollouts // 5))
+    return load
 
 
 def compare(case: str, load: Load, url: str, num_pairs: int, report: Report) -> None:

@@ -175,11 +175,9 @@ def _table(module: Any, cls: str) -> str:
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is not dataclasses.MISSING:
         return repr(field.default)
-    return (
-        repr(field.default_factory())
-        if field.default_factory is not dataclasses.MISSING
-        else "required"
-    )
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return "required"
 
 
 def _documented(module: Any, cls: str) -> Iterator[tuple[str, str]]:

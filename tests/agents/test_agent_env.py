@@ -585,11 +585,9 @@ def test_a_rollout_of_another_environment_has_no_gateway():
 def test_many_agents_at_once_leave_nothing_and_keep_apart():
     def reply(request):
         text = request.prompt[1]["content"]
-        return (
-            "done"
-            if request.prompt[-1]["role"] == "tool"
-            else vf.ToolCall("c", "write", {"text": f"{len(text)}"})
-        )
+        if request.prompt[-1]["role"] == "tool":
+            return "done"
+        return vf.ToolCall("c", "write", {"text": f"{len(text)}"})
 
     mark = f"{time.time_ns()}"  # in the arguments of each process
     options = {"max_concurrent": 16}

@@ -66,11 +66,9 @@ async def test_a_history_that_changes_forks_and_the_last_row_is_marked(engine):
     class Forgets(vf.MultiTurnEnv):
         async def get_prompt_messages(self, state):
             asked = await super().get_prompt_messages(state)
-            return (
-                asked
-                if not state["trajectory"]
-                else [asked[0], {"role": "user", "content": "7 again"}]
-            )
+            if not state["trajectory"]:
+                return asked
+            return [asked[0], {"role": "user", "content": "7 again"}]
 
         async def env_response(self, messages, state):
             return "and now?"

@@ -159,11 +159,9 @@ def test_earlier_branches_are_dropped_and_counted(engine):
     class Forgets(vf.MultiTurnEnv):
         async def get_prompt_messages(self, state):
             asked = await super().get_prompt_messages(state)
-            return (
-                asked
-                if not state["trajectory"]
-                else [*asked[:-2], {"role": "user", "content": "again"}]
-            )
+            if not state["trajectory"]:
+                return asked
+            return [*asked[:-2], {"role": "user", "content": "again"}]
 
         async def env_response(self, messages, state):
             return "more"

@@ -57,11 +57,9 @@ def test_an_agent_with_a_tool_is_a_rollout_of_two_turns(dialect, is_streamed):
 
     def reply(request):
         last = request.prompt[-1]
-        return (
-            last["content"]
-            if last["role"] == "tool"
-            else vf.ToolCall("c1", "times", '{"a":6,"b":7}')
-        )
+        if last["role"] == "tool":
+            return last["content"]
+        return vf.ToolCall("c1", "times", '{"a":6,"b":7}')
 
     env = vf.AgentEnv(agent=agent, dialect=dialect, dataset=[ROW], rubric=vf.Rubric(funcs=[right]))
     results = env.evaluate(ScriptedClient(reply, tokens=True), "m", keep_states=True)

@@ -86,11 +86,9 @@ def play(name: str, case: str) -> Measured:
         if not request.tools:
             return "A title"
         said = sum(message["role"] == "assistant" for message in request.prompt)
-        return (
-            script[said]
-            if said < len(script)
-            else LAST_WORDS.get(name, "I wrote the file; all is done.")
-        )
+        if said < len(script):
+            return script[said]
+        return LAST_WORDS.get(name, "I wrote the file; all is done.")
 
     row = {"question": "Write 42 into answer.txt.", "answer": "42"}
     env = Recording(

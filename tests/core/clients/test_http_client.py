@@ -440,11 +440,9 @@ async def test_a_lone_surrogate_in_an_answer_survives():
 async def test_the_older_name_of_the_limit_is_tried_once_and_remembered():
     def script(hit):
         old = "max_completion_tokens" in hit.json()
-        return (
-            Behaviour(400, body="Unrecognized request argument: max_completion_tokens")
-            if old
-            else None
-        )
+        if old:
+            return Behaviour(400, body="Unrecognized request argument: max_completion_tokens")
+        return None
 
     with FakeServer("x", script) as server:
         client = client_of(server)

@@ -140,11 +140,9 @@ def refusing(part, name, text):
     """An endpoint that refuses every body with a part in it."""
 
     def script(hit):
-        return (
-            Behaviour(400, body=json.dumps(name.error_body(400, text)))
-            if part in hit.body
-            else None
-        )
+        if part in hit.body:
+            return Behaviour(400, body=json.dumps(name.error_body(400, text)))
+        return None
 
     return script
 

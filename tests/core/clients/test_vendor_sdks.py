@@ -220,11 +220,9 @@ def exhausted(value):
     """Iterates what pydantic checks only while it is iterated."""
     if isinstance(value, dict):
         return {name: exhausted(inner) for name, inner in value.items()}
-    return (
-        value
-        if isinstance(value, str) or not hasattr(value, "__iter__")
-        else [exhausted(inner) for inner in value]
-    )
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        return value
+    return [exhausted(inner) for inner in value]
 
 
 @pytest.mark.parametrize(

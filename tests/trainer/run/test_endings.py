@@ -44,11 +44,9 @@ def after_two_steps(then):
 
     def reward(completion, **_):
         trainer = reward.trainer
-        return (
-            then(completion)
-            if trainer.state.global_step >= 2
-            else digits(completion) + reward.tick()
-        )
+        if trainer.state.global_step >= 2:
+            return then(completion)
+        return digits(completion) + reward.tick()
 
     reward.count = 0
 

@@ -504,11 +504,9 @@ def agent_run(state: State) -> AgentRun:
 
 
 def _name(given: object, agent: Agent | None) -> str:
-    return (
-        agent.name
-        if agent is not None
-        else str(getattr(given, "__name__", "") or type(given).__name__)
-    )
+    if agent is not None:
+        return agent.name
+    return str(getattr(given, "__name__", "") or type(given).__name__)
 
 
 def _refusal(error: BaseException) -> tuple[int, str]:
@@ -524,11 +522,9 @@ def _refusal(error: BaseException) -> tuple[int, str]:
 
 def _why_over(state: State) -> str:
     error = state["error"]
-    return (
-        f"{type(error).__name__}: {error}"
-        if error is not None
-        else str(state["stop_condition"] or "cancelled")
-    )
+    if error is not None:
+        return f"{type(error).__name__}: {error}"
+    return str(state["stop_condition"] or "cancelled")
 
 
 def _with_refusals(sentence: str, run: AgentRun) -> str:

@@ -109,11 +109,9 @@ def where_of(error: BaseException) -> str | None:
     name = next(
         (str(facts[fact]) for fact in ("function", "hook", "waiting_for") if facts.get(fact)), None
     )
-    return (
-        f"{name} ({facts['file']}:{facts['line']})"
-        if name and facts.get("file") and facts.get("line")
-        else name
-    )
+    if name and facts.get("file") and facts.get("line"):
+        return f"{name} ({facts['file']}:{facts['line']})"
+    return name
 
 
 class RolloutError(VerifiersError):

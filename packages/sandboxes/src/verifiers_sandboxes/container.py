@@ -279,11 +279,9 @@ class Pipe:
             return "closed"
         self._errors.seek(0)
         lines = self._errors.read(2**16).decode("utf-8", "replace").strip().splitlines()
-        return (
-            lines[-1][:MAX_ERROR_CHARS]
-            if lines
-            else f"its command ended with {self._process.returncode}"
-        )
+        if lines:
+            return lines[-1][:MAX_ERROR_CHARS]
+        return f"its command ended with {self._process.returncode}"
 
 
 def file_sizes(spec: SandboxSpec) -> tuple[int, int]:

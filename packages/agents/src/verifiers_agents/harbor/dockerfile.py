@@ -179,11 +179,9 @@ def _json_list(text: str) -> list[str] | None:
         words = json.loads(text)
     except ValueError:
         return None
-    return (
-        words
-        if isinstance(words, list) and words and all(isinstance(word, str) for word in words)
-        else None
-    )
+    if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
+        return words
+    return None
 
 
 def _variables(rest: str, known: dict[str, str]) -> dict[str, str]:

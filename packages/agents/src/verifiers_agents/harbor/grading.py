@@ -97,11 +97,9 @@ def declared_artifacts(task: HarborTask) -> tuple[Artifact, ...]:
                 example_id=task.name,
             )
         declared = (Artifact(task.build.workdir),)
-    return (
-        declared
-        if any(one.source == ARTIFACTS for one in declared)
-        else (*declared, Artifact(ARTIFACTS))
-    )
+    if any(one.source == ARTIFACTS for one in declared):
+        return declared
+    return (*declared, Artifact(ARTIFACTS))
 
 
 async def collect(sandbox: Sandbox, task: HarborTask) -> list[tuple[str, Packed | None]]:

@@ -107,11 +107,9 @@ def oracle_reply(replies: object, request: ModelRequest, number: int) -> Any:
 
 
 def _num_replies(messages: Messages) -> int:
-    return (
-        0
-        if isinstance(messages, str)
-        else sum(message["role"] == "assistant" for message in messages)
-    )
+    if isinstance(messages, str):
+        return 0
+    return sum(message["role"] == "assistant" for message in messages)
 
 
 POLICIES: dict[str, Policy] = {
@@ -144,8 +142,6 @@ def formatted(env: Environment, example: Example, prompt_texts: Sequence[str]) -
 
 
 def _prompt_texts(request: ModelRequest) -> list[str]:
-    return (
-        [request.prompt]
-        if isinstance(request.prompt, str)
-        else [message_text(m) for m in request.prompt]
-    )
+    if isinstance(request.prompt, str):
+        return [request.prompt]
+    return [message_text(m) for m in request.prompt]

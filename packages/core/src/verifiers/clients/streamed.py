@@ -42,11 +42,9 @@ class StreamedClient(HttpClient):
         )
 
     def _refused_part(self, status: int, answer: bytes) -> str | None:
-        return (
-            STREAM
-            if refuses_argument(status, answer, STREAM)
-            else self.dialect.concession(status, answer)
-        )
+        if refuses_argument(status, answer, STREAM):
+            return STREAM
+        return self.dialect.concession(status, answer)
 
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
         whole = _object(answer, where)

@@ -178,11 +178,9 @@ class Table(Sequence[Example]):
     def __getitem__(self, index: slice) -> Table: ...
     def __getitem__(self, index: int | slice) -> Example | Table:
         selected = self._row_positions()[index]
-        return (
-            Table(self._store, selected)
-            if isinstance(selected, Sequence)
-            else self._store.examples([selected])[0]
-        )
+        if isinstance(selected, Sequence):
+            return Table(self._store, selected)
+        return self._store.examples([selected])[0]
 
     def __iter__(self) -> Iterator[Example]:
         positions = self._row_positions()

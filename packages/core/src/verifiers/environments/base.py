@@ -846,8 +846,6 @@ def _checked_few_shot(few_shot: Sequence[Mapping[str, Any]] | None) -> Any:
 
 
 def _prompt_tokens(response: Response) -> int:
-    return (
-        len(response.tokens.prompt_ids)
-        if response.tokens is not None
-        else response.usage.prompt_tokens
-    )
+    if response.tokens is not None:
+        return len(response.tokens.prompt_ids)
+    return response.usage.prompt_tokens

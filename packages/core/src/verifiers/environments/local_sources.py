@@ -214,11 +214,9 @@ def _in_project(folder: Path, name: str) -> LocalSource | None:
         ):
             if file.is_file():
                 return _of_file(file, version=version)
-    return (
-        _of_file(folder / "__init__.py", version=version)
-        if (folder / "__init__.py").is_file()
-        else None
-    )
+    if (folder / "__init__.py").is_file():
+        return _of_file(folder / "__init__.py", version=version)
+    return None
 
 
 def _python_files(folder: Path) -> list[Path]:

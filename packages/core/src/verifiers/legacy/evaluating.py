@@ -204,11 +204,9 @@ def to_col_order(list_of_dicts: Sequence[Mapping[str, float]]) -> dict[str, list
     >>> to_col_order([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
     {'a': [1, 3], 'b': [2, 4]}
     """
-    return (
-        {name: [row[name] for row in list_of_dicts] for name in list_of_dicts[0]}
-        if list_of_dicts
-        else {}
-    )
+    if list_of_dicts:
+        return {name: [row[name] for row in list_of_dicts] for name in list_of_dicts[0]}
+    return {}
 
 
 # --- results as text

@@ -68,11 +68,9 @@ def message_to_printable(message: object) -> Any:
 
 def messages_to_printable(messages: Iterable[object] | str) -> Any:
     """``message_to_printable`` of each message; text unchanged."""
-    return (
-        messages
-        if isinstance(messages, str)
-        else [message_to_printable(message) for message in messages]
-    )
+    if isinstance(messages, str):
+        return messages
+    return [message_to_printable(message) for message in messages]
 
 
 def serialize_message_for_output(message: object) -> dict[str, Any]:
@@ -89,11 +87,9 @@ def serialize_message_for_output(message: object) -> dict[str, Any]:
 
 def serialize_messages_for_output(messages: Iterable[object] | str) -> Any:
     """``serialize_message_for_output`` of each message; text unchanged."""
-    return (
-        messages
-        if isinstance(messages, str)
-        else [serialize_message_for_output(message) for message in messages]
-    )
+    if isinstance(messages, str):
+        return messages
+    return [serialize_message_for_output(message) for message in messages]
 
 
 def format_messages(messages: Messages) -> str:

@@ -254,11 +254,9 @@ class GenerateOutputsBuilder:
 
     def build_outputs(self, sort_by_example_id: bool = False) -> list[RolloutOutput]:
         """The rollouts so far, in order of arrival or by example."""
-        return (
-            sorted(self.outputs, key=lambda o: o["example_id"])
-            if sort_by_example_id
-            else list(self.outputs)
-        )
+        if sort_by_example_id:
+            return sorted(self.outputs, key=lambda o: o["example_id"])
+        return list(self.outputs)
 
     def build_metadata(self) -> GenerateMetadata:
         """The metadata of the rollouts so far; ``tools`` only where every rollout had the same."""

@@ -85,11 +85,9 @@ def smallest(values: np.ndarray, kind: str) -> np.ndarray:
                 values = candidate
                 break
     first = values[:1].copy()
-    return (
-        np.broadcast_to(first, len(values))
-        if first.tobytes() * len(values) == values.tobytes()
-        else values
-    )
+    if first.tobytes() * len(values) == values.tobytes():
+        return np.broadcast_to(first, len(values))
+    return values
 
 
 def _joined(blocks: Sequence[np.ndarray], kind: str) -> np.ndarray:

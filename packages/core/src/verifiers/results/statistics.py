@@ -87,11 +87,9 @@ def clustered_stderr(
         return NAN
     _, num_known, sums = _cluster_sums(values, clusters, math.fsum(numbers.data) / len(numbers))
     num_clusters, spread = np.count_nonzero(num_known), math.fsum((sums**2).data)
-    return (
-        math.sqrt(num_clusters / (num_clusters - 1) * spread) / len(numbers)
-        if num_clusters > 1
-        else NAN
-    )
+    if num_clusters > 1:
+        return math.sqrt(num_clusters / (num_clusters - 1) * spread) / len(numbers)
+    return NAN
 
 
 def solved(

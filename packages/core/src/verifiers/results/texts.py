@@ -78,11 +78,9 @@ def _meaning_of_success(facts: Mapping[str, Any]) -> str:
     """
     if facts["success_metric"] is not None:
         return f"solved = {facts['success_metric']} is 1"
-    return (
-        "solved = reward is 1"
-        if facts["pass_threshold"] is None
-        else f"solved = reward ≥ {facts['pass_threshold']:g}"
-    )
+    if facts["pass_threshold"] is None:
+        return "solved = reward is 1"
+    return f"solved = reward ≥ {facts['pass_threshold']:g}"
 
 
 def number(value: float | None) -> str:
@@ -121,11 +119,9 @@ def dollars(cost: float, num_rollouts: int) -> str:
     def rounded(amount: float) -> str:
         return f"${amount:.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
 
-    return (
-        f"{rounded(cost)} ({rounded(cost / num_rollouts)} per rollout)"
-        if num_rollouts
-        else rounded(cost)
-    )
+    if num_rollouts:
+        return f"{rounded(cost)} ({rounded(cost / num_rollouts)} per rollout)"
+    return rounded(cost)
 
 
 def _spent(spent: Mapping[str, Any]) -> str:
@@ -148,11 +144,9 @@ def _time(facts: Mapping[str, Any]) -> str:
     tokens = rates["output_tokens_per_s"]
     sampled = f", {tokens:,.0f} tokens/s" if tokens is not None else ""
     rate = rates["rollouts_per_s"]
-    return (
-        f"{spent} ({rate:,.0f} rollouts/s{sampled})"
-        if rate >= 10
-        else f"{spent} ({rate:.2g} rollouts/s{sampled})"
-    )
+    if rate >= 10:
+        return f"{spent} ({rate:,.0f} rollouts/s{sampled})"
+    return f"{spent} ({rate:.2g} rollouts/s{sampled})"
 
 
 def latency_text(milliseconds: float) -> str:

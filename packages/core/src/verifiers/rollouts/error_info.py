@@ -133,8 +133,6 @@ def _blank_error() -> dict[str, Any]:
 
 def _cut(text: str, limit: int) -> str:
     half = limit // 2
-    return (
-        text
-        if len(text) <= limit
-        else f"{text[:half]}\n… {len(text) - limit} characters left out …\n{text[-half:]}"
-    )
+    if len(text) <= limit:
+        return text
+    return f"{text[:half]}\n… {len(text) - limit} characters left out …\n{text[-half:]}"

@@ -46,11 +46,9 @@ def size_text(num_bytes: int) -> str:
     >>> size_text(64 * 2**20), size_text(1500)
     ('64 MiB', '1500 bytes')
     """
-    return (
-        f"{num_bytes >> 20} MiB"
-        if num_bytes >= 2**20 and num_bytes % 2**20 == 0
-        else f"{num_bytes} bytes"
-    )
+    if num_bytes >= 2**20 and num_bytes % 2**20 == 0:
+        return f"{num_bytes >> 20} MiB"
+    return f"{num_bytes} bytes"
 
 
 def open_file(path: str | PathLike[str], mode: str = "rb", flags: int = 0) -> BinaryIO:

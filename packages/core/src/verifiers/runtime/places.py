@@ -22,11 +22,9 @@ def last_of_author(frames: Iterable[traceback.FrameSummary]) -> str | None:
     """The last frame outside of this package and the standard library: ``file:line in
     function``."""
     author = [frame for frame in frames if not _is_library(frame.filename)]
-    return (
-        f"{short_path(author[-1].filename)}:{author[-1].lineno} in {author[-1].name}"
-        if author
-        else None
-    )
+    if author:
+        return f"{short_path(author[-1].filename)}:{author[-1].lineno} in {author[-1].name}"
+    return None
 
 
 def short_path(path: str | os.PathLike[str]) -> str:

@@ -239,11 +239,9 @@ def _walk(
     if isinstance(value, list | tuple):
         return [_walk(member, hide, is_secret, show, name, inside) for member in value]
     if inside:
-        return (
-            value
-            if value is None or isinstance(value, bool) or value == ""
-            else hide(str(value), name)
-        )
+        if value is None or isinstance(value, bool) or value == "":
+            return value
+        return hide(str(value), name)
     return show(value) if show is not None and isinstance(value, str) else value
 
 

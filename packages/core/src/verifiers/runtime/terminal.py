@@ -25,10 +25,8 @@ def escape_control(text: str) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
-    return (
-        f"\\x{code:02x}"
-        if code < 0x100
-        else f"\\u{code:04x}"
-        if code < 0x10000
-        else f"\\U{code:08x}"
-    )
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    return f"\\U{code:08x}"

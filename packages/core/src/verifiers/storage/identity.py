@@ -521,11 +521,9 @@ def describe(value: object, name: str = "") -> Any:
 def _is_json(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_json(member) for key, member in value.items())
-    return (
-        all(map(_is_json, value))
-        if isinstance(value, list | tuple)
-        else type(value) in _JSON_LEAVES
-    )
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    return type(value) in _JSON_LEAVES
 
 
 _JSON_LEAVES = (str, int, float, bool, type(None))
@@ -612,22 +610,18 @@ _NUMBERS_AND_TIMES = frozenset(
 
 def _text(text: str) -> Any:
     text = digested(text)
-    return (
-        text
-        if len(text) <= MAX_STORED_CHARS
-        else _hashed(text.encode("utf-8", "surrogatepass"), len(text))
-    )
+    if len(text) <= MAX_STORED_CHARS:
+        return text
+    return _hashed(text.encode("utf-8", "surrogatepass"), len(text))
 
 
 def _plain(identity: object) -> Any:
     """Convert the result of an ``identity()`` to JSON; an author's may contain anything."""
     if isinstance(identity, Mapping):
         return {_key(key): _plain(member) for key, member in identity.items()}
-    return (
-        [_plain(member) for member in identity]
-        if isinstance(identity, list)
-        else describe(identity)
-    )
+    if isinstance(identity, list):
+        return [_plain(member) for member in identity]
+    return describe(identity)
 
 
 def _key(key: object) -> str:

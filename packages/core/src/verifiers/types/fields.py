@@ -74,11 +74,9 @@ class Fields:
     def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
         """The fields as plain data."""
         values = {name: _plain(getattr(self, name)) for name in self.keys()}
-        return (
-            {name: value for name, value in values.items() if value is not None}
-            if exclude_none
-            else values
-        )
+        if exclude_none:
+            return {name: value for name, value in values.items() if value is not None}
+        return values
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with the fields of ``update``."""

@@ -256,11 +256,9 @@ class _Function(dict[str, Any]):
     def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
         """The flat fields as a plain dict (the spelling of pydantic objects)."""
         fields = {name: self.get(name) for name in (*(("id",) if "id" in self else ()), *self.FLAT)}
-        return (
-            {name: value for name, value in fields.items() if value is not None}
-            if exclude_none
-            else fields
-        )
+        if exclude_none:
+            return {name: value for name, value in fields.items() if value is not None}
+        return fields
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with the flat fields of ``update`` (the spelling of pydantic objects)."""

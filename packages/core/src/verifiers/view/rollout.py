@@ -145,11 +145,9 @@ def _score(name: str, value: float, weights: Mapping[str, float]) -> dict[str, A
 def _messages(messages: Sequence[object] | str | None, place: str) -> list[dict[str, Any]]:
     if isinstance(messages, str):
         role = "assistant" if place == "completion" else "text"
-        return (
-            [{"role": role, "place": place, "parts": [{"type": "text", "text": messages}]}]
-            if messages
-            else []
-        )
+        if messages:
+            return [{"role": role, "place": place, "parts": [{"type": "text", "text": messages}]}]
+        return []
     return [_message(message, place) for message in messages or []]
 
 

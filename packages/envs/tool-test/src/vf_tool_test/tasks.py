@@ -95,11 +95,9 @@ def read_call(tool_call: Mapping[str, Any]) -> str | None:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
         return None
-    return (
-        call_key({"name": function["name"], "arguments": arguments})
-        if isinstance(arguments, dict)
-        else None
-    )
+    if isinstance(arguments, dict):
+        return call_key({"name": function["name"], "arguments": arguments})
+    return None
 
 
 def share_right(requested: Iterable[Mapping[str, Any]], actual: Sequence[str | None]) -> float:

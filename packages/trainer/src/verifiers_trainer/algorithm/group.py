@@ -126,13 +126,11 @@ class Group:
     def values(self, choice: object) -> np.ndarray:
         """What an advantage is computed from: rewards [G], scores [G, F] ("gdpo"), or the
         environment's advantages."""
-        return (
-            self.scores
-            if choice == "gdpo"
-            else self.advantages
-            if choice == "environment"
-            else self.rewards
-        )
+        if choice == "gdpo":
+            return self.scores
+        if choice == "environment":
+            return self.advantages
+        return self.rewards
 
     def limited(self, settings: GroupSettings) -> Group:
         """The group under the length rules, which may be applied more than once."""

@@ -175,11 +175,9 @@ def _type_of(name: str) -> Any:
     """Return the type of a setting under any of its names, without range and choices."""
     if name in compat.TRANSLATED:
         return bool | str if name == "scale_rewards" else int | None
-    return (
-        Any
-        if name in compat.WITHOUT_EFFECT
-        else plain_types().get(compat.RENAMED.get(name, name), Any)
-    )
+    if name in compat.WITHOUT_EFFECT:
+        return Any
+    return plain_types().get(compat.RENAMED.get(name, name), Any)
 
 
 class _Reader:

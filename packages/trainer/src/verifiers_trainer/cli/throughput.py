@@ -407,11 +407,9 @@ def _most_tries(work: Workload) -> float:
         return 1.0
     places = work.batch_size / work.group_size
     until_full = 0.5 + (1 + longest_excess(places)) / -math.log(dropped)
-    return (
-        min(until_full, math.log(1 - work.trained) / math.log(dropped))
-        if work.trained < 1
-        else until_full
-    )
+    if work.trained < 1:
+        return min(until_full, math.log(1 - work.trained) / math.log(dropped))
+    return until_full
 
 
 def _in_flight(work: Workload, placement: Placement) -> float:

@@ -151,22 +151,18 @@ def part(parameter: Tensor) -> Tensor:
     Under stages 1 and 2 of DeepSpeed, which split no parameter, it is a whole copy in float32.
     """
     if deepspeed.holds(parameter):
-        return (
-            deepspeed.part(parameter)
-            if deepspeed.is_in_pieces(parameter)
-            else deepspeed.whole(parameter)
-        )
+        if deepspeed.is_in_pieces(parameter):
+            return deepspeed.part(parameter)
+        return deepspeed.whole(parameter)
     return parameter.detach()
 
 
 def whole_of_part(tensor: Tensor, parameter: Tensor) -> Tensor:
     """Gather a tensor that every process has in the layout of ``part(parameter)``. Every process
     calls it."""
-    return (
-        deepspeed.gathered(tensor, parameter)
-        if deepspeed.is_in_pieces(parameter)
-        else whole(tensor)
-    )
+    if deepspeed.is_in_pieces(parameter):
+        return deepspeed.gathered(tensor, parameter)
+    return whole(tensor)
 
 
 def part_like(tensor: Tensor, target: Tensor) -> Tensor:

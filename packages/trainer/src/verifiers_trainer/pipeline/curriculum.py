@@ -171,8 +171,6 @@ def effective_weights(
 def members(env: Environment) -> list[Environment]:
     """The environments that run rollouts: the members of a group (nested ones included), or ``env``
     itself."""
-    return (
-        [inner for member in env.envs for inner in members(member)]
-        if isinstance(env, EnvGroup)
-        else [env]
-    )
+    if isinstance(env, EnvGroup):
+        return [inner for member in env.envs for inner in members(member)]
+    return [env]

@@ -97,11 +97,9 @@ def counted(causes: Counter[str]) -> str:
     """Causes, the most frequent first: ``48 x ValueError in right (sums.py:12), 1 x TimeoutError in
     slow``."""
     counts = causes.most_common(4)
-    return (
-        counts[0][0]
-        if len(counts) == 1
-        else ", ".join(f"{count} x {cause}" for cause, count in counts)
-    )
+    if len(counts) == 1:
+        return counts[0][0]
+    return ", ".join(f"{count} x {cause}" for cause, count in counts)
 
 
 class Unscored:

@@ -178,11 +178,9 @@ class TrainingRun:
     def whole_teacher(self) -> Any:
         """The model whose whole distribution the loss "gkd" reads, not only the sampled tokens;
         None for others."""
-        return (
-            self.reference.model
-            if self.settings.loss == "gkd" and isinstance(self.reference, Teacher)
-            else None
-        )
+        if self.settings.loss == "gkd" and isinstance(self.reference, Teacher):
+            return self.reference.model
+        return None
 
     @property
     def whole_model(self) -> Any:
@@ -347,11 +345,9 @@ def check_advantage(env: Environment, advantage: object) -> None:
 
 def _rubrics(env: Environment) -> list[Rubric]:
     """The rubrics of the environments that run the rollouts."""
-    return (
-        [rubric for member in env.envs for rubric in _rubrics(member)]
-        if isinstance(env, EnvGroup)
-        else [env.rubric]
-    )
+    if isinstance(env, EnvGroup):
+        return [rubric for member in env.envs for rubric in _rubrics(member)]
+    return [env.rubric]
 
 
 def examples_of(env: Environment, dataset: DatasetLike | None = None) -> list[Example]:

@@ -106,11 +106,9 @@ def evaluate(
 
 def _concurrency(settings: RLConfig) -> int:
     """Concurrent rollouts of an evaluation."""
-    return (
-        settings.per_device_eval_batch_size
-        if settings.is_given("per_device_eval_batch_size")
-        else settings.max_concurrent
-    )
+    if settings.is_given("per_device_eval_batch_size"):
+        return settings.per_device_eval_batch_size
+    return settings.max_concurrent
 
 
 def parts(run: TrainingRun) -> list[dict[str, list[Any]]]:

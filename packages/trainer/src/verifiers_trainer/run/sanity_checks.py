@@ -155,11 +155,9 @@ def _sampled_whole(groups: Sequence[Group], version: int, config: RLConfig) -> l
 
 def _is_of(turn: Turn, version: int) -> bool:
     """Whether one policy version sampled all tokens of a turn."""
-    return (
-        turn.version == version
-        if isinstance(turn.version, int)
-        else bool((turn.version == version).all())
-    )
+    if isinstance(turn.version, int):
+        return turn.version == version
+    return bool((turn.version == version).all())
 
 
 def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype, on_server: bool) -> None:

@@ -228,11 +228,9 @@ def check_components(config: Any, world_size: int) -> list[str]:
 def check_teacher(config: Any, world_size: int) -> list[str]:
     """Require a teacher where the loss reads one, and a loss that reads the teacher."""
     if config.teacher is None:
-        return (
-            [f"the loss {config.loss!r} needs a teacher: set teacher"]
-            if config.component == "ref_kl"
-            else []
-        )
+        if config.component == "ref_kl":
+            return [f"the loss {config.loss!r} needs a teacher: set teacher"]
+        return []
     problems = []
     if config.component != "ref_kl" and not config.beta:
         problems.append(

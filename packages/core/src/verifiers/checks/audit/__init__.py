@@ -236,11 +236,9 @@ class _Subject:
     @property
     def place(self) -> str:
         functions = [f for f in self.env.rubric.functions if f.weight]
-        return (
-            place_of(functions[0].function)
-            if len(functions) == 1
-            else place_of(type(self.env.rubric))
-        )
+        if len(functions) == 1:
+            return place_of(functions[0].function)
+        return place_of(type(self.env.rubric))
 
     async def audit(self) -> None:
         self.oracle = await find_oracle(self.player, self.examples)

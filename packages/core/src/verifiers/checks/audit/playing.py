@@ -51,21 +51,17 @@ class Turn:
     def all_heard(self) -> list[str]:
         """Every user message so far."""
         prompt = self.request.prompt
-        return (
-            [prompt]
-            if isinstance(prompt, str)
-            else [message_text(m) for m in prompt if m.get("role") == "user"]
-        )
+        if isinstance(prompt, str):
+            return [prompt]
+        return [message_text(m) for m in prompt if m.get("role") == "user"]
 
     @property
     def tool_texts(self) -> list[str]:
         """The results of the tool calls so far."""
         prompt = self.request.prompt
-        return (
-            []
-            if isinstance(prompt, str)
-            else [message_text(m) for m in prompt if m.get("role") == "tool"]
-        )
+        if isinstance(prompt, str):
+            return []
+        return [message_text(m) for m in prompt if m.get("role") == "tool"]
 
 
 Policy = Callable[[Turn], Any]

@@ -209,11 +209,9 @@ def _names(options: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _canonical(name: str) -> str:
     """The canonical of two spellings of a sampling argument."""
-    return (
-        name.removeprefix("sampling_args.")
-        if name.endswith((".temperature", ".max_tokens"))
-        else name
-    )
+    if name.endswith((".temperature", ".max_tokens")):
+        return name.removeprefix("sampling_args.")
+    return name
 
 
 # --- writing --------------------------------------------------------------------------------------

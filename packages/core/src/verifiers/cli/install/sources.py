@@ -216,11 +216,9 @@ def _needs_no_installation(env_id: EnvironmentId, env_dir: str) -> Found | None:
     if (source := in_folder(Path(env_dir), env_id.name)) is not None:
         return registry.local(source, env_id.without_version)
     source = in_folder(Path(), env_id.name)
-    return (
-        registry.local(source, env_id.without_version)
-        if source and source.problem() is None
-        else None
-    )
+    if source and source.problem() is None:
+        return registry.local(source, env_id.without_version)
+    return None
 
 
 def _is_installed(env_id: EnvironmentId) -> bool:

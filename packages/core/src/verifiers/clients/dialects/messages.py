@@ -175,11 +175,9 @@ def _blocks(content: object, place: str) -> list[Mapping[str, Any]]:
 
 
 def _content_read(content: object, place: str) -> str | list[dict[str, Any]]:
-    return (
-        content
-        if isinstance(content, str)
-        else collapsed([_part_read(b) for b in _blocks(content, place)])
-    )
+    if isinstance(content, str):
+        return content
+    return collapsed([_part_read(b) for b in _blocks(content, place)])
 
 
 def _part_read(block: Mapping[str, Any]) -> dict[str, Any]:

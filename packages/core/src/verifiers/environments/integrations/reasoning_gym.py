@@ -231,8 +231,6 @@ def _check(generator: Generator, registered: Mapping[str, tuple[Any, Any]]) -> N
 
 def _format_prompt(parser: Parser) -> str | None:
     show = getattr(parser, "get_format_str", None)
-    return (
-        f"Solve the problem, then give your final answer alone in this format:\n{show()}"
-        if callable(show)
-        else None
-    )
+    if callable(show):
+        return f"Solve the problem, then give your final answer alone in this format:\n{show()}"
+    return None

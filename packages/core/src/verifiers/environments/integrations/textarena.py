@@ -203,11 +203,9 @@ def _gist(error: Exception) -> str:
 def _as_text(observation: str | Iterable[tuple[int, str, object]] | None) -> str:
     """Return an observation as text: that of the wrappers, or the joined messages of a game without
     wrappers."""
-    return (
-        observation
-        if isinstance(observation, str)
-        else "\n".join(message for _, message, _ in observation or ())
-    )
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(message for _, message, _ in observation or ())
 
 
 def _word_lists(game: object, depth: int = 4) -> Iterator[Any]:

@@ -53,11 +53,9 @@ class Interpreter:
 def cut(text: str) -> str:
     """Truncate to ``MAX_TEXT`` encodable characters and mark the truncation."""
     text = text.encode("utf-8", "backslashreplace").decode()
-    return (
-        text
-        if len(text) <= MAX_TEXT
-        else f"{text[:MAX_TEXT]}\n[cut: {len(text) - MAX_TEXT} characters more]"
-    )
+    if len(text) <= MAX_TEXT:
+        return text
+    return f"{text[:MAX_TEXT]}\n[cut: {len(text) - MAX_TEXT} characters more]"
 
 
 def _describe(error: BaseException) -> str:
@@ -81,8 +79,6 @@ def _limit(error: BaseException) -> str | None:
             errno.ENOMEM: "memory",
             errno.EAGAIN: "processes",
         }.get(error.errno or 0)
-    return (
-        "processes"
-        if isinstance(error, RuntimeError) and "can't start new thread" in str(error)
-        else None
-    )
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "processes"
+    return None

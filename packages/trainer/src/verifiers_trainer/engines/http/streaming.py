@@ -155,11 +155,9 @@ class _Choice:
             "finish_reason": None,
             **self._tokens_of(so_far),
         }
-        return (
-            {**fields, "delta": {"content": piece}}
-            if isinstance(self._body, ChatBody)
-            else {**fields, "text": piece}
-        )
+        if isinstance(self._body, ChatBody):
+            return {**fields, "delta": {"content": piece}}
+        return {**fields, "text": piece}
 
     def finish(self, generation: Generation) -> dict[str, Any]:
         """The choice of the last event, with the remaining text. Raises BadRequest when the sent
@@ -186,11 +184,9 @@ class _Choice:
                 status=500,
             )
         rest = text[self._sent :]
-        return (
-            {**fields, "delta": {"content": rest}}
-            if isinstance(self._body, ChatBody)
-            else {**fields, "text": rest}
-        )
+        if isinstance(self._body, ChatBody):
+            return {**fields, "delta": {"content": rest}}
+        return {**fields, "text": rest}
 
     def _read(self) -> None:
         """Decode new tokens into the text once they are complete characters."""

@@ -230,11 +230,9 @@ class VLLMEngine:
     def open_client(self) -> Any:
         """A core ``Client``: with several servers, a rollout stays with one of them."""
         clients = [VersionedClient(self, server) for server in self._running_servers()]
-        return (
-            clients[0]
-            if len(clients) == 1
-            else RoundRobinClient([(client, None) for client in clients])
-        )
+        if len(clients) == 1:
+            return clients[0]
+        return RoundRobinClient([(client, None) for client in clients])
 
     # --- weights ----------------------------------------------------------------------------------
 
@@ -326,11 +324,9 @@ class VLLMEngine:
         assert self._sync is not None
         if self._sync.names_weights:
             named = response.model == serving.model
-            return (
-                serving.version
-                if named
-                else f"it answered as {response.model!r}, not as {serving.model!r}"
-            )
+            if named:
+                return serving.version
+            return f"it answered as {response.model!r}, not as {serving.model!r}"
         if WEIGHT_SPANS in self._features:
             labels = response.version if response.tokens is None else response.tokens.version
             versions = [
@@ -349,11 +345,9 @@ class VLLMEngine:
             return str(error)
         if version_in_label(label, self.run) is None:
             return f"it says that its weights are {label!r}"
-        return (
-            serving.version
-            if server.serving.repairs == serving.repairs
-            else "it was repaired meanwhile"
-        )
+        if server.serving.repairs == serving.repairs:
+            return serving.version
+        return "it was repaired meanwhile"
 
     def _reader(self, server: Server) -> Callable[[], Any]:
         async def read() -> str:
