@@ -15,6 +15,7 @@ import verifiers as vf
 from support.agents import CLAUDE, CLIENT, WRITER
 from verifiers.sandbox import backend_for
 from verifiers.testing import ScriptedClient
+from verifiers_agents import process
 
 ROW = {"question": "Write 42.", "answer": "42"}
 CALL = vf.ToolCall("c1", "write", '{"text":"42"}')
@@ -480,6 +481,27 @@ def test_a_file_that_is_too_large_is_left_out_by_name():
     assert output["agent"]["notes"] == [
         "big.txt was not collected: 2000000 bytes are more than max_file_mb"
     ]
+
+
+@pytest.mark.parametrize("limit", ["MAX_COLLECTED", "MAX_COLLECTED_BYTES"])
+def test_the_collected_files_are_bounded_together(monkeypatch, limit):
+    monkeypatch.setattr(process, limit, {"MAX_COLLECTED": 2}.get(limit, 1))
+    script = (
+        CLIENT + "for name in 'abcd':\n    open(f'{name}.txt', 'w').write('x' * 400_000)\n"
+        "chat([user('x')])"
+    )
+    output = only(run(script, ["a"]))
+    assert output["files"].keys() == {"a.txt", "b.txt"}
+    (note,) = output["agent"]["notes"]
+    assert note.startswith("c.txt and what follows it, 2 files, were not collected: at most ")
+
+
+def test_negative_control_all_of_them_are_within_the_limit_of_each():
+    script = (
+        CLIENT + "for name in 'abcd':\n    open(f'{name}.txt', 'w').write('x' * 400_000)\n"
+        "chat([user('x')])"
+    )
+    assert len(only(run(script, ["a"]))["files"]) == 4
 
 
 # --- roles and sampling ---------------------------------------------------------------------------

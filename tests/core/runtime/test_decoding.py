@@ -1,14 +1,24 @@
-"""JSON and TOML of others: what cannot be used is a ValueError, also by its nesting."""
+"""JSON and TOML of others: what cannot be used is a ValueError, also by its nesting or its values."""
 
 from __future__ import annotations
 
 import json
 import tomllib
+import tracemalloc
 
 import msgspec
 import pytest
 
-from verifiers.runtime.decoding import MAX_DEPTH, decode_json, decode_toml, read_json, read_toml
+from verifiers.runtime.decoding import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    check_values,
+    decode_json,
+    decode_message,
+    decode_toml,
+    read_json,
+    read_toml,
+)
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
 
 
@@ -68,3 +78,67 @@ def test_files_are_read_with_the_same_limits(tmp_path):
         path.write_text("a = " * (read is read_toml) + nested(5000))
         with pytest.raises(ValueError, match="nested deeper"):
             read(path)
+
+
+# --- what a peer sends
+
+FOREIGN = {
+    "empty objects": '{"a": [' + "{}," * MAX_VALUES + "1]}",
+    "objects": "[" + '{"a":1},' * MAX_VALUES + "1]",
+    "numbers": "[" + "999," * MAX_VALUES + "1]",
+    "texts": "[" + '"ab",' * MAX_VALUES + "1]",
+    "after a quote in a text": '["\\"",' + "{}," * MAX_VALUES + "1]",
+    "after a backslash at the end of a text": '["\\\\",' + "{}," * MAX_VALUES + "1]",
+}
+
+
+@pytest.mark.parametrize("form", [str, str.encode], ids=["text", "bytes"])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_values_are_bounded_before_they_are_made(kind, form):
+    content = form(FOREIGN[kind])
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="it has more than 500,000 values"):
+            decode_message(content)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(content) + 4 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_negative_control_the_decoder_alone_makes_them_all():
+    content = FOREIGN["empty objects"]
+    tracemalloc.start()
+    try:
+        json.loads(content)
+        assert tracemalloc.get_traced_memory()[1] > 15 * len(content)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "text", ["{,[" * MAX_VALUES, 'a\\",{[' * MAX_VALUES, '\\\\",",' * 3, "é{,\u2028" * MAX_VALUES]
+)
+def test_marks_within_texts_are_no_values(text):
+    value = ["\\", {text: text}, '"', text]
+    for form in (json.dumps(value), json.dumps(value, ensure_ascii=False).encode()):
+        assert decode_message(form) == value
+
+
+@pytest.mark.parametrize("num_values", [999, 1000, 1001])
+def test_the_bound_is_exact_also_over_the_pieces_that_are_looked_at(num_values):
+    texts = ['","' * 30_000, "]"]
+    content = json.dumps([texts[i % 2] for i in range(num_values)]).encode()  # a bracket, commas
+    if num_values <= 1000:
+        check_values(content, 1000)
+    else:
+        with pytest.raises(ValueError, match="more than 1,000 values"):
+            check_values(content, 1000)
+
+
+def test_bytes_and_depth_are_bounded_too():
+    assert decode_message("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    for depth in (MAX_DEPTH + 1, 100_000):
+        with pytest.raises(ValueError, match="nested deeper than 100 levels"):
+            decode_message("[" * depth + "]" * depth)
+    with pytest.raises(ValueError, match="it is longer than 4 bytes"):
+        decode_message("[1,2]", max_bytes=4)

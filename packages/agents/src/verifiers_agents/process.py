@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import AgentError, ConfigError, SandboxError, SandboxLimit
+from verifiers.runtime.bounded import size_text
+from verifiers.runtime.decoding import decode_message
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec
 from verifiers.sandbox.host.mounts import interpreter
 from verifiers.sandbox.unpacking import unpack_sent
@@ -35,6 +37,9 @@ PORT = 8000
 MOUNTED = "/opt/agent"
 SOCKETS = "/run/verifiers"
 COLLECT_S = 60.0
+MAX_COLLECTED, MAX_COLLECTED_BYTES = 1000, 64 * 2**20
+"""Files that are collected from a rollout, and their bytes together, or ``max_file_mb`` if that is
+more."""
 NUM_PROCESSES = 512
 """Processes and threads of an agent and of the programs that it starts."""
 LOG_LINES = 3
@@ -299,11 +304,11 @@ class AgentProcess:
                 limit=limit,
             )
         try:
-            report: dict[str, Any] = json.loads(result.stdout)
+            report: dict[str, Any] = decode_message(result.stdout)
             if "failed" not in report and type(report["exit_code"]) is not int:
                 raise ValueError("no exit code")
             return report | {"left": [str(name) for name in report.get("left") or ()]}
-        except (ValueError, TypeError, KeyError, RecursionError):  # lost, or forged from inside
+        except (ValueError, TypeError, KeyError):  # lost, or forged from inside
             reason = result.error or result.stderr or f"exit code {result.exit_code}"
             raise AgentError(
                 f"the agent {self._agent.name!r} was lost with its sandbox: {reason}"
@@ -345,12 +350,21 @@ class AgentProcess:
             content = await self._sandbox.read_file(self._places.log)
             output, ending.log_bytes = inside.output_of(content, limits.max_log_bytes)
             ending.log = output.decode("utf-8", "replace")
-            for name, size in await self._matching(patterns):
+            matching = await self._matching(patterns)
+            room = max_bytes = max(MAX_COLLECTED_BYTES, limits.max_file_bytes)
+            for number, (name, size) in enumerate(matching):
                 if size > limits.max_file_bytes:
                     ending.notes.append(
                         f"{name} was not collected: {size} bytes are more than max_file_mb"
                     )
                     continue
+                room -= size
+                if room < 0 or number == MAX_COLLECTED:
+                    ending.notes.append(
+                        f"{name} and what follows it, {len(matching) - number} files, were not"
+                        f" collected: at most {MAX_COLLECTED} are, of {size_text(max_bytes)} together"
+                    )
+                    break
                 data = await self._sandbox.read_file(f"{self._places.work}/{name}")
                 ending.files[name] = _text(data)
             if keep is not None:
@@ -367,7 +381,7 @@ class AgentProcess:
         if result.error or result.timed_out:
             self.ending.notes.append(f"files were not collected: {result.error or 'time-out'}")
             return []
-        return [(str(name), int(size)) for name, size in json.loads(result.stdout)]
+        return [(str(name), int(size)) for name, size in decode_message(result.stdout)]
 
     async def _keep(self, keep: Path) -> None:
         target = f"{self._places.root}/work.tar"

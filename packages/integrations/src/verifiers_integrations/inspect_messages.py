@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from verifiers.data.messages import message_text
+from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.install_lines import install_line
 from verifiers.types import Message, ToolCall
 
@@ -105,7 +106,7 @@ def _to_call(call: Mapping[str, Any], names: dict[str, str]) -> Any:
     names[call["id"]] = call["name"]
     arguments, problem = {}, None
     try:
-        arguments = json.loads(call["arguments"])
+        arguments = decode_message(call["arguments"])
         if not isinstance(arguments, dict):
             raise ValueError("the arguments are no object")
     except ValueError as error:

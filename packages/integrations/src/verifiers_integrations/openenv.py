@@ -31,6 +31,7 @@ from aiohttp import WSMsgType, web
 from verifiers.data.messages import message_text
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.results.rows import json_ready
+from verifiers.runtime.decoding import decode_message
 from verifiers.types import AssistantMessage, ModelRequest, Response, ToolCall
 
 if TYPE_CHECKING:
@@ -260,8 +261,10 @@ class EnvServer:
         )
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        body = await request.json()
         try:
+            body = decode_message(await request.read())
+            if not isinstance(body, Mapping):
+                raise ValueError("the body is not an object")
             rows = rows_of(self.env, str(body.get("split", "train")))
             route = request.path.rpartition("/")[2]
             if route == "num_tasks":
@@ -322,7 +325,7 @@ class EnvServer:
 async def _answer_to(text: str, session: Session) -> dict[str, Any] | None:
     """The answer to a message; None to ``close``."""
     try:
-        message = json.loads(text)
+        message = decode_message(text)
     except ValueError as error:
         return _error(f"the message is not JSON: {error}", "INVALID_JSON")
     kind = message.get("type") if isinstance(message, dict) else None

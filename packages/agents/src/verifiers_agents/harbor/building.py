@@ -8,12 +8,12 @@ this machine can be changed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from verifiers.errors import ConfigError, SandboxError
+from verifiers.runtime.decoding import decode_message
 from verifiers.sandbox import ExecResult, Sandbox
 from verifiers.sandbox.guest.root import CHANGES
 from verifiers.sandbox.host.mounts import IMAGE
@@ -170,7 +170,7 @@ async def _changes(sandbox: Sandbox, timeout_s: float) -> Layer:
     result = await sandbox.exec(_CHANGED, timeout_s=timeout_s)
     if result.error or result.timed_out:
         raise SandboxError(f"what the Dockerfile made could not be packed: {last_line(result)}")
-    return Layer(await sandbox.read_file(_PACKED), tuple(json.loads(result.stdout)))
+    return Layer(await sandbox.read_file(_PACKED), tuple(decode_message(result.stdout)))
 
 
 def last_line(result: ExecResult) -> str:

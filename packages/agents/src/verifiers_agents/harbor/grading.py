@@ -12,7 +12,6 @@ check its output.
 
 from __future__ import annotations
 
-import json
 import math
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verifiers.errors import ConfigError, SandboxError, SandboxLimit, ScoringError
+from verifiers.runtime.decoding import decode_message
 from verifiers.sandbox import ExecResult, Sandbox
 from verifiers.sandbox.transfer import Packed, pack, put, take
 from verifiers_agents.harbor.building import last_line
@@ -195,7 +195,7 @@ def _from_text(text: str) -> dict[str, float]:
 
 
 def _from_json(text: str) -> dict[str, float]:
-    read = json.loads(text)
+    read = decode_message(text)
     values = read if isinstance(read, dict) else {REWARD: read}
     for name, value in values.items():
         if not isinstance(value, int | float):

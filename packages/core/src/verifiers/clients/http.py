@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Unpack
 
 import aiohttp
-import msgspec
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -43,6 +42,7 @@ from verifiers.errors import (
 from verifiers.runtime.bounded import TooLong, read_chunks, size_text
 from verifiers.runtime.calls import PerLoop
 from verifiers.runtime.deadlines import Deadline
+from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free, Identified, describe, type_name
 from verifiers.types import ModelRequest, Response
@@ -270,8 +270,8 @@ class HttpClient(Identified):
         if status != 200:
             raise failure(status, body, pool.endpoint, "", retry_after)
         try:
-            listing = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            listing = decode_message(body)
+        except ValueError:
             what = "a web page" if body.lstrip()[:1] == b"<" else "no JSON"
             message = (
                 f"{self.base_url} answered with {what}, it is not a model API: correct the base URL"
@@ -444,8 +444,11 @@ class OpenAIChatCompletionsClient(HttpClient):
         return MAX_TOKENS if refuses_argument(status, answer, MAX_TOKENS) else None
 
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
-        raw = msgspec.json.decode(answer) if self.keep_raw else None
-        return to_response(decode(answer, where), request, where, raw)
+        completion = decode(answer, where)
+        raw = None
+        if self.keep_raw:  # with the arrays that ``decode`` skips
+            raw = decode_message(answer, self.config.max_response_bytes // 16, len(answer))
+        return to_response(completion, request, where, raw)
 
 
 class OpenAICompletionsClient(OpenAIChatCompletionsClient):

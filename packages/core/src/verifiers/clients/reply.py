@@ -11,6 +11,7 @@ HTTP is in ``http`` and retries are in ``retry``.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import weakref
 from array import array
@@ -22,6 +23,7 @@ import msgspec
 import numpy as np
 
 from verifiers.errors import EmptyModelResponseError, MalformedResponse
+from verifiers.runtime.decoding import MAX_REPLY_VALUES, check_depth, check_values, decode_message
 from verifiers.types import (
     AssistantMessage,
     Message,
@@ -124,12 +126,20 @@ class Completion(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(Completion)
+_SKIPPED = re.compile(
+    rb'"(?:top_logprobs|bytes)":\s*\[(?:[^\[\]"]|"(?:[^"\\]|\\.)*+"|\[[^\[\]"]*+\])*+\]'
+)
+"""Arrays of a reply that are not decoded, and are longer than all the rest of it."""
 
 
 def decode(body: bytes, where: str) -> Completion:
     """Decode a response body. Raises: ``MalformedResponse`` that names ``where``, the endpoint."""
     try:
+        if len(body) > MAX_REPLY_VALUES:
+            check_values(_SKIPPED.sub(b"", body), MAX_REPLY_VALUES)
         completion = _DECODER.decode(body)
+        for choice in completion.choices or ():
+            check_depth(choice.message)
     except msgspec.ValidationError as error:
         raise MalformedResponse(
             f"{where} answered 200, but not with a completion: {error}: {excerpt(body)}",
@@ -137,6 +147,8 @@ def decode(body: bytes, where: str) -> Completion:
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         completion = _decode_slowly(body, where)
+    except (ValueError, RecursionError) as error:
+        raise malformed(body, where, error) from error
     if not completion.choices and not completion.error:
         raise MalformedResponse(
             f"{where} answered 200 without choices: {excerpt(body)}",
@@ -149,16 +161,23 @@ def decode(body: bytes, where: str) -> Completion:
 def _decode_slowly(body: bytes, where: str) -> Completion:
     """Decode NaN, Infinity and lone surrogates, which providers send and msgspec refuses."""
     try:
-        return msgspec.convert(json.loads(body), Completion)
-    except (ValueError, RecursionError) as error:
-        what = (
-            "an empty body"
-            if not body.strip()
-            else "a web page"
-            if body.lstrip()[:1] == b"<"
-            else "no valid JSON"
-        )
-        raise MalformedResponse(f"{where} answered 200 with {what}", body=excerpt(body)) from error
+        return msgspec.convert(decode_message(body, MAX_REPLY_VALUES, len(body)), Completion)
+    except ValueError as error:
+        raise malformed(body, where, error) from error
+
+
+def malformed(body: bytes, where: str, error: ValueError | RecursionError) -> MalformedResponse:
+    """The error of a body that cannot be read."""
+    what = (
+        "an empty body"
+        if not body.strip()
+        else "a web page"
+        if body.lstrip()[:1] == b"<"
+        else "no valid JSON"
+        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+        else f"a body that cannot be read: {error}"
+    )
+    return MalformedResponse(f"{where} answered 200 with {what}", body=excerpt(body))
 
 
 def streamed_error(error: object) -> StreamedError:

@@ -11,7 +11,6 @@ retry layer.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -22,12 +21,15 @@ from verifiers.clients.dialects import Dialect, EventDecoder, messages, response
 from verifiers.clients.failures import refuses_argument
 from verifiers.clients.http import HttpClient
 from verifiers.clients.payload import encode
-from verifiers.clients.reply import excerpt, streamed_error
+from verifiers.clients.reply import excerpt, malformed, streamed_error
 from verifiers.errors import MalformedResponse, ModelUnavailable
+from verifiers.runtime.decoding import MAX_REPLY_VALUES, check_values, decode_message
 from verifiers.types import ModelRequest, Response
 
 STREAM = "stream"
 """The part of a request that an endpoint without streams refuses."""
+MAX_UNCHECKED_BYTES = 4 * 2**20
+"""Of a stream, between two looks at how much it has become."""
 ANTHROPIC_VERSION = "2023-06-01"
 
 
@@ -61,7 +63,7 @@ class StreamedClient(HttpClient):
         if response.status != 200 or response.content_type != "text/event-stream":
             return await super()._read(response)
         decoder, reader = EventDecoder(), self.dialect.stream_reader()
-        num_bytes = 0
+        num_bytes = num_unchecked = 0
         try:
             async for chunk in response.content.iter_any():
                 num_bytes += len(chunk)
@@ -69,6 +71,10 @@ class StreamedClient(HttpClient):
                     raise self._too_long()
                 for data in decoder.feed(chunk):
                     reader.feed(data)
+                    num_unchecked += len(data)
+                    if num_unchecked > MAX_UNCHECKED_BYTES:  # small events add up
+                        check_values(encode(reader.body()), MAX_REPLY_VALUES)
+                        num_unchecked = 0
                 if reader.is_done:
                     return encode(reader.body())
         except ValueError as error:
@@ -87,19 +93,12 @@ class StreamedClient(HttpClient):
 
 def _object(body: bytes, where: str) -> dict[str, Any]:
     try:
-        whole = json.loads(body)
-    except ValueError:
-        whole = None
+        whole = decode_message(body, MAX_REPLY_VALUES, len(body))
+    except ValueError as error:
+        raise malformed(body, where, error) from error
     if isinstance(whole, dict):
         return whole
-    what = (
-        "an empty body"
-        if not body.strip()
-        else "a web page"
-        if body.lstrip()[:1] == b"<"
-        else "no JSON object"
-    )
-    raise MalformedResponse(f"{where} answered 200 with {what}", body=excerpt(body))
+    raise MalformedResponse(f"{where} answered 200 with no JSON object", body=excerpt(body))
 
 
 class OpenAIResponsesClient(StreamedClient):

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.terminal import escape_control
 from verifiers.types import (
     AssistantMessage,
@@ -220,7 +221,7 @@ def canonical_arguments(arguments: object) -> object:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments or "{}")
+        return decode_message(arguments or "{}")
     except ValueError:
         return arguments.strip()
 

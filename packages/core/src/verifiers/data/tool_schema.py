@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError, ToolCallError, ToolParseError
+from verifiers.runtime.decoding import check_depth, check_values
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.terminal import escape_control
 from verifiers.types import Tool
@@ -180,7 +181,9 @@ def parse_arguments(text: str) -> dict[str, Any]:
     *Raises* ToolParseError when it is not a JSON object.
     """
     try:
+        check_values(text)
         arguments = _DECODER.decode(text) if text.strip() else {}
+        check_depth(arguments)
     except json.JSONDecodeError as error:
         where = f"{error.msg} at line {error.lineno} column {error.colno}"
         raise ToolParseError(

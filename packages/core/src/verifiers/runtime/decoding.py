@@ -3,6 +3,8 @@
 The promise: what cannot be used is a ``ValueError``, whatever it is made of. A value nested deeper
 than ``MAX_DEPTH`` is refused, because the interpreter's own limit is a ``RecursionError`` that
 depends on the caller, and a value just below it breaks the next function that walks through it.
+What a peer sends (a request, a reply, a frame, the arguments of a call) is bounded by the number of
+its values too, before they are made: ``{},`` takes twenty times its bytes in memory.
 """
 
 from __future__ import annotations
@@ -12,10 +14,16 @@ import tomllib
 from os import PathLike
 from typing import Any
 
-from verifiers.runtime.bounded import MAX_FILE_BYTES, read_file, read_text
+from verifiers.runtime.bounded import MAX_FILE_BYTES, read_file, read_text, size_text
 
 MAX_DEPTH = 100
 """Levels of arrays and objects within each other."""
+MAX_VALUES = 500_000
+"""Brackets and commas outside of texts; so many small objects take about 100 MB."""
+MAX_REPLY_VALUES = 2_000_000
+"""Of a reply with the data of its tokens, which are mostly numbers."""
+_CHUNK_BYTES = 2**16
+_NO_MARKS = bytes(set(range(256)) - set(b'"{[,'))
 _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
 
 
@@ -35,6 +43,40 @@ def decode_json(content: str | bytes) -> Any:
         raise ValueError(_TOO_DEEP) from None
     check_depth(value)
     return value
+
+
+def decode_message(
+    content: str | bytes, max_values: int = MAX_VALUES, max_bytes: int = MAX_FILE_BYTES
+) -> Any:
+    """The value of a JSON text that a peer sent. *Raises* ValueError."""
+    if len(content) > max_bytes:
+        raise ValueError(f"it is longer than {size_text(max_bytes)}")
+    check_values(content, max_values)
+    return decode_json(content)
+
+
+def check_values(content: str | bytes, max_values: int = MAX_VALUES) -> None:
+    """*Raises* ValueError for a JSON text that becomes more values than ``max_values``.
+
+    >>> check_values('["{,,,,,"]', 2)
+    >>> check_values('[{}, {}]', 2)
+    Traceback (most recent call last):
+    ...
+    ValueError: it has more than 2 values
+    """
+    if len(content) <= max_values:  # each takes a character
+        return
+    encoded = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if sum(map(encoded.count, (b"{", b"[", b","))) <= max_values:
+        return
+    marks = encoded.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    num_values = in_text = 0
+    for start in range(0, len(marks), _CHUNK_BYTES):
+        pieces = marks[start : start + _CHUNK_BYTES].split(b'"')
+        num_values += sum(map(len, pieces[in_text::2]))
+        in_text ^= (len(pieces) - 1) % 2
+        if num_values > max_values:
+            raise ValueError(f"it has more than {max_values:,} values")
 
 
 def decode_toml(text: str) -> dict[str, Any]:

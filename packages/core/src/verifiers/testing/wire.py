@@ -8,11 +8,11 @@ nothing and knows no faults (``server``).
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from verifiers.clients.dialects import DIALECTS, Dialect, chat
 from verifiers.clients.payload import encode
+from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, Response
 
 _NOT_SAMPLING = frozenset(("model", "messages", "prompt", "tools"))
@@ -20,7 +20,7 @@ _NOT_SAMPLING = frozenset(("model", "messages", "prompt", "tools"))
 
 def read_request(path: str, body: bytes) -> ModelRequest:
     """The request in a body. Raises: ``ValueError`` when it is no completion request."""
-    fields = json.loads(body)
+    fields = decode_message(body)
     if (dialect := _dialect(path)) is not None and isinstance(fields, dict):
         return dialect.parse_request(fields).model_request()
     if not isinstance(fields, dict) or not isinstance(fields.get("model"), str):
@@ -49,7 +49,7 @@ def _dialect(path: str) -> Dialect | None:
 
 def answer_body(path: str, body: bytes, response: Response, request: ModelRequest) -> bytes:
     """The answer to a request in its own form: a stream where it asks for one, else JSON."""
-    fields = json.loads(body)
+    fields = decode_message(body)
     dialect = _dialect(path)
     if dialect is None and path.endswith("/chat/completions") and fields.get("stream"):
         dialect = DIALECTS["chat"]

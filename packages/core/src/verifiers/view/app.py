@@ -10,7 +10,6 @@ made in threads, so reading a large file does not block other requests.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable, Mapping
 from importlib import resources
@@ -23,6 +22,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from verifiers.errors import ConfigError, JournalError
+from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.json import encode_row
 from verifiers.view.guard import LOOPBACK, WRITES, Guard, allowed_hosts, is_loopback
 from verifiers.view.library import LIST_S, Library
@@ -129,7 +129,7 @@ def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], An
 
 def _label(body: bytes) -> tuple[str, int, bool | None]:
     """(run, row, label) of a request that labels. Raises ``ValueError``."""
-    content = json.loads(body)
+    content = decode_message(body)
     if not isinstance(content, dict) or content.keys() != {"run", "row", "label"}:
         raise ValueError("give run, row and label")
     run, row, label = content["run"], content["row"], content["label"]

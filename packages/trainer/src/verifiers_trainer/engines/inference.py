@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from verifiers.clients.protocol import Client
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
+from verifiers.runtime.decoding import decode_message
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.exact.client import ExactClient
 from verifiers_trainer.engines.protocol import TOKEN_IN
@@ -124,7 +124,7 @@ def _weights_of_a_run(url: str) -> str | None:
 
 def _ask(address: str) -> Any:
     with urllib.request.urlopen(address, timeout=LOOK_S) as answer:
-        return json.loads(read_stream(answer, MAX_OUTPUT_BYTES, address))
+        return decode_message(read_stream(answer, MAX_OUTPUT_BYTES, address))
 
 
 def open_embedded(

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from verifiers.errors import ConfigError, EndpointUnreachable
+from verifiers.runtime.bounded import MAX_FILE_BYTES, read_stream
+from verifiers.runtime.decoding import MAX_REPLY_VALUES, decode_message
 from verifiers_trainer.policy.folder_client import FolderClient, load_folder, model_folder
 from verifiers_trainer.policy.loading import get_model_and_tokenizer
 from verifiers_trainer.policy.logprobs import install_logprob_forward
@@ -157,7 +159,7 @@ class EndpointTeacher(_Frozen):
         request = urllib.request.Request(f"{self.url}/{path}", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                return json.load(response)
+                return decode_message(read_stream(response, MAX_FILE_BYTES, path), MAX_REPLY_VALUES)
         except (urllib.error.URLError, OSError, ValueError) as error:
             detail = (
                 error.read().decode(errors="replace")[:300]

@@ -7,7 +7,6 @@ reads it in ``payload`` and ``reply``, which this module shares.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from verifiers.clients.failures import refuses_argument
 from verifiers.clients.payload import MAX_TOKENS_ALIASES, to_fields
 from verifiers.clients.reply import Completion, streamed_error, to_response, version_spans
 from verifiers.errors import ConfigError, MalformedResponse
+from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall
 
 NAME = "chat"
@@ -268,7 +268,7 @@ class ChatStream:
         if data == "[DONE]":
             self.is_done = True
             return
-        chunk = json.loads(data)
+        chunk = decode_message(data)
         if not isinstance(chunk, dict):
             raise ValueError("a chunk is not an object")
         if error := chunk.get("error"):

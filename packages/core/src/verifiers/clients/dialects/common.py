@@ -9,6 +9,7 @@ from typing import Any
 
 from verifiers.clients.payload import split_arguments
 from verifiers.errors import ConfigError, MalformedResponse
+from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, ToolCall, Usage
 
 SAMPLING_NAMES = (
@@ -104,7 +105,7 @@ def arguments_object(arguments: str) -> dict[str, Any]:
     ({'a': 1}, {'_arguments': '[1'})
     """
     try:
-        value = json.loads(arguments)
+        value = decode_message(arguments)
     except ValueError:
         value = None
     return value if isinstance(value, dict) else {RAW_ARGUMENTS: arguments}

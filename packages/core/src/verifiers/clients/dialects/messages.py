@@ -46,6 +46,7 @@ from verifiers.clients.dialects.protocol import DialectRequest
 from verifiers.clients.payload import chat_messages
 from verifiers.clients.reply import streamed_error
 from verifiers.errors import ConfigError
+from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
 
 NAME = "messages"
@@ -556,7 +557,7 @@ class MessageStream:
     @reading_event(NAME)
     def feed(self, data: str) -> None:
         """Read one event. Raises: `StreamedError`; ``ValueError`` for data that is no event."""
-        event = json.loads(data)
+        event = decode_message(data)
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
         kind = event.get("type")
@@ -585,7 +586,8 @@ class MessageStream:
         if kind == "input_json_delta":
             self._json[index] = self._json.get(index, "") + str(delta.get("partial_json") or "")
         elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
+            block["citations"] = block.get("citations") or []
+            block["citations"].append(delta.get("citation"))
         else:
             for name, value in delta.items():
                 if name != "type":

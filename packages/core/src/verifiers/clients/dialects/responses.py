@@ -15,7 +15,6 @@ this library:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count as numbers
 from typing import Any
@@ -45,6 +44,7 @@ from verifiers.clients.failures import refuses_argument
 from verifiers.clients.payload import chat_messages
 from verifiers.clients.reply import streamed_error
 from verifiers.errors import ConfigError
+from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
 
 NAME = "responses"
@@ -779,7 +779,7 @@ class ResponseStream:
         """Read one event. Raises: `StreamedError`; ``ValueError`` for data that is no event."""
         if data == "[DONE]":  # some servers end every stream with it
             return
-        event = json.loads(data)
+        event = decode_message(data)
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
         kind = event.get("type")

@@ -31,6 +31,8 @@ from verifiers.rollouts.author_code import cleanup, maybe_await, passes
 from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
+from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_chunks
+from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 from verifiers.types import Message, Messages, Tool, ToolMessage, UserMessage
@@ -280,7 +282,11 @@ class _Session:
                 async with asyncio.timeout(connect_timeout_s):
                     async with http.get(f"{url}/schema") as response:
                         response.raise_for_status()
-                        schema = (await response.json())["action"]
+                        what = f"{url}/schema"
+                        content = await read_chunks(
+                            response.content.iter_any(), MAX_OUTPUT_BYTES, what
+                        )
+                        schema = decode_message(content)["action"]
                     while True:
                         socket = await http.ws_connect(f"{url}/ws", max_msg_size=MAX_MESSAGE_BYTES)
                         session = cls(url, http, socket, schema, timeout_s)
@@ -326,13 +332,13 @@ class _Session:
         if received.type != aiohttp.WSMsgType.TEXT:
             raise InfraError(f"the OpenEnv server at {self.url} closed the session")
         try:
-            answer = json.loads(received.data)
+            answer = decode_message(received.data)
             data = answer.get("data") or {}
             is_error, _ = answer.get("type") == "error", data.keys()
-        except (ValueError, RecursionError, AttributeError) as error:
+        except (ValueError, AttributeError) as error:
             raise InfraError(
                 f"the OpenEnv server at {self.url} answered {kind} with what cannot be read"
-                f" ({type(error).__name__}: {error}): {excerpt(received.data.encode()[:2000])!r}"
+                f" ({type(error).__name__}: {error}): {excerpt(received.data[:2000].encode())!r}"
             ) from error
         if not is_error:
             return data
@@ -365,7 +371,7 @@ class _Session:
             raise ValueError("there is no action in it")
         if field := self._only_field():
             return {field: SCALARS[self._fields[field]["type"]](answer)}
-        action = json.loads(str(answer))
+        action = decode_message(str(answer))
         if not isinstance(action, dict):
             raise ValueError("it is not a JSON object")
         return action
@@ -416,7 +422,7 @@ def _tool(tool: Mapping[str, Any]) -> Tool:
 
 
 def _tool_action(call: ToolCall) -> dict[str, Any]:
-    arguments = json.loads(call.arguments or "{}")
+    arguments = decode_message(call.arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of {call.name} are not a JSON object")
     return {"type": "call_tool", "tool_name": call.name, "arguments": arguments}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from verifiers.errors import ModelRefused
+from verifiers.runtime.decoding import decode_message
 from verifiers_trainer.engines.http.reasoning import OPEN
 
 _CACHED_PROMPTS = 1024
@@ -170,8 +170,15 @@ def shows_tools(tokenizer: Tokenizer) -> bool | None:
         return None
 
 
+def _decoded(encoded: bytes, field: str) -> Any:
+    try:
+        return decode_message(encoded)
+    except ValueError as error:
+        raise BadRequest(f"{field} cannot be read: {error}", field) from error
+
+
 def _template_variables(encoded: bytes) -> dict[str, Any]:
-    variables = json.loads(encoded) or {}
+    variables = _decoded(encoded, "chat_template_kwargs") or {}
     if not isinstance(variables, dict):
         raise BadRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
     if reserved := sorted(_RESERVED & variables.keys()):
@@ -182,7 +189,7 @@ def _template_variables(encoded: bytes) -> dict[str, Any]:
 
 
 def _list_of_objects(encoded: bytes, field: str) -> list[dict]:
-    value = json.loads(encoded)
+    value = _decoded(encoded, field)
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise BadRequest(f"{field} must be a list of objects", field)
     if field == "messages" and not value:
@@ -221,7 +228,7 @@ def _plain_text(content: object) -> str:
 def _plain_call(call: dict) -> dict:
     function = dict(call.get("function") or {})
     try:
-        arguments = json.loads(function.get("arguments") or "{}")
+        arguments = decode_message(function.get("arguments") or "{}")
     except (TypeError, ValueError):
         arguments = function["arguments"]  # invalid JSON from the model is rendered unchanged
     return {**call, "function": {**function, "arguments": arguments}}

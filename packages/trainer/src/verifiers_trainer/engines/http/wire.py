@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from verifiers.runtime.decoding import check_values
 from verifiers_trainer.engines.http.chat import BadRequest
 from verifiers_trainer.engines.requests import SamplingParams
 
@@ -129,6 +130,7 @@ def decode_body(content: bytes, kind: type[_Body]) -> _Body:
     """The parsed body. Raises BadRequest naming the field that is unknown, of a wrong type or not
     supported."""
     try:
+        check_values(content)
         body = _DECODERS[kind].decode(content)
         if body.extra_body:
             given = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
@@ -144,8 +146,8 @@ def decode_body(content: bytes, kind: type[_Body]) -> _Body:
         raise BadRequest(
             text, text.rsplit("$.", 1)[-1].rstrip("`") if "$." in text else None
         ) from error
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"the body cannot be read as JSON: {error}") from error
     for field, allowed in _NEUTRAL.items():
         if (value := getattr(body, field, None)) not in allowed:
             alternatives = (

@@ -7,7 +7,6 @@ the last ``response``. Calls are not retried here.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from yarl import URL
 
 from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, TooLong, read_chunks
+from verifiers.runtime.decoding import decode_message
 from verifiers_trainer.engines.loop_thread import LoopThread
 
 MAX_RESPONSE_CHARS = 400
@@ -160,7 +160,7 @@ class Server:
             summary = f"HTTP {answer.status} {' '.join(text.split())[:MAX_RESPONSE_CHARS]}"
             raise self.failure(f"answered {summary}", stage, started, summary)
         try:
-            return json.loads(text) if text.strip() else None
+            return decode_message(text) if text.strip() else None
         except ValueError:
             return text
 

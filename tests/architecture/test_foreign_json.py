@@ -1,0 +1,126 @@
+"""JSON of peers, programs and models is decoded by ``runtime.decoding``, which bounds it.
+
+A decoder of its own is left to files that read what this project wrote, or what the user gave.
+"""
+
+import ast
+
+import pytest
+
+from architecture.test_native_code import name_of, native_files
+
+DECODERS = {"json.loads", "json.load", "msgspec.json.decode", "json.JSONDecoder"}
+GUARDED = {"verifiers/clients/reply.py", "verifiers_trainer/engines/http/wire.py"}
+"""Decode into types, after ``check_values``."""
+USERS = {
+    "verifiers/checks/audit/__init__.py",
+    "verifiers/cli/audit.py",
+    "verifiers/cli/evaluate/options.py",
+    "verifiers/cli/serve_env.py",
+    "verifiers_integrations/skyrl.py",
+    "verifiers_integrations/skyrl_entrypoint.py",
+    "verifiers_integrations/tinker/cookbook.py",
+    "verifiers_integrations/verl.py",
+    "verifiers_integrations/verl_data.py",
+}
+"""Flags of the user."""
+FILES = {
+    "verifiers/checks/audit/certificate.py",
+    "verifiers/cli/evaluate/toml_args.py",
+    "verifiers/cli/install/look_alikes.py",
+    "verifiers/data/examples.py",
+    "verifiers/data/kept_rows.py",
+    "verifiers/data/messages.py",
+    "verifiers/environments/group.py",
+    "verifiers/results/index.py",
+    "verifiers/results/labels.py",
+    "verifiers/rollouts/loop.py",
+    "verifiers/runtime/install_lines.py",
+    "verifiers/runtime/json.py",
+    "verifiers/runtime/redaction.py",
+    "verifiers/storage/files.py",
+    "verifiers/storage/identity.py",
+    "verifiers/testing/scripted.py",
+    "verifiers/view/curves.py",
+    "verifiers/view/describe.py",
+    "verifiers_agents/agent.py",
+    "verifiers_agents/harbor/dockerfile.py",
+    "verifiers_agents/harbor/images.py",
+    "verifiers_integrations/common.py",
+    "verifiers_integrations/skyrl_data.py",
+    "verifiers_integrations/trajectories.py",
+    "verifiers_trainer/cli/capacity.py",
+    "verifiers_trainer/pipeline/saved_state.py",
+    "verifiers_trainer/policy/checkpoint_files.py",
+    "verifiers_trainer/policy/folder_client.py",
+    "verifiers_trainer/run/metrics_files.py",
+}
+"""Files of the user, and rows: as large as their owner made them."""
+OURS = {
+    "verifiers/checks/chat_template.py",
+    "verifiers/cli/install/installed.py",
+    "verifiers/cli/install/setup.py",
+    "verifiers/clients/local.py",
+    "verifiers/data/tool_schema.py",  # the decoder, whose call is after ``check_values``
+    "verifiers/runtime/decoding.py",
+    "verifiers/runtime/processes.py",
+    "verifiers/sandbox/backends/bubblewrap.py",
+    "verifiers/sandbox/backends/sandlock.py",
+    "verifiers/sandbox/host/sandlock_supervisor.py",
+    "verifiers/sandbox/host/zygotes.py",
+    "verifiers/testing/connection.py",
+    "verifiers/testing/server.py",
+    "verifiers_agents/inside.py",
+    "verifiers_sandboxes/container.py",
+    "verifiers_trainer/cli/session.py",
+    "verifiers_trainer/cli/vllm_command.py",
+    "verifiers_trainer/distributed/ranks.py",
+    "verifiers_trainer/engines/http/tool_calls.py",  # a completion of our engine
+    *(
+        f"verifiers/sandbox/guest/{name}.py"
+        for name in ("frames", "init", "launch", "session", "worker", "zygote")
+    ),
+}
+"""Messages between processes of this project, of a few kilobytes."""
+
+
+def decoders(source: str) -> list[str]:
+    """Uses of a decoder, and calls of ``json()`` of an answer or a request."""
+    names = [ast.unparse(node) for node in ast.walk(ast.parse(source)) if is_decoder(node)]
+    return sorted(names)
+
+
+def is_decoder(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node) in DECODERS
+    match node:
+        case ast.Await(value=ast.Call(func=ast.Attribute(attr="json"))):
+            return True
+    return False
+
+
+def test_no_other_file_decodes_json_by_itself():
+    allowed = GUARDED | USERS | FILES | OURS
+    found = {
+        name_of(path): uses
+        for path in native_files()
+        if "envs" not in path.parts and (uses := decoders(path.read_text(encoding="utf-8")))
+    }
+    assert {name: found[name] for name in found.keys() - allowed} == {}, (
+        "decode it with verifiers.runtime.decoding.decode_message"
+    )
+
+
+def test_files_that_decode_into_types_bound_the_values_before():
+    for path in native_files():
+        if name_of(path) in GUARDED:
+            assert "check_values(" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["json.loads(body)", "x(type=json.loads)", "msgspec.json.decode(b)", "(await r.json())['a']"],
+)
+def test_negative_control_a_decoder_is_found(source):
+    source = f"async def f():\n    {source}"
+    assert len(decoders(source)) == 1
