@@ -30,6 +30,7 @@ from verifiers.errors import (
     RateLimited,
     VerifiersError,
 )
+from verifiers.runtime.decoding import decode_message
 from verifiers.types import Response
 
 WORDS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -287,8 +288,8 @@ def _read(body: bytes) -> tuple[str, str]:
     """The start of a body as one line to show, and the words that say what failed."""
     text = excerpt(body, 2000)
     try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
+        content = decode_message(body)
+    except ValueError:
         return text, text
     if "\\u" in text:  # words in another script are escaped
         text = excerpt(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"), 2000)
