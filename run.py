@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The commands of the README, on a machine that has only Python 3.11+ and pip.
 
-    python3 run.py quickstart     a whole RL run on this machine's CPU, in minutes python3 run.py
-    test           the tests python3 run.py test --changed     the tests that what you changed
-    touches (--changed COMMIT: since then) python3 run.py test --promises    the promises about
-    failure, each with the tests that prove it (--fast) python3 run.py soak           random faults
-    against an evaluation and a training, for an hour (--minutes)
+    python3 run.py quickstart     a whole RL run on this machine's CPU, in minutes
+    python3 run.py test           the tests
+    python3 run.py test --changed     the tests that what you changed touches (--changed COMMIT: since then)
+    python3 run.py test --promises    the promises about failure, each with the tests that prove it (--fast)
+    python3 run.py soak           random faults against an evaluation and a training, for an hour (--minutes)
 
 Both set up what they need: a virtual environment in ``.venv``, the versions of ``uv.lock``, the
 workspace's packages editable. ``python3 run.py setup`` does only that; ``python3 run.py check``

@@ -1,12 +1,12 @@
 """The learning curve of one trainer in a separate process, and the warm model that both start from.
 
-    python _learning.py warm '{"folder": ..., "task": "reverse-text", "seed": 0, ...}' python
-    _learning.py ours '{...}' python _learning.py recipe '{..., "batches": 100, "settings": {...}}'
-    held-out answers before and after training python _learning.py sample '{..., "teacher": FOLDER}'
-    answers of a trained model to the training examples python _learning.py trl  '{...}'
-    by the interpreter of TRL's environment python _learning.py answers '{..., "model": FOLDER}'
-    held-out answers of a saved model python _learning.py plain '{..., "batches": 100}'       one
-    loop of plain code; tasks of one turn
+    python _learning.py warm '{"folder": ..., "task": "reverse-text", "seed": 0, ...}'
+    python _learning.py ours '{...}'
+    python _learning.py recipe '{..., "batches": 100, "settings": {...}}'    held-out answers before and after training
+    python _learning.py sample '{..., "teacher": FOLDER}'   answers of a trained model to the training examples
+    python _learning.py trl  '{...}'                        by the interpreter of TRL's environment
+    python _learning.py answers '{..., "model": FOLDER}'    held-out answers of a saved model
+    python _learning.py plain '{..., "batches": 100}'       one loop of plain code; tasks of one turn
 
 Both trainers start from ``folder``/model, run the same environment through our embedded engine with
 one thread, and print one JSON line: for each step the mean reward of the rollouts that were sampled

@@ -5,9 +5,8 @@ What you learn: two roles of one model, a KL penalty to a reference that follows
 mirror descent, Sokota et al. 2022; a plain policy gradient circles around the equilibrium), and
 reading a model's exact policy. Costs about a second of one core for each step.
 
-    python examples/self_play.py [--seed 0] [--steps 800] [--output FOLDER] python
-    examples/self_play.py --table FOLDER     # the table of docs/train/self-play.md, of the runs in
-    the folder
+    python examples/self_play.py [--seed 0] [--steps 800] [--output FOLDER]
+    python examples/self_play.py --table FOLDER     # the table of docs/train/self-play.md, of the runs in the folder
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """A GRPO run of SmolLM2-135M on one GPU, engine and trainer in one process, beside TRL: time,
 tokens/s, MFU, memory.
 
-    python benchmarks/gpu/training.py [--steps 8] [--lora] [--cache FOLDER | --trl-python PYTHON]
-    [--no-trl] python benchmarks/gpu/training.py --cpu --tiny          checks that it works
+    python benchmarks/gpu/training.py [--steps 8] [--lora] [--cache FOLDER | --trl-python PYTHON] [--no-trl]
+    python benchmarks/gpu/training.py --cpu --tiny          checks that it works
 
 Both train the same checkpoint on the same questions with the same numbers of rollouts and tokens,
 rewards for digits, and generate their rollouts: TRL 1.16.0 with transformers' ``generate``, in a

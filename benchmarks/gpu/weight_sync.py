@@ -1,8 +1,8 @@
 """Bandwidth of the weight sync on one GPU: embedded, files, and a push to a vLLM server, against
 copying the bytes.
 
-    python benchmarks/gpu/weight_sync.py [--vllm http://127.0.0.1:8000 --sync ipc|reload|nccl]
-    [--rounds 5] python benchmarks/gpu/weight_sync.py --cpu --tiny         checks that it works
+    python benchmarks/gpu/weight_sync.py [--vllm http://127.0.0.1:8000 --sync ipc|reload|nccl] [--rounds 5]
+    python benchmarks/gpu/weight_sync.py --cpu --tiny         checks that it works
 
 * embedded: no bytes are copied; the wait of a pause for an update while requests are computed;
 * files: the files of ``reload``, against one ``write`` of as many bytes and an ``fsync`` in the

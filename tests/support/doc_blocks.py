@@ -5,13 +5,13 @@ What a reader brings is given: a folder, and an endpoint with a model (a ``FakeS
 environment variables). Python blocks share their names, shell blocks their folder. A comment
 directly above a block, which no renderer shows, says what is particular about it:
 
-    <!-- not run: reason -->    left out, counted, and listed by the test <!-- file: path -->
-    the reader saves it; a Python file is also tried out by being imported <!-- output -->
-    what the block before it printed: these lines, in this order; … stands for anything <!-- output:
-    numbers differ --> the same, and any number stands for any other: the output is sampled <!--
-    exit: 2 -->            the code that a shell block ends with <!-- model: text -->        what
-    the model says from here on; ``reversed``: the last user message, backwards <!-- slow: reason
-    -->       above a block: it and its output are left out of the fast run of the page;
+    <!-- not run: reason -->    left out, counted, and listed by the test
+    <!-- file: path -->         the reader saves it; a Python file is also tried out by being imported
+    <!-- output -->             what the block before it printed: these lines, in this order; … stands for anything
+    <!-- output: numbers differ --> the same, and any number stands for any other: the output is sampled
+    <!-- exit: 2 -->            the code that a shell block ends with
+    <!-- model: text -->        what the model says from here on; ``reversed``: the last user message, backwards
+    <!-- slow: reason -->       above a block: it and its output are left out of the fast run of the page;
                                 elsewhere: the page takes longer than ten seconds
 
 The languages are python, bash, toml (given to the reader that the product itself would use), and

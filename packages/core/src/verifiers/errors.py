@@ -1,20 +1,21 @@
 """The exception hierarchy. The class determines the scope of a failure: the call, one rollout, or
 the run.
 
-    VerifiersError ├─ UsageError                 invalid use, raised before the first model call;
-    commands exit 2 │   ├─ ConfigError(ValueError)            ├─ MissingKeyError │   ├─
-    DatasetError(ValueError)           ├─ UnknownEnvironment(ValueError, LookupError) │   ├─
-    EnvironmentLoadError(RuntimeError) ├─ RunBusy        ├─ RunMismatch ├─ RolloutError
-    failure of one rollout: recorded on it, never raised by a run │   ├─ ModelError: RateLimited ·
-    ModelUnavailable · ModelRefused · MalformedResponse ─ EmptyModelResponseError │   ├─
-    OverlongPromptError    the rollout loop turns it into a stop condition │   ├─ EnvironmentFault ·
-    RolloutTimeout · ScoringError · AgentError: AgentFailure │   ├─ ToolError: ToolParseError · ToolCallError │
-    └─ InfraError: TunnelError · WorkerLost · SandboxError: SandboxUnavailable · SandboxLimit └─
-    RunError                   the run cannot continue; everything acknowledged is on disk; commands
-    exit 3
-        ├─ JournalError · TooManyFaults · BudgetExhausted ├─ AuthenticationFailed · ModelNotFound ·
-        EndpointUnreachable   (exit 2: correctable by the user) └─ WeightSyncError · CheckpointError
-        · NonFiniteLoss · NoLearningSignal · GenerationStalled   (training)
+    VerifiersError
+    ├─ UsageError                 invalid use, raised before the first model call; commands exit 2
+    │   ├─ ConfigError(ValueError)            ├─ MissingKeyError
+    │   ├─ DatasetError(ValueError)           ├─ UnknownEnvironment(ValueError, LookupError)
+    │   ├─ EnvironmentLoadError(RuntimeError) ├─ RunBusy        ├─ RunMismatch
+    ├─ RolloutError               failure of one rollout: recorded on it, never raised by a run
+    │   ├─ ModelError: RateLimited · ModelUnavailable · ModelRefused · MalformedResponse ─ EmptyModelResponseError
+    │   ├─ OverlongPromptError    the rollout loop turns it into a stop condition
+    │   ├─ EnvironmentFault · RolloutTimeout · ScoringError · AgentError: AgentFailure
+    │   ├─ ToolError: ToolParseError · ToolCallError
+    │   └─ InfraError: TunnelError · WorkerLost · SandboxError: SandboxUnavailable · SandboxLimit
+    └─ RunError                   the run cannot continue; everything acknowledged is on disk; commands exit 3
+        ├─ JournalError · TooManyFaults · BudgetExhausted
+        ├─ AuthenticationFailed · ModelNotFound · EndpointUnreachable   (exit 2: correctable by the user)
+        └─ WeightSyncError · CheckpointError · NonFiniteLoss · NoLearningSignal · GenerationStalled   (training)
 
 Errors are classified where they occur, chained with ``from``, and have facts as attributes:
 ``RateLimited("…", retry_after_s=4.0).retry_after_s``. ``asyncio.CancelledError`` and

@@ -1,7 +1,6 @@
 """rLLM: run environments as its ``Workflow`` or ``AgentFlow``, on its verl and Tinker backends.
 
-    AgentTrainer(config=config, workflow_class=VerifiersWorkflow, backend=config.backend,
-    train_dataset=…,
+    AgentTrainer(config=config, workflow_class=VerifiersWorkflow, backend=config.backend, train_dataset=…,
                  workflow_args={"vf_env": env, "sampling_args": {"temperature": 1.0}}).train()
 
 A step has the ids and log-probabilities that its engine sampled, and the weight version; the reward

@@ -1,8 +1,8 @@
 """Commands that train with SkyRL and ``VerifiersGenerator``, and that export the rows of an
 environment.
 
-    python -m verifiers_integrations.skyrl_entrypoint export reverse-text data/reverse-text python
-    -m verifiers_integrations.skyrl_entrypoint data.train_data=... trainer.policy.model.path=...
+    python -m verifiers_integrations.skyrl_entrypoint export reverse-text data/reverse-text
+    python -m verifiers_integrations.skyrl_entrypoint data.train_data=... trainer.policy.model.path=...
 
 With SkyRL's command: ``trainer.override_entrypoint=verifiers_integrations.skyrl_entrypoint``. All
 other arguments are settings of SkyRL. Training needs CUDA and was not run.

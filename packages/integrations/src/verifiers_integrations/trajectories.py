@@ -47,8 +47,8 @@ class TrajectoryRow:
 
     TrajectoryRow(prompt_ids=[1, 5], completion_ids=[7, 2, 9, 8, 2], completion_mask=[1, 1, 0, 1,
     1],
-                  logprobs=[-.1, -.2, 0, -.3, -.4], versions=[4, 4, -1, 5, 5], reward=1.0,
-                  advantage=0.5, example_id=0, rollout=3)
+                  logprobs=[-.1, -.2, 0, -.3, -.4], versions=[4, 4, -1, 5, 5], reward=1.0, advantage=0.5,
+                  example_id=0, rollout=3)
     """
 
     prompt_ids: np.ndarray  # int32 [P]

@@ -1,8 +1,8 @@
 """Sandboxes that need a program or a service: Docker, Podman, gVisor, nsjail, E2B, Modal, Daytona,
 Prime Intellect.
 
-    env = vf.PythonEnv(dataset=rows, sandbox="docker") env = vf.PythonEnv(dataset=rows,
-    sandbox=verifiers_sandboxes.Docker(options=("--runtime=runsc",)))
+    env = vf.PythonEnv(dataset=rows, sandbox="docker")
+    env = vf.PythonEnv(dataset=rows, sandbox=verifiers_sandboxes.Docker(options=("--runtime=runsc",)))
 
 Each class is a ``verifiers.sandbox.SandboxBackend``, which ``verifiers`` finds by its name through
 an entry point.

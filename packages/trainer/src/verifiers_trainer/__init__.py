@@ -1,7 +1,8 @@
 """Reinforcement learning of language models in ``verifiers`` environments.
 
-    import verifiers as vf trainer = vf.RLTrainer("builtin:tiny", "reverse-text",
-    vf.RLConfig(batch_size=64, rollouts_per_example=8)) trainer.train()
+    import verifiers as vf
+    trainer = vf.RLTrainer("builtin:tiny", "reverse-text", vf.RLConfig(batch_size=64, rollouts_per_example=8))
+    trainer.train()
 
 Names are imported on first use: ``import verifiers_trainer`` loads no torch. ``__init__.pyi`` lists
 them for type checkers and editors.

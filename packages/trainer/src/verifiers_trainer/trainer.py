@@ -97,8 +97,9 @@ class RLTrainer(HFLoop):
 
     Raises ``ConfigError`` with every problem at once.
 
-        trainer = vf.RLTrainer("builtin:tiny", "reverse-text", vf.RLConfig(batch_size=64,
-        rollouts_per_example=8)) trainer.train()
+        config = vf.RLConfig(batch_size=64, rollouts_per_example=8)
+        trainer = vf.RLTrainer("builtin:tiny", "reverse-text", config)
+        trainer.train()
     """
 
     config_class: type[RLConfig] = RLConfig

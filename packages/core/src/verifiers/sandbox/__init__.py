@@ -1,7 +1,7 @@
 """Sandboxes: isolated environments for model-written code.
 
-    backend = await backend_for("auto")           # bubblewrap, else sandlock, else
-    SandboxUnavailable sandbox = await backend.open(SandboxSpec(packages=("numpy",)))
+    backend = await backend_for("auto")           # bubblewrap, else sandlock, else SandboxUnavailable
+    sandbox = await backend.open(SandboxSpec(packages=("numpy",)))
 
 ``auto`` never falls back to weaker isolation; ``unsafe_subprocess`` isolates nothing and must be
 requested by name. Further backends (Docker, Podman, gVisor, nsjail and services) are in the

@@ -1,10 +1,11 @@
 """Types of the sandboxes in which model-written code runs: limits, results, and the protocols of
 backends.
 
-    backend = await verifiers.sandbox.backend_for("auto") sandbox = await
-    backend.open(SandboxSpec(packages=("numpy", "sympy"))) (await sandbox.exec("x = 6 * 7\\nx",
-    timeout_s=10)).value        # "42"; x stays for the next call (await sandbox.exec(["bash", "-c",
-    "ls"], timeout_s=10)).stdout await sandbox.close()
+    backend = await verifiers.sandbox.backend_for("auto")
+    sandbox = await backend.open(SandboxSpec(packages=("numpy", "sympy")))
+    (await sandbox.exec("x = 6 * 7\\nx", timeout_s=10)).value        # "42"; x stays for the next call
+    (await sandbox.exec(["bash", "-c", "ls"], timeout_s=10)).stdout
+    await sandbox.close()
 
 A backend defines the isolation. Limits are per sandbox: many sandboxes together may exceed what the
 machine has.

@@ -1,10 +1,10 @@
 """The run directory: the configuration of a run, its finished rollouts, and a lock.
 
-    config.json     the frozen configuration and its fingerprint, written first, atomically, then
-    never again results.jsonl   the journal results.index   of a large run: a cache, see
-    ``results.index_file`` metadata.json   summary, replaced atomically; ``status`` is running,
-    complete, interrupted or failed run.lock        an advisory lock with the pid and host of its
-    holder
+    config.json     the frozen configuration and its fingerprint, written first, atomically, then never again
+    results.jsonl   the journal
+    results.index   of a large run: a cache, see ``results.index_file``
+    metadata.json   summary, replaced atomically; ``status`` is running, complete, interrupted or failed
+    run.lock        an advisory lock with the pid and host of its holder
 
 Guarantees: a directory holds rollouts of one configuration and is written by one process at a time;
 a refused directory is not changed (``RunMismatch``, ``RunBusy``, ``ConfigError``).

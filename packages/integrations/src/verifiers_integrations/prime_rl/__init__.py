@@ -1,8 +1,7 @@
 """prime-rl: read and write its run files of 2025 and of v0.3 and v0.4.
 
-    run = read("configs/my_exp/orch.toml", "configs/my_exp/train.toml")     # -> a document in the
-    format of vf-train emit(run, era="v0.4", out_dir="configs/my_exp")                         # ->
-    rl.toml; prints the command
+    run = read("configs/my_exp/orch.toml", "configs/my_exp/train.toml")     # -> a document in the format of vf-train
+    emit(run, era="v0.4", out_dir="configs/my_exp")                         # -> rl.toml; prints the command
 
     python -m verifiers_integrations.prime_rl rl.toml --era 2025 --out configs/my_exp
 

@@ -1,8 +1,7 @@
 """Compute the loss of every token of a packed row: policy loss, correction for the sampler, penalty
 to a reference.
 
-    loss_t = correction_t · policy_loss_t + beta · k(π, ref)_t - entropy_coef · H(π)_t
-    (``Objective``)
+    loss_t = correction_t · policy_loss_t + beta · k(π, ref)_t - entropy_coef · H(π)_t      (``Objective``)
 
 That is component "rl". Tokens of the others have another loss: "ce" is ``sft``, "ref_kl"
 ``distill`` or ``gkd``.

@@ -1,7 +1,6 @@
 """``vf-vllm``: start an unmodified ``vllm serve`` with its flags and those that training needs.
 
-    vf-vllm --model Qwen/Qwen2.5-7B-Instruct --data-parallel-size 4 --enforce-eager --host 0.0.0.0
-    --port 8000
+    vf-vllm --model Qwen/Qwen2.5-7B-Instruct --data-parallel-size 4 --enforce-eager --host 0.0.0.0 --port 8000
 
 Builds the command (``vllm_command``), runs it, reports when the server is up, and stops it with its
 descendants.

@@ -7,8 +7,7 @@ and so do files (``WholeCopy``, and ``whole_state`` for the optimizer); reading 
 scatters them (``scatter``). So a checkpoint does not depend on
 how the run was split: any number of processes, split or not, resumes from it.
 
-    for name, tensor in whole_tensors(model): ...     every process iterates to the end; one whole
-        tensor at a time
+    for name, tensor in whole_tensors(model): ...     every process iterates to the end; one whole tensor at a time
 
 Gathering is a collective: **every process must call it, in the same order**, outside of any
 rank-0-only block. For a model that is not split nothing is sent. ``adopt`` checks which splits are

@@ -6,10 +6,9 @@ through a separate gloo group. Every wait is bounded and names what it waits for
 rank is raised on all of them, as the same class where it is one of ``verifiers.errors``; with one
 process nothing is connected, sent or copied.
 
-    batch = ranks.share(lambda: {"step": 3}, "the step")          computed on rank 0, returned on
-    every rank sums = ranks.gather([loss, tokens], "the step's numbers")      [world, 2], on every
-    rank with ranks.together(): ...                                     an error in here ends all
-    ranks
+    batch = ranks.share(lambda: {"step": 3}, "the step")          computed on rank 0, returned on every rank
+    sums = ranks.gather([loss, tokens], "the step's numbers")      [world, 2], on every rank
+    with ranks.together(): ...                                     an error in here ends all ranks
 
 DDP, FSDP2 or DeepSpeed reduce gradients; only the time-out of their collectives is set here. A rank
 that waits inside one is woken when the process it waits for ends, or ended by its ``Heartbeat``

@@ -7,12 +7,12 @@ last, and a rename makes it appear. A reader verifies the manifest and takes the
 folder; older ones are removed only after a newer one verifies.
 
     model or adapter                what ``save_pretrained`` writes, and the tokenizer
-    optimizer.safetensors + .json   tensors, and the rest reference.safetensors           the
-    reference policy, where it is a copy scheduler.json  trainer_state.json  rng.safetensors,
-    rng_<rank>.safetensors of further processes batch_<rank>.safetensors        between the steps of
-    a batch: log-probabilities that stay fixed during it rl_state.json                   policy
-    version, position in the data, configuration pending.jsonl                   rollouts finished
-    but not yet trained: tokens, log-probs, versions, rewards
+    optimizer.safetensors + .json   tensors, and the rest
+    reference.safetensors           the reference policy, where it is a copy
+    scheduler.json  trainer_state.json  rng.safetensors, rng_<rank>.safetensors of further processes
+    batch_<rank>.safetensors        between the steps of a batch: log-probabilities that stay fixed during it
+    rl_state.json                   policy version, position in the data, configuration
+    pending.jsonl                   rollouts finished but not yet trained: tokens, log-probs, versions, rewards
 
 Only these names are read, so a pickle or any other file in such a folder is never opened. The
 manifest detects damage, not forgery: a process that can write the folder can write the manifest.

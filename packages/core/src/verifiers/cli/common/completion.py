@@ -1,7 +1,6 @@
 """Shell completion with click: flags, their choices, environment ids, paths.
 
-    eval "$(_VF_EVAL_COMPLETE=bash_source vf-eval)"        # bash; zsh_source and fish_source for
-    the others
+    eval "$(_VF_EVAL_COMPLETE=bash_source vf-eval)"        # bash; zsh_source and fish_source for the others
 
 Imports no environment: ids come from the metadata of installed distributions.
 """

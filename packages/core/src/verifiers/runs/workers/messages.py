@@ -1,8 +1,7 @@
 """The messages between a pool and its workers: plain data that pickles.
 
-    pool -> worker      Setup once, then Generate and Cancel by job number, ModelReply by call
-    number worker -> pool      Ready once (or Failed with number 0), then Finished or Failed,
-    CallModel and CancelCall
+    pool -> worker      Setup once, then Generate and Cancel by job number, ModelReply by call number
+    worker -> pool      Ready once (or Failed with number 0), then Finished or Failed, CallModel and CancelCall
 
 The bytes between the two ends are trusted: both run this program with the same environment
 packages. Model output appears in them only as text.

@@ -4,9 +4,8 @@ shared socket.
 It handles requests from the host and forwards requests for the code to a worker. Two programs:
 
     main SETTINGS                 # requests on stdin, replies on stdout; ends when stdin closes
-    main SETTINGS SOCKET          # in the background; requests over connections to the Unix socket
-    SOCKET send SOCKET REQUEST [REPLY]   # one request; prints the reply as base64, above
-    MAX_PRINTED writes it to file REPLY
+    main SETTINGS SOCKET          # in the background; requests over connections to the Unix socket SOCKET
+    send SOCKET REQUEST [REPLY]   # one request; prints the reply as base64, above MAX_PRINTED writes it to file REPLY
 
 SETTINGS is base64 of JSON. A request is a message of ``frames``, and so is its reply; replies come
 in the order of the requests. Operations (``op``):

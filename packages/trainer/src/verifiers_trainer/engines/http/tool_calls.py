@@ -4,9 +4,9 @@ A parser never raises, takes time linear in the text, and does not guess: when o
 completion cannot be parsed, the whole completion stays text, so that calls are never executed in
 part. The environment validates arguments and tool names.
 
-    hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen, SmolLM
-    and most others llama3_json   {"name": ..., "parameters": {...}}; {...}                    Llama
-    3.1 and later none          the text is passed through
+    hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen, SmolLM and most others
+    llama3_json   {"name": ..., "parameters": {...}}; {...}                    Llama 3.1 and later
+    none          the text is passed through
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 ``engines.protocol.Engine``.
 
     start        connect to the servers, select the weight transfer, and check their completions
-    set_version  push the trainer's present weights to every server repair       push the weights
-    again to a restarted server; completions since the restart are discarded open_client
-    completions with the policy version that sampled them
+    set_version  push the trainer's present weights to every server
+    repair       push the weights again to a restarted server; completions since the restart are discarded
+    open_client  completions with the policy version that sampled them
 
 One lock guards the weights: the trainer holds it while it changes them, pushes and repairs while
 they read them. Every wait is bounded, and its error names the call. ``weights`` implements the

@@ -1,7 +1,6 @@
 """The calls around a transfer of weights into a server's memory, common to its backends.
 
-    pause -> start_weight_update -> update_weights while the backend sends -> finish_weight_update
-    -> resume
+    pause -> start_weight_update -> update_weights while the backend sends -> finish_weight_update -> resume
 
 Older servers have ``update_weights`` alone. The version label is set at the end, so a server with
 an incomplete update never has it.
