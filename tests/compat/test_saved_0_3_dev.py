@@ -1,5 +1,6 @@
 """Runs and a checkpoint that commit 2889499 saved load, read as a run of now does, and resume."""
 
+import functools
 import importlib
 import json
 import shutil
@@ -75,7 +76,11 @@ def test_another_reward_function_would_be_refused(environments, copy_of, monkeyp
     assert any("funcs" in key for key in caught.value.differences), caught.value.differences
 
 
-def test_a_checkpoint_of_two_roles_resumes_to_the_same_losses(environments, copy_of):
+def test_a_checkpoint_of_two_roles_resumes_to_the_same_losses(environments, copy_of, monkeypatch):
+    training = importlib.import_module("support.training")
+    # its environment is in this module of the tests, which has changed since
+    accepting = functools.partial(training.small_trainer, accept_changed_code=True)
+    monkeypatch.setattr(training, "small_trainer", accepting)
     saved = [
         float.fromhex(loss) for loss in json.loads((SAVED / "training-losses.json").read_text())
     ]

@@ -32,8 +32,8 @@ from verifiers.sandbox.host.packages import import_names
 
 READY_S = 120.0
 HOST_UIDS = (65534, 1)
-"""User ids of the host that code runs as when this process is root: nobody, or 1 where nobody is
-not mapped."""
+"""User ids of the host that code runs as when this process is root: that of the user "nobody", or
+1 if it is not mapped."""
 MOUNT_POINTS = ("/tmp", "/sandbox", "/etc")
 
 Further = tuple[tuple[str, str], ...]
