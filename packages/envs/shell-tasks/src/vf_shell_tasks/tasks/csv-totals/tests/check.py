@@ -3,7 +3,7 @@ from pathlib import Path
 
 APP = Path("/app")
 
-EXPECTED = [["north, upper", "688"], ['the "old" east', "637"], ["south", "332"]]
+EXPECTED = [["north, upper", "688"], ["the \"old\" east", "637"], ["south", "332"]]
 
 with open(APP / "totals.csv", newline="") as file:
     rows = list(csv.reader(file))

@@ -14,9 +14,7 @@ def git(*words):
     variables = {"PATH": os.environ["PATH"], "GIT_DIR": "/tmp/checked.git"}
     variables |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
     variables |= {"GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": "/dev/null"}
-    return subprocess.run(
-        ["git", *words], capture_output=True, text=True, check=True, env=variables
-    ).stdout
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=True, env=variables).stdout
 
 
 assert REPOSITORY.is_dir() and not REPOSITORY.is_symlink()

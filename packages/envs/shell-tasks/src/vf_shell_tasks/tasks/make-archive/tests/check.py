@@ -3,11 +3,7 @@ from pathlib import Path
 
 APP = Path("/app")
 
-EXPECTED = {
-    "index.md": b"# Index\n",
-    "guide/start.md": b"# Start\n",
-    "guide/more tips.md": b"# Tips\n",
-}
+EXPECTED = {"index.md": b"# Index\n", "guide/start.md": b"# Start\n", "guide/more tips.md": b"# Tips\n"}
 
 assert (APP / "docs.tar.gz").read_bytes()[:2] == b"\x1f\x8b", "not compressed by gzip"
 with tarfile.open(APP / "docs.tar.gz", "r:gz") as archive:

@@ -16,10 +16,6 @@ EXPECTED = {
 }
 
 found = dict(line.split(" ", 1)[::-1] for line in (APP / "modes.txt").read_text().splitlines())
-assert found == {("site/" + name).removesuffix("/."): mode for name, mode in EXPECTED.items()}, (
-    found
-)
+assert found == {("site/" + name).removesuffix("/."): mode for name, mode in EXPECTED.items()}, found
 contents = (APP / "contents.txt").read_text().splitlines()
-assert sorted(contents) == sorted(
-    ["<p>hi</p>", "p {}", "secret", "older", *["#!/bin/sh", "true"] * 2]
-), contents
+assert sorted(contents) == sorted(["<p>hi</p>", "p {}", "secret", "older", *["#!/bin/sh", "true"] * 2]), contents

@@ -11,7 +11,5 @@ EXPECTED = {
 }
 
 folder = APP / "src"
-found = {
-    str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()
-}
+found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 assert found == EXPECTED, found

@@ -1,2 +1,2 @@
 # Copyright (c) 2019 Old Name
-AUTHOR = "Old Name"
+AUTHOR = 'Old Name'
