@@ -23,6 +23,8 @@ from verifiers.types import Message, ToolCall
 
 NAMES = sorted(DIALECTS)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=30)
+VISIBLE = TEXT.filter(str.strip)
+"""Blank text beside other parts is left out, and the messages API takes none (test_sendable)."""
 IDENTIFIERS = st.from_regex(r"[a-z]{1,8}", fullmatch=True)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
@@ -36,7 +38,7 @@ IMAGES = st.builds(
         ["http://host/a.png", "data:image/png;base64,iVBORw0KGgo=", "data:image/jpeg;base64,AAAA"]
     ),
 )
-PARTS = st.lists(st.builds(vf.TextContentPart, TEXT) | IMAGES, min_size=2, max_size=4)
+PARTS = st.lists(st.builds(vf.TextContentPart, VISIBLE) | IMAGES, min_size=2, max_size=4)
 SIGNED = {
     "chat": st.just([]),
     "messages": st.lists(
@@ -71,9 +73,11 @@ def thought_in(block):
 
 @st.composite
 def assistants(draw, name):
-    text = draw(TEXT | st.none())
-    calls = draw(st.lists(CALLS, max_size=3))
-    blocks = draw(SIGNED[name])
+    calls, blocks = draw(st.lists(CALLS, max_size=3)), draw(SIGNED[name])
+    if name == "messages":
+        text = draw(VISIBLE if not calls else VISIBLE | st.none())
+    else:
+        text = draw(TEXT | st.none())
     message = Message(role="assistant", content=text or (None if calls else ""))
     if calls:
         message["tool_calls"] = calls
@@ -90,15 +94,16 @@ def assistants(draw, name):
 @st.composite
 def conversations(draw, name):
     """Conversations as a model sees them: each call has its result before the next turn."""
-    talk = [vf.SystemMessage(draw(TEXT))] if draw(st.booleans()) else []
+    texts = VISIBLE if name == "messages" else TEXT
+    talk = [vf.SystemMessage(draw(texts))] if draw(st.booleans()) else []
     for _ in range(draw(st.integers(1, 4))):
-        talk.append(vf.UserMessage(draw(TEXT | PARTS)))
+        talk.append(vf.UserMessage(draw(texts | PARTS)))
         if draw(st.booleans()):
-            talk.append(vf.SystemMessage(draw(TEXT)))
+            talk.append(vf.SystemMessage(draw(texts)))
         message = draw(assistants(name))
         talk.append(message)
         talk += [
-            vf.ToolMessage(draw(TEXT | PARTS), call["id"]) for call in message.tool_calls or ()
+            vf.ToolMessage(draw(texts | PARTS), call["id"]) for call in message.tool_calls or ()
         ]
     return talk
 

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 from verifiers.clients.attributes import read_completion, read_flat
 from verifiers.clients.failures import Endpoint, Standing, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
-from verifiers.clients.payload import chat_messages, split_arguments
-from verifiers.clients.reply import Completion, StreamedError, to_response
+from verifiers.clients.payload import refused_in_history, sendable, split_arguments
+from verifiers.clients.reply import Completion, StreamedError, excerpt, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.sdk import is_sdk_object
 from verifiers.clients.spending import metered
@@ -142,33 +142,50 @@ class OpenAILikeClient(_Adapter):
         if self._is_sdk:
             self.called = called.with_options(max_retries=0)
         self._max_tokens_name = MAX_TOKENS if self._is_sdk else None
+        self._without: frozenset[str] = frozenset()
+        """What the endpoint refused in a history (``payload.sendable``)."""
 
-    async def _send(self, resources: _LoopResources, request: ModelRequest) -> Response:
+    async def _send(
+        self,
+        resources: _LoopResources,
+        request: ModelRequest,
+        without: frozenset[str] = frozenset(),
+    ) -> Response:
+        without |= self._without
         in_chat = request.message_type != "completion"
         create = self.called.chat.completions.create if in_chat else self.called.completions.create
         name = (self._max_tokens_name or _spelling(request)) if in_chat else "max_tokens"
         try:
-            response = await self._call(resources, create, self._arguments(create, request, name))
+            arguments = self._arguments(create, request, name, without)
+            response = await self._call(resources, create, arguments)
         except VerifiersError:
             raise
         except Exception as error:  # whatever the object raises is mapped and chained
-            if name != MAX_TOKENS or not refuses_argument(
-                getattr(error, "status_code", 0), _body(error), name
-            ):
+            status, body = getattr(error, "status_code", 0), _body(error)
+            part = refused_in_history(status, excerpt(body, 2000), request)
+            if name == MAX_TOKENS and refuses_argument(status, body, name):
+                self._max_tokens_name = "max_tokens"
+            elif part is not None and part not in without:
+                without |= {part}
+            else:
                 raise self._mapped(error, request.model) from error
-            self._max_tokens_name = "max_tokens"
-            return await self._send(resources, request)
+            return await self._send(resources, request, without)
+        self._without |= without
         return self._read(read_completion(response), request, response)
 
     def _arguments(
-        self, create: Callable[..., Any], request: ModelRequest, max_tokens_name: str
+        self,
+        create: Callable[..., Any],
+        request: ModelRequest,
+        max_tokens_name: str,
+        without: frozenset[str],
     ) -> dict[str, Any]:
         known, extra = split_arguments(request, max_tokens_name)
         arguments: dict[str, Any] = {"model": request.model, **known}
         if request.message_type == "completion":
             arguments["prompt"] = request.prompt
         else:
-            arguments["messages"] = chat_messages(request.prompt)
+            arguments["messages"] = sendable(request, without)
             if request.tools:
                 arguments["tools"] = list(request.tools)
         if extra:

@@ -74,6 +74,7 @@ def _message(message: object) -> dict[str, Any]:
     content = _get(message, "content")
     calls = _typed(message, "tool_calls", list)
     fields: dict[str, Any] = {
+        **_extra(message),
         "content": content if isinstance(content, str | list) else None,
         "tool_calls": [_tool_call(call) for call in calls] if calls else None,
         "thinking_blocks": _typed(message, "thinking_blocks", list),
@@ -88,9 +89,22 @@ def _tool_call(call: object) -> dict[str, Any]:
     source = function if function is not None else call
     arguments = _get(source, "arguments")
     return {
+        **_extra(call),
         "id": _typed(call, "id", str) or "",
         "name": _typed(source, "name", str) or "",
         "arguments": arguments if isinstance(arguments, str | Mapping) else "{}",
+    }
+
+
+def _extra(holder: object) -> dict[str, Any]:
+    """Fields that an SDK does not know, or all of a mapping; for a mock none."""
+    extra = holder if isinstance(holder, Mapping) else getattr(holder, "model_extra", None)
+    if not isinstance(extra, Mapping):
+        return {}
+    return {
+        str(name): plain
+        for name, value in extra.items()
+        if (plain := _plain_data(value)) is not None
     }
 
 

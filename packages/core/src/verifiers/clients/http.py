@@ -25,9 +25,9 @@ from yarl import URL
 from verifiers.clients.cache import cache_key, current_cache, request_content
 from verifiers.clients.failures import Endpoint, Standing, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
-from verifiers.clients.payload import to_body
+from verifiers.clients.payload import refused_in_history, to_body
 from verifiers.clients.protocol import ClientConfig, ClientOptions, vendor_of
-from verifiers.clients.reply import StreamedError, decode, to_response
+from verifiers.clients.reply import StreamedError, decode, excerpt, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.spending import metered
 from verifiers.errors import (
@@ -178,7 +178,7 @@ class HttpClient(Identified):
             try:
                 status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
                 while status != 200:
-                    part = self._refused_part(status, answer)
+                    part = self._refused_part(status, answer, request)
                     if part is None or part in without:
                         raise failure(status, answer, pool.endpoint, request.model, retry_after)
                     without |= {part}
@@ -206,10 +206,10 @@ class HttpClient(Identified):
             f"{type(self).__name__} must define _body(self, request, without)"
         )
 
-    def _refused_part(self, status: int, answer: bytes) -> str | None:
+    def _refused_part(self, status: int, answer: bytes, request: ModelRequest) -> str | None:
         """The part of a request that an error answer refuses by name; None for another failure."""
         raise NotImplementedError(
-            f"{type(self).__name__} must define _refused_part(self, status, answer)"
+            f"{type(self).__name__} must define _refused_part(self, status, answer, request)"
         )
 
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
@@ -438,10 +438,12 @@ class OpenAIChatCompletionsClient(HttpClient):
 
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
         is_short = request.message_type == "completion" or MAX_TOKENS in without
-        return to_body(request, "max_tokens" if is_short else MAX_TOKENS)
+        return to_body(request, "max_tokens" if is_short else MAX_TOKENS, without - {MAX_TOKENS})
 
-    def _refused_part(self, status: int, answer: bytes) -> str | None:
-        return MAX_TOKENS if refuses_argument(status, answer, MAX_TOKENS) else None
+    def _refused_part(self, status: int, answer: bytes, request: ModelRequest) -> str | None:
+        if refuses_argument(status, answer, MAX_TOKENS):
+            return MAX_TOKENS
+        return refused_in_history(status, excerpt(answer, 2000), request)
 
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
         completion = decode(answer, where)

@@ -2,27 +2,39 @@
 
 The promise: every argument is sent under the name that the endpoint expects, ``None`` is never
 sent, the seed of the request takes precedence, and arguments for several completions or a stream
-are refused before sending.
+are refused before sending. A history is sent in a form that servers take (`sendable`); the messages
+of the rollout stay as they were sampled.
 
 This module does not normalize messages (they arrive as dicts) and sends nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+import operator
+import re
+from collections.abc import Collection, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.decoding import decode_message
 from verifiers.types import ModelRequest
 
 if TYPE_CHECKING:
     from verifiers.types import Messages
 
 MAX_TOKENS_ALIASES = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+
+RAW_ARGUMENTS = "_arguments"
+"""Key of tool arguments that are no JSON object."""
+BLANK = "blank text"
+"""In what an endpoint refused: messages without a visible character."""
+EMPTY_TEXT = "(empty)"
+"""Sent for them there."""
 
 OPENAI_ARGUMENTS = frozenset(
     "audio best_of echo frequency_penalty logit_bias logprobs max_completion_tokens max_tokens"
@@ -82,20 +94,24 @@ def split_arguments(
     return known, extra
 
 
-def to_body(request: ModelRequest, max_tokens_name: str) -> bytes:
+def to_body(
+    request: ModelRequest, max_tokens_name: str, without: Collection[str] = frozenset()
+) -> bytes:
     """Return the JSON body of one request. Raises: ``ConfigError`` for an argument that JSON cannot
     store."""
-    return encode(to_fields(request, max_tokens_name))
+    return encode(to_fields(request, max_tokens_name, without))
 
 
-def to_fields(request: ModelRequest, max_tokens_name: str) -> dict[str, Any]:
-    """Return the fields of the body of one request."""
+def to_fields(
+    request: ModelRequest, max_tokens_name: str, without: Collection[str] = frozenset()
+) -> dict[str, Any]:
+    """Return the fields of the body of one request; ``without``: see `sendable`."""
     known, extra = split_arguments(request, max_tokens_name)
     body: dict[str, Any] = {"model": request.model}
     if request.message_type == "completion":
         body["prompt"] = request.prompt
     else:
-        body["messages"] = chat_messages(request.prompt)
+        body["messages"] = sendable(request, without)
         if request.tools:
             body["tools"] = request.tools
     body.update(known)
@@ -106,6 +122,96 @@ def to_fields(request: ModelRequest, max_tokens_name: str) -> dict[str, Any]:
 def chat_messages(prompt: Any) -> list[Any]:
     """Return the prompt as a list of messages; text becomes one user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def sendable(request: ModelRequest, without: Collection[str] = frozenset()) -> list[Any]:
+    """Return the history of a request as every server of chat completions takes it.
+
+    vLLM and llama.cpp parse the arguments of all earlier calls and refuse text that is no JSON
+    object, which goes under ``RAW_ARGUMENTS``; OpenAI refuses names of tools that a model made up
+    of other characters; vendors refuse blank text beside other parts. Fields of a reply that are
+    not known here (``reasoning_details``) are sent back as they came.
+
+    ``without``: what this endpoint refused (`refused_in_history`): names of fields of messages, and
+    ``BLANK`` texts. A message that needs no change is the same object.
+    """
+    prompt = chat_messages(request.prompt)
+    offered = {(tool.get("function") or tool).get("name") for tool in request.tools or ()}
+    messages = [_sendable_message(message, offered, without) for message in prompt]
+    return prompt if all(map(operator.is_, messages, prompt)) else messages
+
+
+def _sendable_message(message: Any, offered: Collection[Any], without: Collection[str]) -> Any:
+    changes: dict[str, Any] = {}
+    if calls := message.get("tool_calls"):
+        sent = [_sendable_call(call, offered) for call in calls]
+        if not all(map(operator.is_, sent, calls)):
+            changes["tool_calls"] = sent
+    content = message.get("content")
+    if isinstance(content, list) and any(map(is_blank, content)):
+        content = changes["content"] = [part for part in content if not is_blank(part)] or ""
+    if not without:
+        return {**message, **changes} if changes else message
+    if BLANK in without and not calls and not (content and str(content).strip()):
+        changes["content"] = EMPTY_TEXT
+    fields = {**message, **changes}
+    return {name: value for name, value in fields.items() if name not in without}
+
+
+def _sendable_call(call: Any, offered: Collection[Any]) -> Any:
+    function = call.get("function") or call
+    arguments, name = function.get("arguments"), function.get("name") or ""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    is_known = name in offered or _TOOL_NAME.fullmatch(name)
+    sent = {
+        "name": name if is_known else re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64] or "_",
+        "arguments": sendable_arguments(text),
+    }
+    if is_known and sent["arguments"] == arguments:
+        return call
+    return {**call, "function": {**function, **sent}} if "function" in call else {**call, **sent}
+
+
+@functools.lru_cache(maxsize=4096)
+def sendable_arguments(text: str) -> str:
+    """Return tool arguments as the text of a JSON object; each text of a history is read once."""
+    try:
+        if isinstance(msgspec.json.decode(text), dict):
+            return text
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps({RAW_ARGUMENTS: text})
+
+
+def is_blank(part: Any) -> bool:
+    """Return whether a content part is text without a visible character."""
+    is_text = isinstance(part, Mapping) and part.get("type") == "text"
+    return is_text and not str(part.get("text") or "").strip()
+
+
+def refused_in_history(status: int, answer: str, request: ModelRequest) -> str | None:
+    """Return what an error answer refuses in the history that is sent: ``BLANK``, or a field that
+    another server added to its reply; None for another failure."""
+    if status not in (400, 422) or request.message_type == "completion":
+        return None
+    if _REFUSES_BLANK.search(answer):
+        return BLANK
+    fields = {name for message in chat_messages(request.prompt) for name in message}
+    words = set(re.findall(r"\w+", answer))
+    return next((name for name in sorted(fields - _FIELDS) if name in words), None)
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """Return tool arguments as an object; text that is none is put under ``RAW_ARGUMENTS``.
+
+    >>> arguments_object('{"a": 1}'), arguments_object("[1")
+    ({'a': 1}, {'_arguments': '[1'})
+    """
+    try:
+        value = decode_message(arguments)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {RAW_ARGUMENTS: arguments}
 
 
 def has_audio(prompt: Messages) -> bool:
@@ -145,5 +251,13 @@ def _plain(value: object) -> Any:
 
 
 _CONTENT = itemgetter("content")
+_TOOL_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
+_FIELDS = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "refusal"))
+"""Fields of messages that every server knows."""
+_REFUSES_BLANK = re.compile(
+    r"(must|cannot|can't|may|should) (not )?be (non.?)?(empty|blank)|must contain non-whitespace"
+    r"|must have either content or tool_calls",
+    re.IGNORECASE,
+)
 _TEXT = frozenset((str, type(None)))
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)

@@ -84,6 +84,14 @@ class StreamedError(Exception):
         self.status = status
 
 
+_READ_FIELDS = frozenset(
+    "role content tool_calls function_call reasoning reasoning_content audio tokens finish_reason"
+    " is_truncated".split()
+)
+"""Fields of a reply that are read. The rest is kept and sent back: some vendors refuse the next turn
+without it (``reasoning_details``, signatures)."""
+
+
 class Entry(msgspec.Struct, gc=False):
     """One sampled token of ``logprobs.content``."""
 
@@ -270,8 +278,8 @@ def _message(choice: Choice, where: str) -> Message:
     reasoning = body.get("reasoning_content") or body.get("reasoning")
     if isinstance(reasoning, str):
         message["reasoning_content"] = reasoning
-    for name in ("thinking_blocks", "refusal"):
-        if value := body.get(name):
+    for name, value in body.items():
+        if value and name not in _READ_FIELDS:
             message[name] = value
     return message
 

@@ -43,7 +43,7 @@ class StreamedClient(HttpClient):
             self.dialect.request_body(request, stream=STREAM not in without, without=without)
         )
 
-    def _refused_part(self, status: int, answer: bytes) -> str | None:
+    def _refused_part(self, status: int, answer: bytes, request: ModelRequest) -> str | None:
         if refuses_argument(status, answer, STREAM):
             return STREAM
         return self.dialect.concession(status, answer)

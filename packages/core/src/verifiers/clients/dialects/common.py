@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from verifiers.clients.payload import split_arguments
+from verifiers.clients.payload import RAW_ARGUMENTS, arguments_object, split_arguments
 from verifiers.errors import ConfigError, MalformedResponse
-from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, ToolCall, Usage
 
 SAMPLING_NAMES = (
@@ -17,8 +16,6 @@ SAMPLING_NAMES = (
     " min_tokens logprobs top_logprobs logit_bias parallel_tool_calls return_token_ids"
 ).split()
 """Sampling arguments that every dialect and every engine names alike."""
-RAW_ARGUMENTS = "_arguments"
-"""Key of tool arguments that are no JSON object, in a dialect where they have to be one."""
 
 
 _OF_ANOTHER_FORM = (AttributeError, LookupError, TypeError)
@@ -96,19 +93,6 @@ def inner(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"an event {event.get('type')!r} has no {name}")
     return value
-
-
-def arguments_object(arguments: str) -> dict[str, Any]:
-    """Return tool arguments as an object; text that is none is put under ``RAW_ARGUMENTS``.
-
-    >>> arguments_object('{"a": 1}'), arguments_object("[1")
-    ({'a': 1}, {'_arguments': '[1'})
-    """
-    try:
-        value = decode_message(arguments)
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {RAW_ARGUMENTS: arguments}
 
 
 def arguments_text(arguments: object) -> str:

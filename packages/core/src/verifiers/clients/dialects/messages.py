@@ -22,7 +22,6 @@ from typing import Any
 
 from verifiers.clients.dialects import sse
 from verifiers.clients.dialects.common import (
-    arguments_object,
     arguments_text,
     assistant,
     calls_of,
@@ -43,7 +42,7 @@ from verifiers.clients.dialects.common import (
     text_of,
 )
 from verifiers.clients.dialects.protocol import DialectRequest
-from verifiers.clients.payload import chat_messages
+from verifiers.clients.payload import EMPTY_TEXT, arguments_object, is_blank, sendable
 from verifiers.clients.reply import streamed_error
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
@@ -357,9 +356,10 @@ def request_body(
         "model": request.model,
         "max_tokens": known.pop("max_tokens", DEFAULT_MAX_TOKENS),
     }
-    prompt = list(chat_messages(request.prompt))
-    if prompt and prompt[0].get("role") in ("system", "developer"):
-        body["system"] = _content_written(prompt.pop(0).get("content"))
+    prompt = list(sendable(request))
+    is_first = prompt and prompt[0].get("role") in ("system", "developer")
+    if is_first and (system := _content_written(prompt.pop(0).get("content"), "")):
+        body["system"] = system
     body["messages"] = list(_messages_written(prompt, "reasoning" not in without))
     if request.tools:
         body["tools"] = [_tool_written(Tool.from_wire(tool)) for tool in request.tools]
@@ -433,7 +433,11 @@ def _messages_written(
             is_text = isinstance(content, str) and len(blocks) < 2 and not message.get("tool_calls")
             yield {
                 "role": role,
-                "content": content if is_text and _is_only_text(blocks) else blocks,
+                "content": (
+                    _content_written(content)
+                    if is_text and _is_only_text(blocks)
+                    else blocks or EMPTY_TEXT
+                ),
             }
 
 
@@ -446,14 +450,15 @@ def _result_written(message: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "tool_result",
         "tool_use_id": call_id,
-        "content": _content_written(message.get("content")),
+        "content": _content_written(message.get("content"), ""),
     }
 
 
-def _content_written(content: object) -> str | list[dict[str, Any]]:
+def _content_written(content: object, blank: str = EMPTY_TEXT) -> str | list[dict[str, Any]]:
+    """The content; ``blank`` for text without a visible character, which the API refuses."""
     if isinstance(content, str) or content is None:
-        return content or ""
-    return [_part_written(part) for part in content]  # type: ignore[attr-defined]
+        return content if content and content.strip() else blank
+    return [_part_written(part) for part in content] or blank  # type: ignore[attr-defined]
 
 
 def _part_written(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -484,7 +489,7 @@ def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         verbatim = []
     if not _THINKING.issuperset(block.get("type") for block in verbatim):
         if says_the_same(_plain_message(verbatim), message):
-            return verbatim
+            return [block for block in verbatim if not is_blank(block)]
         verbatim = [block for block in verbatim if _is_signed(block)]
     return _blocks_of(message, verbatim)
 
@@ -499,7 +504,7 @@ def _blocks_of(
     content = message.get("content")
     if isinstance(content, list):
         blocks += [_part_written(part) for part in content]
-    elif text_of(content):
+    elif text_of(content).strip():
         blocks.append({"type": "text", "text": content})
     for call in calls_of(message):
         arguments = arguments_object(call.arguments)

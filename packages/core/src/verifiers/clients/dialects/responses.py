@@ -21,7 +21,6 @@ from typing import Any
 
 from verifiers.clients.dialects import sse
 from verifiers.clients.dialects.common import (
-    arguments_object,
     assistant,
     calls_of,
     collapsed,
@@ -41,7 +40,7 @@ from verifiers.clients.dialects.common import (
 )
 from verifiers.clients.dialects.protocol import DialectRequest, ToolForm
 from verifiers.clients.failures import refuses_argument
-from verifiers.clients.payload import chat_messages
+from verifiers.clients.payload import arguments_object, sendable, sendable_arguments
 from verifiers.clients.reply import streamed_error
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
@@ -564,7 +563,7 @@ def request_body(
     """
     known, extra = limited_arguments(request, NAME)
     items: list[dict[str, Any]] = []
-    for message in chat_messages(request.prompt):
+    for message in sendable(request):
         items += _items_written(message, "reasoning" not in without)
     body: dict[str, Any] = {"model": request.model, "input": items, "store": False}
     if request.tools:
@@ -626,6 +625,8 @@ def _items_written(message: Mapping[str, Any], with_unsigned: bool) -> list[dict
             if not with_unsigned:
                 continue
             item = {"id": f"rs_{index}", **item}
+        elif _kind(item) == "function_call":
+            item = item | {"arguments": sendable_arguments(str(item.get("arguments") or "{}"))}
         elif _kind(item) == "message" and "id" not in item:
             item = _message_written(item, index)
         items.append(item)
