@@ -104,6 +104,19 @@ def test_dead_groups_that_are_kept_count_in_every_denominator_and_feel_the_penal
     assert row.weight[row.loss_mask] == pytest.approx(np.full(9, 1 / 9))
 
 
+@pytest.mark.parametrize("stop", ["prompt_too_long", "max_completion_tokens_reached"])
+def test_a_rollout_that_a_limit_of_the_rollout_cut_is_cut_as_one_whose_reply_was(stop):
+    """No turn of it was cut: the next prompt, or the whole, was too long."""
+    members = [record(0), record(1), record(0), record(1)]
+    members[3].is_truncated, members[3].stop = True, stop
+    members = tuple(members)
+    masked = build([Group(0, 7, members)], [], pipeline_config(mask_truncated_completions=True))
+    assert masked.num_tokens == 9
+    assert masked.samples_G[0][3].excluded == "truncated"
+    np.testing.assert_allclose(masked.advantages_G[0], [-0.5, 0.5, -0.5, 0.5])
+    assert build([Group(0, 7, members)], [], pipeline_config()).num_tokens == 12
+
+
 def test_overlong_and_truncated_rollouts_stay_in_the_baseline_and_carry_no_loss():
     members = (record(0), record(1, tokens=20), record(0), record(1, truncated=True))
     config = pipeline_config(max_seq_len=10, mask_truncated_completions=True)

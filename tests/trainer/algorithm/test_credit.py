@@ -25,6 +25,7 @@ from verifiers.rollouts.turn import Turn
 from verifiers.testing import FakeServer, ScriptedClient
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.credit import credit
+from verifiers_trainer.pipeline.curriculum import RewardWeights
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
@@ -263,6 +264,54 @@ def test_rewards_of_turns_whose_sum_is_the_reward_count_once(gamma, expected, we
     played.turn_sum = ""  # the fault: the sum is added to the last turn as well
     (doubled,) = group.siblings(config(credit="turn", gamma=gamma))
     assert doubled.returns(gamma)[0].tolist() != returns.tolist()
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
+def test_a_rollout_that_is_cut_and_worth_nothing_has_returns_of_nothing(gamma):
+    cut, other = record(3.0, (1.0, 2.0), sums=3.0), record(1.0, (1.0, 0.0), sums=1.0)
+    cut.is_truncated = True
+    cut.turn_sum = other.turn_sum = "sums"
+    settings = config(credit="turn", gamma=gamma, zero_truncated_completions=True)
+    group = Group(0, 0, (cut, other), weights={"sums": 1.0}).limited(settings)
+    assert group.limited(settings).rewards.tolist() == [0.0, 1.0]
+    (siblings,) = group.siblings(settings)
+    zeroed, kept = siblings.returns(gamma)
+    assert zeroed.tolist() == [0.0, 0.0]
+    assert kept.tolist() == [1.0, 0.0]
+
+    plain = config(credit="turn", gamma=gamma)
+    (siblings,) = Group(0, 0, (cut, other), weights={"sums": 1.0}).siblings(plain)
+    assert siblings.returns(gamma)[0].tolist() == [1.0 + 2.0 * gamma, 2.0]  # negative control
+
+
+@pytest.mark.parametrize("base", [[0.0, 1.0], [1.0, 1.0]])
+def test_a_schedule_and_the_rubrics_own_weights_credit_alike(base):
+    """A weight of the schedule is as if the rubric had it: also from 0 to 2, and from 1 to 0."""
+    for weights in ([2.0, 1.0], [0.0, 1.0]):
+        _, own = weighted_game(weights, None)
+        _, scheduled = weighted_game(base, {0: weights})
+        returns = [
+            group.siblings(config(credit="turn"))[0].returns(1.0)[0].tolist()
+            for group in (own, scheduled)
+        ]
+        assert returns[0] == returns[1]
+
+
+def weighted_game(weights, schedule):
+    """(environment, group of one rollout) of the game, rescored under a schedule of weights."""
+    pytest.importorskip("gymnasium", reason="the extra 'gym'")
+    from verifiers.environments.integrations.gym import GymEnv, sum_step_rewards
+
+    rubric = vf.Rubric([sum_step_rewards, lambda completion: 1.0], weights)
+    env = GymEnv(Steps, action_parser=str, num_train_episodes=1, num_eval_episodes=1, rubric=rubric)
+    results = env.evaluate(ScriptedClient("x", tokens=True), "m", num_examples=1, keep_states=True)
+    (state,) = results["states"]
+    used = rubric.plan().weights
+    if schedule is not None:
+        scheduled = RewardWeights(env, schedule)
+        scheduled.decide(0, [state])
+        used = scheduled.weights_of(0, state)
+    return env, Group(0, 0, (state.rollout(),), weights=dict(used))
 
 
 # --- a spread for each function -------------------------------------------------------------------

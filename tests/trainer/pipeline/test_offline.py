@@ -138,6 +138,30 @@ def test_text_is_trained_without_engine_or_environment_at_ratio_one(tmp_path, ca
     assert "offline/anchor = recomputed: 0 of" in caplog.text
 
 
+def test_groups_of_equal_rewards_stay_where_they_are_to_be_kept():
+    """As with every other source: in the batch, with advantages of 0."""
+    data = columns()
+    data["rewards"] = [1.0] * 4 + data["rewards"][4:]
+    kept, dropped = (
+        OfflineRollouts(read_groups(data, build_tiny_tokenizer(), config), config)
+        for config in (
+            small_config("x", batch_size=4, rollouts_per_example=2, zero_variance=value)
+            for value in ("keep", "drop")
+        )
+    )
+    assert (kept.num_batches, dropped.num_batches) == (3, 2)
+    batches = [kept.next_batch() for _ in range(3)]
+    assert sum(batch.stats["groups/dead"] for batch in batches) == 2
+    equal = {
+        float(value)
+        for batch in batches
+        for group, values in zip(batch.groups, batch.advantages_G, strict=True)
+        if len(set(group.rewards)) == 1
+        for value in values
+    }
+    assert equal == {0.0}
+
+
 def test_a_policy_learns_from_text(tmp_path):
     trainer = trainer_of(
         tmp_path,

@@ -2,6 +2,7 @@
 says meanwhile."""
 
 import asyncio
+import copy
 import hashlib
 import json
 import math
@@ -824,3 +825,66 @@ def test_rows_that_a_hook_chose_are_all_played():
     assert not rows.may_skip
     with pytest.raises(ConfigError, match="skip_solved and difficulty_schedule both select"):
         pipeline_config(skip_solved=True, difficulty_schedule=[(1.0, "easy")]).resolve()
+
+
+# --- stopped within the updates of a batch --------------------------------------------------------
+
+AMID = {"updates_per_batch": 2, "max_off_policy_steps": 1}
+
+
+def resumed_amid(saved, **settings):
+    """(the batch that a run which stopped after its first update trains next, the one after it)."""
+    policy = Policy()
+    with pipeline(policy, version=1, state=saved, **AMID | settings) as source:
+        first = source.next_batch()
+        advance(source, policy)
+        return first, source.next_batch()
+
+
+def test_a_batch_that_was_stopped_within_is_trained_on_although_an_older_group_has_finished():
+    """Group 0 takes long: the batch is 1 and 2, and 0 is in a later one."""
+    policy = Policy()
+    policy.delay = lambda request: 0.4 if question(request) == "q0" else 0.01
+    with pipeline(policy, stale_policy="drop", **AMID) as source:
+        batch = source.next_batch()
+        advance(source, policy)
+        eventually(lambda: any(group.index == 0 for group in source.snapshot().ready))
+        saved = source.snapshot()
+    assert indices(batch) == [1, 2]
+    first, later = resumed_amid(copy.deepcopy(saved), stale_policy="drop")
+    assert indices(first) == [1, 2]
+    assert 0 in indices(later)
+    first, _ = resumed_amid(saved)  # whatever the order of later batches is
+    assert indices(first) == [1, 2]
+
+
+def test_a_short_batch_that_was_stopped_within_is_not_filled_up(tmp_path):
+    """Of four groups that ``oversample`` allows one has a signal."""
+    policy = Policy(dead_if(lambda n: n != 3))
+    settings = {"oversample": 1.0, "max_off_policy_steps": 1, "updates_per_batch": 2}
+    with pipeline(policy, **settings) as source:
+        batch = source.next_batch()
+        advance(source, policy)
+        saved = source.snapshot()
+    assert (indices(batch), batch.stats["batch/short"]) == ([3], 1)
+    saved_state.save_pipeline(tmp_path, saved, 1, {})
+    state, _, _ = saved_state.load_pipeline(tmp_path)
+    first, later = resumed_amid(state, oversample=1.0)
+    assert (indices(first), first.stats["batch/short"]) == ([3], 1)
+    assert min(indices(later)) > 3
+
+
+def test_what_a_batch_has_counted_is_not_counted_again_when_it_goes_on():
+    policy = Policy(dead_if(lambda n: n in (0, 1)))
+    settings = {"zero_variance": "keep", "skip_solved": True, **AMID}
+    with pipeline(policy, counting_env(2), **settings) as source:
+        source.next_batch()
+        advance(source, policy)
+        saved = source.snapshot()
+    counted = dict(saved.solved.streaks), saved.signal.batches
+    again = Policy(dead_if(lambda n: n in (0, 1)))
+    with pipeline(again, counting_env(2), version=1, state=saved, **settings) as source:
+        source.next_batch()
+        advance(source, again)
+        state = source.pipeline.state
+        assert (dict(state.solved.streaks), state.signal.batches) == counted

@@ -24,7 +24,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from verifiers.rollouts.rollout import Rollout
-from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.aggregation import step_weights
 from verifiers_trainer.algorithm.credit import credit, has_signal
 from verifiers_trainer.algorithm.group import Group as Group  # here for ``get_batch`` of users
@@ -169,10 +168,10 @@ def _samples_of(
     component = group.component_of(settings)
 
     def samples_of(
-        turns: Sequence[Turn], advantage: float | Sequence[float], number: int
+        rollout: Rollout, advantage: float | Sequence[float], number: int
     ) -> RolloutSamples:
         return rollout_samples(
-            turns,
+            rollout.turns,
             advantage,
             rollout=group.index * settings.rollouts_per_example + number,
             group=group.index,
@@ -180,23 +179,21 @@ def _samples_of(
             max_seq_len=settings.max_seq_len,
             max_completion_len=settings.max_completion_len,
             mask_truncated=settings.mask_truncated_completions,
+            is_truncated=rollout.is_truncated,
             mask_env_responses=settings.mask_env_responses,
             component=component,
         )
 
     return [
         joined(
-            [
-                samples_of(_turns_of(rollout, role), part, number)
-                for role, part in advantages.items()
-            ]
+            [samples_of(_part_of(rollout, role), part, number) for role, part in advantages.items()]
         )
         for number, (rollout, advantages) in enumerate(zip(group.rollouts, credit, strict=True))
     ]
 
 
-def _turns_of(rollout: Rollout, role: str) -> Sequence[Turn]:
-    return rollout.of_role(role).turns if role else rollout.turns
+def _part_of(rollout: Rollout, role: str) -> Rollout:
+    return rollout.of_role(role) if role else rollout
 
 
 def _step(
@@ -269,7 +266,7 @@ def _mean_advantage(rollout: Rollout, advantages: Advantages) -> float:
     if isinstance(value := advantages.get(""), float):
         return value
     values = np.concatenate(
-        [np.broadcast_to(a, len(_turns_of(rollout, role))) for role, a in advantages.items()]
+        [np.broadcast_to(a, len(_part_of(rollout, role).turns)) for role, a in advantages.items()]
     )
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else math.nan

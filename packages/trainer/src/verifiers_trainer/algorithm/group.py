@@ -47,9 +47,16 @@ def apply_length_rules(rollout: Rollout, settings: GroupSettings) -> Rollout:
         rollout.turns, settings.max_seq_len, settings.max_completion_len
     ):
         return replace(rollout, reward=math.nan)
-    if settings.zero_truncated_completions and rollout.is_truncated and rollout.error is None:
+    if is_zeroed(rollout, settings):
         return replace(rollout, reward=0.0, turn_sum="")
     return rollout
+
+
+def is_zeroed(rollout: Rollout, settings: GroupSettings) -> bool:
+    """Whether ``zero_truncated_completions`` gives the rollout, and each of its turns, the reward
+    0."""
+    is_cut = rollout.is_truncated and rollout.error is None
+    return settings.zero_truncated_completions and is_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +166,7 @@ class Group:
         part = replace(self, rollouts=rollouts, weights={role: 1.0} if role else self.weights)
         values, turn_rewards = part.values(settings.advantage), []
         if settings.credit == "turn":
-            turn_rewards = [self._turn_rewards(rollout) for rollout in rollouts]
+            turn_rewards = [self._turn_rewards(rollout, settings) for rollout in rollouts]
             values = values - np.array([self._of_turns(rollout) for rollout in rollouts])
         return Siblings(
             values,
@@ -170,9 +177,10 @@ class Group:
             members=members,
         )
 
-    def _turn_rewards(self, rollout: Rollout) -> np.ndarray:
+    def _turn_rewards(self, rollout: Rollout, settings: GroupSettings) -> np.ndarray:
         """The environment's rewards of a rollout's turns [turns], as they weigh in its reward."""
-        rewards = np.array(rollout.turn_rewards or [0.0] * len(rollout.turns), np.float64)
+        given = () if is_zeroed(rollout, settings) else rollout.turn_rewards
+        rewards = np.array(given or [0.0] * len(rollout.turns), np.float64)
         return rewards * self.weights.get(rollout.turn_sum, 1.0)
 
     def _of_turns(self, rollout: Rollout) -> float:

@@ -111,6 +111,7 @@ def rollout_samples(
     max_seq_len: int | None = None,
     max_completion_len: int | None = None,
     mask_truncated: bool = False,
+    is_truncated: bool = False,
     mask_env_responses: bool = True,
     live: bool = True,
     component: str = "rl",
@@ -119,9 +120,9 @@ def rollout_samples(
 
     A turn whose advantage is NaN carries no loss. A rollout gives no samples, and ``excluded`` says
     why, when its advantage is NaN, or that of every turn, when it is longer than ``max_seq_len``
-    tokens in any sample (or than ``max_completion_len`` after its first prompt), or when a length
-    limit cut it and ``mask_truncated`` is set. *Raises* ValueError when the number of advantages is
-    not that of the turns.
+    tokens in any sample (or than ``max_completion_len`` after its first prompt), or when a limit
+    cut it (``is_truncated``) or one of its turns and ``mask_truncated`` is set. *Raises* ValueError
+    when the number of advantages is not that of the turns.
     """
     if isinstance(advantage, float) or np.ndim(advantage) == 0:
         per_turn = [float(advantage)] * len(turns)  # type: ignore[arg-type]
@@ -136,7 +137,7 @@ def rollout_samples(
     is_limited = max_seq_len is not None or max_completion_len is not None
     if is_limited and is_overlong(turns, max_seq_len, max_completion_len):
         return RolloutSamples((), "overlong")
-    if mask_truncated and any(turn.is_truncated for turn in turns):
+    if mask_truncated and (is_truncated or any(turn.is_truncated for turn in turns)):
         return RolloutSamples((), "truncated")
     samples = _merge(
         turns,

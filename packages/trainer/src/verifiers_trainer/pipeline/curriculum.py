@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verifiers.environments.base import Environment
@@ -124,7 +125,10 @@ class RewardWeights:
         weights = self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT))
         for state in states:
             if weights is not None and rewards.has_reward(state):
-                effective = effective_weights(self.env.for_row(state).rubric, weights)
+                rubric = self.env.for_row(state).rubric
+                effective = effective_weights(rubric, weights)
+                # credit per turn reads it: the sum of turns' rewards may have gained or lost weight
+                state.record.turn_sum = replace(rubric.plan(), weights=effective).turn_sum
                 state["reward"] = number(rewards.weighted(effective, state["metrics"]))
 
     def weights_of(self, epoch: int, state: State) -> Mapping[str, float]:

@@ -228,6 +228,8 @@ class CustomRollouts:
         self._first = first
         self._in_training: tuple[Group, ...] = ()
         """Groups of the newest batch: saved while some of its optimizer steps are to come."""
+        self._goes_on = False
+        """Whether the next batch is one of which steps were taken, and which was counted."""
         self._record_dropped = record_dropped
         self.state = PipelineState()
         self.version = 0
@@ -238,6 +240,7 @@ class CustomRollouts:
         self._signal.signal = self.state.signal
         if self.state.ready:
             self._first, self.state.ready = (self._step, self.state.ready), []
+            self._goes_on = True
 
     @property
     def _step(self) -> int:
@@ -254,7 +257,8 @@ class CustomRollouts:
             settings = copy.copy(self.config)
             settings.derive(rollouts_per_example=largest)
             batch = build(groups, [], settings, settings.world_size)
-            is_step, numbers = self._signal.note(batch)
+            goes_on, self._goes_on = self._goes_on, False
+            is_step, numbers = (True, {}) if goes_on else self._signal.note(batch)
             if not is_step and self._record_dropped is not None:
                 self._record_dropped(self.version + 1, batch.groups, numbers)
             if numbers:

@@ -310,7 +310,8 @@ class OfflineRollouts:
             )
         rewards = np.concatenate([group.rewards for group in self.groups])
         differ = len(np.unique(rewards[~np.isnan(rewards)])) > 1
-        live = [group for group in self.groups if not group.is_dead(self.config)]
+        keeps = config.zero_variance == "keep"
+        live = [group for group in self.groups if keeps or not group.is_dead(self.config)]
         self._live = live if differ or config.component != "rl" else []
         turns = [turn for group in self._live for record in group.rollouts for turn in record.turns]
         tokens = sum(len(turn.completion_ids) for turn in turns)

@@ -116,6 +116,9 @@ class Pipeline:
         """Number of stale groups dropped since the last batch."""
         self._in_training: list[Group] = []
         """Groups of the newest batch: saved while some of its optimizer steps are to come."""
+        self._goes_on = False
+        """Whether the batch of those groups, of which some steps were taken, is to be built
+        again."""
         self._used: list[Group] = []
         """Groups used by batches since the policy version changed."""
         self._workers = AsyncExitStack()
@@ -138,8 +141,11 @@ class Pipeline:
         self.version = self.served = version
         if state is not None:
             self.state, self._signal.signal = state, state.signal
-            # saved between the steps of one batch
-            state.delivered = min(state.delivered, self._batch_of(version))
+            count, state.in_training = state.in_training, 0
+            self._in_training, state.ready = state.ready[:count], state.ready[count:]
+            self._goes_on = count > 0
+            if not count:  # version 0.2.0 saved the groups between the steps of a batch as others
+                state.delivered = min(state.delivered, self._batch_of(version))
         if self.config.num_env_workers:
             options = RunOptions(
                 num_workers=self.config.num_env_workers,
@@ -158,12 +164,15 @@ class Pipeline:
         Raises the error of a failed rollout task at once, ``NoLearningSignal`` as ``SignalMeter``
         does, ``TooManyFaults`` above ``max_error_fraction``.
         """
+        if self._goes_on:  # everything about it was counted before
+            self._goes_on = False
+            batch = self._built(self._in_training, [])
+            batch.stats.update(self._stats(self._in_training))
+            return batch
         while True:
             await self._until(self._batch_is_ready)
             groups, counted = self._take(), self._count_discarded()
-            started = time.monotonic()
-            batch = build(groups, counted, self.config, self.config.world_size)
-            batch.stats["time/pack"] = time.monotonic() - started
+            batch = self._built(groups, counted)
             self._used += [*groups, *counted]
             is_step, numbers = self._signal.note(batch)
             if not is_step:
@@ -181,6 +190,12 @@ class Pipeline:
             self._admit()
             if is_step:
                 return batch
+
+    def _built(self, groups: Sequence[Group], counted: Sequence[Group]) -> TrainBatch:
+        started = time.monotonic()
+        batch = build(groups, counted, self.config, self.config.world_size)
+        batch.stats["time/pack"] = time.monotonic() - started
+        return batch
 
     def _drop(self, batch: TrainBatch, numbers: Mapping[str, float]) -> None:
         """Record the groups of a batch that no step will count."""
@@ -207,9 +222,11 @@ class Pipeline:
         """``snapshot``, also from another thread while this loop is blocked."""
         state = self.state
         is_between_batches = self.version % self.config.steps_per_batch == 0
+        in_training = [] if is_between_batches else self._in_training
         return replace(
             state,
-            ready=[*([] if is_between_batches else self._in_training), *state.ready],
+            ready=[*in_training, *state.ready],
+            in_training=len(in_training),
             discarded=list(state.discarded),
             requeue=sorted([*self.running, *state.requeue]),
             skipped=list(state.skipped),

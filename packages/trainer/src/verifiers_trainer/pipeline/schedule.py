@@ -129,7 +129,9 @@ class PipelineState:
     """Index after the newest group that a batch used; groups from here on belong to
     later batches."""
     ready: list[Group] = field(default_factory=list)
-    """Finished groups not yet trained on."""
+    """Finished groups not yet trained on; first those of a batch of which some steps were taken."""
+    in_training: int = 0
+    """How many groups of ``ready`` are of that batch."""
     discarded: list[Group] = field(default_factory=list)
     """Finished groups without a learning signal, until a batch counts them."""
     requeue: list[int] = field(default_factory=list)

@@ -526,9 +526,10 @@ class Settings:
     mask_env_responses: bool = True
     """Tokens that the policy did not sample carry no loss."""
     mask_truncated_completions: bool = False
-    """Rollouts cut by a length limit carry no loss."""
+    """Rollouts cut by a limit of tokens or time carry no loss."""
     zero_truncated_completions: bool = False
-    """Rollouts cut by a length limit get the reward 0 in place of the rubric's."""
+    """Rollouts cut by a limit of tokens or time get the reward 0 in place of the rubric's; with
+    credit="turn" each of their turns does."""
     overlong: Literal["mask", "drop"] = "mask"
     """Rollouts longer than ``max_seq_len`` or ``max_completion_len``, which carry no loss: "mask"
     lets their rewards count in the baseline of their group, "drop" makes them unknown."""
