@@ -14,7 +14,7 @@ import pytest
 import verifiers as vf
 from support.agents import CLAUDE, CLIENT, WRITER
 from verifiers.sandbox import backend_for
-from verifiers.testing import ScriptedClient
+from verifiers.testing import FakeServer, ScriptedClient
 from verifiers_agents import process
 
 ROW = {"question": "Write 42.", "answer": "42"}
@@ -502,6 +502,40 @@ def test_negative_control_all_of_them_are_within_the_limit_of_each():
         "chat([user('x')])"
     )
     assert len(only(run(script, ["a"]))["files"]) == 4
+
+
+# --- a limit on what is spent ---------------------------------------------------------------------
+
+SPENDERS = {
+    "max_tokens=0": "max_tokens is '0'; it must be a whole number, at least 1",
+    "max_tokens=-90_000_000": "max_tokens is '-90000000'; it must be a whole number",
+    "max_tokens=True": "max_tokens is 'True'; it must be a whole number",
+    "image": "has images or audio, whose cost has no bound here",
+    "long": "more than is left of the run's limit",
+}
+
+
+@pytest.mark.parametrize("kind", SPENDERS)
+def test_a_request_of_an_agent_that_cannot_be_bounded_costs_its_rollout_alone(kind):
+    """The last agent sends it when the others are done, whose rollouts stay."""
+    content = {
+        "image": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}],
+        "long": "x" * 300_000,
+    }.get(kind, "x")
+    more = f", {kind}" if "=" in kind else ""
+    script = (
+        CLIENT + "if sys.argv[1].endswith('   '):\n    chat([user(sys.argv[1])])\n"
+        f"    chat([user({content!r})]{more})\nelse:\n    chat([user(sys.argv[1])])"
+    )
+    counted = vf.Response(vf.AssistantMessage("ok"), usage=vf.Usage(40, 2))
+    with FakeServer(lambda request: counted) as server:
+        client = vf.as_client(vf.ClientConfig(api_base_url=server.url))
+        results = env_of(script, rows=4).evaluate(
+            client, "m", max_total_tokens=200_000, max_tokens=20, max_concurrent=1
+        )
+    *others, last = results.outputs
+    assert [output.error for output in others] == [None] * 3
+    assert SPENDERS[kind] in f"{last.error.message}; {last['agent']['notes']}"
 
 
 # --- roles and sampling ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@ keeps the bill."""
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -141,31 +142,69 @@ def test_a_cancelled_wait_gives_its_place_back():
     asyncio.run(scenario())
 
 
+def request_with(content="hi", **sampling_args):
+    return vf.ModelRequest([{"role": "user", "content": content}], "m", sampling_args=sampling_args)
+
+
+IMAGE = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
+
+
 @pytest.mark.parametrize(
-    ("request_", "because"),
+    ("request_", "kind", "because"),
     [
-        (vf.ModelRequest([vf.UserMessage("hi")], "m"), "has no max_tokens"),
+        (request_with(), vf.RunError, "has no max_tokens"),
+        (request_with(max_tokens=0), vf.RunError, "has no max_tokens"),
+        (request_with(IMAGE, max_tokens=5), vf.ModelRefused, "has images or audio"),
+        (request_with([{"type": "video"}], max_tokens=5), vf.ModelRefused, "has images or audio"),
+        (request_with(max_tokens=-90_000_000), vf.ModelRefused, "has max_tokens=-90000000"),
+        (request_with(max_tokens=5.5), vf.ModelRefused, "has max_tokens=5.5"),
         (
-            vf.ModelRequest(
-                [
-                    {
-                        "role": "user",
-                        "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}],
-                    }
-                ],
-                "m",
-                sampling_args={"max_tokens": 5},
-            ),
-            "has images or audio",
+            request_with(max_tokens=5, extra_body={"max_completion_tokens": -1}),
+            vf.ModelRefused,
+            "has max_completion_tokens=-1",
         ),
+        (
+            request_with(max_tokens=5, extra_body={"extra_body": {"max_tokens": 10**9}}),
+            vf.ModelRefused,
+            "has an extra_body within its extra_body",
+        ),
+        (request_with(max_tokens=5, extra_body={"n": 50}), vf.ConfigError, "n'.=50 is not supp"),
     ],
 )
-def test_a_request_without_a_bound_is_refused_before_it_is_sent(request_, because):
+def test_a_request_without_a_bound_is_refused_before_it_is_sent(request_, kind, because):
+    """What it holds is its own fault; a limit that is not set is the run's."""
+    budget = Budget(max_total_tokens=10**6)
     with FakeServer(counted) as server:
-        (outcome,) = run(Budget(max_total_tokens=10**6), client_of(server), 1, request_)
+        (outcome,) = run(budget, client_of(server), 1, request_)
         assert server.count == 0
-    assert isinstance(outcome, vf.RunError)
-    assert because in str(outcome)
+    assert (type(outcome), budget.reserved.tokens) == (kind, 0)
+    assert re.search(because, str(outcome))
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "best_of"])
+def test_what_extra_body_sends_is_bounded(name):
+    budget = Budget(max_total_tokens=10**9)
+    with FakeServer(counted) as server:
+        bound = budget.bound(
+            client_of(server), request_with(max_tokens=1000, extra_body={name: 5000})
+        )
+    sampled = 1000 * 5000 if name == "best_of" else 5000
+    assert sampled < bound.tokens < sampled + 2 * TEMPLATE_TOKENS
+
+
+def test_a_request_far_larger_than_the_others_is_refused_alone():
+    """And the control: without others before it, the limit itself is too small, and the run ends."""
+    huge = request_with("x" * 100_000, max_tokens=20)
+    with FakeServer(counted) as server:
+        client, budget = client_of(server), Budget(max_total_tokens=50_000)
+        run(budget, client, 5)
+        (outcome,) = run(budget, client, 1, huge)
+        assert type(outcome) is vf.ModelRefused
+        assert re.search("may take 100,[0-9]+ tokens, more than is left", str(outcome))
+        (outcome,) = run(budget, client, 1)
+        assert outcome.text == "ok"
+        (alone,) = run(Budget(max_total_tokens=50_000), client, 1, huge)
+        assert type(alone) is vf.BudgetExhausted
 
 
 def test_a_model_without_a_price_is_refused_unless_the_list_has_it():

@@ -52,7 +52,7 @@ MODEL = "policy"
 """The model's name as agents see it; the run decides which model answers."""
 KEEP_ALIVE_S = 5.0
 """Seconds without an answer before a stream begins, and between its keep-alive events."""
-MAX_REFUSALS = 20
+MAX_REFUSALS, MAX_REFUSAL_CHARS = 20, 500
 SOCKET = "gateway.sock"
 PREFIX = "verifiers-gateway-"
 MAX_BASE_BYTES = 50
@@ -170,6 +170,7 @@ class Route:
         return call
 
     def refuse(self, sentence: str) -> str:
+        sentence = sentence[:MAX_REFUSAL_CHARS]  # it may quote the agent
         if len(self.refusals) < MAX_REFUSALS and sentence not in self.refusals:
             self.refusals.append(sentence)
         return sentence

@@ -68,18 +68,14 @@ def split_arguments(
             limit = value
         elif name in OPENAI_ARGUMENTS:
             known[name] = value
-        elif (name == "stream" and value) or (name == "n" and value != 1):
-            instead = (
-                "ask for several rollouts per example"
-                if name == "n"
-                else "completions are read as a whole"
-            )
-            raise ConfigError(
-                f"sampling_args[{name!r}]={value!r} is not supported: {instead}", key=name
-            )
         elif name not in ("stream", "n"):
             extra[name] = value
     extra.update(request.sampling_args.get("extra_body") or {})
+    for arguments in (request.sampling_args, extra):
+        if arguments.get("n") not in (None, 1):
+            raise _unsupported(arguments, "n", "ask for several rollouts per example")
+        if arguments.get("stream"):
+            raise _unsupported(arguments, "stream", "completions are read as a whole")
     if limit is not None:
         known[max_tokens_name] = limit
     if request.seed is not None:
@@ -92,6 +88,12 @@ def split_arguments(
     if request.message_type != "completion" and has_audio(request.prompt):
         known["modalities"] = ["text"]
     return known, extra
+
+
+def _unsupported(arguments: Mapping[str, Any], name: str, instead: str) -> ConfigError:
+    return ConfigError(
+        f"sampling_args[{name!r}]={arguments[name]!r} is not supported: {instead}", key=name
+    )
 
 
 def to_body(

@@ -3,9 +3,10 @@ it did cost.
 
 The promise: what is spent and reserved together never exceeds a limit, so neither does the bill,
 whatever is in flight; a request that does not fit waits for others to end, and with none in flight
-the run ends as ``BudgetExhausted``. With a
-ledger (a journal) this holds across kill -9: a reservation is durable before its request is sent,
-and one that was never settled counts in full.
+the run ends as ``BudgetExhausted``. What a request holds, which may be an agent's doing, costs that
+request alone: content or numbers without a bound, and a bound far above that of others, are refused
+as ``ModelRefused``. With a ledger (a journal) this holds across kill -9: a reservation is durable
+before its request is sent, and one that was never settled counts in full.
 
 Metered is every attempt of a request through a client of this package while a budget is current:
 the model's, judges' and those of tools. Not metered is an SDK object that author code calls itself,
@@ -13,8 +14,8 @@ and code that runs in another event loop or process. An attempt that the server 
 error is free; one that was lost counts in full.
 
 The bound of a request is one token per byte of its JSON body, ``TEMPLATE_TOKENS`` for what a chat
-template adds, and its ``max_tokens``; so it needs ``max_tokens``, and images or audio cannot be
-bounded.
+template adds, and its ``max_tokens``; so it needs ``max_tokens``, and what is no text, such as images or audio,
+cannot be bounded.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers.clients.payload import MAX_TOKENS_ALIASES, to_body
+from verifiers.clients.payload import MAX_TOKENS_ALIASES, encode, to_fields
 from verifiers.clients.protocol import PRICE_FIELDS, prices_of
-from verifiers.errors import BudgetExhausted, RunError, VerifiersError
+from verifiers.errors import BudgetExhausted, ModelRefused, RunError, VerifiersError
 from verifiers.storage.journal import Journal
 from verifiers.types import ModelRequest, Response
 
@@ -38,7 +39,10 @@ TEMPLATE_TOKENS = 512
 """Tokens that a chat template may add to the text of a request: roles, a default system prompt,
 tool instructions."""
 _EPSILON = 1e-9
-_MEDIA = frozenset(("image_url", "input_audio", "audio", "file", "video_url"))
+_TEXTS = frozenset(("text", "input_text", "output_text", "refusal", "thinking", "reasoning"))
+"""Types of the parts of a message whose tokens are no more than their bytes."""
+OUTSIZE = 32
+"""A request whose bound is so many times the mean of those before it does not end the run."""
 
 _current: ContextVar[Budget | None] = ContextVar("verifiers_budget", default=None)
 
@@ -86,6 +90,8 @@ class Budget:
         """Attempts that count in full, because their real cost is unknown."""
         self._ledger: Journal | None = None
         self._in_flight: dict[int, Amount] = {}
+        self._bounds = Amount()
+        """Of all requests."""
         self._ids = itertools.count()
         self._waiting: deque[tuple[asyncio.Future[None], Amount]] = deque()
 
@@ -99,6 +105,7 @@ class Budget:
             amount = Amount(entry["tokens"], entry["usd"])
             if "reserve" in entry:
                 open_amounts[entry["reserve"]] = amount
+                self._bounds += amount
                 self.num_requests += 1
                 self._ids = itertools.count(entry["reserve"] + 1)
                 continue
@@ -151,6 +158,7 @@ class Budget:
             self.reserved += bound
         number = next(self._ids)
         self._in_flight[number] = bound
+        self._bounds += bound
         self.num_requests += 1
         try:
             await self._write({"reserve": number, "tokens": bound.tokens, "usd": bound.usd})
@@ -196,7 +204,20 @@ class Budget:
                 return
             else:
                 self._waiting.popleft()
-                turn.set_exception(BudgetExhausted(self._exhausted(bound)))
+                turn.set_exception(self._refusal(bound))
+
+    def _refusal(self, bound: Amount) -> VerifiersError:
+        """The error of a request that cannot fit: its own, if those before it were much smaller, and
+        more of them fit."""
+        mean = self._bounds.tokens // max(1, self.num_requests)
+        share = mean / bound.tokens if bound.tokens else 1.0
+        if 0 < share * OUTSIZE < 1 and self._fits(Amount(mean, bound.usd * share)):
+            return ModelRefused(
+                f"the request may take {bound.tokens:,} tokens, more than is left of the run's limit"
+                f" and over {OUTSIZE} times the {mean:,} of those before it",
+                status=413,
+            )
+        return BudgetExhausted(self._exhausted(bound))
 
     def _exhausted(self, bound: Amount) -> str:
         spent, next_one = self.spent, []
@@ -216,27 +237,30 @@ class Budget:
         )
 
     def bound(self, client: object, request: ModelRequest) -> Amount:
-        """The most that one attempt may take. *Raises* RunError when it has no bound,
-        or no price."""
-        limits = [
-            request.sampling_args[name]
-            for name in MAX_TOKENS_ALIASES
-            if request.sampling_args.get(name)
-        ]
-        if not limits:
+        """The most that one attempt may take. *Raises* RunError without ``max_tokens`` or a price;
+        ModelRefused for what the request holds."""
+        fields = to_fields(request, "max_tokens")
+        numbers = {
+            name: [given[name] for given in (request.sampling_args, fields) if given.get(name)]
+            for name in (*MAX_TOKENS_ALIASES, "n", "best_of")
+        }
+        if not any(numbers[name] for name in MAX_TOKENS_ALIASES):
             raise RunError(
                 f"a request to {request.model!r} has no max_tokens, so that its cost has no bound:"
                 " set it in the sampling arguments (of a judge: judge_sampling_args), or leave out"
                 " --max-cost and --max-total-tokens"
             )
+        for name, values in numbers.items():
+            if any(type(value) is not int or value < 1 for value in values):
+                raise _unbounded(request, f"{name}={values[-1]!r}")
+        if isinstance(fields.get("extra_body"), Mapping):
+            raise _unbounded(request, "an extra_body within its extra_body")
         if _has_media(request):
-            raise RunError(
-                f"a request to {request.model!r} has images or audio, whose cost has no bound here:"
-                " leave out --max-cost and --max-total-tokens"
-            )
-        copies = max(1, *(int(request.sampling_args.get(name) or 1) for name in ("n", "best_of")))
-        read = len(to_body(request, "max_tokens")) + TEMPLATE_TOKENS
-        sampled = int(max(limits)) * copies
+            raise _unbounded(request, "images or audio")
+        limit = max(max(numbers[name], default=1) for name in MAX_TOKENS_ALIASES)
+        copies = max(max(numbers[name], default=1) for name in ("n", "best_of"))
+        read = len(encode(fields)) + TEMPLATE_TOKENS
+        sampled = limit * copies
         return Amount(read + sampled, self._usd(client, request.model, read, sampled))
 
     def cost(self, client: object, request: ModelRequest, response: Response) -> Amount | None:
@@ -332,4 +356,11 @@ def _has_media(request: ModelRequest) -> bool:
     messages = request.prompt if isinstance(request.prompt, list) else ()
     contents = [message.get("content") for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, Mapping) and part.get("type") in _MEDIA for part in parts)
+    return any(not isinstance(part, Mapping) or part.get("type") not in _TEXTS for part in parts)
+
+
+def _unbounded(request: ModelRequest, what: str) -> ModelRefused:
+    return ModelRefused(
+        f"a request to {request.model!r} has {what}, whose cost has no bound here: leave out"
+        " --max-cost and --max-total-tokens"
+    )

@@ -55,10 +55,7 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     require(body, "messages", list, "a list of messages")
     if body.get("n") not in (None, 1):
         raise ConfigError(f"n is {body['n']!r}: one completion is sampled per call", key="n")
-    sampling = sampling_of(body)
-    for name in MAX_TOKENS_ALIASES:
-        if body.get(name) is not None:
-            sampling["max_tokens"] = body[name]
+    sampling = sampling_of(body, *MAX_TOKENS_ALIASES)
     sampling |= {name: body[name] for name in _ARGUMENTS if body.get(name) is not None}
     tools, dropped = [], []
     for tool in entries(body, "tools"):

@@ -51,9 +51,19 @@ def reading_event(dialect: str) -> Iterator[None]:
         raise ValueError(f"no event of the {dialect} API: {error}") from error
 
 
-def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling arguments that are named alike."""
-    return {name: body[name] for name in SAMPLING_NAMES if body.get(name) is not None}
+def sampling_of(body: Mapping[str, Any], *limits: str) -> dict[str, Any]:
+    """Return the sampling arguments that are named alike, and the limit of tokens, which has one of
+    the names ``limits``, as ``max_tokens``. Raises: ``ConfigError`` for a limit that is none."""
+    sampling = {name: body[name] for name in SAMPLING_NAMES if body.get(name) is not None}
+    for name in limits:
+        if (value := body.get(name)) is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise ConfigError(
+                f"{name} is {str(value)[:50]!r}; it must be a whole number, at least 1", key=name
+            )
+        sampling["max_tokens"] = value
+    return sampling
 
 
 def require(

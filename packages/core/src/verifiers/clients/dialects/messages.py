@@ -94,9 +94,7 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     field."""
     model = require(body, "model", str, "the name of a model")
     require(body, "messages", list, "a list of messages")
-    sampling = sampling_of(body)
-    if body.get("max_tokens") is not None:
-        sampling["max_tokens"] = body["max_tokens"]
+    sampling = sampling_of(body, "max_tokens")
     if body.get("stop_sequences"):
         sampling["stop"] = list(body["stop_sequences"])
     sampling |= _choice_read(body.get("tool_choice") or {})

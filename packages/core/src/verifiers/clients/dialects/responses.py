@@ -94,9 +94,7 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
             raise ConfigError(
                 f"{name} is not offered here, nothing is stored: send the whole input", key=name
             )
-    sampling = sampling_of(body)
-    if body.get("max_output_tokens") is not None:
-        sampling["max_tokens"] = body["max_output_tokens"]
+    sampling = sampling_of(body, "max_output_tokens")
     if effort := (body.get("reasoning") or {}).get("effort"):
         sampling["reasoning_effort"] = effort
     text = body.get("text") or {}
