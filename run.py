@@ -8,9 +8,10 @@
     python3 run.py soak           random faults against an evaluation and a training, for an hour (--minutes)
 
 Both set up what they need: a virtual environment in ``.venv``, the versions of ``uv.lock``, the
-workspace's packages editable. ``python3 run.py setup`` does only that; ``python3 run.py check``
-runs linters, types and layers. Further arguments go to the command (``vf-train quickstart``,
-``pytest``). Nothing is installed outside this folder.
+workspace's packages editable. ``python3 run.py setup`` does only that, and names the programs of
+the system that are missing; ``setup --system`` installs those too (as root, with apt-get), and
+nothing else is installed outside this folder. ``python3 run.py check`` runs linters, types and
+layers. Further arguments go to the command (``vf-train quickstart``, ``pytest``).
 
 torch is the one package that is not taken from the lock as it stands: its default wheels for Linux
 carry 3 GB of CUDA libraries. A machine with an NVIDIA driver gets those; any other gets the CPU
@@ -42,6 +43,16 @@ MEMBERS = [
 
 HANGS_END = ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
 """A test that hangs shows where, and fails; another process takes up the rest."""
+PROGRAMS = {
+    "bwrap": (
+        "bubblewrap",
+        "code of a model, agent programs and Harbor's tasks run in its sandbox",
+    ),
+    "chromium": ("chromium", "the tests of vf-view open its page in it"),
+    "chromedriver": ("chromium-driver", "the tests of vf-view drive Chromium by it"),
+}
+"""Program of the system -> its Debian package, and what needs it. All are optional: what needs one
+says so, and its tests skip."""
 CHECKS = ("ruff check .", "ruff format --check .", "mypy", "lint-imports --no-logo")
 
 
@@ -80,12 +91,18 @@ def main() -> int:
         print(__doc__)
         return 0 if command in ("-h", "--help", "help") else fail(f"unknown command {command!r}")
     try:
-        set_up()
+        if "--system" in arguments and command == "setup":
+            install_programs()
+        is_new = set_up()
     except subprocess.CalledProcessError as error:
         return fail(
             f"setting up failed: {' '.join(map(str, error.cmd))} ended with exit code"
             f" {error.returncode}"
         )
+    if is_new or command == "setup":
+        for sentence in missing_programs():
+            print(f"run.py: {sentence}", file=sys.stderr)
+        print("run.py: set up; next: source .venv/bin/activate", file=sys.stderr, flush=True)
     for program, *words in commands[command]:
         if code := subprocess.call([str(BIN / program), *words], cwd=ROOT, env=environment()):
             return code
@@ -112,17 +129,42 @@ def fail(sentence: str) -> int:
     return 2
 
 
-def set_up() -> None:
-    """Bring ``.venv`` to what the lock file says; does nothing when it is already there."""
+def missing_programs() -> list[str]:
+    """A sentence for each program of the system that is not on the path, with what brings it."""
+    brings = "sudo apt-get install {}" if shutil.which("apt-get") else "install your system's {}"
+    return [
+        f"{program} is not installed; {needed}: {brings.format(package)}"
+        for program, (package, needed) in PROGRAMS.items()
+        if shutil.which(program) is None
+    ]
+
+
+def install_programs() -> None:
+    """Install the missing programs of the system. *Raises* CalledProcessError when apt-get fails."""
+    packages = [package for program, (package, _) in PROGRAMS.items() if not shutil.which(program)]
+    if not packages:
+        return
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        print("run.py: --system needs apt-get and root; nothing was installed", file=sys.stderr)
+        return
+    quietly = {"env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}}
+    run(["apt-get", "update", "-qq"], **quietly)
+    run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages], **quietly)
+
+
+def set_up() -> bool:
+    """Bring ``.venv`` to what the lock file says; False if it was already there."""
     wanted = fingerprint()
     if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.is_file():
-        return
+        return False
     print(
         f"setting up {VENV} (once; a few minutes on a slow connection)", file=sys.stderr, flush=True
     )
     uv = find_uv()
     if not PYTHON.is_file():
-        run([*uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, VENV])
+        # --seed: with pip, so that "pip install" in it does not fall to the system's
+        venv = [*uv, "venv", "--quiet", "--seed", "--allow-existing"]
+        run([*venv, "--python", sys.executable, VENV])
     install_torch(uv)
     export = [
         *uv,
@@ -143,6 +185,7 @@ def set_up() -> None:
         env=environment(),
     )
     STAMP.write_text(wanted)
+    return True
 
 
 def fingerprint() -> str:

@@ -4,11 +4,11 @@ import ast
 import json
 import math
 import runpy
-import shutil
 from pathlib import Path
 
 import pytest
 
+from support.isolated import bubblewrap_or_skip
 from verifiers.testing import ScriptedClient
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -126,8 +126,7 @@ def test_the_example_game():
 
 
 def test_the_example_agent_digits():
-    if not shutil.which("bwrap"):
-        pytest.skip("an agent runs in bubblewrap, which is not installed")
+    bubblewrap_or_skip()
     env = runpy.run_path(str(FOLDER / "agent_digits.py"))["load_environment"](
         agent="script", num_train_examples=2
     )

@@ -10,13 +10,13 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import verifiers as vf
+from support.isolated import bubblewrap_or_skip
 from support.oracles import MAXIMUM, oracle
 from verifiers.testing import run_rollout_sync
 
@@ -63,6 +63,11 @@ def needs_library(env_id):
     needs_installed(env_id)
     if env_id in OPTIONAL and importlib.util.find_spec(OPTIONAL[env_id]) is None:
         pytest.skip(f"{OPTIONAL[env_id]}, on which vf-{env_id} stands, is not installed")
+
+
+def needs_sandbox(env_id):
+    if env_id == "shell-tasks":
+        bubblewrap_or_skip()
 
 
 def load_function(env_id):
@@ -181,8 +186,7 @@ def test_the_readme_names_every_reward_and_metric_and_the_baselines(env_id):
 
 def test_an_oracle_reaches_the_maximum(env_id):
     needs_library(env_id)
-    if env_id == "shell-tasks" and not shutil.which("bwrap"):
-        pytest.skip("its sandbox needs bubblewrap, which is not installed")
+    needs_sandbox(env_id)
     with vf.load_environment(env_id) as env:
         for example in [env.eval_table[i] for i in range(3)]:
             state = run_rollout_sync(env, oracle(env_id, env, example), example.row)
@@ -207,6 +211,7 @@ def test_the_check_of_environments_is_clean(env_id):
     needs_library(env_id)
     if env_id == "self-judge":
         pytest.skip("its check needs a model that can judge: see its own tests")
+    needs_sandbox(env_id)
     report = vf.check_environment(env_id, n=1)
     assert report.ok, report
     assert {warning.code for warning in report.warnings} <= EXPECTED_WARNINGS.get(env_id, set()), (

@@ -13,6 +13,7 @@ directly above a block, which no renderer shows, says what is particular about i
     <!-- model: text -->        what the model says from here on; ``reversed``: the last user message, backwards
     <!-- slow: reason -->       above a block: it and its output are left out of the fast run of the page;
                                 elsewhere: the page takes longer than ten seconds
+    <!-- needs: bubblewrap -->  anywhere: the page is left out where that sandbox does not work
 
 The languages are python, bash, toml (given to the reader that the product itself would use), and
 text, none (shown) and pycon (shown: examples of docstrings, which ``tests/core/test_docstrings.py``
@@ -81,6 +82,11 @@ def blocks_of(page: Path, name: str = "") -> list[Block]:
 def is_slow(page: Path) -> bool:
     """Return whether the whole page is slow; a mark above a block is that block's."""
     return "<!-- slow:" in _BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def needs_sandbox(page: Path) -> bool:
+    """Return whether blocks of the page run in bubblewrap."""
+    return "<!-- needs: bubblewrap -->" in page.read_text(encoding="utf-8")
 
 
 def without_slow(blocks: list[Block]) -> list[Block]:
