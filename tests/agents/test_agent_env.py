@@ -2,7 +2,6 @@
 them is left."""
 
 import asyncio
-import functools
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 import verifiers as vf
 from support.agents import CLAUDE, CLIENT, WRITER
-from verifiers.sandbox import backend_for
+from support.isolated import needs_sandbox
 from verifiers.testing import FakeServer, ScriptedClient
 from verifiers_agents import process
 
@@ -21,22 +20,13 @@ ROW = {"question": "Write 42.", "answer": "42"}
 CALL = vf.ToolCall("c1", "write", '{"text":"42"}')
 
 
-@functools.cache
-def refusal() -> str | None:
-    try:
-        asyncio.run(backend_for("bubblewrap"))
-    except vf.SandboxUnavailable as error:
-        return str(error)
-    return None
-
-
 def wrote(state, answer):
     return float(state["files"].get("answer.txt") == answer)
 
 
 def env_of(script=WRITER, rows=1, row=ROW, **parameters):
-    if parameters.get("sandbox", "auto") == "auto" and (why := refusal()) is not None:
-        pytest.skip(why)
+    if parameters.get("sandbox", "auto") == "auto":
+        needs_sandbox()
     given = {
         "command": ["python3", "agent.py", "{prompt}"],
         "files": {"agent.py": script},
@@ -671,8 +661,7 @@ env.evaluate(ScriptedClient(reply), "m", max_concurrent=4)
 
 
 def test_when_the_run_is_killed_no_agent_is_left():
-    if (why := refusal()) is not None:
-        pytest.skip(why)
+    needs_sandbox()
     mark = f"86400.{time.time_ns() % 10**9}"
     with subprocess.Popen(
         [sys.executable, "-c", KILLED.replace("MARK", mark)],
@@ -716,8 +705,7 @@ print("done", len(results.outputs), results["rewards"], len(set(o.example_id for
 
 
 def test_a_run_that_is_killed_resumes_keeps_its_finished_rollouts_and_leaves_no_agent(tmp_path):
-    if (why := refusal()) is not None:
-        pytest.skip(why)
+    needs_sandbox()
     mark = f"{time.time_ns()}"
 
     def child(waits):

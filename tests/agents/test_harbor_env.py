@@ -6,7 +6,7 @@ import pytest
 import verifiers as vf
 from support.agents import WRITER
 from support.harbor_tasks import IMAGE, TEST, write_task
-from support.isolated import bubblewrap_or_skip
+from support.isolated import needs_sandbox
 from verifiers.testing import ScriptedClient
 from verifiers_agents.turns import AgentRun
 
@@ -20,7 +20,7 @@ def bash(*commands):
 
 
 def play(folder, *commands, **parameters):
-    parameters = {"images": HOST, "sandbox": bubblewrap_or_skip()} | parameters
+    parameters = {"images": HOST, "sandbox": needs_sandbox()} | parameters
     env = vf.HarborEnv(folder, **parameters)
     return env.evaluate(ScriptedClient([*bash(*commands), "done"]), "m", state_columns=["verdict"])
 
@@ -50,7 +50,7 @@ def test_the_oracle_earns_one_and_nop_zero_without_a_model(task):
         raise AssertionError("a model was called")
 
     for agent, expected in (("oracle", 1.0), ("nop", 0.0)):
-        env = vf.HarborEnv(task, images=HOST, agent=agent, sandbox=bubblewrap_or_skip())
+        env = vf.HarborEnv(task, images=HOST, agent=agent, sandbox=needs_sandbox())
         results = env.evaluate(ScriptedClient(refuse), "m")
         assert (reward(results), results["stop_conditions"]) == (expected, ["agent_ended"])
 
@@ -119,7 +119,7 @@ def test_a_dockerfile_is_built_once_and_every_sandbox_has_its_files(tmp_path):
         ' /app/link"]\nCMD ["sleep"]\n'
     )
     task = write_task(tmp_path / "built", 'artifacts = ["/app"]', dockerfile=dockerfile)
-    env = vf.HarborEnv(task, images=HOST, sandbox=bubblewrap_or_skip())
+    env = vf.HarborEnv(task, images=HOST, sandbox=needs_sandbox())
     command = (
         "pwd; cd /app; cat deep/er/who stamp where /data/start.txt; stat -c %a where; readlink link"
     )
@@ -404,7 +404,7 @@ SAID = (
 def run_program(folder, script=PROGRAM, text="right", **parameters):
     parameters = {
         "images": HOST,
-        "sandbox": bubblewrap_or_skip(),
+        "sandbox": needs_sandbox(),
         "agent_files": {"~/agent.py": script},
     } | parameters
     env = vf.HarborEnv(folder, command=["python3", "{home}/agent.py", "{prompt}"], **parameters)
@@ -474,7 +474,7 @@ def test_a_program_of_the_working_directory_stays_out_of_the_work_folder(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PROGRAM + "print(os.listdir('.'), os.path.dirname(__file__))")
     env = vf.HarborEnv(
-        task, images=HOST, sandbox=bubblewrap_or_skip(), command=["python3", "mine.py", "{prompt}"]
+        task, images=HOST, sandbox=needs_sandbox(), command=["python3", "mine.py", "{prompt}"]
     )
     (output,) = env.evaluate(ScriptedClient("done"), "m").outputs
     assert output["agent"]["log"] == "done\n['start.txt'] /sandbox/home\n"

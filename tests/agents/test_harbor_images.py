@@ -13,7 +13,7 @@ import pytest
 
 import verifiers as vf
 from support.harbor_tasks import IMAGE, TEST, write_task
-from support.isolated import bubblewrap_or_skip
+from support.isolated import needs_sandbox
 from support.overlays import without_overlay
 from support.root_files import write_root
 from verifiers.testing import ScriptedClient
@@ -361,7 +361,7 @@ def play(task, commands, images, **parameters):
     calls = [
         vf.ToolCall(f"c{n}", "bash", {"command": command}) for n, command in enumerate(commands)
     ]
-    env = vf.HarborEnv(task, images=images, sandbox=bubblewrap_or_skip(), **parameters)
+    env = vf.HarborEnv(task, images=images, sandbox=needs_sandbox(), **parameters)
     return env.evaluate(ScriptedClient([*calls, "done"]), "m")
 
 
@@ -459,7 +459,7 @@ def test_an_agent_program_works_in_an_image_without_an_interpreter(root, tmp_pat
         task,
         command=["bash", "agent.sh", "{prompt}"],
         images={IMAGE: root},
-        sandbox=bubblewrap_or_skip(),
+        sandbox=needs_sandbox(),
     )
     (output,) = env.evaluate(ScriptedClient("write-it"), "m").outputs
     assert output.error is None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from support.eval_command import files_below, runner_of
 from support.fresh_python import Ran, make_fresh_python, needs_setuptools
 from verifiers.cli.init import COMMAND
 from verifiers.cli.scaffold import TEMPLATES, parse_name
@@ -37,20 +38,7 @@ ONE_MODULE = [
 def vf_init(tmp_path, monkeypatch, capfd):
     """The command, run in this process inside an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> Ran:
-        capfd.readouterr()
-        code = COMMAND.run(words)
-        streams = capfd.readouterr()
-        return Ran(code, streams.out, streams.err)
-
-    return run
-
-
-def files_below(folder: Path) -> list[str]:
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
-    )
+    return runner_of(COMMAND, capfd)
 
 
 def make_workspace(root: Path, *, with_verifiers: bool = True) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import importlib_metadata
 import pytest
 
+from support.eval_command import runner_of
 from support.fresh_python import Ran, make_fresh_python
 from verifiers.cli.install.command import COMMAND, RUNS_CODE
 from verifiers.cli.install.installer import Finished
@@ -57,14 +58,7 @@ def vf_install(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("RECORD", str(tmp_path / "record"))
     monkeypatch.chdir(folder)
-
-    def run(*words: str) -> Ran:
-        capfd.readouterr()
-        code = COMMAND.run(words)
-        streams = capfd.readouterr()
-        return Ran(code, streams.out, streams.err)
-
-    return run
+    return runner_of(COMMAND, capfd)
 
 
 @pytest.fixture

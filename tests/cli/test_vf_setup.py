@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from support.fresh_python import Ran, make_fresh_python
+from support.eval_command import files_below, runner_of
+from support.fresh_python import make_fresh_python
 from verifiers.cli.evaluate.command import run_command as vf_eval_command
 from verifiers.cli.install import setup as setup_command
 from verifiers.cli.install.setup import (
@@ -41,20 +42,7 @@ NAMED_IN_THE_GUIDES = (
 def vf_setup(tmp_path, monkeypatch, capfd):
     """The command, run in this process inside an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> Ran:
-        capfd.readouterr()
-        code = COMMAND.run(words)
-        streams = capfd.readouterr()
-        return Ran(code, streams.out, streams.err)
-
-    return run
-
-
-def files_below(folder: Path) -> list[str]:
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
-    )
+    return runner_of(COMMAND, capfd)
 
 
 # --- what is written ------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ pytest.importorskip("harbor", reason="harbor is not installed: python3 tests/rea
 
 import verifiers as vf
 from support.harbor_tasks import write_task
-from support.isolated import bubblewrap_or_skip
+from support.isolated import needs_sandbox
 from support.root_files import MARK, write_root
 from verifiers.testing import ScriptedClient
 from vf_shell_tasks import IMAGE, TASKS
@@ -27,7 +27,7 @@ SANDBOX = "verifiers_agents.harbor_sandbox:Sandbox"
 
 def harbor_run(path, agent, out, *words):
     """The rewards by task, the exceptions by task, and what it printed, on one line."""
-    bubblewrap_or_skip()
+    needs_sandbox()
     command = [
         Path(sys.executable).with_name("harbor"),
         "run",

@@ -27,7 +27,7 @@ from inspect_ai.util import sandbox
 
 import verifiers as vf
 from support.integration_plays import plays_tool_test
-from support.isolated import bubblewrap_or_skip
+from support.isolated import needs_sandbox
 from support.peer_double import differences
 from verifiers.testing import FakeServer
 from verifiers_integrations.inspect import to_inspect
@@ -174,7 +174,7 @@ def _out_is_right():
 
 
 def test_its_agent_works_in_our_sandbox(tmp_path):
-    bubblewrap_or_skip()
+    needs_sandbox()
     commands = (
         "cat start.txt; pwd; id -u; ls /root /home 2>&1 | tail -1",
         "sleep 60",

@@ -7,7 +7,6 @@ checked against a stand-in for the program.
 
 import asyncio
 import contextlib
-import functools
 import os
 import pathlib
 import secrets
@@ -21,6 +20,7 @@ import time
 import pytest
 
 import verifiers as vf
+from support.isolated import needs_sandbox
 from verifiers.sandbox import SandboxSpec, backend_for
 from verifiers_sandboxes import Docker, GVisor, Nsjail
 from verifiers_sandboxes.container import root_for
@@ -38,15 +38,6 @@ async def main():
     await asyncio.sleep(600)
 asyncio.run(main())
 """
-
-
-@functools.cache
-def refusal(name):
-    try:
-        asyncio.run(backend_for(name))
-    except vf.SandboxUnavailable as error:
-        return str(error)
-    return None
 
 
 def traces(mark, folders=()):
@@ -95,8 +86,7 @@ def eventually_none(name, pid, seconds=30):
 
 def owned(name):
     """An owner of its own process group with a sandbox that works, and the mark."""
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
     mark = f"mark-{secrets.token_hex(8)}"
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, name, mark], stdout=subprocess.PIPE, start_new_session=True
@@ -161,8 +151,7 @@ def _is_program(pid, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_negative_control_a_container_that_does_not_follow_its_input_outlives_its_owner(name):
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
 
     async def command():
         backend = Docker() if name == "docker" else (await backend_for(name))
@@ -192,8 +181,7 @@ def test_negative_control_a_container_that_does_not_follow_its_input_outlives_it
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_close_leaves_no_container(name):
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
 
     async def use():
         sandbox = await (await backend_for(name)).open(SandboxSpec())
@@ -222,8 +210,7 @@ written
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_code_cannot_fill_the_file_that_holds_the_errors_of_the_program(name):
     """Under gVisor it can open what its first process has open; that was a file of the host's."""
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
 
     async def use():
         sandbox = await (await backend_for(name)).open(SandboxSpec())

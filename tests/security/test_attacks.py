@@ -6,7 +6,6 @@ where that text is read: ``core/rubrics/test_judging.py``, ``core/rubrics/test_j
 """
 
 import asyncio
-import functools
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import time
 
 import pytest
 
-import verifiers as vf
+from support.isolated import needs_sandbox
 from verifiers.sandbox import SandboxSpec, backend_for
 from verifiers.sandbox.probe import attempt, bait
 from verifiers.sandbox.probe.attacks import ATTACKS, LIMITS
@@ -32,18 +31,8 @@ their own below."""
 NEEDS_ROOT = {"write the system"}
 
 
-@functools.cache
-def refusal(name):
-    try:
-        asyncio.run(backend_for(name))
-    except vf.SandboxUnavailable as error:
-        return str(error)
-    return None
-
-
 def tried(name, attack):
-    if (why := refusal(name)) is not None:
-        pytest.skip(why)
+    needs_sandbox(name)
 
     async def use():
         with bait() as baits:
@@ -93,8 +82,7 @@ async def crowd(name):
 
 
 def test_sixteen_hostile_sandboxes_at_once_are_stopped_and_disturb_no_session_beside_them():
-    if (why := refusal("bubblewrap")) is not None:
-        pytest.skip(why)
+    needs_sandbox("bubblewrap")
     outcomes, answers = asyncio.run(crowd("bubblewrap"))
     assert len(outcomes) == CROWD
     assert [outcome for outcome in outcomes if outcome.reached] == []
@@ -173,8 +161,7 @@ terminal = os.openpty()
 
 @pytest.mark.parametrize("what", PEEKS)
 def test_one_session_finds_nothing_of_another_of_the_same_zygote(what):
-    if refusal("bubblewrap"):
-        pytest.skip(refusal("bubblewrap"))
+    needs_sandbox("bubblewrap")
 
     async def use():
         backend = await backend_for("bubblewrap")
@@ -210,8 +197,7 @@ def test_one_session_finds_nothing_of_another_of_the_same_zygote(what):
     ],
 )
 def test_nothing_of_the_session_itself_can_be_loosened(name, code):
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
 
     async def use():
         sandbox = await (await backend_for(name)).open(LIMITS)
@@ -231,8 +217,7 @@ def test_nothing_of_the_session_itself_can_be_loosened(name, code):
 def test_a_worker_that_hides_from_its_owner_is_ended():
     """It closes the connection and keeps running: the session must neither wait for it nor leave it
     alive."""
-    if refusal("bubblewrap"):
-        pytest.skip(refusal("bubblewrap"))
+    needs_sandbox("bubblewrap")
 
     async def use():
         sandbox = await (await backend_for("bubblewrap")).open(LIMITS)

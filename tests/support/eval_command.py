@@ -9,12 +9,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.fresh_python import Ran
 from verifiers.cli.evaluate.command import run_command
 
 TOY = """
@@ -58,27 +58,6 @@ def last_word(request: Any) -> str:
 def odd_only(request: Any) -> str:
     """Right for odd rows, wrong for even ones."""
     return last_word(request) if int(last_word(request)) % 2 else "no \x1b[31midea"
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What a command line did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one object on stdout."""
-        return json.loads(self.out)
-
-    @property
-    def paragraph(self) -> str:
-        """The error paragraph, as one line."""
-        assert "Traceback" not in self.err
-        assert self.err.count("vf-eval: ") == 1, self.err
-        return " ".join(self.err[self.err.index("vf-eval: ") :].split())
 
 
 @pytest.fixture
@@ -148,3 +127,9 @@ def runner_of(command, capfd):
         return Ran(code, streams.out, streams.err)
 
     return run
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
+    )

@@ -37,6 +37,13 @@ class Ran:
         """The one object on stdout."""
         return json.loads(self.out)
 
+    @property
+    def paragraph(self) -> str:
+        """The error paragraph of ``vf-eval``, as one line."""
+        assert "Traceback" not in self.err
+        assert self.err.count("vf-eval: ") == 1, self.err
+        return " ".join(self.err[self.err.index("vf-eval: ") :].split())
+
 
 @dataclass(frozen=True, slots=True)
 class FreshPython:

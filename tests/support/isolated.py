@@ -1,4 +1,4 @@
-"""The sandbox that isolates with a root of its own, or a skip with the reason."""
+"""A sandbox of a kind that works on this machine, or a skip with the reason."""
 
 import asyncio
 import functools
@@ -12,26 +12,31 @@ from verifiers.sandbox import Sandbox, SandboxSpec, backend_for
 
 
 @functools.cache
-def _refusal() -> str | None:
+def _refusal(name: str) -> str | None:
     try:
-        asyncio.run(backend_for("bubblewrap"))
+        asyncio.run(backend_for(name))
     except vf.SandboxUnavailable as error:
         return str(error)
     return None
 
 
-def bubblewrap_or_skip() -> str:
-    if (why := _refusal()) is not None:
+def needs_sandbox(name: str = "bubblewrap") -> str:
+    """The name of a kind of sandbox that works here."""
+    if (why := _refusal(name)) is not None:
         pytest.skip(why)
-    return "bubblewrap"
+    return name
 
 
-def in_sandbox(use: Callable[[Sandbox], Awaitable[Any]], spec: SandboxSpec) -> Any:
+def in_sandbox(
+    use: Callable[[Sandbox], Awaitable[Any]],
+    spec: SandboxSpec | None = None,
+    name: str = "bubblewrap",
+) -> Any:
     """What ``use`` returns of an open sandbox, which is closed afterwards."""
-    name = bubblewrap_or_skip()
+    needs_sandbox(name)
 
     async def run() -> Any:
-        sandbox = await (await backend_for(name)).open(spec)
+        sandbox = await (await backend_for(name)).open(spec or SandboxSpec())
         try:
             return await use(sandbox)
         finally:

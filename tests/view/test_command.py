@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from support import view_runs
-from support.fresh_python import Ran
+from support.eval_command import runner_of
 from verifiers.cli.view import COMMAND
 from verifiers.view.app import static_files
 from verifiers.view.export import joined
@@ -24,14 +24,7 @@ CAREFUL = "evals%2Ftimes-table--careful-7b%2F3fa9c1d2"
 def vf_view(tmp_path, monkeypatch, capfd):
     """The command, run in this process inside an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> Ran:
-        capfd.readouterr()
-        code = COMMAND.run(words)
-        streams = capfd.readouterr()
-        return Ran(code, streams.out, streams.err)
-
-    return run
+    return runner_of(COMMAND, capfd)
 
 
 def test_it_serves_says_where_and_ends_with_an_interrupt(runs):

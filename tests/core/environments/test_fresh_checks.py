@@ -4,7 +4,7 @@ can be forged."""
 import pytest
 
 import verifiers as vf
-from support.isolated import bubblewrap_or_skip
+from support.isolated import needs_sandbox
 from verifiers.testing import ScriptedClient
 
 CHECK = "assert int(open('answer.txt').read()) == 42\nprint('passed')"
@@ -37,7 +37,7 @@ def passed(state) -> float:
 
 
 def graded(*cells, cls=vf.PythonEnv, sandbox=None):
-    sandbox = sandbox or bubblewrap_or_skip()
+    sandbox = sandbox or needs_sandbox()
     env = cls(
         "",
         dataset=[{"question": "Write 42."}],

@@ -2,38 +2,23 @@
 out."""
 
 import asyncio
-import functools
 import socket
 import threading
 
 import pytest
 
 import verifiers as vf
-from verifiers.sandbox import SandboxSpec, backend_for
-
-
-@functools.cache
-def refusal() -> str | None:
-    try:
-        asyncio.run(backend_for("bubblewrap"))
-    except vf.SandboxUnavailable as error:
-        return str(error)
-    return None
+from support.isolated import in_sandbox
+from verifiers.sandbox import SandboxSpec
 
 
 def in_bubblewrap(spec, *commands):
     """The results of commands (lists) or code (texts)."""
-    if (why := refusal()) is not None:
-        pytest.skip(why)
 
-    async def run():
-        sandbox = await (await backend_for("bubblewrap")).open(spec)
-        try:
-            return [await sandbox.exec(command, timeout_s=20) for command in commands]
-        finally:
-            await sandbox.close()
+    async def use(sandbox):
+        return [await sandbox.exec(command, timeout_s=20) for command in commands]
 
-    return asyncio.run(run())
+    return in_sandbox(use, spec)
 
 
 def test_a_mounted_folder_is_readable_and_not_writable(tmp_path):

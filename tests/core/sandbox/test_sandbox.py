@@ -2,7 +2,6 @@
 nothing is left."""
 
 import asyncio
-import functools
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import time
 import pytest
 
 import verifiers as vf
+from support.isolated import in_sandbox, needs_sandbox
 from support.machine import Here
 from verifiers.sandbox import (
     ExecResult,
@@ -50,35 +50,11 @@ def _loopback():
     del choice.BACKENDS["loopback"]
 
 
-@functools.cache
-def refusal(name: str) -> str | None:
-    try:
-        asyncio.run(backend_for(name))
-    except vf.SandboxUnavailable as error:
-        return str(error)
-    return None
-
-
-def run_in_sandbox(name, use, spec=None):
-    """``await use(sandbox)`` in a sandbox of this backend."""
-    if (why := refusal(name)) is not None:
-        pytest.skip(why)
-
-    async def run():
-        sandbox = await (await backend_for(name)).open(spec or SandboxSpec())
-        try:
-            return await use(sandbox)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(run())
-
-
 def values(name, *cells, spec=None, timeout_s=20.0):
     async def use(sandbox):
         return [await sandbox.exec(cell, timeout_s=timeout_s) for cell in cells]
 
-    return run_in_sandbox(name, use, spec)
+    return in_sandbox(use, name=name, spec=spec)
 
 
 async def started(marker, count):
@@ -151,7 +127,7 @@ def test_code_and_commands_share_files_and_the_working_folder(name):
         await sandbox.exec(["bash", "-c", "printf '\\0\\377' > b.bin"], timeout_s=20)
         return read.value, await sandbox.read_file("b.bin")
 
-    assert run_in_sandbox(name, use) == ("'from outside'", b"\0\xff")
+    assert in_sandbox(use, name=name) == ("'from outside'", b"\0\xff")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -170,7 +146,7 @@ def test_a_file_that_cannot_be_read(name, path, error):
         with pytest.raises(error):
             await asyncio.wait_for(sandbox.read_file(path), 10)
 
-    run_in_sandbox(name, use)
+    in_sandbox(use, name=name)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -183,7 +159,7 @@ def test_a_time_out_ends_every_process_and_keeps_what_was_printed(name):
         left = naps("31415")
         return result, time.monotonic() - began, left, await sandbox.exec("x", timeout_s=20)
 
-    result, took_s, left, after = run_in_sandbox(name, use)
+    result, took_s, left, after = in_sandbox(use, name=name)
     assert result == ExecResult("begun\n", timed_out=True, limit="wall")
     assert took_s < 10
     assert left == []
@@ -288,8 +264,7 @@ def test_packages_asked_for_and_what_they_need_are_there_and_no_other(name):
 
 @pytest.mark.parametrize("name", [*ISOLATING, "unsafe_subprocess"])
 def test_a_package_that_is_not_installed_is_refused_with_the_command(name):
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
     with pytest.raises(vf.ConfigError, match="pip install no-such-package"):
         values(name, "1", spec=SandboxSpec(packages=("sympy", "no-such-package")))
 
@@ -305,7 +280,7 @@ def test_reset_leaves_no_state_file_or_process(name):
         after = await sandbox.exec("import os\n'x' in globals(), os.path.exists('a')", timeout_s=20)
         return after.value, naps(nap)
 
-    assert run_in_sandbox(name, use) == ("(False, False)", [])
+    assert in_sandbox(use, name=name) == ("(False, False)", [])
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -326,7 +301,7 @@ def test_close_leaves_no_process_and_is_final(name):
             await sandbox.exec("1", timeout_s=1)
         return naps("31417")
 
-    assert run_in_sandbox(name, use) == []
+    assert in_sandbox(use, name=name) == []
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -338,7 +313,7 @@ def test_a_call_given_up_half_way_does_not_disturb_the_next(name):
             )
         return await sandbox.exec("'next'", timeout_s=20)
 
-    assert run_in_sandbox(name, use).value == "'next'"
+    assert in_sandbox(use, name=name).value == "'next'"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -349,13 +324,12 @@ def test_a_sandbox_ends_after_its_wall_s(name):
             await sandbox.exec("1", timeout_s=1)
         return running.limit, raised.value.limit
 
-    assert run_in_sandbox(name, use, SandboxSpec(wall_s=2))[1] == "wall"
+    assert in_sandbox(use, name=name, spec=SandboxSpec(wall_s=2))[1] == "wall"
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_many_at_once_are_apart(name):
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
 
     async def one(backend, number):
         sandbox = await backend.open(SandboxSpec())
@@ -385,7 +359,7 @@ def test_the_remote_mechanism_keeps_state_and_files_over_one_command_each():
             len(await sandbox.read_file("big")),
         )
 
-    assert run_in_sandbox("loopback", use) == ("out\n", "300000", 300_000)
+    assert in_sandbox(use, name="loopback") == ("out\n", "300000", 300_000)
 
 
 def test_sessions_of_one_zygote_do_not_draw_the_same_numbers():
@@ -397,8 +371,7 @@ def test_sessions_of_one_zygote_do_not_draw_the_same_numbers():
 
 @pytest.mark.parametrize("name", ISOLATING)
 def test_there_is_no_network_to_ask_for(name):
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
     if "network" in asyncio.run(backend_for(name)).capabilities:
         pytest.skip(f"{name} has a network for who asks")
     with pytest.raises(vf.ConfigError, match="network=False"):
@@ -434,8 +407,7 @@ asyncio.run(main())
 def test_when_the_owner_is_killed_nothing_is_left(name):
     if name in OWN_KERNEL:
         pytest.skip("its processes are not processes of the host")
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
     owner = subprocess.Popen([sys.executable, "-c", OWNER, name], stdout=subprocess.PIPE)
     assert owner.stdout.readline() == b"ready\n"
     assert len(asyncio.run(started("31418", 2))) == 2
@@ -504,7 +476,7 @@ def test_the_types_are_what_the_backends_are():
         return isinstance(sandbox, Sandbox)
 
     assert isinstance(asyncio.run(backend_for("unsafe_subprocess")), SandboxBackend)
-    assert run_in_sandbox("unsafe_subprocess", use)
+    assert in_sandbox(use, name="unsafe_subprocess")
 
 
 @pytest.mark.parametrize(

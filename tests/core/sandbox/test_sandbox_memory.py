@@ -2,26 +2,16 @@
 evades a limit."""
 
 import asyncio
-import functools
 import os
 
 import pytest
 
-import verifiers as vf
+from support.isolated import needs_sandbox
 from verifiers.sandbox import SandboxSpec, backend_for
 from verifiers.sandbox.guest import kernel
 from verifiers.sandbox.host.zygotes import _memory_file
 
 SLOW = ["sandlock", "nsjail", "docker", "podman", "gvisor"]  # up to a second and more per session
-
-
-@functools.cache
-def refusal(name):
-    try:
-        asyncio.run(backend_for(name))
-    except vf.SandboxUnavailable as error:
-        return str(error)
-    return None
 
 
 def test_what_a_worker_shares_with_its_owner_cannot_change_its_size():
@@ -66,8 +56,7 @@ got
 
 
 def grown(name):
-    if refusal(name):
-        pytest.skip(refusal(name))
+    needs_sandbox(name)
 
     async def use():
         sandbox = await (await backend_for(name)).open(SandboxSpec())
@@ -101,8 +90,7 @@ def test_negative_control_an_unsealed_area_is_grown(monkeypatch):
 @pytest.mark.slow
 def test_processes_that_hide_their_memory_are_counted_in_full():
     """Undumpable ones do not let anybody read what they share; they counted as nothing."""
-    if refusal("bubblewrap"):
-        pytest.skip(refusal("bubblewrap"))
+    needs_sandbox("bubblewrap")
     code = (
         "import ctypes, os, time\npids = []\nfor _ in range(8):\n    pid = os.fork()\n    if pid =="
         " 0:\n        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n        data = b'x' * (100 * 2**20);"

@@ -1,15 +1,12 @@
 """Training through an agent program: real processes in a sandbox, sampled tokens as they were
 sampled."""
 
-import asyncio
-import functools
-
 import pytest
 
 import verifiers as vf
 from support.agents import CLIENT
+from support.isolated import needs_sandbox
 from support.training import run, small_trainer, toy_env
-from verifiers.sandbox import backend_for
 
 TALKER = (
     CLIENT
@@ -24,18 +21,8 @@ open("answer.txt", "w").write(answer["content"])
 )
 
 
-@functools.cache
-def refusal() -> str | None:
-    try:
-        asyncio.run(backend_for("bubblewrap"))
-    except vf.SandboxUnavailable as error:
-        return str(error)
-    return None
-
-
 def talker(**parameters):
-    if (why := refusal()) is not None:
-        pytest.skip(why)
+    needs_sandbox()
     return vf.AgentEnv(
         command=["python3", "agent.py", "{prompt}"],
         files={"agent.py": TALKER},
