@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -24,6 +23,7 @@ from verifiers.clients.protocol import (
 )
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import TooLong, read_text
+from verifiers.runtime.decoding import decode_toml
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.syntax import parse_python
 
@@ -100,8 +100,8 @@ def load_endpoints(path: str | Path) -> dict[str, EndpointGroup]:
 
 def _from_toml(text: str, path: Path) -> list[dict[str, Any]]:
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = decode_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}", path=str(path)) from error
     if unknown := document.keys() - {"endpoint"}:
         name = sorted(unknown)[0]

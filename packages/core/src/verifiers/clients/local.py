@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.in_process import InProcessClient
 from verifiers.errors import ConfigError
-from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
+from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, open_file, read_stream
 from verifiers.storage.identity import type_name
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class LocalModel:
 
 @functools.lru_cache(maxsize=16)
 def _sha256(path: str, mtime_ns: int, size_bytes: int) -> str:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -121,7 +121,7 @@ def find_model(file: str | None = None) -> LocalModel:
     origin = "local:FILE" if file else "VF_LOCAL_MODEL"
     if not path.is_file():
         raise ConfigError(f"{origin} names {path}, which is not a file", path=str(path))
-    with path.open("rb") as opened:
+    with open_file(path) as opened:
         if opened.read(4) != b"GGUF":
             raise ConfigError(f"{origin} names {path}, which is not a GGUF file", path=str(path))
     return LocalModel(path)

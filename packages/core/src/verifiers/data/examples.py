@@ -17,12 +17,12 @@ from __future__ import annotations
 import copy
 import csv
 import hashlib
-import json
 import logging
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
 from types import NoneType
 from typing import Any, Protocol, TypeAlias, TypeGuard, overload
@@ -32,6 +32,8 @@ import numpy as np
 from verifiers.data.example_sets import load_example_dataset
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
 from verifiers.errors import ConfigError, DatasetError
+from verifiers.runtime.bounded import open_file
+from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.suggest import closest
 from verifiers.types import (
@@ -538,7 +540,7 @@ def _info(info: object, place: str) -> dict[str, Any]:
         return {}
     if isinstance(info, str):
         try:
-            info = json.loads(info)
+            info = decode_json(info)
         except ValueError as error:
             raise DatasetError(f"{place}: 'info' is text that is not JSON: {error}") from error
     if not isinstance(info, Mapping):
@@ -772,8 +774,10 @@ def _open_file(path: Path) -> Rows:
 
 
 def _open_jsonl(path: Path) -> Rows:
+    with _opened_text(path) as file:
+        lines = file.read().split("\n")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             row = _parsed(line, path, number)
             if not isinstance(row, dict):
@@ -785,7 +789,8 @@ def _open_jsonl(path: Path) -> Rows:
 
 
 def _open_json(path: Path) -> Rows:
-    content = _parsed(path.read_text(encoding="utf-8-sig"), path, None)
+    with _opened_text(path) as file:
+        content = _parsed(file.read(), path, None)
     if not isinstance(content, list | dict):
         raise DatasetError(
             f"{path} holds neither a list of rows nor a dict of columns", path=str(path)
@@ -798,10 +803,14 @@ def _open_json(path: Path) -> Rows:
     return opened
 
 
+def _opened_text(path: Path, newline: str | None = None) -> TextIOWrapper:
+    return TextIOWrapper(open_file(path), encoding="utf-8-sig", newline=newline)
+
+
 def _open_csv(path: Path) -> Rows:
     """Read every cell as text, as CSV has no types, except an ``example_id`` column of integers
     only."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with _opened_text(path, newline="") as file:
         rows: list[dict[str, Any]] = []
         for row in csv.DictReader(file):
             if None in row or None in row.values():
@@ -832,7 +841,7 @@ def _open_parquet(path: Path) -> Rows:
 
 def _parsed(text: str, path: Path, line: int | None) -> Any:
     try:
-        return json.loads(text)
+        return decode_json(text)
     except ValueError as error:
         place = path if line is None else f"{path}:{line}"
         raise DatasetError(f"{place} is not JSON: {error}", path=str(path), line=line) from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
-from verifiers.runtime.bounded import read_file, read_text
+from verifiers.runtime import decoding
+from verifiers.runtime.bounded import read_file
 from verifiers.runtime.importing import import_source
 from verifiers.runtime.places import short_path
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
@@ -155,7 +155,7 @@ def read_toml(folder: Path) -> dict[str, Any]:
     unreadable."""
     path = folder / PYPROJECT
     try:
-        return tomllib.loads(read_text(path))
+        return decoding.read_toml(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:

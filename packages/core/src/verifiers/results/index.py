@@ -34,8 +34,10 @@ from verifiers.results.columns import Column, KeyColumn, NameColumn
 from verifiers.results.rows import RolloutOutput, row_from_disk
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import number
+from verifiers.runtime.bounded import open_file
+from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import decode_row
-from verifiers.storage.journal import scan_journal
+from verifiers.storage.journal import journal_lines, scan_journal
 
 NUMBERS = (
     "reward",
@@ -272,7 +274,7 @@ class RowIndex:
 
     def stored(self, number: int) -> dict[str, Any]:
         """One line as it is on disk. Raises: as ``row``."""
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             return self._stored(file, number)
 
     def row(self, number: int) -> RolloutOutput:
@@ -282,20 +284,20 @@ class RowIndex:
 
     def rows(self, numbers: Iterable[int]) -> Iterator[RolloutOutput]:
         """The saved rollouts with these row numbers, in this order. Raises: as ``row``."""
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             for number in numbers:
                 yield row_from_disk(self._stored(file, number), self._metric_names)
 
     def texts(self, numbers: Sequence[int]) -> Iterator[tuple[Any, Any, Any]]:
         """(prompt, completion, answer) of these row numbers, without decoding other fields. Raises:
         as ``row``."""
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             for number in numbers:
                 line = self._line(file, number)
                 try:
                     texts = _TEXTS.decode(line)
                     yield texts.prompt, texts.completion, texts.answer
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, RecursionError):
                     row = decode_row(line)
                     yield row.get("prompt"), row.get("completion"), row.get("answer")
 
@@ -303,7 +305,7 @@ class RowIndex:
         """The keys of the first rollout's ``info`` that hold one value, as ``info.<key>``."""
         if not len(self):
             return []
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             info = _info_of(self._line(file, 0))
         return [
             f"info.{key}"
@@ -324,7 +326,7 @@ class RowIndex:
             raise ValueError(f"{name!r} is not a key of info; write info.KEY")
         values: list[Any] = []
         deadline = time.monotonic() + budget_s
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             for number in range(first, len(self)):
                 info = _info_of(self._line(file, number))
                 values.append(_plain_value(info.get(name.removeprefix("info."))))
@@ -345,7 +347,7 @@ class RowIndex:
         matches: list[int] = []
         raw = folded.encode() if _PLAIN.fullmatch(folded) else None
         deadline = time.monotonic() + budget_s
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             for number in range(first, len(self)):
                 line = self._line(file, number)
                 if (raw is None or raw in line.lower()) and folded in _searched_text(
@@ -372,7 +374,7 @@ class RowIndex:
     def _writes(self) -> Iterator[tuple[list[int], list[bytes]]]:
         """The complete writes after the last read: end offsets of their lines, and the lines."""
         if self.is_journal is None:
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 first = file.readline()
             if not first.endswith(b"\n"):  # nothing was written yet
                 return iter(())
@@ -382,9 +384,9 @@ class RowIndex:
         return self._plain_lines(self.end)
 
     def _plain_lines(self, start: int) -> Iterator[tuple[list[int], list[bytes]]]:
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             file.seek(start)
-            for line in file:
+            for line in journal_lines(file, self.path):
                 if not line.endswith(b"\n"):
                     return
                 start += len(line)
@@ -395,7 +397,7 @@ class RowIndex:
         rollout."""
         try:
             head: _Head | None = _DECODER.decode(body)
-        except (msgspec.DecodeError, UnicodeError):  # unusual types, lone surrogates
+        except (msgspec.DecodeError, UnicodeError, RecursionError):  # unusual types, surrogates
             head = None
         if head is None or (
             head.metrics is None and (self._metric_names or head.completion is None)
@@ -552,11 +554,11 @@ def _texts(value: object) -> list[str] | None:
 def _info_of(line: bytes) -> Mapping[str, Any]:
     try:
         info = _INFO.decode(line).info
-    except (msgspec.DecodeError, UnicodeError):  # lone surrogates
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # lone surrogates
         info = decode_row(line).get("info")
     if isinstance(info, str):  # runs of other versions
         with contextlib.suppress(ValueError):
-            info = json.loads(info)
+            info = decode_json(info)
     return info if isinstance(info, Mapping) else {}
 
 

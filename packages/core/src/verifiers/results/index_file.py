@@ -18,7 +18,6 @@ import contextlib
 import hmac
 import os
 import secrets
-import stat
 import struct
 import tempfile
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ import numpy as np
 
 from verifiers.results.columns import smallest
 from verifiers.results.index import RowIndex
-from verifiers.runtime.bounded import read_file
+from verifiers.runtime.bounded import MAX_ROW_BYTES, open_file, read_file
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.folders import user_cache_folder
 from verifiers.storage.files import write_all
@@ -63,14 +62,15 @@ class IndexFile:
         or key, none."""
         with (
             contextlib.suppress(OSError),
-            _opened(self.path, os.O_RDONLY) as file,
-            open(self._index.path, "rb") as rows,
+            open_file(self.path, flags=os.O_NOFOLLOW) as file,
+            open_file(self._index.path) as rows,
         ):
             key, size = _user_key(), os.fstat(rows.fileno()).st_size
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
                 end, num_bytes, seal = _HEAD.unpack(head)
-                # too long to be ours
-                if not self._end < end <= size or num_bytes > end - self._end:
+                if not self._end < end <= size:
+                    return
+                if num_bytes > min(end - self._end, MAX_ROW_BYTES):  # too long to be ours
                     return
                 content = file.read(num_bytes)
                 if not hmac.compare_digest(seal, self._sealed(key, rows, end, content)):
@@ -84,7 +84,8 @@ class IndexFile:
         if not index.is_journal or index.failure is not None or not self.num_missing:
             return
         key = _user_key(is_made=True)
-        with _opened(self.path, os.O_RDWR | os.O_CREAT) as file, open(index.path, "rb") as rows:
+        flags = os.O_CREAT | os.O_NOFOLLOW
+        with open_file(self.path, "r+b", flags) as file, open_file(index.path) as rows:
             content = _packed(index.part(self._rows))
             seal = self._sealed(key, rows, index.end, content)
             os.ftruncate(file.fileno(), self._size)
@@ -115,15 +116,6 @@ def open_index(file: Path, metric_names: Sequence[str] = ()) -> RowIndex:
     IndexFile(index).restore()
     index.read()
     return index
-
-
-def _opened(path: Path, flags: int) -> IO[bytes]:
-    """A regular file, without following a link in its place. *Raises* OSError."""
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(f"{path} is no regular file; remove it")
-    return open(fd, "rb" if flags == os.O_RDONLY else "r+b")
 
 
 def _user_key(is_made: bool = False) -> bytes:

@@ -8,16 +8,16 @@ newest label of a rollout counts, and only while its completion is the one that 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import TooLong, lines_of, open_file, open_regular
+from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import sync_file, write_all
 
@@ -43,9 +43,8 @@ def write_label(folder: Path, row: Mapping[str, Any], label: bool | None) -> Non
         LABEL: label,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    fd = os.open(
-        folder / LABELS_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666
-    )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    fd = open_regular(folder / LABELS_NAME, flags)
     try:
         write_all(fd, encode_row(line) + b"\n")
         sync_file(fd)
@@ -54,21 +53,34 @@ def write_label(folder: Path, row: Mapping[str, Any], label: bool | None) -> Non
 
 
 def read_labels(folder: Path) -> dict[str, tuple[str, bool]]:
-    """``rollout_key`` -> (hash of the completion, label); lines that are no labels are skipped."""
-    found: dict[str, tuple[str, bool]] = {}
-    with contextlib.suppress(FileNotFoundError), open(folder / LABELS_NAME, "rb") as file:
-        for raw in file:
-            try:
-                line = json.loads(raw)
-                key, digest, label = line["rollout_key"], line["completion"], line[LABEL]
-            except (ValueError, KeyError, TypeError):
-                # an unfinished write, or another program's line
-                continue
-            if label is None:
-                found.pop(key, None)
-            elif isinstance(label, bool) and isinstance(key, str):
-                found[key] = str(digest), label
-    return found
+    """``rollout_key`` -> (hash of the completion, label); lines that are no labels are skipped.
+
+    *Raises* ConfigError for a file that cannot be read.
+    """
+    labels: dict[str, tuple[str, bool]] = {}
+    try:
+        with open_file(folder / LABELS_NAME) as file:
+            for raw in lines_of(file):
+                _note_label(labels, raw)
+    except FileNotFoundError:
+        pass
+    except (OSError, TooLong) as error:
+        raise ConfigError(f"the labels of the run cannot be read: {error}") from error
+    return labels
+
+
+def _note_label(labels: dict[str, tuple[str, bool]], raw: bytes) -> None:
+    try:
+        line = decode_json(raw)
+        key, digest, label = line["rollout_key"], line["completion"], line[LABEL]
+    except (ValueError, KeyError, TypeError):  # an unfinished write, or another program's line
+        return
+    if not isinstance(key, str):
+        return
+    if label is None:
+        labels.pop(key, None)
+    elif isinstance(label, bool):
+        labels[key] = str(digest), label
 
 
 def completion_hash(completion: object) -> str:

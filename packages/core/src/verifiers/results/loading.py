@@ -22,10 +22,11 @@ from verifiers.results.outputs import GenerateOutputs
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, fill_advantages, saved_row
 from verifiers.results.run_metadata import FACTS, GenerateMetadata
 from verifiers.results.stored import StoredOutputs
+from verifiers.runtime.bounded import MAX_ROW_BYTES, open_file
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.json import decode_row
 from verifiers.storage.directory import RESULTS_NAME, read_config, read_metadata
-from verifiers.storage.journal import read_journal
+from verifiers.storage.journal import journal_lines, read_journal
 
 LARGE_BYTES = 32 * 1024**2
 """Size of a file from which on its texts stay on disk: some 20,000 short rollouts."""
@@ -132,8 +133,8 @@ def _add_labels(
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    with open(file, "rb") as lines:
-        first = lines.readline()
+    with open_file(file) as lines:
+        first = lines.readline(MAX_ROW_BYTES)
     if b'"crc32":' in first:
         yield from read_journal(file)
     else:
@@ -143,8 +144,8 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Read lines without checksums; an invalid last line without a newline is an interrupted write
     and is skipped."""
-    with open(file, "rb") as lines:
-        for number, line in enumerate(lines, 1):
+    with open_file(file) as lines:
+        for number, line in enumerate(journal_lines(lines, file), 1):
             if not line.strip():
                 continue
             try:

@@ -51,18 +51,23 @@ def size_text(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
+def open_regular(path: str | PathLike[str], flags: int) -> int:
+    """``os.open`` of a regular file. A link to one is followed, unless ``flags`` say otherwise.
+    *Raises* OSError, also for a pipe, a socket or a device."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+    kind = os.fstat(fd).st_mode
+    if stat.S_ISREG(kind):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is no regular file; remove it or name another", str(path))
+
+
 def open_file(path: str | PathLike[str], mode: str = "rb", flags: int = 0) -> BinaryIO:
-    """A regular file, open in a binary mode, with further ``flags`` of ``os.open``. A link to one is
-    followed. *Raises* OSError, also for a pipe, a socket or a device."""
-
-    def opener(name: str, mode_flags: int) -> int:
-        fd = os.open(name, mode_flags | flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
-        kind = os.fstat(fd).st_mode
-        if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # ``open`` refuses a folder
-            return fd
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file; remove it or name another", name)
-
+    """``open`` of a regular file in a binary mode, with further ``flags`` of ``os.open``. *Raises*
+    as ``open_regular``."""
+    opener = lambda name, mode_flags: open_regular(name, mode_flags | flags)  # noqa: E731
     return cast(BinaryIO, open(path, mode, opener=opener))
 
 

@@ -201,12 +201,41 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         ) from error
 
 
+class _Metadata(msgspec.Struct):
+    """The kinds of value that readers of ``metadata.json`` rely on."""
+
+    env_id: str | None = None
+    model: str | None = None
+    base_url: str | None = None
+    date: str | None = None
+    status: str | None = None
+    fingerprint: str | None = None
+    success_metric: str | None = None
+    path_to_save: str | None = None
+    time: float | None = None
+    pass_threshold: float | None = None
+    num_examples: int | None = None
+    rollouts_per_example: int | None = None
+    num_rollouts: int | None = None
+    outside_plan: list[str] | None = None
+    changed_code: list[str] | None = None
+    state_columns: list[str] | None = None
+    env_args: dict[str, Any] | None = None
+    sampling_args: dict[str, Any] | None = None
+    local_model: dict[str, Any] | None = None
+    avg_metrics: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+    pass_at_k: dict[str, Any] | None = None
+    prices: dict[str, float] | None = None
+
+
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """``metadata.json`` of a run directory; None when it is absent or not a JSON object (it can be
+    """``metadata.json`` of a run directory; None when it is absent or damaged (it can be
     recomputed)."""
     try:
         metadata = decode_row(read_file(os.path.join(path, METADATA_NAME)))
-    except (OSError, ValueError):
+        msgspec.convert(metadata, _Metadata)
+    except (OSError, ValueError, msgspec.ValidationError):
         return None
     return metadata
 

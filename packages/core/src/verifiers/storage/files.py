@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError, RunBusy
-from verifiers.runtime.bounded import read_file
+from verifiers.runtime.bounded import open_regular
+from verifiers.runtime.decoding import read_json
 from verifiers.runtime.failpoints import failpoint
 
 LOCK_NAME = "run.lock"
@@ -106,7 +107,7 @@ class HeldFile:
         self.path = path
         self.fd = -1
         try:
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+            self.fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise ConfigError(
@@ -142,8 +143,8 @@ class HeldFile:
 def _busy(path: Path) -> RunBusy:
     holder: dict[str, Any] = {}
     # no lock file, or an incomplete one: the holder is unknown
-    with contextlib.suppress(OSError, ValueError):
-        holder = json.loads(read_file(path.parent / LOCK_NAME))
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        holder = dict(read_json(path.parent / LOCK_NAME))
     pid, host = holder.get("pid"), holder.get("host")
     who = f"process {pid} on {host}" if pid else "another process"
     return RunBusy(

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from verifiers import compat
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import open_file, read_file
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.redaction import digested, is_secret_name, without_digest
 from verifiers.runtime.syntax import parse_python
@@ -817,7 +818,7 @@ def _imported_names(module: str, path: Path) -> Iterator[str]:
 def _import_statements(
     path: Path, mtime_ns: int, size_bytes: int
 ) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    tree = parse_python(path.read_bytes())
+    tree = parse_python(read_file(path))
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
@@ -864,5 +865,5 @@ def _digest(path: Path) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def _hash(path: Path, mtime_ns: int, size_bytes: int) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]

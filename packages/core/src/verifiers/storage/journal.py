@@ -32,6 +32,7 @@ from typing import Any, BinaryIO, TypeAlias
 from zlib import crc32
 
 from verifiers.errors import ConfigError, JournalError, UsageError
+from verifiers.runtime.bounded import TooLong, lines_of, open_file
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.json import decode_row, encode_row
 from verifiers.storage.files import HeldFile, sync_file, sync_folder, write_all
@@ -168,7 +169,7 @@ class Journal:
         self, on_row: Callable[[dict[str, Any]], None] | None, start: int, num_rows: int
     ) -> None:
         fd = self._open_fd()
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             size = os.fstat(fd).st_size
             file.seek(start)
             self._durable_bytes, self.num_recovered = start, num_rows
@@ -287,7 +288,7 @@ def scan_journal(
     ``start`` is 0 or the end of a write, ``first_line`` the number of the line there. Otherwise as
     ``read_journal``.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         try:
             sync_file(file.fileno())
@@ -324,6 +325,15 @@ def _line(row: Row, part: bytes = b"") -> bytes:
     return b'%b,"crc32":%d}\n' % (body, crc32(body))
 
 
+def journal_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines of an open file of rows. *Raises* JournalError for one that no row has the length
+    of."""
+    try:
+        yield from lines_of(file)
+    except TooLong as error:
+        raise JournalError(f"{error}; restore the file", path=str(path)) from error
+
+
 def _whole_writes(
     file: BinaryIO, path: Path, size: int, first_line: int = 1
 ) -> Iterator[tuple[list[int], list[bytes]]]:
@@ -334,7 +344,9 @@ def _whole_writes(
     end, expected = 0, 0
     bodies: list[bytes] = []
     ends: list[int] = []
-    for number, line in enumerate(file, first_line):  # a binary file splits at \n only
+    for number, line in enumerate(
+        journal_lines(file, path), first_line
+    ):  # a binary file splits at \n only
         end += len(line)
         if end > size or not line.endswith(b"\n"):
             return

@@ -19,7 +19,7 @@ ROLE_STYLES = {
     "tool": "bold yellow",
     "system": "bold magenta",
 }
-STATUS_STYLES = {"running": "green", "interrupted": "yellow", "failed": "red"}
+STATUS_STYLES = {"running": "green", "interrupted": "yellow", "failed": "red", "damaged": "red"}
 RUN_TITLE = (
     f"{'Run':<34} {'Model':<24} {'Reward':>15} {'Rollouts':>11} {'Errors':>6}  {'Status':<12} Date"
 )

@@ -7,11 +7,13 @@ resuming does, it is read again.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
 from typing import Any
+
+from verifiers.runtime.bounded import lines_of, open_file
+from verifiers.runtime.decoding import decode_json
 
 
 class Curves:
@@ -31,14 +33,14 @@ class Curves:
             self.lines, self._end = [], 0
             self._restarts += 1
             self._identity = (stat.st_dev, stat.st_ino)
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             file.seek(self._end)
-            for raw in file:
+            for raw in lines_of(file):
                 if not raw.endswith(b"\n"):
                     return
                 self._end += len(raw)
                 try:
-                    line = json.loads(raw)
+                    line = decode_json(raw)
                 except ValueError:
                     continue
                 if isinstance(line, dict):

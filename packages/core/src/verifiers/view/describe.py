@@ -1,8 +1,9 @@
 """Summarise a run from its small files: environment, model, status and reward. Reads no saved
 rollouts.
 
-``status`` is running, finished, interrupted, failed, or ended (a training run without a known
-number of steps). A run whose metadata says "running" but whose process is gone is interrupted.
+``status`` is running, finished, interrupted, failed, damaged (its files are not as a run writes
+them), or ended (a training run without a known number of steps). A run whose metadata says
+"running" but whose process is gone is interrupted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import datetime
 import functools
 import json
+import logging
 import math
 import os
 import socket
@@ -22,7 +24,7 @@ from typing import Any
 from verifiers.checks.audit.certificate import read_certificate
 from verifiers.errors import ConfigError, UsageError
 from verifiers.runtime.alive import is_alive
-from verifiers.runtime.bounded import read_file
+from verifiers.runtime.decoding import read_json
 from verifiers.storage.directory import (
     CONFIG_NAME,
     METADATA_NAME,
@@ -34,6 +36,7 @@ from verifiers.storage.files import LOCK_NAME
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Source
 from verifiers.view.curves import Curves
 
+log = logging.getLogger(__name__)
 LISTED = ("env_args", "sampling_args", "seed", "system_prompt", "max_turns")
 """Parts of an evaluation's configuration that the list of runs can show."""
 _UNLISTED = (
@@ -52,6 +55,8 @@ QUIET_S = 60.0
 """Seconds without a write after which a run with an unknown writer counts as not running."""
 MAX_HOLDERS = 65_536
 """Runs whose lock files are cached."""
+DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What values of unexpected kinds lead to."""
 _WATCHED = (RESULTS_NAME, METRICS_NAME, METADATA_NAME, LOCK_NAME)
 
 
@@ -73,11 +78,45 @@ def describe(source: Source) -> dict[str, Any]:
         "name": source.folder.name,
         "path": str(source.folder),
     }
-    return common | (_training(source) if source.kind == TRAINING else _evaluation(source))
+    try:
+        return common | (_training(source) if source.kind == TRAINING else _evaluation(source))
+    except (OSError, *DAMAGE) as error:
+        return common | _damaged(source, error)
+
+
+def _damaged(source: Source, error: Exception) -> dict[str, Any]:
+    """The entry of a run whose files are not as a run writes them. *Raises* OSError when it was
+    removed."""
+    stat = os.stat(source.folder / (METRICS_NAME if source.kind == TRAINING else RESULTS_NAME))
+    log.warning("%s cannot be described: %s: %s", source.folder, type(error).__name__, error)
+    unknown = dict.fromkeys(
+        "reward stderr rollouts planned errors unscored tokens cost success success_metric"
+        " pass_threshold seconds".split()
+    )
+    return unknown | {
+        "env": source.folder.name,
+        "model": "",
+        **{name: {} for name in ("metrics", "settings", "pass_at_k", "pass_at_k_interval")},
+        "status": "damaged",
+        "date": _iso(stat.st_mtime),
+        "changed": stat.st_mtime,
+        "size": stat.st_size,
+    }
 
 
 def settings(source: Source) -> dict[str, Any]:
-    """The stored ``config`` and ``metadata``, and the weights of the reward functions."""
+    """The stored ``config`` and ``metadata``, and the weights of the reward functions. *Raises*
+    ConfigError for damaged files."""
+    try:
+        return _settings(source)
+    except DAMAGE as error:
+        raise ConfigError(
+            f"the settings in {source.folder} are damaged ({type(error).__name__}: {error});"
+            f" restore {CONFIG_NAME} and {METADATA_NAME}"
+        ) from error
+
+
+def _settings(source: Source) -> dict[str, Any]:
     stored = _config(source.folder)
     config = stored.get("config") or {}
     known = _training_facts(source.folder) if source.kind == TRAINING else {}
@@ -309,7 +348,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _json(file: str | Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_file(file))
+        content = read_json(file)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -22,7 +22,8 @@ from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import Found
 from verifiers.errors import ConfigError, UsageError
-from verifiers.runtime.bounded import read_file
+from verifiers.runtime.bounded import open_file
+from verifiers.runtime.decoding import read_json
 from verifiers.storage.files import atomic_write
 
 NAME = "audit.json"
@@ -63,7 +64,9 @@ def content_hash(folder: Path) -> str:
             digest.update(
                 f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode()
             )
-            digest.update(file.read_bytes())
+            with open_file(file) as content:
+                while chunk := content.read(2**20):
+                    digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -88,7 +91,7 @@ def read_certificate(env_id: str) -> Certificate | None:
 def certificate_in(folder: Path) -> Certificate | None:
     """The certificate in a package's folder; None when there is none, or it cannot be read."""
     try:
-        content = json.loads(read_file(folder / NAME))
+        content = read_json(folder / NAME)
         best = content.get("best_non_solution") or {}
         return Certificate(
             content["environment"],

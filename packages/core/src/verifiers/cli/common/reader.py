@@ -10,7 +10,6 @@ keys exist.
 from __future__ import annotations
 
 import re
-import tomllib
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from msgspec import Meta
 
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.runtime.bounded import TooLong, read_text
+from verifiers.runtime.decoding import decode_toml
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
 from verifiers.runtime.values import describe, fits, parts
 
@@ -69,7 +69,7 @@ class TomlFile:
         path = Path(path)
         try:
             text = read_text(path)
-            return cls(path, tomllib.loads(text), key_lines(text))
+            return cls(path, decode_toml(text), key_lines(text))
         except FileNotFoundError as error:
             files = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
             near = (
@@ -80,11 +80,11 @@ class TomlFile:
             raise ConfigError(
                 f"{path} cannot be read: {error.strerror}{near}", path=str(path)
             ) from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}", path=str(path)) from error
         except (OSError, UnicodeDecodeError, TooLong) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"{path} cannot be read: {reason}", path=str(path)) from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}", path=str(path)) from error
 
     def place(self, *keys: str | int) -> str:
         """``file:line`` of the key, or of the nearest table above it; numbers count the tables of
@@ -207,8 +207,8 @@ def parse_value(text: str) -> Any:
     if "\n" in text:
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return decode_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from verifiers.environments.local_sources import (
 from verifiers.environments.registry import EnvironmentId, Found, parse_env_id
 from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageError
 from verifiers.runtime.bounded import TooLong, run_captured
+from verifiers.runtime.decoding import decode_toml
 from verifiers.runtime.install_lines import repository_url
 from verifiers.runtime.suggest import close_matches, closest
 
@@ -412,8 +412,8 @@ def _file(clone: Path, path: str) -> str | None:
 
 def _project(text: str, folder: str, repository: Repository) -> Project:
     try:
-        return project_of(tomllib.loads(text), Path(folder))
-    except tomllib.TOMLDecodeError as error:
+        return project_of(decode_toml(text), Path(folder))
+    except ValueError as error:
         raise ConfigError(
             f"{folder}/{PYPROJECT} of {without_logins(repository.url)} is not TOML: {error}"
         ) from error

@@ -66,7 +66,7 @@ export async function runsPage(main, { query }) {
   const columnMenu = h("span");
   const controls = h("div", { class: "controls" }, search,
     select("Kind", [["", "evaluations and trainings"], ["evaluation", "evaluations"], ["training", "trainings"]], view.kind, (kind) => set({ kind })),
-    select("Status", [["", "any status"], ["running", "running"], ["finished", "finished"], ["interrupted", "interrupted"], ["failed", "failed"], ["ended", "ended"]], view.status, (value) => set({ status: value })),
+    select("Status", [["", "any status"], ["running", "running"], ["finished", "finished"], ["interrupted", "interrupted"], ["failed", "failed"], ["damaged", "damaged"], ["ended", "ended"]], view.status, (value) => set({ status: value })),
     compare, columnMenu, summary);
 
   function progress(run) {
