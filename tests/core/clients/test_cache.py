@@ -4,6 +4,7 @@ kills and damage."""
 import asyncio
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 import verifiers as vf
+from verifiers.clients import cache
 from verifiers.clients.cache import CompletionCache
 from verifiers.testing import Behaviour, FakeServer, ScriptedClient
 
@@ -196,6 +198,7 @@ def test_a_reply_from_the_cache_costs_nothing(tmp_path):
 
 CHILD = """
 import asyncio, sys
+from verifiers.clients import cache
 from verifiers.clients.cache import CompletionCache
 
 async def write(cache):
@@ -220,7 +223,7 @@ def test_kills_and_concurrent_writers_leave_whole_entries(tmp_path):
         child.send_signal(signal.SIGKILL)
         child.communicate()
     cache = CompletionCache(tmp_path)
-    replies = [asyncio.run(cache.get(f"{n:064x}")) for n in range(50)]
+    replies = [asyncio.run(cache.get(f"{n:064x}", bytes)) for n in range(50)]
     assert all(reply is not None and len(reply) == 20_009 for reply in replies)
 
 
@@ -238,3 +241,75 @@ def test_clients_without_a_cache_are_refused(tmp_path):
         pytest.raises(vf.ConfigError, match="the cache cannot be kept in"),
     ):
         evaluate(server, tmp_path / "file" / "cache")
+
+
+CHANGES = {
+    "a letter of the reply": lambda entry: entry.replace("reply 0", "reply 9"),
+    "a letter of the request": lambda entry: entry.replace("row 0", "row 9"),
+    "a foreign shape": lambda entry: '{"request": {}, "reply": {"choices": 5}, "sha256": ""}',
+    "without a checksum": lambda entry: entry.partition(',"sha256"')[0] + "}",
+    "deep": lambda entry: '{"request": ' + "[" * 100_000 + "]" * 100_000 + "}",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_entry_is_a_miss_and_is_replaced(tmp_path, change):
+    with FakeServer(counter()) as server:
+        env = environment(ROWS[:1])
+        evaluate(server, tmp_path, env, rollouts_per_example=1)
+        (file,) = tmp_path.rglob("*.json")
+        changed = CHANGES[change](file.read_text())
+        assert changed != file.read_text()
+        file.write_text(changed)
+        assert texts(evaluate(server, tmp_path, env, rollouts_per_example=1)) == ["reply 1"]
+        assert texts(evaluate(server, tmp_path, env, rollouts_per_example=1)) == ["reply 1"]
+        assert server.count == 2
+
+
+def test_an_entry_under_the_name_of_another_request_is_a_miss(tmp_path):
+    with FakeServer(counter()) as server:
+        evaluate(server, tmp_path, environment(ROWS[:2]), rollouts_per_example=1)
+        first, second = tmp_path.rglob("*.json")
+        first.write_bytes(second.read_bytes())
+        again = evaluate(server, tmp_path, environment(ROWS[:2]), rollouts_per_example=1)
+        assert again.metadata.cached["hits"] == 1
+        assert len(set(texts(again))) == 2
+
+
+def test_a_reply_that_is_none_is_a_miss_whatever_its_checksum_says(tmp_path, monkeypatch):
+    with FakeServer(counter()) as server:
+        env = environment(ROWS[:1])
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "_checksum", lambda key, request, reply: "same")
+            evaluate(server, tmp_path, env, rollouts_per_example=1)
+            (file,) = tmp_path.rglob("*.json")
+            file.write_text('{"request": {}, "reply": {"choices": 5}, "sha256": "same"}')
+            assert texts(evaluate(server, tmp_path, env, rollouts_per_example=1)) == ["reply 1"]
+            # negative control: without the checksum a changed letter is taken for a reply
+            file.write_text(file.read_text().replace("reply 1", "reply 9"))
+            assert texts(evaluate(server, tmp_path, env, rollouts_per_example=1)) == ["reply 9"]
+
+
+def test_a_pipe_in_the_place_of_an_entry_is_a_miss(tmp_path):
+    with FakeServer(counter()) as server:
+        env = environment(ROWS[:1])
+        evaluate(server, tmp_path, env, rollouts_per_example=1)
+        (file,) = tmp_path.rglob("*.json")
+        file.unlink()
+        os.mkfifo(file)
+        assert texts(evaluate(server, tmp_path, env, rollouts_per_example=1)) == ["reply 1"]
+        assert file.is_file()
+
+
+def test_keys_of_the_body_are_not_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "canary-by-its-value")
+    body = {"api_key": "canary-by-its-name", "user": "canary-by-its-value", "tier": "flex"}
+    with FakeServer(counter()) as server:
+        for _ in range(2):
+            evaluate(server, tmp_path, environment(ROWS[:1]), extra_body=body)
+        assert server.count == 3
+        evaluate(server, tmp_path, environment(ROWS[:1]), extra_body=body | {"api_key": "another"})
+        assert server.count == 6
+    for file in tmp_path.rglob("*.json"):
+        assert "flex" in file.read_text()
+        assert "canary" not in file.read_text()

@@ -5,7 +5,9 @@ The promise: an entry is used for an equal request only: same endpoint and clien
 messages, tools, sampling arguments, seed, and the same sample (``ModelRequest.sample``: which
 sibling, which turn), so that siblings stay
 different samples. An entry is one file, written atomically: concurrent processes and kill -9 leave
-whole entries or none, and a damaged one is a miss.
+whole entries or none. Its checksum is over the key of its request too, so an entry that was damaged,
+changed, moved to the name of another, or that cannot be read as a reply is a miss. Secrets in the
+request are not written.
 
 Only requests that say which sample they are, are cached: those of environments and of judges. The
 model behind an endpoint is taken to be the same while its name is; delete the folder when that has
@@ -15,10 +17,10 @@ changed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,12 @@ from typing import Any
 import msgspec
 
 from verifiers.clients.payload import to_body
-from verifiers.errors import ConfigError
+from verifiers.errors import ConfigError, MalformedResponse
+from verifiers.runtime.bounded import read_file
 from verifiers.runtime.json import canonical_json
+from verifiers.runtime.redaction import redacted
 from verifiers.storage.files import atomic_write
-from verifiers.types import ModelRequest
+from verifiers.types import ModelRequest, Response
 
 _writing: set[Path] = set()
 """Entries that a thread of this process is writing: ``atomic_write`` has one temporary name per
@@ -41,9 +45,19 @@ _current: ContextVar[CompletionCache | None] = ContextVar("verifiers_cache", def
 class _Entry(msgspec.Struct):
     request: msgspec.Raw
     reply: msgspec.Raw
+    sha256: str
 
 
 _DECODER = msgspec.json.Decoder(_Entry)
+MAX_ENTRY_BYTES = 512 * 2**20
+"""Limit of a file that is read as an entry: a request and its reply."""
+
+
+def _checksum(key: str, request: bytes, reply: bytes) -> str:
+    digest = hashlib.sha256(key.encode())
+    for part in (request, reply):
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
 
 
 class CompletionCache:
@@ -61,7 +75,7 @@ class CompletionCache:
                 f"the cache cannot be kept in {folder}: {error.strerror or error}", path=str(folder)
             ) from error
 
-    @contextmanager
+    @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Cache the requests of this context, and of tasks that start in it."""
         token = _current.set(self)
@@ -70,14 +84,16 @@ class CompletionCache:
         finally:
             _current.reset(token)
 
-    async def get(self, key: str) -> bytes | None:
-        """The body of the reply to an equal request; None without one."""
-        reply = await asyncio.to_thread(self._read, key)
-        if reply is None:
-            self.num_misses += 1
-        else:
-            self.num_hits += 1
-        return reply
+    async def get(self, key: str, read: Callable[[bytes], Response]) -> Response | None:
+        """What ``read`` makes of the reply to an equal request; None without one."""
+        body = await asyncio.to_thread(self._read, key)
+        if body is not None:
+            with contextlib.suppress(MalformedResponse):
+                response = read(body)
+                self.num_hits += 1
+                return response
+        self.num_misses += 1
+        return None
 
     async def put(self, key: str, request: bytes, reply: bytes) -> None:
         """Store the body of a reply, unless another call of this process is storing one for an
@@ -85,7 +101,9 @@ class CompletionCache:
 
         *Raises* ConfigError when it cannot be written.
         """
-        entry = msgspec.json.encode(_Entry(msgspec.Raw(request), msgspec.Raw(reply)))
+        shown = msgspec.json.encode(redacted(msgspec.json.decode(request)))
+        checksum = _checksum(key, shown, reply)
+        entry = msgspec.json.encode(_Entry(msgspec.Raw(shown), msgspec.Raw(reply), checksum))
         try:
             await asyncio.to_thread(self._write, key, entry)
         except OSError as error:
@@ -102,9 +120,11 @@ class CompletionCache:
 
     def _read(self, key: str) -> bytes | None:
         try:
-            return bytes(_DECODER.decode(self._path(key).read_bytes()).reply)
-        except (OSError, msgspec.DecodeError):
+            entry = _DECODER.decode(read_file(self._path(key), MAX_ENTRY_BYTES))
+        except (OSError, ValueError, RecursionError, msgspec.DecodeError):
             return None
+        body = bytes(entry.reply)
+        return body if entry.sha256 == _checksum(key, bytes(entry.request), body) else None
 
     def _write(self, key: str, entry: bytes) -> None:
         path = self._path(key).absolute()

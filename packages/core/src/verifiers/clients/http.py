@@ -169,8 +169,9 @@ class HttpClient(Identified):
         if cache is not None:
             content = request_content(request)
             key = cache_key(self.base_url, self.identity(), request, content)
-            if (reply := await cache.get(key)) is not None:
-                return self._response(reply, request, self.base_url)
+            stored = await cache.get(key, lambda body: self._response(body, request, self.base_url))
+            if stored is not None:
+                return stored
 
         async def send() -> Response:
             nonlocal body, without

@@ -55,7 +55,7 @@ from verifiers.runs.stopping import StoppingRule
 from verifiers.runs.store import SERVED_MODELS, RunStore, is_large
 from verifiers.runtime.calls import num_positional
 from verifiers.runtime.gc import fewer_collections
-from verifiers.runtime.redaction import digested, redacted
+from verifiers.runtime.redaction import digested, redacted, redacted_text
 from verifiers.runtime.worker_threads import workers
 from verifiers.storage.directory import (
     RunDirectory,
@@ -366,7 +366,7 @@ class Run:
 
     @property
     def _base_url(self) -> str:
-        return str(getattr(self.client, "base_url", "") or "")
+        return redacted_text(str(getattr(self.client, "base_url", "") or ""))
 
     # --- open, pending, generate, finish ----------------------------------------------------------
 

@@ -2,8 +2,8 @@
 command lines.
 
 A secret is known by its *name* (``judge_api_key``, ``X-Api-Key``, the values of ``headers``), by
-its *shape* (``sk-…``, ``Bearer …``, a login in a URL), or by its *value*: those of environment
-variables with KEY, TOKEN, SECRET or PASSWORD in their names, and those passed to
+its *shape* (``sk-…``, ``Bearer …``, a login or a long value in a URL), or by its *value*: those of
+environment variables with KEY, TOKEN, SECRET or PASSWORD in their names, and those passed to
 ``remember_secrets``. ``***`` stands for it; in the identity of a run a short digest follows, so
 that two secrets differ. Text of models and datasets is not searched.
 """
@@ -43,7 +43,11 @@ _PATTERNS = (
     ),
     re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}"),
     re.compile(rf"(?i)((?:{_NAMED})['\"]?\s*[:=]\s*['\"]?)[^\s'\",}}]+"),
-    re.compile(r"(\b[a-z][a-z+.-]*://)[^/\s@]+:[^/\s@]+(?=@)"),
+    re.compile(r"(\b[a-z][a-z+.-]*://)(?!git@)[^/\s?#'\"]+(?=@)"),  # a login, or a token alone
+    re.compile(  # a value of an address: by its name, or as long as no word is
+        r"(?i)([?&#;](?:[\w.~-]*(?:key|token|secret|passw(?:or)?d|pwd|code|sig|signature|auth|credential)"
+        r"=|(?![\w-]*version=)[\w.~-]+=(?=[^&\s#'\"]{16})))[^&\s#'\"]+"
+    ),
     re.compile(
         r"()\b(sk-[\w-]{16,}|(hf|gsk|r8|gh[pousr])_\w{20,}|github_pat_\w{20,}|(glpat|nvapi|xox[abprs])-[\w-]{16,}"
         r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{16,}\.[\w-]{16,}\.[\w-]+)"
