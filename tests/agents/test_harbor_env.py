@@ -1,6 +1,8 @@
 """``HarborEnv``: task folders are read, built, played and graded; the model cannot
 forge a verdict."""
 
+import os
+
 import pytest
 
 import verifiers as vf
@@ -93,7 +95,11 @@ def test_variables_reach_the_agent_the_tests_and_the_solution(tmp_path, monkeypa
     )
     dockerfile = f"FROM {IMAGE}\nENV A=1 B='two words'\nENV C ${{B}}!\nWORKDIR /app\n"
     task = write_task(tmp_path / "env", toml, test=test, dockerfile=dockerfile)
-    results = play(task, 'echo "$FROM_HOST" > out.txt; echo "$DEFAULT,$A,$B,$C,$WANTED"')
+    results = play(
+        task,
+        'echo "$FROM_HOST" > out.txt; echo "$DEFAULT,$A,$B,$C,$WANTED"',
+        host_variables=["GIVEN"],
+    )
     assert (reward(results), results["completions"][0][1]["content"]) == (
         1.0,
         "x,1,two words,two words!,",
@@ -105,7 +111,43 @@ def test_variables_reach_the_agent_the_tests_and_the_solution(tmp_path, monkeypa
     )
     assert reward(play(solved, agent="oracle")) == 1.0
     with pytest.raises(vf.ConfigError, match="needs the variable NOT_SET_HERE"):
-        play(write_task(tmp_path / "unset", '[environment.env]\nX = "${NOT_SET_HERE}"\n'))
+        play(
+            write_task(tmp_path / "unset", '[environment.env]\nX = "${NOT_SET_HERE}"\n'),
+            host_variables=["NOT_SET_HERE"],
+        )
+
+
+@pytest.mark.parametrize("table", ["environment.env", "verifier.env", "solution.env"])
+def test_a_task_takes_no_variable_of_this_machine_that_the_user_did_not_name(
+    tmp_path, monkeypatch, table
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "canary-of-this-machine")
+    asks = write_task(tmp_path / "asks", f'[{table}]\nX = "a ${{OPENAI_API_KEY}}"\n')
+    with pytest.raises(vf.ConfigError, match=f"asks: {table} asks for the variable OPENAI_API_KEY"):
+        vf.HarborEnv(asks, images=HOST)
+    defaults = write_task(tmp_path / "defaults", f'[{table}]\nX = "${{OPENAI_API_KEY:-none}}"\n')
+    (task,) = vf.HarborEnv(defaults, images=HOST).tasks()
+    assert "canary" not in str(task)
+    # negative control: what the user names is given
+    (task,) = vf.HarborEnv(defaults, images=HOST, host_variables=["OPENAI_API_KEY"]).tasks()
+    assert "canary-of-this-machine" in str(task)
+
+
+@pytest.mark.parametrize("name", ["task.toml", "instruction.md"])
+@pytest.mark.parametrize("content", [None, "a = " + "[" * 50_000, b"\xff"])
+def test_a_task_whose_files_cannot_be_read_is_refused_by_its_name(tmp_path, name, content):
+    task = write_task(tmp_path / "bad", "")
+    (task / name).unlink()
+    if content is None:
+        os.mkfifo(task / name)
+    elif isinstance(content, bytes):
+        (task / name).write_bytes(content)
+    elif name == "task.toml":
+        (task / name).write_text(content)
+    else:
+        (task / name).symlink_to("/dev/zero")
+    with pytest.raises(vf.ConfigError, match="bad"):
+        vf.HarborEnv(tmp_path, images=HOST)
 
 
 # --- building -------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ downloaded here, and no program is part of this library.
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.bounded import read_text
+from verifiers.runtime.decoding import read_json
 from verifiers.runtime.folders import user_cache_folder
 from verifiers.runtime.installed import Broken, entry_points
 from verifiers.runtime.suggest import closest
@@ -220,10 +219,10 @@ def version_in(agent: Agent, folder: Path) -> str:
 def _npm_version(folder: Path, agent: Agent) -> str | None:
     file = folder / "node_modules" / agent.package / "package.json"
     try:
-        return str(json.loads(read_text(file))["version"])
+        return str(read_json(file)["version"])
     except FileNotFoundError:
         return None
-    except (LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+    except (LookupError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"{file} has no version: {error}", key="agent") from error
 
 

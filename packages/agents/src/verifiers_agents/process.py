@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import AgentError, ConfigError, SandboxError, SandboxLimit
-from verifiers.runtime.bounded import size_text
+from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file, size_text
 from verifiers.runtime.decoding import decode_message
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec
 from verifiers.sandbox.host.mounts import interpreter
@@ -160,7 +160,7 @@ def named_files(command: Sequence[str]) -> dict[str, bytes]:
         for word in command[1:]
         if not Path(word).is_absolute() and ".." not in Path(word).parts
     ]
-    return {path: Path(path).read_bytes() for path in paths if Path(path).is_file()}
+    return {path: read_file(path, MAX_ROW_BYTES) for path in paths if Path(path).is_file()}
 
 
 def script_of(command: Sequence[str]) -> str | None:
@@ -184,7 +184,7 @@ def contents(files: Mapping[str, str | bytes | Path] | None) -> dict[str, str | 
                 f"files maps paths to text, bytes or Path, not {type(content).__name__}",
                 key="files",
             )
-        read[path] = content.read_bytes() if isinstance(content, Path) else content
+        read[path] = read_file(content, MAX_ROW_BYTES) if isinstance(content, Path) else content
     return read
 
 

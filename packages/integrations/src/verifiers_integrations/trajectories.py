@@ -22,7 +22,6 @@ Keys, ``C`` completion tokens::
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verifiers.errors import DatasetError
+from verifiers.runtime.bounded import lines_of, open_file
+from verifiers.runtime.decoding import decode_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -90,15 +91,15 @@ def read_trajectories(path: str | Path) -> list[TrajectoryRow]:
 
 def iterate_trajectories(path: str | Path) -> Iterator[TrajectoryRow]:
     """The rows one at a time; see ``read_trajectories``."""
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
+    with open_file(path) as lines:
+        for number, line in enumerate(lines_of(lines), 1):
             if line.strip():
                 yield _row(line, number - 1, f"{path}:{number}")
 
 
 def _row(line: bytes, index: int, place: str) -> TrajectoryRow:
     try:
-        fields = json.loads(line)
+        fields = decode_json(line)
         missing = [name for name in COLUMNS if name not in fields]
         if missing:
             raise ValueError(f"it has no {missing[0]!r}")

@@ -9,7 +9,6 @@ Promise: an instruction that cannot be honoured is refused with its name and lin
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 import shlex
@@ -18,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_text
+from verifiers.runtime.decoding import decode_json
 
 NO_EFFECT = frozenset(("LABEL", "MAINTAINER", "EXPOSE", "CMD"))
 _FLAG = re.compile(r"--[a-z-]+(=\S*)?\s+")
@@ -85,7 +86,7 @@ def _instructions(path: Path) -> list[tuple[int, str]]:
     out."""
     found: list[tuple[int, str]] = []
     parts: list[str] = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, text in enumerate(read_text(path).split("\n"), start=1):
         stripped = text.strip()
         if re.match(r"#\s*escape\s*=", stripped) and not found:
             raise ConfigError(
@@ -176,7 +177,7 @@ def _json_list(text: str) -> list[str] | None:
     if not text.startswith("["):
         return None
     try:
-        words = json.loads(text)
+        words = decode_json(text)
     except ValueError:
         return None
     if isinstance(words, list) and words and all(isinstance(word, str) for word in words):

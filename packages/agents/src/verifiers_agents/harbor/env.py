@@ -103,6 +103,8 @@ class HarborEnv(AgentTurns, SandboxEnv):
             not say; the model can forge the verdict there. A task that itself asks for "shared" is
             refused unless it is passed here.
         waive: Keys of ``task.toml`` to run without, such as ``"environment.network_mode"``.
+        host_variables: Names of this process's variables that a ``task.toml`` may take by
+            ``${NAME}``; programs and models in the sandbox can read them.
         trained_roles: Which of "main", "subagent", "summary" and "side" are trained.
         max_idle_seconds: Longest time without a model call of an agent.
         score_failures: As of ``AgentEnv``.
@@ -147,6 +149,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
         images: Images | None = None,
         grading: str = "fresh",
         waive: Sequence[str] = (),
+        host_variables: Sequence[str] = (),
         trained_roles: Sequence[Role] = TRAINED_ROLES,
         max_idle_seconds: float = MAX_IDLE_S,
         score_failures: bool = True,
@@ -186,7 +189,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
         self._tasks: dict[tuple[str, str], HarborTask] = {}
         for which, source in (("dataset", path), ("eval_dataset", eval_path)):
             if source is not None:
-                parameters[which] = self._rows(source, only, waive)  # type: ignore[literal-required]
+                parameters[which] = self._rows(source, only, waive, host_variables)  # type: ignore[literal-required]
         if not self._tasks:
             raise ConfigError(
                 "HarborEnv needs task folders: pass path=… or eval_path=…", key="path"
@@ -201,10 +204,14 @@ class HarborEnv(AgentTurns, SandboxEnv):
         self._build_lock = PerLoop(asyncio.Lock, _nothing_to_close)
 
     def _rows(
-        self, source: str | os.PathLike[str], only: Sequence[str] | None, waive: Sequence[str]
+        self,
+        source: str | os.PathLike[str],
+        only: Sequence[str] | None,
+        waive: Sequence[str],
+        host_variables: Sequence[str],
     ) -> list[dict[str, Any]]:
         rows = []
-        for task in read_tasks(source, self._image_store, only, waive):
+        for task in read_tasks(source, self._image_store, only, waive, host_variables):
             self._check(task)
             self._tasks[task.name, task.digest] = task
             info = {"harbor_task": task.name, "digest": task.digest}

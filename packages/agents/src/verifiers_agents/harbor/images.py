@@ -36,7 +36,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.bounded import read_stream
+from verifiers.runtime.bounded import open_file, read_stream
+from verifiers.runtime.decoding import decode_message, read_json
 from verifiers.runtime.folders import user_cache_folder
 from verifiers.sandbox.host.mounts import IMAGE_ENVIRONMENT
 from verifiers.sandbox.host.zygotes import owner
@@ -184,7 +185,7 @@ def _prepared(path: Path, name: str) -> tuple[Path, dict[str, Any]]:
                 unfinished.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    return folder / "root", json.loads((folder / DONE).read_text(encoding="utf-8"))
+    return folder / "root", read_json(folder / DONE)
 
 
 def _key(path: Path, name: str) -> str:
@@ -247,7 +248,7 @@ def _pack(path: Path, packed: BinaryIO) -> Budget:
             archive.add(path, ".")
         return _budget(packed.tell())
     budget = _budget(path.stat().st_size)
-    with path.open("rb") as file, decompressed(file) as content:
+    with open_file(path) as file, decompressed(file) as content:
         while chunk := content.read(CHUNK):
             budget.spend(len(chunk))
             packed.write(chunk)
@@ -279,12 +280,12 @@ def _open_below(folder: Path, inside: str) -> BinaryIO:
     path = (folder / inside).resolve()
     if not path.is_relative_to(folder) or not path.is_file():
         raise ConfigError(f"it has no file {inside}")
-    return path.open("rb")
+    return open_file(path)
 
 
 def _json(read: Read, inside: str) -> Any:
     with _checked(read, inside) as file:
-        return json.loads(read_stream(file, MAX_JSON_BYTES, inside))
+        return decode_message(read_stream(file, MAX_JSON_BYTES, inside))
 
 
 def _layers(read: Read, name: str, root: Path, budget: Budget) -> dict[str, Any]:

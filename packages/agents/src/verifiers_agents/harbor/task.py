@@ -13,18 +13,20 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import open_file, read_text
+from verifiers.runtime.decoding import read_toml
 from verifiers.runtime.suggest import closest
 from verifiers_agents.harbor import building
 from verifiers_agents.harbor.dockerfile import Copy, Dockerfile, read_dockerfile
 from verifiers_agents.harbor.images import ImageStore
 
+T = TypeVar("T")
 ARTIFACTS = "/logs/artifacts"
 """Folder that is always collected."""
 DEFAULT_VERIFIER_S = 600.0
@@ -116,12 +118,13 @@ def read_tasks(
     images: ImageStore,
     only: Collection[str] | None = None,
     waive: Collection[str] = (),
+    host_variables: Collection[str] = (),
 ) -> list[HarborTask]:
-    """Read a task folder, or the task folders in a folder, by name; ``only`` these. *Raises*
-    ConfigError."""
+    """Read a task folder, or the task folders in a folder, by name; ``only`` these, which may take
+    ``host_variables`` of this process. *Raises* ConfigError."""
     folder = Path(path).expanduser()
     if (folder / "task.toml").is_file():
-        return [read_task(folder, images, waive)]
+        return [read_task(folder, images, waive, host_variables)]
     found = sorted(file.parent for file in folder.glob("*/task.toml")) if folder.is_dir() else []
     if not found:
         raise ConfigError(
@@ -133,26 +136,30 @@ def read_tasks(
             raise ConfigError(
                 f"there is no task {name!r} in {folder}{closest(name, names)}", path=str(folder)
             )
-    return [read_task(one, images, waive) for one in found if only is None or one.name in only]
+    return [
+        read_task(one, images, waive, host_variables)
+        for one in found
+        if only is None or one.name in only
+    ]
 
 
-def read_task(folder: Path, images: ImageStore, waive: Collection[str] = ()) -> HarborTask:
+def read_task(
+    folder: Path,
+    images: ImageStore,
+    waive: Collection[str] = (),
+    host_variables: Collection[str] = (),
+) -> HarborTask:
     """Read one task folder. *Raises* ConfigError for what cannot be honoured."""
     folder = folder.resolve()
-    try:
-        config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{folder / 'task.toml'} cannot be read: {error}", path=str(folder)
-        ) from error
-    read = _Reader(folder.name, config, frozenset(waive))
+    config = _read(read_toml, folder / "task.toml")
+    read = _Reader(folder.name, config, frozenset(waive), frozenset(host_variables))
     read.check_keys()
     _check_files(folder, read)
     build = _build_of(folder, read, images)
     return HarborTask(
         name=folder.name,
         folder=folder,
-        instruction=(folder / "instruction.md").read_text(encoding="utf-8").strip(),
+        instruction=_read(read_text, folder / "instruction.md").strip(),
         digest=_digest(folder),
         build=build,
         env={**build.env, **read.variables("environment.env")},
@@ -170,12 +177,28 @@ def read_task(folder: Path, images: ImageStore, waive: Collection[str] = ()) -> 
     )
 
 
+def _read(read: Callable[[Path], T], path: Path) -> T:
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"task {path.parent.name}: {path} cannot be read: {error}", path=str(path.parent)
+        ) from error
+
+
 class _Reader:
     """The tables of one ``task.toml``. Every method *raises* ConfigError with the
     task and the key."""
 
-    def __init__(self, name: str, config: Mapping[str, Any], waive: Collection[str]):
+    def __init__(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        waive: Collection[str],
+        host_variables: Collection[str],
+    ):
         self._name, self._config, self._waive = name, config, waive
+        self._host_variables = host_variables
 
     def get(self, key: str) -> Any:
         """The value of ``table.key``; None where it is absent or waived."""
@@ -249,13 +272,22 @@ class _Reader:
 
     def variables(self, key: str) -> dict[str, str]:
         """A table of variables; ``${NAME}`` and ``${NAME:-default}`` are filled from this process's
-        environment."""
+        environment if the user named them."""
 
         def filled(match: re.Match[str]) -> str:
-            value = os.environ.get(match[1], match[2])
+            name, default = match[1], match[2]
+            if name not in self._host_variables and default is None:
+                raise ConfigError(
+                    f"task {self._name}: {key} asks for the variable {name} of this machine; pass"
+                    f" host_variables=[{name!r}] to give it to the sandbox, whose programs and"
+                    " model can read it",
+                    example_id=self._name,
+                    key=key,
+                )
+            value = os.environ.get(name, default) if name in self._host_variables else default
             if value is None:
                 raise ConfigError(
-                    f"task {self._name}: {key} needs the variable {match[1]}, which is not set here"
+                    f"task {self._name}: {key} needs the variable {name}, which is not set here"
                 )
             return value
 
@@ -358,9 +390,10 @@ def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
-            content = path.read_bytes()
             executable = os.access(path, os.X_OK)
-            digest.update(
-                f"{path.relative_to(folder)}\0{executable}\0{len(content)}\0".encode() + content
-            )
+            with open_file(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{path.relative_to(folder)}\0{executable}\0{size}\0".encode())
+                while chunk := file.read(2**20):
+                    digest.update(chunk)
     return digest.hexdigest()[:16]

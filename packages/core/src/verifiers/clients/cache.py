@@ -30,7 +30,7 @@ import msgspec
 from verifiers.clients.payload import to_body
 from verifiers.errors import ConfigError, MalformedResponse
 from verifiers.runtime.bounded import read_file
-from verifiers.runtime.json import canonical_json
+from verifiers.runtime.json import canonical_json, decode_row
 from verifiers.runtime.redaction import redacted
 from verifiers.storage.files import atomic_write
 from verifiers.types import ModelRequest, Response
@@ -101,7 +101,7 @@ class CompletionCache:
 
         *Raises* ConfigError when it cannot be written.
         """
-        shown = msgspec.json.encode(redacted(msgspec.json.decode(request)))
+        shown = msgspec.json.encode(redacted(decode_row(request)))
         checksum = _checksum(key, shown, reply)
         entry = msgspec.json.encode(_Entry(msgspec.Raw(shown), msgspec.Raw(reply), checksum))
         try:

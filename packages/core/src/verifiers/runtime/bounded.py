@@ -16,8 +16,9 @@ import stat
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from io import BufferedReader
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
@@ -64,14 +65,14 @@ def open_regular(path: str | PathLike[str], flags: int) -> int:
     raise OSError(errno.EINVAL, "it is no regular file; remove it or name another", str(path))
 
 
-def open_file(path: str | PathLike[str], mode: str = "rb", flags: int = 0) -> BinaryIO:
+def open_file(path: str | PathLike[str], mode: str = "rb", flags: int = 0) -> BufferedReader:
     """``open`` of a regular file in a binary mode, with further ``flags`` of ``os.open``. *Raises*
     as ``open_regular``."""
     opener = lambda name, mode_flags: open_regular(name, mode_flags | flags)  # noqa: E731
-    return cast(BinaryIO, open(path, mode, opener=opener))
+    return cast(BufferedReader, open(path, mode, opener=opener))
 
 
-def lines_of(file: BinaryIO, max_bytes: int = MAX_ROW_BYTES) -> Iterator[bytes]:
+def lines_of(file: IO[bytes], max_bytes: int = MAX_ROW_BYTES) -> Iterator[bytes]:
     """The lines of an open file, with their ends. *Raises* OSError; TooLong."""
     while line := file.readline(max_bytes + 1):
         if len(line) > max_bytes:

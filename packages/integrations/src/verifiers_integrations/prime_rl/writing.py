@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.bounded import read_text
+from verifiers.runtime.decoding import read_toml
 from verifiers_trainer.cli.prime_rl_files import (
     GPUS,
     LORA,
@@ -91,7 +90,7 @@ def emit(
 
 
 def _document(path: Path) -> dict[str, Any]:
-    document = tomllib.loads(read_text(path))
+    document = read_toml(path)
     return read(path) if is_prime_rl(document) else document
 
 

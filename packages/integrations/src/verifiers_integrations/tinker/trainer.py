@@ -141,7 +141,9 @@ class TinkerTrainer:
         if self._tokenizer is None and self.config.tokenizer is not None:
             from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(self.config.tokenizer)
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                self.config.tokenizer, trust_remote_code=False
+            )
         return self._tokenizer or self.training.get_tokenizer()
 
     def _context(self) -> RunContext:

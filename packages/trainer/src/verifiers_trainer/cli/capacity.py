@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from verifiers.cli.common.reader import raise_together
 from verifiers.errors import ConfigError
+from verifiers.runtime.decoding import read_json
 from verifiers.runtime.suggest import closest
 from verifiers_trainer.algorithm.batch import ROW_TOKENS, ROW_TOKENS_CPU
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
@@ -502,10 +502,11 @@ def architecture(name: str) -> Architecture:
     if not path.is_file():
         raise ConfigError(f"--plan reads the model's config.json, and there is none of {name!r} on this machine; "
                           f"`hf download {name} config.json` fetches it")  # fmt: skip
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config = config.get("text_config", config)
     try:
-        return _sizes(config)
+        config = read_json(path)
+        return _sizes(config.get("text_config", config))
+    except (AttributeError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is no model's configuration: {error}") from error
     except KeyError as error:
         raise ConfigError(
             f"{path} has no {error.args[0]}: --plan knows dense decoders alone"

@@ -22,6 +22,7 @@ from typing import Any
 from packaging.version import Version
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import open_file
 from verifiers.runtime.suggest import close_match
 from verifiers_trainer.cli.server_flags import SERVER_FLAGS
 from verifiers_trainer.engines.vllm.features import WEIGHT_TRANSFER, features_of, parse_version
@@ -133,7 +134,7 @@ def _interpreter(words: Sequence[str]) -> str | None:
     if path is None or Path(path).name.startswith("python"):
         return path
     try:
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             line = file.readline(500).decode("utf-8", "replace").strip()
     except OSError:
         return None

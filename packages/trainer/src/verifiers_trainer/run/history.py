@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_file
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 PICTURE = "learning-curve.png"
@@ -68,4 +69,4 @@ class Picture:
         return f"Picture({str(self.path)!r})"
 
     def _repr_png_(self) -> bytes:
-        return self.path.read_bytes()
+        return read_file(self.path)

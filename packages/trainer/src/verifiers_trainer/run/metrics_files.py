@@ -19,6 +19,8 @@ from typing import Any
 
 from verifiers.results import print_prompt_completions_sample
 from verifiers.rollouts.rollout import Rollout
+from verifiers.runtime.bounded import MAX_ROW_BYTES, read_text
+from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import atomic_write
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
@@ -80,8 +82,8 @@ def _plain(value: object) -> Any:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a ``metrics.jsonl``; an incomplete last line is skipped."""
-    lines = path.read_text(encoding="ascii").split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    lines = read_text(path, MAX_ROW_BYTES).split("\n")[:-1]
+    return [decode_json(line) for line in lines]
 
 
 def write_completions(

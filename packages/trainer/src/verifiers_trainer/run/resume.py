@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verifiers.errors import CheckpointError, RunMismatch
+from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.redaction import digested
 from verifiers.storage.identity import CODE, code_of
@@ -184,7 +185,7 @@ class Checkpoints:
         path = folder / BATCH.format(self.run.ranks.rank)
         if path.exists():
             with checkpoint_files.reading(folder):
-                old_logprobs.restore(rows_S, path.read_bytes())
+                old_logprobs.restore(rows_S, read_file(path, MAX_ROW_BYTES))
 
     # --- resume -----------------------------------------------------------------------------------
 

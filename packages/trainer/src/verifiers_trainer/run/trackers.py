@@ -23,6 +23,7 @@ from uuid import uuid4
 from transformers.integrations import WandbCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerCallback
 
+from verifiers.runtime.bounded import read_text
 from verifiers.runtime.install_lines import install_line
 from verifiers.storage.files import atomic_write
 from verifiers_trainer.algorithm.batch import Group
@@ -200,7 +201,7 @@ class Wandb(WandbCallback):
         if not (is_resumed and path.is_file()):
             folder.mkdir(parents=True, exist_ok=True)
             atomic_write(path, uuid4().hex[:8].encode())
-        return path.read_text().strip()
+        return read_text(path).strip()
 
     def on_completions(
         self, args: TrainingArguments, step: int, control: TrainerControl, groups: Sequence[Group]

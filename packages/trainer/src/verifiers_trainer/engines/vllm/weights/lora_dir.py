@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from verifiers.errors import WeightSyncError
+from verifiers.runtime.bounded import open_file
 from verifiers.storage.files import sync_folder
 from verifiers_trainer.engines.vllm.control import Server
 from verifiers_trainer.engines.vllm.weights.protocol import Deadline
@@ -55,7 +56,7 @@ class LoraDirSync:
             temporary.mkdir(parents=True)
             self._write(temporary)
             for file in [path for path in temporary.rglob("*") if path.is_file()]:
-                with file.open("rb") as opened:
+                with open_file(file) as opened:
                     os.fsync(opened.fileno())
             sync_folder(temporary)
             os.replace(temporary, self.folder / name)
