@@ -122,7 +122,7 @@ def gradient(folder: str, lengths: list[list[int]], chunk_tokens: int) -> dict[s
         trainer.args.world_size,
     )
     trainer.training_step(trainer.model, batch)
-    found = torch.cat([fsdp.whole(p.grad).flatten() for p in trainer.model.parameters()])
+    found = torch.cat([fsdp.full_tensor(p.grad).flatten() for p in trainer.model.parameters()])
     tokens = [int(row.loss_mask.sum()) for row in batch.rows_R[trainer.ranks.rank]]
     trainer.ranks.gather([0.0], "the end")
     return {

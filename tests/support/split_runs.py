@@ -192,7 +192,7 @@ def taught_and_trained(
     trainer = small_trainer(Path(folder), deterministic=True, max_steps=2, **settings)
     if stale:
         type(trainer.training_run).whole_model = property(
-            lambda self: self.whole.model if self.whole else self.model
+            lambda self: self.full_copy.model if self.full_copy else self.model
         )
     first = seen(trainer, "first")
     rewards = teach(trainer)

@@ -41,7 +41,7 @@ class Talks:
 def held(history):
     """Tokens that the known answers keep in memory, each array once."""
     found = {}
-    for answer in history._known.values():
+    for answer in history._answers.values():
         while answer is not None:
             found[id(answer.new)] = len(answer.new)
             answer = answer.before
@@ -56,7 +56,8 @@ def test_tokens_in_memory_are_bounded_whoever_holds_them(monkeypatch, seed):
         messages, ids = talks.go_on(talks.order.choice(list(talks.told)))
         assert talks.history.num_tokens == held(talks.history) <= LIMIT
         uncounted = max(
-            uncounted, held(talks.history) - sum(len(a.new) for a in talks.history._known.values())
+            uncounted,
+            held(talks.history) - sum(len(a.new) for a in talks.history._answers.values()),
         )
     # held by answers that go on from forgotten ones: counting the known would not do
     assert uncounted > LIMIT / 4
@@ -71,7 +72,7 @@ def test_an_answer_larger_than_all_that_may_be_kept_is_kept_alone(monkeypatch):
         history.remember(
             [said("user", f"q{number}")], said("assistant", "a"), [1] * 8, [2] * 8, None
         )
-        assert (len(history._known), history.num_tokens) == (1, 16)
+        assert (len(history._answers), history.num_tokens) == (1, 16)
 
 
 def test_by_number_alone_long_answers_would_have_no_bound(monkeypatch):
@@ -80,6 +81,6 @@ def test_by_number_alone_long_answers_would_have_no_bound(monkeypatch):
     history, ids = ExactHistory(build_tiny_tokenizer()), np.zeros(10_000, np.int32)
     for number in range(400):
         history.remember([said("user", f"q{number}")], said("assistant", "a"), ids, ids[:1], None)
-    kept = len(history._known)
+    kept = len(history._answers)
     assert kept < 400 < exact_history.MAX_REMEMBERED
     assert 2**20 - 10_001 < history.num_tokens == kept * 10_001 <= 2**20

@@ -137,14 +137,18 @@ def agent_names() -> list[str]:
 
 
 def _of_distributions() -> list[Any]:
-    return [found for found in entry_points(ENTRY_POINTS) if not isinstance(found, Broken)]
+    return [
+        entry_point
+        for entry_point in entry_points(ENTRY_POINTS)
+        if not isinstance(entry_point, Broken)
+    ]
 
 
 def agents_folder() -> Path:
     """Where agents are installed: the variable ``VF_AGENTS``, else ``agents`` in the user's cache
     folder."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named).expanduser().resolve() if named else user_cache_folder() / "agents"
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return Path(folder).expanduser().resolve() if folder else user_cache_folder() / "agents"
 
 
 def find_installed(agent: Agent, version: str = "") -> Installed:
@@ -158,28 +162,28 @@ def find_installed(agent: Agent, version: str = "") -> Installed:
                 f"the agent {agent.name!r} runs with {program}, which is not on the path",
                 key="agent",
             )
-    found = installed_versions(agent)
+    versions = installed_versions(agent)
     name = f"{agent.name}@{version}" if version else agent.name
-    if not found:
+    if not versions:
         raise ConfigError(
             f"the agent {agent.name!r} is not installed; install it with: vf-install --agent"
             f" {name}",
             key="agent",
         )
-    if version and version not in found:
+    if version and version not in versions:
         raise ConfigError(
-            f"the agent {agent.name!r} is installed in version {', '.join(found)}, not {version};"
+            f"the agent {agent.name!r} is installed in version {', '.join(versions)}, not {version};"
             f" install it with: vf-install --agent {name}",
             key="agent",
         )
-    newest = version or max(found, key=_order)
+    newest = version or max(versions, key=_order)
     if agent.min_version and _order(newest) < _order(agent.min_version):
         raise ConfigError(
             f"the agent {agent.name!r} is installed in version {newest}, and {agent.min_version} or"
             f" later is needed; install it with: vf-install --agent {agent.name}",
             key="agent",
         )
-    folder = found[newest]
+    folder = versions[newest]
     if not agent.executable:
         return Installed(folder, newest, None)
     matches = sorted(glob.glob(str(folder / agent.executable)))

@@ -160,14 +160,16 @@ def _digest(before: str, message: Mapping[str, Any]) -> str:
     content = message.get("content")
     # of a text these would be its characters
     parts = content if isinstance(content, list | tuple) else ()
-    others = [part for part in parts if isinstance(part, Mapping) and part.get("type") != "text"]
+    attachments = [
+        part for part in parts if isinstance(part, Mapping) and part.get("type") != "text"
+    ]
     fields = [
         before,
         role,
         text.strip() if role == "assistant" else text,
         [
             {name: value for name, value in part.items() if name != "cache_control"}
-            for part in others
+            for part in attachments
         ],
         message.get("tool_call_id"),
         [_call(call) for call in message.get("tool_calls") or ()],

@@ -187,12 +187,12 @@ class AgentEnv(AgentTurns):
         files = {**self.files, **contents(info.get("files"))}
         prompt = self.prompt_for_agent(state)
         async with opening(self.max_startup_wait_seconds):
-            places = await asyncio.to_thread(Places.within, self._backend)
+            paths = await asyncio.to_thread(Places.within, self._backend)
             sandbox = await self._backend.open(
-                spec_for(self.sandbox_spec, installed, agent, places.is_isolated)
+                spec_for(self.sandbox_spec, installed, agent, paths.is_isolated)
             )
             return await AgentProcess.open(
-                agent, installed, sandbox, places, route, prompt, files, self.process_limits
+                agent, installed, sandbox, paths, route, prompt, files, self.process_limits
             )
 
     @cleanup(priority=FIRST)

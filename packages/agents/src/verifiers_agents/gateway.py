@@ -158,9 +158,9 @@ class Route:
     def receive(self, dialect: str, request: DialectRequest, headers: Mapping[str, str]) -> Call:
         """The call of a request: a new one, or the one that it repeats."""
         key = _key(dialect, request)
-        if (known := self._calls.get(key)) is not None:
-            known.num_repeats += 1
-            return known
+        if (earlier_call := self._calls.get(key)) is not None:
+            earlier_call.num_repeats += 1
+            return earlier_call
         loop = asyncio.get_running_loop()
         call = self._calls[key] = Call(dialect, request, headers, loop.create_future(), loop)
         if self._over is not None:
@@ -244,8 +244,8 @@ class Gateway(ModelServer):
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def respond(self, request: web.BaseRequest) -> Answer:
-        _, _, rest = request.path.partition("/r/")
-        route_id, _, path = rest.partition("/")
+        _, _, route_path = request.path.partition("/r/")
+        route_id, _, path = route_path.partition("/")
         if not request.path.startswith("/r/") or not path:
             raise ModelRefused(
                 f"{request.method} {request.path} is not a path of this gateway: write the base URL"

@@ -38,14 +38,14 @@ class Log:
 
     def write(self, data: bytes) -> None:
         while data:
-            start, room = place(self.num_bytes, self._half)
+            start, room = location(self.num_bytes, self._half)
             piece, data = data[:room], data[room:]
             os.pwrite(self._fd, piece, HEAD.size + start)
             self.num_bytes += len(piece)
         os.pwrite(self._fd, HEAD.pack(self.num_bytes), 0)
 
 
-def place(position: int, half: int) -> tuple[int, int]:
+def location(position: int, half: int) -> tuple[int, int]:
     """(offset in the file, bytes up to the end of that half) of a position in the output."""
     if position < half:
         return position, half - position
@@ -162,7 +162,7 @@ def _read(agent: subprocess.Popen[bytes], log: Log, max_bytes: int) -> bool:
 def left_processes(session: int, alone: bool) -> list[str]:
     """Names of the processes that the agent left: of its session, or all others where the sandbox
     is theirs alone."""
-    known = {1, os.getpid(), os.getppid()}
+    excluded = {1, os.getpid(), os.getppid()}
     names = []
     for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         try:
@@ -171,7 +171,7 @@ def left_processes(session: int, alone: bool) -> list[str]:
         except OSError:
             continue  # it has ended
         state, _, _, of_session = tail.split()[:4]
-        if state not in "ZX" and int(pid) not in known and (alone or int(of_session) == session):
+        if state not in "ZX" and int(pid) not in excluded and (alone or int(of_session) == session):
             names.append(head.partition("(")[2])
     return names
 

@@ -36,12 +36,12 @@ def install_agent(call: Call, name: str) -> None:
         )
     present = installed_versions(agent)
     if not call.options["upgrade"] and (version in present if version else present):
-        found = find_installed(agent, version)
+        installation = find_installed(agent, version)
         _print_result(
             call,
             agent,
-            found.version,
-            found.folder,
+            installation.version,
+            installation.folder,
             "is installed already (--upgrade looks for a newer one)",
         )
         return

@@ -113,7 +113,7 @@ class Ending:
 
     exit_code: int | None = None
     """None while it runs, and when it was ended."""
-    left: list[str] = field(default_factory=list)
+    left_processes: list[str] = field(default_factory=list)
     """Names of processes that outlived it; they were ended with its sandbox."""
     log: str = ""
     log_bytes: int = 0
@@ -203,8 +203,8 @@ class AgentProcess:
     """One agent in one sandbox. ``open`` prepares it, ``run`` runs it, ``collect`` reads what it
     left."""
 
-    def __init__(self, agent: Agent, sandbox: Sandbox, places: Places, limits: Limits):
-        self._agent, self._sandbox, self._places, self._limits = agent, sandbox, places, limits
+    def __init__(self, agent: Agent, sandbox: Sandbox, paths: Places, limits: Limits):
+        self._agent, self._sandbox, self._places, self._limits = agent, sandbox, paths, limits
         self._absent_script: str | None = None
         self.ending = Ending()
         self.is_collected = False
@@ -216,7 +216,7 @@ class AgentProcess:
         agent: Agent,
         installed: Installed | None,
         sandbox: Sandbox,
-        places: Places,
+        paths: Places,
         route: Route,
         prompt: str,
         files: Mapping[str, str | bytes],
@@ -227,7 +227,7 @@ class AgentProcess:
 
         *Raises* SandboxError.
         """
-        if places.is_isolated:
+        if paths.is_isolated:
             root_url, package = f"http://127.0.0.1:{PORT}{route.path}", f"{MOUNTED}/package"
         else:
             root_url = route.url.removesuffix("/v1")
@@ -244,10 +244,10 @@ class AgentProcess:
                 if installed and program
                 else ""
             ),
-            "home": places.home,
-            "work": places.work,
+            "home": paths.home,
+            "work": paths.work,
         }
-        process = cls(agent.filled(values), sandbox, places, limits)
+        process = cls(agent.filled(values), sandbox, paths, limits)
         if (script := script_of(agent.command)) is not None and script not in files:
             process._absent_script = script
         try:
@@ -286,7 +286,7 @@ class AgentProcess:
                 " the system's programs, and files that the command names after its first word:"
                 " ['python3', 'agent.py', '{prompt}']"
             )
-        self.ending.exit_code, self.ending.left = report["exit_code"], report["left"]
+        self.ending.exit_code, self.ending.left_processes = report["exit_code"], report["left"]
         if report.get("flooded"):
             raise SandboxLimit(
                 f"the agent {self._agent.name!r} was ended: it wrote more than"
@@ -411,10 +411,10 @@ class AgentProcess:
             await asyncio.to_thread(shutil.rmtree, self._places.root, ignore_errors=True)
 
     async def _write(self, files: Mapping[str, str | bytes], values: Mapping[str, str]) -> None:
-        places, limits, agent = self._places, self._limits, self._agent
-        await self._sandbox.write_file(f"{places.work}/.verifiers", b"")
+        paths, limits, agent = self._places, self._limits, self._agent
+        await self._sandbox.write_file(f"{paths.work}/.verifiers", b"")
         result = await self._sandbox.exec(
-            f"import os\nos.remove({places.work + '/.verifiers'!r})\nos.makedirs({places.home!r},"
+            f"import os\nos.remove({paths.work + '/.verifiers'!r})\nos.makedirs({paths.home!r},"
             " exist_ok=True)",
             timeout_s=COLLECT_S,
         )
@@ -423,11 +423,11 @@ class AgentProcess:
         for path, content in {**agent.files, **files}.items():
             if isinstance(content, str) and path.startswith("~/"):
                 content = fill(content, values)
-            await self._sandbox.write_file(places.of(path), content)
+            await self._sandbox.write_file(paths.of(path), content)
         settings = {
             "argv": list(agent.command),
             "env": {
-                "HOME": places.home,
+                "HOME": paths.home,
                 "OPENAI_BASE_URL": values["base_url"],
                 "OPENAI_API_KEY": "unused",
                 "ANTHROPIC_BASE_URL": values["root_url"],
@@ -436,15 +436,15 @@ class AgentProcess:
                 "VF_PROMPT": values["prompt"],
                 **agent.environment,
             },
-            "cwd": places.work,
-            "log": places.log,
+            "cwd": paths.work,
+            "log": paths.log,
             "max_log_bytes": limits.max_log_bytes,
             "max_output_bytes": limits.max_output_bytes,
-            "socket": f"{SOCKETS}/{SOCKET}" if places.is_isolated else None,
+            "socket": f"{SOCKETS}/{SOCKET}" if paths.is_isolated else None,
             "port": PORT,
-            "alone": places.is_isolated,
+            "alone": paths.is_isolated,
         }
-        await self._sandbox.write_file(f"{places.root}/settings.json", json.dumps(settings))
+        await self._sandbox.write_file(f"{paths.root}/settings.json", json.dumps(settings))
 
 
 def _text(data: bytes) -> str | bytes:

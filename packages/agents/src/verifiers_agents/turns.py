@@ -384,20 +384,23 @@ class AgentTurns(MultiTurnEnv):
 
     def _sampling(self, state: State, call: Call) -> dict[str, Any]:
         """The sampling arguments of the agent's request that count in this run."""
-        own = {**self.sampling_args, **(state["sampling_args"] or {})}
+        settings = {**self.sampling_args, **(state["sampling_args"] or {})}
         theirs = call.request.sampling_args
         is_training = state.run is not None and state.run.require_tokens
         counted = TRAINED_SAMPLING if is_training else SAMPLING
         merged = {
-            name: value for name, value in theirs.items() if name in counted and name not in own
+            name: value
+            for name, value in theirs.items()
+            if name in counted and name not in settings
         }
         if merged.get("tool_choice") == "auto":
             del merged["tool_choice"]
         if theirs.get("max_tokens") is not None:
             name = next(
-                (alias for alias in MAX_TOKENS_ALIASES if own.get(alias) is not None), "max_tokens"
+                (alias for alias in MAX_TOKENS_ALIASES if settings.get(alias) is not None),
+                "max_tokens",
             )
-            merged[name] = min(theirs["max_tokens"], own.get(name) or theirs["max_tokens"])
+            merged[name] = min(theirs["max_tokens"], settings.get(name) or theirs["max_tokens"])
         return merged
 
     async def add_model_response(
@@ -461,7 +464,7 @@ class AgentTurns(MultiTurnEnv):
             "roles": run.conversation.roles(),
             "rewrites": run.conversation.num_rewrites,
             "repeats": sum(call.num_repeats for call in run.calls),
-            "left": ending.left,
+            "left": ending.left_processes,
             "notes": [*ending.notes, *run.route.refusals],
         }
 
@@ -503,10 +506,10 @@ def agent_run(state: State) -> AgentRun:
     return run
 
 
-def _name(given: object, agent: Agent | None) -> str:
+def _name(program: object, agent: Agent | None) -> str:
     if agent is not None:
         return agent.name
-    return str(getattr(given, "__name__", "") or type(given).__name__)
+    return str(getattr(program, "__name__", "") or type(program).__name__)
 
 
 def _refusal(error: BaseException) -> tuple[int, str]:

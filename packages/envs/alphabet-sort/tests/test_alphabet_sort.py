@@ -313,8 +313,8 @@ def test_it_loads_by_its_id_and_keeps_the_arguments():
 def test_normal_is_the_default_and_given_numbers_win_over_a_preset():
     assert PRESETS["normal"] == (Settings(1, 3, 1, 5), 4.0)
     normal = load_environment(num_train_examples=5, num_eval_examples=5)
-    named = load_environment(difficulty="normal", num_train_examples=5, num_eval_examples=5)
-    assert normal.get_dataset()["answer"] == named.get_dataset()["answer"]
+    explicit = load_environment(difficulty="normal", num_train_examples=5, num_eval_examples=5)
+    assert normal.get_dataset()["answer"] == explicit.get_dataset()["answer"]
     hard = load_environment(
         difficulty="hard", min_turns=1, max_turns=1, num_train_examples=20, num_eval_examples=5
     )
@@ -323,7 +323,7 @@ def test_normal_is_the_default_and_given_numbers_win_over_a_preset():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"difficulty": "insane"}, "difficulty"),
         ({"min_turns": 0}, "min_turns"),
@@ -339,8 +339,8 @@ def test_normal_is_the_default_and_given_numbers_win_over_a_preset():
         ({"seed": None}, "seed"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)
 
 
@@ -472,11 +472,11 @@ def test_shots_are_games_played_right_and_no_game_that_is_trained_on_or_held_out
     ]
     *shots, asked = env.get_dataset()[0]["prompt"]
     assert [message["role"] for message in shots] == ["user", "assistant"] * (len(shots) // 2)
-    known = {message["content"] for row in plain.get_dataset() for message in row["prompt"]}
+    contents = {message["content"] for row in plain.get_dataset() for message in row["prompt"]}
     firsts = [message["content"] for message in shots if message["content"].startswith("Sort")]
     assert len(firsts) == 2
-    assert not known & set(firsts)
-    assert asked["content"] in known
+    assert not contents & set(firsts)
+    assert asked["content"] in contents
     for question, answer in zip(shots[::2], shots[1::2], strict=True):
         tag = (
             "alphabetical_sorted"

@@ -163,7 +163,7 @@ def test_it_loads_by_its_id_and_is_clean():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"min_difficulty": 0}, "min_difficulty"),
         ({"max_difficulty": 6}, "max_difficulty=6 is above 5"),
@@ -178,6 +178,6 @@ def test_it_loads_by_its_id_and_is_clean():
         ({"num_shots": 4}, "num_shots=4 is above 3"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)

@@ -120,7 +120,7 @@ def test_it_loads_by_its_id():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"num_train_examples": 0}, "num_train_examples"),
         ({"num_eval_examples": -2}, "num_eval_examples"),
@@ -130,8 +130,8 @@ def test_it_loads_by_its_id():
         ({"dataset_name": "math"}, "dataset_name"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)
 
 

@@ -14,9 +14,9 @@ from vf_gsm8k.problem import STORIES, is_held_out
 FRACTIONS = {"half": 2, "third": 3, "quarter": 4, "fifth": 5, "sixth": 6}
 
 
-def one_less(question, place):
+def one_less(question, position):
     """What is left of one after the fraction at that place of the text is taken away."""
-    return 1 - Fraction(1, FRACTIONS[re.findall("|".join(FRACTIONS), question)[place]])
+    return 1 - Fraction(1, FRACTIONS[re.findall("|".join(FRACTIONS), question)[position]])
 
 
 def first(condition, start=1):

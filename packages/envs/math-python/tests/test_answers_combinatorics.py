@@ -17,11 +17,11 @@ def anagrams(word):
     """One letter after another: the arrangements that begin with each of the letters left."""
 
     @cache
-    def count(left):
+    def count(counts):
         return (
             sum(
-                count(tuple(n - (i == j) for j, n in enumerate(left)))
-                for i, n in enumerate(left)
+                count(tuple(n - (i == j) for j, n in enumerate(counts)))
+                for i, n in enumerate(counts)
                 if n
             )
             or 1
@@ -42,7 +42,8 @@ def paths_around(forbidden, end):
 
 def derangements(size):
     return sum(
-        all(place != one for place, one in enumerate(order)) for order in permutations(range(size))
+        all(position != item for position, item in enumerate(order))
+        for order in permutations(range(size))
     )
 
 
@@ -50,8 +51,8 @@ def full_houses():
     # 4 of the 13 ranks: 4 * 3 ordered pairs
     deck = [(rank, suit) for rank in range(4) for suit in range(4)]
     hands = combinations(deck, 5)
-    found = sum(sorted(Counter(rank for rank, _ in hand).values()) == [2, 3] for hand in hands)
-    return found * (13 * 12) // (4 * 3)
+    num_hands = sum(sorted(Counter(rank for rank, _ in hand).values()) == [2, 3] for hand in hands)
+    return num_hands * (13 * 12) // (4 * 3)
 
 
 @cache
@@ -81,7 +82,9 @@ def change(total, coins):
 
 
 def round_tables():
-    seatings = ((0, *others) for others in permutations(range(1, 6)))  # Ada is 0, Ben is 1
+    seatings = (
+        (0, *permutation) for permutation in permutations(range(1, 6))
+    )  # Ada is 0, Ben is 1
     return sum(1 not in (order[1], order[-1]) for order in seatings)
 
 
@@ -112,7 +115,7 @@ CHECKS = {
     "letters-of-mississippi": lambda: anagrams("MISSISSIPPI"),
     "letters-of-mathematics": lambda: anagrams("MATHEMATICS"),
     "gifts-for-three-children": lambda: sum(
-        len(set(given)) == 3 for given in product(range(3), repeat=5)
+        len(set(assignment)) == 3 for assignment in product(range(3), repeat=5)
     ),
     "paths-around-a-point": lambda: paths_around((3, 2), (6, 4)),
     "hats-mixed-up": lambda: derangements(6),
@@ -127,7 +130,7 @@ CHECKS = {
     "dominoes": lambda: tilings(10),
     "crossing-diagonals": lambda: crossings(10),
     "committee": lambda: sum(
-        sum(one < 7 for one in four) >= 2 for four in combinations(range(13), 4)
+        sum(card < 7 for card in four) >= 2 for four in combinations(range(13), 4)
     ),
     "distinct-parts": lambda: distinct_parts(10),
     "changing-half-a-dollar": lambda: change(50, (1, 5, 10, 25)),

@@ -41,8 +41,8 @@ def ring_of_a_square(side):
 
 def volume(*corners):
     """A sixth of the box spanned by the edges from the first corner."""
-    base, *others = (sp.Matrix(corner) for corner in corners)
-    return sp.Abs(sp.Matrix.hstack(*(corner - base for corner in others)).det()) / 6
+    base, *corners_left = (sp.Matrix(corner) for corner in corners)
+    return sp.Abs(sp.Matrix.hstack(*(corner - base for corner in corners_left)).det()) / 6
 
 
 def inner_lattice_points(*corners):
@@ -65,8 +65,8 @@ def common_tangent(small, large):
 
 
 def median(a, b, c):
-    one = triangle(b, a, c)  # the side of length b lies on the axis
-    left, right, top = one.vertices
+    shape = triangle(b, a, c)  # the side of length b lies on the axis
+    left, right, top = shape.vertices
     return left.midpoint(right).distance(top) if left.distance(right) == b else None
 
 

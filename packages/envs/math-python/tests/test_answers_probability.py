@@ -83,13 +83,17 @@ def meeting(wait):
 
 def hands_with_two_aces():
     @cache
-    def chance(aces, others, wanted, cards):
+    def chance(aces, non_aces, wanted, cards):
         if cards == 0:
             return Fraction(wanted == 0)
-        found = Fraction(0)
+        probability = Fraction(0)
         if aces and wanted:
-            found += Fraction(aces, aces + others) * chance(aces - 1, others, wanted - 1, cards - 1)
-        return found + Fraction(others, aces + others) * chance(aces, others - 1, wanted, cards - 1)
+            probability += Fraction(aces, aces + non_aces) * chance(
+                aces - 1, non_aces, wanted - 1, cards - 1
+            )
+        return probability + Fraction(non_aces, aces + non_aces) * chance(
+            aces, non_aces - 1, wanted, cards - 1
+        )
 
     return sp.Rational(chance(4, 48, 2, 5))
 

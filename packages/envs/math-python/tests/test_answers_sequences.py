@@ -27,8 +27,8 @@ def repeated(step, start, times):
 
 def arithmetic_sum():
     a, d = sp.symbols("a d")
-    found = sp.solve([a + 2 * d - 11, a + 7 * d - 31], [a, d])
-    return sum(found[a] + k * found[d] for k in range(20))
+    solution = sp.solve([a + 2 * d - 11, a + 7 * d - 31], [a, d])
+    return sum(solution[a] + k * solution[d] for k in range(20))
 
 
 def two_before(step, first, second, number):
@@ -49,10 +49,10 @@ def collatz(number):
 
 def last_of_circle(people, every):
     circle = list(range(1, people + 1))
-    place = 0
+    position = 0
     while len(circle) > 1:
-        place = (place + every - 1) % len(circle)
-        circle.pop(place)
+        position = (position + every - 1) % len(circle)
+        circle.pop(position)
     return circle[0]
 
 

@@ -111,8 +111,8 @@ def test_no_seed_trains_on_a_held_out_problem():
 def test_the_eval_set_does_not_depend_on_the_size_of_the_training_set():
     small, large = load(num_train_examples=10, num_eval_examples=20), load(num_train_examples=500)
     assert small.get_eval_dataset()["question"] == large.get_eval_dataset()["question"][:20]
-    other = load(num_eval_examples=20, seed=1).get_eval_dataset()["question"]
-    assert other != small.get_eval_dataset()["question"]
+    reseeded = load(num_eval_examples=20, seed=1).get_eval_dataset()["question"]
+    assert reseeded != small.get_eval_dataset()["question"]
 
 
 def test_the_prompt_names_the_tool_and_the_box():
@@ -335,10 +335,12 @@ def test_the_embedded_model_really_runs_code_in_bubblewrap():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [("Be brief.", "Be brief.\n\nYou can run"), ("", None), (None, None)]
+    ("system_prompt", "told"), [("Be brief.", "Be brief.\n\nYou can run"), ("", None), (None, None)]
 )
-def test_a_system_prompt_of_ones_own_in_blocks(given, told):
-    env = load(code_from="blocks", system_prompt=given, num_train_examples=1, num_eval_examples=1)
+def test_a_system_prompt_of_ones_own_in_blocks(system_prompt, told):
+    env = load(
+        code_from="blocks", system_prompt=system_prompt, num_train_examples=1, num_eval_examples=1
+    )
     client = ScriptedClient("done")
     env.evaluate(client, "scripted")
     first = client.requests[0].prompt[0]
@@ -357,7 +359,7 @@ def test_the_turns_are_bounded():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"num_train_examples": 0}, "num_train_examples"),
         ({"num_eval_examples": "5"}, "num_eval_examples"),
@@ -371,8 +373,8 @@ def test_the_turns_are_bounded():
         ({"code_from": "fences"}, "code_from"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load(**arguments)
 
 

@@ -183,7 +183,7 @@ def test_it_loads_by_its_id_and_is_clean():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"num_train_examples": 10_000}, "num_train_examples=10000 is more than the 620 questions"),
         ({"num_eval_examples": 200}, "num_eval_examples=200 is more than the 152 questions"),
@@ -192,6 +192,6 @@ def test_it_loads_by_its_id_and_is_clean():
         ({"seed": "0"}, "seed"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)

@@ -75,7 +75,7 @@ def test_it_loads_by_its_id_and_is_clean():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"gym": "chain_sums"}, "chain_sum"),
         ({"gym": []}, "gym"),
@@ -83,6 +83,6 @@ def test_it_loads_by_its_id_and_is_clean():
         ({"num_train_examples": -1}, "number of examples"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)

@@ -122,13 +122,13 @@ def test_longer_units_come_with_an_instruction(unit):
 
 
 @pytest.mark.parametrize(
-    ("unit", "given", "roles"),
+    ("unit", "system_prompt", "roles"),
     [("word", SYSTEM_PROMPT, ["system", "user"]), ("paragraph", "", ["user"])],
 )
-def test_a_given_system_prompt_wins_over_the_unit(unit, given, roles):
-    prompt = load_environment(unit=unit, num_train_examples=1, system_prompt=given).get_dataset()[
-        0
-    ]["prompt"]
+def test_a_given_system_prompt_wins_over_the_unit(unit, system_prompt, roles):
+    prompt = load_environment(
+        unit=unit, num_train_examples=1, system_prompt=system_prompt
+    ).get_dataset()[0]["prompt"]
     assert [message["role"] for message in prompt] == roles
 
 
@@ -228,7 +228,7 @@ def test_it_loads_by_its_id():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"unit": "letter"}, "unit"),
         ({"min_chars": 0}, "min_chars"),
@@ -244,8 +244,8 @@ def test_it_loads_by_its_id():
         ({"unit": "word", "dataset_name": "some/dataset"}, "unit"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)
 
 
@@ -257,8 +257,8 @@ def test_one_bound_moves_the_others_default_out_of_its_way(bounds, lengths):
     texts = load_environment(num_train_examples=5, num_eval_examples=5, **bounds).get_dataset()[
         "answer"
     ]
-    found = {len(text) for text in texts}
-    assert found == lengths if lengths else found <= set(range(150, 181))
+    lengths_seen = {len(text) for text in texts}
+    assert lengths_seen == lengths if lengths else lengths_seen <= set(range(150, 181))
 
 
 # --- public datasets ------------------------------------------------------------------------------
@@ -332,9 +332,11 @@ def test_shots_are_solved_examples_that_are_neither_trained_on_nor_held_out():
                 for text, said in pairs
             )
             texts = {text["content"] for text, _ in pairs}
-            known = {row["answer"][::-1] for row in [*env.get_dataset(), *env.get_eval_dataset()]}
+            shots_answers = {
+                row["answer"][::-1] for row in [*env.get_dataset(), *env.get_eval_dataset()]
+            }
             assert len(texts) == 3
-            assert not texts & known
+            assert not texts & shots_answers
     with pytest.raises(vf.ConfigError, match="num_shots"):
         load_environment(num_shots=-1)
 

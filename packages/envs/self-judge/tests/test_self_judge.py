@@ -189,7 +189,7 @@ def test_the_check_is_clean_with_a_model_that_can_judge_and_says_so_of_one_that_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"aggregation": "sum"}, "aggregation must be one of mean, median, min, max"),
         ({"judge_models": "gpt-4.1-nano"}, "judge_models must be a list of names"),
@@ -204,6 +204,6 @@ def test_the_check_is_clean_with_a_model_that_can_judge_and_says_so_of_one_that_
         ({"seed": 1.0}, "seed"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)

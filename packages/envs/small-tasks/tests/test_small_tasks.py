@@ -34,12 +34,12 @@ def reward(task, reply, answer):
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answer_is_right_and_nothing_that_needs_no_thought_is(task):
     assert rewards(task, lambda row: row["answer"]) == [1.0] * 20
-    others = {row["answer"] for row in environment(task).get_dataset(30)}
+    answers = {row["answer"] for row in environment(task).get_dataset(30)}
     for reply in (
         lambda row: row["prompt"][-1]["content"],
         lambda row: row["prompt"][-2]["content"] if len(row["prompt"]) > 2 else "London",
-        lambda row: f"{row['answer']} or {sorted(others - {row['answer']})[0]}",
-        lambda row: " ".join(sorted(others | {row["answer"]})),
+        lambda row: f"{row['answer']} or {sorted(answers - {row['answer']})[0]}",
+        lambda row: " ".join(sorted(answers | {row["answer"]})),
         lambda row: "",
     ):
         assert rewards(task, reply) == [0.0] * 20
@@ -136,7 +136,7 @@ def test_the_solved_examples_stand_before_the_question(num_shots):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"task": "capital"}, "task is 'capital'"),
         ({"num_train_examples": 0}, "num_train_examples is 0"),
@@ -144,8 +144,8 @@ def test_the_solved_examples_stand_before_the_question(num_shots):
         ({"num_shots": -2}, "num_shots is -2"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=re.escape(named)):
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=re.escape(message)):
         load_environment(**arguments)
 
 

@@ -107,7 +107,7 @@ def test_it_loads_by_its_id_and_is_clean():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"game": "GuessTheNumbers-v0"}, "GuessTheNumber-v0"),
         ({"max_turns": 0}, "max_turns"),
@@ -116,6 +116,6 @@ def test_it_loads_by_its_id_and_is_clean():
         ({"use_think": "no"}, "use_think"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)

@@ -194,7 +194,7 @@ def test_it_loads_by_its_id_and_is_clean():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"min_calls": 0}, "min_calls"),
         ({"min_calls": 5}, "min_calls=5 is above max_calls=4"),
@@ -204,8 +204,8 @@ def test_it_loads_by_its_id_and_is_clean():
         ({"seed": "a"}, "seed"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)
 
 

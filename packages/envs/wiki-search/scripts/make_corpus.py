@@ -165,17 +165,17 @@ def highest(fields: Any) -> re.Match[str] | None:
 
 
 def highest_point(fields: Any) -> str | None:
-    return found[1] if (found := highest(fields)) else None
+    return peak[1] if (peak := highest(fields)) else None
 
 
 def highest_metres(fields: Any) -> str | None:
-    return found[2] if (found := highest(fields)) else None
+    return peak[2] if (peak := highest(fields)) else None
 
 
 def number_of(*path: str, unit: str) -> Callable[[Any], str | None]:
     def read(fields: Any) -> str | None:
-        found = re.fullmatch(rf"([\d,]+(?:\.\d+)?) {unit}", at(fields, *path) or "")
-        return found[1] if found and found[1] != "0" else None
+        match = re.fullmatch(rf"([\d,]+(?:\.\d+)?) {unit}", at(fields, *path) or "")
+        return match[1] if match and match[1] != "0" else None
 
     return read
 
@@ -195,21 +195,21 @@ def internet_code(fields: Any) -> str | None:
 
 def holiday(fields: Any) -> str | None:
     text = at(fields, "Government", "National holiday") or ""
-    found = re.match(r"[^,;()]+, (\d{1,2} [A-Z][a-z]+) \(\d{4}\)", text)
-    return found[1] if found else None
+    match = re.match(r"[^,;()]+, (\d{1,2} [A-Z][a-z]+) \(\d{4}\)", text)
+    return match[1] if match else None
 
 
 def independent_from(fields: Any) -> str | None:
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"\d{1,2} [A-Z][a-z]+ \d{4} \(from (?:the )?([A-Z][\w ]+)\)",
         at(fields, "Government", "Independence") or "",
     )
-    return found[1] if found and not re.search("administ|trustee|mandate", found[1]) else None
+    return match[1] if match and not re.search("administ|trustee|mandate", match[1]) else None
 
 
 def anthem(fields: Any) -> str | None:
-    found = re.match(r'"([^"]+)"', at(fields, "Government", "National anthem", "name") or "")
-    return found[1] if found else None
+    match = re.match(r'"([^"]+)"', at(fields, "Government", "National anthem", "name") or "")
+    return match[1] if match else None
 
 
 def longest_border(fields: Any) -> str | None:
@@ -225,10 +225,10 @@ def longest_border(fields: Any) -> str | None:
 
 
 def currency(fields: Any) -> str | None:
-    found = re.match(
+    match = re.match(
         r"[^()]*\(([A-Z]{3})\) per US dollar", at(fields, "Economy", "Exchange rates") or ""
     )
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 KINDS: dict[str, tuple[str, Callable[[Any], str | None], str]] = {

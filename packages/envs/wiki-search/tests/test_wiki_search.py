@@ -102,13 +102,13 @@ def test_sections_are_listed_and_read(env):
 
 
 @pytest.mark.parametrize(
-    ("tool", "given", "says"),
+    ("tool", "argument", "says"),
     [("view_sections", "atlantis", "search_pages"), ("read_section", "malta:kitchen", "view_sections"),
      ("read_section", "../etc/passwd", "view_sections"), ("view_sections", "x" * 5000, "…")],
 )  # fmt: skip
-def test_unknown_ids_are_told_to_the_model(env, tool, given, says):
+def test_unknown_ids_are_told_to_the_model(env, tool, argument, says):
     with pytest.raises(vf.ToolError, match=says) as caught:
-        tools(env)[tool](given)
+        tools(env)[tool](argument)
     assert len(str(caught.value)) < 300
 
 
@@ -129,23 +129,23 @@ def test_words_are_those_of_text_and_query_alike():
 
 
 @pytest.mark.parametrize(
-    ("given", "answer"),
+    ("answer_given", "answer"),
     [("nairobi", "Nairobi"), ("  The Republic of Slovenia. ", "Republic of Slovenia"), ("2994", "2,994"),
      ("2,994 m", "2,994"), ("4853.0 km", "4,853"), ("196.8 km", "196.8"), (".UA", ".ua"), ("ua", ".ua"),
      ("Cote d’Ivoire", "Cote d'Ivoire"), ("São Tomé", "Sao Tome"), ("September 7", "7 September"),
      ("7th of September", "7 September"), ("Ertra Ertra Ertra", "Ertra, Ertra, Ertra")],
 )  # fmt: skip
-def test_the_same_answer(given, answer):
-    assert matches(given, answer)
+def test_the_same_answer(answer_given, answer):
+    assert matches(answer_given, answer)
 
 
 @pytest.mark.parametrize(
-    ("given", "answer"),
+    ("answer_given", "answer"),
     [(None, "UK"), ("", "UK"), ("UK or France", "UK"), ("299", "2,994"), ("2994 5", "2,994"), ("Niger", "Nigeria"),
      ("19.68", "196.8"), ("1968", "196.8"), ("17 September", "7 September"), ("Nairobi " * 100, "Nairobi")],
 )  # fmt: skip
-def test_another_answer(given, answer):
-    assert not matches(given, answer)
+def test_another_answer(answer_given, answer):
+    assert not matches(answer_given, answer)
 
 
 def test_every_answer_matches_itself_and_no_empty_one():
@@ -242,14 +242,14 @@ def test_no_answer_needs_no_judge():
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("arguments", "says"),
     [({"num_train_examples": 0}, "num_train_examples"), ({"num_eval_examples": 10_000}, "there are 429"),
      ({"max_turns": "3"}, "max_turns"), ({"corpus": "wikipedia"}, "'factbook', 'rare-wiki'"),
      ({"retriever": "bing"}, "'bm25', 'dense', 'chroma'"), ({"seed": 1.5}, "seed")],
 )  # fmt: skip
-def test_bad_arguments_are_named(given, says):
+def test_bad_arguments_are_named(arguments, says):
     with pytest.raises(vf.ConfigError, match=re.escape(says)):
-        vf.load_environment("wiki-search", **given)
+        vf.load_environment("wiki-search", **arguments)
 
 
 def test_the_hub_without_network_names_the_choice_that_needs_none(monkeypatch):

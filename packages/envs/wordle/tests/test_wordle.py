@@ -80,17 +80,17 @@ def brute_force(guess, answer):
         if any((m == "G") != (g == a) for g, a, m in triples):
             return False
         for letter in set(guess):
-            own = [m for g, m in zip(guess, marks, strict=True) if g == letter]
+            same_letter = [m for g, m in zip(guess, marks, strict=True) if g == letter]
             # as many marks as the words share of the letter
-            if len(own) - own.count("X") != in_both[letter]:
+            if len(same_letter) - same_letter.count("X") != in_both[letter]:
                 return False
             # yellows stand left of what is not marked
-            if "XY" in "".join(m for m in own if m != "G"):
+            if "XY" in "".join(m for m in same_letter if m != "G"):
                 return False
         return True
 
-    (found,) = filter(is_marking, map("".join, itertools.product("GYX", repeat=len(guess))))
-    return found
+    (marking,) = filter(is_marking, map("".join, itertools.product("GYX", repeat=len(guess))))
+    return marking
 
 
 @settings(max_examples=400, deadline=None)
@@ -205,9 +205,9 @@ def test_the_answer_itself_is_never_refused_in_hard_mode(answer, guesses):
 
 
 def test_a_game_ends_when_the_word_is_found_or_no_guess_is_left():
-    found = replay(["[point]", "[crane]", "[cloud]"], "crane", FIVE)
-    assert [move.word for move in found.moves] == ["point", "crane"]
-    assert found.is_solved
+    game = replay(["[point]", "[crane]", "[cloud]"], "crane", FIVE)
+    assert [move.word for move in game.moves] == ["point", "crane"]
+    assert game.is_solved
     lost = replay(
         ["[point]", None, "[zzzzz]", "[cloud]", "[point]", "[point]", "[crane]"], "crane", FIVE
     )
@@ -441,6 +441,6 @@ def test_it_loads_by_its_id_and_is_clean_but_for_the_size_of_its_reward():
         ({"seed": 0.5}, "seed"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, named):
-    with pytest.raises(vf.ConfigError, match=named):
+def test_an_argument_that_cannot_be_used_is_named(arguments, message):
+    with pytest.raises(vf.ConfigError, match=message):
         load_environment(**arguments)

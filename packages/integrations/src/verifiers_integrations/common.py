@@ -153,10 +153,12 @@ def worth(rollout: Mapping[str, Any]) -> Worth:
 def group_worth(rollouts: Sequence[Mapping[str, Any]], default: float | None = None) -> list[Worth]:
     """Return the worth of siblings: an unknown reward becomes the mean of the known ones (0.0
     without any)."""
-    rewards = [math.nan if one["reward"] is None else float(one["reward"]) for one in rollouts]
-    known = [reward for reward in rewards if not math.isnan(reward)]
+    rewards = [
+        math.nan if saved["reward"] is None else float(saved["reward"]) for saved in rollouts
+    ]
+    finite = [reward for reward in rewards if not math.isnan(reward)]
     if default is None:
-        default = sum(known) / len(known) if known else 0.0
+        default = sum(finite) / len(finite) if finite else 0.0
     result = []
     for reward, rollout in zip(rewards, rollouts, strict=True):
         is_unknown = math.isnan(reward)

@@ -23,7 +23,7 @@ from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError
 from verifiers.results import GenerateOutputs, load_results
 from verifiers.results.rows import json_ready
-from verifiers.results.statistics import clustered_stderr, known, mean
+from verifiers.results.statistics import clustered_stderr, known_values, mean
 from verifiers_integrations.inspect_messages import STOP_REASONS, load, to_chat
 
 STATUS = {"complete": "success", "running": "started", "interrupted": "cancelled"}
@@ -123,7 +123,7 @@ def _score_of_all(name: str, values: Sequence[float], examples: Sequence[Any]) -
         for key, value in numbers.items()
         if not math.isnan(value)
     }
-    scored = len(known(values))
+    scored = len(known_values(values))
     return log.EvalScore(
         name=name,
         scorer=name,

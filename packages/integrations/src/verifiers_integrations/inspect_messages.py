@@ -43,12 +43,12 @@ def load(module: str) -> ModuleType:
             name="inspect_ai",
         )
     try:
-        found = metadata.version("inspect-ai")
+        version = metadata.version("inspect-ai")
     except metadata.PackageNotFoundError:  # a checkout on the path
-        found = VERSIONS[-1]
-    if found not in VERSIONS and not _warned:
+        version = VERSIONS[-1]
+    if version not in VERSIONS and not _warned:
         _warned = True
-        log.warning("inspect-ai is %s; this adapter was run with %s", found, ", ".join(VERSIONS))
+        log.warning("inspect-ai is %s; this adapter was run with %s", version, ", ".join(VERSIONS))
     return importlib.import_module(f"inspect_ai.{module}".rstrip("."))
 
 

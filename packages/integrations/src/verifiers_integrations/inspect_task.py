@@ -49,14 +49,14 @@ class InspectClient:
     async def complete(self, request: ModelRequest) -> Response:
         """One completion. What Inspect raises is this rollout's ``ModelError``."""
         model = self._model or load("model").get_model()
-        given = dict(request.sampling_args) | (
+        args = dict(request.sampling_args) | (
             {} if request.seed is None else {"seed": request.seed}
         )
-        if (limit := given.pop("max_completion_tokens", None)) is not None:
-            given.setdefault("max_tokens", limit)
-        stop = given.pop("stop", None)
+        if (limit := args.pop("max_completion_tokens", None)) is not None:
+            args.setdefault("max_tokens", limit)
+        stop = args.pop("stop", None)
         settings = {
-            name: value for name, value in given.items() if name in SAMPLING and value is not None
+            name: value for name, value in args.items() if name in SAMPLING and value is not None
         }
         if stop is not None:
             settings["stop_seqs"] = [stop] if isinstance(stop, str) else list(stop)
@@ -155,11 +155,11 @@ def _scorer() -> Any:
     @module.scorer(metrics=[module.mean(), module.stderr()], name="reward")  # type: ignore[untyped-decorator]
     def reward() -> Any:
         async def score(state: Any, target: object) -> Any:
-            found = state.store.get(STORE)
-            if found is None or found["reward"] is None:
+            outcome = state.store.get(STORE)
+            if outcome is None or outcome["reward"] is None:
                 return None
             return module.Score(
-                value=found["reward"], answer=state.output.completion, metadata=found["metrics"]
+                value=outcome["reward"], answer=state.output.completion, metadata=outcome["metrics"]
             )
 
         return score

@@ -189,16 +189,25 @@ class Session:
         reward, error = output["reward"], output["error"]
         new = output["completion"]
         prompt = output["prompt"]
-        whole = [*prompt, *new] if not isinstance(new, str) else []
+        conversation = [*prompt, *new] if not isinstance(new, str) else []
         metadata = {
             "metrics": json_ready(output["metrics"]),
             "stop_condition": output["stop_condition"],
             "is_truncated": output["is_truncated"],
             "error": None if error is None else error["error_chain_repr"] or error["error"],
         }
-        observation = {**_as_observation(whole[len(self._seen) :]), "replaces": False, "tools": []}
-        known = None if math.isnan(reward) else reward
-        return {"observation": observation, "reward": known, "done": True, "metadata": metadata}
+        observation = {
+            **_as_observation(conversation[len(self._seen) :]),
+            "replaces": False,
+            "tools": [],
+        }
+        reward_or_none = None if math.isnan(reward) else reward
+        return {
+            "observation": observation,
+            "reward": reward_or_none,
+            "done": True,
+            "metadata": metadata,
+        }
 
 
 class EnvServer:
@@ -385,8 +394,8 @@ def _example(env: Environment, data: Mapping[str, Any]) -> tuple[dict[str, Any],
     either the first row."""
     split = data.get("split") or ("train" if env.dataset is not None else "eval")
     rows = rows_of(env, str(split))
-    given = data.get("index")
-    index = given if given is not None else (data.get("seed") or 0) % len(rows)
+    number_in_data = data.get("index")
+    index = number_in_data if number_in_data is not None else (data.get("seed") or 0) % len(rows)
     if not isinstance(index, int) or not 0 <= index < len(rows):
         raise BadMessage(f"the index {index!r} is outside of the {len(rows)} tasks of {split}")
     return dict(rows[index]), {"split": split, "index": index}
@@ -410,12 +419,12 @@ def _message_of(action: Mapping[str, Any], number: int) -> AssistantMessage:
             'an action is {"content": "…"} or {"tool_calls": [{"name": …, "arguments": {…}}]}'
         )
     tool_calls = []
-    for place, call in enumerate(calls):
+    for position, call in enumerate(calls):
         if not isinstance(call, Mapping) or not isinstance(
             (call.get("function") or call).get("name"), str
         ):
-            raise BadMessage(f"tool call {place} has no name")
-        read = ToolCall.from_wire({**call, "id": call.get("id") or f"call-{number}-{place}"})
+            raise BadMessage(f"tool call {position} has no name")
+        read = ToolCall.from_wire({**call, "id": call.get("id") or f"call-{number}-{position}"})
         if not isinstance(read.arguments, str):
             read = ToolCall(read["id"], read.name, json.dumps(read.arguments))
         tool_calls.append(read)

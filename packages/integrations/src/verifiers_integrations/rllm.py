@@ -73,7 +73,7 @@ def from_config(
     sampling = dict(table.get("sampling_args") or {})
     rollout = (unified.get("rollout") or {}).get("train") or {}
     temperatures = [
-        one.get("temperature") for one in (config.get("sampling") or {}, rollout, sampling)
+        section.get("temperature") for section in (config.get("sampling") or {}, rollout, sampling)
     ]
     if backend == "tinker" and any(value not in (None, 1.0) for value in temperatures):
         raise ConfigError(

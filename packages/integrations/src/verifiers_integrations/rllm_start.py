@@ -61,9 +61,9 @@ def start_of(words: Sequence[str], is_unified: bool | None = None) -> Start:
             "unified", (f"rllm/backend={backend}", *moved), "trainer.unified_trainer", backend
         )
     if backend not in OLDER:
-        known = ", ".join(OLDER)
+        backends = ", ".join(OLDER)
         raise ConfigError(
-            f"backend is {backend!r}; this rLLM's trainer has {known}: install a newer one",
+            f"backend is {backend!r}; this rLLM's trainer has {backends}: install a newer one",
             key="backend",
         )
     more = () if backend == "tinker" else ("rllm.workflow.use_workflow=true",)

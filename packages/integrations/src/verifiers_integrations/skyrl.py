@@ -173,7 +173,7 @@ class _Generator:
         outcomes = []
         for rollout, worth in zip(rollouts, group_worth(rollouts), strict=True):
             samples = export_samples(rollout, temperature) or [self._empty_sample(rollout, env)]
-            samples = [one.masked() for one in samples] if worth.is_masked else samples
+            samples = [sample.masked() for sample in samples] if worth.is_masked else samples
             metrics = {
                 name: float(value) for name, value in rollout["metrics"].items() if value == value
             }
@@ -197,7 +197,7 @@ class _Generator:
         return ExportSample(ids, [self.tokenizer.eos_token_id], [0], [0.0], [-1], 1.0, True)
 
     def _check(self, outcomes: Sequence[_Outcome], is_training: bool) -> None:
-        errors = [one.error for one in outcomes if one.error]
+        errors = [outcome.error for outcome in outcomes if outcome.error]
         if errors:
             log.warning(
                 "%d of %d rollouts failed and are masked; first error: %s",
@@ -206,12 +206,12 @@ class _Generator:
                 errors[0],
             )
         if is_training and not any(
-            any(sample.response_mask) for one in outcomes for sample in one.samples
+            any(sample.response_mask) for outcome in outcomes for sample in outcome.samples
         ):
             raise RunError(
                 f"every token of this batch is masked; first error: {errors[0] if errors else None}"
             )
-        forked = next((one for one in outcomes if len(one.samples) > 1), None)
+        forked = next((outcome for outcome in outcomes if len(outcome.samples) > 1), None)
         if forked is not None and not self.generator_cfg.step_wise_trajectories:
             raise ConfigError(
                 f"a rollout has {len(forked.samples)} token samples, because a prompt does not"
@@ -224,11 +224,13 @@ class _Generator:
         utils = SKYRL.load("train.generators.utils")
         config, ids = self.generator_cfg, batch.get("trajectory_ids")
         flat = [
-            (index, one, sample) for index, one in enumerate(outcomes) for sample in one.samples
+            (index, outcome, sample)
+            for index, outcome in enumerate(outcomes)
+            for sample in outcome.samples
         ]
-        rewards = [one.reward if sample.is_last else 0.0 for _, one, sample in flat]
+        rewards = [outcome.reward if sample.is_last else 0.0 for _, outcome, sample in flat]
         masks = [sample.response_mask for _, _, sample in flat]
-        stops = [one.stop for _, one, _ in flat]
+        stops = [outcome.stop for _, outcome, _ in flat]
         # without env_classes: SkyRL would look them up among its own environments
         metrics = utils.get_rollout_metrics(
             [sample.response_ids for _, _, sample in flat], rewards, loss_masks=masks
@@ -256,7 +258,7 @@ class _Generator:
             "trajectory_generation_times": None,
             "rollout_expert_indices": None,
             "is_last_step": [sample.is_last for _, _, sample in flat] if step_wise else None,
-            "env_metrics": [one.metrics for _, one, _ in flat],
+            "env_metrics": [outcome.metrics for _, outcome, _ in flat],
         }
 
 
@@ -271,9 +273,10 @@ def _groups(batch: Mapping[str, Any]) -> list[list[int]]:
 
 def _means(outcomes: Sequence[_Outcome]) -> dict[str, float]:
     """Return ``vf/<name>``: the mean of each metric over the rollouts that have it."""
-    names = sorted({name for one in outcomes for name in one.metrics})
+    names = sorted({name for outcome in outcomes for name in outcome.metrics})
     values_by_name = {
-        name: [one.metrics[name] for one in outcomes if name in one.metrics] for name in names
+        name: [outcome.metrics[name] for outcome in outcomes if name in outcome.metrics]
+        for name in names
     }
     return {
         f"vf/{name.removeprefix('vf_')}": sum(values) / len(values)

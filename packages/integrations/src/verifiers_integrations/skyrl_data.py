@@ -65,7 +65,7 @@ def _row(task: Mapping[str, Any], env_id: str, env_args: str) -> dict[str, Any]:
         "task": task["task"],
         "info": json.dumps(task["info"], default=str),
     }
-    others = {
+    columns = {
         name: value for name, value in task.items() if name not in (*fields, "prompt", "example_id")
     }
     return {
@@ -76,7 +76,7 @@ def _row(task: Mapping[str, Any], env_id: str, env_args: str) -> dict[str, Any]:
             "example_id": task["example_id"],
             "environment": env_id,
             "env_args": env_args,
-            "columns": json.dumps(others, default=str),
+            "columns": json.dumps(columns, default=str),
         },
     }
 

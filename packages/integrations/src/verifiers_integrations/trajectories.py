@@ -97,7 +97,7 @@ def iterate_trajectories(path: str | Path) -> Iterator[TrajectoryRow]:
                 yield _row(line, number - 1, f"{path}:{number}")
 
 
-def _row(line: bytes, index: int, place: str) -> TrajectoryRow:
+def _row(line: bytes, index: int, location: str) -> TrajectoryRow:
     try:
         fields = decode_json(line)
         missing = [name for name in COLUMNS if name not in fields]
@@ -116,7 +116,7 @@ def _row(line: bytes, index: int, place: str) -> TrajectoryRow:
         )
         _check(row)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DatasetError(f"{place}: this line is no trajectory: {error}") from error
+        raise DatasetError(f"{location}: this line is no trajectory: {error}") from error
     return row
 
 

@@ -167,12 +167,12 @@ class RolloutFunc:
                 positions, rollouts, group_worth(rollouts), strict=True
             ):
                 fields[position] = self._fields(rollout, worth, trainer.processing_class, sampling)
-        if not any(any(one["env_mask"]) for one in fields):
+        if not any(any(field["env_mask"]) for field in fields):
             first = rollouts_by_group[0][0]
             raise RunError(
                 f"every token of this step is masked; the first rollout ended with {_end_of(first)}"
             )
-        return {name: [one[name] for one in fields] for name in fields[0]}
+        return {name: [field[name] for field in fields] for name in fields[0]}
 
     async def _generate(
         self,
@@ -230,7 +230,7 @@ class RolloutFunc:
                 "a prompt of the trainer is not in the environment; create its dataset with"
                 " to_dataset"
             )
-        tasks = [self._rows[one] for one in keys]
+        tasks = [self._rows[row_key] for row_key in keys]
         if len({json.dumps(task["info"], default=str) + str(task["answer"]) for task in tasks}) > 1:
             raise ConfigError(
                 f"rows {', '.join(keys[:3])} have the same prompt and different answers: create the"
@@ -312,7 +312,7 @@ def as_reward_func(env: Environment) -> Any:
     async def score(
         prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
     ) -> list[Any]:
-        async def one(index: int) -> float | None:
+        async def score_rollout(index: int) -> float | None:
             row = {
                 name: values[index]
                 for name, values in columns.items()
@@ -322,7 +322,7 @@ def as_reward_func(env: Environment) -> Any:
             value = await score_completion(env, task, completions[index])
             return None if math.isnan(value) else value
 
-        return list(await asyncio.gather(*map(one, range(len(completions)))))
+        return list(await asyncio.gather(*map(score_rollout, range(len(completions)))))
 
     def reward(
         prompts: Sequence[Any], completions: Sequence[Any], **columns: object

@@ -143,7 +143,7 @@ class _AgentLoop:
         value = worth(rollout)
         seconds = time.perf_counter() - start
         slots: list[ExportSample | None] = [*samples] or [None]
-        outputs = [self._output(one, first, rollout, value, seconds, versions) for one in slots]
+        outputs = [self._output(slot, first, rollout, value, seconds, versions) for slot in slots]
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _client(self, sampling_params: Mapping[str, Any], versions: list[int]) -> TokenClient:

@@ -389,9 +389,9 @@ def graph_of(
         if prompt[: len(messages)] != messages or prompt_ids[: len(ids)] != ids:
             path, messages, ids = [], [], []
         new, new_ids = prompt[len(messages) :], prompt_ids[len(ids) :]
-        for place, message in enumerate(new):
-            own = new_ids if place == len(new) - 1 else []
-            nodes.append(_node(path[-1] if path else None, message, own, [], tools))
+        for position, message in enumerate(new):
+            ids_before = new_ids if position == len(new) - 1 else []
+            nodes.append(_node(path[-1] if path else None, message, ids_before, [], tools))
             path.append(len(nodes) - 1)
         sampled = [] if tokens is None else [int(token) for token in tokens["completion_ids"]]
         scaffold = [] if new else new_ids  # no message between two completions has them
@@ -418,11 +418,11 @@ _EMPTY = {
 def _node(
     parent: int | None,
     message: dict[str, Any],
-    given: list[int],
+    prompt_ids: list[int],
     sampled: list[int],
     tools: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    mask = [False] * len(given) + [True] * len(sampled)
+    mask = [False] * len(prompt_ids) + [True] * len(sampled)
     node: dict[str, Any] = {
         "parent": parent,
         "semantic_parents": [],
@@ -431,7 +431,7 @@ def _node(
     }
     node |= {
         "timestamp": time.time(),
-        "token_ids": [*given, *sampled],
+        "token_ids": [*prompt_ids, *sampled],
         "mask": mask,
         "is_content": mask,
         "logprobs": [],
@@ -542,19 +542,19 @@ def tools_of(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
 def _outcome(output: Mapping[str, Any], began: float) -> dict[str, Any]:
     """Rewards, metrics and how the rollout ended; NaN is None."""
     reward, times = output["reward"], output["timing"]
-    known = None if math.isnan(reward) else {"score": reward, "weight": 1.0}
+    score = None if math.isnan(reward) else {"score": reward, "weight": 1.0}
     generated = times.get("generation_ms", 0.0) / 1000
     model = min(times.get("model_ms", 0.0) / 1000, generated)
     scored = generated + times.get("scoring_ms", 0.0) / 1000
     reason = output["stop_condition"]
     return {
-        "rewards": {"reward": known},
+        "rewards": {"reward": score},
         "metrics": {
             name: None if math.isnan(value) else value for name, value in output["metrics"].items()
         },
         "info": json_ready(output["info"]) | {"example_id": output["example_id"]},
         "is_completed": True,
-        "ok": output["error"] is None and known is not None,
+        "ok": output["error"] is None and score is not None,
         "stop_condition": STOP_CONDITIONS.get(reason, reason),
         "is_timeout": reason == StopReason.TIMEOUT,
         "timing": {

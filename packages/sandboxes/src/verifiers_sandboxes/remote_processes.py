@@ -148,8 +148,8 @@ class RemoteProcesses:
         try:
             while True:
                 lengths = await reader.readexactly(frames.LENGTHS.size)
-                rest = await reader.readexactly(sum(frames.LENGTHS.unpack(lengths)))
-                reply, answer = await init.request({"op": "forward"}, lengths + rest)
+                payload = await reader.readexactly(sum(frames.LENGTHS.unpack(lengths)))
+                reply, answer = await init.request({"op": "forward"}, lengths + payload)
                 if reply.get("gone"):
                     break
                 writer.write(answer)

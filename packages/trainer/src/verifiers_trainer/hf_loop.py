@@ -234,7 +234,7 @@ class HFLoop(Trainer):
         if not self.accelerator.sync_gradients:
             return 0.0
         norm = super()._clip_grad_norm(model)
-        return fsdp.whole(norm) if isinstance(norm, Tensor) else norm
+        return fsdp.full_tensor(norm) if isinstance(norm, Tensor) else norm
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> Any:
         norm = (

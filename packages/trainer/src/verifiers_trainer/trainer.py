@@ -329,9 +329,9 @@ class RLTrainer(HFLoop):
         """
         while (batch := self._next_batch()) is not None:
             steps, per_batch = batch.steps, self.args.steps_per_batch
-            if (taken := self.state.global_step % per_batch) and self._resumed_from is not None:
+            if (num_taken := self.state.global_step % per_batch) and self._resumed_from is not None:
                 self.checkpoints.restore_fixed(self._resumed_from, self._rows_of(batch))
-            for number in range(taken, per_batch):
+            for number in range(num_taken, per_batch):
                 part, first_only = steps[number % len(steps)], SPENT_ON_A_BATCH if number else {}
                 position = {"batch/step": number + 1, "batch/pass": number // len(steps) + 1}
                 stats = {**batch.stats, **part.stats, **first_only, **position}
@@ -407,7 +407,7 @@ class RLTrainer(HFLoop):
 
     def _rows_of(self, batch: TrainBatch) -> list[list[PackedRow]]:
         """This process's rows of each step of the whole batch."""
-        return [part.rows_R[self.accelerator.process_index] for part in batch.whole.steps]
+        return [part.rows_R[self.accelerator.process_index] for part in batch.whole_batch.steps]
 
     def _backward(self, model: torch.nn.Module, step: Step) -> Tensor:
         """Forward and backward of every packed row; the summed loss."""
@@ -493,7 +493,7 @@ class RLTrainer(HFLoop):
             self.control.should_evaluate = False
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
-        self.state.epoch = (max(group.index for group in step.batch.whole.groups) + 1) / len(
+        self.state.epoch = (max(group.index for group in step.batch.whole_batch.groups) + 1) / len(
             self.examples
         )
         if self.batches is not None:
@@ -566,7 +566,7 @@ class RLTrainer(HFLoop):
         return custom_batches.sample_rows(list(rows), self._drawn_step, self.args)
 
     def compute_rewards(
-        self, completions: Sequence[Any], prompts: Sequence[Any], **others: object
+        self, completions: Sequence[Any], prompts: Sequence[Any], **kwargs: object
     ) -> Sequence[Any]:
         """The reward of each completion: its recorded scores under the rubric's present weights."""
         return rewards.recorded(self.env, completions, prompts)

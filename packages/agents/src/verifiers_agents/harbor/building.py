@@ -104,8 +104,8 @@ class Layer:
 def start(image: str, images: ImageStore, task: str) -> Dockerfile:
     """The build that begins with an image. *Raises* ConfigError that says how to provide an image
     that is not here."""
-    found = images.find(image, task)
-    return Dockerfile(image=image, root=found.root, workdir=found.workdir, env=dict(found.env))
+    entry = images.find(image, task)
+    return Dockerfile(image=image, root=entry.root, workdir=entry.workdir, env=dict(entry.env))
 
 
 def needs_sandbox(build: Dockerfile) -> bool:

@@ -65,11 +65,11 @@ def read_dockerfile(path: Path, start: Callable[[str], Dockerfile]) -> Dockerfil
     """
     build = Dockerfile()
     for number, line in _instructions(path):
-        name, _, rest = line.partition(" ")
+        name, _, arguments = line.partition(" ")
         try:
-            image = _image(build, rest.strip()) if name.upper() == "FROM" else ""
+            image = _image(build, arguments.strip()) if name.upper() == "FROM" else ""
             if not image:
-                _apply(build, name.upper(), rest.strip(), path.parent, number)
+                _apply(build, name.upper(), arguments.strip(), path.parent, number)
         except ConfigError as error:
             raise ConfigError(
                 f"{path}, line {number}: {error}", path=str(path), line=number
@@ -84,11 +84,11 @@ def read_dockerfile(path: Path, start: Callable[[str], Dockerfile]) -> Dockerfil
 def _instructions(path: Path) -> list[tuple[int, str]]:
     """(line number, instruction on one line): continuations joined, comments and empty lines left
     out."""
-    found: list[tuple[int, str]] = []
+    instructions: list[tuple[int, str]] = []
     parts: list[str] = []
     for number, text in enumerate(read_text(path).split("\n"), start=1):
         stripped = text.strip()
-        if re.match(r"#\s*escape\s*=", stripped) and not found:
+        if re.match(r"#\s*escape\s*=", stripped) and not instructions:
             raise ConfigError(
                 f"{path}, line {number}: the directive escape is not supported; use \\ to continue"
                 " a line"
@@ -100,58 +100,58 @@ def _instructions(path: Path) -> list[tuple[int, str]]:
         if stripped.endswith("\\"):
             parts.append(stripped[:-1].rstrip())
             continue
-        found.append((first, " ".join([*parts, stripped])))
+        instructions.append((first, " ".join([*parts, stripped])))
         parts = []
     if parts:
-        found.append((first, " ".join(parts)))
-    return found
+        instructions.append((first, " ".join(parts)))
+    return instructions
 
 
-def _apply(build: Dockerfile, name: str, rest: str, context: Path, line: int) -> None:
+def _apply(build: Dockerfile, name: str, arguments: str, context: Path, line: int) -> None:
     if not build.image:
         raise ConfigError(f"{name} stands before FROM; only FROM can come first")
-    if "<<" in rest and name in ("RUN", "COPY"):
+    if "<<" in arguments and name in ("RUN", "COPY"):
         raise ConfigError(
             f"a here-document in {name} is not supported; write the text to a file and COPY it"
         )
     if name == "RUN":
-        if flag := _FLAG.match(rest):
+        if flag := _FLAG.match(arguments):
             raise ConfigError(f"RUN {flag[0].strip()} is not supported")
-        argv = _json_list(rest) or ["/bin/sh", "-c", rest]
+        argv = _json_list(arguments) or ["/bin/sh", "-c", arguments]
         build.steps.append(Run(tuple(argv), build.workdir, tuple(build.env.items()), line))
     elif name == "COPY":
-        build.steps.append(_copy(build, rest, context))
+        build.steps.append(_copy(build, arguments, context))
     elif name == "WORKDIR":
         build.workdir = posixpath.normpath(
-            posixpath.join(build.workdir, _expanded(rest.strip("\"'"), build.env))
+            posixpath.join(build.workdir, _expanded(arguments.strip("\"'"), build.env))
         )
         build.folders.append(build.workdir)
     elif name == "ENV":
-        build.env.update(_variables(rest, build.env))
+        build.env.update(_variables(arguments, build.env))
     elif name not in NO_EFFECT:
         raise ConfigError(
             f"{name} is not supported; a task's Dockerfile may use FROM, RUN, COPY, WORKDIR and ENV"
         )
 
 
-def _image(build: Dockerfile, rest: str) -> str:
+def _image(build: Dockerfile, arguments: str) -> str:
     """The image of a ``FROM``."""
-    words = rest.split()
+    words = arguments.split()
     if build.image:
         raise ConfigError("a second FROM is not supported; a task is built in one stage")
     if not words or words[0].startswith("--") or "$" in words[0]:
-        raise ConfigError(f"FROM {rest} is not supported; name an image")
+        raise ConfigError(f"FROM {arguments} is not supported; name an image")
     return words[0]
 
 
-def _copy(build: Dockerfile, rest: str, context: Path) -> Copy:
-    if flag := _FLAG.match(rest):
+def _copy(build: Dockerfile, arguments: str, context: Path) -> Copy:
+    if flag := _FLAG.match(arguments):
         raise ConfigError(
             f"COPY {flag[0].strip()} is not supported; RUN chmod after a plain COPY sets modes"
         )
-    words = [_expanded(word, build.env) for word in _json_list(rest) or shlex.split(rest)]
+    words = [_expanded(word, build.env) for word in _json_list(arguments) or shlex.split(arguments)]
     if len(words) < 2:
-        raise ConfigError(f"COPY {rest} names no destination")
+        raise ConfigError(f"COPY {arguments} names no destination")
     *patterns, destination = words
     target = posixpath.normpath(posixpath.join(build.workdir, destination))
     is_folder = destination.endswith(("/", "/.")) or destination == "." or len(patterns) > 1
@@ -160,10 +160,10 @@ def _copy(build: Dockerfile, rest: str, context: Path) -> Copy:
         relative = posixpath.normpath(pattern.lstrip("/") or ".")
         if relative.startswith(".."):
             raise ConfigError(f"COPY {pattern} leaves the folder environment/")
-        found = [context] if relative == "." else sorted(context.glob(relative))
-        if not found:
+        paths = [context] if relative == "." else sorted(context.glob(relative))
+        if not paths:
             raise ConfigError(f"COPY {pattern}: there is no such file in environment/")
-        for path in found:  # as Docker does: of a folder its content
+        for path in paths:  # as Docker does: of a folder its content
             files.append(
                 (
                     path,
@@ -185,17 +185,17 @@ def _json_list(text: str) -> list[str] | None:
     return None
 
 
-def _variables(rest: str, known: dict[str, str]) -> dict[str, str]:
-    first = rest.split(None, 1)
+def _variables(arguments: str, env: dict[str, str]) -> dict[str, str]:
+    first = arguments.split(None, 1)
     if "=" not in first[0]:  # the older form: ENV NAME the whole value
         if len(first) < 2:
-            raise ConfigError(f"ENV {rest} has no value")
-        return {first[0]: _expanded(first[1], known)}
-    pairs = [word.partition("=") for word in shlex.split(rest)]
+            raise ConfigError(f"ENV {arguments} has no value")
+        return {first[0]: _expanded(first[1], env)}
+    pairs = [word.partition("=") for word in shlex.split(arguments)]
     if wrong := [name for name, equals, _ in pairs if not equals]:
         raise ConfigError(f"ENV {wrong[0]} has no value; write {wrong[0]}=VALUE")
-    return {name: _expanded(value, known) for name, _, value in pairs}
+    return {name: _expanded(value, env) for name, _, value in pairs}
 
 
-def _expanded(text: str, known: dict[str, str]) -> str:
-    return _VARIABLE.sub(lambda match: known.get(match[1] or match[2]) or match[3] or "", text)
+def _expanded(text: str, env: dict[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: env.get(match[1] or match[2]) or match[3] or "", text)

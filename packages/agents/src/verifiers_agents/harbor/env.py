@@ -71,7 +71,7 @@ async def _nothing_to_close(_: asyncio.Lock) -> None:
 def _defaults() -> dict[str, Any]:
     """The defaults of ``SandboxEnv``, and those that differ."""
     inherited = inspect.signature(SandboxEnv.__init__).parameters
-    return {name: one.default for name, one in inherited.items()} | {
+    return {name: parameter.default for name, parameter in inherited.items()} | {
         "max_turns": MAX_TURNS,
         "system_prompt": SYSTEM_PROMPT,
     }
@@ -339,9 +339,9 @@ class HarborEnv(AgentTurns, SandboxEnv):
         """Prepare the agent in the sandbox of the task, in its work folder."""
         sandbox = await self.get_sandbox(state)
         build, prompt = state["harbor"].task.build, self.prompt_for_agent(state)
-        places = Places.isolated(build.workdir, build.root is not None)
+        paths = Places.isolated(build.workdir, build.root is not None)
         return await AgentProcess.open(
-            agent, installed, sandbox, places, route, prompt, self.agent_files, LIMITS
+            agent, installed, sandbox, paths, route, prompt, self.agent_files, LIMITS
         )
 
     @stop(priority=50)

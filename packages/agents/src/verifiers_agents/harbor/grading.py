@@ -97,7 +97,7 @@ def declared_artifacts(task: HarborTask) -> tuple[Artifact, ...]:
                 example_id=task.name,
             )
         declared = (Artifact(task.build.workdir),)
-    if any(one.source == ARTIFACTS for one in declared):
+    if any(artifact.source == ARTIFACTS for artifact in declared):
         return declared
     return (*declared, Artifact(ARTIFACTS))
 

@@ -87,14 +87,14 @@ class ImageStore:
 
     def __init__(self, images: Images):
         self._images = images
-        self._found: dict[str, Image] = {}
+        self._by_name: dict[str, Image] = {}
 
     def find(self, name: str, task: str) -> Image:
         """The image of a ``FROM``, unpacked if it is not yet. *Raises* ConfigError that says how to
         provide it."""
-        if name not in self._found:
-            self._found[name] = _find(name, self._images, task)
-        return self._found[name]
+        if name not in self._by_name:
+            self._by_name[name] = _find(name, self._images, task)
+        return self._by_name[name]
 
 
 def _find(name: str, images: Images, task: str) -> Image:
@@ -138,22 +138,22 @@ def _source(name: str, images: Images, task: str) -> str:
     if isinstance(images, Mapping):
         if name in images:
             return os.fspath(images[name])
-        place = f'images={{"{name}": "{plain}.tar"}}'
+        usage = f'images={{"{name}": "{plain}.tar"}}'
     else:
-        found = [
+        archives = [
             path
             for end in SUFFIXES
             if (path := Path(images).expanduser() / f"{plain}{end}").exists()
         ]
-        if found:
-            return str(found[0])
-        place = f"images={os.fspath(images)!r} with the file {plain}.tar in it"
+        if archives:
+            return str(archives[0])
+        usage = f"images={os.fspath(images)!r} with the file {plain}.tar in it"
     raise ConfigError(
         f"task {task}: its image {name!r} is not here, and none is downloaded; make it where it is"
         " with `docker save "
         f"{name} -o {plain}.tar` (without Docker: `skopeo copy docker://{name}"
         f" oci-archive:{plain}.tar`) and pass "
-        f'{place}, or pass images={{"{name}": "host"}} to use this machine\'s system programs in'
+        f'{usage}, or pass images={{"{name}": "host"}} to use this machine\'s system programs in'
         " its place",
         example_id=task,
     )
@@ -166,7 +166,7 @@ def _prepared(path: Path, name: str) -> tuple[Path, dict[str, Any]]:
     """(root folder, configuration) of a source."""
     is_layout = (path / "oci-layout").is_file()
     if path.is_dir() and not is_layout:
-        if not any((path / one).is_dir() for one in ("bin", "usr")):
+        if not any((path / name_of_folder).is_dir() for name_of_folder in ("bin", "usr")):
             raise ConfigError(
                 "it is no root file system, which has a folder bin or usr, and no layout of an"
                 " image"
@@ -198,9 +198,9 @@ def _key(path: Path, name: str) -> str:
         for name in (*folders, *files)
     )
     for file in [path] if path.is_file() else sorted(below):
-        known = file.lstat()
+        status = file.lstat()
         digest.update(
-            f"{file}\0{known.st_mode}\0{known.st_size}\0{known.st_mtime_ns}\0".encode(
+            f"{file}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(
                 errors="replace"
             )
         )
@@ -225,9 +225,9 @@ def _fill(folder: Path, path: Path, name: str) -> None:
             else:
                 packed.seek(0)
                 unpack(Stream(packed, budget), root, is_layer=True)
-    if not any(os.path.lexists(root / one) for one in ("bin", "usr")):
+    if not any(os.path.lexists(root / folder_name) for folder_name in ("bin", "usr")):
         raise ConfigError("it holds no root file system: no folder bin or usr")
-    _own(root)
+    _give_to_user(root)
     (folder / DONE).write_text(json.dumps(config), encoding="utf-8")
 
 
@@ -362,7 +362,7 @@ def _checked(read: Read, inside: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def _own(root: Path) -> None:
+def _give_to_user(root: Path) -> None:
     """Give the files to the user that code runs as; only root runs it as another one."""
     if os.getuid() != 0:
         return

@@ -125,20 +125,20 @@ def read_tasks(
     folder = Path(path).expanduser()
     if (folder / "task.toml").is_file():
         return [read_task(folder, images, waive, host_variables)]
-    found = sorted(file.parent for file in folder.glob("*/task.toml")) if folder.is_dir() else []
-    if not found:
+    folders = sorted(file.parent for file in folder.glob("*/task.toml")) if folder.is_dir() else []
+    if not folders:
         raise ConfigError(
             f"{folder} is no task folder and holds none: a task folder has a file task.toml",
             path=str(folder),
         )
     for name in only or ():
-        if name not in (names := [one.name for one in found]):
+        if name not in (names := [one.name for one in folders]):
             raise ConfigError(
                 f"there is no task {name!r} in {folder}{closest(name, names)}", path=str(folder)
             )
     return [
         read_task(one, images, waive, host_variables)
-        for one in found
+        for one in folders
         if only is None or one.name in only
     ]
 
@@ -309,18 +309,20 @@ class _Reader:
         return tuple(hooks)
 
     def artifacts(self) -> tuple[Artifact, ...]:
-        found = []
+        artifacts = []
         for entry in self.get("artifacts") or ():
-            given = {"source": entry} if isinstance(entry, str) else entry
-            source = str(given.get("source", ""))
-            if given.get("service", "main") != "main":
+            fields = {"source": entry} if isinstance(entry, str) else entry
+            source = str(fields.get("source", ""))
+            if fields.get("service", "main") != "main":
                 raise self.refuse("artifacts", "a task has one service")
             if not source.startswith("/") or ".." in source.split("/") or source.rstrip("/") == "":
                 raise ConfigError(
                     f"task {self._name}: the artifact {source!r} must be an absolute path below /"
                 )
-            found.append(Artifact(source.rstrip("/"), tuple(map(str, given.get("exclude", ())))))
-        return tuple(found)
+            artifacts.append(
+                Artifact(source.rstrip("/"), tuple(map(str, fields.get("exclude", ()))))
+            )
+        return tuple(artifacts)
 
 
 def _keys(config: Mapping[str, Any]) -> list[str]:

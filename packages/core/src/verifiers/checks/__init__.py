@@ -176,11 +176,11 @@ class _Check:
         data = check_data(env, self.findings, self.n, self.seed)
         check_marks(env, self.findings)
         if isinstance(env, EnvGroup):
-            whole = self.findings.member
+            outer = self.findings.member
             for name, member in zip(env.env_names, env.envs, strict=True):
-                self.findings.member = f"{whole}member {name!r}: "
+                self.findings.member = f"{outer}member {name!r}: "
                 await self._check(member)
-            self.findings.member = whole
+            self.findings.member = outer
             return
         broken = check_functions(env, data.examples, self.findings)
         if data.examples:

@@ -78,10 +78,11 @@ def first_rows(env: Environment, n: int, seed: int | None = None) -> bytes:
 def check_same_again(env: Environment, again: Environment, findings: Findings) -> None:
     """Warn when two environments built with the same arguments have different rows."""
     for which in ("train_table", "eval_table"):
-        one, other = getattr(env, which), getattr(again, which)
+        first, second = getattr(env, which), getattr(again, which)
         try:
-            differ = one is not None and (
-                other is None or [e.hash for e in _spaced(one)] != [e.hash for e in _spaced(other)]
+            differ = first is not None and (
+                second is None
+                or [e.hash for e in _spaced(first)] != [e.hash for e in _spaced(second)]
             )
         except Exception as error:  # noqa: BLE001  unreadable rows are already findings of the first environment
             findings.note(f"did not compare the rows of a second build: {error_text(error)}")
@@ -155,9 +156,9 @@ def _report_unreadable(
 ) -> None:
     code = _code_of(error)
     more = f" ({count} rows of {which} have this problem)" if count > 1 else ""
-    place = which if isinstance(error, DatasetError) else raised_at(error, which)
+    location = which if isinstance(error, DatasetError) else raised_at(error, which)
     message = str(error) if isinstance(error, DatasetError) else error_text(error)
-    findings.error(code, message + more, place, _FIXES[code])
+    findings.error(code, message + more, location, _FIXES[code])
 
 
 def _no_eval_set(env: Environment, findings: Findings) -> None:
@@ -189,7 +190,7 @@ def _check_overlap(
 
 
 def _check_repeatable(env: Environment, findings: Findings, n: int, seed: int) -> None:
-    place = method_place(env, "get_dataset")
+    location = method_place(env, "get_dataset")
     try:
         before, shuffled = first_rows(env, n), first_rows(env, n, seed)
         repeatable = shuffled == first_rows(env, n, seed) and before == first_rows(env, n)
@@ -197,7 +198,7 @@ def _check_repeatable(env: Environment, findings: Findings, n: int, seed: int) -
         findings.error(
             "hook-raises-or-returns-a-wrong-type",
             f"get_dataset(n, seed) raised {error_text(error)}",
-            raised_at(error, place),
+            raised_at(error, location),
             "accept n=-1 and seed=None, and return a datasets.Dataset",
         )
         return
@@ -206,7 +207,7 @@ def _check_repeatable(env: Environment, findings: Findings, n: int, seed: int) -
             "get-dataset-not-repeatable",
             f"get_dataset({n}, seed={seed}) returns other rows the second time, or changes the"
             f" result of get_dataset({n})",
-            place,
+            location,
             "shuffle a copy with the seed argument: dataset.shuffle(seed=seed)",
         )
 

@@ -126,12 +126,12 @@ def _build(
 
 def _report_failure(name: str, error: BaseException, findings: Findings, is_second: bool) -> None:
     cause = error.__cause__ or error
-    place = raised_at(cause, name)
+    location = raised_at(cause, name)
     if is_second:
         findings.error(
             "constructor-side-effect",
             f"building the environment a second time in one process fails: {error_text(cause)}",
-            place,
+            location,
             "store per-environment state on the object, not in process globals",
         )
         return
@@ -139,7 +139,7 @@ def _report_failure(name: str, error: BaseException, findings: Findings, is_seco
     findings.error(
         code,
         error_text(error),
-        place,
+        location,
         _FIXES[code] if isinstance(error, ConfigError) else _FIXES["not-loadable"],
     )
 
@@ -158,8 +158,8 @@ def _check_annotations(loader: Loader, findings: Findings) -> None:
         parameters = inspect.signature(loader).parameters.values()
     except (TypeError, ValueError):  # no readable signature: nothing to check
         return
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if untyped := [p.name for p in named if p.annotation is p.empty]:
+    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if untyped := [p.name for p in by_name if p.annotation is p.empty]:
         findings.warn(
             "argument-without-type",
             f"load_environment declares {', '.join(untyped)} without a type",

@@ -72,7 +72,7 @@ class RolloutRunner:
     async def _side_by_side(self, policy: str, examples: Sequence[Example]) -> list[PolicyRollout]:
         progress = Progress()
         tasks = [
-            asyncio.ensure_future(self._one(policy, example, index, progress))
+            asyncio.ensure_future(self._rollout(policy, example, index, progress))
             for index, example in enumerate(examples)
         ]
         done, late = await asyncio.wait(tasks, timeout=2 * self.timeout_s)
@@ -93,7 +93,9 @@ class RolloutRunner:
             if task.exception() is None
         ]
 
-    async def _one(self, policy: str, example: Example, index: int, progress: Progress) -> State:
+    async def _rollout(
+        self, policy: str, example: Example, index: int, progress: Progress
+    ) -> State:
         scripted = self.client is None
         client = (
             ScriptedPolicy(policies_of(self.env)[policy], self.env, example)

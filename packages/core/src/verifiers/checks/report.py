@@ -70,11 +70,11 @@ class Findings:
     num_rollouts: int = 0
     member: str = ""
 
-    def error(self, code: str, message: str, place: str, fix: str) -> None:
-        self._add(self.errors, Finding(code, message, self.member + place, fix))
+    def error(self, code: str, message: str, location: str, fix: str) -> None:
+        self._add(self.errors, Finding(code, message, self.member + location, fix))
 
-    def warn(self, code: str, message: str, place: str, fix: str) -> None:
-        self._add(self.warnings, Finding(code, message, self.member + place, fix))
+    def warn(self, code: str, message: str, location: str, fix: str) -> None:
+        self._add(self.warnings, Finding(code, message, self.member + location, fix))
 
     def note(self, text: str) -> None:
         if (text := self.member + text) not in self.notes:

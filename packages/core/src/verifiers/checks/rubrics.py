@@ -85,11 +85,11 @@ def _check_format_of_parser(env: Environment, findings: Findings) -> None:
         )
 
 
-def _plain_text_earns(what: str, earned: float, place: str, findings: Findings) -> None:
+def _plain_text_earns(what: str, earned: float, location: str, findings: Findings) -> None:
     findings.warn(
         "plain-text-earns-format-reward",
         f"{what} gives {earned:g} to {PLAIN_TEXT!r}, which has no format",
-        place,
+        location,
         "return 0.0 when the format is absent, else replies without an answer are rewarded",
     )
 
@@ -102,7 +102,7 @@ def check_rewards(
 ) -> None:
     """Check the rewards of finished rollouts as a whole."""
     rewards = [float(state["reward"]) for state in states if _is_known(state["reward"])]
-    place = (
+    location = (
         place_of(type(env.rubric))
         if len(env.rubric.functions) != 1
         else place_of(env.rubric.functions[0].function)
@@ -111,7 +111,7 @@ def check_rewards(
         findings.warn(
             "reward-outside-range",
             f"rewards reach {max(outside, key=abs):g}, outside [-1, 1]",
-            place,
+            location,
             "scale the functions or their weights: thresholds and learning rates assume rewards of"
             " about this size",
         )
@@ -126,7 +126,7 @@ def check_rewards(
             "constant-reward",
             f"{tried} earned the same reward, {rewards[0]:g}, in {len(rewards)} rollouts: a group"
             " with zero reward variance gives no training signal",
-            place,
+            location,
             "make the reward distinguish good completions from bad ones; for a hard task, pass"
             " client= with a model",
         )
@@ -154,14 +154,14 @@ def check_scoring(env: Environment, state: State, broken: set[str], findings: Fi
     for name, cause in failed.items():
         if name in broken:
             continue
-        place = (
+        location = (
             place_of(functions[name].function) if name in functions else place_of(type(env.rubric))
         )
         if cause is not None and _needs_service(cause):
             findings.warn(
                 "reward-not-known-here",
                 f"{cause}",
-                place,
+                location,
                 "run the check with the keys and endpoints that the function needs",
             )
             continue
@@ -173,7 +173,7 @@ def check_scoring(env: Environment, state: State, broken: set[str], findings: Fi
                 if cause is not None
                 else f"reward function {name!r} failed too, so its value is unknown"
             ),
-            raised_at(innermost, place) if innermost is not None else place,
+            raised_at(innermost, location) if innermost is not None else location,
             "return a finite number for every completion, including an empty one and one without an"
             " answer",
         )

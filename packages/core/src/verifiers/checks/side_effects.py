@@ -115,5 +115,5 @@ def _random_state() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return (random.getstate(),)
-    name, keys, *rest = numpy.random.get_state()
-    return (random.getstate(), name, keys.tobytes(), *rest)
+    name, keys, *details = numpy.random.get_state()
+    return (random.getstate(), name, keys.tobytes(), *details)

@@ -41,7 +41,7 @@ def run(call: Call) -> None:
         return
     runs = _load(call.words)
     if metrics == ["all"]:
-        metrics = list(dict.fromkeys(name for one in runs for name in one.values))
+        metrics = list(dict.fromkeys(name for evaluation in runs for name in evaluation.values))
     if not options["detect"] > 0:
         raise ConfigError(
             f"--detect is {options['detect']:g}; it must be a difference above 0", key="detect"
@@ -57,9 +57,9 @@ def run(call: Call) -> None:
             " (--anyway compares runs that share examples)"
         )
     worse = [
-        found
-        for found in comparison.differences
-        if found.verdict == "worse" or found.verdict == "lower"
+        difference
+        for difference in comparison.differences
+        if difference.verdict == "worse" or difference.verdict == "lower"
     ]
     if options["fail_if_worse"] and worse:
         call.exit_code = WORSE
@@ -94,36 +94,40 @@ def _compare_with_labels(call: Call, metrics: list[str]) -> None:
     word = one_word(call, "one run with --labels: vf-compare RUN --labels info.human")
     column = call.options["labels"]
     results = load_results(word)
-    found = [results.agreement(column, metric, call.options["threshold"]) for metric in metrics]
-    call.facts["agreement"] = [one.to_dict() for one in found]
-    for one in found:
-        call.say("\n".join(_agreement_lines(one)))
+    agreements = [
+        results.agreement(column, metric, call.options["threshold"]) for metric in metrics
+    ]
+    call.facts["agreement"] = [agreement.to_dict() for agreement in agreements]
+    for agreement in agreements:
+        call.say("\n".join(_agreement_lines(agreement)))
 
 
-def _agreement_lines(found: Agreement) -> list[str]:
-    corrected = f"{found.corrected_mean:.3f}, 95% from {found.low:.3f} to {found.high:.3f}"
-    if found.corrected_mean != found.corrected_mean:
+def _agreement_lines(agreement: Agreement) -> list[str]:
+    corrected = (
+        f"{agreement.corrected_mean:.3f}, 95% from {agreement.low:.3f} to {agreement.high:.3f}"
+    )
+    if agreement.corrected_mean != agreement.corrected_mean:
         corrected = (
             "unknown: the labels are of one kind only, or the judge is no better than chance"
         )
     return [
         (
-            f"{found.metric} against {found.labels}: {found.num_labelled} of {found.num_rollouts}"
+            f"{agreement.metric} against {agreement.labels}: {agreement.num_labelled} of {agreement.num_rollouts}"
             " rollouts are labelled"
         ),
         (
-            f"  kappa        {found.kappa:.3f} ± {found.kappa_stderr:.3f} (standard error),"
-            f" agreement {found.accuracy:.3f}"
+            f"  kappa        {agreement.kappa:.3f} ± {agreement.kappa_stderr:.3f} (standard error),"
+            f" agreement {agreement.accuracy:.3f}"
         ),
         (
-            f"  of the yes   {found.sensitivity:.3f} called yes ({found.true_yes} of"
-            f" {found.true_yes + found.false_no})"
+            f"  of the yes   {agreement.sensitivity:.3f} called yes ({agreement.true_yes} of"
+            f" {agreement.true_yes + agreement.false_no})"
         ),
         (
-            f"  of the no    {found.specificity:.3f} called no ({found.true_no} of"
-            f" {found.true_no + found.false_yes})"
+            f"  of the no    {agreement.specificity:.3f} called no ({agreement.true_no} of"
+            f" {agreement.true_no + agreement.false_yes})"
         ),
-        f"  judged mean  {found.judged_mean:.3f} over all rollouts",
+        f"  judged mean  {agreement.judged_mean:.3f} over all rollouts",
         f"  corrected    {corrected}",
     ]
 

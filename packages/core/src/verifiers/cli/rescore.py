@@ -78,10 +78,10 @@ def _environment(facts: GenerateMetadata, options: dict[str, Any]) -> tuple[str,
     if not env_id:
         raise ConfigError("the run does not name its environment; name it: --env ID", key="env")
     try:
-        given = json_table(options["env_args"] or "{}")
+        changes = json_table(options["env_args"] or "{}")
     except ValueError as error:
         raise ConfigError(f"--env-args {error}", key="env_args") from None
-    env_args = {**(facts.env_args if env_id == facts.env_id else {}), **given}
+    env_args = {**(facts.env_args if env_id == facts.env_id else {}), **changes}
     if hidden := [name for name, value in env_args.items() if HIDDEN in str(value)]:
         raise ConfigError(
             f"the run does not store secrets: give {hidden[0]!r} again with --env-args",

@@ -135,9 +135,9 @@ def join_modules(modules: Mapping[str, str]) -> str:
         for line in modules["__init__"].splitlines(keepends=True)
         if not line.startswith("from .")
     )
-    rest = _below_imports(text)
-    head = text[: len(text) - len(rest)].rstrip()
-    bodies = "\n\n\n".join([*(_below_imports(modules[name]).rstrip() for name in MODULES), rest])
+    body = _below_imports(text)
+    head = text[: len(text) - len(body)].rstrip()
+    bodies = "\n\n\n".join([*(_below_imports(modules[name]).rstrip() for name in MODULES), body])
     return f"{head}\n\n{bodies}"
 
 

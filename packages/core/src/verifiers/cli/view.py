@@ -31,7 +31,7 @@ def run(call: Call) -> None:
     from verifiers.view.catalog import Catalog, default_folders
     from verifiers.view.library import Library
 
-    words, out = _places(call)
+    words, out = _folders(call)
     folders = [
         folder
         for word in words
@@ -50,7 +50,7 @@ def run(call: Call) -> None:
         _serve(call, library)
 
 
-def _places(call: Call) -> tuple[list[str], str | None]:
+def _folders(call: Call) -> tuple[list[str], str | None]:
     """(folders with runs or environments, folder of the copy or None)."""
     words, out = list(call.words), call.options["export"]
     if words[:1] == ["export"]:
@@ -86,12 +86,12 @@ def _evaluations_of(word: str) -> list[Path]:
             normalize_name(part).removeprefix("vf-") for part in folder.name.split("--")[:2]
         )
 
-    found = [
+    folders = [
         folder for root in roots for folder in sorted(root.glob("evals/*--*")) if is_its(folder)
     ]
-    if not found:
+    if not folders:
         raise ConfigError(f"{not_a_folder}: vf-eval {word} makes one")
-    return found
+    return folders
 
 
 def _export(call: Call, library: Library, out: str) -> None:

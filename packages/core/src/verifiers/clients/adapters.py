@@ -180,8 +180,8 @@ class OpenAILikeClient(_Adapter):
         max_tokens_name: str,
         without: frozenset[str],
     ) -> dict[str, Any]:
-        known, extra = split_arguments(request, max_tokens_name)
-        arguments: dict[str, Any] = {"model": request.model, **known}
+        standard, extra = split_arguments(request, max_tokens_name)
+        arguments: dict[str, Any] = {"model": request.model, **standard}
         if request.message_type == "completion":
             arguments["prompt"] = request.prompt
         else:

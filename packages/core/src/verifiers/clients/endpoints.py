@@ -192,9 +192,9 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
     for key, value in entry.items():
         name = FIELD_OF.get(key)
         if name is None:
-            known = closest(str(key), FIELD_OF) or f"; known: {', '.join(FIELD_OF)}"
+            hint = closest(str(key), FIELD_OF) or f"; known: {', '.join(FIELD_OF)}"
             raise ConfigError(
-                f"{location}: unknown key {key!r}{known}", path=str(path), key=str(key)
+                f"{location}: unknown key {key!r}{hint}", path=str(path), key=str(key)
             )
         if name in fields and fields[name] != value:
             raise ConfigError(f"{location}: {key!r} repeats a setting", path=str(path), key=key)

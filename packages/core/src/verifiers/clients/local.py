@@ -109,15 +109,15 @@ def is_installed() -> bool:
 def find_model(file: str | None = None) -> LocalModel:
     """The model in ``file``, else in ``VF_LOCAL_MODEL``, else the packaged one. Raises:
     ``ConfigError``."""
-    named = file or os.environ.get("VF_LOCAL_MODEL")
-    if not named:
+    path_text = file or os.environ.get("VF_LOCAL_MODEL")
+    if not path_text:
         packaged = _packaged_file()
         if packaged is None:
             raise ConfigError(
                 f"the local model's weights ({WEIGHTS_PACKAGE}) are not installed: {INSTALL}"
             )
         return LocalModel(packaged, is_packaged=True)
-    path = Path(named).expanduser().resolve()
+    path = Path(path_text).expanduser().resolve()
     origin = "local:FILE" if file else "VF_LOCAL_MODEL"
     if not path.is_file():
         raise ConfigError(f"{origin} names {path}, which is not a file", path=str(path))

@@ -54,7 +54,7 @@ def split_arguments(
 
     Raises: ``ConfigError`` for unsupported or contradictory arguments.
     """
-    known: dict[str, Any] = {}
+    standard: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     limit = None
     for name, value in request.sampling_args.items():
@@ -67,7 +67,7 @@ def split_arguments(
                 )
             limit = value
         elif name in OPENAI_ARGUMENTS:
-            known[name] = value
+            standard[name] = value
         elif name not in ("stream", "n"):
             extra[name] = value
     extra.update(request.sampling_args.get("extra_body") or {})
@@ -77,17 +77,17 @@ def split_arguments(
         if arguments.get("stream"):
             raise _unsupported(arguments, "stream", "completions are read as a whole")
     if limit is not None:
-        known[max_tokens_name] = limit
+        standard[max_tokens_name] = limit
     if request.seed is not None:
-        known["seed"] = request.seed
+        standard["seed"] = request.seed
     if request.require_tokens or extra.get("return_tokens_as_token_ids"):
-        known["logprobs"] = known.get("logprobs") or (
+        standard["logprobs"] = standard.get("logprobs") or (
             1 if request.message_type == "completion" else True
         )
         extra["return_token_ids"] = True
     if request.message_type != "completion" and has_audio(request.prompt):
-        known["modalities"] = ["text"]
-    return known, extra
+        standard["modalities"] = ["text"]
+    return standard, extra
 
 
 def _unsupported(arguments: Mapping[str, Any], name: str, instead: str) -> ConfigError:
@@ -108,7 +108,7 @@ def to_fields(
     request: ModelRequest, max_tokens_name: str, without: Collection[str] = frozenset()
 ) -> dict[str, Any]:
     """Return the fields of the body of one request; ``without``: see `sendable`."""
-    known, extra = split_arguments(request, max_tokens_name)
+    standard, extra = split_arguments(request, max_tokens_name)
     body: dict[str, Any] = {"model": request.model}
     if request.message_type == "completion":
         body["prompt"] = request.prompt
@@ -116,7 +116,7 @@ def to_fields(
         body["messages"] = sendable(request, without)
         if request.tools:
             body["tools"] = request.tools
-    body.update(known)
+    body.update(standard)
     body.update(extra)
     return body
 

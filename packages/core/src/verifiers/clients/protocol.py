@@ -182,9 +182,9 @@ class EndpointConfig:
         """*Raises* ConfigError that names the registry and the entry, for a kind that no client
         here speaks."""
         if self.client_type not in CLIENT_TYPES:
-            place = f"{self.source}: " if self.source else ""
+            prefix = f"{self.source}: " if self.source else ""
             raise ConfigError(
-                f"{place}the endpoint {self.endpoint_id!r} is of the kind {self.client_type!r},"
+                f"{prefix}the endpoint {self.endpoint_id!r} is of the kind {self.client_type!r},"
                 " which no client of this release speaks; choose an endpoint of the kind"
                 f" {' or '.join(CLIENT_TYPES)}",
                 key="client_type",
@@ -263,11 +263,12 @@ class ClientConfig:
     def __post_init__(self) -> None:
         self.check()
         self.endpoint_configs = [
-            ClientConfig.model_validate(one) if isinstance(one, dict) else one
-            for one in self.endpoint_configs
+            ClientConfig.model_validate(member) if isinstance(member, dict) else member
+            for member in self.endpoint_configs
         ]
         if any(
-            isinstance(one, ClientConfig) and one.endpoint_configs for one in self.endpoint_configs
+            isinstance(member, ClientConfig) and member.endpoint_configs
+            for member in self.endpoint_configs
         ):
             raise ConfigError(
                 "endpoint_configs has a group of its own; list its endpoints here",
@@ -404,8 +405,8 @@ def check_client_type(client_type: str, is_chosen: bool = True) -> None:
         raise ConfigError(
             f"client_type {client_type!r} comes later; use one of {', '.join(CLIENT_TYPES)}"
         )
-    known = closest(client_type, CLIENT_TYPES) or f"; known: {', '.join(CLIENT_TYPES)}"
-    raise ConfigError(f"there is no client_type {client_type!r}{known}")
+    hint = closest(client_type, CLIENT_TYPES) or f"; known: {', '.join(CLIENT_TYPES)}"
+    raise ConfigError(f"there is no client_type {client_type!r}{hint}")
 
 
 PRICE_FIELDS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
@@ -422,9 +423,9 @@ def prices_of(client: object) -> dict[str, float] | None:
     """
     members = getattr(client, "members", None)
     if members is not None:
-        first, *others = [prices_of(member) for member, _ in members]
-        return first if all(other == first for other in others) else None
+        first, *member_prices = [prices_of(member) for member, _ in members]
+        return first if all(price == first for price in member_prices) else None
     config = getattr(client, "config", None)
     prices = {name: getattr(config, name, None) for name in PRICE_FIELDS}
-    known = {name: float(price) for name, price in prices.items() if price is not None}
-    return known if len(known) == len(PRICE_FIELDS) else None
+    prices_set = {name: float(price) for name, price in prices.items() if price is not None}
+    return prices_set if len(prices_set) == len(PRICE_FIELDS) else None

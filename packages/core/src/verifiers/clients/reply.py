@@ -227,12 +227,12 @@ def to_response(
             f"{where} answered 200 with no content, no tool call and no finish reason"
         )
     version, logprobs = _versions(choice, completion), _logprobs(choice.logprobs)
-    found = _tokens(completion, choice, logprobs, version)
+    read_tokens = _tokens(completion, choice, logprobs, version)
     tokens, missing = None, ""
-    if isinstance(found, ResponseTokens):
-        tokens = found
+    if isinstance(read_tokens, ResponseTokens):
+        tokens = read_tokens
     else:
-        name, missing = found
+        name, missing = read_tokens
         if request.require_tokens:
             raise MalformedResponse(
                 f"{where} answered without usable {name}: {missing}", field=name
@@ -556,7 +556,7 @@ def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
             version = np.full(len(ids), oldest, np.int64)
             starts = [int(span.get("start") or 0) for span in plain]
             for start, number, span in sorted(
-                zip(starts, numbers, plain, strict=True), key=lambda found: found[0]
+                zip(starts, numbers, plain, strict=True), key=lambda run: run[0]
             ):
                 version[start : span.get("end")] = number
             return version if ids else oldest

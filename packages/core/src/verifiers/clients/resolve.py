@@ -67,7 +67,7 @@ def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
     'http://127.0.0.1:8000/v1'
     """
     if isinstance(given, str):
-        return _named(given, keep_raw)
+        return _from_text(given, keep_raw)
     if isinstance(given, ClientConfig | EndpointConfig | list | tuple):
         return _configured(given, keep_raw)
     if isinstance(given, type):
@@ -169,7 +169,7 @@ def _name_for(client: object, model: object) -> str:
     return name
 
 
-def _named(text: str, keep_raw: bool) -> Client:
+def _from_text(text: str, keep_raw: bool) -> Client:
     if _is_local(text):
         from verifiers.clients.local import local_client
 
@@ -254,19 +254,19 @@ def _openai_like(source: object, keep_raw: bool) -> Client:
     from verifiers.clients.http import OpenAIChatCompletionsClient
 
     settings["keep_raw"] = keep_raw
-    known = _transports.get(source)
-    if known is None or known[0] != settings:
-        known = _transports[source] = (settings, OpenAIChatCompletionsClient(**settings))
-    return known[1]
+    cached = _transports.get(source)
+    if cached is None or cached[0] != settings:
+        cached = _transports[source] = (settings, OpenAIChatCompletionsClient(**settings))
+    return cached[1]
 
 
 def _adapted(kind: type, source: object, keep_raw: bool) -> Client:
     """Return the adapter of an object, one while it is in use, so that concurrent calls share its
     limits."""
     key = (id(source), keep_raw)
-    known = _adapters.get(key)
-    if known is not None and known.original is source:
-        shared: Client = known
+    cached = _adapters.get(key)
+    if cached is not None and cached.original is source:
+        shared: Client = cached
         return shared
     adapter: Client = kind(source, keep_raw=keep_raw)
     _adapters[key] = adapter

@@ -49,11 +49,15 @@ class StreamedClient(HttpClient):
         return self.dialect.concession(status, answer)
 
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
-        whole = _object(answer, where)
-        if (error := whole.get("error")) and not whole.keys() & {"choices", "content", "output"}:
+        body_read = _object(answer, where)
+        if (error := body_read.get("error")) and not body_read.keys() & {
+            "choices",
+            "content",
+            "output",
+        }:
             raise streamed_error(error)
-        response = self.dialect.parse_response(whole, request, where)
-        return replace(response, raw=whole) if self.keep_raw else response
+        response = self.dialect.parse_response(body_read, request, where)
+        return replace(response, raw=body_read) if self.keep_raw else response
 
     def _idle_timeout(self) -> float | None:
         return self.config.idle_timeout
@@ -93,11 +97,11 @@ class StreamedClient(HttpClient):
 
 def _object(body: bytes, where: str) -> dict[str, Any]:
     try:
-        whole = decode_message(body, MAX_REPLY_VALUES, len(body))
+        body_read = decode_message(body, MAX_REPLY_VALUES, len(body))
     except ValueError as error:
         raise malformed(body, where, error) from error
-    if isinstance(whole, dict):
-        return whole
+    if isinstance(body_read, dict):
+        return body_read
     raise MalformedResponse(f"{where} answered 200 with no JSON object", body=excerpt(body))
 
 

@@ -59,10 +59,10 @@ def load_example_dataset(
     elif name in HUB_SETS:
         rows = _fetched(name, HUB_SETS[name], split)
     else:
-        known = ("arithmetic", *HUB_SETS)
-        hint = closest(name, known) or ";"
+        names = ("arithmetic", *HUB_SETS)
+        hint = closest(name, names) or ";"
         raise ConfigError(
-            f"there is no example dataset {name!r}{hint} the names are: {', '.join(known)}"
+            f"there is no example dataset {name!r}{hint} the names are: {', '.join(names)}"
         )
     if n is not None:
         rows = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))[: max(n, 0)]]

@@ -212,10 +212,10 @@ class Table(Sequence[Example]):
         self._store.check(subset._row_positions())
         return subset
 
-    def at(self, places: Sequence[int]) -> list[Example]:
+    def at(self, indices: Sequence[int]) -> list[Example]:
         """Return the examples at these places."""
         positions = self._row_positions()
-        return self._store.examples([positions[place] for place in places])
+        return self._store.examples([positions[index] for index in indices])
 
     def hashes(self) -> Iterator[str]:
         """Yield the hash of each example; formats only those that never were."""
@@ -374,14 +374,14 @@ class _Store:
         examples = []
         for position, row in zip(positions, rows.read(positions) if positions else [], strict=True):
             example = self._example(position, row)
-            place = slice(_HASH_BYTES * position, _HASH_BYTES * (position + 1))
+            slot = slice(_HASH_BYTES * position, _HASH_BYTES * (position + 1))
             content = bytes.fromhex(example.hash)
-            if self._is_hashed[position] and self._hashes[place] != content:
+            if self._is_hashed[position] and self._hashes[slot] != content:
                 raise DatasetError(
                     f"row {position} of the dataset was changed since it was first read; do not"
                     " edit it"
                 )
-            self._hashes[place] = content
+            self._hashes[slot] = content
             self._is_hashed[position] = 1
             examples.append(example)
         return examples
@@ -446,8 +446,8 @@ def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
 # --- rows to examples
 
 
-def _example(row: Mapping[str, Any], row_format: RowFormat, place: str) -> Example:
-    formatted = format_row(row, row_format, place)
+def _example(row: Mapping[str, Any], row_format: RowFormat, location: str) -> Example:
+    formatted = format_row(row, row_format, location)
     hashed = formatted.copy()
     del hashed["example_id"]
     if NoneType in map(type, hashed.values()):
@@ -457,7 +457,7 @@ def _example(row: Mapping[str, Any], row_format: RowFormat, place: str) -> Examp
     except (TypeError, ValueError, RecursionError) as error:
         name = next((name for name, value in hashed.items() if not _is_json(value)), "")
         raise DatasetError(
-            f"{place}: column {name!r} holds a value that JSON cannot store ({error}); use plain"
+            f"{location}: column {name!r} holds a value that JSON cannot store ({error}); use plain"
             " values in rows and create objects from them in setup_state"
         ) from error
     return Example(formatted["example_id"], digest, formatted)
@@ -476,7 +476,7 @@ def _is_json(value: object) -> bool:
 
 
 def format_row(
-    row: Mapping[str, Any], row_format: RowFormat, place: str = "the row"
+    row: Mapping[str, Any], row_format: RowFormat, location: str = "the row"
 ) -> dict[str, Any]:
     """Return a new row with normalized ``prompt answer info task example_id``; other columns are
     copied.
@@ -488,14 +488,14 @@ def format_row(
     if question is not None:
         if not isinstance(question, str):
             raise DatasetError(
-                f"{place}: {row_format.question_key!r} must be text, not {type(question).__name__}"
+                f"{location}: {row_format.question_key!r} must be text, not {type(question).__name__}"
                 " (messages go into a column 'prompt')"
             )
         formatted["question"] = question
-    formatted["prompt"] = _prompt(formatted, question, row_format, place)
+    formatted["prompt"] = _prompt(formatted, question, row_format, location)
     answer = _cell(formatted, row_format.answer_key, "answer")
     formatted["answer"] = "" if answer is None else answer
-    formatted["info"] = _info(formatted.get("info"), place)
+    formatted["info"] = _info(formatted.get("info"), location)
     task = formatted.get("task")
     formatted["task"] = row_format.default_task() if task is None else task
     formatted.setdefault("example_id", 0)
@@ -510,12 +510,12 @@ def _cell(row: Mapping[str, Any], key: str, canonical: str) -> Any:
 
 
 def _prompt(
-    row: Mapping[str, Any], question: str | None, row_format: RowFormat, place: str
+    row: Mapping[str, Any], question: str | None, row_format: RowFormat, location: str
 ) -> Messages:
     source = row.get("prompt")
     if source is None and question is None:
         raise DatasetError(
-            _no_question(place, row_format, [name for name in row if row[name] is not None])
+            _no_question(location, row_format, [name for name in row if row[name] is not None])
         )
     try:
         if row_format.message_type == "completion":
@@ -527,7 +527,7 @@ def _prompt(
         if row_format.system_prompt and not _begins_with_system(prompt):
             prompt = [SystemMessage(row_format.system_prompt), *prompt]
     except (ConfigError, TypeError, AttributeError) as error:
-        raise DatasetError(f"{place}: the prompt cannot be read: {error}") from error
+        raise DatasetError(f"{location}: the prompt cannot be read: {error}") from error
     return prompt
 
 
@@ -535,26 +535,26 @@ def _begins_with_system(prompt: Sequence[Any]) -> bool:
     return bool(prompt) and prompt[0]["role"] in ("system", "developer")
 
 
-def _info(info: object, place: str) -> dict[str, Any]:
+def _info(info: object, location: str) -> dict[str, Any]:
     if info is None or info == "":
         return {}
     if isinstance(info, str):
         try:
             info = decode_json(info)
         except ValueError as error:
-            raise DatasetError(f"{place}: 'info' is text that is not JSON: {error}") from error
+            raise DatasetError(f"{location}: 'info' is text that is not JSON: {error}") from error
     if not isinstance(info, Mapping):
         raise DatasetError(
-            f"{place}: 'info' must be a dict or the JSON text of one, not {type(info).__name__}"
+            f"{location}: 'info' must be a dict or the JSON text of one, not {type(info).__name__}"
         )
     return dict(info)
 
 
-def _no_question(place: str, row_format: RowFormat, columns: Sequence[str]) -> str:
+def _no_question(location: str, row_format: RowFormat, columns: Sequence[str]) -> str:
     key = row_format.question_key
     hint = closest(key, columns) or ', or name the column with question_key="..."'
     names = ", ".join(columns) or "none"
-    return f"{place} has neither 'prompt' nor {key!r}; its columns are: {names}{hint}"
+    return f"{location} has neither 'prompt' nor {key!r}; its columns are: {names}{hint}"
 
 
 _ATOMS = frozenset((str, int, float, bool, type(None)))
@@ -843,8 +843,8 @@ def _parsed(text: str, path: Path, line: int | None) -> Any:
     try:
         return decode_json(text)
     except ValueError as error:
-        place = path if line is None else f"{path}:{line}"
-        raise DatasetError(f"{place} is not JSON: {error}", path=str(path), line=line) from error
+        location = path if line is None else f"{path}:{line}"
+        raise DatasetError(f"{location} is not JSON: {error}", path=str(path), line=line) from error
 
 
 def _described(value: object) -> str:

@@ -242,13 +242,13 @@ def concat_messages(parts: Iterable[Any]) -> Messages:
     return messages
 
 
-def is_prefix(start: Messages, whole: Messages) -> bool:
+def is_prefix(start: Messages, messages: Messages) -> bool:
     """Whether ``whole`` begins with all of ``start``; text and messages are never prefixes of each
     other."""
-    if isinstance(start, str) or isinstance(whole, str):
-        return isinstance(start, str) and isinstance(whole, str) and whole.startswith(start)
-    return len(start) <= len(whole) and all(
-        a is b or a == b for a, b in zip(start, whole, strict=False)
+    if isinstance(start, str) or isinstance(messages, str):
+        return isinstance(start, str) and isinstance(messages, str) and messages.startswith(start)
+    return len(start) <= len(messages) and all(
+        a is b or a == b for a, b in zip(start, messages, strict=False)
     )
 
 

@@ -28,7 +28,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Decoder):
         self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
+        self._text_of: dict[int, str] = {}
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
         """One text per token; of several tokens that form one character, the last gets the
@@ -51,9 +51,9 @@ class TokenTexts:
     def _text(self, token: int) -> str:
         """The token's text within a text: some tokenizers leave out the space before the first word
         of a text."""
-        if (text := self._known.get(token)) is None:
+        if (text := self._text_of.get(token)) is None:
             alone = self._tokenizer.decode([token])
             text = self._tokenizer.decode([token, token])[len(alone) :]
-            if len(self._known) < MAX_KNOWN:
-                self._known[token] = text
+            if len(self._text_of) < MAX_KNOWN:
+                self._text_of[token] = text
         return text

@@ -145,12 +145,12 @@ class ToolFunction:
             checked = self.model.model_validate(dict(values))
         except pydantic.ValidationError as error:
             raise ToolCallError(f"wrong arguments for {self.name}: {_complaints(error)}") from error
-        named = {
+        by_name = {
             name: getattr(checked, field)
             for field, name in self.names.items()
             if field in checked.model_fields_set
         }
-        return {**(checked.model_extra or {}), **named}
+        return {**(checked.model_extra or {}), **by_name}
 
 
 def tool_from_function(function: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> Tool:
@@ -253,11 +253,11 @@ def _parameters(
                 " name; give every parameter a name"
             )
     by_name = [p for p in declared if p.kind is not p.VAR_KEYWORD]
-    known = [p.name for p in by_name]
-    if len(known) == len(declared) and (unknown := sorted(hidden - set(known))):
+    names = [p.name for p in by_name]
+    if len(names) == len(declared) and (unknown := sorted(hidden - set(names))):
         raise ConfigError(
             f"the tool {name!r} has no parameter {unknown[0]!r} to skip"
-            + closest(unknown[0], known)
+            + closest(unknown[0], names)
         )
     return by_name
 
@@ -369,12 +369,12 @@ def _schema(
     }
     schema.pop("description", None)
     plain = {"type": "object", "properties": {}} | _plain(schema, leaves)
-    rest = {
+    unlinked = {
         key: _plain(entry, leaves)
         for key, entry in definitions.items()
         if f"#/$defs/{key}" not in leaves
     }
-    return model, plain | {"$defs": rest} if rest else plain
+    return model, plain | {"$defs": unlinked} if unlinked else plain
 
 
 def _default(value: object) -> dict[str, Any]:

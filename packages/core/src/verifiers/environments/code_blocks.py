@@ -82,10 +82,10 @@ def code_blocks(reply: str) -> Blocks:
     indent, fence, is_python = 0, "", False
     is_thinking, has_thought = reply.lstrip().startswith(_OPEN), False
     for line in reply.replace("\r\n", "\n").split("\n"):
-        _, tag, rest = line.rpartition(_CLOSE)
-        if tag and (lines is None or not rest.strip()) and (is_thinking or not has_thought):
-            closed, lines, line, has_thought = [], None, rest, has_thought or is_thinking
-            is_thinking = rest.lstrip().startswith(_OPEN)
+        _, tag, after_close = line.rpartition(_CLOSE)
+        if tag and (lines is None or not after_close.strip()) and (is_thinking or not has_thought):
+            closed, lines, line, has_thought = [], None, after_close, has_thought or is_thinking
+            is_thinking = after_close.lstrip().startswith(_OPEN)
         elif lines is None and has_thought and line.lstrip().startswith(_OPEN):
             is_thinking = True
         match = _FENCE.fullmatch(line)

@@ -54,16 +54,16 @@ class LocalSource:
 
         ``star``: ``import *`` may give it.
         """
-        place = short_path(self.file)
+        path = short_path(self.file)
         try:
             tree = self._tree()
         except SyntaxError as error:
             return EnvironmentLoadError(
-                f"{place}:{error.lineno}: SyntaxError: {error.msg}", file=place, line=error.lineno
+                f"{path}:{error.lineno}: SyntaxError: {error.msg}", file=path, line=error.lineno
             )
         except (OSError, ValueError) as error:
-            return EnvironmentLoadError(f"{place} cannot be read: {error}", file=place)
-        return missing_loader(tree, place, self.attribute.partition(".")[0], star)
+            return EnvironmentLoadError(f"{path} cannot be read: {error}", file=path)
+        return missing_loader(tree, path, self.attribute.partition(".")[0], star)
 
     def _tree(self) -> ast.Module:
         return parse_python(read_file(self.file))
@@ -97,7 +97,9 @@ def at_path(text: str) -> LocalSource | None:
             f" package of this name, nor a {PYPROJECT} with an entry point in {GROUP}",
             env_id=text,
         )
-    beside = [os.path.join(path.parent, other.name) for other in _python_files(path.parent)]
+    beside = [
+        os.path.join(path.parent, python_file.name) for python_file in _python_files(path.parent)
+    ]
     raise UnknownEnvironment(
         f"{text!r} is no environment id, and there is no file or folder {text}"
         + closest(os.path.normpath(text), beside).replace('"', "'"),
@@ -227,7 +229,7 @@ def _python_files(folder: Path) -> list[Path]:
 
 
 def missing_loader(
-    tree: ast.Module, place: str, loader: str, star: bool
+    tree: ast.Module, file: str, loader: str, star: bool
 ) -> UnknownEnvironment | None:
     """The error for a source that does not bind ``loader``; None when it does, or with ``star`` by
     ``import *``."""
@@ -237,11 +239,11 @@ def missing_loader(
     near = close_match(loader, bound, SIMILAR)
     if near is None:
         return UnknownEnvironment(
-            f"{place} does not define {loader}(), which returns the environment; add it", file=place
+            f"{file} does not define {loader}(), which returns the environment; add it", file=file
         )
     return UnknownEnvironment(
-        f"{place}:{bound[near]} defines {near}, which is not {loader}: rename it",
-        file=place,
+        f"{file}:{bound[near]} defines {near}, which is not {loader}: rename it",
+        file=file,
         line=bound[near],
     )
 

@@ -150,11 +150,11 @@ class PythonEnv(SandboxEnv):
         """Replace ``system_prompt`` by ``blocks_system_prompt``, or append it to the system message
         of the row."""
         first: Any = prompt[0] if prompt else None
-        rest: Messages = prompt[1:] if field(first, "role") == "system" else prompt
+        messages_after: Messages = prompt[1:] if field(first, "role") == "system" else prompt
         system = message_text(first) if field(first, "role") == "system" else ""
         parts = ("" if system == self.system_prompt else system, self.blocks_system_prompt)
         text = "\n\n".join(part for part in parts if part)
-        return [SystemMessage(text), *rest] if text else rest
+        return [SystemMessage(text), *messages_after] if text else messages_after
 
     @stop
     def no_tools_called(self, state: State) -> Any:

@@ -201,13 +201,13 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
     if isinstance(env_id, str) and (source := at_path(env_id)) is not None:
         return local(source, source.env_id)
     requested = parse_env_id(env_id)
-    named = [in_folder(Path(folder), requested.name) for folder in (env_dir, ".")]
-    sources = [source for source in named if source is not None]
+    in_folders = [in_folder(Path(folder), requested.name) for folder in (env_dir, ".")]
+    sources = [source for source in in_folders if source is not None]
     fitting = [s for s in sources if requested.version in (None, "latest", s.version)]
     installed = _installed(requested)
     for source in fitting:
         # another script in the working folder is not meant
-        is_meant = source is named[0] or source.problem() is None
+        is_meant = source is in_folders[0] or source.problem() is None
         if is_meant and not (installed and _is_source_of(installed, source)):
             if installed is not None:
                 _logger.warning(
@@ -251,8 +251,8 @@ def _installed(requested: EnvironmentId) -> Found | None:
     """The entry point of a name, else the module that binds the loader; None without either."""
     name = normalize_name(requested.name)
     entries = list(_entries())
-    other = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
-    for spelling in (name, other):
+    spelled = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
+    for spelling in (name, spelled):
         if offers := [(e, d) for e, d in entries if normalize_name(e.name) == spelling]:
             return _meant(
                 requested, replace(_only(requested.name, offers), env_id=requested.without_version)
@@ -283,13 +283,15 @@ def _meant(requested: EnvironmentId, entry: Found) -> Found:
     if module.distribution in (None, entry.distribution):
         return entry
     fitting = [
-        found for found in (entry, module) if requested.version in (None, "latest", found.version)
+        candidate
+        for candidate in (entry, module)
+        if requested.version in (None, "latest", candidate.version)
     ]
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
         return entry
-    choices = " or ".join(f"{requested.name}@{found.version}" for found in fitting)
+    choices = " or ".join(f"{requested.name}@{candidate.version}" for candidate in fitting)
     how = (
         f"name its version ({choices})"
         if entry.version != module.version
@@ -302,18 +304,20 @@ def _meant(requested: EnvironmentId, entry: Found) -> Found:
     )
 
 
-def _with_version(requested: EnvironmentId, env_id: str, found: Found) -> Found:
+def _with_version(requested: EnvironmentId, env_id: str, source: Found) -> Found:
     """``found``. Raises: ``UnknownEnvironment`` when another version is requested."""
-    if requested.version not in (None, "latest", found.version):
+    if requested.version not in (None, "latest", source.version):
         installed = (
-            f"{found.version} is installed" if found.version else "the installed version is unknown"
+            f"{source.version} is installed"
+            if source.version
+            else "the installed version is unknown"
         )
         raise UnknownEnvironment(
             f"environment {requested.name!r}: version {requested.version} is requested, but"
             f" {installed}; to change it: vf-install {env_id}",
             env_id=env_id,
         )
-    return found
+    return source
 
 
 def _unknown(requested: EnvironmentId, env_dir: str | os.PathLike[str]) -> UsageError:
@@ -329,7 +333,7 @@ def _unknown(requested: EnvironmentId, env_dir: str | os.PathLike[str]) -> Usage
             "vf-"
         ):
             return EnvironmentLoadError(
-                f"environment {name!r} is declared by {broken.place}, but {broken.reason};"
+                f"environment {name!r} is declared by {broken.path}, but {broken.reason};"
                 " reinstall or remove that package",
                 env_id=name,
             )
@@ -461,10 +465,10 @@ def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[s
     except (TypeError, ValueError):
         # a callable without a readable signature checks its own arguments
         return
-    named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_name = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        check_keywords(env_args, [p.name for p in named], f"environment {env_id!r}")
-    missing = [p.name for p in named if p.default is p.empty and p.name not in env_args]
+        check_keywords(env_args, [p.name for p in by_name], f"environment {env_id!r}")
+    missing = [p.name for p in by_name if p.default is p.empty and p.name not in env_args]
     if missing:
         raise ConfigError(
             f"environment {env_id!r} needs {', '.join(missing)}: load_environment({env_id!r},"
@@ -499,10 +503,10 @@ def _build(
 def _failure(env_id: str, doing: str, error: BaseException) -> EnvironmentLoadError:
     # of a module that the environment imports
     if isinstance(error, SyntaxError) and error.filename:
-        place, message = f"{short_path(error.filename)}:{error.lineno}", error.msg
+        location, message = f"{short_path(error.filename)}:{error.lineno}", error.msg
     else:
-        place, message = raised_at(error) or "", str(error) or "no message"
-    at = f" ({place})" if place else ""
+        location, message = raised_at(error) or "", str(error) or "no message"
+    at = f" ({location})" if location else ""
     return EnvironmentLoadError(
         f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {message}{at}",
         env_id=env_id,

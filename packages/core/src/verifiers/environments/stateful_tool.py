@@ -82,8 +82,8 @@ class StatefulToolEnv(ToolEnv):
             raise ToolCallError(f"wrong arguments for {name}: {hidden[0]!r} is not a parameter")
         try:
             update: Any = self.update_tool_args
-            named = (name,) if _takes_the_name(getattr(update, "__func__", update)) else ()
-            updated = await maybe_await(update(*named, dict(arguments), messages, state))
+            leading = (name,) if _takes_the_name(getattr(update, "__func__", update)) else ()
+            updated = await maybe_await(update(*leading, dict(arguments), messages, state))
         except BaseException as error:
             if passes(error):
                 raise

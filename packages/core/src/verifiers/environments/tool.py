@@ -131,7 +131,7 @@ class ToolEnv(MultiTurnEnv):
         )
         if self.tool_map.get(name) != function:
             raise ConfigError(
-                f"{name!r} is not a tool of this {type(self).__name__}; it has: {self._known()}"
+                f"{name!r} is not a tool of this {type(self).__name__}; it has: {self._tool_names()}"
             )
         self.tools.remove(function)
         del self.tool_map[name], self._functions[name]
@@ -178,7 +178,9 @@ class ToolEnv(MultiTurnEnv):
         calls: list[ToolCall] = normalize_chat([messages[-1]])[0].tool_calls or []
         run, excess = calls[: self.max_calls_per_turn], calls[self.max_calls_per_turn :]
         work = (self._answer(call, messages, state) for call in run)
-        answers = await _together(work) if self.parallel_tool_calls else [await one for one in work]
+        answers = (
+            await _together(work) if self.parallel_tool_calls else [await call for call in work]
+        )
         if excess:
             refusal = ToolCallError(
                 f"not run: one message may make {self.max_calls_per_turn} tool calls at most"
@@ -254,7 +256,7 @@ class ToolEnv(MultiTurnEnv):
                 raise fault(tool, error) from error
         failure = error if isinstance(error, RolloutError) else _call_error(tool, error)
         causes = (error, failure, error.__cause__ if isinstance(error, ToolParseError) else None)
-        if any(isinstance(one, self.stop_errors) for one in causes):
+        if any(isinstance(cause, self.stop_errors) for cause in causes):
             raise failure
         # not caused by the model, which cannot correct it: the reward is unknown
         if not failure.scorable:
@@ -272,18 +274,18 @@ class ToolEnv(MultiTurnEnv):
         run_limit_s = None if state is None or state.run is None else state.run.rollout_timeout_s
         limits_s = [limit for limit in (run_limit_s, self.timeout_seconds) if limit is not None]
 
-        def named() -> Any:
+        def call_tool() -> Any:
             return call()
 
-        named.__name__ = tool
-        return await call_in_thread(named, limit_s=min(limits_s, default=None))
+        call_tool.__name__ = tool
+        return await call_in_thread(call_tool, limit_s=min(limits_s, default=None))
 
     def _unknown(self, name: str) -> ToolCallError:
         return ToolCallError(
-            f"there is no tool '{shortened(name)}'; the tools are: {self._known()}"
+            f"there is no tool '{shortened(name)}'; the tools are: {self._tool_names()}"
         )
 
-    def _known(self) -> str:
+    def _tool_names(self) -> str:
         return ", ".join(self.tool_map) or "none"
 
 
@@ -316,9 +318,9 @@ def _exception_classes(
     classes_or_class: type[BaseException] | Iterable[type[BaseException]],
 ) -> tuple[type[BaseException], ...]:
     classes = (classes_or_class,) if isinstance(classes_or_class, type) else tuple(classes_or_class)
-    for one in classes:
-        if not (isinstance(one, type) and issubclass(one, BaseException)):
-            raise ConfigError(f"stop_errors takes exception classes, not {shortened(one)}")
+    for cls in classes:
+        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+            raise ConfigError(f"stop_errors takes exception classes, not {shortened(cls)}")
     return classes
 
 
@@ -331,7 +333,7 @@ def _takes_state(call_tool: Callable[..., Any]) -> bool:
 async def _together(work: Iterable[Coroutine[Any, Any, Message]]) -> list[Message]:
     """Await all and return the results in order. When one raises, the others are cancelled and
     awaited first."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(call) for call in work]
     try:
         return [await task for task in tasks]
     finally:

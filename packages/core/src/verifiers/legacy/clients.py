@@ -29,7 +29,8 @@ def resolve_client_configs(config: ClientConfig) -> list[ClientConfig]:
     [('http://127.0.0.1:1/v1', 9), ('http://127.0.0.1:2/v1', 9)]
     """
     return [
-        _completed(endpoint_settings(config, one)[0], config) for one in config.endpoint_configs
+        _completed(endpoint_settings(config, member)[0], config)
+        for member in config.endpoint_configs
     ] or [config]
 
 
@@ -77,9 +78,9 @@ def setup_client(
     """``setup_openai_client`` of a config, or of its fields: ``setup_client(api_base_url,
     api_key_var, timeout=…)``."""
     if not isinstance(config, ClientConfig):
-        named = {"api_base_url": config, "api_key_var": api_key_var} | settings
+        settings_of_client = {"api_base_url": config, "api_key_var": api_key_var} | settings
         config = ClientConfig.model_validate(
-            {name: value for name, value in named.items() if value is not None}
+            {name: value for name, value in settings_of_client.items() if value is not None}
         )
     return setup_openai_client(config)
 
@@ -108,9 +109,9 @@ def _completed(member: ClientConfig, group: ClientConfig) -> ClientConfig:
     """The settings of a member, those at their defaults taken from its group."""
     names = [field.name for field in fields(ClientConfig) if field.name != "endpoint_configs"]
     default = ClientConfig()
-    left = {
+    inherited = {
         name: getattr(group, name)
         for name in names
         if getattr(member, name) == getattr(default, name)
     }
-    return replace(member, **left)
+    return replace(member, **inherited)

@@ -28,12 +28,12 @@ def results_of_columns(
         raise ConfigError(
             f"GenerateOutputs takes rollouts or columns, not both; leave {min(columns)!r} out"
         )
-    named = {
+    column_values = {
         COLUMNS.get(name, name): values for name, values in columns.items() if values is not None
     }
-    measured = named.pop("metrics", {})
-    states = named.pop("state", states)
-    lengths = {name: len(values) for name, values in (named | measured).items()}
+    measured = column_values.pop("metrics", {})
+    states = column_values.pop("state", states)
+    lengths = {name: len(values) for name, values in (column_values | measured).items()}
     if states is not None:
         lengths["state"] = len(states)
     if len(set(lengths.values())) > 1:
@@ -42,7 +42,7 @@ def results_of_columns(
     rows = []
     for index in range(max(lengths.values(), default=0)):
         row = RolloutOutput(dict.fromkeys(FIELDS) | {"example_id": index, "info": {}})
-        row.update((name, values[index]) for name, values in named.items())
+        row.update((name, values[index]) for name, values in column_values.items())
         row["metrics"] = {name: values[index] for name, values in measured.items()}
         row.update((name, value) for name, value in row["metrics"].items() if name not in row)
         rows.append(row)

@@ -14,7 +14,7 @@ from verifiers.clients.protocol import ClientConfig
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.results import GenerateOutputs
 from verifiers.results.rows import RolloutOutput
-from verifiers.results.statistics import known, mean
+from verifiers.results.statistics import known_values, mean
 
 
 @dataclass
@@ -109,8 +109,8 @@ async def run_evaluations(config: EvalRunConfig) -> None:
         raise ConfigError(
             "nothing sends heartbeats to heartbeat_url; leave it out", key="heartbeat_url"
         )
-    for one in config.evals:
-        print_results(await run_evaluation(one))
+    for evaluation in config.evals:
+        print_results(await run_evaluation(evaluation))
 
 
 def load_toml_config(
@@ -159,12 +159,12 @@ def filter_inputs(
     for output in outputs:
         if output["example_id"] in missing:
             missing[output["example_id"]] -= 1
-    left = []
+    rows_left = []
     for row in inputs:
         if missing[row["example_id"]] > 0:
             missing[row["example_id"]] -= 1
-            left.append(row)
-    return left
+            rows_left.append(row)
+    return rows_left
 
 
 def get_env_outputs(results: GenerateOutputs, env_id: str) -> GenerateOutputs:
@@ -175,8 +175,8 @@ def get_env_outputs(results: GenerateOutputs, env_id: str) -> GenerateOutputs:
 def output_env_id(output: Mapping[str, Any]) -> str:
     """The environment of a group that ran a rollout."""
     info = output.get("info")
-    named = info.get("env_id") if isinstance(info, Mapping) else None
-    return str(named or output.get("task") or "")
+    env_id = info.get("env_id") if isinstance(info, Mapping) else None
+    return str(env_id or output.get("task") or "")
 
 
 def get_log_level(verbose: bool) -> str:
@@ -286,7 +286,7 @@ def _print_values(name: str, values: Sequence[float], outputs: Sequence[RolloutO
 
 
 def _spread(values: Sequence[float]) -> str:
-    numbers = known(values)
+    numbers = known_values(values)
     average = mean(numbers)
     deviation = mean([(number - average) ** 2 for number in numbers]) ** 0.5
     return f"avg - {average:.3f}, std - {deviation:.3f}"

@@ -29,10 +29,10 @@ def adapt(cls: Any) -> None:
         return
     if "is_completed" in vars(cls) and _takes_messages(cls.is_completed):
         cls.is_completed = _with_messages(cls.is_completed)
-    named = set().union(
+    names = set().union(
         *(_names_in(base) for base in cls.__mro__ if not base.__module__.startswith(PRODUCT))
     )
-    for name in HOOKS & named:
+    for name in HOOKS & names:
         for base in cls.__mro__:
             if base.__module__.startswith(PRODUCT):
                 _make_awaitable(base, name)
@@ -63,8 +63,8 @@ def _of_last_argument(method: Callable[..., Any]) -> Callable[..., Any]:
     nothing waits."""
 
     @functools.wraps(method)
-    def is_completed(env: object, *args: Any, **named: Any) -> Any:
-        state = named["state"] if "state" in named else args[-1]
+    def is_completed(env: object, *args: Any, **kwargs: Any) -> Any:
+        state = kwargs["state"] if "state" in kwargs else args[-1]
         return started(method(env, state if isinstance(state, State) else State(state)))
 
     return is_completed
@@ -83,9 +83,9 @@ def _takes_messages(override: Callable[..., Any]) -> bool:
 
 def _with_messages(override: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(override)
-    def is_completed(env: object, *args: Any, **named: Any) -> Any:
-        if len(args) > 1 or named:
-            return override(env, *args, **named)
+    def is_completed(env: object, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > 1 or kwargs:
+            return override(env, *args, **kwargs)
         (state,) = args
         messages = (
             state.record.transcript[-1].conversation()

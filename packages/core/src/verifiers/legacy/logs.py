@@ -20,12 +20,12 @@ def print_time(time_s: float) -> str:
     """
     if time_s < 1:
         return f"{time_s * 1000:.0f}ms"
-    rest = round(time_s)
+    remaining_s = round(time_s)
     parts: list[str] = []
     if time_s < 60:
-        return f"{rest}s"
+        return f"{remaining_s}s"
     for unit, seconds in TIME_UNITS:
-        count, rest = divmod(rest, seconds)
+        count, remaining_s = divmod(remaining_s, seconds)
         if count or parts:
             parts.append(f"{count}{unit}" if count else "")
     return " ".join(filter(None, parts[:2]))

@@ -107,10 +107,10 @@ def is_valid_tool_content_parts(value: object) -> bool:
     )
 
 
-def _message(item: object, place: str) -> Message:
+def _message(item: object, location: str) -> Message:
     if isinstance(item, str) or not (isinstance(item, Mapping) or hasattr(item, "model_dump")):
-        raise TypeError(f"{place} must be a message, not {type(item).__name__}")
-    return item if isinstance(item, Message) else from_raw_message(as_mapping(item, place))
+        raise TypeError(f"{location} must be a message, not {type(item).__name__}")
+    return item if isinstance(item, Message) else from_raw_message(as_mapping(item, location))
 
 
 def _flat_call(call: object) -> ToolCall:

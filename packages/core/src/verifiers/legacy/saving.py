@@ -241,7 +241,7 @@ class GenerateOutputsBuilder:
         it has none."""
         if isinstance(client, ClientConfig):
             return self.format_base_url(
-                [one.api_base_url for one in client.endpoint_configs or [client]]
+                [endpoint.api_base_url for endpoint in client.endpoint_configs or [client]]
             )
         return str(getattr(client, "base_url", "") or "")
 
@@ -329,12 +329,12 @@ def _usage_of(state: State) -> dict[str, float] | None:
             first = [
                 next((counts[key] for key in keys if key in counts), 0) for keys in USAGE_NAMES
             ]
-            rest = {
+            totals = {
                 key: value
                 for key, value in counts.items()
                 if not any(key in keys for keys in USAGE_NAMES)
             }
-            return {"input_tokens": first[0], "output_tokens": first[1], **rest}
+            return {"input_tokens": first[0], "output_tokens": first[1], **totals}
     summed = StateUsageTracker()
     for step in state["trajectory"]:
         summed.increment_from_response(step["response"])

@@ -54,7 +54,9 @@ class XMLParser(Parser):
         super().__init__(extract_fn)
         if isinstance(fields, str):
             raise TypeError(f"XMLParser fields must be a list of names; write [{fields!r}]")
-        self.field_sets: tuple[tuple[str, ...], ...] = tuple(_alternatives(one) for one in fields)
+        self.field_sets: tuple[tuple[str, ...], ...] = tuple(
+            _alternatives(field) for field in fields
+        )
         self.answer_field = answer_field
         names = [name for names in self.field_sets for name in names]
         if repeated := {name for name in names if names.count(name) > 1}:
@@ -69,10 +71,10 @@ class XMLParser(Parser):
         ``last`` takes the last occurrence instead; ``strip=False`` keeps surrounding white space.
         """
         find = _last_content if last else _first_content
-        found = {name: find(text, name) for names in self.field_sets for name in names}
+        contents = {name: find(text, name) for names in self.field_sets for name in names}
         if strip:
-            found = {name: content and content.strip() for name, content in found.items()}
-        return SimpleNamespace(**found)
+            contents = {name: content and content.strip() for name, content in contents.items()}
+        return SimpleNamespace(**contents)
 
     def parse_answer(self, completion: Any) -> Any:
         """``extract_fn`` of the ``answer_field``: the last one in a text, the first one in the
@@ -109,10 +111,10 @@ class XMLParser(Parser):
         """
         blocks = []
         for names in self.field_sets:
-            given = [name for name in names if name in values]
-            if not given:
+            present = [name for name in names if name in values]
+            if not present:
                 raise ValueError(f"format() misses {' or '.join(map(repr, names))}")
-            blocks.append(f"<{names[0]}>\n{values.pop(given[0])}\n</{names[0]}>")
+            blocks.append(f"<{names[0]}>\n{values.pop(present[0])}\n</{names[0]}>")
         if values:
             raise ValueError(
                 f"format() does not know {', '.join(map(repr, values))}; the fields are"

@@ -82,9 +82,9 @@ def agreement(
     ``examples``: the example of each rollout; siblings are not independent, and widen the interval.
     *Raises* ConfigError when no rollout has both.
     """
-    known = [(value >= threshold, label, key) for value, label, key in zip(values, labels, examples, strict=True)
+    judged_rows = [(value >= threshold, label, key) for value, label, key in zip(values, labels, examples, strict=True)
              if value == value]  # fmt: skip
-    pairs = [(judged, label) for judged, label, _ in known if label is not None]
+    pairs = [(judged, label) for judged, label, _ in judged_rows if label is not None]
     if not pairs:
         raise ConfigError(f"no rollout has both {metric!r} and a label in {column!r}", key=column)
     table = {
@@ -94,13 +94,15 @@ def agreement(
     true_yes, false_yes, false_no, true_no = table.values()
     sensitivity = _share(true_yes, true_yes + false_no)
     specificity = _share(true_no, true_no + false_yes)
-    judged_mean = _share(sum(judged for judged, _, _ in known), len(known))
+    judged_mean = _share(sum(judged for judged, _, _ in judged_rows), len(judged_rows))
     stderr = clustered_stderr(
-        [float(judged) for judged, _, _ in known], [key for _, _, key in known]
+        [float(judged) for judged, _, _ in judged_rows], [key for _, _, key in judged_rows]
     )
     spread = judged_mean * (1 - judged_mean)
     effective = (
-        min(len(known), spread / stderr**2) if stderr > 0 else len({key for _, _, key in known})
+        min(len(judged_rows), spread / stderr**2)
+        if stderr > 0
+        else len({key for _, _, key in judged_rows})
     )
     corrected, low, high = corrected_share(
         judged_mean, effective, (true_yes, true_yes + false_no), (true_no, true_no + false_yes)
@@ -109,12 +111,12 @@ def agreement(
         [judged for judged, _ in pairs], [label for _, label in pairs]
     )
     return Agreement(
-        metric, column, len(pairs), len(known), true_yes, false_yes, false_no, true_no, kappa, kappa_stderr,
+        metric, column, len(pairs), len(judged_rows), true_yes, false_yes, false_no, true_no, kappa, kappa_stderr,
         sensitivity, specificity, judged_mean, corrected, low, high,
     )  # fmt: skip
 
 
-def cohens_kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> tuple[float, float]:
+def cohens_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[float, float]:
     """(kappa, standard error) of two raters: 1 for full agreement, 0 for that of chance, NaN when
     both never vary.
 
@@ -125,9 +127,9 @@ def cohens_kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> tuple[fl
     >>> round(kappa, 3)
     0.667
     """
-    n = len(one)
-    observed = sum(a == b for a, b in zip(one, other, strict=True)) / n
-    by_chance = sum(one.count(value) * other.count(value) for value in {*one, *other}) / n**2
+    n = len(first)
+    observed = sum(a == b for a, b in zip(first, second, strict=True)) / n
+    by_chance = sum(first.count(value) * second.count(value) for value in {*first, *second}) / n**2
     if by_chance == 1:
         return math.nan, math.nan
     stderr = math.sqrt(observed * (1 - observed) / n) / (1 - by_chance)
@@ -176,8 +178,8 @@ def _rogan_gladen(judged: float, sensitivity: float, specificity: float) -> floa
     return min(1.0, max(0.0, (judged + specificity - 1) / (sensitivity + specificity - 1)))
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
+def _share(part: int, total: int) -> float:
+    return part / total if total else math.nan
 
 
 def label_of(output: Mapping[str, Any], column: str) -> bool | None:

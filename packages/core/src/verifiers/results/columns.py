@@ -43,9 +43,9 @@ class Column(Sequence[Any]):
             return
         blocks, size = self._blocks, self._block_rows
         num_full = len(self) // size
-        rest = _joined([*blocks[num_full:], np.asarray(values, self._kind)], self._kind)
+        tail = _joined([*blocks[num_full:], np.asarray(values, self._kind)], self._kind)
         pieces = [
-            smallest(rest[start : start + size], self._kind) for start in range(0, len(rest), size)
+            smallest(tail[start : start + size], self._kind) for start in range(0, len(tail), size)
         ]
         self._blocks = blocks[:num_full] + pieces
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from verifiers.errors import ConfigError
 from verifiers.results.distributions import NORMAL, sign_test, t_cdf, t_quantile
-from verifiers.results.statistics import known, mean
+from verifiers.results.statistics import known_values, mean
 
 ALPHA = 0.05
 POWER = 0.8
@@ -175,32 +175,45 @@ class Comparison:
                 f"{letters[run.name]}  {run.env_id or '?'} · {run.model or '?'} · {counts} ·"
                 f" {run.name}"
             )
-        for found in self.differences:
-            lines += ["", *_difference_lines(found, letters[found.baseline], letters[found.run])]
+        for difference in self.differences:
+            lines += [
+                "",
+                *_difference_lines(
+                    difference, letters[difference.baseline], letters[difference.run]
+                ),
+            ]
         for pair in self.refused:
             lines += ["", f"{letters[pair.baseline]} and {letters[pair.run]}: {pair.sentence()}"]
         return "\n".join(lines)
 
 
-def _difference_lines(found: Difference, a: str, b: str) -> list[str]:
-    stderr = f" ± {found.stderr:.3f} (standard error)" if found.stderr == found.stderr else ""
-    interval = f", 95% from {found.low:+.3f} to {found.high:+.3f}" if found.low == found.low else ""
+def _difference_lines(difference: Difference, a: str, b: str) -> list[str]:
+    stderr = (
+        f" ± {difference.stderr:.3f} (standard error)"
+        if difference.stderr == difference.stderr
+        else ""
+    )
+    interval = (
+        f", 95% from {difference.low:+.3f} to {difference.high:+.3f}"
+        if difference.low == difference.low
+        else ""
+    )
     lines = [
-        f"{b} − {a}  {found.metric}: {found.sentence()}",
-        f"  means        {a} {found.baseline_mean:.3f}, {b} {found.run_mean:.3f}",
-        f"  difference   {found.difference:+.3f}{stderr}{interval}",
+        f"{b} − {a}  {difference.metric}: {difference.sentence()}",
+        f"  means        {a} {difference.baseline_mean:.3f}, {b} {difference.run_mean:.3f}",
+        f"  difference   {difference.difference:+.3f}{stderr}{interval}",
         (
-            f"  examples     {found.num_examples}: {b} won {found.won}, lost {found.lost},"
-            f" {found.equal} equal"
+            f"  examples     {difference.num_examples}: {b} won {difference.won}, lost {difference.lost},"
+            f" {difference.equal} equal"
         ),
-        f"  test         {found.test}, p = {found.p:.3g}, adjusted {found.p_adjusted:.3g}",
+        f"  test         {difference.test}, p = {difference.p:.3g}, adjusted {difference.p_adjusted:.3g}",
     ]
-    if any(found.unpaired):
+    if any(difference.unpaired):
         lines.append(
-            f"  left out     {found.unpaired[0]} examples only in {a}, {found.unpaired[1]} only"
+            f"  left out     {difference.unpaired[0]} examples only in {a}, {difference.unpaired[1]} only"
             f" in {b}"
         )
-    return lines + [f"  note         {note}" for note in found.notes]
+    return lines + [f"  note         {note}" for note in difference.notes]
 
 
 def _letter(number: int) -> str:
@@ -283,9 +296,9 @@ def incomparable_because(
         notes.append(f"{', '.join(task)} differ")
     if "reward" in metrics and (measure := _differing(baseline.config, run.config, MEASURE)):
         because.append(f"their rewards measure differently ({', '.join(measure)} differ)")
-    for one in (baseline, run):
-        if one.status != "complete":
-            notes.append(f"{one.name} is {one.status}")
+    for member in (baseline, run):
+        if member.status != "complete":
+            notes.append(f"{member.name} is {member.status}")
     return because, notes
 
 
@@ -308,7 +321,11 @@ def paired_difference(
 ) -> Difference:
     """The difference of one metric over the examples of both runs."""
     before, after = baseline.values[metric], run.values[metric]
-    pairs = [(known(values), known(after[key])) for key, values in before.items() if key in after]
+    pairs = [
+        (known_values(values), known_values(after[key]))
+        for key, values in before.items()
+        if key in after
+    ]
     unknown = sum(not a or not b for a, b in pairs)
     pairs = [(a, b) for a, b in pairs if a and b]
     differences = np.array([mean(b) - mean(a) for a, b in pairs])

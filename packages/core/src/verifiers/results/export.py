@@ -176,7 +176,7 @@ def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | N
     )
 
 
-def _common_type(known: pa.DataType | None, values: list[Any]) -> tuple[Any, Any]:
+def _common_type(merged: pa.DataType | None, values: list[Any]) -> tuple[Any, Any]:
     """(the Arrow type of the values and of those before them, of type ``known``; the values as an
     array of their own).
 
@@ -184,13 +184,13 @@ def _common_type(known: pa.DataType | None, values: list[Any]) -> tuple[Any, Any
     """
     import pyarrow as pa
 
-    if known is None:
+    if merged is None:
         return None, None
     try:
-        found = pa.array(values)
-        if found.type == known:
-            return known, found
-        fields = [pa.field("", kind) for kind in (known, found.type)]
+        array = pa.array(values)
+        if array.type == merged:
+            return merged, array
+        fields = [pa.field("", kind) for kind in (merged, array.type)]
         common = (
             pa.unify_schemas([pa.schema([f]) for f in fields], promote_options="permissive")
             .field(0)
@@ -198,7 +198,7 @@ def _common_type(known: pa.DataType | None, values: list[Any]) -> tuple[Any, Any
         )
     except (pa.ArrowException, OverflowError):  # mixed types
         return None, None
-    return (None, None) if _has_empty_struct(common) else (common, found)
+    return (None, None) if _has_empty_struct(common) else (common, array)
 
 
 def _arrow_column(values: list[Any]) -> list[Any]:

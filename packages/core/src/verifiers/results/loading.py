@@ -105,9 +105,11 @@ def _indexed(
         siblings = np.fmax(np.asarray(index.columns["sibling"])[numbers], 0)  # NaN counts as 0
         numbers = numbers[np.lexsort((siblings, np.asarray(ids)[numbers]))]
     labels = None
-    if (given := read_labels(file.parent)) and not (len(index) and LABEL in index.stored(0)):
+    if (labels_by_key := read_labels(file.parent)) and not (
+        len(index) and LABEL in index.stored(0)
+    ):
         labels = {}
-        for key, (digest, label) in given.items():
+        for key, (digest, label) in labels_by_key.items():
             number = index.newest(key)
             if (
                 number is not None

@@ -262,7 +262,7 @@ class GenerateOutputs:
         *Raises* KeyError for an example without rollouts, IndexError for a sibling that it does not
         have.
         """
-        siblings = [place for place, each in enumerate(self["example_ids"]) if each == example_id]
+        siblings = [index for index, each in enumerate(self["example_ids"]) if each == example_id]
         if not siblings:
             raise KeyError(
                 f"results have no example {example_id!r}; their ids are in results['example_ids']"
@@ -276,7 +276,7 @@ class GenerateOutputs:
 
     def compare(
         self,
-        *others: GenerateOutputs,
+        *runs: GenerateOutputs,
         metrics: Sequence[str] = ("reward",),
         detect: float = DETECT,
         anyway: bool = False,
@@ -294,10 +294,10 @@ class GenerateOutputs:
         >>> found.difference, found.won, found.verdict, round(found.p, 4)
         (1.0, 8, 'better', 0.0078)
         """
-        named = [
-            (f"run {number}", results, None) for number, results in enumerate((self, *others), 1)
+        settings = [
+            (f"run {number}", results, None) for number, results in enumerate((self, *runs), 1)
         ]
-        return compare_runs(measured(named), metrics, detect=detect, anyway=anyway)
+        return compare_runs(measured(settings), metrics, detect=detect, anyway=anyway)
 
     def agreement(
         self, labels: str, metric: str = "reward", threshold: float = THRESHOLD
@@ -424,7 +424,7 @@ def measured(
     has_hashes = all(
         output.get("example_hash") for _, results, _ in runs for output in results.outputs
     )
-    found = []
+    merged_runs = []
     for name, results, config in runs:
         values: dict[str, dict[Any, list[float]]] = {"reward": {}}
         for output in results.outputs:
@@ -437,7 +437,7 @@ def measured(
             if config is None
             else config
         )
-        found.append(
+        merged_runs.append(
             Measured(
                 name,
                 facts.get("env_id") or "",
@@ -447,7 +447,7 @@ def measured(
                 facts["status"],
             )
         )
-    return found
+    return merged_runs
 
 
 def make_dataset(
@@ -483,11 +483,11 @@ def make_dataset(
     [0.0]
     """
     publication = {"push_to_hub": True} if push_to_hub else {}
-    named = compat.rename(
+    options = compat.rename(
         older | publication | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION
     )
-    check_keywords(named, ("push_to_hub", "hub_name"), "make_dataset")
-    push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
+    check_keywords(options, ("push_to_hub", "hub_name"), "make_dataset")
+    push_to_hub, hub_name = options.get("push_to_hub", False), options.get("hub_name")
     if push_to_hub and not hub_name:
         raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
     metrics = dict.fromkeys(name for output in results.outputs for name in output["metrics"])

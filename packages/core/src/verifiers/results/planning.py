@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verifiers.results.comparison import examples_needed
-from verifiers.results.statistics import known
+from verifiers.results.statistics import known_values
 
 SIBLINGS = (1, 2, 4, 8, 16)
 
@@ -33,7 +33,7 @@ class Spread:
         >>> Spread.of({"a": [0.0, 0.0], "b": [1.0, 1.0]})
         Spread(between=0.7071067811865476, within=0.0)
         """
-        groups = [np.array(group) for group in map(known, values.values()) if len(group) > 1]
+        groups = [np.array(group) for group in map(known_values, values.values()) if len(group) > 1]
         if len(groups) < 2:
             return None
         within = float(np.mean([group.var(ddof=1) for group in groups]))
@@ -66,15 +66,15 @@ def sizes(spread: Spread, difference: float, siblings: Sequence[int] = SIBLINGS)
     >>> sizes(Spread(0.3, 0.4), 0.05, [1, 4])
     [Size(siblings=1, at_least=1007, at_most=1572), Size(siblings=4, at_least=254, at_most=819)]
     """
-    found = []
+    sizes_listed = []
     for count in siblings:
         chance = 2 * spread.within**2 / count
         ends = [
             examples_needed(math.sqrt(v), difference) or 2
             for v in (chance, chance + 2 * spread.between**2)
         ]
-        found.append(Size(count, *ends))
-    return found
+        sizes_listed.append(Size(count, *ends))
+    return sizes_listed
 
 
 def detectable(spread: Spread, num_examples: int, siblings: int) -> tuple[float, float]:

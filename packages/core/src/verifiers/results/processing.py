@@ -79,9 +79,9 @@ class ProcessedOutputs(AttributeDict):
             for values, ids in zip(self["completion_logprobs"], completions, strict=True)
         ]
         arrays = {
-            "prompt_ids": _padded(prompts, pad_token_id, np.int64, left=True),
+            "prompt_ids": _padded(prompts, pad_token_id, np.int64, at_left=True),
             "prompt_attention_mask": _padded(
-                [[1] * len(ids) for ids in prompts], 0, np.int64, left=True
+                [[1] * len(ids) for ids in prompts], 0, np.int64, at_left=True
             ),
             "completion_ids": _padded(completions, pad_token_id, np.int64),
             "completion_attention_mask": _padded(
@@ -119,9 +119,9 @@ def process_env_results(
     *Raises* ConfigError for columns of unequal length, an unknown option, or text without a
     tokenizer; ScoringError with "raise".
     """
-    named = compat.rename(older, compat.TOKENIZER, "process_env_results")
-    check_keywords(named, ("tokenizer",), "process_env_results")
-    tokenizer = named.get("tokenizer", tokenizer)
+    options = compat.rename(older, compat.TOKENIZER, "process_env_results")
+    check_keywords(options, ("tokenizer",), "process_env_results")
+    tokenizer = options.get("tokenizer", tokenizer)
     if unknown_reward not in ("nan", "drop", "raise"):
         raise ConfigError(
             f'unknown_reward is {unknown_reward!r}; it must be "nan", "drop" or "raise"'
@@ -248,10 +248,10 @@ def _turns_of_text(
 
 
 def _padded(
-    rows: Sequence[Sequence[Any]], pad: float, dtype: npt.DTypeLike, left: bool = False
+    rows: Sequence[Sequence[Any]], pad: float, dtype: npt.DTypeLike, at_left: bool = False
 ) -> np.ndarray:
     width = max((len(row) for row in rows), default=0)
     padded = np.full((len(rows), width), pad, dtype)
     for line, row in zip(padded, rows, strict=True):
-        line[slice(width - len(row), None) if left else slice(len(row))] = row
+        line[slice(width - len(row), None) if at_left else slice(len(row))] = row
     return padded

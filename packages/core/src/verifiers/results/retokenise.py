@@ -39,9 +39,11 @@ def text_turns(
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
             prompt_ids = _rendered(tokenizer, [*before, *messages[:index]], tools, generation=True)
-            whole = _rendered(tokenizer, [*before, *messages[: index + 1]], tools, generation=False)
-            if whole[: len(prompt_ids)] == prompt_ids:
-                completion_ids = whole[len(prompt_ids) :]
+            full_ids = _rendered(
+                tokenizer, [*before, *messages[: index + 1]], tools, generation=False
+            )
+            if full_ids[: len(prompt_ids)] == prompt_ids:
+                completion_ids = full_ids[len(prompt_ids) :]
             else:  # the template rewrites earlier messages: encode the message's text alone
                 completion_ids = tokenizer.encode(message_text(message), add_special_tokens=False)
             turns.append(_turn(prompt_ids, completion_ids))

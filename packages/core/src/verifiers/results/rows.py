@@ -147,7 +147,7 @@ def saved_times(row: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def saved_row(
-    row: Mapping[str, Any], place: str, metric_names: Sequence[str] = ()
+    row: Mapping[str, Any], location: str, metric_names: Sequence[str] = ()
 ) -> RolloutOutput:
     """As ``row_from_disk``. *Raises* JournalError that names ``place``, ``file:line``, for a row of
     another shape."""
@@ -155,7 +155,7 @@ def saved_row(
         return row_from_disk(row, metric_names)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise JournalError(
-            f"{place}: this line is not a saved rollout ({type(error).__name__}: {error}); restore"
+            f"{location}: this line is not a saved rollout ({type(error).__name__}: {error}); restore"
             " the file or remove the line"
         ) from error
 
@@ -163,8 +163,8 @@ def saved_row(
 def output_to_state(output: Mapping[str, Any]) -> State:
     """Convert a saved rollout to a state, for code that scores or tokenises it."""
     state = State.of(Rollout.from_json(output))
-    known = {*FIELDS, *DISK_FIELDS, *output["metrics"], "trajectory"}
-    state.update((name, value) for name, value in output.items() if name not in known)
+    columns = {*FIELDS, *DISK_FIELDS, *output["metrics"], "trajectory"}
+    state.update((name, value) for name, value in output.items() if name not in columns)
     return state
 
 

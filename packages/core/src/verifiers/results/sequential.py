@@ -70,10 +70,10 @@ class ConfidenceSequence:
     def add(self, values: float | np.ndarray) -> None:
         """Add the next value, or one of each sequence [batch]. *Raises* ConfigError for one outside
         the range."""
-        given = np.atleast_1d(np.asarray(values, dtype=float))
-        scaled = (given - self.low) / (self.high - self.low)
+        numbers = np.atleast_1d(np.asarray(values, dtype=float))
+        scaled = (numbers - self.low) / (self.high - self.low)
         if not ((scaled >= -1e-9) & (scaled <= 1 + 1e-9)).all():
-            outside = given[(scaled < 0) | (scaled > 1) | np.isnan(scaled)][0]
+            outside = numbers[(scaled < 0) | (scaled > 1) | np.isnan(scaled)][0]
             raise ConfigError(f"the value {outside:g} is outside {self.low:g} to {self.high:g}")
         x = np.clip(scaled, 0.0, 1.0)
         t = self.num_values + 1

@@ -15,7 +15,7 @@ import numpy as np
 NAN = math.nan
 
 
-def known(values: Iterable[float]) -> list[float]:
+def known_values(values: Iterable[float]) -> list[float]:
     """The values that are not NaN."""
     numbers = list(values)
     return (
@@ -29,16 +29,16 @@ def mean(values: Iterable[float]) -> float:
     >>> mean([1.0, math.nan, 0.0])
     0.5
     """
-    numbers = _known(values)
+    numbers = _known_array(values)
     return math.fsum(numbers.data) / len(numbers) if len(numbers) else NAN
 
 
 def known_sum(values: Iterable[float]) -> float:
     """The exact sum of the known values."""
-    return math.fsum(_known(values).data)
+    return math.fsum(_known_array(values).data)
 
 
-def _known(values: Iterable[float]) -> np.ndarray:
+def _known_array(values: Iterable[float]) -> np.ndarray:
     """The known values as an array, of which Python's numbers would take four times the memory."""
     is_array = hasattr(values, "__array__")
     numbers: np.ndarray = np.asarray(values if is_array else list(values), float)
@@ -82,7 +82,7 @@ def clustered_stderr(
     *Source*: Miller 2024, "Adding Error Bars to Evals", eq. 4, with the small-sample factor of
     cluster-robust errors.
     """
-    numbers = _known(values)
+    numbers = _known_array(values)
     if not len(numbers):
         return NAN
     _, num_known, sums = _cluster_sums(values, clusters, math.fsum(numbers.data) / len(numbers))
@@ -103,8 +103,8 @@ def solved(
     if threshold is not None:
         values = np.where(np.isnan(values), values, values >= threshold)
     if measured is not None:
-        own = np.asarray(measured, float)
-        values = np.where(np.isnan(own), values, own)
+        successes = np.asarray(measured, float)
+        values = np.where(np.isnan(successes), values, successes)
     is_strict = ((values == 0) | (values == 1) | np.isnan(values)).all()
     return values if is_strict else np.full(len(values), NAN)
 
@@ -236,10 +236,10 @@ def percentiles(values: Sequence[float], percents: Iterable[float]) -> list[floa
     numbers = numbers[: len(numbers) - np.count_nonzero(np.isnan(numbers))]
     if not len(numbers):
         return [NAN for _ in percents]
-    found = []
+    values_at = []
     for percent in percents:
         position = (len(numbers) - 1) * percent / 100
         low = math.floor(position)
         high = min(low + 1, len(numbers) - 1)
-        found.append(float(numbers[low] + (numbers[high] - numbers[low]) * (position - low)))
-    return found
+        values_at.append(float(numbers[low] + (numbers[high] - numbers[low]) * (position - low)))
+    return values_at

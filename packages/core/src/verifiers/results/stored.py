@@ -88,9 +88,9 @@ class StoredOutputs(GenerateOutputs):
             yield from self.outputs
             return
         advantages = self._advantages()
-        for place, row in enumerate(self._index.rows(self._numbers)):
-            output = self._output(place, row)
-            set_advantage(output, self._advantage(advantages[place]))
+        for index, row in enumerate(self._index.rows(self._numbers)):
+            output = self._output(index, row)
+            set_advantage(output, self._advantage(advantages[index]))
             yield output
 
     def at(self, place: int) -> RolloutOutput:
@@ -101,16 +101,16 @@ class StoredOutputs(GenerateOutputs):
         set_advantage(output, self._advantage(self._advantage_at(place)))
         return output
 
-    def _output(self, place: int, output: RolloutOutput) -> RolloutOutput:
+    def _output(self, index: int, output: RolloutOutput) -> RolloutOutput:
         """A rollout as it is on disk, without what these results leave out."""
         if self._state_columns is not None:
             columns = {*FIELDS, *DISK_FIELDS, *self._state_columns, *output["metrics"]}
             for name in [name for name in output if name not in columns]:
                 del output[name]
         if self._labels is not None:
-            output[LABEL] = self._labels.get(int(self._numbers[place]))
+            output[LABEL] = self._labels.get(int(self._numbers[index]))
         if self._example_ids is not None:
-            output["example_id"] = int(self._example_ids[place])
+            output["example_id"] = int(self._example_ids[index])
             for name in DISK_FIELDS:
                 output.pop(name, None)
         return output
@@ -155,12 +155,12 @@ class StoredOutputs(GenerateOutputs):
             ]
         if column == "advantages":
             return [self._advantage(value) for value in self._advantages().tolist()]
-        field, found = COLUMNS.get(column, column), False
+        field, is_present = COLUMNS.get(column, column), False
         values = []
         for output in self.rollouts():
-            found = found or field in output
+            is_present = is_present or field in output
             values.append(output.get(field))
-        if not found and column not in COLUMNS:
+        if not is_present and column not in COLUMNS:
             raise KeyError(f"results have no column {column!r}; they have {', '.join(self.keys())}")
         return values
 
@@ -168,13 +168,13 @@ class StoredOutputs(GenerateOutputs):
         """An advantage as a rollout has it."""
         return None if math.isnan(value) and not self._fills_advantages else float(value)
 
-    def _advantage_at(self, place: int) -> float:
+    def _advantage_at(self, index: int) -> float:
         """The advantage of one rollout, computed from its group alone."""
         if self._every_advantage is not None:
-            return float(self._every_advantage[place])
+            return float(self._every_advantage[index])
         examples = _examples(self._index, self._numbers, self._example_ids)
-        group = np.flatnonzero(examples == examples[place])
-        return float(self._filled(self._numbers[group], examples[group])[group == place][0])
+        group = np.flatnonzero(examples == examples[index])
+        return float(self._filled(self._numbers[group], examples[group])[group == index][0])
 
     def _advantages(self) -> np.ndarray:
         """The advantage of each rollout, NaN where it is unknown."""
@@ -192,9 +192,9 @@ class StoredOutputs(GenerateOutputs):
             return advantages
         rewards, groups = np.asarray(columns["reward"])[numbers], numbered(examples)
         order = np.argsort(groups, kind="stable")
-        for places in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-            if np.isnan(advantages[places]).all():
-                advantages[places] = centered_advantages(rewards[places].tolist())
+        for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+            if np.isnan(advantages[members]).all():
+                advantages[members] = centered_advantages(rewards[members].tolist())
         return advantages
 
 

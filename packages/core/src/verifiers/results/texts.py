@@ -60,8 +60,8 @@ def cause_text(causes: Mapping[str, int]) -> str:
     '3 × ModelUnavailable: 503'
     """
     listed = [f"{count} × {cause}" for cause, count in causes.items()]
-    others = sum([*causes.values()][MAX_CAUSES:])
-    return "; ".join([*listed[:MAX_CAUSES], *([f"{others} × others"] if others else [])])
+    num_more = sum([*causes.values()][MAX_CAUSES:])
+    return "; ".join([*listed[:MAX_CAUSES], *([f"{num_more} × others"] if num_more else [])])
 
 
 def _mean(mean: float | None, stderr: float | None) -> str:
@@ -164,7 +164,7 @@ def duration(seconds: float) -> str:
     """
     if seconds < 60:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, remainder = divmod(int(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {remainder} s"
     return f"{minutes // 60} h {minutes % 60} min"

@@ -116,10 +116,10 @@ async def is_completed(env: RolloutEnvironment, state: State) -> bool:
     An override of this method is a condition; ``await super().is_completed(state)`` asks all
     others.
     """
-    others = [
+    conditions = [
         condition for condition in stop_conditions(type(env)) if condition[0] != "is_completed"
     ]
-    return await first_stop(env, state, others) is not None
+    return await first_stop(env, state, conditions) is not None
 
 
 is_completed.asks_others = True  # type: ignore[attr-defined]  # an override lacks it, and is a condition
@@ -351,10 +351,10 @@ def new_state(
     if isinstance(state["info"], str):
         state["info"] = json.loads(state["info"])
     if isinstance(state["info"], Mapping) and (
-        own := state["info"].get("tool_defs") or state["info"].get("oai_tools")
+        row_tools := state["info"].get("tool_defs") or state["info"].get("oai_tools")
     ):
         # the row's tools, before those of the environment
-        state["tool_defs"] = [Tool.from_wire(tool) for tool in own]
+        state["tool_defs"] = [Tool.from_wire(tool) for tool in row_tools]
     if (run := current_run.get()) is not None:
         state.run, state.seed_key = run
     env.close_at_exit()

@@ -118,8 +118,8 @@ class Rollout:
     def turn_rewards(self) -> tuple[float, ...]:
         """The environment's reward of each turn to train; empty when it sets none but 0."""
         rewards = [turn.env_reward for turn in self.turns]
-        known = [0.0 if math.isnan(reward := number(each)) else reward for each in rewards]
-        return tuple(known) if any(known) else ()
+        numbers = [0.0 if math.isnan(reward := number(each)) else reward for each in rewards]
+        return tuple(numbers) if any(numbers) else ()
 
     @property
     def oldest_version(self) -> int | None:

@@ -221,8 +221,10 @@ def _tokens_to_json(turn: Turn, index_of: Mapping[int, int]) -> dict[str, Any]:
     tokens = TrajectoryStepTokens.of(turn)
     ids = turn.prompt_ids if parent is None else turn.new_prompt_ids
     prompt = {"parent": parent, "shared": 0 if parent is None else turn.num_shared}
-    rest = [name for name in tokens if name not in ("prompt_ids", "prompt_mask", "completion_mask")]
-    return prompt | {"prompt_ids": ids.tolist()} | {name: tokens[name] for name in rest}
+    names = [
+        name for name in tokens if name not in ("prompt_ids", "prompt_mask", "completion_mask")
+    ]
+    return prompt | {"prompt_ids": ids.tolist()} | {name: tokens[name] for name in names}
 
 
 def _read_tokens(step: TrajectoryStep, saved: Mapping[str, Any], earlier: Sequence[Turn]) -> None:

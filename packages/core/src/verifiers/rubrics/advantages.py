@@ -21,6 +21,6 @@ def centered_advantages(rewards: Sequence[float]) -> list[float]:
     >>> centered_advantages([1.0, 0.0, math.nan])
     [0.5, -0.5, nan]
     """
-    known = [reward for reward in rewards if not math.isnan(reward)]
-    center = math.fsum(known) / len(known) if known else math.nan
+    numbers = [reward for reward in rewards if not math.isnan(reward)]
+    center = math.fsum(numbers) / len(numbers) if numbers else math.nan
     return [reward - center for reward in rewards]

@@ -176,19 +176,19 @@ def _parameters(
         raise ConfigError(
             f"{name!r} has no readable signature; wrap it in a function", function=name
         ) from error
-    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-    for parameter in named:
+    by_name = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    for parameter in by_name:
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise ConfigError(
                 f"{name!r} declares {str(parameter)!r}, but arguments are passed by name; "
                 "declare the names it needs, or **kwargs",
                 function=name,
             )
-    required = tuple(p.name for p in named if p.default is p.empty)
+    required = tuple(p.name for p in by_name if p.default is p.empty)
     return (
         required,
-        tuple(p.name for p in named if p.default is not p.empty),
-        len(named) < len(parameters),
+        tuple(p.name for p in by_name if p.default is not p.empty),
+        len(by_name) < len(parameters),
     )
 
 

@@ -63,18 +63,18 @@ class HybridMathRubric(JudgeRubric):
         max_verify_chars: int = 50_000,
         **kwargs: Unpack[ScoreOptions],
     ):
-        def given(value: object, default: object) -> Any:
+        def or_default(value: object, default: object) -> Any:
             return default if value is None else value
 
         self.verifier = MathVerifier(timeout_seconds, max_workers, max_verify_chars)
-        self.use_judge_fallback = given(use_judge_fallback, self.DEFAULT_USE_JUDGE_FALLBACK)
+        self.use_judge_fallback = or_default(use_judge_fallback, self.DEFAULT_USE_JUDGE_FALLBACK)
         kwargs.setdefault("score_range", (0.0, 1.0))
         super().__init__(
-            parser=given(parser, self.DEFAULT_JUDGE_PARSER) or boxed_answer_parser(),
-            judge_client=given(judge_client, self.DEFAULT_JUDGE_CLIENT),
-            judge_model=given(judge_model, self.DEFAULT_JUDGE_MODEL),
-            judge_prompt=given(judge_prompt, self.DEFAULT_JUDGE_PROMPT),
-            judge_sampling_args=given(judge_sampling_args, self.DEFAULT_JUDGE_SAMPLING_ARGS),
+            parser=or_default(parser, self.DEFAULT_JUDGE_PARSER) or boxed_answer_parser(),
+            judge_client=or_default(judge_client, self.DEFAULT_JUDGE_CLIENT),
+            judge_model=or_default(judge_model, self.DEFAULT_JUDGE_MODEL),
+            judge_prompt=or_default(judge_prompt, self.DEFAULT_JUDGE_PROMPT),
+            judge_sampling_args=or_default(judge_sampling_args, self.DEFAULT_JUDGE_SAMPLING_ARGS),
             **kwargs,
         )
 

@@ -272,7 +272,7 @@ class JudgeRubric(Rubric):
         state: MutableMapping[str, Any] | None,
         verdict: judging.Verdict,
     ) -> float:
-        text = await self._ask(model, question, state, whole=True)
+        text = await self._ask(model, question, state, is_whole_reply=True)
         try:
             return judging.read_score(text, self.score_range, verdict)
         except ScoringError as error:
@@ -283,16 +283,16 @@ class JudgeRubric(Rubric):
         model: ModelLike,
         question: str,
         state: MutableMapping[str, Any] | None,
-        whole: bool = False,
+        is_whole_reply: bool = False,
     ) -> str:
         """A judge's text, from the state's cache or from the judge. ``whole``: truncated text is a
         failure."""
         cache = _cache_of(state, _label(model))
         if question in cache:
             return cache[question]
-        key = (None if state is None else id(state), _label(model), question, whole)
+        key = (None if state is None else id(state), _label(model), question, is_whole_reply)
         return await self._in_flight.once(
-            key, lambda: self._call(model, question, state, cache, whole)
+            key, lambda: self._call(model, question, state, cache, is_whole_reply)
         )
 
     async def _call(
@@ -301,11 +301,11 @@ class JudgeRubric(Rubric):
         question: str,
         state: MutableMapping[str, Any] | None,
         cache: dict[str, str],
-        whole: bool,
+        is_whole_reply: bool,
     ) -> str:
         response = await self._complete(model, question)
         _count_usage(state, response)
-        if whole and response.finish_reason in ("length", "abort"):
+        if is_whole_reply and response.finish_reason in ("length", "abort"):
             raise ScoringError(
                 f"judge {_label(model)!r} was truncated before its verdict; raise max_tokens in"
                 " judge_sampling_args",

@@ -259,13 +259,13 @@ def read_score(
     ``verdict`` wrote a plain one with text after it, or with a score that the data has in such a
     tag.
     """
-    own = f"<{verdict.tag}>"
-    if own in text.lower():
+    tag = f"<{verdict.tag}>"
+    if tag in text.lower():
         return _read_tag(text, verdict.tag, score_range)
     score = _read_tag(text, "score", score_range)
     if verdict.nonce and (score in verdict.quotable or not _AT_THE_END.search(text[-1000:])):
         raise ScoringError(
-            f"the judge's <score> may be quoted from the response; its own must be in {own}"
+            f"the judge's <score> may be quoted from the response; its own must be in {tag}"
         )
     return score
 
@@ -293,8 +293,8 @@ def read_letter(text: str, letters: str = "ABC", verdict: Verdict = PLAIN_VERDIC
     >>> read_letter("They agree: \\\\boxed{A} - CORRECT"), read_letter(" b.")
     ('A', 'B')
     """
-    own = f"<{verdict.tag}>"
-    if verdict.nonce and own in text.lower():
+    tag = f"<{verdict.tag}>"
+    if verdict.nonce and tag in text.lower():
         content = _content_of_tag(text, verdict.tag)
     else:
         boxed = extract_boxed_answer(text, strict=True)
@@ -308,9 +308,9 @@ def read_letter(text: str, letters: str = "ABC", verdict: Verdict = PLAIN_VERDIC
         raise ScoringError(
             f"the judge returned {content[:MAX_SCORE_CHARS]!r} instead of one letter of {letters}"
         )
-    if letter in verdict.quotable and own not in text.lower():
+    if letter in verdict.quotable and tag not in text.lower():
         raise ScoringError(
-            f"the judge's {letter} may be quoted from the response; its own must be in {own}"
+            f"the judge's {letter} may be quoted from the response; its own must be in {tag}"
         )
     return letter
 

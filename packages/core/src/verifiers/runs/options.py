@@ -239,31 +239,31 @@ def parse(
 
     *Raises* ConfigError for unknown keywords, with suggestions, and for invalid values.
     """
-    named, sampling = _named(keywords, counts) if keywords else ({}, {})
-    if "max_concurrent" not in named and getattr(env, "max_concurrent", None):
-        named["max_concurrent"] = env.max_concurrent
-    if named.get("state_columns") is None:
-        named.pop("state_columns", None)
-    options = RunOptions(**named)
-    _check(options, named)
+    settings, sampling = _options_of(keywords, counts) if keywords else ({}, {})
+    if "max_concurrent" not in settings and getattr(env, "max_concurrent", None):
+        settings["max_concurrent"] = env.max_concurrent
+    if settings.get("state_columns") is None:
+        settings.pop("state_columns", None)
+    options = RunOptions(**settings)
+    _check(options, settings)
     return options, sampling
 
 
-def _named(
+def _options_of(
     keywords: Mapping[str, Any], counts: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(options, sampling arguments) of the keywords of a call, by their present names."""
-    named = compat.rename(keywords, compat.RUN_OPTIONS, "evaluate/generate")
+    options = compat.rename(keywords, compat.RUN_OPTIONS, "evaluate/generate")
     sampling = compat.rename(
-        {name: named.pop(name) for name in list(named) if name in SAMPLING_NAMES},
+        {name: options.pop(name) for name in list(options) if name in SAMPLING_NAMES},
         compat.SAMPLING_ARGS,
         "sampling",
     )
     for name in (*NO_LONGER_NEEDED, *counts):
-        named.pop(name, None)
+        options.pop(name, None)
     valid_names = (*(field.name for field in fields(RunOptions)), *counts, *SAMPLING_NAMES)
-    check_keywords(named, valid_names, "evaluate/generate")
-    return named, sampling
+    check_keywords(options, valid_names, "evaluate/generate")
+    return options, sampling
 
 
 def check_sampling(sampling_args: Mapping[str, Any]) -> None:
@@ -302,12 +302,12 @@ RANGES = {
 """Option -> its annotation, of the options that have a range."""
 
 
-def _check(options: RunOptions, named: Mapping[str, Any]) -> None:
+def _check(options: RunOptions, settings: Mapping[str, Any]) -> None:
     """Check the options of a call; their defaults are in their ranges."""
-    for name, hint in ((name, RANGES[name]) for name in named if name in RANGES):
-        if not fits(named[name], hint):
+    for name, hint in ((name, RANGES[name]) for name in settings if name in RANGES):
+        if not fits(settings[name], hint):
             optional = ", or None" if type(None) in parts(hint) else ""
-            raise _invalid(name, named[name], describe(hint) + optional)
+            raise _invalid(name, settings[name], describe(hint) + optional)
     stops = options.until_half_width is not None or options.until_decided is not None
     if options.until_half_width is not None and options.until_decided is not None:
         raise ConfigError("until_half_width and until_decided both stop the run; give one of them")

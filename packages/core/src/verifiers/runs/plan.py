@@ -65,8 +65,8 @@ class Plan:
         siblings."""
         if not len(table):
             raise ConfigError("n_samples cannot be taken from an empty dataset", key="n_samples")
-        rounds, rest = divmod(n_samples, len(table))
-        counts = [rounds + (index < rest) for index in range(min(n_samples, len(table)))]
+        rounds, remainder = divmod(n_samples, len(table))
+        counts = [rounds + (index < remainder) for index in range(min(n_samples, len(table)))]
         return cls(table.take(len(counts)), counts)
 
     def __len__(self) -> int:
@@ -88,17 +88,19 @@ class Plan:
         hashes, position = self.hashes(), 0
         for start in range(0, len(self.siblings), CHUNK):
             selected: dict[int, tuple[int, list[str]]] = {}
-            for index, named in enumerate(itertools.islice(hashes, CHUNK), start):
-                if flags is None or 1 in flags[position : position + len(named)]:
-                    selected[index] = position, named
-                position += len(named)
-            for (index, (first, named)), example in zip(
+            for index, group_hashes in enumerate(itertools.islice(hashes, CHUNK), start):
+                if flags is None or 1 in flags[position : position + len(group_hashes)]:
+                    selected[index] = position, group_hashes
+                position += len(group_hashes)
+            for (index, (first, group_hashes)), example in zip(
                 selected.items(), self._examples_at(list(selected)), strict=True
             ):
                 rows = self.sibling_rows.get(index) or [example]
                 yield [
-                    Job(_with_hash(rows[n % len(rows)], name), n, len(named), first + n, None)
-                    for n, name in enumerate(named)
+                    Job(
+                        _with_hash(rows[n % len(rows)], name), n, len(group_hashes), first + n, None
+                    )
+                    for n, name in enumerate(group_hashes)
                 ]
 
     def hashes(self) -> Iterator[list[str]]:
@@ -116,12 +118,12 @@ class Plan:
         else:
             plain, self._may_repeat = (example.hash for example in self.examples), True
         counts: dict[str, int] = {}
-        for index, (own, count) in enumerate(zip(plain, self.siblings, strict=True)):
+        for index, (row_hash, count) in enumerate(zip(plain, self.siblings, strict=True)):
             rows = self.sibling_rows.get(index)
             if rows is None and not self._may_repeat:
-                yield [own] * count
+                yield [row_hash] * count
                 continue
-            hashes = [own] if rows is None else [row.hash for row in rows]
+            hashes = [row_hash] if rows is None else [row.hash for row in rows]
             distinct = {each: _numbered(each, counts) for each in hashes}
             yield [distinct[hashes[n % len(hashes)]] for n in range(count)]
 
@@ -232,16 +234,16 @@ def pending(
         keys = [
             rollout_key(name, sibling) for _, names in several for sibling, name in enumerate(names)
         ]
-        found = iter(saved.find(keys))
+        saved_rollouts = iter(saved.find(keys))
         for example_id, names in several:
-            rollouts = [next(found) for _ in names]
+            rollouts = [next(saved_rollouts) for _ in names]
             usable = [
                 None if r is None or (retry_errors and saved.has_error(r)) else r for r in rollouts
             ]
             if not (whole_groups and None in usable):
-                for place, rollout in enumerate(usable, position):
+                for index, rollout in enumerate(usable, position):
                     if rollout is not None:
-                        flags[place] = 0
-                        take(place, example_id, rollout)
+                        flags[index] = 0
+                        take(index, example_id, rollout)
             position += len(names)
     return Pending(plan, flags)

@@ -83,8 +83,8 @@ async def rescore(
 
 
 def _extra_columns(output: RolloutOutput) -> list[str]:
-    known = {*FIELDS, *DISK_FIELDS, *output["metrics"], "judge_response"}
-    return [name for name in output if name not in known]
+    columns = {*FIELDS, *DISK_FIELDS, *output["metrics"], "judge_response"}
+    return [name for name in output if name not in columns]
 
 
 class _Rescoring(Run):

@@ -164,9 +164,9 @@ class Runner:
         count = self._streak[1] + 1 if self._streak[0] == cause else 1
         self._streak = (cause, count)
         if count == self.abort_after:  # ==: concurrent failures must not raise it again
-            place = f" ({error.file}:{error.line})" if error.file and error.line else ""
+            location = f" ({error.file}:{error.line})" if error.file and error.line else ""
             raise TooManyFaults(
-                f"{count} rollouts in a row failed with {cause}, the last with: {error}{place}."
+                f"{count} rollouts in a row failed with {cause}, the last with: {error}{location}."
                 " Finished rollouts are kept; correct the cause and run the same command again (or"
                 " set abort_after=0 to continue regardless)",
                 cause=cause,

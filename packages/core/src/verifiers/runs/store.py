@@ -246,8 +246,8 @@ class RunStore:
         if self._metadata is None or now >= self._next_report:
             self._metadata = self.metadata("running")
             self._next_report = _next_time(now, REPORT_EVERY_S)
-        given: Any = self.on_progress
-        for callback in given if isinstance(given, list | tuple) else [given]:
+        callbacks: Any = self.on_progress
+        for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
             # the older form: all, new, metadata
             every = [self.in_order()] if num_positional(callback) >= 3 else []
             try:

@@ -68,8 +68,8 @@ def armed(spec: str) -> Iterator[None]:
 def _parsed(spec: str) -> _Armed | None:
     if not spec:
         return None
-    name, _, rest = spec.partition(":")
-    at_pass, _, effect = rest.partition(":")
+    name, _, after_name = spec.partition(":")
+    at_pass, _, effect = after_name.partition(":")
     code = errno.EIO if effect == "raise" else getattr(errno, effect, None) if effect else None
     if not name or not at_pass.isdecimal() or int(at_pass) < 1 or (effect and code is None):
         raise ConfigError(

@@ -19,14 +19,14 @@ def import_source(file: Path, module: str, root: Path) -> ModuleType:
     """
     if str(root) not in sys.path:
         sys.path.append(str(root))
-    top, _, rest = module.partition(".")
-    top_file = root / top / "__init__.py" if rest or file.name == "__init__.py" else file
+    top, _, submodule = module.partition(".")
+    top_file = root / top / "__init__.py" if submodule or file.name == "__init__.py" else file
     is_taken = top in sys.modules or top in sys.stdlib_module_names
     if is_taken and not _is_file(sys.modules.get(top), top_file):
         top = f"local_file_{top}"
     if not _is_file(sys.modules.get(top), top_file):
         _import_file(top, top_file)
-    return importlib.import_module(f"{top}.{rest}" if rest else top)
+    return importlib.import_module(f"{top}.{submodule}" if submodule else top)
 
 
 def _is_file(module: ModuleType | None, file: Path) -> bool:

@@ -38,7 +38,7 @@ class Broken:
     read."""
 
     name: str
-    place: str
+    path: str
     """The metadata folder of the distribution."""
     reason: str
 
@@ -61,10 +61,10 @@ def entry_points(
     before = _read.get(group)
     if before is not None and before[0] == state:
         return iter(before[1])
-    found = _installed(group)
+    points = _installed(group)
     if state is not None:
-        _read[group] = state, found
-    return iter(found)
+        _read[group] = state, points
+    return iter(points)
 
 
 def part(name: str, distribution: str, label: str = "") -> Any:
@@ -117,13 +117,13 @@ def _state() -> list[object] | None:
     state: list[object] = []
     newest = 0
     for distribution in importlib_metadata.distributions():
-        place = getattr(distribution, "_path", None)
-        if not isinstance(place, Path):  # in an archive, or found by an import hook
+        path = getattr(distribution, "_path", None)
+        if not isinstance(path, Path):  # in an archive, or found by an import hook
             return None
-        state.append(str(place))
+        state.append(str(path))
         for name in _FILES:
             try:
-                file = os.stat(f"{place}{os.sep}{name}")
+                file = os.stat(f"{path}{os.sep}{name}")
             except OSError:
                 state.append(None)
             else:
@@ -147,8 +147,8 @@ def _of_each(
 ) -> Iterator[tuple[EntryPoint, Distribution] | Broken]:
     seen: set[str] = set()
     for distribution in distributions:
-        place = _place(distribution)
-        name = _FOLDER_NAME.split(os.path.basename(place), maxsplit=1)[0].lower().replace(".", "_")
+        path = _path_of(distribution)
+        name = _FOLDER_NAME.split(os.path.basename(path), maxsplit=1)[0].lower().replace(".", "_")
         if name in seen:
             continue
         seen.add(name)
@@ -156,7 +156,7 @@ def _of_each(
             entries = [entry for entry in distribution.entry_points if entry.group == group]
         except Exception as error:  # noqa: BLE001  whatever damaged metadata raises is the reason
             if group in _listed(distribution):
-                yield Broken("", place, f"its entry_points.txt cannot be read: {_text(error)}")
+                yield Broken("", path, f"its entry_points.txt cannot be read: {_text(error)}")
             continue
         yield from (_checked(entry, distribution) for entry in entries)
 
@@ -165,13 +165,13 @@ def _checked(
     entry: EntryPoint, distribution: Distribution
 ) -> tuple[EntryPoint, Distribution] | Broken:
     """The entry point, or why it cannot be used."""
-    place = _place(distribution)
+    path = _path_of(distribution)
     try:
         about = headers(distribution)
         if not about.get("Name") or not about.get("Version"):
-            return Broken(entry.name, place, "its METADATA has no name or no version")
+            return Broken(entry.name, path, "its METADATA has no name or no version")
     except Exception as error:  # noqa: BLE001  as above
-        return Broken(entry.name, place, f"its METADATA cannot be read: {_text(error)}")
+        return Broken(entry.name, path, f"its METADATA cannot be read: {_text(error)}")
     try:
         is_named = all(
             part.isidentifier() for part in f"{entry.module}.{entry.attr or 'x'}".split(".")
@@ -179,7 +179,7 @@ def _checked(
     except Exception:  # noqa: BLE001  as above; versions of the library differ
         is_named = False
     if not is_named:
-        return Broken(entry.name, place, f"its entry point {entry.value!r} is not module:function")
+        return Broken(entry.name, path, f"its entry point {entry.value!r} is not module:function")
     return entry, distribution
 
 
@@ -190,7 +190,7 @@ def _listed(distribution: Distribution) -> str:
         return ""
 
 
-def _place(distribution: Distribution) -> str:
+def _path_of(distribution: Distribution) -> str:
     return str(getattr(distribution, "_path", distribution))
 
 

@@ -171,8 +171,8 @@ def without_secrets(
     remaining: dict[str, Any] = {}
     left_out: list[str] = []
     for key, value in settings.items():
-        one = {key: value}
-        if str(redacted(one)).count(HIDDEN) == str(one).count(HIDDEN):
+        pair = {key: value}
+        if str(redacted(pair)).count(HIDDEN) == str(pair).count(HIDDEN):
             remaining[key] = value
         elif isinstance(value, Mapping) and is_secret_name(key):
             left_out += [f"{prefix}{key}.{member}" for member in value]

@@ -50,8 +50,8 @@ def spell_out(
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=[*named, *keys])  # type: ignore[attr-defined]
+        by_name = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=[*by_name, *keys])  # type: ignore[attr-defined]
         return function
 
     return decorate

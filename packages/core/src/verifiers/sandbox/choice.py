@@ -116,11 +116,13 @@ def _installed() -> dict[str, EntryPoint]:
     name."""
     points: dict[str, EntryPoint] = {}
     for point, _ in (
-        found for found in entry_points(ENTRY_POINTS) if not isinstance(found, Broken)
+        entry_point
+        for entry_point in entry_points(ENTRY_POINTS)
+        if not isinstance(entry_point, Broken)
     ):
-        if (other := points.setdefault(point.name, point)).value != point.value:
+        if (earlier := points.setdefault(point.name, point)).value != point.value:
             raise ConfigError(
-                f"Two packages have a sandbox backend {point.name!r}: {other.value} and"
+                f"Two packages have a sandbox backend {point.name!r}: {earlier.value} and"
                 f" {point.value}; uninstall one"
             )
     return points

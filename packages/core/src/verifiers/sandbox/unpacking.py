@@ -52,12 +52,12 @@ class Budget:
     """Bytes that may still be read and made: of one archive, or of all layers of an image."""
 
     def __init__(self, num_bytes: int):
-        self._num_bytes = self._left = num_bytes
+        self._num_bytes = self._bytes_left = num_bytes
 
     def spend(self, num_bytes: int) -> None:
         """*Raises* BadArchive when the budget is exceeded."""
-        self._left -= num_bytes
-        if self._left < 0:
+        self._bytes_left -= num_bytes
+        if self._bytes_left < 0:
             raise BadArchive(
                 f"it unpacks to more than {self._num_bytes} bytes, too much for its size"
             )
@@ -281,16 +281,16 @@ class _Unpacking:
             raise refusal
         try:
             with self._folder(source_folder, member.name) as origin:
-                found = os.stat(source, dir_fd=origin, follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode):
+                status = os.stat(source, dir_fd=origin, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
                     raise refusal
-                if _is_same(found, parent, name):
+                if _is_same(status, parent, name):
                     return
                 self._delete(parent, name)
                 os.link(source, name, src_dir_fd=origin, dst_dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             raise refusal from None
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             self._links.append((above, name))
 
     def _delete(self, parent: int, name: str) -> None:

@@ -79,14 +79,14 @@ def rollout_key(example_hash: str, sibling: int) -> str:
 
 
 def config_differences(
-    stored: Mapping[str, Any], given: Mapping[str, Any]
+    stored: Mapping[str, Any], present: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (stored, new) for every setting that differs.
 
     >>> config_differences({"model": "a", "env_args": {"n": 1}}, {"model": "a", "env_args": {"n": 2}})
     {'env_args.n': (1, 2)}
     """
-    before, now = dict(_leaves(frozen_config(stored))), dict(_leaves(frozen_config(given)))
+    before, now = dict(_leaves(frozen_config(stored))), dict(_leaves(frozen_config(present)))
     differences = {
         key: (before.get(key, NOT_SET), now.get(key, NOT_SET))
         for key in sorted(before.keys() | now.keys())
@@ -98,13 +98,13 @@ def config_differences(
         key for key, pair in differences.items() if NOT_SET in pair and ([] in pair or {} in pair)
     ]
     for key in empty_values:  # redundant when members differ: ``tools[0].function`` was <not set>
-        if any(other.startswith((f"{key}[", f"{key}.")) for other in differences):
+        if any(difference.startswith((f"{key}[", f"{key}.")) for difference in differences):
             del differences[key]
     return differences
 
 
 def resume_differences(
-    stored: Mapping[str, Any], given: Mapping[str, Any]
+    stored: Mapping[str, Any], present: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """``config_differences`` of the comparable parts: what prevents ``given`` from resuming
     ``stored``.
@@ -115,12 +115,12 @@ def resume_differences(
     >>> resume_differences({"model": "a"}, {"model": "a", "parser": {"class": "verifiers.Parser"}})
     {}
     """
-    uncompared = uncompared_parts(stored, given)
+    uncompared = uncompared_parts(stored, present)
     # 0.2.0: some in clear
     before = digested({key: value for key, value in stored.items() if key not in uncompared})
     if before.get("env_class") in compat.ENVIRONMENT_CLASSES:
         before["env_class"] = compat.ENVIRONMENT_CLASSES[before["env_class"]]
-    now = {key: value for key, value in given.items() if key not in uncompared}
+    now = {key: value for key, value in present.items() if key not in uncompared}
     differences = config_differences(before, now)
     return {
         key: pair
@@ -143,9 +143,9 @@ def changed_code(differences: Mapping[str, object]) -> list[str]:
     return (files or functions) if len(files) + len(functions) == len(differences) else []
 
 
-def uncompared_parts(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def uncompared_parts(stored: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
     """The sections of ``PARTS`` that only one of two configurations has."""
-    return [part for part in PARTS if (part in stored) is not (part in given)]
+    return [part for part in PARTS if (part in stored) is not (part in present)]
 
 
 def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class Identified:
         def __new__(cls, *args: object, **kwargs: object) -> Any:
             self = super().__new__(cls)
             object.__setattr__(
-                self, "_constructor_arguments", constructor_of(cls).named(args, kwargs)
+                self, "_constructor_arguments", constructor_of(cls).by_name(args, kwargs)
             )
             return self
 
@@ -310,7 +310,7 @@ class Constructor:
     """Of the class itself; it determines the arguments of its base constructors."""
     free: AbstractSet[str]
 
-    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments:
+    def by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments:
         """Arguments by name, without free ones, so that recording does not keep a dataset alive."""
         arguments = _Arguments(zip(self.positional, args, strict=False))
         if len(args) > len(self.positional):
@@ -478,10 +478,12 @@ def code_of(env: EnvironmentParts) -> dict[str, str]:
     tools."""
     members = getattr(env, "envs", ())  # of a group of environments
     environments = [env, *(members if isinstance(members, list | tuple) else ())]
-    tools = [tool for one in environments for tool in getattr(one, "tools", ()) or ()]
-    rubrics = [one.rubric for one in environments]
+    tools = [
+        tool for environment in environments for tool in getattr(environment, "tools", ()) or ()
+    ]
+    rubrics = [environment.rubric for environment in environments]
     functions = [function for rubric in rubrics for function in rubric.get_reward_funcs()]
-    parsers = [getattr(one, "parser", None) for one in environments]
+    parsers = [getattr(environment, "parser", None) for environment in environments]
     return source_hashes([*environments, *parsers, *rubrics, *functions, *tools])
 
 
@@ -591,9 +593,9 @@ def _described(value: object, name: str) -> Any:
         )
     if isinstance(value, range | complex) or type_name(type(value)) in _NUMBERS_AND_TIMES:
         return str(value)
-    named = getattr(value, "name_or_path", None)  # a tokenizer or a model in this process
+    model_name = getattr(value, "name_or_path", None)  # a tokenizer or a model in this process
     return {"class": type_name(type(value))} | (
-        {"name_or_path": named} if isinstance(named, str) else {}
+        {"name_or_path": model_name} if isinstance(model_name, str) else {}
     )
 
 
@@ -748,7 +750,7 @@ def source_hashes(objects: Iterable[object]) -> dict[str, str]:
     included.
     """
     pending = [
-        found for value in objects if (found := _author_file(_module_name(value))) is not None
+        source for value in objects if (source := _author_file(_module_name(value))) is not None
     ]
     paths: dict[Path, str] = {}
     while pending:
@@ -758,11 +760,11 @@ def source_hashes(objects: Iterable[object]) -> dict[str, str]:
         root, prefix = _root(module, path)
         paths[path] = (prefix / path.relative_to(root)).as_posix() if path != root else path.name
         for name in {*_names_of_values(module), *_imported_names(module, path)}:
-            other = _author_file(name) or _unloaded_file(
+            imported = _author_file(name) or _unloaded_file(
                 name, root.parent if prefix.parts else root
             )
-            if other is not None and _is_beside(other[1], root):
-                pending.append(other)
+            if imported is not None and _is_beside(imported[1], root):
+                pending.append(imported)
     hashes: dict[str, str] = {}
     for path, label in sorted(paths.items()):
         if (digest := _digest(path)) is not None:
@@ -807,8 +809,8 @@ def _imported_names(module: str, path: Path) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         else:
             start = package.rsplit(".", node.level - 1)[0] if node.level else ""
-            whole = ".".join(filter(None, (start, node.module)))
-            names = [f"{whole}.{alias.name}" for alias in node.names]
+            base = ".".join(filter(None, (start, node.module)))
+            names = [f"{base}.{alias.name}" for alias in node.names]
         for name in names:
             parts = name.split(".")
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))

@@ -64,17 +64,17 @@ class Hit:
 Script = Sequence[Any] | Callable[[Hit], Any] | None
 
 
-def as_behaviour(given: object) -> Behaviour:
+def as_behaviour(value: object) -> Behaviour:
     """A `Behaviour`, a status, a dict of its fields, or None for a proper answer."""
-    if given is None:
+    if value is None:
         return PROPER
-    if isinstance(given, Behaviour):
-        return given
-    if isinstance(given, int):
-        return Behaviour(status=given)
-    if isinstance(given, Mapping):
-        return Behaviour(**given)
-    raise ConfigError(f"a script holds Behaviours, statuses, dicts or None, not {given!r}")
+    if isinstance(value, Behaviour):
+        return value
+    if isinstance(value, int):
+        return Behaviour(status=value)
+    if isinstance(value, Mapping):
+        return Behaviour(**value)
+    raise ConfigError(f"a script holds Behaviours, statuses, dicts or None, not {value!r}")
 
 
 PROPER = Behaviour()

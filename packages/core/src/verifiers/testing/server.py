@@ -187,7 +187,7 @@ class FakeServer(ModelServer):
         if not is_completion:
             self._num_others += 1
             self.other_hits.append(hit)
-            return await self._other(request, path)
+            return await self._get(request, path)
         self._count += 1
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
@@ -205,7 +205,7 @@ class FakeServer(ModelServer):
         finally:
             self.in_flight -= 1
 
-    async def _other(self, request: web.BaseRequest, path: str) -> Answer:
+    async def _get(self, request: web.BaseRequest, path: str) -> Answer:
         if path == "/stats":
             return {"count": self._count, "max_in_flight": self.max_in_flight}
         if path != "/v1/models":

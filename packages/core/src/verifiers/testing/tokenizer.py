@@ -47,7 +47,7 @@ class ByteTokenizer:
         if isinstance(text, str):
             ids = self.encode(text)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
-        rows = [self.encode(one) for one in text]
+        rows = [self.encode(item) for item in text]
         return {"input_ids": rows, "attention_mask": [[1] * len(ids) for ids in rows]}
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:

@@ -62,9 +62,9 @@ def _steps(prompt: Messages, completion: Messages) -> list[TrajectoryStep]:
     if isinstance(completion, str):
         return [TrajectoryStep(prompt, completion, Response(AssistantMessage(completion)))]
     steps: list[TrajectoryStep] = []
-    for place, message in enumerate(completion):
+    for index, message in enumerate(completion):
         if message.role == "assistant":
-            before = [*prompt, *completion[:place]]
+            before = [*prompt, *completion[:index]]
             previous = steps[-1] if steps else None
             steps.append(TrajectoryStep(before, [message], Response(message), previous=previous))
     return steps

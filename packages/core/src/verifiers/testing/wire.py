@@ -26,13 +26,13 @@ def read_request(path: str, body: bytes) -> ModelRequest:
     if not isinstance(fields, dict) or not isinstance(fields.get("model"), str):
         raise ValueError("the body must be an object with a model")
     in_chat = path.endswith("/chat/completions")
-    given: Any = fields.get("messages" if in_chat else "prompt")
+    content: Any = fields.get("messages" if in_chat else "prompt")
     if in_chat and not (
-        isinstance(given, list) and all(isinstance(message, dict) for message in given)
+        isinstance(content, list) and all(isinstance(message, dict) for message in content)
     ):
         raise ValueError("messages must be a list of objects")
     return ModelRequest(
-        prompt=[Message(message) for message in given] if in_chat else given,
+        prompt=[Message(message) for message in content] if in_chat else content,
         model=fields["model"],
         message_type="chat" if in_chat else "completion",
         tools=fields.get("tools"),

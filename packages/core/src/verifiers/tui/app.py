@@ -343,11 +343,14 @@ def ordered(
     ['c', 'a', 'bb']
     """
     pairs = [(value(entry), entry) for entry in entries]
-    known = [pair for pair in pairs if not _is_unknown(pair[0])]
-    kinds = {float if isinstance(found, int | float) else type(found) for found, _ in known}
+    pairs_known = [pair for pair in pairs if not _is_unknown(pair[0])]
+    kinds = {
+        float if isinstance(value_seen, int | float) else type(value_seen)
+        for value_seen, _ in pairs_known
+    }
     is_plain = len(kinds) < 2  # ids of examples may be numbers and texts
-    known.sort(key=lambda pair: pair[0] if is_plain else str(pair[0]), reverse=is_reversed)
-    return [entry for _, entry in (*known, *(pair for pair in pairs if _is_unknown(pair[0])))]
+    pairs_known.sort(key=lambda pair: pair[0] if is_plain else str(pair[0]), reverse=is_reversed)
+    return [entry for _, entry in (*pairs_known, *(pair for pair in pairs if _is_unknown(pair[0])))]
 
 
 def _is_unknown(value: object) -> bool:

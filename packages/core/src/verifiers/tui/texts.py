@@ -135,8 +135,8 @@ def _plain(value: object) -> str:
 
 
 def _number(value: object) -> str:
-    known = isinstance(value, int | float) and not math.isnan(value)
-    return f"{value:.3f}".rstrip("0").rstrip(".") if known else "–"
+    is_number = isinstance(value, int | float) and not math.isnan(value)
+    return f"{value:.3f}".rstrip("0").rstrip(".") if is_number else "–"
 
 
 def _count(value: object) -> str:

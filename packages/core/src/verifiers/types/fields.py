@@ -31,7 +31,7 @@ class _DataclassFields:
                 )
                 described.append((name, types[name], value))
             self._by_class[owner] = {
-                one.name: one for one in fields(make_dataclass(owner.__name__, described))
+                entry.name: entry for entry in fields(make_dataclass(owner.__name__, described))
             }
         return self._by_class[owner]
 

@@ -59,8 +59,8 @@ class ModelRequest(Immutable, frozen=True):
         return isinstance(other, ModelRequest) and self._without_state() == other._without_state()
 
     def __repr__(self) -> str:
-        named = zip(self.__struct_fields__, self._without_state(), strict=False)
-        return f"ModelRequest({', '.join(f'{name}={value!r}' for name, value in named)})"
+        pairs = zip(self.__struct_fields__, self._without_state(), strict=False)
+        return f"ModelRequest({', '.join(f'{name}={value!r}' for name, value in pairs)})"
 
     def _without_state(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "state")
@@ -219,10 +219,10 @@ class ResponseMessage(AssistantMessage):
         """``finish_reason`` and ``tokens`` as passed to the constructor; a response takes the
         tokens over."""
         try:
-            given: dict[str, Any] = object.__getattribute__(self, "_given")
+            fields: dict[str, Any] = object.__getattribute__(self, "_given")
         except AttributeError:
-            given = {}
-        return given
+            fields = {}
+        return fields
 
     @property
     def finish_reason(self) -> str | None:
@@ -275,9 +275,9 @@ class Response(Fields, Immutable, frozen=True, weakref=True):
     def __post_init__(self) -> None:
         message = self.message
         if isinstance(message, ResponseMessage):
-            given = message.given()
-            tokens = given.pop("tokens", None)  # held once, here
-            force_setattr(self, "finish_reason", given.get("finish_reason") or self.finish_reason)
+            fields = message.given()
+            tokens = fields.pop("tokens", None)  # held once, here
+            force_setattr(self, "finish_reason", fields.get("finish_reason") or self.finish_reason)
             force_setattr(self, "tokens", tokens if self.tokens is None else self.tokens)
         if self.usage is None:
             force_setattr(self, "usage", Usage())

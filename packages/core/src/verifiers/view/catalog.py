@@ -63,12 +63,12 @@ class Source:
             names = os.listdir(self.folder / COMPLETIONS_NAME)
         except OSError:
             return []
-        found = [
+        steps = [
             -int(match[2]) if match[1] == "dropped" else int(match[2])
             for match in map(_STEP.fullmatch, names)
             if match
         ]
-        return sorted(found, key=lambda step: (abs(step), step))
+        return sorted(steps, key=lambda step: (abs(step), step))
 
 
 class Catalog:
@@ -96,9 +96,9 @@ class Catalog:
 
     def sources(self) -> dict[str, Source]:
         """Id -> run, of all runs."""
-        return self.known(math.inf, math.inf)[0]
+        return self.sources_known(math.inf, math.inf)[0]
 
-    def known(self, least: float, wait_s: float) -> tuple[dict[str, Source], bool]:
+    def sources_known(self, least: float, wait_s: float) -> tuple[dict[str, Source], bool]:
         """(id -> run of those that were found, newest first; whether the folders were searched to
         the end).
 
@@ -109,8 +109,8 @@ class Catalog:
         with self._changed:
             self.search()
             while self._is_searching:
-                if self._is_searched and (left := deadline - time.monotonic()) > 0:
-                    self._changed.wait(None if left == math.inf else left)
+                if self._is_searched and (remaining_s := deadline - time.monotonic()) > 0:
+                    self._changed.wait(None if remaining_s == math.inf else remaining_s)
                 elif not self._is_searched and len(self._sources) < least:
                     self._changed.wait()
                 else:
@@ -129,10 +129,10 @@ class Catalog:
 
     def _search(self) -> None:
         """Find all runs; during the first search they can be seen one by one."""
-        started, found = time.monotonic(), {}
+        started, sources = time.monotonic(), {}
         try:
             for source in self._scan():
-                found[source.id] = source
+                sources[source.id] = source
                 if not self._is_searched:
                     with self._changed:
                         self._sources[source.id] = source
@@ -140,7 +140,7 @@ class Catalog:
         finally:
             ended = time.monotonic()
             with self._changed:
-                self._sources = found
+                self._sources = sources
                 self._is_searched, self._is_searching = True, False
                 self._affordable = ended + (ended - started) / COST_SHARE
                 self._due = max(ended + FRESH_S, self._affordable)
@@ -148,7 +148,7 @@ class Catalog:
 
     def get(self, run_id: str) -> Source:
         """The run with this id. Raises: ``LookupError``."""
-        source = self.known(0, GET_S)[0].get(run_id)
+        source = self.sources_known(0, GET_S)[0].get(run_id)
         if source is None:  # it may be new
             self.search(is_wanted=True)
             source = self.sources().get(run_id)

@@ -119,8 +119,8 @@ def settings(source: Source) -> dict[str, Any]:
 def _settings(source: Source) -> dict[str, Any]:
     stored = _config(source.folder)
     config = stored.get("config") or {}
-    known = _training_facts(source.folder) if source.kind == TRAINING else {}
-    facts = known.get("settings") or {}
+    training = _training_facts(source.folder) if source.kind == TRAINING else {}
+    facts = training.get("settings") or {}
     metadata = read_metadata(source.folder) or {}
     names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
     return {
@@ -131,7 +131,9 @@ def _settings(source: Source) -> dict[str, Any]:
         "noted": stored.get("noted") or {},
         "metadata": metadata,
         "weights": dict(zip(names, weights, strict=False)),
-        **_audit(str(config.get("env_id") or known.get("env_id") or metadata.get("env_id") or "")),
+        **_audit(
+            str(config.get("env_id") or training.get("env_id") or metadata.get("env_id") or "")
+        ),
     }
 
 
@@ -139,12 +141,15 @@ def _audit(env_id: str) -> dict[str, Any]:
     """``audit``: the certificate of an installed environment in words, and ``certificate``, its
     content; else None."""
     try:
-        found = read_certificate(env_id) if env_id else None
+        certificate = read_certificate(env_id) if env_id else None
     except UsageError:  # it is not installed here
-        found = None
-    if found is None:
+        certificate = None
+    if certificate is None:
         return {"audit": None, "certificate": None}
-    return {"audit": str(found), "certificate": {**found.content, "is_fresh": found.is_fresh}}
+    return {
+        "audit": str(certificate),
+        "certificate": {**certificate.content, "is_fresh": certificate.is_fresh},
+    }
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -153,16 +158,18 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
     Numbers and booleans stay, other values become text; empty ones and None are left out.
     """
-    found: dict[str, Any] = {}
+    values_by_path: dict[str, Any] = {}
     for name, value in settings.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            found |= flat(value, f"{path}.")
+            values_by_path |= flat(value, f"{path}.")
         elif isinstance(value, bool | int | float):
-            found[path] = value
+            values_by_path[path] = value
         elif value not in (None, "", []):
-            found[path] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return found
+            values_by_path[path] = (
+                value if isinstance(value, str) else json.dumps(value, default=str)
+            )
+    return values_by_path
 
 
 def metric_names(source: Source) -> list[str]:
@@ -182,8 +189,8 @@ def _evaluation(source: Source) -> dict[str, Any]:
             or source.folder.parent.name.partition("--")[0]
         ),
         "model": metadata.get("model") or config.get("model") or "",
-        "reward": _known(metadata.get("avg_reward")),
-        "stderr": _known(metadata.get("reward_stderr")),
+        "reward": _number_or_none(metadata.get("avg_reward")),
+        "stderr": _number_or_none(metadata.get("reward_stderr")),
         "rollouts": metadata.get("num_rollouts"),
         "planned": (
             examples * siblings if isinstance(examples, int) and isinstance(siblings, int) else None
@@ -193,8 +200,8 @@ def _evaluation(source: Source) -> dict[str, Any]:
         "metrics": metadata.get("avg_metrics") or {},
         "settings": _listed(config, metadata),
         "tokens": _tokens(metadata),
-        "cost": _known(metadata.get("cost_usd")),
-        "success": _known(metadata.get("avg_success")),
+        "cost": _number_or_none(metadata.get("cost_usd")),
+        "success": _number_or_none(metadata.get("avg_success")),
         "success_metric": metadata.get("success_metric"),
         "pass_at_k": metadata.get("pass_at_k") or {},
         "pass_at_k_interval": metadata.get("pass_at_k_interval") or {},
@@ -225,7 +232,7 @@ def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
 def _tokens(metadata: Mapping[str, Any]) -> float | None:
     """Tokens read and written over all rollouts; ``usage`` has the means per rollout."""
     usage, num_rollouts = metadata.get("usage") or {}, metadata.get("num_rollouts")
-    means = [_known(usage.get(name)) for name in ("input_tokens", "output_tokens")]
+    means = [_number_or_none(usage.get(name)) for name in ("input_tokens", "output_tokens")]
     if not isinstance(num_rollouts, int) or all(mean is None for mean in means):
         return None
     return num_rollouts * sum(mean or 0.0 for mean in means)
@@ -324,11 +331,11 @@ def _is_written(
 def _stats(folder: str) -> dict[str, os.stat_result]:
     """The files whose changes are noticed, by name. Joins texts: making paths would take longer
     than looking."""
-    found = {}
+    stats = {}
     for name in _WATCHED:
         with contextlib.suppress(OSError):
-            found[name] = os.stat(f"{folder}/{name}")
-    return found
+            stats[name] = os.stat(f"{folder}/{name}")
+    return stats
 
 
 @functools.lru_cache(maxsize=MAX_HOLDERS)
@@ -362,7 +369,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     return files
 
 
-def _known(value: object) -> float | None:
+def _number_or_none(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

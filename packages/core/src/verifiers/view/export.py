@@ -81,15 +81,15 @@ def joined(modules: Mapping[str, str]) -> str:
     """
     placed: dict[str, str] = {}
 
-    def place(name: str) -> None:
+    def add(name: str) -> None:
         if name not in placed:
             placed[name] = ""
             for needed in _IMPORT.findall(modules[name]):
-                place(needed)
+                add(needed)
             del placed[name]
             placed[name] = _EXPORT.sub("", _IMPORT.sub("", modules[name]))
 
-    place(_ENTRY)
+    add(_ENTRY)
     return '"use strict";\n(() => {\n' + "\n".join(placed.values()) + "\n})();\n"
 
 

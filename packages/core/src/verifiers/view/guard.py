@@ -114,13 +114,13 @@ class Guard:
 
     def _may_write(self, headers: Headers, host: str) -> bool:
         assert self.token is not None
-        origins, given = headers.getlist("origin"), headers.getlist(TOKEN_HEADER)
+        origins, tokens = headers.getlist("origin"), headers.getlist(TOKEN_HEADER)
         return (
             origins == [f"http://{host}"]
             and headers.get("sec-fetch-site", "same-origin") == "same-origin"
             and headers.get("content-type") == "application/json"
-            and len(given) == 1
-            and secrets.compare_digest(given[0].encode(), self.token.encode())
+            and len(tokens) == 1
+            and secrets.compare_digest(tokens[0].encode(), self.token.encode())
         )
 
     def _is_ours(self, host: str) -> bool:

@@ -21,7 +21,7 @@ from verifiers.results.columns import NameColumn, Selection
 from verifiers.results.comparison import Measured, compare_runs
 from verifiers.results.index import NAMES, NUMBERS, RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
-from verifiers.results.statistics import known
+from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs
 from verifiers.view import describe, rollout
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog
@@ -127,18 +127,18 @@ class Library:
         rows = np.delete(np.arange(len(index)), index.replaced)
         summary = StoredOutputs(index, rows, facts).summary()
         counts = {
-            name: known(Selection(index.columns[name], rows))
+            name: known_values(Selection(index.columns[name], rows))
             for name in ("input_tokens", "output_tokens")
         }
         summary["usage"] = {
             name: round(math.fsum(values)) for name, values in counts.items() if any(values)
         }
-        whole = (
+        of_all = (
             {"cost_usd": described["cost"], "seconds": described["seconds"]}
             if step is None
             else {"seconds": None}
         )
-        return {**summary, **whole}
+        return {**summary, **of_all}
 
     def previews(
         self, run_id: str, numbers: Sequence[int], step: int | None = None
@@ -150,8 +150,8 @@ class Library:
 
     def rollout(self, run_id: str, number: int, step: int | None = None) -> dict[str, Any]:
         """One complete rollout."""
-        found: dict[str, Any] = self.rollouts(run_id, [number], step)["rollouts"][str(number)]
-        return found
+        of_number: dict[str, Any] = self.rollouts(run_id, [number], step)["rollouts"][str(number)]
+        return of_number
 
     def rollouts(
         self, run_id: str, numbers: Sequence[int], step: int | None = None
@@ -193,8 +193,8 @@ class Library:
         Raises ``ValueError`` for another name.
         """
         index = self._read_index(run_id, step)
-        found, following = index.info_values(name, first, budget_s)
-        return {"values": found, "next": following if following < len(index) else None}
+        values, following = index.info_values(name, first, budget_s)
+        return {"values": values, "next": following if following < len(index) else None}
 
     def metrics(self, run_id: str, first: int = 0, generation: str = "") -> dict[str, Any]:
         """The metrics lines of a training run from ``first`` on; all when it was rewritten since
@@ -237,20 +237,23 @@ class Library:
         source = self.catalog.get(run_id)
         if source.kind == TRAINING:
             return {"labels": {}, "agreement": None}
-        index, found = self._read_index(run_id, None), {}
+        index, labels_by_row = self._read_index(run_id, None), {}
         for key, (digest, label) in read_labels(source.folder).items():
             row = index.newest(key)
             if row is not None and completion_hash(index.stored(row).get("completion")) == digest:
-                found[row] = label
-        rows = sorted(set(range(len(index))).difference(index.replaced)) if found else []
+                labels_by_row[row] = label
+        rows = sorted(set(range(len(index))).difference(index.replaced)) if labels_by_row else []
         measured = None
         with contextlib.suppress(ConfigError):  # no labelled rollout has a reward
             examples = [index.columns["key"][row] or index.columns["example"][row] for row in rows]
             rewards = [index.columns["reward"][row] for row in rows]
             measured = agreement(
-                rewards, [found.get(row) for row in rows], examples, column=LABEL
+                rewards, [labels_by_row.get(row) for row in rows], examples, column=LABEL
             ).to_dict()
-        return {"labels": {str(row): label for row, label in found.items()}, "agreement": measured}
+        return {
+            "labels": {str(row): label for row, label in labels_by_row.items()},
+            "agreement": measured,
+        }
 
     def label(self, run_id: str, number: int, label: bool | None) -> dict[str, Any]:
         """Write a person's label of one rollout, None to take it back. Raises ``ValueError`` for a

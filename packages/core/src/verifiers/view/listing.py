@@ -53,13 +53,13 @@ class Listing:
 
     def entry(self, source: Source) -> dict[str, Any]:
         """The entry of one run. Raises: ``OSError`` when it was removed."""
-        known = self._entries.get(source.id)
+        entry = self._entries.get(source.id)
         if (
-            known is not None
-            and known.source == source
-            and known.version == describe.version(source)
+            entry is not None
+            and entry.source == source
+            and entry.version == describe.version(source)
         ):
-            return known.content
+            return entry.content
         return describe.describe(source)
 
     def part(
@@ -126,7 +126,7 @@ class Listing:
 
     def _sources(self, least: float) -> dict[str, Source]:
         """The runs that are known; entries of runs that are no longer there are removed."""
-        sources, self._is_searched = self._catalog.known(least, SEARCH_S)
+        sources, self._is_searched = self._catalog.sources_known(least, SEARCH_S)
         if self._is_searched:
             for run_id in [
                 run_id
@@ -138,9 +138,9 @@ class Listing:
 
     def _read(self, source: Source) -> _Entry | None:
         """The entry of a run as its files are now; None when it was removed."""
-        version, known = describe.version(source), self._entries.get(source.id)
-        if known is not None and known.version == version:
-            return known
+        version, latest = describe.version(source), self._entries.get(source.id)
+        if latest is not None and latest.version == version:
+            return latest
         try:
             content = describe.describe(source)
         except OSError:  # removed since the search

@@ -142,17 +142,17 @@ def _score(name: str, value: float, weights: Mapping[str, float]) -> dict[str, A
     }
 
 
-def _messages(messages: Sequence[object] | str | None, place: str) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[object] | str | None, section: str) -> list[dict[str, Any]]:
     if isinstance(messages, str):
-        role = "assistant" if place == "completion" else "text"
+        role = "assistant" if section == "completion" else "text"
         if messages:
-            return [{"role": role, "place": place, "parts": [{"type": "text", "text": messages}]}]
+            return [{"role": role, "place": section, "parts": [{"type": "text", "text": messages}]}]
         return []
-    return [_message(message, place) for message in messages or []]
+    return [_message(message, section) for message in messages or []]
 
 
-def _message(message: object, place: str) -> dict[str, Any]:
-    content: dict[str, Any] = {"role": str(field(message, "role") or "?"), "place": place}
+def _message(message: object, section: str) -> dict[str, Any]:
+    content: dict[str, Any] = {"role": str(field(message, "role") or "?"), "place": section}
     content["parts"] = _parts(field(message, "content"))
     if reasoning := field(message, "reasoning_content") or _thinking(
         field(message, "thinking_blocks")
@@ -293,9 +293,9 @@ def _assign(
         return
     for message in sampled:
         text = "\n".join(part["text"] for part in message["parts"] if part["type"] == "text")
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             if steps[number]["text"] == text:
-                message["step"], numbers = number, numbers[place + 1 :]
+                message["step"], numbers = number, numbers[index + 1 :]
                 break
 
 
@@ -308,35 +308,39 @@ def _branches(
     ``at`` is the index of the message before which a branch is shown; ``messages`` are those that
     no earlier call of the same role, and no main call, has.
     """
-    places = {message["step"]: index for index, message in enumerate(messages) if "step" in message}
+    index_of_step = {
+        message["step"]: index for index, message in enumerate(messages) if "step" in message
+    }
     first = next(
         (index for index, message in enumerate(messages) if message["place"] == "completion"),
         len(messages),
     )
-    known: dict[str, list[Any]] = {}
-    found: list[dict[str, Any]] = []
+    seen: dict[str, list[Any]] = {}
+    branches: list[dict[str, Any]] = []
     at = first
     for number, (step, numbers) in enumerate(zip(trajectory, steps, strict=False)):
         role = numbers.get("role") or "main"
         prompt, completion = list(step.get("prompt") or ()), list(step.get("completion") or ())
-        shared = max(_num_shared(known.get(name, []), prompt) for name in ("main", role))
+        shared = max(_num_shared(seen.get(name, []), prompt) for name in ("main", role))
         new = _messages(prompt[shared:], "prompt")
         if role == "main":
-            at = places.get(number, at)
-            if known.get("main") and shared < len(known["main"]):
-                found.append({"role": "rewrite", "at": at, "messages": _messages(prompt, "prompt")})
+            at = index_of_step.get(number, at)
+            if seen.get("main") and shared < len(seen["main"]):
+                branches.append(
+                    {"role": "rewrite", "at": at, "messages": _messages(prompt, "prompt")}
+                )
             at += 1
         else:
             new += [message | {"step": number} for message in _messages(completion, "completion")]
-            last = found[-1] if found else None
+            last = branches[-1] if branches else None
             if last is not None and (last["role"], last["at"]) == (role, at):
                 last["messages"] += new
             else:
-                found.append({"role": role, "at": at, "messages": new})
-        known[role] = [*prompt, *completion]
-    return found
+                branches.append({"role": role, "at": at, "messages": new})
+        seen[role] = [*prompt, *completion]
+    return branches
 
 
-def _num_shared(known: list[Any], prompt: list[Any]) -> int:
+def _num_shared(seen: list[Any], prompt: list[Any]) -> int:
     """How many messages of a conversation begin the prompt: all of them, or none."""
-    return len(known) if prompt[: len(known)] == known else 0
+    return len(seen) if prompt[: len(seen)] == seen else 0

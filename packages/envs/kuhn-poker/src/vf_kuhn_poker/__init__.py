@@ -59,10 +59,10 @@ def load_environment(
     Raises:
         ConfigError: An invalid argument, by name.
     """
-    for name, value, known in (("seat", seat, SEATS), ("style", style, ("words", "letters"))):
-        if value not in known:
+    for name, value, choices in (("seat", seat, SEATS), ("style", style, ("words", "letters"))):
+        if value not in choices:
             raise vf.ConfigError(
-                f'{name} is {value!r}; it must be "{known[0]}" or "{known[1]}"', key=name
+                f'{name} is {value!r}; it must be "{choices[0]}" or "{choices[1]}"', key=name
             )
     for name, count in (
         ("num_train_examples", num_train_examples),
@@ -76,8 +76,8 @@ def load_environment(
     if opponent != "policy":
         is_scripted = isinstance(opponent, str) and opponent in OPPONENTS
         client = PolicyClient(OPPONENTS[opponent]) if is_scripted else opponent
-        other = 1 - SEATS.index(seat)
-        roles[other] = vf.Role(SEATS[other], client=client, model=opponent_model)
+        opponent_seat = 1 - SEATS.index(seat)
+        roles[opponent_seat] = vf.Role(SEATS[opponent_seat], client=client, model=opponent_model)
     return KuhnPoker(
         roles,
         style=style,
@@ -129,9 +129,9 @@ def view(card: str, moves: str, style: str = "letters") -> list[vf.Message]:
     """
     start = len(moves) % 2  # the second player's first view has one move
     if len(moves) > 1:
-        own = words_of(moves[:-2])[moves[-2]] if style == "words" else moves[-2]
+        reply = words_of(moves[:-2])[moves[-2]] if style == "words" else moves[-2]
         last = moves[-1] if style == "letters" else f"{_opponent_move(moves)}{_question(moves)}"
-        return [*view(card, moves[:-2], style), vf.AssistantMessage(own), vf.UserMessage(last)]
+        return [*view(card, moves[:-2], style), vf.AssistantMessage(reply), vf.UserMessage(last)]
     if style == "letters":
         return [vf.UserMessage(card + moves)]
     return [

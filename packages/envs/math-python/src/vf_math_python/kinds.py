@@ -98,13 +98,13 @@ def two_congruences(d: Draw) -> Problem | None:
     a, b = d.number(1, 59), d.number(1, 59)
     if first >= second or math.gcd(first, second) != 1 or a >= first or b >= second:
         return None
-    found = (a + first * ((b - a) * pow(first, -1, second) % second)) % (first * second)
+    solution = (a + first * ((b - a) * pow(first, -1, second) % second)) % (first * second)
     return (
         (
             f"What is the smallest positive integer that leaves the remainder {a} when divided by"
             f" {first} and the remainder {b} when divided by {second}?"
         ),
-        str(found),
+        str(solution),
     )
 
 
@@ -283,10 +283,10 @@ def quadratic_through_points(d: Draw) -> Problem | None:
     a, b, c, at = d.number(-6, 6), d.number(-9, 9), d.number(-9, 9), d.number(4, 20)
     if not _not_zero(a):
         return None
-    one, two, three, there = (a * x * x + b * x + c for x in (1, 2, 3, at))
+    at_1, two, three, there = (a * x * x + b * x + c for x in (1, 2, 3, at))
     return (
         (
-            f"A polynomial $P$ of degree at most 2 has $P(1) = {one}$, $P(2) = {two}$ and $P(3) ="
+            f"A polynomial $P$ of degree at most 2 has $P(1) = {at_1}$, $P(2) = {two}$ and $P(3) ="
             f" {three}$. What is $P({at})$?"
         ),
         str(there),

@@ -124,7 +124,7 @@ def _judge_client(judge_models: Any, base_url: str | None, key_var: str) -> vf.C
     if (
         isinstance(judge_models, str)
         or not judge_models
-        or not all(isinstance(one, str) for one in judge_models)
+        or not all(isinstance(judge_model, str) for judge_model in judge_models)
     ):
         raise vf.ConfigError(
             f"judge_models must be a list of names, such as ['gpt-4.1-nano'], not {judge_models!r}"

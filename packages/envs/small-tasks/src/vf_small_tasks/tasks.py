@@ -83,8 +83,8 @@ def in_words(number: int) -> str:
         return UNITS[number]
     if number < 100:
         return TENS[number // 10] + (f"-{UNITS[number % 10]}" if number % 10 else "")
-    rest = f" {in_words(number % 100)}" if number % 100 else ""
-    return f"{UNITS[number // 100]} hundred{rest}"
+    remainder = f" {in_words(number % 100)}" if number % 100 else ""
+    return f"{UNITS[number // 100]} hundred{remainder}"
 
 
 def is_equal(reply: str, answer: str) -> bool:
@@ -111,12 +111,12 @@ def names_the_capital(reply: str, answer: str) -> bool:
     >>> names_the_capital("The capital is Paris.", "Paris"), names_the_capital("Rome, Paris, Bern", "Paris")
     (True, False)
     """
-    named = {
+    capitals = {
         capital
         for capital in CAPITALS.values()
         if re.search(rf"\b{capital}\b", reply, re.IGNORECASE)
     }
-    return named == {answer}
+    return capitals == {answer}
 
 
 def _people() -> list[Pair]:

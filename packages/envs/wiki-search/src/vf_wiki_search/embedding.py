@@ -40,9 +40,9 @@ class Embedder:
 
     def _embed(self, texts: list[str]) -> Any:
         encoded = self._tokenizer.encode_batch(texts)
-        mask = np.array([one.attention_mask for one in encoded], np.int64)  # [B, T]
+        mask = np.array([encoding.attention_mask for encoding in encoded], np.int64)  # [B, T]
         inputs = {
-            "input_ids": np.array([one.ids for one in encoded], np.int64),
+            "input_ids": np.array([encoding.ids for encoding in encoded], np.int64),
             "attention_mask": mask,
             "token_type_ids": np.zeros_like(mask),
         }

@@ -112,8 +112,8 @@ def _check(document: Mapping[str, Any], era: str) -> list[str]:
     """Return the settings that are left out. *Raises* ConfigError for settings without a key in
     prime-rl."""
     numbers = ORCHESTRATOR_2025 if era == "2025" else ORCHESTRATOR_V04 | TOP_V04
-    known = {*numbers.values(), *NAMED, *ELSEWHERE}
-    unmapped = {name: value for name, value in _args(document).items() if name not in known}
+    names = {*numbers.values(), *NAMED, *ELSEWHERE}
+    unmapped = {name: value for name, value in _args(document).items() if name not in names}
     ignored = {
         name
         for name, value in unmapped.items()
@@ -192,7 +192,7 @@ def _tables_v04(document: Mapping[str, Any]) -> dict[str, Any]:
         {"lora_name": _name(document)} if lora else {}
     )
     orchestrator |= _nonempty(
-        env=[_nonempty(**one) for one in _environments(document)],
+        env=[_nonempty(**environment) for environment in _environments(document)],
         sampling=_values(document, {name: name for name in SAMPLING}),
     )
     trainer = _nonempty(

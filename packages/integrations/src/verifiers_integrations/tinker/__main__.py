@@ -37,15 +37,17 @@ def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """
     assignments, problems = read_words(words)
     env_id, env_args, settings = "", dict[str, Any](), dict[str, Any]()
-    for one in assignments:
-        if one.path == ("env", "id"):
-            env_id = one.value
-        elif one.path[:2] == ("env", "args") and len(one.path) == 3:
-            env_args[one.path[2]] = one.value
-        elif one.path == ("model",) or (one.path[:2] == ("trainer", "args") and len(one.path) == 3):
-            settings[one.path[-1]] = one.value
+    for entry in assignments:
+        if entry.path == ("env", "id"):
+            env_id = entry.value
+        elif entry.path[:2] == ("env", "args") and len(entry.path) == 3:
+            env_args[entry.path[2]] = entry.value
+        elif entry.path == ("model",) or (
+            entry.path[:2] == ("trainer", "args") and len(entry.path) == 3
+        ):
+            settings[entry.path[-1]] = entry.value
         else:
-            problems.append(f"{one.place}: {one.key} is not a setting of a Tinker run")
+            problems.append(f"{entry.location}: {entry.key} is not a setting of a Tinker run")
     if not env_id:
         problems.append("env.id is missing")
     raise_together(problems)

@@ -59,8 +59,8 @@ class TinkerClient(TokenClient):
             num_samples=1,
             sampling_params=self.sdk.SamplingParams(**self._params(len(prompt_ids), sampling)),
         )
-        (one,) = output.sequences
-        return list(one.tokens), one.logprobs, one.stop_reason, version
+        (sequence,) = output.sequences
+        return list(sequence.tokens), sequence.logprobs, sequence.stop_reason, version
 
     def _params(self, prompt_length: int, sampling: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of ``SamplingParams``. *Raises* ConfigError for arguments without a

@@ -32,12 +32,14 @@ def to_trajectory_group(rollouts: Sequence[Mapping[str, Any]]) -> Any:
     """Convert siblings (states, or outputs with their trajectories) to a ``TrajectoryGroup``."""
     types = COOKBOOK.load("rl.types")
     values = group_worth(rollouts)
-    rewards = [one.reward for one in values if not one.is_masked]
+    rewards = [value.reward for value in values if not value.is_masked]
     mean = sum(rewards) / len(rewards) if rewards else 0.0
     return types.TrajectoryGroup(
         trajectories_G=[_trajectory(rollout) for rollout in rollouts],
-        final_rewards_G=[mean if one.is_masked else one.reward for one in values],
-        metrics_G=[_metrics(rollout, one) for rollout, one in zip(rollouts, values, strict=True)],
+        final_rewards_G=[mean if value.is_masked else value.reward for value in values],
+        metrics_G=[
+            _metrics(rollout, value) for rollout, value in zip(rollouts, values, strict=True)
+        ],
     )
 
 

@@ -219,8 +219,8 @@ class TinkerTrainer:
             ) from error
         metrics = {
             f"service/{name}": value
-            for one in (outputs, update)
-            for name, value in (one.metrics or {}).items()
+            for result in (outputs, update)
+            for name, value in (result.metrics or {}).items()
         }
         if not_finite := [name for name, value in metrics.items() if value != value]:
             raise NonFiniteLoss(

@@ -27,7 +27,7 @@ AdvantageFunction = Callable[..., list[np.ndarray]]
 register_advantage = ADVANTAGES.register
 
 
-def known(values: np.ndarray) -> np.ndarray:
+def is_known(values: np.ndarray) -> np.ndarray:
     """bool [n], which of the values [n] or rows [n, F] hold no NaN."""
     unknown = np.isnan(values)
     return ~(unknown if values.ndim == 1 else unknown.any(axis=1))
@@ -47,7 +47,7 @@ def has_too_few(
     (advantage "none") a single known value is enough; with ``supplied`` (advantage "environment",
     whose numbers are advantages) there is no minimum of two.
     """
-    num_known = int(known(np.asarray(values, dtype=np.float64)).sum())
+    num_known = int(is_known(np.asarray(values, dtype=np.float64)).sum())
     if not baseline:
         return num_known == 0
     return num_known < max(1 if supplied else 2, math.ceil(min_group_fraction * len(values)))
@@ -72,7 +72,7 @@ def is_dead(
     if has_too_few(values, min_group_fraction, baseline=baseline, supplied=supplied):
         return True
     values = np.asarray(values, dtype=np.float64)
-    live = values[known(values)]
+    live = values[is_known(values)]
     return baseline and not (live.any() if supplied else (live != live[0]).any())
 
 
@@ -107,7 +107,7 @@ def compute_advantages(
     function = ADVANTAGES.resolve(choice)
     check_parameters("advantage", str(choice), function, parameters)
     rewards = [np.asarray(group, dtype=np.float64) for group in rewards_G]
-    known_G, kind = [known(group) for group in rewards], kind_of(choice)
+    known_G, kind = [is_known(group) for group in rewards], kind_of(choice)
     live = [g for g, group in enumerate(rewards) if not is_dead(group, min_group_fraction, **kind)]
     advantages = [np.full(len(group), np.nan) for group in rewards]
     used = live

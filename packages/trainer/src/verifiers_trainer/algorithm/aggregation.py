@@ -71,11 +71,11 @@ def step_weights(
         for sample in samples
     )
     totals = counts.values()
-    num_groups = len({group for one in totals for group in one.groups})
+    num_groups = len({group for count in totals for group in count.groups})
     return StepWeights(
         weights,
-        sum(one.num_tokens for one in totals),
-        sum(len(one.rollouts) for one in totals),
+        sum(count.num_tokens for count in totals),
+        sum(len(count.rollouts) for count in totals),
         num_groups,
     )
 

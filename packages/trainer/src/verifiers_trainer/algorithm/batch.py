@@ -88,7 +88,7 @@ class TrainBatch:
     alone."""
 
     @property
-    def whole(self) -> TrainBatch:
+    def whole_batch(self) -> TrainBatch:
         """The batch, of which this may be a part."""
         return self.part_of or self
 
@@ -114,16 +114,16 @@ def build(
         [group.limited(settings) for group in part] for part in (groups, discarded)
     )
     credited = _credited(groups, settings)
-    whole = _step(credited, discarded, settings, world)
+    step = _step(credited, discarded, settings, world)
     if settings.updates_per_batch == 1:
-        return whole
+        return step
     parts = _divided(credited, settings.updates_per_batch)
     updates = tuple(
         _step(part, discarded[number :: len(parts)], settings, world)
         for number, part in enumerate(parts)
     )
     rows_R = [[row for update in updates for row in update.rows_R[rank]] for rank in range(world)]
-    return replace(whole, rows_R=rows_R, updates=updates)
+    return replace(step, rows_R=rows_R, updates=updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +153,12 @@ def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credit
     if len(credited) >= num_parts:
         bounds = [number * len(credited) // num_parts for number in range(num_parts + 1)]
         return [list(credited[start:end]) for start, end in itertools.pairwise(bounds)]
-    single = [one.part(n, n + 1) for one in credited for n in range(len(one.group.rollouts))]
-    trained = [one for one in single if one.samples[0].samples]
+    single = [item.part(n, n + 1) for item in credited for n in range(len(item.group.rollouts))]
+    trained = [item for item in single if item.samples[0].samples]
     bounds = [number * len(trained) // num_parts for number in range(num_parts + 1)]
     parts = [trained[start:end] for start, end in itertools.pairwise(bounds)]
     # for the statistics alone
-    parts[0] = [one for one in single if not one.samples[0].samples] + parts[0]
+    parts[0] = [item for item in single if not item.samples[0].samples] + parts[0]
     return parts
 
 
@@ -200,8 +200,8 @@ def _step(
     credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings, world: int
 ) -> TrainBatch:
     """The data of one optimizer step on these rollouts."""
-    groups = [one.group for one in credited]
-    by_rollout = [rollout for one in credited for rollout in one.samples]
+    groups = [item.group for item in credited]
+    by_rollout = [rollout for item in credited for rollout in item.samples]
     samples = [sample for rollout in by_rollout for sample in rollout.samples]
     weights = step_weights(
         samples, settings.aggregation, max_len=settings.max_completion_len or settings.max_seq_len
@@ -237,9 +237,9 @@ def _step(
         stats,
         weights.num_tokens,
         discarded=tuple(discarded),
-        samples_G=tuple(tuple(one.samples) for one in credited),
+        samples_G=tuple(tuple(item.samples) for item in credited),
         weights=tuple(weights.weights),
-        first_G=tuple(one.first for one in credited),
+        first_G=tuple(item.first for item in credited),
     )
 
 
@@ -255,7 +255,7 @@ def _credited(groups: Sequence[Group], settings: BatchSettings) -> list[_Credite
                 part.members or range(len(group.rollouts)), next(values), strict=True
             ):
                 advantages[number][part.role] = value
-        advantages = [given or {"": math.nan} for given in advantages]
+        advantages = [by_role or {"": math.nan} for by_role in advantages]
         samples, is_dead = _samples_of(group, advantages, settings), not has_signal(parts, settings)
         credited.append(_Credited(group, advantages, samples, is_dead))
     return credited
@@ -268,8 +268,8 @@ def _mean_advantage(rollout: Rollout, advantages: Advantages) -> float:
     values = np.concatenate(
         [np.broadcast_to(a, len(_part_of(rollout, role).turns)) for role, a in advantages.items()]
     )
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else math.nan
+    finite = values[~np.isnan(values)]
+    return float(finite.mean()) if finite.size else math.nan
 
 
 # --- statistics -----------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from verifiers_trainer.algorithm.advantages import (
     compute_advantages,
     has_too_few,
     is_dead,
+    is_known,
     kind_of,
-    known,
     of_equals,
 )
 
@@ -169,7 +169,7 @@ def _of_turns(part: Siblings, settings: CreditSettings) -> list[Any]:
     value = of_equals(settings.advantage) if is_kept else math.nan
     return [
         np.full(len(r), value if usable else math.nan)
-        for r, usable in zip(returns, known(judged), strict=True)
+        for r, usable in zip(returns, is_known(judged), strict=True)
     ]
 
 

@@ -35,7 +35,7 @@ class RatioMeter:
         self.version, self.bounds, self.cap = version, bounds, cap
         self._sums: list[Tensor] = []
         self._maxima: list[Tensor] = []
-        self._others: dict[str, list[Tensor]] = {}
+        self._extra_terms: dict[str, list[Tensor]] = {}
         self._read: tuple[dict[str, float], float, float] | None = None
 
     def add(
@@ -44,7 +44,7 @@ class RatioMeter:
         log_mu: Tensor,
         entropy: Tensor | None,
         row: Mapping[str, Tensor],
-        others: Mapping[str, Tensor] | None = None,
+        values_by_name: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Count one row of T tokens; of ``others``, each [T], the mean is part of the summary."""
         counted = row["loss_mask"] & (row["weight"] != 0)
@@ -66,8 +66,8 @@ class RatioMeter:
         self._sums.append(torch.stack([value.double() for value in sums]))
         maxima = [torch.where(counted, ratio, 0.0).max(), torch.where(current, d.abs(), 0.0).max()]
         self._maxima.append(torch.stack(maxima))
-        for name, values in (others or {}).items():
-            self._others.setdefault(name, []).append(
+        for name, values in (values_by_name or {}).items():
+            self._extra_terms.setdefault(name, []).append(
                 torch.where(counted, values, 0.0).double().sum()
             )
         self._read = None
@@ -86,12 +86,12 @@ class RatioMeter:
         """Count what other processes counted as well; ``gather`` gives the numbers of all,
         [processes, numbers]."""
         sums, ratio_max, abs_max = self._totals()
-        others = [float(torch.stack(values).sum()) for values in self._others.values()]
-        found = gather([*sums.values(), *others, ratio_max, abs_max])
-        totals, largest = found[:, :-2].sum(0).tolist(), found[:, -2:].max(0).tolist()
-        self._others = {
+        sums_by_name = [float(torch.stack(values).sum()) for values in self._extra_terms.values()]
+        gathered = gather([*sums.values(), *sums_by_name, ratio_max, abs_max])
+        totals, largest = gathered[:, :-2].sum(0).tolist(), gathered[:, -2:].max(0).tolist()
+        self._extra_terms = {
             name: [torch.tensor(total, dtype=torch.float64)]
-            for name, total in zip(self._others, totals[len(self.NAMES) :], strict=True)
+            for name, total in zip(self._extra_terms, totals[len(self.NAMES) :], strict=True)
         }
         self._read = dict(zip(self.NAMES, totals, strict=False)), largest[0], largest[1]
 
@@ -123,7 +123,10 @@ class RatioMeter:
             "entropy": sums["entropy"] / n,
             "sampler/log_ratio_abs": self.mean_abs,
             "sampler/mismatch_kl": sums["kl"] / sums["current"] if sums["current"] else math.nan,
-            **{name: float(torch.stack(values).sum()) / n for name, values in self._others.items()},
+            **{
+                name: float(torch.stack(values).sum()) / n
+                for name, values in self._extra_terms.items()
+            },
         }
 
 

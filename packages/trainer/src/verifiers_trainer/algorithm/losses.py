@@ -84,10 +84,10 @@ class LossInput:
         log_old = row.get("old_logprobs", log_pi.detach())
         log_mu = torch.where(row["version"] != NOT_SAMPLED, row["sampler_logprobs"], log_old)
         recomputed = log_old if anchor == "recomputed" else None
-        given = log_pi, log_mu, row["advantage"], row["loss_mask"], row["seq_ids"], recomputed
+        terms = log_pi, log_mu, row["advantage"], row["loss_mask"], row["seq_ids"], recomputed
         read = row.get("reference_logprobs"), row.get("component")
         reverse_kl, forward_kl = kl or (None, None)
-        return cls(*given, *read, reverse_kl, forward_kl, entropy)
+        return cls(*terms, *read, reverse_kl, forward_kl, entropy)
 
     def without_masked(self) -> LossInput:
         """The same row with zeros at masked positions, without gradient to the values that were
@@ -104,9 +104,9 @@ class LossInput:
         )
         values = {name: getattr(self, name) for name in names}
         masked = {
-            name: torch.where(self.loss_mask, one, one.new_zeros(()))
-            for name, one in values.items()
-            if one is not None
+            name: torch.where(self.loss_mask, tensor, tensor.new_zeros(()))
+            for name, tensor in values.items()
+            if tensor is not None
         }
         return replace(self, **masked)
 
@@ -154,8 +154,8 @@ def loss_parameters(choice: str | LossFunction) -> frozenset[str] | None:
 
 
 def _function_of(choice: str | LossFunction) -> LossFunction:
-    named = named_objective(choice)
-    return LOSSES.resolve(choice if named is None else named.loss)
+    objective = named_objective(choice)
+    return LOSSES.resolve(choice if objective is None else objective.loss)
 
 
 def kl_penalty(log_pi: Tensor, log_ref: Tensor, loss_mask: Tensor, kind: str = "k3") -> Tensor:
@@ -618,8 +618,8 @@ def named_objective(choice: str | LossFunction) -> NamedObjective | None:
 def bounds_read(choice: str | LossFunction) -> Mapping[str, str]:
     """Settings of bounds that a loss reads -> its parameters; of a function, those among its
     keywords."""
-    if (named := named_objective(choice)) is not None:
-        return named.reads
+    if (objective := named_objective(choice)) is not None:
+        return objective.reads
     accepted = loss_parameters(choice) or ()
     return {setting: parameter for setting, parameter in BOUNDS.items() if parameter in accepted}
 

@@ -88,10 +88,10 @@ class Registry(Mapping[str, Callable[..., Any]]):
             )
         except Exception as error:
             # the author's module may raise anything; chained, and its text shown
-            place = raised_at(error)
+            location = raised_at(error)
             if isinstance(error, SyntaxError) and error.filename:
-                place = f"{short_path(error.filename)}:{error.lineno}"
-            at = f" ({place})" if place else ""
+                location = f"{short_path(error.filename)}:{error.lineno}"
+            at = f" ({location})" if location else ""
             raise ConfigError(
                 f"cannot load the {self.kind} {path!r}: {type(error).__name__}: {error}{at}"
             ) from error

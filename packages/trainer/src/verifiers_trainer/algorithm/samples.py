@@ -127,7 +127,7 @@ def rollout_samples(
     if isinstance(advantage, float) or np.ndim(advantage) == 0:
         per_turn = [float(advantage)] * len(turns)  # type: ignore[arg-type]
     else:
-        per_turn = [float(one) for one in advantage]
+        per_turn = [float(value) for value in advantage]
     if len(per_turn) != len(turns):
         raise ValueError(
             f"{len(per_turn)} advantages for {len(turns)} turns: give one number, or one per turn"

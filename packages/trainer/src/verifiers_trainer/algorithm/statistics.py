@@ -16,13 +16,13 @@ def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
     known rewards."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.array([rollout.reward for rollout in rollouts], np.float64)
-    known = rewards[~np.isnan(rewards)]
+    finite = rewards[~np.isnan(rewards)]
     stats: dict[str, float] = {
-        "reward/mean": float(known.mean()) if known.size else math.nan,
-        "reward/std": float(known.std()) if known.size else math.nan,
-        "reward/min": float(known.min()) if known.size else math.nan,
-        "reward/max": float(known.max()) if known.size else math.nan,
-        "reward/unscored": int(rewards.size - known.size),
+        "reward/mean": float(finite.mean()) if finite.size else math.nan,
+        "reward/std": float(finite.std()) if finite.size else math.nan,
+        "reward/min": float(finite.min()) if finite.size else math.nan,
+        "reward/max": float(finite.max()) if finite.size else math.nan,
+        "reward/unscored": int(rewards.size - finite.size),
         "rollouts/errors": sum(rollout.error is not None for rollout in rollouts),
         "rollouts/timeouts": sum(
             rollout.error is not None and rollout.error["error"] == "RolloutTimeout"
@@ -52,8 +52,8 @@ def _stats_by_environment(groups: Sequence[Group]) -> dict[str, float]:
     for name in sorted({group.env for group in groups} - {""}):
         members = [group for group in groups if group.env == name]
         rewards = np.concatenate([group.rewards for group in members])
-        known = rewards[~np.isnan(rewards)]
-        stats[f"env/{name}/reward"] = float(known.mean()) if known.size else math.nan
+        finite = rewards[~np.isnan(rewards)]
+        stats[f"env/{name}/reward"] = float(finite.mean()) if finite.size else math.nan
         stats[f"env/{name}/share"] = len(members) / len(groups)
         stats[f"env/{name}/errors"] = sum(
             rollout.error is not None for group in members for rollout in group.rollouts

@@ -114,8 +114,8 @@ class CapacityPlan:
         """Return the object of ``--json``."""
         return {
             "inputs": {
-                name: {"value": one.value, "origin": one.origin}
-                for name, one in self.inputs.items()
+                name: {"value": item.value, "origin": item.origin}
+                for name, item in self.inputs.items()
             },
             "step_s": self.time.step_s,
             "generate_s": self.time.generate_s,
@@ -146,11 +146,13 @@ def capacity_plan(
     device = device or CPU
     model = architecture(settings.model)
     inputs = _inputs(settings, values, model, device, run, overrides)
-    number = {name: one.value for name, one in inputs.items()}
-    named = {
-        one.name: number[one.name] for one in dataclasses.fields(DeviceSpeed) if one.name in number
+    number = {name: item.value for name, item in inputs.items()}
+    plan_values = {
+        field.name: number[field.name]
+        for field in dataclasses.fields(DeviceSpeed)
+        if field.name in number
     }
-    speed = DeviceSpeed(**named, is_accelerator=device != CPU)
+    speed = DeviceSpeed(**plan_values, is_accelerator=device != CPU)
     work = Workload(
         batch_size=values["batch_size"],
         group_size=values["rollouts_per_example"],
@@ -245,16 +247,17 @@ def _inputs(
     for side, name in (("trainer", "trainers"), ("inference", "samplers")):
         if side in settings.gpus and device != CPU:
             inputs[name] = PlanInput(settings.gpus[side], "setting")
-    named = {name: PlanInput(value, "given") for name, value in _overrides(overrides).items()}
+    overridden = {name: PlanInput(value, "given") for name, value in _overrides(overrides).items()}
     if run is not None:
-        placed = {**inputs, **named}
+        placed = {**inputs, **overridden}
         counts = [
-            int(placed[f"run_{n}"].value if f"run_{n}" in named else placed[n].value) for n in SIDES
+            int(placed[f"run_{n}"].value if f"run_{n}" in overridden else placed[n].value)
+            for n in SIDES
         ]
         inputs |= {
             name: PlanInput(value, MEASURED) for name, value in read_run(Path(run), *counts).items()
         }
-    return inputs | named
+    return inputs | overridden
 
 
 SIDES = ("trainers", "samplers")
@@ -298,7 +301,7 @@ def _assumed(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _defaults(kind: type[DeviceSpeed] | type[Placement], *names: str) -> dict[str, float]:
-    return {one.name: one.default for one in dataclasses.fields(kind) if one.name in names}  # type: ignore[misc]
+    return {field.name: field.default for field in dataclasses.fields(kind) if field.name in names}  # type: ignore[misc]
 
 
 def _of_device(name: str, model: Architecture) -> dict[str, tuple[float, str]]:
@@ -479,8 +482,10 @@ def architecture(name: str) -> Architecture:
     """
     if name == builtin_models.TINY:
         sizes = {
-            key: one.default
-            for key, one in inspect.signature(builtin_models.build_tiny_model).parameters.items()
+            key: parameter.default
+            for key, parameter in inspect.signature(
+                builtin_models.build_tiny_model
+            ).parameters.items()
         }
         hidden, heads = sizes["hidden"], sizes["heads"]
         num_tokens = builtin_models.NUM_TINY_TOKENS
@@ -558,8 +563,8 @@ def plan_text(plan: CapacityPlan) -> str:
     listed_inputs = {
         name: plan.inputs[name] for name in MEANINGS if name in plan.inputs.keys() - _unused(plan)
     }
-    for name, one in listed_inputs.items():
-        lines.append(f"  {name:<21} {_number(one.value):>10}  {one.origin:<10}  {MEANINGS[name]}")
+    for name, item in listed_inputs.items():
+        lines.append(f"  {name:<21} {_number(item.value):>10}  {item.origin:<10}  {MEANINGS[name]}")
     time, placement = plan.time, plan.placement
     overlap = (
         "at the same time" if placement.samplers and placement.off_policy else "one after the other"
@@ -600,7 +605,7 @@ def plan_text(plan: CapacityPlan) -> str:
             f"faster with the same devices: {split.samplers} for inference and {split.trainers} for"
             f" training, {_seconds(best.step_s)} a batch"
         )
-    origins = [one.origin for one in listed_inputs.values()]
+    origins = [listed_input.origin for listed_input in listed_inputs.values()]
     if num_assumed := origins.count(ASSUMED):
         measures = "" if MEASURED in origins else "--plan-from RUN measures most of them, "
         lines.append(
@@ -629,7 +634,7 @@ def _unused(plan: CapacityPlan) -> set[str]:
         unused |= {"link_bytes_per_s", "shards"}
     if plan.device != CPU:
         unused |= {"token_overhead_s"} - {
-            name for name, one in plan.inputs.items() if one.origin == "given"
+            name for name, item in plan.inputs.items() if item.origin == "given"
         }
     return unused
 

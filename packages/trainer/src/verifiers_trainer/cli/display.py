@@ -212,9 +212,9 @@ def duration(seconds: float) -> str:
     """
     if not math.isfinite(seconds):
         return "?"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
 def two_columns(rows: Sequence[tuple[str, str]]) -> str:

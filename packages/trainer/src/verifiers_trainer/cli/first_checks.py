@@ -29,17 +29,21 @@ def check_first(words: Sequence[str]) -> None:
     """*Raises* ``ConfigError`` that lists every problem."""
     assignments, problems = read_words(words)
     settings, more = read_settings(assignments)
-    found: list[str | VerifiersError] = [*problems, *more]
-    found += [f"{_place(settings, problem)}{problem}" for problem in _value_problems(settings)]
+    problems_found: list[str | VerifiersError] = [*problems, *more]
+    problems_found += [
+        f"{_prefix(settings, problem)}{problem}" for problem in _value_problems(settings)
+    ]
     if missing := missing_folder(settings.model):
-        found.append(f"{settings.places['model']}: {missing}")
-    found += [f"{settings.places['env.id']}: {error}" for error in _environment_errors(settings)]
-    raise_together(found)
+        problems_found.append(f"{settings.locations['model']}: {missing}")
+    problems_found += [
+        f"{settings.locations['env.id']}: {error}" for error in _environment_errors(settings)
+    ]
+    raise_together(problems_found)
 
 
-def _place(settings: TrainSettings, problem: str) -> str:
-    place = settings.places.get(problem.split(" ", 1)[0])
-    return f"{place}: " if place else ""
+def _prefix(settings: TrainSettings, problem: str) -> str:
+    location = settings.locations.get(problem.split(" ", 1)[0])
+    return f"{location}: " if location else ""
 
 
 def _value_problems(settings: TrainSettings) -> list[str]:
@@ -47,19 +51,21 @@ def _value_problems(settings: TrainSettings) -> list[str]:
     GRPO, which derives them from other settings."""
     if settings.algorithm != "rl":
         return []
-    found = [
+    problems = [
         problem for name, value in settings.config.items() if (problem := problem_of(name, value))
     ]
-    if "recipe" in settings.config or settings.places.keys() & compat.GRPO_NAMES:
-        return found  # the values of a recipe, and of other spellings, are read with transformers
+    if "recipe" in settings.config or settings.locations.keys() & compat.GRPO_NAMES:
+        return (
+            problems  # the values of a recipe, and of other spellings, are read with transformers
+        )
     if (
         "loss" in settings.config
         and not {"rollouts_per_example", "advantage"} <= settings.config.keys()
     ):
-        return found  # a loss has defaults for them: imitated rollouts have no siblings
+        return problems  # a loss has defaults for them: imitated rollouts have no siblings
     world_size = os.environ.get("WORLD_SIZE", "")
     config = SimpleNamespace(**{**dataclasses.asdict(Settings()), **settings.config}, batch_is="")
-    return found + check_batch(config, int(world_size) if world_size.isdecimal() else 1)
+    return problems + check_batch(config, int(world_size) if world_size.isdecimal() else 1)
 
 
 def _environment_errors(settings: TrainSettings) -> Iterator[UsageError]:

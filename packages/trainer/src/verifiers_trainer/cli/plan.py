@@ -102,14 +102,14 @@ def make_plan(
     )
     if config is not None:
         problems += [
-            _with_place(settings, problem)
+            _with_location(settings, problem)
             for problem in config.private_copy().problems(config.world_size)
         ]
         problems += _folder_problems(Path(config.output_dir))
     env = None
     if settings.env_id:
-        place = settings.places.get("env.id", "[env]")
-        env = _collect(problems, place, lambda: _load(settings))
+        location = settings.locations.get("env.id", "[env]")
+        env = _collect(problems, location, lambda: _load(settings))
     raise_together(problems)
     assert config is not None
     assert env is not None
@@ -146,20 +146,20 @@ def _use_one_device() -> None:
         ]
 
 
-def _collect(problems: list[str], place: str, make: Callable[[], Any]) -> Any:
+def _collect(problems: list[str], location: str, make: Callable[[], Any]) -> Any:
     """Return ``make()``; None, with the error appended to ``problems``, when the settings are
     invalid."""
     try:
         return make()
     except (UsageError, ValueError, TypeError, ImportError) as error:
-        problems.append(f"{place}: {error}")
+        problems.append(f"{location}: {error}")
         return None
 
 
-def _with_place(settings: TrainSettings, problem: str) -> str:
+def _with_location(settings: TrainSettings, problem: str) -> str:
     """Prefix a problem of ``RLConfig`` with the place of the setting that it starts with."""
-    place = settings.places.get(problem.split(" ", 1)[0])
-    return f"{place}: {problem}" if place else problem
+    location = settings.locations.get(problem.split(" ", 1)[0])
+    return f"{location}: {problem}" if location else problem
 
 
 def _folder_problems(folder: Path) -> list[str]:

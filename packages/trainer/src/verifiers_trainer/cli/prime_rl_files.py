@@ -80,7 +80,7 @@ class _Reading:
 
     document: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    place: str = ""
+    source: str = ""
 
     def set(self, path: tuple[str, ...], value: object, key: str) -> None:
         table = self.document
@@ -89,11 +89,11 @@ class _Reading:
         if table.setdefault(path[-1], value) != value:
             earlier = table[path[-1]]
             self.problems.append(
-                f"{self.place}: {key} is {value!r}, but {earlier!r} earlier; give it once"
+                f"{self.source}: {key} is {value!r}, but {earlier!r} earlier; give it once"
             )
 
     def refuse(self, key: str) -> None:
-        self.problems.append(f"{self.place}: {key}: a key of prime-rl without a counterpart here")
+        self.problems.append(f"{self.source}: {key}: a key of prime-rl without a counterpart here")
 
 
 def read(*paths: str | Path) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def read(*paths: str | Path) -> dict[str, Any]:
 def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Read (place, TOML document) pairs; see ``read``."""
     reading = _Reading()
-    for place, tables in files:
-        reading.place = place
+    for source, tables in files:
+        reading.source = source
         _read_tables(tables, reading)
     _move_to_the_run(reading.document)
     if reading.problems:
@@ -209,8 +209,8 @@ def _read_trainer(table: Mapping[str, Any], reading: _Reading, above: str) -> No
 def _read_inference(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
     for key, value in table.items():
         if key == "parallel":
-            places = {name: ("inference", "args", flag) for name, flag in PARALLEL.items()}
-            _pick(value, places, above + key, reading)
+            paths = {name: ("inference", "args", flag) for name, flag in PARALLEL.items()}
+            _pick(value, paths, above + key, reading)
         elif key == "model":
             _read_model(value, reading, above + key)
         elif key in SERVER:
@@ -221,22 +221,26 @@ def _read_inference(table: Mapping[str, Any], reading: _Reading, above: str) -> 
 
 def _read_model(table: object, reading: _Reading, above: str) -> None:
     """Read a model table: name, adapter, and flags of the server."""
-    places = {"name": ("model",), "seq_len": (*ARGS, "max_seq_len")}
-    places |= {name: ("inference", "args", name) for name in SERVER_MODEL}
-    rest = dict(table) if isinstance(table, Mapping) else table
-    if isinstance(rest, dict):
-        if isinstance(older := rest.get("experimental"), Mapping) and older.keys() == {"lora"}:
-            _read_lora(rest.pop("experimental")["lora"], reading, f"{above}.experimental.lora")
-        if "lora" in rest:
-            _read_lora(rest.pop("lora"), reading, f"{above}.lora")
-        if rest.get("impl") in IMPLEMENTATIONS:
-            liger = IMPLEMENTATIONS[rest.pop("impl")]
+    paths = {"name": ("model",), "seq_len": (*ARGS, "max_seq_len")}
+    paths |= {name: ("inference", "args", name) for name in SERVER_MODEL}
+    table_left = dict(table) if isinstance(table, Mapping) else table
+    if isinstance(table_left, dict):
+        if isinstance(older := table_left.get("experimental"), Mapping) and older.keys() == {
+            "lora"
+        }:
+            _read_lora(
+                table_left.pop("experimental")["lora"], reading, f"{above}.experimental.lora"
+            )
+        if "lora" in table_left:
+            _read_lora(table_left.pop("lora"), reading, f"{above}.lora")
+        if table_left.get("impl") in IMPLEMENTATIONS:
+            liger = IMPLEMENTATIONS[table_left.pop("impl")]
             if liger is not None:
                 reading.set((*ARGS, "use_liger"), liger, f"{above}.impl")
-        if rest.get("ac") == {"freq": 1}:
-            rest.pop("ac")
+        if table_left.get("ac") == {"freq": 1}:
+            table_left.pop("ac")
             reading.set((*ARGS, "gradient_checkpointing"), True, f"{above}.ac")
-    _pick(rest, places, above, reading)
+    _pick(table_left, paths, above, reading)
 
 
 def _read_lora(table: object, reading: _Reading, above: str) -> None:
@@ -245,14 +249,14 @@ def _read_lora(table: object, reading: _Reading, above: str) -> None:
 
 
 def _pick(
-    table: object, places: Mapping[str, tuple[str, ...]], above: str, reading: _Reading
+    table: object, paths: Mapping[str, tuple[str, ...]], above: str, reading: _Reading
 ) -> None:
     if not isinstance(table, Mapping):
-        reading.problems.append(f"{reading.place}: {above} must be a table, not {table!r}")
+        reading.problems.append(f"{reading.source}: {above} must be a table, not {table!r}")
         return
     for key, value in table.items():
-        if key in places:
-            reading.set(places[key], value, f"{above}.{key}")
+        if key in paths:
+            reading.set(paths[key], value, f"{above}.{key}")
         else:
             reading.refuse(f"{above}.{key}")
 
@@ -262,6 +266,6 @@ def _environment(table: Mapping[str, Any], reading: _Reading, above: str) -> dic
     for key in table.keys() - {"id", "args", "name"}:
         reading.refuse(f"{above}.{key}")
     if "id" not in table:
-        reading.problems.append(f"{reading.place}: {above} has no id")
+        reading.problems.append(f"{reading.source}: {above} has no id")
     environment = {"id": table.get("id", ""), "args": dict(table.get("args") or {})}
     return environment | ({"name": table["name"]} if table.get("name") else {})

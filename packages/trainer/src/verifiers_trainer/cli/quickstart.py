@@ -205,9 +205,9 @@ def run(
 
 def _preset(environment: str) -> Preset:
     if environment not in PRESETS:
-        *others, last = PRESETS
+        *former, last = PRESETS
         raise vf.ConfigError(
-            f"the quickstart supports {', '.join(others)} and {last}, not {environment!r}: train in"
+            f"the quickstart supports {', '.join(former)} and {last}, not {environment!r}: train in"
             " any other environment with vf-train @ file.toml"
         )
     return PRESETS[environment]
@@ -426,13 +426,13 @@ def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Conso
 
 def _next_steps(summary: dict[str, Any], console: Console) -> None:
     output = summary["output_dir"]
-    other = next(name for name in PRESETS if name != summary["environment"])
+    another = next(name for name in PRESETS if name != summary["environment"])
     console.print(
         f"\nDone in {summary['seconds']:.0f} s, reinforcement learning in"
         f" {summary['rl_seconds']:.0f} s of them.\n  learning curve   {summary['plot']}\n  numbers "
         f"         {output}/summary.json, {output}/{METRICS}\n  rollouts        "
         f" {output}/completions/ (trained), {output}/eval/ (held-out)\n  model           "
-        f" {output}/model\nNext commands:\n  vf-train quickstart --env {other}\n  vf-train"
+        f" {output}/model\nNext commands:\n  vf-train quickstart --env {another}\n  vf-train"
         " quickstart --loss dr_grpo --seed 1\n  vf-train @ configs/vf-train/tiny-cpu.toml\n "
         " vf-eval alphabet-sort -n 5",
         highlight=False,

@@ -329,8 +329,10 @@ class Session:
                 flag,
                 str(max_steps),
             ]
-        place = plan.settings.places.get("output_dir")
-        if place in FOLDER_FLAGS or (place is None and "run_name" not in plan.settings.config):
+        folder_source = plan.settings.locations.get("output_dir")
+        if folder_source in FOLDER_FLAGS or (
+            folder_source is None and "run_name" not in plan.settings.config
+        ):
             words += ["--output-dir", str(plan.folder)]
         return shlex.join(["vf-train", *redacted_words(words)])
 

@@ -117,7 +117,7 @@ class TrainSettings:
     """(key, reason) of settings without effect in this run."""
     derived: tuple[tuple[str, str], ...] = ()
     """(key, reason) of settings derived from the others."""
-    places: Mapping[str, str] = field(default_factory=dict, compare=False)
+    locations: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Key -> where it was last set, for messages."""
     mixture: tuple[EnvTable, ...] = ()
     """The environments of a mixture, else empty; ``env_id`` then joins their names."""
@@ -192,7 +192,7 @@ class _Reader:
         self.server_args: dict[str, Any] = {}
         self.gpus: dict[str, int] = {}
         self.config: dict[str, Any] = {}
-        self.places: dict[str, str] = {}
+        self.locations: dict[str, str] = {}
         self.evaluates = False
         self.algorithm: str | None = None
 
@@ -214,7 +214,7 @@ class _Reader:
             self.algorithm or "rl",
             tuple(self.ignored.items()),
             tuple(self.derived.items()),
-            self.places,
+            self.locations,
             tuple(self.mixture),
             self.server_args,
             self.gpus,
@@ -263,9 +263,9 @@ class _Reader:
     def _environments(self, setting: Assignment) -> None:
         """Read several ``[[env]]`` tables."""
         self.mixture = _env_tables(setting, self.problems)
-        self.names["env.id"], self.places["env.id"] = (
+        self.names["env.id"], self.locations["env.id"] = (
             " + ".join(table.name for table in self.mixture),
-            setting.place,
+            setting.location,
         )
         if any(table.weight is not None for table in self.mixture):
             weights = {
@@ -274,7 +274,7 @@ class _Reader:
             self.config.setdefault("env_weights", weights)
 
     def _name(self, setting: Assignment, key: str) -> None:
-        self.places[key] = setting.place
+        self.locations[key] = setting.location
         if isinstance(setting.value, str) and setting.value and setting.key == key:
             self.names[key] = setting.value
         else:
@@ -303,7 +303,7 @@ class _Reader:
         elif not fits({}, hint):
             self._problem(setting, f"{name} is not a table; it must be {describe(hint)}")
             return
-        self.places[name] = setting.place
+        self.locations[name] = setting.location
         if name in compat.GRPO_NAMES and self.algorithm is None:
             self.algorithm, self.derived["trainer.algorithm"] = (
                 "grpo",
@@ -328,7 +328,7 @@ class _Reader:
         duplicates = {second for _, second in compat.DUPLICATES}
         for field_name, field_value in fields.items():
             if field_name not in duplicates:
-                self.config[field_name], self.places[field_name] = field_value, setting.place
+                self.config[field_name], self.locations[field_name] = field_value, setting.location
 
     def _checked(self, setting: Assignment, hint: object, name: str) -> Any:
         """Convert the value to the type ``hint``; None, which TOML cannot express, after reporting
@@ -344,19 +344,19 @@ class _Reader:
         first = runs if isinstance(runs, str) else next(iter(runs), "")
         if not Path(first).exists():
             self.problems.append(
-                f"{self.places['saved_runs']}: saved_runs: there is no folder {first}"
+                f"{self.locations['saved_runs']}: saved_runs: there is no folder {first}"
             )
         stored = read_metadata(Path(first)) or {}
         if env_id := stored.get("env_id"):
-            self.names["env.id"], self.places["env.id"] = env_id, first
+            self.names["env.id"], self.locations["env.id"] = env_id, first
             self.env_args = {**(stored.get("env_args") or {}), **self.env_args}
             self.derived["env.id"] = f"the environment of {first}"
 
     def _complete(self, hosted: bool) -> None:
-        if "env.id" not in self.places and (runs := self.config.get("saved_runs")):
+        if "env.id" not in self.locations and (runs := self.config.get("saved_runs")):
             self._environment_of(runs)
         for key, example in (("model", "model = …"), ("env.id", "[env] id = …")):
-            if key not in self.places:
+            if key not in self.locations:
                 self.problems.append(
                     f"{key} is missing: write {example} in the file, or give --{key}"
                 )
@@ -383,27 +383,27 @@ class _Reader:
         """Report a key that its table does not have."""
         depth = max(n for n in range(1, len(setting.path)) if setting.path[:n] in _keys())
         table, wrong = setting.path[:depth], setting.path[depth]
-        known, elsewhere = _keys()[table], ""
-        if wrong in known:
+        keys, elsewhere = _keys()[table], ""
+        if wrong in keys:
             self._problem(setting, f"{'.'.join((*table, wrong))} is not a table")
             return
         if (
             table != ("trainer", "args")
             and wrong in field_names()
-            and not close_match(wrong, known, SIMILAR)
+            and not close_match(wrong, keys, SIMILAR)
         ):
-            known, elsewhere = (), f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
-        self._problem(setting, unknown_key(wrong, f"[{'.'.join(table)}]", known) + elsewhere)
+            keys, elsewhere = (), f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
+        self._problem(setting, unknown_key(wrong, f"[{'.'.join(table)}]", keys) + elsewhere)
 
     def _unknown_at_top(self, setting: Assignment, hosted: bool) -> None:
         wrong = setting.path[0]
-        known = list(dict.fromkeys([*TOP, *((keys[0] for keys in HOSTED) if hosted else ())]))
+        keys = list(dict.fromkeys([*TOP, *((keys[0] for keys in HOSTED) if hosted else ())]))
         flags = {flag.replace("-", "_"): flag for flag in FLAGS} if setting.is_flag else {}
         if wrong == "sampling":
             self._problem(setting, f"sampling must be a table, not {setting.value!r}")
         elif wrong in PRIME_RL:
             self._problem(setting, f"[{wrong}] is a table of prime-rl without a counterpart here")
-        elif match := close_match(wrong, [*known, *flags], SIMILAR):
+        elif match := close_match(wrong, [*keys, *flags], SIMILAR):
             near = f"--{flags[match]}" if match in flags else match
             self._problem(setting, f'there is no setting "{setting.key}", did you mean "{near}"?')
         elif field_match := close_match(wrong, field_names()):
@@ -413,7 +413,7 @@ class _Reader:
             )
         else:
             self._problem(
-                setting, f'there is no setting "{setting.key}"; known are {", ".join(known)}'
+                setting, f'there is no setting "{setting.key}"; known are {", ".join(keys)}'
             )
 
 
@@ -442,8 +442,8 @@ def is_hosted(assignments: Sequence[Assignment]) -> bool:
     True
     """
     tops = {setting.path[0] for setting in assignments if not setting.is_flag}
-    known = {keys[0] for keys in HOSTED} - {"eval"}
-    return bool(tops & known) and not tops & {"trainer", "inference"}
+    sections = {keys[0] for keys in HOSTED} - {"eval"}
+    return bool(tops & sections) and not tops & {"trainer", "inference"}
 
 
 # --- several environments -------------------------------------------------------------------------
@@ -458,7 +458,7 @@ def _env_tables(setting: Assignment, problems: list[str]) -> list[EnvTable]:
             problems.append(setting.problem(f"{section} must be a table, not {table!r}"))
             continue
         before = len(problems)
-        members = [Assignment((key,), value, setting.place) for key, value in table.items()]
+        members = [Assignment((key,), value, setting.location) for key, value in table.items()]
         values = Fields.of(EnvTable).read(members, section, problems)
         if table.get("id") in (None, ""):
             problems.append(setting.problem(f"{section} needs an id"))

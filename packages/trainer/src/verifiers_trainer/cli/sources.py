@@ -44,7 +44,7 @@ def read_toml(path: str) -> list[Assignment]:
     document = file.document
     if prime_rl_files.is_prime_rl(document):
         document = prime_rl_files.read_tables((path, document))
-    return [Assignment(keys, value, file.place(*keys)) for keys, value in _leaves(document, ())]
+    return [Assignment(keys, value, file.location(*keys)) for keys, value in _leaves(document, ())]
 
 
 def _leaves(
@@ -80,18 +80,18 @@ def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], l
     )
     assignments: list[Assignment] = []
     for setting in arguments.assignments:
-        path = GPUS.get(setting.place.removeprefix("--"), setting.path)
+        path = GPUS.get(setting.location.removeprefix("--"), setting.path)
         if path in SECTIONS and isinstance(setting.value, dict):
             assignments += [
-                Assignment(keys, value, setting.place)
+                Assignment(keys, value, setting.location)
                 for keys, value in _leaves(setting.value, path)
             ]
         else:
-            assignments.append(Assignment(path, setting.value, setting.place, setting.text))
-    alone = [word for word in arguments.rest if word.endswith(".toml")]
+            assignments.append(Assignment(path, setting.value, setting.location, setting.text))
+    alone = [word for word in arguments.remaining if word.endswith(".toml")]
     problems = [
         f"{word!r} is neither a TOML file nor an option"
-        for word in arguments.rest
+        for word in arguments.remaining
         if word not in alone
     ]
     files = sorted([*arguments.files, *alone], key=list(words).index) if alone else arguments.files

@@ -171,10 +171,10 @@ class Workload:
     @property
     def trained_tokens(self) -> float:
         """Tokens that one pass computes for a batch."""
-        own = self.completion_tokens + self.prompt_tokens / (
+        estimate = self.completion_tokens + self.prompt_tokens / (
             self.group_size if self.shares_prompts else 1
         )
-        return self.batch_size * self.trained * (self.computed_tokens or own)
+        return self.batch_size * self.trained * (self.computed_tokens or estimate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,8 +405,8 @@ def _most_tries(work: Workload) -> float:
     dropped = 1 - work.trained / max(work.trained, work.surplus)
     if not dropped:
         return 1.0
-    places = work.batch_size / work.group_size
-    until_full = 0.5 + (1 + longest_excess(places)) / -math.log(dropped)
+    slots = work.batch_size / work.group_size
+    until_full = 0.5 + (1 + longest_excess(slots)) / -math.log(dropped)
     if work.trained < 1:
         return min(until_full, math.log(1 - work.trained) / math.log(dropped))
     return until_full

@@ -87,7 +87,7 @@ def size(parameter: Tensor) -> torch.Size:
 # --- out: whole tensors ---------------------------------------------------------------------------
 
 
-def whole(parameter: Tensor) -> Tensor:
+def full_tensor(parameter: Tensor) -> Tensor:
     """The whole parameter, in float32 where it is trained. Every process calls it."""
     if _is_trained(parameter):
         piece = _piece(parameter)

@@ -74,11 +74,11 @@ def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 # --- out: whole tensors ---------------------------------------------------------------------------
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a tensor, without gradient; the tensor itself when it is not split. Every
     process calls it."""
     if deepspeed.holds(tensor):
-        return deepspeed.whole(tensor)
+        return deepspeed.full_tensor(tensor)
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
@@ -93,7 +93,7 @@ def whole_tensors(model: nn.Module, *, trained_only: bool = False) -> Iterator[t
         forget_whole(model)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or not trained_only:
-            yield plain(name), whole(parameter)
+            yield plain(name), full_tensor(parameter)
 
 
 def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any] | None:
@@ -105,7 +105,7 @@ def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, An
     whole_values: dict[Any, dict[str, Any]] = {}
     for parameter, values in state["state"].items():
         for name, value in values.items():
-            gathered = whole(value) if isinstance(value, Tensor) else value
+            gathered = full_tensor(value) if isinstance(value, Tensor) else value
             if keep:
                 whole_values.setdefault(parameter, {})[name] = (
                     gathered.cpu() if isinstance(value, Tensor) else value
@@ -152,7 +152,7 @@ def part(parameter: Tensor) -> Tensor:
     if deepspeed.holds(parameter):
         if deepspeed.is_in_pieces(parameter):
             return deepspeed.part(parameter)
-        return deepspeed.whole(parameter)
+        return deepspeed.full_tensor(parameter)
     return parameter.detach()
 
 
@@ -161,7 +161,7 @@ def whole_of_part(tensor: Tensor, parameter: Tensor) -> Tensor:
     calls it."""
     if deepspeed.is_in_pieces(parameter):
         return deepspeed.gathered(tensor, parameter)
-    return whole(tensor)
+    return full_tensor(tensor)
 
 
 def part_like(tensor: Tensor, target: Tensor) -> Tensor:
@@ -209,11 +209,11 @@ def scatter(
 def in_place_of(parameters: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
     """Inside the block, each split parameter has the values of its paired tensor, which is split
     the same way."""
-    pairs = [(_local(parameter), _local(other)) for parameter, other in parameters]
+    pairs = [(_local(parameter), _local(replacement)) for parameter, replacement in parameters]
     with torch.no_grad():
         saved = [local.clone() for local, _ in pairs]
-        for local, other in pairs:
-            local.copy_(other)
+        for local, source in pairs:
+            local.copy_(source)
         try:
             yield
         finally:
@@ -255,8 +255,8 @@ def preserved_ties(model: nn.Module) -> Iterator[None]:
     shared = [uses for uses in owners.values() if len(uses) > 1]
 
     def tie_weights(*_: Any, **__: object) -> None:
-        for (first, name), *others in shared:
-            for module, other_name in others:
+        for (first, name), *aliases in shared:
+            for module, other_name in aliases:
                 module._parameters[other_name] = first._parameters[name]
 
     model.__dict__["tie_weights"] = tie_weights

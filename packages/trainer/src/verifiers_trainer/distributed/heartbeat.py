@@ -78,21 +78,21 @@ class Heartbeat:
 
     def _beat(self) -> None:
         """Beat, and note what the store answers; this thread alone waits for the store."""
-        own, other, published = f"{self._key}{self.rank}", f"{self._key}{self._next}", False
+        own_key, next_key, published = f"{self._key}{self.rank}", f"{self._key}{self._next}", False
         try:
             while not self._stopped.is_set():
-                self._store.add(own, 1)
-                beats = self._store.add(other, 0)
+                self._store.add(own_key, 1)
+                beats = self._store.add(next_key, 0)
                 # before its first beat a rank may still be on its way here
                 if beats != self._beats:
                     self._beats, self._silent_s = beats, 0.0
-                self._has_left = self._has_left or self._store.check([f"{other}/left"])
+                self._has_left = self._has_left or self._store.check([f"{next_key}/left"])
                 self._unanswered_s = 0.0
                 if self._lost is not None and not published:
                     self._publish(self._store, self._lost)
                     published = True
                 self._stopped.wait(self._every_s)
-            self._store.set(f"{own}/left", "1")
+            self._store.set(f"{own_key}/left", "1")
         except RuntimeError:
             # the process that holds the store has ended, and with it every wait for it
             self._stopped.set()

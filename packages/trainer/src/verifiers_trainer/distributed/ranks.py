@@ -262,8 +262,8 @@ class Ranks:
         try:
             self._store.compare_set(FAILURE, "", json.dumps(_to_json(error, self.rank)))
             deadline = time.monotonic() + LINGER_S
-            others = [f"read/{rank}" for rank in range(self.world) if rank != self.rank]
-            while time.monotonic() < deadline and not self._store.check(others):
+            reads = [f"read/{rank}" for rank in range(self.world) if rank != self.rank]
+            while time.monotonic() < deadline and not self._store.check(reads):
                 time.sleep(POLL_S)
         except RuntimeError as lost:  # the store ended with its process: no rank can read the error
             log.debug("the error could not be sent to the other processes: %s", lost)

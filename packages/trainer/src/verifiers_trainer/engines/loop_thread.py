@@ -60,9 +60,9 @@ class LoopThread:
         assert self.loop is not None
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         started = time.monotonic()
-        while (left := max(started, progressed()) + timeout_s - time.monotonic()) > 0:
+        while (remaining_s := max(started, progressed()) + timeout_s - time.monotonic()) > 0:
             try:
-                return future.result(timeout=left)
+                return future.result(timeout=remaining_s)
             except FutureTimeout:
                 if future.done():  # a TimeoutError of the work itself
                     raise

@@ -83,7 +83,7 @@ class PolicyClient:
             self._sampled.popitem(last=False)
 
     def turns_of(
-        self, completion: Sequence[Any], place: str = "the completion"
+        self, completion: Sequence[Any], source: str = "the completion"
     ) -> tuple[Turn, ...]:
         """The turns of a completion as sampled.
 
@@ -91,7 +91,7 @@ class PolicyClient:
         """
         if isinstance(completion, str):
             raise ConfigError(
-                f"{place} is text, whose tokens are not known: return Group objects with turns"
+                f"{source} is text, whose tokens are not known: return Group objects with turns"
             )
         turns = []
         for number, message in enumerate(completion):
@@ -99,7 +99,7 @@ class PolicyClient:
                 continue
             if (entry := self._sampled.get(id(message))) is None:
                 raise ConfigError(
-                    f"message {number} of {place} was not sampled through trainer.client, so its"
+                    f"message {number} of {source} was not sampled through trainer.client, so its"
                     " tokens are not known: run it with env.rollout(client=self.client, …), and"
                     " return its messages"
                 )

@@ -192,10 +192,10 @@ class SignalMeter:
             reason = "all rollouts were overlong or truncated"
             advice = "Raise max_seq_len, max_tokens or max_completion_len"
         else:
-            own = self.config.advantage == "environment"
+            is_environments = self.config.advantage == "environment"
             reason = (
                 "the environment's advantages were all 0"
-                if own
+                if is_environments
                 else "no group had two different rewards"
             )
             advice = ADVICE_UNKNOWN if str(self._unscored) else ADVICE
@@ -303,12 +303,12 @@ class SignalMeter:
     def _success_bound(self) -> float:
         """The upper bound of the share of rewards above the lowest of the run; NaN when all or none
         are known."""
-        known = {
+        counts = {
             reward: count for reward, count in self._histogram.items() if not math.isnan(reward)
         }
-        total = sum(known.values())
+        total = sum(counts.values())
         above = sum(
-            count for reward, count in known.items() if reward > round(self.signal.lowest, 3)
+            count for reward, count in counts.items() if reward > round(self.signal.lowest, 3)
         )
         return math.nan if above == total else upper_bound(above, total)
 
@@ -329,10 +329,10 @@ def upper_bound(successes: int, trials: int) -> float:
 
 
 def _mean(groups: Sequence[Group]) -> float:
-    known = [
+    means = [
         rollout.reward
         for group in groups
         for rollout in group.rollouts
         if not math.isnan(rollout.reward)
     ]
-    return sum(known) / len(known) if known else math.nan
+    return sum(means) / len(means) if means else math.nan

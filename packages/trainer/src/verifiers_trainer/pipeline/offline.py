@@ -132,10 +132,10 @@ def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[
     left_out: Counter[str] = Counter()
     selected: list[Rollout] = []
     for siblings in siblings_G:
-        known: set[bytes] = set()
+        seen: set[bytes] = set()
         usable = []
         for rollout in siblings:
-            reason = _why_not(rollout, known, config)
+            reason = _why_not(rollout, seen, config)
             if reason is None:
                 usable.append(rollout)
             else:
@@ -158,7 +158,7 @@ def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[
     return selected
 
 
-def _why_not(rollout: Rollout, known: set[bytes], config: RLConfig) -> str | None:
+def _why_not(rollout: Rollout, seen: set[bytes], config: RLConfig) -> str | None:
     """Why a rollout is not imitated; None when it is. ``known`` has the tokens of its siblings so
     far."""
     if rollout.error is not None:
@@ -174,9 +174,9 @@ def _why_not(rollout: Rollout, known: set[bytes], config: RLConfig) -> str | Non
     tokens = b"".join(
         np.asarray(turn.completion_ids, np.int32).tobytes() + b"|" for turn in rollout.turns
     )
-    if config.drop_duplicates and tokens in known:
+    if config.drop_duplicates and tokens in seen:
         return "duplicates"
-    known.add(tokens)
+    seen.add(tokens)
     return None
 
 
@@ -268,10 +268,8 @@ def _plain(prompt: object) -> Any:
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The prompts as rows of a dataset."""
     prompts = [group.rollouts[0].row["prompt"] for group in groups]
-    named = [{"question" if isinstance(prompt, str) else "prompt": prompt} for prompt in prompts]
-    return [
-        row | {"example_id": group.example_id} for row, group in zip(named, groups, strict=True)
-    ]
+    rows = [{"question" if isinstance(prompt, str) else "prompt": prompt} for prompt in prompts]
+    return [row | {"example_id": group.example_id} for row, group in zip(rows, groups, strict=True)]
 
 
 def stand_in(rows: Sequence[Mapping[str, Any]]) -> SingleTurnEnv:

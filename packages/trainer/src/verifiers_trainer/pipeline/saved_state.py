@@ -100,8 +100,8 @@ def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:
 def _signal_of(saved: Mapping[str, Any]) -> Signal:
     """The counts of ``Signal``; a checkpoint of version 0.2.0 has none, and its batches all had a
     signal."""
-    known = saved.get("signal", {"was_live": saved["delivered"] > 0})
-    return Signal(**{name: value for name, value in known.items() if value is not None})
+    values = saved.get("signal", {"was_live": saved["delivered"] > 0})
+    return Signal(**{name: value for name, value in values.items() if value is not None})
 
 
 def _group_to_json(group: Group) -> dict[str, Any]:

@@ -32,19 +32,19 @@ def call(hook: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     (0, 7)
     """
     positional: list[Any] = []
-    named: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     parameters = inspect.signature(hook).parameters.values()
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
             parameter_names = {p.name for p in parameters}
-            named |= {
+            keywords |= {
                 name: value for name, value in arguments.items() if name not in parameter_names
             }
         elif parameter.name in arguments:
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 positional.append(arguments[parameter.name])
             else:
-                named[parameter.name] = arguments[parameter.name]
+                keywords[parameter.name] = arguments[parameter.name]
         elif (
             parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         ):
@@ -52,7 +52,7 @@ def call(hook: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
                 f"{getattr(hook, '__qualname__', hook)} requires {parameter.name!r}, which the"
                 f" trainer does not provide; it provides {', '.join(arguments) or 'nothing'}"
             )
-    return hook(*positional, **named)
+    return hook(*positional, **keywords)
 
 
 def holds_rollouts(batch: object) -> bool:

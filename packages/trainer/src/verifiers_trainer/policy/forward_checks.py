@@ -97,7 +97,7 @@ def check_packing(
     are compared, see `_apart_in_half`. Every rank of a sharded run must call it.
     """
     with _quiet(model):
-        first, second, other = _random_tokens(model, 2 * lengths[0] + lengths[1]).split(
+        first, second, third = _random_tokens(model, 2 * lengths[0] + lengths[1]).split(
             [*lengths, lengths[0]], dim=1
         )
 
@@ -108,7 +108,7 @@ def check_packing(
             return model(**row, as_one_row=True).logprobs.split(sizes)
 
         if is_half or _is_half(model):
-            return _apart_in_half(together, first, other, second)
+            return _apart_in_half(together, first, third, second)
         packed, alone = together(first, second), [*together(first), *together(second)]
     return SelfCheck(
         _finite((torch.cat([*packed]) - torch.cat(alone)).abs().max()), PACKING_TOLERANCE
@@ -119,7 +119,7 @@ Together = Callable[..., Sequence[Tensor]]
 """Samples to their log-probabilities in one row, in order, after those of a prompt they share."""
 
 
-def _apart_in_half(together: Together, first: Tensor, other: Tensor, second: Tensor) -> SelfCheck:
+def _apart_in_half(together: Together, first: Tensor, third: Tensor, second: Tensor) -> SelfCheck:
     """Whether the second sample is independent of the first, within the rounding of half precision.
 
     Rounding depends on shapes, so the first sample is exchanged for another of the same length,
@@ -128,8 +128,8 @@ def _apart_in_half(together: Together, first: Tensor, other: Tensor, second: Ten
     at the head of the row shows that its positions start at zero.
     """
     behind, ahead = together(first, second)[-1], together(second, first)[-2]
-    moved = _mean_difference(behind, together(other, second)[-1])
-    rounding = _mean_difference(ahead, together(second, other)[-2])
+    moved = _mean_difference(behind, together(third, second)[-1])
+    rounding = _mean_difference(ahead, together(second, third)[-2])
     of_shape = _mean_difference(ahead, together(second)[-1])
     exchanged = SelfCheck(moved, min(max(PACKING_TOLERANCE, 4 * rounding), HALF_TOLERANCE))
     placed = SelfCheck(
@@ -164,7 +164,7 @@ def check_sharing(
         return SelfCheck(math.inf, PACKING_TOLERANCE)
     with _quiet(model):
         tokens = _random_tokens(model, sum(lengths) + lengths[1])
-        prompt, first, second, other = tokens.split([*lengths, lengths[1]], dim=1)
+        prompt, first, second, third = tokens.split([*lengths, lengths[1]], dim=1)
 
         def together(*parts: Tensor) -> Sequence[Tensor]:
             sizes = [prompt.shape[1], *(part.shape[1] for part in parts)]
@@ -185,12 +185,12 @@ def check_sharing(
             return out.logprobs.split(sizes)
 
         if is_half or _is_half(model):
-            return _apart_in_half(together, first, other, second)
+            return _apart_in_half(together, first, third, second)
         shared = together(first, second)
-        whole = [
+        unshared = [
             model(input_ids=torch.cat([prompt, part], dim=1)).logprobs for part in (first, second)
         ]
-    alone = [whole[0], whole[1][prompt.shape[1] :]]
+    alone = [unshared[0], unshared[1][prompt.shape[1] :]]
     return SelfCheck(
         _finite((torch.cat([*shared]) - torch.cat(alone)).abs().max()), PACKING_TOLERANCE
     )
@@ -204,8 +204,8 @@ def _finite(difference: Tensor) -> float:
     return float(difference) if torch.isfinite(difference) else math.inf
 
 
-def _mean_difference(one: Tensor, other: Tensor) -> float:
-    return _finite((one - other).abs().mean())
+def _mean_difference(first: Tensor, second: Tensor) -> float:
+    return _finite((first - second).abs().mean())
 
 
 @contextlib.contextmanager

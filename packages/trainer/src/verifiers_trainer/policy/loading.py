@@ -131,9 +131,9 @@ def _builtin_name(model_name: str) -> str | None:
     if model_name in builtin_models.BUILTIN_MODELS:
         return model_name
     close = close_match(model_name, builtin_models.BUILTIN_MODELS, 0.0)
-    known = ", ".join(builtin_models.BUILTIN_MODELS)
+    names = ", ".join(builtin_models.BUILTIN_MODELS)
     raise ConfigError(
-        f"no builtin model {model_name!r}; did you mean {close!r}? (known: {known})",
+        f"no builtin model {model_name!r}; did you mean {close!r}? (known: {names})",
         model=model_name,
     )
 

@@ -381,10 +381,10 @@ def _logprob_forward(
     teacher: nn.Module | None = None,
     as_one_row: bool = False,
     entropy_gradient: bool = False,
-    **others: object,
+    **kwargs: object,
 ) -> LogprobOutput:
     if refused := [
-        name for name, value in others.items() if value is not None and name != "return_dict"
+        name for name, value in kwargs.items() if value is not None and name != "return_dict"
     ]:
         raise TypeError(f"the log-probability forward does not take {', '.join(refused)}")
     if attention_mask is not None or use_cache:
@@ -412,12 +412,12 @@ def _logprob_forward(
     if seq_ids is not None and prompt_seq_ids is not None:
         sharing = seq_ids.reshape(-1), prompt_seq_ids.reshape(-1)
         before = tokens_before(*sharing)[index]
-    place = Layout.of(self, tokens, positions, sharing, as_one_row=as_one_row)
-    source, head, transform = _outputs(self, place)
+    layout = Layout.of(self, tokens, positions, sharing, as_one_row=as_one_row)
+    source, head, transform = _outputs(self, layout)
     states = None
     if teacher is not None:
         with torch.no_grad():
-            hidden, its_head, its_transform = _outputs(find_causal_lm(teacher), place)
+            hidden, its_head, its_transform = _outputs(find_causal_lm(teacher), layout)
             states = TeacherStates(hidden[before], its_head, its_transform)
     logprobs, entropy, *divergence = chunked_logprobs(
         source[before],
@@ -504,12 +504,12 @@ class Layout:
             batch, longest = len(lengths), int(lengths.max())
             one_row = layer_cost(len(tokens), len(tokens) ** 2, config.hidden_size)
             if layer_cost(batch * longest, batch * longest**2, config.hidden_size) < one_row:
-                places = (
+                columns = (
                     torch.arange(len(tokens), device=tokens.device)
                     - (lengths.cumsum(0) - lengths)[part_ids]
                 )
                 return cls._side_by_side(
-                    tokens, positions, sharing, (batch, longest), part_ids * longest + places
+                    tokens, positions, sharing, (batch, longest), part_ids * longest + columns
                 )
         visible = None if sharing is None else visible_tokens(*sharing)[None, None]
         return cls(tokens[None], positions[None], visible, None)
@@ -567,26 +567,26 @@ def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
 
 
 def _outputs(
-    lm: PreTrainedModel, place: Layout
+    lm: PreTrainedModel, layout: Layout
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], LogitTransform | None]:
     """Hidden states [T, D], the head and what follows it; with the full head logits [T, V] and
     nothing to do."""
     state: _Installed = getattr(lm, _STATE)
     arguments = {
-        "input_ids": place.input_ids,
-        "position_ids": place.position_ids,
-        "attention_mask": place.visible,
+        "input_ids": layout.input_ids,
+        "position_ids": layout.position_ids,
+        "attention_mask": layout.visible,
         "use_cache": False,
     }
     if state.full_head:
         with precision_kept(lm.get_output_embeddings()):
-            return _in_the_row(state.stock(lm)(**arguments).logits, place), nn.Identity(), None
+            return _in_the_row(state.stock(lm)(**arguments).logits, layout), nn.Identity(), None
     backbone = lm.base_model if lm.base_model is not lm else lm.get_decoder()
-    states = _in_the_row(backbone(**arguments).last_hidden_state, place)
+    states = _in_the_row(backbone(**arguments).last_hidden_state, layout)
     return states, lm.get_output_embeddings(), state.transform
 
 
-def _in_the_row(values: Tensor, place: Layout) -> Tensor:
+def _in_the_row(values: Tensor, layout: Layout) -> Tensor:
     """[B, L, D] as [T, D], in the order of the row."""
     flat = values.flatten(0, 1)
-    return flat if place.index is None else flat[place.index]
+    return flat if layout.index is None else flat[layout.index]

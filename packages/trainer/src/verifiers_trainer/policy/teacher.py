@@ -121,10 +121,10 @@ class EndpointTeacher(_Frozen):
         that it shares."""
         ids = arguments["input_ids"].reshape(-1).cpu()
         logprobs = torch.zeros(len(ids))
-        places = list(sequences(ids, arguments["position_ids"].reshape(-1).cpu(), arguments))
+        positions = list(sequences(ids, arguments["position_ids"].reshape(-1).cpu(), arguments))
         with ThreadPoolExecutor(CONCURRENT) as pool:
-            scores = pool.map(self._score, [ids[where].tolist() for where in places])
-            for where, scored in zip(places, scores, strict=True):
+            scores = pool.map(self._score, [ids[where].tolist() for where in positions])
+            for where, scored in zip(positions, scores, strict=True):
                 logprobs[where] = scored
         return SimpleNamespace(logprobs=logprobs.to(arguments["input_ids"].device))
 
@@ -185,11 +185,11 @@ def sequences(ids: Tensor, position_ids: Tensor, arguments: dict[str, Tensor]) -
     seq_ids, prompts = arguments["seq_ids"].cpu(), arguments["prompt_seq_ids"].cpu()
     shared = set(prompts[prompts != seq_ids].tolist())
     for seq_id in seq_ids.unique().tolist():
-        own = (seq_ids == seq_id).nonzero().flatten()
-        prompt = int(prompts[own[0]])
+        positions = (seq_ids == seq_id).nonzero().flatten()
+        prompt = int(prompts[positions[0]])
         if seq_id not in shared:
             yield (
-                own
+                positions
                 if prompt == seq_id
-                else torch.cat([(seq_ids == prompt).nonzero().flatten(), own])
+                else torch.cat([(seq_ids == prompt).nonzero().flatten(), positions])
             )

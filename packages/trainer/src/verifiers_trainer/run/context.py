@@ -67,7 +67,7 @@ class TrainingRun:
     """Finished rollouts to train on; None when the policy generates rollouts."""
     reference: Reference | Teacher | EndpointTeacher | None = None
     """The teacher, or the reference policy of the KL penalty ``beta``; None without either."""
-    whole: fsdp.WholeCopy | None = None
+    full_copy: fsdp.WholeCopy | None = None
     """Rank 0's whole copy of a policy split over processes; None when it is not split."""
     _examples: Sequence[Example] | None = field(default=None, repr=False)
 
@@ -164,7 +164,7 @@ class TrainingRun:
             "ipc",
         )
         device = torch.device("cpu") if read_as_files else self.settings.device
-        self.whole = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=device)
+        self.full_copy = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=device)
 
     def open_reference(self) -> None:
         """Load the teacher, or copy the present weights as the reference if ``beta`` needs one; the
@@ -186,17 +186,17 @@ class TrainingRun:
     def whole_model(self) -> Any:
         """The policy with whole parameters, for rank 0 alone: the model itself unless
         it is split."""
-        if self.whole is None:
+        if self.full_copy is None:
             return self.model
         if not fsdp.is_managed(self.model):  # not split yet: a warm-up may have changed the weights
-            self.whole.refresh(self.model, trained_only=False)
-        return self.whole.model
+            self.full_copy.refresh(self.model, trained_only=False)
+        return self.full_copy.model
 
     def renew(self, *, trained_only: bool = True) -> None:
         """Copy the policy's weights to ``whole_model``; a collective, and a no-op unless the model
         is split."""
-        if self.whole is not None:
-            self.whole.refresh(self.model, trained_only=trained_only)
+        if self.full_copy is not None:
+            self.full_copy.refresh(self.model, trained_only=trained_only)
 
     def save_model(self, folder: Path, *, merged: bool = False) -> None:
         """Write model (for PEFT the adapter alone, unless ``merged``) and tokenizer; rank 0 alone

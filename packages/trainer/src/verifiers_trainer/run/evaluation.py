@@ -133,7 +133,7 @@ def complete(client: PolicyClient, env: Environment, prompts: Sequence[Any]) -> 
     """One completion for each prompt by the present policy: a list of one message, or text where
     prompts are text."""
 
-    async def one(prompt: object) -> Any:
+    async def sample(prompt: object) -> Any:
         prompt = prompt["prompt"] if isinstance(prompt, Mapping) else prompt
         if isinstance(prompt, str) and env.message_type == "chat":
             prompt = format_row(
@@ -149,7 +149,7 @@ def complete(client: PolicyClient, env: Environment, prompts: Sequence[Any]) -> 
         return [response.message] if env.message_type == "chat" else response.text
 
     async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*(one(prompt) for prompt in prompts))
+        return await asyncio.gather(*(sample(prompt) for prompt in prompts))
 
     return blocking(all_of_them)
 

@@ -105,17 +105,17 @@ def write_completions(
             zip(batch.groups, batch.advantages_G, strict=True)
         ):
             first = batch.first_G[number] if batch.first_G else 0
-            for place in range(1 if first_only else len(group.rollouts)):
-                row = _row(group, group.rollouts[place], first + place)
-                row["advantage"] = _plain(float(advantages[place]))
+            for position in range(1 if first_only else len(group.rollouts)):
+                row = _row(group, group.rollouts[position], first + position)
+                row["advantage"] = _plain(float(advantages[position]))
                 if batch.samples_G:
-                    reason = batch.samples_G[number][place].excluded
+                    reason = batch.samples_G[number][position].excluded
                     row |= (
                         {"trained": True}
                         if reason is None
                         else {"trained": False, "excluded": reason}
                     )
-                if (turns := tokens.get((number, place))) is not None:
+                if (turns := tokens.get((number, position))) is not None:
                     row["turn_tokens"] = turns
                 yield row
         yield from _untrained(batch.discarded, first_only)
@@ -133,8 +133,8 @@ def append_dropped(
 
 def _untrained(groups: Sequence[Group], first_only: bool) -> Iterator[dict[str, Any]]:
     for group in groups:
-        for place, rollout in enumerate(group.rollouts[:1] if first_only else group.rollouts):
-            yield _row(group, rollout, place) | {"trained": False, "excluded": "no_signal"}
+        for position, rollout in enumerate(group.rollouts[:1] if first_only else group.rollouts):
+            yield _row(group, rollout, position) | {"trained": False, "excluded": "no_signal"}
 
 
 def _row(group: Group, rollout: Rollout, sibling: int) -> dict[str, Any]:

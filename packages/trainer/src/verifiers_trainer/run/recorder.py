@@ -152,7 +152,7 @@ class StepRecorder:
                 self._parted = self._success.parts(numbers)
         counts = {
             name: value
-            for name, value in step.batch.whole.stats.items()
+            for name, value in step.batch.whole_batch.stats.items()
             if name.startswith(("groups/", "rollouts/"))
         }
         active = alarms({**numbers, **counts, "time/wait_generation": 0.0, **self._batch_times})

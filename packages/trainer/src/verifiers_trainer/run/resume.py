@@ -79,8 +79,8 @@ def require_same_run(
     _, _, saved = load_pipeline(folder)
     present = _without_model(env, settings)
     both = (saved.keys() & present.keys()) - set(forced)
-    known, now = ({key: values[key] for key in both} for values in (saved, present))
-    _require_same(known, now, folder, settings.accept_changed_code)
+    former, now = ({key: values[key] for key in both} for values in (saved, present))
+    _require_same(former, now, folder, settings.accept_changed_code)
 
 
 class StartingPoint(NamedTuple):
@@ -283,12 +283,12 @@ def _require_same(
         name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
     )
     if differences.keys() != {CODE}:
-        others = [
+        reasons = [
             f"{key} was {old!r}, is {new!r}"
             for key, (old, new) in sorted(differences.items())
             if key != CODE
         ]
-        listed = "; ".join([*others, f"{', '.join(changed)} changed"] if changed else others)
+        listed = "; ".join([*reasons, f"{', '.join(changed)} changed"] if changed else reasons)
         raise RunMismatch(
             f"{folder} belongs to another configuration: {listed}. Use those values, or start"
             " afresh in another folder",

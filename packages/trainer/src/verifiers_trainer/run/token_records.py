@@ -34,23 +34,37 @@ def token_records(
     ``row_logprobs``: log π [T] of each row of ``rank`` as the step computed them; the tokens of
     other ranks' rows have none. ``texts`` gives the text of each token.
     """
-    recorded, left = {}, max_tokens
+    recorded, tokens_left = {}, max_tokens
     for number, (group, samples) in enumerate(zip(batch.groups, batch.samples_G, strict=True)):
-        for sibling, (rollout, one) in enumerate(zip(group.rollouts, samples, strict=True)):
-            if 0 < rollout.num_sampled <= left:
-                left -= rollout.num_sampled
-                recorded[number, sibling] = rollout, one
-    needed = {sample.rollout for _, one in recorded.values() for sample in one.samples}
-    flat = [sample for samples in batch.samples_G for one in samples for sample in one.samples]
-    known = _policy_logprobs(
+        for sibling, (rollout, rollout_samples) in enumerate(
+            zip(group.rollouts, samples, strict=True)
+        ):
+            if 0 < rollout.num_sampled <= tokens_left:
+                tokens_left -= rollout.num_sampled
+                recorded[number, sibling] = rollout, rollout_samples
+    needed = {
+        sample.rollout for _, its_samples in recorded.values() for sample in its_samples.samples
+    }
+    flat = [
+        sample
+        for samples in batch.samples_G
+        for its_samples in samples
+        for sample in its_samples.samples
+    ]
+    logprobs = _policy_logprobs(
         batch, rank, row_logprobs, {i for i, s in enumerate(flat) if s.rollout in needed}
     )
     first = {id(sample): number for number, sample in enumerate(flat)}
     return {
-        place: _turns(
-            rollout, one, [first[id(sample)] for sample in one.samples], batch.weights, known, texts
+        key: _turns(
+            rollout,
+            its_samples,
+            [first[id(sample)] for sample in its_samples.samples],
+            batch.weights,
+            logprobs,
+            texts,
         )
-        for place, (rollout, one) in recorded.items()
+        for key, (rollout, its_samples) in recorded.items()
     }
 
 
@@ -59,19 +73,19 @@ def _policy_logprobs(
 ) -> dict[int, dict[str, np.ndarray]]:
     """Sample -> ``policy_logprobs`` and, where the batch has them, ``old_logprobs``; float32, of
     its last tokens."""
-    known: dict[int, dict[str, np.ndarray]] = {}
+    by_sample: dict[int, dict[str, np.ndarray]] = {}
     if not row_logprobs:  # an update without a trained token computes no row
-        return known
+        return by_sample
     for row, logprobs in zip(batch.rows_R[rank], row_logprobs, strict=True):
         spans = [span for span in sample_spans(row) if span[0] in needed]
         if not spans:
             continue
         log_pi = logprobs.float().cpu().numpy()
         for sample, start, end in spans:
-            known[sample] = {"policy_logprobs": log_pi[start:end]}
+            by_sample[sample] = {"policy_logprobs": log_pi[start:end]}
             if row.old_logprobs is not None:
-                known[sample]["old_logprobs"] = row.old_logprobs[start:end]
-    return known
+                by_sample[sample]["old_logprobs"] = row.old_logprobs[start:end]
+    return by_sample
 
 
 def _turns(
@@ -79,7 +93,7 @@ def _turns(
     samples: RolloutSamples,
     numbers: Sequence[int],
     weights: Sequence[np.ndarray],
-    known: dict[int, dict[str, np.ndarray]],
+    logprobs: dict[int, dict[str, np.ndarray]],
     texts: Callable[[Sequence[int]], list[str]],
 ) -> list[dict[str, Any]]:
     records = []
@@ -104,7 +118,7 @@ def _turns(
             record["weight"] = _once(
                 [float(f"{weight:.4g}") for weight in weights[numbers[which]][start:end].tolist()]
             )
-            for name, values in known.get(numbers[which], {}).items():
+            for name, values in logprobs.get(numbers[which], {}).items():
                 # of a shared prompt, which carries no loss
                 before = sample.num_tokens - len(values)
                 record[name] = _rounded(values[start - before : end - before])

@@ -82,11 +82,11 @@ class Trackers(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **others: object,
+        **kwargs: object,
     ) -> None:
         self.close()
         self._running = [_Worker(name) for name in self.names]
-        self._send("on_train_begin", args, state, control, others)
+        self._send("on_train_begin", args, state, control, kwargs)
 
     def on_log(
         self,
@@ -94,18 +94,18 @@ class Trackers(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: Mapping[str, float] | None = None,
-        **others: object,
+        **kwargs: object,
     ) -> None:
-        self._send("on_log", args, state, control, {**others, "logs": dict(logs or {})})
+        self._send("on_log", args, state, control, {**kwargs, "logs": dict(logs or {})})
 
     def on_train_end(
         self,
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **others: object,
+        **kwargs: object,
     ) -> None:
-        self._send("on_train_end", args, state, control, others)
+        self._send("on_train_end", args, state, control, kwargs)
         self.close()
 
     def log_completions(self, step: int, groups: Sequence[Group]) -> None:
@@ -119,10 +119,10 @@ class Trackers(TrainerCallback):
             worker.close()
 
     def _send(
-        self, event: str, args: object, state: object, control: object, others: dict[str, Any]
+        self, event: str, args: object, state: object, control: object, kwargs: dict[str, Any]
     ) -> None:
         for worker in self._running:
-            worker.put((event, args, copy.copy(state), copy.copy(control), others))
+            worker.put((event, args, copy.copy(state), copy.copy(control), kwargs))
 
 
 class _Worker:
@@ -159,9 +159,9 @@ class _Worker:
         try:
             tracker = _make(self.name)
             while (event := self._queue.get()) is not None and not self.gave_up:
-                name, args, state, control, others = event
+                name, args, state, control, kwargs = event
                 if (method := getattr(tracker, name, None)) is not None:
-                    method(args, state, control, **others)
+                    method(args, state, control, **kwargs)
             if (finish := getattr(tracker, "finish", None)) is not None:
                 finish()
         except BaseException as error:  # noqa: BLE001 - an error of a tracker is logged once and must not stop training
@@ -183,7 +183,7 @@ class Wandb(WandbCallback):
     """The run that this object started; one that the user's script started is neither renamed nor
     finished."""
 
-    def setup(self, args: Any, state: TrainerState, model: Module, **others: object) -> None:
+    def setup(self, args: Any, state: TrainerState, model: Module, **kwargs: object) -> None:
         if self._wandb.run is None and state.is_world_process_zero:
             name = {} if args.run_name is None else {"name": args.run_name}
             self._owned = self._wandb.init(
@@ -193,7 +193,7 @@ class Wandb(WandbCallback):
                 resume=os.getenv("WANDB_RESUME", "allow"),
                 **name,
             )
-        super().setup(args, state, model, **others)
+        super().setup(args, state, model, **kwargs)
 
     def _id_of(self, folder: Path, is_resumed: bool) -> str:
         """The id in the run's folder, or a new one, which is written there."""

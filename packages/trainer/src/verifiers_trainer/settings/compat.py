@@ -19,7 +19,7 @@ from verifiers_trainer.settings.fields import DECLARED, Also, field_names, mark
 log = logging.getLogger(__name__)
 
 RENAMED: dict[str, str] = dict(
-    sorted((other, name) for name in DECLARED if (also := mark(name, Also)) for other in also.names)
+    sorted((alias, name) for name in DECLARED if (also := mark(name, Also)) for alias in also.names)
 )
 """Other name -> canonical name, with the same value: those of the lines in ``fields``."""
 
@@ -109,7 +109,7 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
 )
 """(title, table) in the order of the reference page, ``docs/compat_page.py``."""
 
-_DUPLICATE_OF = {name: other for pair in DUPLICATES for name, other in (pair, pair[::-1])}
+_DUPLICATE_OF = {name: alias for pair in DUPLICATES for name, alias in (pair, pair[::-1])}
 
 
 @functools.cache

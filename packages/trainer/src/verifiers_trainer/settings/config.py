@@ -226,7 +226,7 @@ class RLConfig(RLFields):
 
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of every training request."""
-        named: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "max_tokens": self.max_turn_tokens,
             "temperature": self.temperature,
         }
@@ -235,11 +235,11 @@ class RLConfig(RLFields):
             is_neutral = (
                 not value or value == self.default_of(name) or (name == "top_k" and value < 0)
             )
-            named[name] = None if is_neutral else value
+            parameters[name] = None if is_neutral else value
         if self.prompt_overflow == "truncate_left" and self.max_prompt_len is not None:
-            named |= {"truncate_prompt_tokens": self.max_prompt_len, "truncation_side": "left"}
+            parameters |= {"truncate_prompt_tokens": self.max_prompt_len, "truncation_side": "left"}
         return {
-            name: value for name, value in named.items() if value is not None
+            name: value for name, value in parameters.items() if value is not None
         } | self.sampling_args
 
     @property
@@ -277,12 +277,12 @@ class RLConfig(RLFields):
     def bounds_of_the_source(self) -> Mapping[str, float]:
         """Bounds of the loss's source, by setting, that the caller did not replace; ``epsilon``
         replaces both."""
-        named = named_objective(self.loss)
+        objective = named_objective(self.loss)
         replaced = {"epsilon_high"} if self.is_given("epsilon") else set()
-        own = {} if named is None else named.bounds
+        source_bounds = {} if objective is None else objective.bounds
         return {
             name: value
-            for name, value in own.items()
+            for name, value in source_bounds.items()
             if name not in replaced and not self.is_given(name)
         }
 
@@ -295,8 +295,8 @@ class RLConfig(RLFields):
     def objective(self) -> str:
         """State in one line what is minimised: the loss with its parameters, aggregation,
         advantage, KL and anchor."""
-        named = named_objective(self.loss)
-        loss = named.loss if named is not None and named.loss != self.loss else ""
+        objective = named_objective(self.loss)
+        loss = objective.loss if objective is not None and objective.loss != self.loss else ""
         bounds = ", ".join(f"{name} {value}" for name, value in self.loss_parameters().items())
         length = (
             f" {self.max_completion_len or self.max_seq_len}"
@@ -330,13 +330,16 @@ class RLConfig(RLFields):
         loss does not read; a loss by its function, and which of its parameters are those of its
         source.
         """
-        named = named_objective(self.loss)
+        objective = named_objective(self.loss)
         values = resume_values(self) | {"loss_defaults": []}
-        if named is None:
+        if objective is None:
             return values
-        own = self.bounds_of_the_source()
-        values |= {"loss": named.loss, "loss_defaults": [named.reads[name] for name in own]}
-        unread = BOUNDS.keys() - (named.reads.keys() - own.keys())
+        source_bounds = self.bounds_of_the_source()
+        values |= {
+            "loss": objective.loss,
+            "loss_defaults": [objective.reads[name] for name in source_bounds],
+        }
+        unread = BOUNDS.keys() - (objective.reads.keys() - source_bounds.keys())
         return {name: value for name, value in values.items() if name not in unread}
 
     def resolve(self, world_size: int = 1) -> None:
@@ -351,9 +354,9 @@ class RLConfig(RLFields):
                 f"{len(problems)} setting(s) of the training cannot be used:\n{listed}"
             )
         if self.truncated_sampling == "warn" and self.reshaping:
-            named = f"anchor = {self.anchor}, tis_cap = {self.tis_cap}"
+            limits = f"anchor = {self.anchor}, tis_cap = {self.tis_cap}"
             what = "tokens are not sampled from the distribution that is trained"
-            log.warning("%s: %s; %s", ", ".join(self.reshaping), what, named)
+            log.warning("%s: %s; %s", ", ".join(self.reshaping), what, limits)
 
     def problems(self, world_size: int = 1) -> list[str]:
         """Derive values from other settings; return every violated rule as a sentence."""
@@ -383,18 +386,22 @@ class RLConfig(RLFields):
         """Set what the recipe means, then what the loss's name means, unless the
         caller set others."""
         recipe = recipes.settings_of(self.recipe)
-        own = {
+        values = {
             name: recipe.get(name, self.default_of(name))
             for name in recipes.NAMES
             if not self.is_given(name)
         }
-        self.derive(**own)
-        named = named_objective(self.loss)
-        self.component = "rl" if named is None else named.component
+        self.derive(**values)
+        objective = named_objective(self.loss)
+        self.component = "rl" if objective is None else objective.component
         for name in ("aggregation", "advantage"):
             if not self.is_chosen(name):
                 self.derive(
-                    **{name: self.default_of(name) if named is None else getattr(named, name)}
+                    **{
+                        name: self.default_of(name)
+                        if objective is None
+                        else getattr(objective, name)
+                    }
                 )
         if not self.is_given("rollouts_per_example"):  # imitated rollouts have no siblings
             self.derive(

@@ -31,9 +31,13 @@ INFERENCE = ("auto", "embedded", "vllm")
 Check = Callable[[Any, int], list[str]]
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
-ANCHORED_ON_SAMPLER = frozenset(name for name, named in OBJECTIVES.items() if named.ratio == "ρ")
+ANCHORED_ON_SAMPLER = frozenset(
+    name for name, objective in OBJECTIVES.items() if objective.ratio == "ρ"
+)
 """Losses in ρ = π/μ, which includes the gap between trainer and sampler."""
-ANCHORED_ON_BATCH = frozenset(name for name, named in OBJECTIVES.items() if named.ratio == "r")
+ANCHORED_ON_BATCH = frozenset(
+    name for name, objective in OBJECTIVES.items() if objective.ratio == "r"
+)
 """Losses in r: π/o with anchor="recomputed", ρ otherwise."""
 CORRECTIONS = ("tis_cap", "sequence_mask_cap", "geo_mask", "opsm_delta")
 """Settings that weigh tokens, or drop samples, by the gap between the sampler and the policy of the
@@ -212,9 +216,10 @@ def check_components(config: Any, world_size: int) -> list[str]:
     a loss reads."""
     problems = []
     if config.component != "ce":
-        given = [name for name in SELECTING if getattr(config, name) != config.default_of(name)]
+        selecting = [name for name in SELECTING if getattr(config, name) != config.default_of(name)]
         problems += [
-            f"{name} selects rollouts to imitate: leave it out, or set loss='sft'" for name in given
+            f"{name} selects rollouts to imitate: leave it out, or set loss='sft'"
+            for name in selecting
         ]
     if config.component != "rl":
         unread = [name for name in CORRECTIONS if getattr(config, name) is not None]
@@ -381,7 +386,7 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
             "skip_solved and difficulty_schedule both select the examples: give one of them"
         )
     length, tokens = config.max_seq_len, "other tokens"
-    for name, rest in {
+    for name, content in {
         "max_tokens": "a prompt",
         "max_prompt_len": tokens,
         "max_completion_len": tokens,
@@ -389,7 +394,7 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         value = getattr(config, name)
         if isinstance(value, int) and isinstance(length, int) and value >= length:
             problems.append(
-                f"{name} {value} leaves no room for {rest} in max_seq_len {length}: lower one or"
+                f"{name} {value} leaves no room for {content} in max_seq_len {length}: lower one or"
                 " raise the other"
             )
     if config.guided_regex is not None and config.server_url is None:
@@ -407,10 +412,10 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         )
     for tracker in trackers(config.report_to):
         if tracker not in TRACKERS:
-            known = (*TRACKERS, "auto", "none")
+            choices = (*TRACKERS, "auto", "none")
             problems.append(
-                f"report_to has {tracker!r}{closest(tracker, known)}; it may have"
-                f" {', '.join(known)}"
+                f"report_to has {tracker!r}{closest(tracker, choices)}; it may have"
+                f" {', '.join(choices)}"
             )
     return problems
 

@@ -207,10 +207,10 @@ class _Audit:
 
     @contextlib.contextmanager
     def _member(self, name: str) -> Iterator[None]:
-        whole = self.findings.member
-        self.findings.member = whole + name
+        outer = self.findings.member
+        self.findings.member = outer + name
         yield
-        self.findings.member = whole
+        self.findings.member = outer
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ class _Subject:
         return self.audit_of.findings
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         functions = [f for f in self.env.rubric.functions if f.weight]
         if len(functions) == 1:
             return place_of(functions[0].function)
@@ -246,16 +246,16 @@ class _Subject:
         if math.isnan(self.right):
             return
         write = self.oracle.write
-        others = panel(write, self.answers, self._thinks()) + tool_policies(
+        policies = panel(write, self.answers, self._thinks()) + tool_policies(
             self.env, write, self.answers
         )
         solution = "\n".join(
             text for example in self.examples[:2] for text in solution_texts(self.env, example)
         )
         if runs_code(self.env, self.examples, solution):
-            others += code_policies(self.examples, write, solution)
-        for other in others:
-            await self._play(other)
+            policies += code_policies(self.examples, write, solution)
+        for policy in policies:
+            await self._play(policy)
         for pair in hedges(write, self.answers) if self.answers.texts else ():
             await self._play_pair(*pair)
         await self._search(write)
@@ -277,8 +277,8 @@ class _Subject:
         policy: Policy = oracle.policy or (lambda turn: oracle.write(turn, "42"))
         trials = await self.player.play(policy, self.examples)
         self._look_at(trials)
-        known = [trial.reward for trial in trials if not math.isnan(trial.reward)]
-        if not known:
+        rewards = [trial.reward for trial in trials if not math.isnan(trial.reward)]
+        if not rewards:
             error = next(
                 (trial.state["error"] for trial in trials if trial.state["error"] is not None), None
             )
@@ -298,7 +298,7 @@ class _Subject:
                 " solution",
             )
             return
-        self.right = max(known) if max(known) > 0 else self._most()
+        self.right = max(rewards) if max(rewards) > 0 else self._most()
         self.audit_of.oracle = self._as_paid(
             NonSolution("a right answer", "oracle", policy), trials, math.nan
         )
@@ -327,49 +327,49 @@ class _Subject:
                 f" ({oracle.format_name}) earns {failed.reward:g} of"
                 f" {max(self.right, most if is_low else 0):g} on example"
                 f" {failed.example.example_id}, replying {_cut(failed.replies)}",
-                self.place,
+                self.location,
                 "pay the right answer of every row in full; where it cannot be written from the"
                 " row, declare oracle=",
             )
 
-    async def _play(self, other: NonSolution) -> Paid | None:
+    async def _play(self, policy: NonSolution) -> Paid | None:
         """Play a non-solution: on a few rows first, and on all when it earned something there."""
         if time.monotonic() > self.audit_of.end:
-            self.unfinished.append(other.name)
+            self.unfinished.append(policy.name)
             return None
-        first, rest = self.examples[:FIRST_ROWS], self.examples[FIRST_ROWS:]
-        trials = await self.player.play(other.policy, first)
-        if rest and any(
+        first, more = self.examples[:FIRST_ROWS], self.examples[FIRST_ROWS:]
+        trials = await self.player.play(policy.policy, first)
+        if more and any(
             trial.reward >= PARTLY * self.right or trial.success > 0 for trial in trials
         ):
-            trials += await self.player.play(other.policy, rest)
+            trials += await self.player.play(policy.policy, more)
         self._look_at(trials)
-        wrong = [trial for trial in trials if not self._solves(other, trial)]
+        wrong = [trial for trial in trials if not self._solves(policy, trial)]
         share = sum(map(self._is_paid, wrong)) / len(wrong) if wrong else math.nan
-        paid = self._as_paid(other, trials, share, is_task=len(wrong) <= len(trials) / 2)
+        paid = self._as_paid(policy, trials, share, is_task=len(wrong) <= len(trials) / 2)
         self.audit_of.paid.append(paid)
         return paid
 
-    async def _play_pair(self, one: NonSolution, other: NonSolution) -> None:
+    async def _play_pair(self, first: NonSolution, second: NonSolution) -> None:
         """Play both orders of a hedge; what counts is the order that earned less."""
         if time.monotonic() > self.audit_of.end:
-            self.unfinished.append(one.name)
+            self.unfinished.append(first.name)
             return
-        both = [await self.player.play(order.policy, self.examples) for order in (one, other)]
+        both = [await self.player.play(order.policy, self.examples) for order in (first, second)]
         less = [
             min(pair, key=lambda trial: -1.0 if math.isnan(trial.reward) else trial.reward)
             for pair in zip(*both, strict=True)
         ]
         self.audit_of.paid.append(
-            self._as_paid(one, less, sum(map(self._is_paid, less)) / len(less))
+            self._as_paid(first, less, sum(map(self._is_paid, less)) / len(less))
         )
 
     async def _search(self, write: Format) -> None:
-        async def measure(other: NonSolution) -> float:
+        async def measure(policy: NonSolution) -> float:
             if time.monotonic() > self.audit_of.end:
                 return 0.0
-            trials = await self.player.play(other.policy, self.examples[:FIRST_ROWS])
-            rewards = [trial.reward for trial in trials if not self._solves(other, trial)]
+            trials = await self.player.play(policy.policy, self.examples[:FIRST_ROWS])
+            rewards = [trial.reward for trial in trials if not self._solves(policy, trial)]
             return sum(reward for reward in rewards if not math.isnan(reward)) / len(trials)
 
         tasks = [paid.name for paid in self.audit_of.paid if paid.is_task]
@@ -377,18 +377,18 @@ class _Subject:
             name for name in CHANGES if not any(task.endswith(f", {name}") for task in tasks)
         ]
         steps, seed = self.audit_of.search_steps, self.audit_of.seed
-        for found in (
+        for hedge in (
             await climb(measure, write, self.answers, changes, steps, seed)
             if steps and changes
             else ()
         ):
-            await self._play(found)
+            await self._play(hedge)
 
-    def _solves(self, other: NonSolution, trial: Trial) -> bool:
+    def _solves(self, policy: NonSolution, trial: Trial) -> bool:
         slots: list[str] = []
-        if other.slot is not None and trial.replies:
-            slots = [other.slot(turn) for turn in _turns_of(trial)]
-        if self.env.oracle is None and other.slot is None:
+        if policy.slot is not None and trial.replies:
+            slots = [policy.slot(turn) for turn in _turns_of(trial)]
+        if self.env.oracle is None and policy.slot is None:
             return any(
                 is_same(reply, answer_text(trial.example), trial.example) for reply in trial.replies
             )
@@ -403,11 +403,11 @@ class _Subject:
         )
 
     def _as_paid(
-        self, other: NonSolution, trials: Sequence[Trial], share: float, is_task: bool = False
+        self, policy: NonSolution, trials: Sequence[Trial], share: float, is_task: bool = False
     ) -> Paid:
         return Paid(
-            other.name,
-            other.family,
+            policy.name,
+            policy.family,
             _mean([trial.reward for trial in trials]),
             _mean([trial.success for trial in trials]),
             share,
@@ -452,10 +452,10 @@ class _Subject:
         """Play one rollout ten times, half of them at once: every time it must earn the same."""
         policy: Policy = oracle.policy or (lambda turn: oracle.write(turn, "42"))
         wrong: Policy = lambda turn: oracle.write(turn, self.answers.another(turn))  # noqa: E731
-        for example, one in ((self.examples[0], policy), (self.examples[-1], wrong)):
-            trials = [await self.player.play_one(one, example) for _ in range(REPEATS // 2)]
+        for example, tried in ((self.examples[0], policy), (self.examples[-1], wrong)):
+            trials = [await self.player.play_one(tried, example) for _ in range(REPEATS // 2)]
             trials += await asyncio.gather(
-                *(self.player.play_one(one, example) for _ in range(REPEATS // 2))
+                *(self.player.play_one(tried, example) for _ in range(REPEATS // 2))
             )
             rewards = sorted({round(t.reward, 9) for t in trials if not math.isnan(t.reward)})
             if len(rewards) > 1:
@@ -464,7 +464,7 @@ class _Subject:
                     NOT_REPEATABLE,
                     f"the same replies to example {example.example_id}, scored {REPEATS} times,"
                     f" earned {listed}",
-                    self.place,
+                    self.location,
                     "draw from random.Random(…) seeded with the row, and keep nothing from one"
                     " rollout to the next",
                 )
@@ -473,22 +473,22 @@ class _Subject:
     # --- conclusion -------------------------------------------------------------------------------
 
     def _conclude(self) -> None:
-        named, threshold = self.env.rubric.success_metric, self.env.pass_threshold
-        if named is None and threshold is not None:
-            named = f"reward ≥ {threshold:g}"
-        self.audit_of.success_metric = named or (None if self.is_graded else "reward")
-        if named is None and not self.is_graded:
+        metric, threshold = self.env.rubric.success_metric, self.env.pass_threshold
+        if metric is None and threshold is not None:
+            metric = f"reward ≥ {threshold:g}"
+        self.audit_of.success_metric = metric or (None if self.is_graded else "reward")
+        if metric is None and not self.is_graded:
             self.audit_of.paid = [replace(paid, success=paid.reward) for paid in self.audit_of.paid]
             if self.audit_of.oracle is not None:
                 self.audit_of.oracle = replace(
                     self.audit_of.oracle, success=self.audit_of.oracle.reward
                 )
-        if named is None and self.is_graded:
+        if metric is None and self.is_graded:
             self.findings.warn(
                 "no-success-metric",
                 "the reward is graded and the rubric names no success metric, so nothing says when"
                 " a task is solved",
-                self.place,
+                self.location,
                 'name a function that is 1 or 0: vf.Rubric(…, success="exact")',
             )
         if self.unfinished:
@@ -502,13 +502,13 @@ class _Subject:
         if full:
             self._report_paid(full)
         elif partly:
-            self._report_partly(partly, named)
+            self._report_partly(partly, metric)
         if odd:
             listed = ", ".join(paid.name.removeprefix("the right answer ") for paid in odd)
             self.findings.warn(
                 "odd-forms-are-accepted",
                 f"a right answer is accepted {listed}: {odd[0].sample}",
-                self.place,
+                self.location,
                 "compare the final answer strictly, or say in the README that these forms count",
             )
 
@@ -524,22 +524,22 @@ class _Subject:
             f"{most.name} earns {most.reward:g} where a right answer earns {self.right:g}, in"
             f" {most.share_wrong_paid:.0%} of the rows where it is wrong{more}; it replied"
             f" {most.sample}",
-            self.place,
+            self.location,
             "make the reward refuse it; if it solves the task after all, say so with oracle=",
         )
 
-    def _report_partly(self, partly: Sequence[Paid], named: str | None) -> None:
+    def _report_partly(self, partly: Sequence[Paid], metric: str | None) -> None:
         most = max(partly, key=lambda paid: paid.reward)
-        report = self.findings.warn if named is not None else self.findings.error
+        report = self.findings.warn if metric is not None else self.findings.error
         report(
             "non-solution-is-paid-partly",
             f"{most.name} earns {most.reward:.3g} of {self.right:g} on average without solving the"
             f" task; it replied {most.sample}",
-            self.place,
+            self.location,
             "read the reward against this line"
             + (
                 ""
-                if named is not None
+                if metric is not None
                 else ", and name a strict success metric beside it: vf.Rubric(…, success=…)"
             ),
         )
@@ -563,8 +563,8 @@ def _says_it_late(trial: Trial) -> bool:
 
 
 def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return math.fsum(known) / len(known) if known else math.nan
+    numbers = [value for value in values if not math.isnan(value)]
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan
 
 
 def _cut(replies: Sequence[str]) -> str:

@@ -85,7 +85,7 @@ def tool_policies(env: Environment, write: Format, answers: Answers) -> list[Non
 
     def all_at_once(turn: Turn) -> Any:
         tools = range(len(turn.request.tools or ())) if turn.number == 0 else ()
-        return [one for index in tools for one in call(turn, index) or ()] or write(turn, "")
+        return [reply for index in tools for reply in call(turn, index) or ()] or write(turn, "")
 
     def pasted(turn: Turn) -> str:
         return write(turn, "\n".join(turn.tool_texts))
@@ -128,12 +128,14 @@ def code_policies(examples: Sequence[Example], write: Format, solution: str) -> 
         ),
         "code that skips its tests": "import unittest\nraise unittest.SkipTest('skipped')\n",
     }
-    found = []
+    policies = []
     for name, code in attacks.items():
-        found.append(NonSolution(f"{name}, in a block", "code", _in_block(code)))
-        found.append(NonSolution(f"{name}, in the answer's place", "code", _in_place(write, code)))
-        found.append(NonSolution(f"{name}, in a tool", "code", _in_tool(write, code)))
-    return found
+        policies.append(NonSolution(f"{name}, in a block", "code", _in_block(code)))
+        policies.append(
+            NonSolution(f"{name}, in the answer's place", "code", _in_place(write, code))
+        )
+        policies.append(NonSolution(f"{name}, in a tool", "code", _in_tool(write, code)))
+    return policies
 
 
 def runs_code(env: Environment, examples: Sequence[Example], solution: str) -> bool:
@@ -185,5 +187,7 @@ def _function_names(examples: Sequence[Example], solution: str) -> list[str]:
     """Names of functions that the prompts or the solution speak of."""
     text = "\n".join([solution, *(question_of(example) for example in examples)])
     names = re.findall(r"\bdef (\w+)|`(\w+)`|\b([a-z_]\w*)\(", text)
-    found = dict.fromkeys(name for group in names for name in group if name and name.isidentifier())
-    return [name for name in found if name not in _NOT_NAMES and not name[0].isdigit()][:8]
+    identifiers = dict.fromkeys(
+        name for group in names for name in group if name and name.isidentifier()
+    )
+    return [name for name in identifiers if name not in _NOT_NAMES and not name[0].isdigit()][:8]

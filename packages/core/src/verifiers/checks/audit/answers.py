@@ -59,8 +59,8 @@ async def find_oracle(player: Player, examples: Sequence[Example]) -> Oracle:
     best: tuple[float, str, Format] | None = None
     for name, write in _formats(player.env).items() if has_answers else ():
         trials = await player.play(_answering(write), examples[:PROBED])
-        known = [trial.reward for trial in trials if not math.isnan(trial.reward)]
-        reward = sum(known) / len(known) if known else -math.inf
+        rewards = [trial.reward for trial in trials if not math.isnan(trial.reward)]
+        reward = sum(rewards) / len(rewards) if rewards else -math.inf
         if best is None or reward > best[0] + 1e-9:
             best = reward, name, write
     name, write = best[1:] if best is not None else ("as asked", _as_asked(player.env))
@@ -94,8 +94,11 @@ def is_solution(env: Environment, trial: Trial, slots: Sequence[str]) -> bool:
     if len(expected) > 1 or (len(expected) == 1 and not answer):
         spoken = slots if len(slots) == len(expected) else trial.replies
         if len(spoken) == len(expected) and all(
-            is_same(one, other, trial.example) or is_same(reply, other, trial.example)
-            for one, reply, other in zip(spoken, trial.replies, expected, strict=False)
+            is_same(spoken_text, expected_text, trial.example)
+            or is_same(reply, expected_text, trial.example)
+            for spoken_text, reply, expected_text in zip(
+                spoken, trial.replies, expected, strict=False
+            )
         ):
             return True
         if len(expected) > 1:
@@ -111,17 +114,21 @@ def is_same(text: str, answer: str, example: Example) -> bool:
     answer with less
     than as much around it is the same: a graded reward pays it nearly in full, and rightly so.
     """
-    one, other = _plain(text), _plain(answer)
-    if not other:
-        return one == other
-    if (number := _number(one)) is not None and (right := _number(other)) is not None:
+    plain, plain_answer = _plain(text), _plain(answer)
+    if not plain_answer:
+        return plain == plain_answer
+    if (number := _number(plain)) is not None and (right := _number(plain_answer)) is not None:
         return math.isclose(number, right, rel_tol=1e-9)
     question = _plain(question_of(example))
-    if other.casefold() in question.casefold() and other not in question:
-        return one == other
-    if len(other) >= LONG_CHARS and len(one) < 2 * len(other) and other in one:
+    if plain_answer.casefold() in question.casefold() and plain_answer not in question:
+        return plain == plain_answer
+    if (
+        len(plain_answer) >= LONG_CHARS
+        and len(plain) < 2 * len(plain_answer)
+        and plain_answer in plain
+    ):
         return True
-    return one.casefold() == other.casefold()
+    return plain.casefold() == plain_answer.casefold()
 
 
 def question_of(example: Example) -> str:
@@ -187,8 +194,8 @@ def _as_asked(env: Environment) -> Format:
 
 
 def _xml(parser: XMLParser) -> Format:
-    others = {name: "…" for name in parser.get_fields()}
-    return lambda _, text: parser.format(**{**others, parser.answer_field: text})
+    placeholders = {name: "…" for name in parser.get_fields()}
+    return lambda _, text: parser.format(**{**placeholders, parser.answer_field: text})
 
 
 def _after_thinking(write: Format) -> Format:

@@ -70,12 +70,12 @@ def content_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def folder_of(found: Found) -> Path | None:
+def folder_of(source: Found) -> Path | None:
     """The folder of an environment's package; None for a single file. Imports nothing."""
-    if found.local is not None:
-        return found.local.file.parent if found.local.file.name == "__init__.py" else None
+    if source.local is not None:
+        return source.local.file.parent if source.local.file.name == "__init__.py" else None
     with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(found.module.partition(".")[0])
+        spec = importlib.util.find_spec(source.module.partition(".")[0])
         if spec is not None and spec.submodule_search_locations:
             return Path(next(iter(spec.submodule_search_locations)))
     return None
@@ -120,12 +120,12 @@ def non_solution_reward(env: Environment) -> float | None:
         certificate = read_certificate(env.loaded_from.env_id)
     except UsageError:  # it was loaded from another folder, or has been removed since
         return None
-    known = (
+    is_usable = (
         certificate is not None
         and certificate.is_fresh
         and not math.isnan(certificate.non_solution_reward)
     )
-    return certificate.non_solution_reward if certificate is not None and known else None
+    return certificate.non_solution_reward if certificate is not None and is_usable else None
 
 
 def write_certificate(report: AuditReport, env_id: str) -> Path:
@@ -135,8 +135,8 @@ def write_certificate(report: AuditReport, env_id: str) -> Path:
     """
     import verifiers
 
-    found = registry.find(env_id)
-    folder = folder_of(found)
+    source = registry.find(env_id)
+    folder = folder_of(source)
     if folder is None:
         raise ConfigError(
             f"{env_id} is a single file; a certificate is stored in the folder of a package",
@@ -145,9 +145,9 @@ def write_certificate(report: AuditReport, env_id: str) -> Path:
     best, oracle = report.best_non_solution, report.oracle
     content = {
         "schema": SCHEMA,
-        "environment": found.env_id or env_id,
-        "package": found.distribution,
-        "version": found.version,
+        "environment": source.env_id or env_id,
+        "package": source.distribution,
+        "version": source.version,
         "content": content_hash(folder),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "verifiers": verifiers.__version__,

@@ -84,27 +84,27 @@ class Answers:
         """The answers of ``examples``; of equally frequent ones those of ``played``
         rows come last."""
         counts = Counter(text for example in examples if (text := answer_text(example)))
-        own = {answer_text(example) for example in played}
-        most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] in own))
+        answers = {answer_text(example) for example in played}
+        most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] in answers))
         return cls(tuple(text for text, _ in most), most[0][1] / len(examples) if most else 0.0)
 
     def another(self, turn: Turn) -> str:
         """An answer of another row that differs from this row's."""
-        own = answer_text(turn.example)
-        others = [text for text in self.texts if text != own] or ["42"]
-        return random.Random(f"{turn.example.hash}").choice(others)
+        answer = answer_text(turn.example)
+        texts = [text for text in self.texts if text != answer] or ["42"]
+        return random.Random(f"{turn.example.hash}").choice(texts)
 
 
 def panel(write: Format, answers: Answers, thinks: bool) -> list[NonSolution]:
     """All non-solutions that are texts; ``thinks``: whether replies may have thinking in tags."""
-    found = [
+    policies = [
         NonSolution(name, family, _writing(write, slot), slot)
         for name, family, slot in _slots(answers)
     ]
-    found += [
+    policies += [
         NonSolution(name, family, policy) for name, family, policy in _whole_replies(write, answers)
     ]
-    return found + odd_forms(write, answers, thinks)
+    return policies + odd_forms(write, answers, thinks)
 
 
 def _writing(write: Format, slot: Slot) -> Policy:
@@ -147,9 +147,9 @@ def _whole_replies(write: Format, answers: Answers) -> list[tuple[str, str, Poli
     """Replies that break or repeat the format itself."""
 
     def blocks(turn: Turn) -> str:
-        own = answer_text(turn.example)
+        answer = answer_text(turn.example)
         return "\n".join(
-            write(turn, text) for text in [t for t in answers.texts if t != own][:5] or ["42"]
+            write(turn, text) for text in [t for t in answers.texts if t != answer][:5] or ["42"]
         )
 
     return [
@@ -176,13 +176,13 @@ def hedges(write: Format, answers: Answers) -> list[tuple[NonSolution, NonSoluti
     pays for guessing."""
 
     def pair(name: str, join: Callable[[Turn, str, str], str]) -> tuple[NonSolution, NonSolution]:
-        def one(turn: Turn) -> str:
+        def right_first(turn: Turn) -> str:
             return join(turn, answer_text(turn.example), answers.another(turn))
 
-        def other(turn: Turn) -> str:
+        def wrong_first(turn: Turn) -> str:
             return join(turn, answers.another(turn), answer_text(turn.example))
 
-        return NonSolution(name, "hedge", one), NonSolution(name, "hedge", other)
+        return NonSolution(name, "hedge", right_first), NonSolution(name, "hedge", wrong_first)
 
     return [
         pair("right or wrong, joined by or", lambda turn, a, b: write(turn, f"{a} or {b}")),
@@ -276,9 +276,9 @@ def data_of(question: str) -> str:
     if tagged := re.search(r"<(\w+)>\s*(.+?)\s*</\1>", question, re.DOTALL):
         return tagged[2]
     lines = [line for line in question.strip().split("\n") if line.strip()]
-    head, colon, rest = question.partition(":")
-    if colon and rest.strip() and "\n" not in head.strip():
-        return rest.strip()
+    head, colon, question_data = question.partition(":")
+    if colon and question_data.strip() and "\n" not in head.strip():
+        return question_data.strip()
     after = [index for index, line in enumerate(lines) if line.rstrip().endswith(":")]
     if after and after[-1] + 1 < len(lines):
         return "\n".join(lines[after[-1] + 1 :])

@@ -53,10 +53,12 @@ async def profile_rows(
         )
     profiles = []
     for example in examples:
-        known = [
+        rewards = [
             success for success in solved.get(example.example_id, []) if not math.isnan(success)
         ]
-        profiles.append(RowProfile(example.example_id, example.hash, round(sum(known)), len(known)))
+        profiles.append(
+            RowProfile(example.example_id, example.hash, round(sum(rewards)), len(rewards))
+        )
     return examples, profiles
 
 

@@ -150,9 +150,9 @@ class AuditReport:
         ]
         earning = [paid for paid in played if paid.reward > 0]
         lines += [_line(paid.name, paid) for paid in earning[:MAX_SHOWN]]
-        if rest := len(played) - len(earning[:MAX_SHOWN]):
+        if num_more := len(played) - len(earning[:MAX_SHOWN]):
             earned = "earned nothing" if len(earning) <= MAX_SHOWN else "earned no more"
-            lines.append(f"  {rest} {'more ' if earning else ''}non-solutions {earned}")
+            lines.append(f"  {num_more} {'more ' if earning else ''}non-solutions {earned}")
         return lines
 
 

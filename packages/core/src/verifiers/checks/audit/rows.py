@@ -69,21 +69,21 @@ def _leak(example: Example) -> str:
     prompt = example.row["prompt"]
     question = question_of(example)
     if (
-        named := re.search(_NAMED + re.escape(answer) + r"(?!\w)", question, re.IGNORECASE)
+        match := re.search(_NAMED + re.escape(answer) + r"(?!\w)", question, re.IGNORECASE)
     ) is not None:
-        return named[0]
+        return match[0]
     system = (
         []
         if isinstance(prompt, str)
         else [message_text(m) for m in prompt if m.get("role") == "system"]
     )
-    whole = rf"(?<![\w.-]){re.escape(answer)}(?![\w-])"
-    if len(answer) > 2 and any(re.search(whole, text) for text in system):
+    pattern = rf"(?<![\w.-]){re.escape(answer)}(?![\w-])"
+    if len(answer) > 2 and any(re.search(pattern, text) for text in system):
         return f"system message with {answer[:60]}"
     comment = re.search(
         r"<!--.*?-->|\[\[.*?\]\]|\(\(.*?\)\)|#\s*[A-Za-z]+:.*$", question, re.DOTALL | re.MULTILINE
     )
-    return comment[0] if comment is not None and re.search(whole, comment[0]) else ""
+    return comment[0] if comment is not None and re.search(pattern, comment[0]) else ""
 
 
 def _prompt_key(example: Example) -> str:
@@ -98,12 +98,12 @@ def _prompt_key(example: Example) -> str:
 
 def _row_key(example: Example, is_single: bool) -> str:
     """What makes a row another one: its prompt; of several turns also its answer and ``info``."""
-    rest = (
+    key_of_turns = (
         ""
         if is_single
         else json.dumps([answer_text(example), example.row["info"]], sort_keys=True, default=str)
     )
-    return _prompt_key(example) + rest
+    return _prompt_key(example) + key_of_turns
 
 
 def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool) -> None:
@@ -115,11 +115,11 @@ def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool)
         g for g in by_prompt.values() if len({answer_text(example) for example in g}) > 1
     ]
     if contradicting:
-        one, other, *_ = contradicting[0]
+        first, second, *_ = contradicting[0]
         findings.error(
             "rows-contradict-each-other",
             f"{len(contradicting)} prompts have rows with different answers: examples"
-            f" {one.example_id} and {other.example_id} ask the same",
+            f" {first.example_id} and {second.example_id} ask the same",
             "the dataset",
             "remove one of them, or accept both answers",
         )

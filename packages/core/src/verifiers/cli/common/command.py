@@ -157,8 +157,8 @@ class SmallCommand:
         flags = [
             flag for option in command.params for flag in (*option.opts, *option.secondary_opts)
         ]
-        known = [*(flag for flag in flags if flag.startswith("--")), "--help"]
-        raise_together([unknown_option(flag, known, self.name) for flag in unknown])
+        options = [*(flag for flag in flags if flag.startswith("--")), "--help"]
+        raise_together([unknown_option(flag, options, self.name) for flag in unknown])
 
     def _parse(self, argv: list[str], call: Call) -> click.Command:
         """Fill ``call``; unknown options are among its words."""

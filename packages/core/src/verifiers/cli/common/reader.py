@@ -32,7 +32,7 @@ class Assignment:
 
     path: tuple[str, ...]
     value: Any
-    place: str
+    location: str
     """``file:line``, or the flag as it was typed."""
     text: str | None = None
     """The value as typed on the command line; None when it comes from a file."""
@@ -45,11 +45,11 @@ class Assignment:
     @property
     def is_flag(self) -> bool:
         """Whether it comes from the command line."""
-        return self.place.startswith("--")
+        return self.location.startswith("--")
 
     def problem(self, sentence: str) -> str:
         """A sentence about this assignment, prefixed with its place."""
-        return f"{self.place}: {sentence}"
+        return f"{self.location}: {sentence}"
 
 
 # --- TOML files -----------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class TomlFile:
         except ValueError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}", path=str(path)) from error
 
-    def place(self, *keys: str | int) -> str:
+    def location(self, *keys: str | int) -> str:
         """``file:line`` of the key, or of the nearest table above it; numbers count the tables of
         an array from 0."""
         for length in range(len(keys), 0, -1):
@@ -155,7 +155,7 @@ class Words:
 
     files: list[str] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
-    rest: list[str] = field(default_factory=list)
+    remaining: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -171,7 +171,7 @@ def read_words(words: Sequence[str], is_setting: Callable[[str], bool]) -> Words
     rest.
 
     >>> words = read_words(["@", "x.toml", "--trainer.args.max-steps", "10", "-q"], lambda flag: "." in flag)
-    >>> words.files, [(one.key, one.value) for one in words.assignments], words.rest
+    >>> words.files, [(setting.key, setting.value) for setting in words.assignments], words.remaining
     (['x.toml'], [('trainer.args.max_steps', 10)], ['-q'])
     """
     read, remaining = Words(), list(words)
@@ -194,7 +194,7 @@ def read_words(words: Sequence[str], is_setting: Callable[[str], bool]) -> Words
             )
             read.assignments.append(Assignment(path, value, flag, text if equals else None))
         else:
-            read.rest.append(word)
+            read.remaining.append(word)
     return read
 
 
@@ -212,9 +212,9 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def unknown_option(flag: str, known: Iterable[str], command: str) -> str:
+def unknown_option(flag: str, choices: Iterable[str], command: str) -> str:
     """The error message for a flag that ``command`` does not have."""
-    match = close_match(flag, known, SIMILAR) if flag.startswith("--") else None
+    match = close_match(flag, choices, SIMILAR) if flag.startswith("--") else None
     return f"{flag}: no such option" + (
         f", did you mean {match}?" if match else f" (see {command} --help)"
     )
@@ -340,13 +340,13 @@ class Fields:
         return values
 
 
-def unknown_key(key: str, section: str, known: Iterable[str]) -> str:
+def unknown_key(key: str, section: str, choices: Iterable[str]) -> str:
     """The error message for a key that ``section`` does not have.
 
     >>> unknown_key("max_step", "[trainer.args]", ["max_steps", "seed"])
     'unknown key \\'max_step\\' in [trainer.args], did you mean "max_steps"?'
     """
-    return f"unknown key {key!r} in {section}{closest(key, known)}"
+    return f"unknown key {key!r} in {section}{closest(key, choices)}"
 
 
 def store(table: dict[str, Any], path: Sequence[str], value: object) -> None:

@@ -26,14 +26,14 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
 
     ``hint`` in the object lists suggestions for a misspelled name, or is null.
     """
-    known = error if isinstance(error, VerifiersError) else None
-    message = escape_control(redacted_text(str(error) if known else _unexpected(error)))
+    expected = error if isinstance(error, VerifiersError) else None
+    message = escape_control(redacted_text(str(error) if expected else _unexpected(error)))
     if verbose:
         print(redacted_text("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"{command}: {message}", file=sys.stderr)
     suggestions = getattr(error, "suggestions", None)
     hint = ", ".join(suggestions) if suggestions else None
-    return known.exit_code if known else UNEXPECTED, {
+    return expected.exit_code if expected else UNEXPECTED, {
         "type": type(error).__name__,
         "message": message,
         "hint": hint,
@@ -45,8 +45,8 @@ def _unexpected(error: BaseException) -> str:
     from verifiers.rollouts.error_info import ErrorInfo
 
     line = ErrorInfo.of(error).author_line
-    place = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"
-    return f"unexpected {type(error).__name__}: {error}{place}"
+    location = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"
+    return f"unexpected {type(error).__name__}: {error}{location}"
 
 
 @contextlib.contextmanager

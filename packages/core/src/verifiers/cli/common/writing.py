@@ -109,10 +109,10 @@ def _fill_in(
 
 
 def _make_folders(folder: Path, created: list[Path]) -> None:
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir()
-        created.append(one)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir()
+        created.append(path)
 
 
 def _remove(path: Path) -> None:

@@ -79,7 +79,7 @@ def parse(argv: Iterable[str]) -> CommandLine:
     for setting in read.assignments:
         _take_dotted(setting, line)
     try:
-        with click_command().make_context("vf-eval", read.rest) as context:
+        with click_command().make_context("vf-eval", read.remaining) as context:
             values = dict(context.params)
     except click.UsageError as error:
         line.problems.append(error.format_message())
@@ -99,7 +99,7 @@ def parse(argv: Iterable[str]) -> CommandLine:
             try:
                 values_of[owner][name] = accept(setting, fields_of(owner).hints[name])
             except ValueError as error:
-                line.problems.append(f"{setting.place} {error}")
+                line.problems.append(f"{setting.location} {error}")
     line.flags = values_of[EvalSettings]
     line.command = CommandSettings(**values_of[CommandSettings])
     return line
@@ -115,7 +115,7 @@ def click_command() -> click.Command:
     options: list[click.Parameter] = [click.Argument(["targets"], nargs=-1, type=click.UNPROCESSED, metavar="ENV_ID",
                                                      shell_complete=environments)]  # fmt: skip
     for owner in (EvalSettings, CommandSettings):
-        defaults = {one.name: one.default for one in dataclasses.fields(owner)}
+        defaults = {setting.name: setting.default for setting in dataclasses.fields(owner)}
         hints = fields_of(owner).hints
         options += [
             _option(name, flag, hints[name], defaults[name])
@@ -166,7 +166,7 @@ def _option(name: str, flag: Flag, hint: object, default: object) -> click.Optio
 
 def _take_dotted(setting: Assignment, line: CommandLine) -> None:
     """Store the value of a dotted key in the table that its prefix names."""
-    head = setting.place
+    head = setting.location
     for length in range(len(setting.path) - 1, 0, -1):
         if name := DOTTED.get(setting.path[:length]):
             store(line.dotted.setdefault(name, {}), setting.path[length:], setting.value)
@@ -174,9 +174,9 @@ def _take_dotted(setting: Assignment, line: CommandLine) -> None:
     *section, key = head.removeprefix("--").split(".")
     sections = {".".join(path).replace("_", "-"): path for path in DOTTED}
     match = close_match(".".join(section), sections, SIMILAR)
-    known = f"dotted keys begin with --{', --'.join(sections)}"
+    sections_hint = f"dotted keys begin with --{', --'.join(sections)}"
     line.problems.append(
-        f"{head}: no such setting, {f'did you mean --{match}.{key}?' if match else known}"
+        f"{head}: no such setting, {f'did you mean --{match}.{key}?' if match else sections_hint}"
     )
 
 
@@ -209,12 +209,12 @@ def _unknown_option(word: str) -> str:
     if name in REPLACED:
         return f"{name} is an option of older versions: {REPLACED[name]}"
     flags: Iterable[Mapping[str, Flag]] = (flags_of(EvalSettings), flags_of(CommandSettings))
-    known = [
+    flag_names = [
         flag
         for table in flags
-        for one in table.values()
-        for flag in one.names.replace("/", " ").split()
+        for option in table.values()
+        for flag in option.names.replace("/", " ").split()
     ]
     return unknown_option(
-        name, [*(flag for flag in known if flag[:2] == "--"), "--help", "--version"], "vf-eval"
+        name, [*(flag for flag in flag_names if flag[:2] == "--"), "--help", "--version"], "vf-eval"
     )

@@ -29,9 +29,11 @@ def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
     *Raises* ``ConfigError`` with every report that has errors.
     """
     subjects: dict[tuple[str, str], Any] = {}
-    for one in evaluations:
-        arguments = one.settings.env_args, one.settings.extra_env_kwargs
-        subjects.setdefault((one.env_id, repr(arguments)), _subject(one.env_id, one.settings))
+    for evaluation in evaluations:
+        arguments = evaluation.settings.env_args, evaluation.settings.extra_env_kwargs
+        subjects.setdefault(
+            (evaluation.env_id, repr(arguments)), _subject(evaluation.env_id, evaluation.settings)
+        )
     reports = [check_environment(subject) for subject in subjects.values()]
     for report, subject in zip(reports, subjects.values(), strict=True):
         if report.ok:
@@ -60,9 +62,11 @@ def _subject(env_id: str, settings: EvalSettings) -> str | Callable[[], Environm
 def _audit(subject: str | Callable[[], Environment], display: Display) -> None:
     report = audit_environment(subject, n=AUDITED_ROWS, search_steps=0, budget_s=AUDIT_BUDGET_S)
     if report.errors:
-        found = "\n".join(f"  {finding}" for finding in report.errors)
+        findings = "\n".join(f"  {finding}" for finding in report.errors)
         display.warn(
-            escape_control(f"{report.environment}: the audit found (vf-audit says more)\n{found}")
+            escape_control(
+                f"{report.environment}: the audit found (vf-audit says more)\n{findings}"
+            )
         )
 
 

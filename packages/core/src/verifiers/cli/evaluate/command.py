@@ -84,10 +84,18 @@ class _Command:
         """Run all steps in order. *Raises* the error of the first that fails."""
         evaluations = resolve(self.line)
         if self.command.dump_config:
-            from verifiers.cli.evaluate.models import named
+            from verifiers.cli.evaluate.models import with_names
             from verifiers.cli.evaluate.toml_args import dump
 
-            self._print("config", dump([(one.env_id, named(one.settings)) for one in evaluations]))
+            self._print(
+                "config",
+                dump(
+                    [
+                        (evaluation.env_id, with_names(evaluation.settings))
+                        for evaluation in evaluations
+                    ]
+                ),
+            )
             return
         from verifiers.cli.evaluate.display import logging_to, make_display
         from verifiers.runtime.calls import run_in_private_loop

@@ -22,8 +22,8 @@ def detect_lines(prepared: Sequence[Prepared], difference: float) -> Iterator[st
         raise ConfigError(
             f"--detect is {difference:g}; it must be a difference above 0, for example {DETECT}"
         )
-    for one in prepared:
-        yield from map(escape_control, _lines(one, difference))
+    for evaluation in prepared:
+        yield from map(escape_control, _lines(evaluation, difference))
 
 
 def _lines(prepared: Prepared, difference: float) -> Iterator[str]:

@@ -107,8 +107,12 @@ def status_line(
     if fresh and progress.done < progress.total:
         # from the newest finished rollout, so that the estimate falls while nothing finishes
         per_rollout = max(progress.last_done - progress.started, 1e-9) / fresh
-        left = max((progress.total - progress.done) * per_rollout - (now - progress.last_done), 0.0)
-        parts.append(f"{duration(left if time_left is None else time_left.update(left, now))} left")
+        remaining_s = max(
+            (progress.total - progress.done) * per_rollout - (now - progress.last_done), 0.0
+        )
+        parts.append(
+            f"{duration(remaining_s if time_left is None else time_left.update(remaining_s, now))} left"
+        )
     else:
         parts.append(duration(elapsed))
     return " · ".join(parts)
@@ -131,7 +135,7 @@ def waiting_lines(progress: Progress, now: float) -> list[str]:
     oldest = sorted(progress.running.values(), key=lambda running: running[0])[:NUM_OLDEST]
     return [
         f"nothing finished for {duration(silent)}; the oldest rollouts:",
-        *(_waiting(*one, now) for one in oldest),
+        *(_waiting(*entry, now) for entry in oldest),
     ]
 
 
@@ -163,12 +167,12 @@ class Display:
     def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
         """Start a run; ``facts`` go into its JSON event."""
         self.label, self.progress = label, progress
-        self._rate, self._left = TokenRate(progress.started), TimeLeft()
+        self._rate, self._time_left = TokenRate(progress.started), TimeLeft()
 
     def _status(self, progress: Progress, now: float) -> str:
         """The status line of a running evaluation."""
         return status_line(
-            progress, now, self._rate.update(sampled_tokens(progress), now), self._left
+            progress, now, self._rate.update(sampled_tokens(progress), now), self._time_left
         )
 
     def tick(self) -> None:

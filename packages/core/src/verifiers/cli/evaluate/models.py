@@ -235,7 +235,7 @@ def _near_alias(model: str, registry: Mapping[str, EndpointGroup]) -> str | None
     return None
 
 
-def named(settings: EvalSettings) -> EvalSettings:
+def with_names(settings: EvalSettings) -> EvalSettings:
     """The settings with environment variables and defaults filled in, so that they resolve the same
     elsewhere.
 

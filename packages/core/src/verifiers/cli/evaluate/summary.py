@@ -145,10 +145,10 @@ def _sampling(facts: Mapping[str, Any]) -> str:
     "max_tokens 32; the rest by the server's defaults"
     """
     local = facts.get("local_model")
-    known = {**(local or {}).get("sampling", {}), **facts["sampling_args"]}
-    rest = "" if local or "temperature" in known else "the rest by the server's defaults"
+    sampling = {**(local or {}).get("sampling", {}), **facts["sampling_args"]}
+    defaults = "" if local or "temperature" in sampling else "the rest by the server's defaults"
     return "; ".join(
-        filter(None, (", ".join(f"{name} {value}" for name, value in known.items()), rest))
+        filter(None, (", ".join(f"{name} {value}" for name, value in sampling.items()), defaults))
     )
 
 
@@ -167,8 +167,8 @@ def table_rows(
         "model",
         *dict.fromkeys(name for combination in varied for name in combination),
     ]
-    named = [{"env_id": run["env_id"], "model": run["model"]} for run in runs]
-    values = [{**combination, **names} for combination, names in zip(varied, named, strict=True)]
+    labels = [{"env_id": run["env_id"], "model": run["model"]} for run in runs]
+    values = [{**combination, **names} for combination, names in zip(varied, labels, strict=True)]
     differing = [key for key in keys if len({repr(value.get(key)) for value in values}) > 1] or [
         "env_id"
     ]
@@ -221,9 +221,9 @@ def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
     cells = [[escape_control(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        first, *rest = (f"{cell:<{width}}" if n == 0 else f"{cell:>{width}}" for n, (cell, width) in
+        first, *later_cells = (f"{cell:<{width}}" if n == 0 else f"{cell:>{width}}" for n, (cell, width) in
                         enumerate(zip(row, widths, strict=True)))  # fmt: skip
-        print("  ".join([first, *rest]).rstrip(), file=stream)
+        print("  ".join([first, *later_cells]).rstrip(), file=stream)
 
 
 # --- samples --------------------------------------------------------------------------------------
@@ -236,24 +236,26 @@ def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
     measured = results.measurements()
     rewards, examples = measured.rewards, measured.examples
 
-    def known() -> Iterator[tuple[int, float]]:
-        return ((place, reward) for place, reward in enumerate(rewards) if not math.isnan(reward))
-
-    best = max(known(), key=itemgetter(1), default=None)
-    worst = min(known(), key=itemgetter(1), default=None)
-    if best is None or worst is None:
-        places = [("a rollout", place) for place in range(min(1, len(rewards)))]
-    elif best[1] > worst[1]:
-        places = [("best", best[0]), ("worst", worst[0])]
-    else:
-        own, each = examples[best[0]], zip(rewards, examples, strict=True)
-        others = (
-            place
-            for place, (reward, key) in enumerate(each)
-            if not math.isnan(reward) and key != own
+    def numbers() -> Iterator[tuple[int, float]]:
+        return (
+            (position, reward) for position, reward in enumerate(rewards) if not math.isnan(reward)
         )
-        places = [("a rollout", place) for place in (best[0], *itertools.islice(others, 1))]
-    samples = [(which, results.at(place)) for which, place in places]
+
+    best = max(numbers(), key=itemgetter(1), default=None)
+    worst = min(numbers(), key=itemgetter(1), default=None)
+    if best is None or worst is None:
+        picks = [("a rollout", position) for position in range(min(1, len(rewards)))]
+    elif best[1] > worst[1]:
+        picks = [("best", best[0]), ("worst", worst[0])]
+    else:
+        best_example, each = examples[best[0]], zip(rewards, examples, strict=True)
+        different = (
+            position
+            for position, (reward, key) in enumerate(each)
+            if not math.isnan(reward) and key != best_example
+        )
+        picks = [("a rollout", position) for position in (best[0], *itertools.islice(different, 1))]
+    samples = [(which, results.at(position)) for which, position in picks]
     return [(_title(which, output), output) for which, output in samples]
 
 

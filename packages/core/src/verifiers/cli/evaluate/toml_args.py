@@ -80,7 +80,8 @@ class _Reader:
     def settings(self, table: Mapping[str, Any], section: str, where: Place) -> dict[str, Any]:
         """The table's settings by name, checked."""
         assignments = [
-            Assignment((key,), value, self.file.place(*where, key)) for key, value in table.items()
+            Assignment((key,), value, self.file.location(*where, key))
+            for key, value in table.items()
         ]
         values = self.fields.read(assignments, section, self.problems, also=("eval", "ablation"))
         if "endpoints_path" in values:
@@ -107,16 +108,16 @@ class _Reader:
             axes = self.axes(sweep, section, where)
             swept = [name for options in axes for name in _names(options)]
             for name in swept:
-                place = (*where, "sweep", *name.split("."))
-                if _canonical(name) in {_canonical(other) for other in _names([fixed])}:
+                path = (*where, "sweep", *name.split("."))
+                if _canonical(name) in {_canonical(fixed_name) for fixed_name in _names([fixed])}:
                     self.problem(
-                        place,
+                        path,
                         f"{section} gives {name} a fixed value and sweeps it; leave one of"
                         " them out",
                     )
-                elif [_canonical(other) for other in swept].count(_canonical(name)) > 1:
+                elif [_canonical(swept_name) for swept_name in swept].count(_canonical(name)) > 1:
                     self.problem(
-                        place, f"{section} sweeps {_canonical(name)} twice; leave one of them out"
+                        path, f"{section} sweeps {_canonical(name)} twice; leave one of them out"
                     )
             for env_id, combination in itertools.product(ids, itertools.product(*axes)):
                 entries.append(Entry(env_id, functools.reduce(layered, combination, fixed), swept))
@@ -151,12 +152,12 @@ class _Reader:
                     )
         return axes
 
-    def values(self, place: Place, key: str, values: object, section: str) -> list[Any]:
+    def values(self, path: Place, key: str, values: object, section: str) -> list[Any]:
         """A list of values to try."""
         if isinstance(values, list) and values:
             return values
         wrong = "an empty list" if isinstance(values, list) else repr(values)
-        self.problem(place, f"{key} in {section} must be a list of values to try, not {wrong}")
+        self.problem(path, f"{key} in {section} must be a list of values to try, not {wrong}")
         return []
 
     def sections(self, kind: str, tables: object) -> Iterator[tuple[str, Place, dict[str, Any]]]:
@@ -192,7 +193,7 @@ class _Reader:
         return ids
 
     def problem(self, where: Place, sentence: str) -> None:
-        self.problems.append(f"{self.file.place(*where)}: {sentence}")
+        self.problems.append(f"{self.file.location(*where)}: {sentence}")
 
 
 def _names(options: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -235,7 +236,7 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
             if isinstance(value, Mapping):
                 value, left_out = without_secrets(value)
                 comments += "".join(
-                    f"# {name}.{one} is a secret and is not printed\n" for one in left_out
+                    f"# {name}.{key} is a secret and is not printed\n" for key in left_out
                 )
             if value is not None and value != () and not (name in MERGED and not value):
                 # TOML has no null: a table with a null is written as a JSON object in a string
@@ -253,14 +254,14 @@ def _has_null(value: object) -> bool:
 # --- defaults of an environment -------------------------------------------------------------------
 
 
-def environment_defaults(found: Found, problems: list[str]) -> dict[str, Any]:
+def environment_defaults(source: Found, problems: list[str]) -> dict[str, Any]:
     """``[tool.verifiers.eval]`` of the environment's ``pyproject.toml``; empty when it has none.
     Imports nothing.
 
     Searches the source tree of an editable install, then the distribution's files, then the folders
     around the module.
     """
-    for path in _projects_of(found):
+    for path in _projects_of(source):
         if not path.is_file():
             continue
         try:
@@ -276,20 +277,20 @@ def environment_defaults(found: Found, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _projects_of(found: Found) -> Iterator[Path]:
+def _projects_of(source: Found) -> Iterator[Path]:
     import importlib.util
 
     import importlib_metadata
 
-    if found.distribution is not None:
-        installed = importlib_metadata.distribution(found.distribution)
+    if source.distribution is not None:
+        installed = importlib_metadata.distribution(source.distribution)
         if (folder := _editable_folder(installed.read_text("direct_url.json") or "{}")) is not None:
             yield folder / "pyproject.toml"
         for file in installed.files or ():
             if str(file).endswith("pyproject.toml"):
                 yield Path(str(file.locate()))
-    spec = None if found.local else importlib.util.find_spec(found.module.partition(".")[0])
-    origin = found.local.file if found.local else spec.origin if spec is not None else None
+    spec = None if source.local else importlib.util.find_spec(source.module.partition(".")[0])
+    origin = source.local.file if source.local else spec.origin if spec is not None else None
     if origin is not None:
         folder = Path(origin).parent
         yield from (folder / "pyproject.toml", folder.parent / "pyproject.toml")

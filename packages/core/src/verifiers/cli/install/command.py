@@ -88,7 +88,7 @@ def run(call: Call) -> None:
     if call.options["dry_run"]:
         _plan(call, tool, request, choice)
         return
-    before, others = installer.installed_library(), _versions()
+    before, versions = installer.installed_library(), _versions()
     call.note(f"vf-install: {RUNS_CODE}")
     package, command = _install_first(call, tool, request, choice)
     if installer.installed_library() != before:
@@ -96,7 +96,7 @@ def run(call: Call) -> None:
             f"{command}\nreplaced the running verifiers library; reinstall it, and report the"
             f" package {package.distribution or request.text}"
         )
-    _check_others(command, others)
+    _check_others(command, versions)
     resolved, *_ = check_installed(package.env_ids)
     if resolved.distribution:
         command += _add_extras(call, tool, resolved.distribution)
@@ -113,9 +113,11 @@ def _add_extras(call: Call, tool: Installer, distribution: str) -> str:
 
     Says where the package requires another version of it.
     """
-    for one in installer.unmet_by_library(distribution):
+    for requirement in installer.unmet_by_library(distribution):
         version = installer.library_version()
-        call.note(f"vf-install: {distribution} requires {one}; verifiers {version} takes its place")
+        call.note(
+            f"vf-install: {distribution} requires {requirement}; verifiers {version} takes its place"
+        )
     extras = installer.lacking_extras(distribution)
     if not extras:
         return ""
@@ -131,9 +133,11 @@ def _versions() -> dict[str, str]:
 
 def _by_name() -> dict[str, tuple[str, Any]]:
     """Name -> version and distribution; the first of a name that is on the path twice."""
-    labels = ((headers(one), one) for one in reversed(_installed()))
+    labels = ((headers(distribution), distribution) for distribution in reversed(_installed()))
     return {
-        about["Name"]: (about.get("Version", ""), one) for about, one in labels if about.get("Name")
+        about["Name"]: (about.get("Version", ""), distribution)
+        for about, distribution in labels
+        if about.get("Name")
     }
 
 
@@ -141,11 +145,13 @@ def _check_others(command: str, before: dict[str, str]) -> None:
     """*Raises* ``RunError`` when a distribution that ``command`` installed took something from one
     that was there."""
     installed = _by_name()
-    present = [one for name, (_, one) in installed.items() if name in before]
-    for name, (version, one) in installed.items():
-        if before.get(name) != version and (taken := look_alikes.conflict(one, present)):
+    present = [distribution for name, (_, distribution) in installed.items() if name in before]
+    for name, (version, distribution) in installed.items():
+        if before.get(name) != version and (
+            conflict := look_alikes.conflict(distribution, present)
+        ):
             raise RunError(
-                f"{command}\ninstalled another package's parts: {taken}; uninstall {name}"
+                f"{command}\ninstalled another package's parts: {conflict}; uninstall {name}"
             )
 
 
@@ -193,8 +199,8 @@ def _install(
             call, [(tool.install_without_dependencies(*package.requirement), False)]
         )
         if finished.code == 0:
-            finished, others = _run_all(call, [(tool.dependencies_of(package.distribution), False)])
-            commands = f"{commands} && {others}"
+            finished, more = _run_all(call, [(tool.dependencies_of(package.distribution), False)])
+            commands = f"{commands} && {more}"
     return finished, commands
 
 
@@ -239,22 +245,35 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
             ]
         else:
             finished.check()
-            found: list[Any] = list(importlib_metadata.distributions(path=[folder]))
-            if taken := next(
-                filter(None, (look_alikes.conflict(one, _installed()) for one in found)), None
+            distributions: list[Any] = list(importlib_metadata.distributions(path=[folder]))
+            if conflict := next(
+                filter(
+                    None,
+                    (
+                        look_alikes.conflict(distribution, _installed())
+                        for distribution in distributions
+                    ),
+                ),
+                None,
             ):
-                return f"{taken}, so it was not installed"
-            doubts = [doubt for one in found if (doubt := look_alikes.other_origin(one))]
+                return f"{conflict}, so it was not installed"
+            doubts = [
+                doubt
+                for distribution in distributions
+                if (doubt := look_alikes.other_origin(distribution))
+            ]
             if package.env_ids[0] not in {
-                env_id for one in found for env_id in look_alikes.offered(one)
+                env_id
+                for distribution in distributions
+                for env_id in look_alikes.offered(distribution)
             }:
                 if not _binds_loader(Path(folder), package.env_ids[0].replace("-", "_")):
-                    return _not_an_environment(package, found)
+                    return _not_an_environment(package, distributions)
                 about = next(
                     (
-                        f" ({one.metadata['Summary']})"
-                        for one in found
-                        if one.metadata.get("Summary")
+                        f" ({distribution.metadata['Summary']})"
+                        for distribution in distributions
+                        if distribution.metadata.get("Summary")
                     ),
                     "",
                 )
@@ -262,9 +281,9 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
                 doubts.append(
                     f"{requirement}{about} of the package index declares no entry point in {group}"
                 )
-    if other := look_alikes.look_alike(package.env_ids[0], known_ids()):
+    if similar := look_alikes.look_alike(package.env_ids[0], known_ids()):
         doubts.append(
-            f"{requirement} of the package index is not {other!r}, the known environment of almost"
+            f"{requirement} of the package index is not {similar!r}, the known environment of almost"
             " its name"
         )
     doubt = "; ".join(doubts)
@@ -277,13 +296,15 @@ def _installed() -> list[Any]:
     return list(importlib_metadata.distributions())
 
 
-def _not_an_environment(package: Package, found: Sequence[Any]) -> str:
+def _not_an_environment(package: Package, distributions: Sequence[Any]) -> str:
     (requirement,) = package.requirement
-    others = ", ".join(repr(env_id) for one in found for env_id in look_alikes.offered(one))
-    if others:
-        return (
-            f"{requirement} declares {others} and not {package.env_ids[0]!r}, and was not installed"
-        )
+    offered = ", ".join(
+        repr(env_id)
+        for distribution in distributions
+        for env_id in look_alikes.offered(distribution)
+    )
+    if offered:
+        return f"{requirement} declares {offered} and not {package.env_ids[0]!r}, and was not installed"
     return f"{requirement} is not an environment, and was not installed"
 
 
@@ -394,10 +415,10 @@ def _list(call: Call) -> None:
         call.note("vf-install: no environment is installed")
     broken = registry.broken_environments()
     call.facts["broken"] = [
-        {"id": one.name, "path": one.place, "reason": one.reason} for one in broken
+        {"id": entry.name, "path": entry.path, "reason": entry.reason} for entry in broken
     ]
-    for one in broken:
-        call.note(f"broken: {one.name or 'environments'} of {one.place}: {one.reason}")
+    for entry in broken:
+        call.note(f"broken: {entry.name or 'environments'} of {entry.path}: {entry.reason}")
 
 
 def _audit_of(env_id: str) -> str | None:

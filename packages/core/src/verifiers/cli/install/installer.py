@@ -115,8 +115,12 @@ class Installer:
     def dependencies_of(self, distribution: str) -> list[str]:
         """The command that installs what an installed distribution requires beside ``verifiers``;
         for pip."""
-        others = [str(one) for one in _requirements(distribution) if not _is_library(one)]
-        return [*self.prefix, *others, *_this_library()]
+        requirements = [
+            str(requirement)
+            for requirement in _requirements(distribution)
+            if not _is_library(requirement)
+        ]
+        return [*self.prefix, *requirements, *_this_library()]
 
     def install_without_dependencies(self, *requirement: str) -> list[str]:
         """The command that installs one package without its dependencies."""
@@ -263,9 +267,9 @@ def unmet_by_library(distribution: str) -> list[Requirement]:
     running version."""
     version = library_version()
     return [
-        one
-        for one in _requirements(distribution)
-        if _is_library(one) and version not in one.specifier
+        requirement
+        for requirement in _requirements(distribution)
+        if _is_library(requirement) and version not in requirement.specifier
     ]
 
 
@@ -276,11 +280,22 @@ def lacking_extras(distribution: str) -> list[str]:
     An override of uv names no extras, so they are left out at first.
     """
     extras = {
-        extra for one in _requirements(distribution) if _is_library(one) for extra in one.extras
+        extra
+        for requirement in _requirements(distribution)
+        if _is_library(requirement)
+        for extra in requirement.extras
     }
-    usual = {str(one) for one in _requirements(CORE)}
-    added = {str(one): one for extra in sorted(extras) for one in _requirements(CORE, extra)}
-    return [text for text, one in added.items() if text not in usual and not _is_satisfied(one)]
+    usual = {str(requirement) for requirement in _requirements(CORE)}
+    added = {
+        str(requirement): requirement
+        for extra in sorted(extras)
+        for requirement in _requirements(CORE, extra)
+    }
+    return [
+        text
+        for text, requirement in added.items()
+        if text not in usual and not _is_satisfied(requirement)
+    ]
 
 
 def _requirements(distribution: str, extra: str = "") -> Iterator[Requirement]:
@@ -288,10 +303,10 @@ def _requirements(distribution: str, extra: str = "") -> Iterator[Requirement]:
     from packaging.requirements import Requirement
 
     for text in importlib_metadata.distribution(distribution).requires or ():
-        one = Requirement(text)
-        if one.marker is None or one.marker.evaluate({"extra": extra}):
-            one.marker = None
-            yield one
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            requirement.marker = None
+            yield requirement
 
 
 def _is_satisfied(requirement: Requirement) -> bool:

@@ -40,25 +40,25 @@ def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | 
     Files, the import names of the library and of environments, the names of commands, and the ids
     of environments.
     """
-    own = normalize_name(package.name)
+    its_name = normalize_name(package.name)
     brings = f"{package.name} {package.version} brings"
     files, ids, commands = _files(package), set(_environments(package)), _commands(package)
     modules = {_module(file) for file in files}
     unshared = {file for file in files if PurePosixPath(file).parts[0] not in SHARED}
-    for other in installed:
-        about = headers(other)
+    for distribution in installed:
+        about = headers(distribution)
         name = normalize_name(about.get("Name", ""))
-        if name in ("", own):
+        if name in ("", its_name):
             continue
         owner = f"{about['Name']} {about.get('Version')}"
-        theirs = _environments(other)
+        theirs = _environments(distribution)
         if shared := ids & theirs.keys():
             return f"{brings} the environment {min(shared)!r}, which {owner} provides"
         if shared := modules & {*_library_modules(name), *theirs.values()}:
             return f"{brings} the module {min(shared)!r}, which hides or replaces that of {owner}"
-        if commands and (shared := commands & _commands(other)):
+        if commands and (shared := commands & _commands(distribution)):
             return f"{brings} the command {min(shared)!r}, which belongs to {owner}"
-        if shared := unshared.intersection(_recorded(other)):
+        if shared := unshared.intersection(_recorded(distribution)):
             return f"{brings} the file {min(shared)!r}, which belongs to {owner}"
     return None
 
@@ -79,7 +79,7 @@ def other_origin(package: Distribution) -> str | None:
     )
 
 
-def look_alike(name: str, known: Collection[str]) -> str | None:
+def look_alike(name: str, env_ids: Collection[str]) -> str | None:
     """The known id that ``name`` can be mistaken for; None where it is known itself, or none is
     that close.
 
@@ -89,10 +89,13 @@ def look_alike(name: str, known: Collection[str]) -> str | None:
     (None, None)
     """
     plain = normalize_name(name).removeprefix("vf-")
-    others = {normalize_name(one).removeprefix("vf-"): one for one in known}
-    if plain in others:
+    by_plain_name = {normalize_name(env_id).removeprefix("vf-"): env_id for env_id in env_ids}
+    if plain in by_plain_name:
         return None
-    return next((one for other, one in others.items() if _is_confusable(plain, other)), None)
+    return next(
+        (env_id for plain_id, env_id in by_plain_name.items() if _is_confusable(plain, plain_id)),
+        None,
+    )
 
 
 def offered(package: Distribution) -> Sequence[str]:
@@ -105,12 +108,12 @@ def offered(package: Distribution) -> Sequence[str]:
 
 def _environments(distribution: Distribution) -> dict[str, str]:
     """Id -> top-level module, of the environments that a distribution declares."""
-    found = (
+    entries = (
         entry for entry in entry_points(GROUP, [distribution]) if not isinstance(entry, Broken)
     )
     return {
         normalize_name(entry.name).removeprefix("vf-"): entry.module.partition(".")[0]
-        for entry, _ in found
+        for entry, _ in entries
     }
 
 
@@ -149,19 +152,19 @@ def _module(file: str) -> str:
     return PurePosixPath(file).parts[0].split(".", 1)[0]
 
 
-def _is_confusable(name: str, other: str) -> bool:
+def _is_confusable(name: str, similar: str) -> bool:
     """Whether two names look alike, or one mistyped letter makes one of the other; digits tell
     names apart."""
-    if name.translate(_LOOKS) == other.translate(_LOOKS):
+    if name.translate(_LOOKS) == similar.translate(_LOOKS):
         return True
-    if re.sub(r"\D", "", name) != re.sub(r"\D", "", other) or min(len(name), len(other)) < 4:
+    if re.sub(r"\D", "", name) != re.sub(r"\D", "", similar) or min(len(name), len(similar)) < 4:
         return False
-    start = _common_start(name, other)
-    rests = name[start:], other[start:]
-    end = _common_start(*(rest[::-1] for rest in rests))
-    one, two = (rest[: len(rest) - end] for rest in rests)
-    return max(len(one), len(two)) < 2 or (len(one) == 2 and one == two[::-1])
+    start = _common_start(name, similar)
+    rests = name[start:], similar[start:]
+    end = _common_start(*(tail[::-1] for tail in rests))
+    first, two = (tail[: len(tail) - end] for tail in rests)
+    return max(len(first), len(two)) < 2 or (len(first) == 2 and first == two[::-1])
 
 
-def _common_start(one: str, two: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))
+def _common_start(first: str, two: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, two, strict=False)))

@@ -118,9 +118,9 @@ def choose(request: Request) -> Installed | Found | Sequence[Package]:
         return [_local(project, request.editable, name, env_id)]
     if (
         env_id.version is None
-        and (found := _needs_no_installation(env_id, request.path)) is not None
+        and (as_found := _needs_no_installation(env_id, request.path)) is not None
     ):
-        return found
+        return as_found
     if not request.upgrade and _is_installed(env_id):
         return Installed(request.text)
     return _from_index(env_id, name)

@@ -74,15 +74,15 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     )
 
 
-def _message(given: Mapping[str, Any], index: int) -> Message:
-    role = given.get("role")
+def _message(fields: Mapping[str, Any], index: int) -> Message:
+    role = fields.get("role")
     if not isinstance(role, str):
         raise ConfigError(f"messages[{index}] has no role", key="messages")
     message = Message(
-        {name: value for name, value in given.items() if value is not None or name == "content"}
+        {name: value for name, value in fields.items() if value is not None or name == "content"}
     )
     message["role"] = _ROLES.get(role, role)
-    calls = entries(given, "tool_calls")
+    calls = entries(fields, "tool_calls")
     if calls:
         message["tool_calls"] = [ToolCall.from_wire(call) for call in calls]
     else:
@@ -129,8 +129,8 @@ def completion_body(
             texts = [f"token_id:{token_id}" for token_id in tokens.completion_ids.tolist()]
             choice["logprobs"] = _logprobs(texts, tokens.completion_logprobs.tolist(), in_chat)
     if "return_weight_versions" in token_fields and response.version >= 0:
-        whole = {"version": response.version, "start": 0, "end": response.usage.completion_tokens}
-        choice["weight_versions"] = spans or [whole]
+        span = {"version": response.version, "start": 0, "end": response.usage.completion_tokens}
+        choice["weight_versions"] = spans or [span]
     return body
 
 

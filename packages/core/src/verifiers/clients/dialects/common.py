@@ -72,8 +72,8 @@ def require(
     """Return a field. Raises: ``ConfigError`` for another type."""
     value = body.get(name)
     if not isinstance(value, kind):
-        given = "is missing" if value is None else f"is {type(value).__name__}"
-        raise ConfigError(f"{name} {given}: it must be {expected}", key=name)
+        fault = "is missing" if value is None else f"is {type(value).__name__}"
+        raise ConfigError(f"{name} {fault}: it must be {expected}", key=name)
     return value
 
 
@@ -183,14 +183,14 @@ def limited_arguments(request: ModelRequest, dialect: str) -> tuple[dict[str, An
         )
     if request.message_type == "completion":
         raise ConfigError(f"the {dialect} API answers conversations: use message_type='chat'")
-    known, extra = split_arguments(request, "max_tokens")
-    known.pop("modalities", None)
-    return known, extra
+    standard, extra = split_arguments(request, "max_tokens")
+    standard.pop("modalities", None)
+    return standard, extra
 
 
-def refuse_rest(known: Mapping[str, Any], dialect: str) -> None:
+def refuse_rest(arguments: Mapping[str, Any], dialect: str) -> None:
     """Raises: ``ConfigError`` that names an argument which the dialect does not have."""
-    for name in known:
+    for name in arguments:
         raise ConfigError(
             f"the {dialect} API has no sampling argument {name!r}: remove it", key=name
         )

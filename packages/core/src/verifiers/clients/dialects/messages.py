@@ -118,8 +118,8 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     messages: list[Message] = []
     if system := body.get("system"):
         messages.append(Message(role="system", content=_content_read(system, "system")))
-    for index, given in enumerate(entries(body, "messages")):
-        messages += _messages_read(given, f"messages[{index}]")
+    for index, entry in enumerate(entries(body, "messages")):
+        messages += _messages_read(entry, f"messages[{index}]")
     return DialectRequest(
         messages=messages,
         model=model,
@@ -142,40 +142,41 @@ def _choice_read(choice: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _messages_read(given: Mapping[str, Any], place: str) -> Iterator[Message]:
-    role, content = given.get("role"), given.get("content")
+def _messages_read(entry: Mapping[str, Any], location: str) -> Iterator[Message]:
+    role, content = entry.get("role"), entry.get("content")
     if role not in ("user", "assistant", "system"):
         raise ConfigError(
-            f"{place} has the role {role!r}: it must be user, assistant or system", key="messages"
+            f"{location} has the role {role!r}: it must be user, assistant or system",
+            key="messages",
         )
     if role == "assistant" and isinstance(content, list):
-        yield _assistant_read(_blocks(content, place))
+        yield _assistant_read(_blocks(content, location))
     elif role != "user" or not isinstance(content, list):
-        yield Message(role=role, content=_content_read(content, place))
+        yield Message(role=role, content=_content_read(content, location))
     else:
         for is_result, blocks in groupby(
-            _blocks(content, place), lambda block: block.get("type") == "tool_result"
+            _blocks(content, location), lambda block: block.get("type") == "tool_result"
         ):
             if not is_result:
-                yield Message(role="user", content=_content_read(list(blocks), place))
+                yield Message(role="user", content=_content_read(list(blocks), location))
                 continue
             for block in blocks:
-                result = _content_read(block.get("content") or "", place)
+                result = _content_read(block.get("content") or "", location)
                 yield Message(
                     role="tool", content=result, tool_call_id=str(block.get("tool_use_id") or "")
                 )
 
 
-def _blocks(content: object, place: str) -> list[Mapping[str, Any]]:
+def _blocks(content: object, location: str) -> list[Mapping[str, Any]]:
     if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
-        raise ConfigError(f"{place}: content must be text or a list of blocks", key="messages")
+        raise ConfigError(f"{location}: content must be text or a list of blocks", key="messages")
     return content
 
 
-def _content_read(content: object, place: str) -> str | list[dict[str, Any]]:
+def _content_read(content: object, location: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return collapsed([_part_read(b) for b in _blocks(content, place)])
+    return collapsed([_part_read(b) for b in _blocks(content, location)])
 
 
 def _part_read(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,10 +350,10 @@ def request_body(
 
     Raises: ``ConfigError`` for what the dialect cannot say: audio, a seed, penalties.
     """
-    known, extra = limited_arguments(request, NAME)
+    standard, extra = limited_arguments(request, NAME)
     body: dict[str, Any] = {
         "model": request.model,
-        "max_tokens": known.pop("max_tokens", DEFAULT_MAX_TOKENS),
+        "max_tokens": standard.pop("max_tokens", DEFAULT_MAX_TOKENS),
     }
     prompt = list(sendable(request))
     is_first = prompt and prompt[0].get("role") in ("system", "developer")
@@ -362,29 +363,29 @@ def request_body(
     if request.tools:
         body["tools"] = [_tool_written(Tool.from_wire(tool)) for tool in request.tools]
     body |= {
-        name: known.pop(name)
+        name: standard.pop(name)
         for name in ("temperature", "top_p", "service_tier", "metadata")
-        if name in known
+        if name in standard
     }
-    if stop := known.pop("stop", None):
+    if stop := standard.pop("stop", None):
         body["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
     if choice := _choice_written(
-        known.pop("tool_choice", None), known.pop("parallel_tool_calls", None)
+        standard.pop("tool_choice", None), standard.pop("parallel_tool_calls", None)
     ):
         body["tool_choice"] = choice
-    if user := known.pop("user", None):
+    if user := standard.pop("user", None):
         body["metadata"] = {"user_id": user}
     output: dict[str, Any] = {}
-    if effort := known.pop("reasoning_effort", None):
+    if effort := standard.pop("reasoning_effort", None):
         output["effort"] = effort
-    if form := known.pop("response_format", None):
+    if form := standard.pop("response_format", None):
         output["format"] = {
             "type": "json_schema",
             "schema": form.get("json_schema", {}).get("schema"),
         }
     if output:
         body["output_config"] = output
-    refuse_rest(known, NAME)
+    refuse_rest(standard, NAME)
     return body | extra | ({"stream": True} if stream else {})
 
 
@@ -528,15 +529,15 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
     reason = body.get("stop_reason")
     if not isinstance(reason, str):
         raise malformed(where, "stop_reason", "is missing")
-    given = body.get("usage")
-    cached = count(given, "cache_read_input_tokens")
-    written = count(given, "cache_creation_input_tokens")
-    prompt_tokens = count(given, "input_tokens") + cached + written
-    thought = count(given, "output_tokens_details", "thinking_tokens")
+    usage = body.get("usage")
+    cached = count(usage, "cache_read_input_tokens")
+    written = count(usage, "cache_creation_input_tokens")
+    prompt_tokens = count(usage, "input_tokens") + cached + written
+    thought = count(usage, "output_tokens_details", "thinking_tokens")
     return Response(
         message=_assistant_read(blocks),
         finish_reason=_FINISH_REASONS.get(reason, "stop"),
-        usage=Usage(prompt_tokens, count(given, "output_tokens"), cached, written, thought),
+        usage=Usage(prompt_tokens, count(usage, "output_tokens"), cached, written, thought),
         model=str(body.get("model") or request.model),
         id=str(body.get("id") or ""),
     )

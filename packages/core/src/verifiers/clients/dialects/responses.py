@@ -88,7 +88,7 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     """Read the body of a model call. Raises: ``ConfigError`` that names the field."""
     model = require(body, "model", str, "the name of a model")
-    given = require(body, "input", (str, list), "text or a list of items")
+    content = require(body, "input", (str, list), "text or a list of items")
     for name in _KEPT_ELSEWHERE:
         if body.get(name):
             raise ConfigError(
@@ -111,8 +111,8 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     messages = (
         [Message(role="system", content=body["instructions"])] if body.get("instructions") else []
     )
-    if isinstance(given, str):
-        messages.append(Message(role="user", content=given))
+    if isinstance(content, str):
+        messages.append(Message(role="user", content=content))
     else:
         messages += _messages_read(entries(body, "input"))
     return DialectRequest(
@@ -132,16 +132,16 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
 
 
 def _tools_read(
-    given: Sequence[Mapping[str, Any]],
+    definitions: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Tool], dict[str, ToolForm], list[str]]:
     """(tools as functions, forms of those that are none, names of those that are dropped)."""
     tools: list[Tool] = []
     forms: dict[str, ToolForm] = {}
     dropped: list[str] = []
-    flat = [(None, tool) for tool in given if tool.get("type") != "namespace"]
+    flat = [(None, tool) for tool in definitions if tool.get("type") != "namespace"]
     nested = [
         (space, tool)
-        for space in given
+        for space in definitions
         if space.get("type") == "namespace"
         for tool in entries(space, "tools")
     ]
@@ -303,11 +303,11 @@ def _call_read(item: Mapping[str, Any]) -> ToolCall:
         return ToolCall(call_id, name, {"input": str(item.get("input") or "")})
     if kind == "local_shell_call":
         action = item.get("action") or {}
-        named = ("command", "timeout_ms", "working_directory")
+        fields = ("command", "timeout_ms", "working_directory")
         return ToolCall(
             call_id,
             name,
-            {field: action[field] for field in named if action.get(field) is not None},
+            {field: action[field] for field in fields if action.get(field) is not None},
         )
     return ToolCall(call_id, name, str(item.get("arguments") or "{}"))
 
@@ -482,12 +482,12 @@ def stream_rest(response: Response, request: DialectRequest) -> Iterator[bytes]:
 
 
 def _item_events(write: _Events, index: int, item: dict[str, Any]) -> Iterator[bytes]:
-    kind, place = _kind(item), {"output_index": index, "item_id": item["id"]}
+    kind, location = _kind(item), {"output_index": index, "item_id": item["id"]}
     empty = item | ({"status": "in_progress"} if "status" in item else {})
     if kind == "message":
         yield write("output_item.added", output_index=index, item=empty | {"content": []})
         for number, part in enumerate(item["content"]):
-            at = place | {"content_index": number}
+            at = location | {"content_index": number}
             name = "text" if part["type"] == "output_text" else "refusal"
             extra: dict[str, Any] = {"logprobs": []} if name == "text" else {}
             event = "output_text" if name == "text" else "refusal"
@@ -498,7 +498,7 @@ def _item_events(write: _Events, index: int, item: dict[str, Any]) -> Iterator[b
     elif kind == "reasoning":
         yield write("output_item.added", output_index=index, item=empty | {"summary": []})
         for number, part in enumerate(item.get("summary") or ()):
-            at = place | {"summary_index": number}
+            at = location | {"summary_index": number}
             yield write("reasoning_summary_part.added", **at, part=part | {"text": ""})
             yield write("reasoning_summary_text.delta", **at, delta=part["text"])
             yield write("reasoning_summary_text.done", **at, text=part["text"])
@@ -510,9 +510,9 @@ def _item_events(write: _Events, index: int, item: dict[str, Any]) -> Iterator[b
             else ("input", f"{kind}_input")
         )
         yield write("output_item.added", output_index=index, item=empty | {name: ""})
-        yield write(f"{event}.delta", **place, delta=item[name])
+        yield write(f"{event}.delta", **location, delta=item[name])
         called = {"name": item["name"]} if kind == "function_call" else {}
-        yield write(f"{event}.done", **place, **{name: item[name]}, **called)
+        yield write(f"{event}.done", **location, **{name: item[name]}, **called)
     else:
         yield write("output_item.added", output_index=index, item=empty)
     yield write("output_item.done", output_index=index, item=item)
@@ -559,31 +559,33 @@ def request_body(
     reasoning that the endpoint did not write itself is left out. Raises: ``ConfigError`` for what
     the dialect cannot say: stop texts, a seed, penalties.
     """
-    known, extra = limited_arguments(request, NAME)
+    standard, extra = limited_arguments(request, NAME)
     items: list[dict[str, Any]] = []
     for message in sendable(request):
         items += _items_written(message, "reasoning" not in without)
     body: dict[str, Any] = {"model": request.model, "input": items, "store": False}
     if request.tools:
         body["tools"] = [_tool_written(Tool.from_wire(tool)) for tool in request.tools]
-    if "max_tokens" in known:
-        body["max_output_tokens"] = known.pop("max_tokens")
-    body |= {name: known.pop(name) for name in _NAMED_ALIKE if name in known}
+    if "max_tokens" in standard:
+        body["max_output_tokens"] = standard.pop("max_tokens")
+    body |= {name: standard.pop(name) for name in _NAMED_ALIKE if name in standard}
     if not body["store"] and "encrypted" not in without:
         body["include"] = [ENCRYPTED]
-    if known.pop("logprobs", False):
+    if standard.pop("logprobs", False):
         body["include"] = [*body.get("include", ()), "message.output_text.logprobs"]
-    if "tool_choice" in known:
-        choice = known.pop("tool_choice")
+    if "tool_choice" in standard:
+        choice = standard.pop("tool_choice")
         is_named = isinstance(choice, Mapping) and "function" in choice
         body["tool_choice"] = (
             {"type": "function", "name": choice["function"]["name"]} if is_named else choice
         )
-    if effort := known.pop("reasoning_effort", None):
+    if effort := standard.pop("reasoning_effort", None):
         body["reasoning"] = {"effort": effort}
-    if text := _text_written(known.pop("response_format", None), known.pop("verbosity", None)):
+    if text := _text_written(
+        standard.pop("response_format", None), standard.pop("verbosity", None)
+    ):
         body["text"] = text
-    refuse_rest(known, NAME)
+    refuse_rest(standard, NAME)
     return body | extra | ({"stream": True} if stream else {})
 
 
@@ -741,17 +743,17 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
         finish_reason = "abort"
     elif status == "incomplete" and reason != "content_filter":
         finish_reason = "length"
-    given = body.get("usage")
+    usage = body.get("usage")
     created = body.get("created_at")
     return Response(
         message=message,
         finish_reason=finish_reason,
         usage=Usage(
-            count(given, "input_tokens"),
-            count(given, "output_tokens"),
-            count(given, "input_tokens_details", "cached_tokens"),
-            count(given, "input_tokens_details", "cache_write_tokens"),
-            count(given, "output_tokens_details", "reasoning_tokens"),
+            count(usage, "input_tokens"),
+            count(usage, "output_tokens"),
+            count(usage, "input_tokens_details", "cached_tokens"),
+            count(usage, "input_tokens_details", "cache_write_tokens"),
+            count(usage, "output_tokens_details", "reasoning_tokens"),
         ),
         model=str(body.get("model") or request.model),
         id=str(body.get("id") or ""),

@@ -34,12 +34,12 @@ class EventDecoder:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._unread = b""
         self._lines: list[str] = []
 
     def feed(self, received: bytes) -> Iterator[str]:
         """Yield the data of the events that these bytes complete."""
-        *lines, self._rest = (self._rest + received).split(b"\n")
+        *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
             if line in (b"", b"\r"):
                 if self._lines:

@@ -78,7 +78,7 @@ class ServerSpec:
                     key=name,
                 )
         args = fields.get("args", ())
-        if isinstance(args, str) or not all(isinstance(one, str) for one in args):
+        if isinstance(args, str) or not all(isinstance(arg, str) for arg in args):
             raise ConfigError(
                 f"the args of the MCP server {fields['name']!r} must be a list of strings",
                 key="args",
@@ -146,8 +146,8 @@ class Servers:
         )
         return [
             (name, tool)
-            for name, one in zip(self.servers, connections, strict=True)
-            for tool in one.tools
+            for name, connection in zip(self.servers, connections, strict=True)
+            for tool in connection.tools
         ]
 
     async def _stop_all(self) -> None:
@@ -322,10 +322,10 @@ class _Server:
         assert process.stdin is not None
         assert process.stdout is not None
         arrived, incoming = anyio.create_memory_object_stream[Any](0)
-        outgoing, given = anyio.create_memory_object_stream[Any](0)
+        outgoing, queued = anyio.create_memory_object_stream[Any](0)
         tasks = [
             asyncio.ensure_future(self._read(process.stdout, arrived)),
-            asyncio.ensure_future(_write(process.stdin, given, arrived)),
+            asyncio.ensure_future(_write(process.stdin, queued, arrived)),
         ]
         try:
             yield incoming, outgoing
@@ -333,7 +333,7 @@ class _Server:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            for stream in (arrived, incoming, outgoing, given):
+            for stream in (arrived, incoming, outgoing, queued):
                 stream.close()
             await _end_process(process, 0.0 if self._fault else EXIT_LIMIT_S)
 
@@ -369,12 +369,12 @@ class _Server:
 
 async def _write(
     stdin: asyncio.StreamWriter,
-    given: MemoryObjectReceiveStream[Any],
+    queued: MemoryObjectReceiveStream[Any],
     arrived: MemoryObjectSendStream[Any],
 ) -> None:
     """Forward messages to the server; when it takes no more, its side counts as closed too."""
     with contextlib.suppress(OSError):
-        async for message in given:
+        async for message in queued:
             stdin.write(
                 message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
             )

@@ -149,9 +149,9 @@ class OpenEnvEnv(MultiTurnEnv):
         result = await session.ask("reset", args)
         observation, state["openenv_metadata"] = _observation(result), result.get("metadata") or {}
         if session.takes_messages and self.action_parser is None:
-            own: list[Any] = [*self.as_prompt(state["prompt"])]
+            prompt: list[Any] = [*self.as_prompt(state["prompt"])]
             state["prompt"] = [
-                *(message for message in own if message["content"]),
+                *(message for message in prompt if message["content"]),
                 *_messages(observation),
             ]
             state["tool_defs"] = [_tool(tool) for tool in observation.get("tools") or ()]

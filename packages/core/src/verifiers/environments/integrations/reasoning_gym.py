@@ -191,21 +191,22 @@ def _generators(gym: object) -> list[Generator]:
             " weight}"
         )
     generators: list[Generator] = []
-    for one in entries:
-        if not isinstance(one, str | Mapping):
+    for entry in entries:
+        if not isinstance(entry, str | Mapping):
             raise ConfigError(
-                f"gym lists {one!r}; give a generator's name or {{name, weight, config}}", key="gym"
+                f"gym lists {entry!r}; give a generator's name or {{name, weight, config}}",
+                key="gym",
             )
-        fields: dict[str, Any] = {"name": one} if isinstance(one, str) else dict(one)
+        fields: dict[str, Any] = {"name": entry} if isinstance(entry, str) else dict(entry)
         check_keywords(fields, ("name", "weight", "config"), "a generator of gym")
         name, weight = fields.get("name"), fields.get("weight", 1.0)
         if not isinstance(name, str):
-            raise ConfigError(f"gym lists {one!r}, which has no name", key="gym")
+            raise ConfigError(f"gym lists {entry!r}, which has no name", key="gym")
         if not isinstance(weight, int | float) or not weight > 0:
             raise ConfigError(
                 f"the weight of the generator {name!r} is {weight!r}; it must be above 0", key="gym"
             )
-        if any(other.name == name for other in generators):
+        if any(generator.name == name for generator in generators):
             raise ConfigError(
                 f"gym lists the generator {name!r} twice; once is enough, with a larger weight",
                 key="gym",

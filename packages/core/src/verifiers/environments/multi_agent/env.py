@@ -122,10 +122,10 @@ class MultiAgentEnv(MultiTurnEnv):
         turn, each after the name of its role where there are more than two. Sync or async.
         """
         messages: list[Message] = []
-        own = [number for number, step in enumerate(state["trajectory"]) if role_of(step) == role]
-        if not own:
+        turns = [number for number, step in enumerate(state["trajectory"]) if role_of(step) == role]
+        if not turns:
             messages += [message for message in state["prompt"] if message["role"] != "system"]
-        for step in state["trajectory"][own[-1] + 1 if own else 0 :]:
+        for step in state["trajectory"][turns[-1] + 1 if turns else 0 :]:
             text = message_text(step["completion"][0])
             messages.append(
                 UserMessage(f"{role_of(step)}: {text}" if len(self.roles) > 2 else text)
@@ -146,8 +146,8 @@ class MultiAgentEnv(MultiTurnEnv):
 
     def open_view(self, state: State, role: str) -> None:
         """Give ``role`` a new view: its next turn begins a conversation."""
-        own = self.roles[role].system_prompt
-        prompt = self.system_prompt if own is None else own
+        role_prompt = self.roles[role].system_prompt
+        prompt = self.system_prompt if role_prompt is None else role_prompt
         state["views"][role] = [SystemMessage(prompt)] if prompt else []
 
     @stop(priority=-100)

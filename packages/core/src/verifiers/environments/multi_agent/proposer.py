@@ -77,16 +77,16 @@ class ProposerSolverEnv(MultiAgentEnv):
         rewards = Rubric(parser=self.parser) if is_given else self.rubric
         is_proposer_scored = self.proposer in self.trained_roles
         rewards.add_reward_func(
-            _named(self.proposer, self._proposer_reward), weight=float(is_proposer_scored)
+            _with_name(self.proposer, self._proposer_reward), weight=float(is_proposer_scored)
         )
         rewards.add_reward_func(
-            _named("solve_rate", self._solve_rate), weight=float(not is_proposer_scored)
+            _with_name("solve_rate", self._solve_rate), weight=float(not is_proposer_scored)
         )
         rewards.add_metric(
-            _named("is_task", lambda state: float(state["proposed_task"] is not None))
+            _with_name("is_task", lambda state: float(state["proposed_task"] is not None))
         )
         for number in range(attempts):
-            rewards.add_metric(_named(self._attempt_name(number), self._attempt_reward(number)))
+            rewards.add_metric(_with_name(self._attempt_name(number), self._attempt_reward(number)))
         if is_given:
             self.add_rubric(rewards)
 
@@ -175,8 +175,8 @@ class ProposerSolverEnv(MultiAgentEnv):
             scores = self._scores(state)
             if not scores:
                 return 0.0
-            others = sum(scores) - scores[number]
-            return scores[number] - others / (len(scores) - 1)
+            sum_of_siblings = sum(scores) - scores[number]
+            return scores[number] - sum_of_siblings / (len(scores) - 1)
 
         return reward
 
@@ -189,7 +189,7 @@ class ProposerSolverEnv(MultiAgentEnv):
         return scores
 
 
-def _named(name: str, method: Callable[[State], float]) -> Callable[[State], float]:
+def _with_name(name: str, method: Callable[[State], float]) -> Callable[[State], float]:
     """A reward function with the name."""
 
     def reward(state: State) -> float:

@@ -286,7 +286,7 @@ def _point_to_null(*fds: int) -> None:
 
 def send() -> None:
     """Send one request to a guest init that listens on a socket, and print its reply."""
-    path, request, *rest = sys.argv[1:]
+    path, request, *paths = sys.argv[1:]
     packed = base64.b64decode(request) if request != "-" else sys.stdin.buffer.read()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
@@ -295,8 +295,8 @@ def send() -> None:
     if reply is None:
         sys.exit("the guest init has ended")
     encoded = base64.b64encode(frames.pack(*reply))
-    if len(encoded) > MAX_PRINTED and rest:
-        with open(rest[0], "wb") as file:
+    if len(encoded) > MAX_PRINTED and paths:
+        with open(paths[0], "wb") as file:
             file.write(encoded)
         encoded = b"@"
     sys.stdout.buffer.write(encoded)

@@ -26,18 +26,18 @@ read-only. Beside a copy it is an empty folder that is younger than every copied
 itself is in its place too."""
 
 
-def enter(folder: str, places: dict[str, str]) -> None:
+def enter(folder: str, mounts: dict[str, str]) -> None:
     """Make ``folder`` the root of this process. ``places``: path inside -> folder of the session to
     mount there."""
-    _mirror("/", folder, os.stat("/").st_dev, {*places, "/sandbox"})
-    for inside, source in places.items():
+    _mirror("/", folder, os.stat("/").st_dev, {*mounts, "/sandbox"})
+    for inside, source in mounts.items():
         os.makedirs(folder + inside, exist_ok=True)
         kernel.mount(source, folder + inside, None, kernel.MS_BIND)
     os.chroot(folder)
 
 
 def enter_image(
-    folder: str, image: str, changes: str, places: dict[str, str], left_out: set[str]
+    folder: str, image: str, changes: str, mounts: dict[str, str], left_out: set[str]
 ) -> None:
     """Make the root file system ``image`` that of this process. ``changes``: a folder of the
     session, which the code can read at ``CHANGES``; ``left_out``: paths of the outer sandbox that
@@ -58,8 +58,8 @@ def enter_image(
         _copy(image, folder, refusal)
         os.rmdir(f"{changes}/upper")
         os.mkdir(f"{changes}/upper")
-    _mirror("/", folder, os.stat("/").st_dev, {*places, *left_out, "/sandbox"})
-    for inside, source in {**places, CHANGES: f"{changes}/upper"}.items():
+    _mirror("/", folder, os.stat("/").st_dev, {*mounts, *left_out, "/sandbox"})
+    for inside, source in {**mounts, CHANGES: f"{changes}/upper"}.items():
         os.makedirs(folder + inside, exist_ok=True)
         kernel.mount(source, folder + inside, None, kernel.MS_BIND)
     read_only = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY

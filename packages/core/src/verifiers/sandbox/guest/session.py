@@ -74,15 +74,15 @@ def _mount_files(settings: dict[str, Any]) -> None:
         file.write("0")
     socket.sethostname("sandbox")
     kernel.raise_loopback()
-    places = {"/tmp": f"{ROOT}/tmp", HOME: HOME}
+    mounts = {"/tmp": f"{ROOT}/tmp", HOME: HOME}
     if settings["image"] is not None:
         os.mkdir(f"{ROOT}/root", 0o755)
         root.enter_image(
-            f"{ROOT}/root", settings["image"], f"{ROOT}/changes", places, set(settings["left_out"])
+            f"{ROOT}/root", settings["image"], f"{ROOT}/changes", mounts, set(settings["left_out"])
         )
     elif settings["writable_root"]:
         os.mkdir(f"{ROOT}/root", 0o755)
-        root.enter(f"{ROOT}/root", places)
+        root.enter(f"{ROOT}/root", mounts)
     os.chdir(HOME)
 
 

@@ -91,19 +91,19 @@ class Supervisor:
     def check_limits(self) -> float:
         """Kill all processes when their total exceeds a limit; return the seconds until the next
         check."""
-        others = self._others()
-        if len(others) > self._settings["num_processes"] + OWN_PROCESSES:
+        processes = self._processes()
+        if len(processes) > self._settings["num_processes"] + OWN_PROCESSES:
             return self._end("processes")
         files_kb = sum(map(_files_kb, self._mount_points))
         max_kb = self._settings["memory_mb"] * 1024 + self._own_kb
         # The resident size is a cheap upper bound; the proportional size is read only when that
         # exceeds the limit.
-        resident_kb = files_kb + sum(map(_resident_kb, others))
-        if resident_kb > max_kb and files_kb + sum(map(_proportional_kb, others)) > max_kb:
+        resident_kb = files_kb + sum(map(_resident_kb, processes))
+        if resident_kb > max_kb and files_kb + sum(map(_proportional_kb, processes)) > max_kb:
             return self._end("memory")
-        return BUSY_TICK_S if len(others) > 1 else TICK_S
+        return BUSY_TICK_S if len(processes) > 1 else TICK_S
 
-    def _others(self) -> list[int]:
+    def _processes(self) -> list[int]:
         if self._is_pid_1:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         return descendants(os.getpid())

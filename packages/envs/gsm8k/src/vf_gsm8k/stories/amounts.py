@@ -95,12 +95,12 @@ def path_around_a_pool(d: Draw) -> Problem:
 @story
 def chain_of_comparisons(d: Draw) -> Problem | None:
     first, times, fewer = d.number(4, 40), d.number(2, 6), d.number(2, 30)
-    one, two, three = d.person(), d.person(), d.person()
+    first_person, two, three = d.person(), d.person(), d.person()
     thing, second = d.word("medals|fish|postcards|baskets|goals"), first * times
     if (third := second - fewer) < 2:
         return None
     return Problem(
-        f"{one} has {first} {thing}. {two} has {times} times as many as {one}, and {three} has"
+        f"{first_person} has {first} {thing}. {two} has {times} times as many as {first_person}, and {three} has"
         f" {fewer} fewer than {two}. How many {thing} do the three have together?",
         first + second + third,
         (
@@ -154,19 +154,19 @@ def theatre_rows(d: Draw) -> Problem:
 @story
 def cutting_a_rope(d: Draw) -> Problem | None:
     metres, piece, used = d.number(3, 40), d.number(15, 80, 5), d.number(40, 400, 20)
-    who, left = d.person(), 100 * metres - used
-    if left < 2 * piece or left % piece == 0:
+    who, remaining = d.person(), 100 * metres - used
+    if remaining < 2 * piece or remaining % piece == 0:
         return None
     return Problem(
         f"{who} has a rope of {metres} metres, cuts off {used} centimetres and cuts the rest into"
         f" pieces of {piece} centimetres. How many centimetres of rope are left over at the end?",
-        left % piece,
+        remaining % piece,
         (
             f"{metres} metres are {100 * metres} centimetres.",
-            f"{100 * metres} - {used} = {left} centimetres.",
+            f"{100 * metres} - {used} = {remaining} centimetres.",
             (
-                f"{left} = {left // piece} * {piece} + {left % piece}, so what is left over is"
-                f" {left % piece}"
+                f"{remaining} = {remaining // piece} * {piece} + {remaining % piece}, so what is left over is"
+                f" {remaining % piece}"
             ),
         ),
     )
@@ -179,16 +179,16 @@ def stock(d: Draw) -> Problem | None:
     days = d.number(2, 9)
     arrived = d.number(20, 200, 10)
     thing = d.word("loaves|newspapers|bottles of milk|bunches of roses")
-    if (left := start - sold * days) <= 0:
+    if (remaining := start - sold * days) <= 0:
         return None
     return Problem(
         f"A shop has {start} {thing}. It sells {sold} a day for {days} days; then {arrived} more"
         " arrive. How many are there now?",
-        left + arrived,
+        remaining + arrived,
         (
             f"{sold} * {days} = {sold * days} are sold.",
-            f"{start} - {sold * days} = {left} are left.",
-            f"{left} + {arrived} = {left + arrived}",
+            f"{start} - {sold * days} = {remaining} are left.",
+            f"{remaining} + {arrived} = {remaining + arrived}",
         ),
     )
 
@@ -196,16 +196,16 @@ def stock(d: Draw) -> Problem | None:
 @story
 def choosing_clothes(d: Draw) -> Problem:
     shirts, trousers, hats, torn = d.number(3, 12), d.number(2, 9), d.number(2, 7), d.number(1, 2)
-    who, left = d.person(), shirts - torn
+    who, shirts_left = d.person(), shirts - torn
     shirts_torn = "One shirt is" if torn == 1 else "Two shirts are"
     return Problem(
         f"{who} owns {shirts} shirts, {trousers} pairs of trousers and {hats} hats, all different."
         f" {shirts_torn} torn and cannot be worn. In how many ways can one shirt, one pair of"
         " trousers and one hat be put on?",
-        left * trousers * hats,
+        shirts_left * trousers * hats,
         (
-            f"{shirts} - {torn} = {left} shirts can be worn.",
-            f"{left} * {trousers} = {left * trousers} ways for shirt and trousers.",
-            f"{left * trousers} * {hats} = {left * trousers * hats}",
+            f"{shirts} - {torn} = {shirts_left} shirts can be worn.",
+            f"{shirts_left} * {trousers} = {shirts_left * trousers} ways for shirt and trousers.",
+            f"{shirts_left * trousers} * {hats} = {shirts_left * trousers * hats}",
         ),
     )

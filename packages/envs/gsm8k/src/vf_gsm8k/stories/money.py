@@ -28,12 +28,12 @@ def change(d: Draw) -> Problem | None:
 def two_kinds_of_tickets(d: Draw) -> Problem:
     adults, children = d.number(2, 30), d.number(2, 40)
     adult_price, child_price = d.number(8, 20), d.number(3, 7)
-    place = d.word("museum|zoo|aquarium|castle|theatre|planetarium")
+    venue = d.word("museum|zoo|aquarium|castle|theatre|planetarium")
     full, reduced = adults * adult_price, children * child_price
     return Problem(
-        f"A ticket for the {place} costs ${adult_price} for an adult and ${child_price} for a"
+        f"A ticket for the {venue} costs ${adult_price} for an adult and ${child_price} for a"
         f" child. One morning {adults} adults and {children} children come. How many dollars does"
-        f" the {place} take in?",
+        f" the {venue} take in?",
         full + reduced,
         (
             f"Adults: {adults} * {adult_price} = {full} dollars.",
@@ -50,17 +50,17 @@ def bake_sale_profit(d: Draw) -> Problem | None:
     price = d.number(2, 5)
     spent = d.number(10, 90)
     who, cake = d.person(), d.word("muffins|cookies|scones|brownies|pretzels")
-    made, taken = batches * per_batch, batches * per_batch * price
-    if taken <= spent:
+    made, earned = batches * per_batch, batches * per_batch * price
+    if earned <= spent:
         return None
     return Problem(
         f"For a bake sale {who} makes {batches} batches of {per_batch} {cake} and sells every one"
         f" for ${price}. The ingredients cost ${spent} in all. What is the profit in dollars?",
-        taken - spent,
+        earned - spent,
         (
             f"{batches} * {per_batch} = {made} {cake}.",
-            f"{made} * {price} = {taken} dollars taken in.",
-            f"{taken} - {spent} = {taken - spent}",
+            f"{made} * {price} = {earned} dollars taken in.",
+            f"{earned} - {spent} = {earned - spent}",
         ),
     )
 
@@ -95,15 +95,15 @@ def discount(d: Draw) -> Problem | None:
     off = whole(price * percent, 100)
     if off is None or price - off <= coupon:
         return None
-    left = price - off
+    reduced = price - off
     return Problem(
         f"A {thing} costs ${price}. It is sold at {percent}% off, and {who} has a coupon that takes"
         f" another ${coupon} off the reduced price. How many dollars does {who} pay?",
-        left - coupon,
+        reduced - coupon,
         (
             f"{percent}% of {price} is {off} dollars.",
-            f"{price} - {off} = {left} dollars after the discount.",
-            f"{left} - {coupon} = {left - coupon}",
+            f"{price} - {off} = {reduced} dollars after the discount.",
+            f"{reduced} - {coupon} = {reduced - coupon}",
         ),
     )
 

@@ -27,18 +27,18 @@ def two_legs_of_a_trip(d: Draw) -> Problem:
 
 @story
 def moving_apart(d: Draw) -> Problem | None:
-    one, other, hours = d.number(8, 60), d.number(8, 60), d.number(2, 9)
+    speed, second_speed, hours = d.number(8, 60), d.number(8, 60), d.number(2, 9)
     first, second = d.person(), d.person()
-    if one == other:
+    if speed == second_speed:
         return None
     return Problem(
         f"{first} and {second} leave the same town at the same time in opposite directions, {first}"
-        f" at {one} km per hour and {second} at {other} km per hour. How many km apart are they"
+        f" at {speed} km per hour and {second} at {second_speed} km per hour. How many km apart are they"
         f" after {hours} hours?",
-        (one + other) * hours,
+        (speed + second_speed) * hours,
         (
-            f"Each hour they get {one} + {other} = {one + other} km further apart.",
-            f"{one + other} * {hours} = {(one + other) * hours}",
+            f"Each hour they get {speed} + {second_speed} = {speed + second_speed} km further apart.",
+            f"{speed + second_speed} * {hours} = {(speed + second_speed) * hours}",
         ),
     )
 

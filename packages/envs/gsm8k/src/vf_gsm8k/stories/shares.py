@@ -19,19 +19,19 @@ ORDINALS = {
 def fraction_of_the_rest(d: Draw) -> Problem | None:
     total, first, second = d.number(24, 480, 4), d.number(2, 6), d.number(2, 6)
     who, thing, friend = d.person(), d.word("stickers|marbles|cards|shells|stamps"), d.person()
-    given = whole(total, first)
-    if given is None or (lost := whole(total - given, second)) is None:
+    given_away = whole(total, first)
+    if given_away is None or (lost := whole(total - given_away, second)) is None:
         return None
-    rest = total - given
+    remaining = total - given_away
     return Problem(
         f"{who} has {total} {thing}, gives {ORDINALS[first]} of them to {friend} and then loses"
         f" {ORDINALS[second]} of the rest. How many {thing} does {who} have left?",
-        rest - lost,
+        remaining - lost,
         (
-            f"{total} / {first} = {given} are given away.",
-            f"{total} - {given} = {rest} are left.",
-            f"{rest} / {second} = {lost} are lost.",
-            f"{rest} - {lost} = {rest - lost}",
+            f"{total} / {first} = {given_away} are given away.",
+            f"{total} - {given_away} = {remaining} are left.",
+            f"{remaining} / {second} = {lost} are lost.",
+            f"{remaining} - {lost} = {remaining - lost}",
         ),
     )
 
@@ -39,17 +39,17 @@ def fraction_of_the_rest(d: Draw) -> Problem | None:
 @story
 def percent_of_a_group(d: Draw) -> Problem | None:
     total, percent, more = d.number(40, 900, 10), d.number(10, 70, 5), d.number(2, 30)
-    place, first = d.word("school|club|camp|village"), whole(total * percent, 100)
-    if first is None or (rest := total - first - (first + more)) <= 0:
+    group_name, first = d.word("school|club|camp|village"), whole(total * percent, 100)
+    if first is None or (by_foot_or_car := total - first - (first + more)) <= 0:
         return None
     return Problem(
-        f"Of the {total} people in a {place}, {percent}% come on foot. By bicycle come {more} more"
+        f"Of the {total} people in a {group_name}, {percent}% come on foot. By bicycle come {more} more"
         " than on foot, and all the others come by bus. How many come by bus?",
-        rest,
+        by_foot_or_car,
         (
             f"On foot: {percent}% of {total} is {first}.",
             f"By bicycle: {first} + {more} = {first + more}.",
-            f"{total} - {first} - {first + more} = {rest}",
+            f"{total} - {first} - {first + more} = {by_foot_or_car}",
         ),
     )
 
@@ -135,16 +135,16 @@ def recipe(d: Draw) -> Problem | None:
 
 @story
 def backwards(d: Draw) -> Problem:
-    left, times, given = d.number(3, 40), d.number(2, 6), d.number(3, 40)
+    final, times, added = d.number(3, 40), d.number(2, 6), d.number(3, 40)
     who, thing = d.person(), d.word("apples|coins|pencils|books|tomatoes")
-    before = left + given
+    before = final + added
     return Problem(
-        f"{who} had some {thing}. First their number became {times} times as large, then {given}"
-        f" {thing} were given away, and {times * before - given} were left. With how many {thing}"
+        f"{who} had some {thing}. First their number became {times} times as large, then {added}"
+        f" {thing} were given away, and {times * before - added} were left. With how many {thing}"
         f" did {who} begin?",
         before,
         (
-            f"Before giving away there were {times * before - given} + {given} = {times * before}.",
+            f"Before giving away there were {times * before - added} + {added} = {times * before}.",
             f"{times * before} / {times} = {before}",
         ),
     )

@@ -336,8 +336,8 @@ def share_parameters(model: torch.nn.Module) -> Any:
     return replica.eval()
 
 
-def shares_parameters(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+def shares_parameters(model: torch.nn.Module, other: torch.nn.Module) -> bool:
     """Whether every parameter of ``one`` is also one of ``other``'s; False once a Parameter was
     replaced."""
     parameter_ids = {id(parameter) for parameter in other.parameters()}
-    return all(id(parameter) in parameter_ids for parameter in one.parameters())
+    return all(id(parameter) in parameter_ids for parameter in model.parameters())

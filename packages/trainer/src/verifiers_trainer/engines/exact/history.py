@@ -59,7 +59,7 @@ class ExactHistory:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._known: OrderedDict[tuple[str | None, str], _Answer] = OrderedDict()
+        self._answers: OrderedDict[tuple[str | None, str], _Answer] = OrderedDict()
         self.num_tokens = 0
         """Number of ids in memory, including dropped entries that others extend."""
 
@@ -81,19 +81,19 @@ class ExactHistory:
             before = None  # that turn was rendered again, or truncated on the left
         new = ids if before is None else ids[before.num_tokens :].copy()
         self._hold((rollout_id, _digest([*messages, message])), _Answer(before, new, len(ids)))
-        while len(self._known) > MAX_REMEMBERED or (
-            self.num_tokens > MAX_TOKENS and len(self._known) > 1
+        while len(self._answers) > MAX_REMEMBERED or (
+            self.num_tokens > MAX_TOKENS and len(self._answers) > 1
         ):
-            self._release(self._known.popitem(last=False)[1])
+            self._release(self._answers.popitem(last=False)[1])
 
     def _hold(self, key: tuple[str | None, str], answer: _Answer) -> None:
         answer.num_holders = 1
         self.num_tokens += len(answer.new)
         if answer.before is not None:
             answer.before.num_holders += 1
-        if (same := self._known.pop(key, None)) is not None:
+        if (same := self._answers.pop(key, None)) is not None:
             self._release(same)
-        self._known[key] = answer
+        self._answers[key] = answer
 
     def _release(self, answer: _Answer | None) -> None:
         """Decrement the reference count; at 0 free the entry and release its prefix."""
@@ -122,9 +122,13 @@ class ExactHistory:
             return None
         index, answer = newest
         ids = answer.ids().tolist()
-        end, rest = self._after(messages, index, tools, variables or {})
+        end, new_messages = self._after(messages, index, tools, variables or {})
         closing = [] if ids[-1] == end else [end]
-        return [*ids, *closing, *self._tokenizer(rest, add_special_tokens=False)["input_ids"]]
+        return [
+            *ids,
+            *closing,
+            *self._tokenizer(new_messages, add_special_tokens=False)["input_ids"],
+        ]
 
     def _newest(
         self, messages: Sequence[Mapping[str, Any]], rollout_id: str | None
@@ -134,9 +138,9 @@ class ExactHistory:
             if messages[index].get("role") != "assistant":
                 continue
             key = rollout_id, _digest(messages[: index + 1])
-            if key in self._known:
-                self._known.move_to_end(key)
-                return index, self._known[key]
+            if key in self._answers:
+                self._answers.move_to_end(key)
+                return index, self._answers[key]
         return None
 
     def _after(
@@ -154,9 +158,11 @@ class ExactHistory:
         # some templates drop the content of messages with calls
         if not has_mark and "tool_calls" in plain[index]:
             prefix = self._render(plain[: index + 1], tools, variables, answer=False)
-            whole = self._render(plain, tools, variables)
+            rendered = self._render(plain, tools, variables)
             after = (
-                self._last_end(prefix) + whole[len(prefix) :] if whole.startswith(prefix) else ""
+                self._last_end(prefix) + rendered[len(prefix) :]
+                if rendered.startswith(prefix)
+                else ""
             )
         end = self._first_end(after)
         if end is None:

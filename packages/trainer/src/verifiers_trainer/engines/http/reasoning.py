@@ -20,7 +20,7 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
     stripped = text.lstrip()
     begun = stripped.startswith(OPEN)
     inner = stripped[len(OPEN) :] if begun else text
-    thought, closed, rest = inner.partition(CLOSE)
+    thought, closed, answer = inner.partition(CLOSE)
     if closed:
-        return thought.strip(), rest.lstrip()
+        return thought.strip(), answer.lstrip()
     return (thought.strip(), "") if begun or opened else ("", text)

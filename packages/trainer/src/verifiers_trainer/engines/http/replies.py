@@ -195,12 +195,12 @@ def content_logprobs(
     entries = []
     for index, (token, logprob) in enumerate(_pairs(generation.token_ids, generation.logprobs)):
         best = generation.alternatives[index] if generation.alternatives else None
-        others = (
+        alternatives = (
             []
             if best is None
             else [_entry(*pair, body, chat) for pair in _pairs(best.token_ids, best.logprobs)]
         )
-        entries.append({**_entry(token, logprob, body, chat), "top_logprobs": others})
+        entries.append({**_entry(token, logprob, body, chat), "top_logprobs": alternatives})
     return entries
 
 
@@ -236,8 +236,10 @@ def text_logprobs(
     pieces = [_piece(token, body, chat) for token in token_ids.tolist()]
     tops: list[dict[str, float] | None] = []
     for index, (piece, logprob) in enumerate(zip(pieces, logprobs, strict=True)):
-        others = _pairs(best[index].token_ids, best[index].logprobs) if best else []
-        by_piece = {_piece(token, body, chat): max(value, LEAST_LOGPROB) for token, value in others}
+        pairs_best = _pairs(best[index].token_ids, best[index].logprobs) if best else []
+        by_piece = {
+            _piece(token, body, chat): max(value, LEAST_LOGPROB) for token, value in pairs_best
+        }
         tops.append(None if logprob is None else {**by_piece, piece: logprob})
     offsets = [0, *accumulate(len(piece) for piece in pieces)][:-1]
     return {
@@ -259,7 +261,9 @@ def _prompt_logprobs(
     for index, token in enumerate(generation.request.prompt_ids[1:].tolist()):
         best = scored.alternatives[index] if scored.alternatives else None
         pairs = [] if best is None else _pairs(best.token_ids, best.logprobs)
-        ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(pairs, start=1)]
+        ranked = [
+            (candidate, logprob, rank) for rank, (candidate, logprob) in enumerate(pairs, start=1)
+        ]
         ranked.append((token, float(scored.logprobs[index]), int(scored.ranks[index])))
         entries.append(
             {

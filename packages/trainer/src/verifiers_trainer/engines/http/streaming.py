@@ -50,9 +50,10 @@ class StreamedReply:
         )
         self._id, self._created = requests[0].request_id, int(time.time())
         self._kind = "chat.completion.chunk" if isinstance(body, ChatBody) else "text_completion"
-        whole = isinstance(body, ChatBody) and (parser is not None or body.separate_reasoning)
+        is_unsplit = isinstance(body, ChatBody) and (parser is not None or body.separate_reasoning)
         self._choices = [
-            _Choice(index, each, body, chat, parser, whole) for index, each in enumerate(requests)
+            _Choice(index, each, body, chat, parser, is_unsplit)
+            for index, each in enumerate(requests)
         ]
         self._finished: list[Generation] = []
 
@@ -114,14 +115,14 @@ class _Choice:
         body: ChatBody | TextBody,
         chat: ChatFormat,
         parser: ToolCallParser | None,
-        whole: bool,
+        is_unsplit: bool,
     ):
         self.index, self.prompt_ids = index, request.prompt_ids.tolist()
         self._request = request
         self._body = body
         self._chat = chat
         self._parser = parser
-        self._whole = whole
+        self._is_unsplit = is_unsplit
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._best: list[Alternatives] = []
@@ -141,7 +142,7 @@ class _Choice:
         self._logprobs.append(logprob)
         if best is not None:
             self._best.append(best)
-        if self._whole:
+        if self._is_unsplit:
             return None
         self._read()
         end = len(self._text) - self._num_withheld()
@@ -166,7 +167,7 @@ class _Choice:
             **choice_fields(self.index, generation, self._body),
             **self._tokens_of(generation),
         }
-        if self._whole and isinstance(self._body, ChatBody):
+        if self._is_unsplit and isinstance(self._body, ChatBody):
             opened = self._body.separate_reasoning and self._chat.opens_thought(
                 self._request.prompt_ids
             )
@@ -183,10 +184,10 @@ class _Choice:
                 "this tokenizer decodes tokens one by one to another text; use stream=false",
                 status=500,
             )
-        rest = text[self._sent :]
+        unsent = text[self._sent :]
         if isinstance(self._body, ChatBody):
-            return {**fields, "delta": {"content": rest}}
-        return {**fields, "text": rest}
+            return {**fields, "delta": {"content": unsent}}
+        return {**fields, "text": unsent}
 
     def _read(self) -> None:
         """Decode new tokens into the text once they are complete characters."""

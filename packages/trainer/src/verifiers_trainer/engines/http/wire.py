@@ -133,9 +133,9 @@ def decode_body(content: bytes, kind: type[_Body]) -> _Body:
         check_values(content)
         body = _DECODERS[kind].decode(content)
         if body.extra_body:
-            given = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-            del given["extra_body"]
-            body = _DECODERS[kind].decode(msgspec.json.encode({**body.extra_body, **given}))
+            fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+            del fields["extra_body"]
+            body = _DECODERS[kind].decode(msgspec.json.encode({**body.extra_body, **fields}))
     except msgspec.ValidationError as error:
         text = str(error)
         if "unknown field" in text:
@@ -207,11 +207,11 @@ def sampling_params(
         top_logprobs=body.alternatives,
         prompt_logprobs=_prompt_alternatives(body),
     )
-    others = [
+    siblings = [
         replace(first, seed=first.seed + index, prompt_logprobs=None)
         for index in range(1, body.n or 1)
     ]
-    return [first, *others]
+    return [first, *siblings]
 
 
 def _prompt_alternatives(body: ChatBody | TextBody) -> int | None:

@@ -137,13 +137,15 @@ class VLLMEngine:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        named = {
+        features = {
             protocol.TOKEN_IDS,
             protocol.PROCESSED_LOGPROBS,
             protocol.WEIGHT_VERSIONS,
             protocol.TOKEN_IN,
         }
-        return frozenset(named | ({protocol.PAUSE_KEEP} if PAUSE_KEEP in self._features else set()))
+        return frozenset(
+            features | ({protocol.PAUSE_KEEP} if PAUSE_KEEP in self._features else set())
+        )
 
     def health(self) -> bool:
         return bool(self.servers) and all(server.is_healthy() for server in self.servers)
@@ -323,8 +325,8 @@ class VLLMEngine:
         """
         assert self._sync is not None
         if self._sync.names_weights:
-            named = response.model == serving.model
-            if named:
+            is_serving_model = response.model == serving.model
+            if is_serving_model:
                 return serving.version
             return f"it answered as {response.model!r}, not as {serving.model!r}"
         if WEIGHT_SPANS in self._features:

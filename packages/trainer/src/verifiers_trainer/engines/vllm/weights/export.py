@@ -32,19 +32,19 @@ def exported(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _named_weights(base: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    whole = {
+    copied = {
         name: layer for name, layer in base.named_modules() if hasattr(layer, "modules_to_save")
     }
     merged = {
         name: layer
         for name, layer in base.named_modules()
-        if hasattr(layer, "get_base_layer") and not name.startswith(tuple(whole))
+        if hasattr(layer, "get_base_layer") and not name.startswith(tuple(copied))
     }
-    inside = tuple(f"{name}." for name in (*merged, *whole))
+    inside = tuple(f"{name}." for name in (*merged, *copied))
     for name, tensor in base.state_dict().items():
         if not name.startswith(inside):
             yield name, tensor.detach()
-    for name, layer in whole.items():
+    for name, layer in copied.items():
         trained = layer.modules_to_save[layer.active_adapters[0]]
         yield from (
             (f"{name}.{part}", tensor.detach()) for part, tensor in trained.state_dict().items()
