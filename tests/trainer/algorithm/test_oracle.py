@@ -209,7 +209,7 @@ def dppo_kl(t, bound=0.05, cap=5.0):
     )
 
 
-def ipo(t, bound=0.1):
+def ipo(t, bound=0.3):
     near = abs(t.probability - math.exp(t.log_mu)) <= bound
     return -near * t.advantage * t.rho + 1e-3 * (t.log_pi - t.log_mu) ** 2
 
@@ -275,7 +275,7 @@ EQUATIONS = {
     ),
     "reinforce": (lambda t: -t.advantage * t.log_pi, over_tokens, centred),
     "gspo": (gspo, over_rollouts, z_scores),
-    "sapo": (sapo, over_tokens, z_scores),
+    "sapo": (sapo, over_rollouts, z_scores),
     "vespo": (vespo, over_tokens, centred),
     "dppo_tv": (dppo_tv, over_tokens, centred),
     "dppo_kl": (dppo_kl, over_tokens, centred),

@@ -126,6 +126,32 @@ def test_a_precision_that_is_set_and_not_computed_in_is_a_warning(tmp_path, capl
     assert "bf16 is set, and the layers compute in float32" in caplog.text
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_embedded_engine_samples_in_the_precision_of_the_training(
+    tmp_path, monkeypatch, precision
+):
+    trainer = small_trainer(tmp_path, max_steps=1)
+    if precision == "fp16":
+        in_fp16(trainer, 2.0**10, monkeypatch)
+    else:
+        in_half(trainer, precision, monkeypatch)
+    sampled = set()
+
+    def record(layer, arguments, output):
+        sampled.add(output.dtype)
+
+    before = trainer.server.start
+
+    def start(version):
+        before(version)
+        replica = trainer.engine._replica
+        replica.model.layers[0].mlp.down_proj.register_forward_hook(record)
+
+    monkeypatch.setattr(trainer.server, "start", start)
+    run(trainer)
+    assert sampled == {torch.bfloat16 if precision == "bf16" else torch.float16}
+
+
 def test_in_fp16_a_run_is_that_of_float32_within_rounding(tmp_path, monkeypatch, caplog):
     settings = {"deterministic": True, "max_steps": 1}
     plain = run(small_trainer(tmp_path / "plain", **settings)).steps[0]

@@ -101,7 +101,7 @@ def test_a_name_that_was_not_set_reads_as_the_setting_it_bears_on():
         ("dr_grpo", "constant_length", "mean"),
         ("gspo", "sequence_mean", "mean_std"),
         ("cispo", "token_mean", "mean"),
-        ("sapo", "token_mean", "mean_std"),
+        ("sapo", "sequence_mean", "mean_std"),
         ("vespo", "token_mean", "mean"),
     ],
 )

@@ -308,7 +308,10 @@ def masked_is(
 ) -> Tensor:
     """-ρ·A where low <= ρ <= high, else 0.
 
-    Source: IcePop in Ring-1T, arXiv 2510.18855 (there with [0.5, 5]).
+    Source: IcePop in Ring-1T, arXiv 2510.18855, there with [0.5, 5] and as a factor of PPO's
+    clipped term: the mask is on o/μ. In the first update of a batch, where o = π, both have the
+    same gradient; ``loss="masked_is"`` has no clip in later ones, and masks by their π. As one
+    equation it is INTELLECT-3's, arXiv 2512.16144, equation 1.
     """
     return _keep(row, -row.log_rho.exp() * row.advantage, mask_ratio_low, mask_ratio_high)
 
@@ -375,7 +378,7 @@ def dppo_kl(
 
 
 @register_loss("ipo")
-def ipo(row: LossInput, *, delta: float = 0.1, log_ratio_penalty: float = 1e-3) -> Tensor:
+def ipo(row: LossInput, *, delta: float = 0.3, log_ratio_penalty: float = 1e-3) -> Tensor:
     """-[|π - μ| <= δ]·A·ρ + τ·log²ρ: as `dppo_tv`, masked whatever the sign of A. The bound is
     inclusive up to 1e-6.
 
@@ -404,8 +407,11 @@ def gspo(row: LossInput, *, epsilon_low: float = 3e-4, epsilon_high: float = 4e-
 
 @register_loss("sapo")
 def sapo(row: LossInput, *, temperature_pos: float = 1.0, temperature_neg: float = 1.05) -> Tensor:
-    """-(4/τ)·σ(τ(r-1))·A: a smooth gate in place of the clip, τ by the sign of A. Source: SAPO,
-    arXiv 2511.20347."""
+    """-(4/τ)·σ(τ(r-1))·A: a smooth gate in place of the clip, τ by the sign of A. Meant for
+    aggregation "sequence_mean".
+
+    Source: SAPO, arXiv 2511.20347.
+    """
     positive = row.advantage > 0
     tau = torch.where(positive, temperature_pos, temperature_neg).to(row.advantage.dtype)
     return -4 / tau * torch.sigmoid(tau * (row.log_r.exp() - 1)) * row.advantage
@@ -468,8 +474,9 @@ def gkd(row: LossInput, *, reverse: float = 1.0) -> Tensor:
     """reverse·KL(π‖T) + (1-reverse)·KL(T‖π) over the whole vocabulary, at each token that π
     sampled. The component "ref_kl". *Raises* ConfigError without a teacher in this process.
 
-    Source: GKD, arXiv 2306.13649, equation 4 with on-policy data alone (λ = 1), which has both
-    divergences; there too the gradient is not taken through sampling.
+    Source: GKD, arXiv 2306.13649, equation 4 with on-policy data alone (λ = 1); there too the
+    gradient is not taken through sampling. Its divergence between the two ends is the generalised
+    Jensen-Shannon one (equation 1), here their weighted sum: they agree for ``reverse`` 1 and 0.
     """
     if row.reverse_kl is None or row.forward_kl is None:
         raise ConfigError(
@@ -554,7 +561,7 @@ OBJECTIVES: Mapping[str, NamedObjective] = {
         reads=_MASK,
         bounds={"mask_ratio_low": 0.125, "mask_ratio_high": 8.0},
         ratio="ρ",
-        source="IcePop in Ring-1T, arXiv 2510.18855",
+        source="IcePop in Ring-1T, arXiv 2510.18855 (there a factor of PPO's clip)",
     ),
     "importance_sampling": NamedObjective(
         loss="importance_sampling", reads=_MASK, ratio="ρ", source="Precup et al. 2000"
@@ -568,7 +575,12 @@ OBJECTIVES: Mapping[str, NamedObjective] = {
         bounds={"epsilon": 3e-4, "epsilon_high": 4e-4},
         source="GSPO-token, arXiv 2507.18071, equation 14",
     ),
-    "sapo": NamedObjective(loss="sapo", advantage="mean_std", source="SAPO, arXiv 2511.20347"),
+    "sapo": NamedObjective(
+        loss="sapo",
+        aggregation="sequence_mean",
+        advantage="mean_std",
+        source="SAPO, arXiv 2511.20347",
+    ),
     "vespo": NamedObjective(loss="vespo", source="VESPO, arXiv 2602.10693"),
     "dppo_tv": NamedObjective(
         loss="dppo_tv", reads=_CAP, ratio="ρ", source="DPPO with total variation, arXiv 2602.04879"
@@ -579,7 +591,7 @@ OBJECTIVES: Mapping[str, NamedObjective] = {
     "ipo": NamedObjective(
         loss="ipo",
         ratio="ρ",
-        source="prime-rl: mask of arXiv 2602.04879, penalty of arXiv 2602.02276",
+        source="prime-rl: mask of arXiv 2602.04879 with δ 0.3, penalty of arXiv 2602.02276",
     ),
     "dro": NamedObjective(loss="dro", source="DRO, arXiv 2405.19107"),
     "sft": NamedObjective(
@@ -602,7 +614,7 @@ OBJECTIVES: Mapping[str, NamedObjective] = {
         advantage="none",
         ratio="",
         component="ref_kl",
-        source="GKD, arXiv 2306.13649, equation 4 with λ 1",
+        source="GKD, arXiv 2306.13649, equation 4 with λ 1 (there JSD between the two ends)",
     ),
 }
 """Every name of the setting ``loss`` with what it means. ``settings`` derives from it,

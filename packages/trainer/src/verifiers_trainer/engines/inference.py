@@ -142,7 +142,7 @@ def open_embedded(
         max_batch_tokens=config.embedded_max_batch_tokens,
         tool_call_parser=config.tool_call_parser,
         threads=config.embedded_threads,
-        autocast_dtype=torch.bfloat16 if config.bf16 else None,
+        autocast_dtype=(torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else None),
     )
 
 
