@@ -167,6 +167,13 @@ def test_metadata_counts_failures_and_unknown_rewards_apart():
     assert metadata.stop_conditions == {"max_turns_reached": 4}
 
 
+def test_counts_of_tokens_that_are_all_unknown_have_a_mean_of_nothing():
+    outputs = results_of(four_states()).outputs
+    for output in outputs:
+        output["token_usage"] = {"input_tokens": None}
+    assert GenerateMetadata.of(outputs).usage == {"input_tokens": 0.0}
+
+
 def test_a_graded_reward_is_no_success_and_has_no_pass_at_k():
     states = [state_of(number, 0.7) for number in range(3)] * 2
     metadata = results_of(states, rollouts_per_example=2).metadata

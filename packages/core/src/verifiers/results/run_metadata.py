@@ -341,7 +341,9 @@ def _mean_usage(measured: Measurements) -> dict[str, float]:
     """The mean of each count over the rollouts that have counts."""
     unknown = [np.isnan(np.asarray(counts, float)) for counts in measured.usage.values()]
     num_counted = int(np.count_nonzero(~np.logical_and.reduce(unknown)))
-    return {name: known_sum(counts) / num_counted for name, counts in measured.usage.items()}
+    return {
+        name: known_sum(counts) / max(1, num_counted) for name, counts in measured.usage.items()
+    }
 
 
 def cost_usd(prices: Mapping[str, float] | None, measured: Measurements) -> float | None:

@@ -194,6 +194,10 @@ def share_interval(values: Sequence[float] | Counter[float]) -> tuple[float, flo
     itself, the widest case), and is corrected for the uncertainty of that error by the ratio of the
     normal quantile to Student's.
 
+    Of 252 simulated cells (5 to 200 examples, shares .01 to .5, 1 to 16 siblings) it held the share
+    in at least .93 of the samples in 233; near 0, with siblings that are alike, in .89 at the
+    least: one or two examples then carry all that is known of the spread.
+
     *Source*: Wilson 1927; the effective size: Korn and Graubard 1998, "Confidence intervals for
     proportions with small expected number of positive counts estimated from survey data".
 
