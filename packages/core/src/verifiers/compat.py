@@ -71,9 +71,6 @@ RUBRIC_METHODS = {
 RUBRIC_PROPERTIES = {"reward_funcs": "funcs", "reward_weights": "weights"}
 """Older names of attributes of rubrics, which may be assigned."""
 
-TEMPLATE_CLIENT = ("verifiers.legacy.template_client", "TemplateClient")
-"""Base of a subclass of ``Client`` that defines no ``complete``: module, class."""
-
 ENVIRONMENT_METHODS = {
     "_get_eval_inputs": "verifiers.legacy.running:eval_inputs",
     "_prepare_rollout_results": "verifiers.legacy.running:rollout_results",

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Protocol,
@@ -89,20 +88,6 @@ class Client(Protocol):
         request can succeed either.
         """
         ...
-
-    if not TYPE_CHECKING:  # it would be a member of the protocol
-
-        def __init_subclass__(cls, **keywords: object):
-            super().__init_subclass__(**keywords)
-            if (
-                Client in cls.__bases__
-                and cls.complete is Client.complete
-                and cls.__module__ != compat.TEMPLATE_CLIENT[0]
-            ):
-                template = compat.load(":".join(compat.TEMPLATE_CLIENT))
-                cls.__bases__ = tuple(
-                    template if base is Client else base for base in cls.__bases__
-                )
 
 
 class ChatSDK(Protocol):

@@ -44,6 +44,21 @@ def adapt_tool_environments(module: Any) -> None:
     add_properties(module.ToolEnv, compat.TOOL_PROPERTIES)
 
 
+def adapt_clients(module: Any) -> None:
+    """A subclass of ``Client`` that defines no ``complete`` has the methods of ``TemplateClient``."""
+    client = module.Client
+
+    def __init_subclass__(cls: Any, /, **keywords: Any) -> None:
+        super(client, cls).__init_subclass__(**keywords)
+        if client in cls.__bases__ and cls.complete is client.complete:
+            from verifiers.legacy.template_client import TemplateClient
+
+            bases = (TemplateClient if base is client else base for base in cls.__bases__)
+            cls.__bases__ = tuple(bases)
+
+    client.__init_subclass__ = classmethod(__init_subclass__)
+
+
 def add_methods(cls: type, table: Mapping[str, str]) -> None:
     """Add the methods of older versions in ``table`` to ``cls``.
 

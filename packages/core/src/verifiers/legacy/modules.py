@@ -26,6 +26,7 @@ else:  # importlib.abc imports tempfile and shutil, which would be a third of ``
     Loader = MetaPathFinder = object
 
 ADAPTED = {
+    "clients.protocol": "verifiers.legacy.classes:adapt_clients",
     "rubrics.rubric": "verifiers.legacy.scoring:adapt_rubrics",
     "environments.base": "verifiers.legacy.classes:adapt_environments",
     "environments.tool": "verifiers.legacy.classes:adapt_tool_environments",
