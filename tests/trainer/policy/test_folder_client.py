@@ -1,12 +1,11 @@
 """``-m FOLDER``: a saved model answers as the model that was saved, with and without an adapter."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.partial_install import without
 from verifiers.cli.evaluate.command import run_command
 from verifiers.errors import ConfigError
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
@@ -108,12 +107,12 @@ def test_the_command_evaluates_a_folder(whole, tmp_path, monkeypatch, capfd):
 def test_without_the_trainer_the_command_says_what_is_missing(tmp_path):
     (tmp_path / "said.py").write_text(ENVIRONMENT)
     (tmp_path / "whole").mkdir()
-    script = (
-        "import sys; sys.modules['verifiers_trainer'] = None\nfrom verifiers.cli.evaluate.command"
-        " import run_command; sys.exit(run_command(['said.py', '-m', 'whole']))"
+    code = (
+        "import contextlib, os, sys; from verifiers.cli.evaluate.command import run_command;"
+        " os.chdir(sys.argv[1])\n"
+        "with contextlib.redirect_stderr(sys.stdout): code = run_command(['said.py', '-m', 'whole'])\n"
+        "print(code)"
     )
-    child = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 2
-    assert "trainer, which is not installed" in child.stderr
+    printed = without(tmp_path, "verifiers_trainer")(code, str(tmp_path))
+    assert "trainer, which is not installed" in printed
+    assert printed.splitlines()[-1] == "2"

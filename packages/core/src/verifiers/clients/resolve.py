@@ -134,7 +134,7 @@ def client_and_model(
     if (
         model is not None
         and not isinstance(model, str)
-        and (live := _from_live_model(model)) is not None
+        and (live := client_of_model(model)) is not None
     ):
         return live, _name_of(model) or ""
     if os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"):
@@ -281,7 +281,9 @@ def _has_create(source: object) -> bool:
     )
 
 
-def _from_live_model(model: object) -> Client | None:
+def client_of_model(model: object) -> Client | None:
+    """The client of a live model object or of the ``Path`` of a saved model, by the resolvers that
+    are registered or installed; None where none knows it."""
     resolvers = chain(_resolvers, _installed_resolvers())
     return next((client for resolver in resolvers if (client := resolver(model)) is not None), None)
 

@@ -1,24 +1,24 @@
 """The client of a model object: ``env.rollout(model=model, …)`` samples from it, without a server
-or a trainer.
+or a trainer; and that of a folder with a saved model.
 
 The embedded engine starts with the first call and computes with the model's own parameters; it ends
-with the model. The tokenizer is that of ``model.name_or_path``.
+with the model. The tokenizer is that of ``model.name_or_path``. Torch is imported for models alone.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
-
-from torch import nn
 
 from verifiers.clients.protocol import Client
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
-from verifiers_trainer.engines.inference import policy_client
-from verifiers_trainer.policy.loading import get_tokenizer
+from verifiers_trainer.policy.folder_client import folder_client
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
+
+    from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 
 MAX_SEQ_LEN, CONCURRENCY = 8192, 64
 """Longest conversation in tokens, where the model allows as many, and the rollouts that decode
@@ -41,13 +41,19 @@ class _Held:
 
 
 def client_of(model: object) -> Client | None:
-    """The client of a model object; None for an object that is no causal language model of
-    transformers.
+    """The client of a model object, or of the ``Path`` of a folder; None for an object that is no
+    causal language model of transformers.
 
-    Raises ``ConfigError`` when its tokenizer cannot be loaded.
+    Raises ``ConfigError`` when its tokenizer cannot be loaded, or the folder holds no model.
     """
+    if isinstance(model, Path):
+        return folder_client(str(model))
     if not _is_causal_lm(model):
         return None
+    from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+    from verifiers_trainer.engines.inference import policy_client
+    from verifiers_trainer.policy.loading import get_tokenizer
+
     held = model.__dict__.get(HELD)
     if held is None or held.client is None:
         if not (name := str(getattr(model, "name_or_path", "") or "")):
@@ -66,4 +72,5 @@ def client_of(model: object) -> Client | None:
 
 
 def _is_causal_lm(model: object) -> TypeGuard[PreTrainedModel]:
-    return isinstance(model, nn.Module) and hasattr(model, "generate")
+    torch = sys.modules.get("torch")  # a model has imported it
+    return torch is not None and isinstance(model, torch.nn.Module) and hasattr(model, "generate")

@@ -12,8 +12,6 @@ Only `Choice.ask` contacts a server, and only for its list of models.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ from verifiers.clients import ClientConfig, EndpointGroup, as_client, load_endpo
 from verifiers.clients.http import HttpClient
 from verifiers.clients.local import is_installed
 from verifiers.clients.protocol import PRICE_FIELDS, VENDOR, Vendor, vendor_of
-from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL
+from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL, client_of_model
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import close_match
 
@@ -128,14 +126,13 @@ def is_folder(model: str) -> bool:
 
 def _folder(model: str) -> Choice:
     """A saved model on the trainer's embedded engine."""
-    if importlib.util.find_spec("verifiers_trainer") is None:
+    client: Any = client_of_model(Path(model))
+    if client is None:
         raise ConfigError(
             f"-m {model}: a model folder runs on the engine of the trainer, which is not installed:"
             " in a checkout, uv sync --group train; or serve the folder, and name the server"
             " with -b"
         )
-    folders: Any = importlib.import_module("verifiers_trainer.policy.folder_client")
-    client = folders.folder_client(model)
     return Choice(client, client.model, f"model: {client.model}, on the embedded engine")
 
 
