@@ -86,7 +86,9 @@ def main() -> int:
         "--changed": "tests/changed.py",
     }.items():
         if command == "test" and option in arguments:
-            commands["test"] = [["python", script, *(one for one in arguments if one != option)]]
+            commands["test"] = [
+                ["python", script, *(argument for argument in arguments if argument != option)]
+            ]
     if command not in commands:
         print(__doc__)
         return 0 if command in ("-h", "--help", "help") else fail(f"unknown command {command!r}")
@@ -200,14 +202,14 @@ def fingerprint() -> str:
 
 def find_uv() -> list[str | Path]:
     """uv where it is, or installed into ``.venv`` with pip."""
-    if found := shutil.which("uv"):
-        return [found]
-    own = BIN / ("uv.exe" if os.name == "nt" else "uv")
-    if not own.is_file():
+    if program := shutil.which("uv"):
+        return [program]
+    local_uv = BIN / ("uv.exe" if os.name == "nt" else "uv")
+    if not local_uv.is_file():
         if not PYTHON.is_file():
             run([sys.executable, "-m", "venv", VENV])
         run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"])
-    return [own]
+    return [local_uv]
 
 
 def pip_install(uv: list[str | Path]) -> list[str | Path]:

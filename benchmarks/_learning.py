@@ -134,7 +134,7 @@ def two_words(one_word: Any) -> Any:
     )  # fmt: skip
 
 
-def config_of(job: dict[str, Any], run: Path, **others: Any) -> Any:
+def config_of(job: dict[str, Any], run: Path, **settings: Any) -> Any:
     from verifiers_trainer.settings.config import RLConfig
 
     sizes = TASKS[job["task"]]["settings"]
@@ -142,7 +142,7 @@ def config_of(job: dict[str, Any], run: Path, **others: Any) -> Any:
         output_dir=str(run), seed=job["seed"], max_steps=job["steps"], batch_size=sizes["batch_size"],
         rollouts_per_example=sizes["siblings"], max_tokens=sizes["max_tokens"], max_seq_len=sizes["max_seq_len"],
         learning_rate=sizes["learning_rate"], use_lora=False, use_cpu=True, inference="embedded", save_strategy="no",
-        **others,
+        **settings,
     )  # fmt: skip
 
 
@@ -316,9 +316,9 @@ def held_out(trainer: Any, task: str) -> dict[str, float]:
     seen = {canonical_json(example.row["prompt"]) for example in env.train_table}
     table = env.train_table if task == "digits" else env.eval_table
     rows = [
-        one.row
-        for one in table
-        if task == "digits" or canonical_json(one.row["prompt"]) not in seen
+        example.row
+        for example in table
+        if task == "digits" or canonical_json(example.row["prompt"]) not in seen
     ]
     results = env.generate_sync(
         [row for row in rows for _ in range(SIBLINGS)], client=context.client, model=context.model,
@@ -369,8 +369,8 @@ def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
         return columns
 
     def reward(vf_reward: list[float | None], **columns: Any) -> list[float | None]:
-        known = [value for value in vf_reward if value is not None]
-        rewards.append(sum(known) / len(known))
+        rewards_known = [value for value in vf_reward if value is not None]
+        rewards.append(sum(rewards_known) / len(rewards_known))
         return reward_from_rollout(vf_reward=vf_reward, **columns)
 
     settings = {
@@ -412,7 +412,7 @@ def plain(job: dict[str, Any], run: Path) -> dict[str, Any]:
     env = environment(job)
     source = Path(job["folder"]) / "model"
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
-    model, rows = AutoModelForCausalLM.from_pretrained(source), [one.row for one in env.train_table]
+    model, rows = AutoModelForCausalLM.from_pretrained(source), [row.row for row in env.train_table]
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes["learning_rate"], weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(
         optimizer, round(0.08 * job["batches"]), job["batches"]

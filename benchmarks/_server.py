@@ -113,8 +113,8 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, received: bytes) -> None:
-        self._received = whole = self._received + received
-        head, blank, body = whole.partition(b"\r\n\r\n")
+        self._received = buffer = self._received + received
+        head, blank, body = buffer.partition(b"\r\n\r\n")
         if not blank:
             return
         if head.startswith(b"GET"):
@@ -125,17 +125,17 @@ class _Connection(asyncio.Protocol):
         if len(body) < int(after.split(b"\r\n", 1)[0]):
             return
         self._received = b""
-        whole = answer(
+        buffer = answer(
             body.count(b'"assistant"'), b'"return_token_ids"' in body, b'"tools":' in body
         )
         if self._delay_s:
-            asyncio.get_running_loop().call_later(self._delay_s, self._send, whole)
+            asyncio.get_running_loop().call_later(self._delay_s, self._send, buffer)
         else:
-            self._transport.write(whole)
+            self._transport.write(buffer)
 
-    def _send(self, whole: bytes) -> None:
+    def _send(self, buffered: bytes) -> None:
         if not self._transport.is_closing():
-            self._transport.write(whole)
+            self._transport.write(buffered)
 
 
 async def _serve(delay_s: float) -> None:

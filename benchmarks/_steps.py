@@ -36,14 +36,14 @@ class Meter(TrainerCallback):
         """Count the tokens that ``model`` is called with, while gradients are enabled."""
         model.register_forward_pre_hook(self._count, with_kwargs=True)
 
-    def _count(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _count(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         import torch
 
         if not torch.is_grad_enabled():
             return
-        mask = named.get("attention_mask")
-        self.computed += named["input_ids"].numel()
-        self.real += named["input_ids"].numel() if mask is None else int(mask.sum())
+        mask = keywords.get("attention_mask")
+        self.computed += keywords["input_ids"].numel()
+        self.real += keywords["input_ids"].numel() if mask is None else int(mask.sum())
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak

@@ -142,13 +142,13 @@ async def ask_all(url: str, key: str, model: str, load: Load) -> int:
         headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()
     ) as http:
 
-        async def one(prompt: list[int], length: int) -> int:
+        async def ask(prompt: list[int], length: int) -> int:
             body = {"prompt": prompt, "max_tokens": length, **parameters}
             async with http.post(f"{url}/completions", json=body) as response:
                 response.raise_for_status()
                 return int((await response.json())["usage"]["completion_tokens"])
 
-        return sum(await asyncio.gather(*map(one, load.prompts, load.lengths)))
+        return sum(await asyncio.gather(*map(ask, load.prompts, load.lengths)))
 
 
 def served_model(url: str) -> str:

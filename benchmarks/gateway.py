@@ -81,13 +81,13 @@ async def agents() -> None:
     loop, running = asyncio.get_running_loop(), set()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def one(url: str, num_calls: int) -> None:
+        async def call_agent(url: str, num_calls: int) -> None:
             await work(session, url, num_calls)
             print(url, flush=True)
 
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             url, num_calls = line.split()
-            task = asyncio.create_task(one(url, int(num_calls)))
+            task = asyncio.create_task(call_agent(url, int(num_calls)))
             running.add(task)
             task.add_done_callback(running.discard)
 

@@ -111,16 +111,16 @@ def arguments(url: str, num_rows: int) -> list[str]:
     return [*words, "-a", json.dumps({"num_examples": num_rows // SIBLINGS})]
 
 
-def generate_some(url: str, num_rows: int, place: Path) -> None:
+def generate_some(url: str, num_rows: int, folder: Path) -> None:
     """``vf-eval`` of all rollouts, interrupted once some are saved."""
     process = subprocess.Popen(
-        [sys.executable, "-c", EVALUATE, *arguments(url, num_rows), "--output-dir", str(place)],
+        [sys.executable, "-c", EVALUATE, *arguments(url, num_rows), "--output-dir", str(folder)],
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     while process.poll() is None and not any(
-        file.stat().st_size for file in place.rglob("results.jsonl")
+        file.stat().st_size for file in folder.rglob("results.jsonl")
     ):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -150,12 +150,15 @@ async def fill(file: Path, num_rows: int) -> None:
             appended = []
             for example in examples[start : start + 500]:
                 reward = share_of_digits(completion, example.row["answer"])
-                own = {
+                columns = {
                     "prompt": example.row["prompt"],
                     "answer": example.row["answer"],
                     "reward": reward,
                 }
-                own |= {"metrics": {"share_of_digits": reward}, "example_id": example.example_id}
+                columns |= {
+                    "metrics": {"share_of_digits": reward},
+                    "example_id": example.example_id,
+                }
                 for sibling in range(SIBLINGS):
                     key = rollout_key(example.hash, sibling)
                     if key not in done:
@@ -165,7 +168,7 @@ async def fill(file: Path, num_rows: int) -> None:
                             "sibling": sibling,
                         }
                         appended.append(
-                            journal.append(copied | own | {"share_of_digits": reward} | keys)
+                            journal.append(copied | columns | {"share_of_digits": reward} | keys)
                         )
             await asyncio.gather(*appended)
 
@@ -242,37 +245,37 @@ def get_json(url: str) -> dict:
     return content
 
 
-def make(url: str, num_rows: int, fills: bool, place: Path) -> Step | None:
+def make(url: str, num_rows: int, fills: bool, folder: Path) -> Step | None:
     """Make a finished run below ``place``; return what generating took, or None when most rollouts
     were appended."""
     if not fills:
-        return evaluate(url, num_rows, "--output-dir", str(place))
-    generate_some(url, num_rows, place)
-    (results,) = place.rglob("results.jsonl")
+        return evaluate(url, num_rows, "--output-dir", str(folder))
+    generate_some(url, num_rows, folder)
+    (results,) = folder.rglob("results.jsonl")
     command = [sys.executable, __file__, "--rows", str(num_rows), "--fill-file", str(results)]
     subprocess.run(command, check=True)  # a process of its own, whose memory is in no figure
     return None
 
 
-def measure(num_rows: int, fills: bool, place: Path, report: Report) -> None:
+def measure(num_rows: int, fills: bool, target: Path, report: Report) -> None:
     """Make ``num_rows`` rollouts below ``place``, measure each step on them, and report the
     figures."""
     steps: dict[str, Step] = {}
 
-    def add(name: str, found: Step) -> Step:
-        steps[name] = found
+    def add(name: str, measured: Step) -> Step:
+        steps[name] = measured
         print(
-            f"{name}: wall {found.wall_s:.2f} s, CPU {found.cpu_s:.2f} s, peak"
-            f" {found.peak_mb:.0f} MB",
+            f"{name}: wall {measured.wall_s:.2f} s, CPU {measured.cpu_s:.2f} s, peak"
+            f" {measured.peak_mb:.0f} MB",
             flush=True,
         )
-        return found
+        return measured
 
     with BareServer() as server:
-        generated = make(server.url, num_rows, fills, place)
+        generated = make(server.url, num_rows, fills, target)
         if generated is not None:
             add("generate", generated)
-        (results,) = place.rglob("results.jsonl")
+        (results,) = target.rglob("results.jsonl")
         assert count_lines(results) == num_rows
         folder = str(results.parent)
         finished = add("resume, finished", evaluate(server.url, num_rows, "--resume", folder))
@@ -285,7 +288,7 @@ def measure(num_rows: int, fills: bool, place: Path, report: Report) -> None:
     rewards = add("load, rewards", step(REWARDS, folder, str(num_rows)))
     completions = add("load, completions", step(COMPLETIONS, folder, str(num_rows)))
     exported = add("load, export Parquet", step(EXPORT, folder))
-    viewed = view(place)
+    viewed = view(target)
     size_mb = results.stat().st_size / 1e6
     title = (
         f"{num_rows:,} rollouts, {size_mb:.0f} MB; {versions('verifiers', 'msgspec', 'pyarrow')}"
@@ -293,7 +296,7 @@ def measure(num_rows: int, fills: bool, place: Path, report: Report) -> None:
     print_table(
         title,
         ["", "wall s", "CPU s", "peak MB"],
-        [[name, *found.cells()] for name, found in steps.items()],
+        [[name, *measured.cells()] for name, measured in steps.items()],
     )
     print(
         f"  vf-view: address {viewed.address_s:.2f} s, then list of runs {viewed.list_s:.2f} s,"
@@ -354,8 +357,8 @@ def main() -> None:
     if num_rows % SIBLINGS or num_rows <= NUM_LOST:
         parser.error(f"--rows must be a multiple of {SIBLINGS} above {NUM_LOST}")
     report = Report("large_run", args)
-    with tempfile.TemporaryDirectory(dir=args.folder, prefix=".benchmark-") as place:
-        measure(num_rows, args.fill, Path(place).resolve(), report)
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix=".benchmark-") as folder:
+        measure(num_rows, args.fill, Path(folder).resolve(), report)
     report.close()
 
 

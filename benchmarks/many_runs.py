@@ -54,8 +54,8 @@ def make_runs(folder: Path, num_runs: int) -> None:
     """Write ``num_runs`` run folders, the newest last: evaluations below ``evals``, trainings
     beside it."""
     chance = random.Random(0)
-    with tempfile.TemporaryDirectory() as place:
-        originals = [saved_run(Path(place) / name, name) for name in ENVIRONMENTS]
+    with tempfile.TemporaryDirectory() as temporary:
+        originals = [saved_run(Path(temporary) / name, name) for name in ENVIRONMENTS]
     now = time.time()
     for number in range(num_runs):
         changed = now - DAY_S - 60.0 * (num_runs - number)
@@ -105,13 +105,13 @@ def make_evaluation(
     for name, content in original.items():
         if name == "metadata.json":
             date = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(changed))
-            own = {
+            changes = {
                 "model": model,
                 "avg_reward": reward,
                 "date": date,
                 "sampling_args": {"temperature": temperature},
             }
-            content = content | own | ({"status": "running"} if is_running else {})
+            content = content | changes | ({"status": "running"} if is_running else {})
         elif name == "config.json":
             config = content["config"] | {
                 "model": model,
@@ -180,10 +180,10 @@ class Page:
 
     def _first(self) -> None:
         index = self._get("").decode()
-        pending, known = re.findall(r'(?:src|href)="/static/([a-z_]+\.[a-z]+)"', index), set()
+        pending, assets = re.findall(r'(?:src|href)="/static/([a-z_]+\.[a-z]+)"', index), set()
         while pending:
-            if (name := pending.pop()) not in known:
-                known.add(name)
+            if (name := pending.pop()) not in assets:
+                assets.add(name)
                 pending += re.findall(
                     r'from "\./([a-z_]+\.js)"', self._get(f"static/{name}").decode()
                 )
@@ -257,11 +257,11 @@ def measure(folder: Path, num_runs: int, num_pairs: int, idle_s: float, report: 
         for name, seen in firsts.items():
             with viewing(folder) as page:
                 seen.append(page.first())
-                rest = page.rest()
+                other_runs = page.rest()
                 assert len(page.ids) == num_runs, f"{len(page.ids)} of {num_runs} runs are listed"
                 rows.append([f"{name}: first page, {page.num_first} runs", *seen[-1].cells()])
-                rows.append([f"{name}: the other runs", *rest.cells()])
-                wholes.append(seen[-1].cpu_s + rest.cpu_s)
+                rows.append([f"{name}: the other runs", *other_runs.cells()])
+                wholes.append(seen[-1].cpu_s + other_runs.cpu_s)
                 idles.append(page.idle(idle_s))
                 again = page.first()
                 rows.append([f"{name}: first page again", *again.cells()])
@@ -293,8 +293,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(parser)
     num_runs = args.runs or (150 if args.quick else 10_000)
     report = Report("many_runs", args)
-    with tempfile.TemporaryDirectory(dir=args.folder, prefix=".benchmark-") as place:
-        folder = Path(place).resolve() / "outputs"
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix=".benchmark-") as temporary:
+        folder = Path(temporary).resolve() / "outputs"
         make_runs(folder, num_runs)
         measure(folder, num_runs, args.pairs, 0.1 if args.quick else IDLE_S, report)
     report.close()

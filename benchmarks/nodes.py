@@ -167,16 +167,16 @@ def main() -> None:
         runs = {f"{n} nodes": partial(cost, cluster, n, num_rollouts, wait_s) for n in counts}
         costs = interleaved(runs, args.pairs)
         lost, repeated = kill_one(cluster, num_rollouts, wait_s)
-    one, report, table = costs["1 nodes"], Report("P20", args), []
+    single, report, table = costs["1 nodes"], Report("P20", args), []
     for n in counts:
         these = costs[f"{n} nodes"]
-        linear = ratio(one, these, "wall_s")
+        linear = ratio(single, these, "wall_s")
         rate = n * num_rollouts / sorted(cost.wall_s for cost in these)[len(these) // 2]
         table.append([f"{n} nodes", f"{rate:.2f}", f"{linear * n:.2f}", f"{linear:.3f}"])
     title = f"{num_rollouts} rollouts of {wait_s:g} s for each node, {args.pairs} pairs"
     print_table(title, ["", "rollouts/s", "over one node", "over linear"], table)
     for n in counts[1:]:
-        lost_time = ratio(costs[f"{n} nodes"], one, "wall_s")
+        lost_time = ratio(costs[f"{n} nodes"], single, "wall_s")
         report.figure(f"{n} nodes, time over linear", lost_time, to_reach=1 / LINEAR)
     report.figure("rollouts lost with a killed node", lost, unit="", to_reach=0)
     report.figure("rollouts repeated in the journal", repeated, unit="", to_reach=0)

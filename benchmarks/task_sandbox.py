@@ -87,9 +87,9 @@ def many(count: int, concurrent: int) -> tuple[float, float]:
 
 
 def _cpu_s() -> float:
-    own = resource.getrusage(resource.RUSAGE_SELF)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    return usage.ru_utime + usage.ru_stime + children.ru_utime + children.ru_stime
 
 
 def main() -> None:

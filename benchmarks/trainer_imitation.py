@@ -108,15 +108,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         for task in tasks:
-            found: dict[str, dict[str, Any]] = {}
+            results: dict[str, dict[str, Any]] = {}
             for seed in range(args.seeds):
                 kept = folder / f"{task}-{seed}/rl.json"
                 if not kept.exists():
                     result = run(folder, task, seed, "rl", args)
                     kept.write_text(json.dumps(result))
-                found[f"rl, seed {seed}"] = json.loads(kept.read_text())
+                results[f"rl, seed {seed}"] = json.loads(kept.read_text())
                 for method in methods:
-                    found[f"{method}, seed {seed}"] = run(folder, task, seed, method, args)
+                    results[f"{method}, seed {seed}"] = run(folder, task, seed, method, args)
             header = [
                 "",
                 "reward",
@@ -127,10 +127,12 @@ def main() -> None:
                 "CPU s",
                 "teacher's CPU s",
             ]
-            print_table(f"{task}, held out", header, [row_of(*entry) for entry in found.items()])
+            print_table(f"{task}, held out", header, [row_of(*entry) for entry in results.items()])
             for method in methods:
-                spent = sum(found[f"{method}, seed {seed}"]["cpu_s"] for seed in range(args.seeds))
-                of_rl = sum(found[f"rl, seed {seed}"]["cpu_s"] for seed in range(args.seeds))
+                spent = sum(
+                    results[f"{method}, seed {seed}"]["cpu_s"] for seed in range(args.seeds)
+                )
+                of_rl = sum(results[f"rl, seed {seed}"]["cpu_s"] for seed in range(args.seeds))
                 report.figure(
                     f"{task}, CPU time of {method} over reinforcement learning",
                     spent / of_rl,

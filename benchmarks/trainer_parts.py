@@ -332,11 +332,11 @@ def sync(quick: bool, report: Report, pairs: int) -> None:
             "P11: embedded, pause of the last step", trainer.last_step["time/pause"] * 1e3, " ms"
         )
 
-    def whole(trainer: Any, folder: Path) -> None:
+    def send_all(trainer: Any, folder: Path) -> None:
         embedded(trainer, folder)
         files("reload")(trainer, folder)
 
-    with run_trainer(quick, False, whole), run_trainer(quick, True, files("lora_dir")):
+    with run_trainer(quick, False, send_all), run_trainer(quick, True, files("lora_dir")):
         pass
     print_table("weights as files", ["", "MB", "s", "plain s", "MB/s", "over plain"], rows)
 

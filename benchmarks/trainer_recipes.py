@@ -149,14 +149,15 @@ def row_of(name: str, result: dict[str, Any]) -> list[str]:
 def searched(args: Any, task: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The results of each candidate with seed 0, and of the best of each side with all seeds."""
     search = SEARCH_OF_TURNS if task == "two-words" else SEARCH
-    found = {
+    results = {
         recipe: [run(args, task, 0, recipe, folder)] for side in search.values() for recipe in side
     }
     best = [
-        max(side, key=lambda recipe: found[recipe][0]["after"]["exact"]) for side in search.values()
+        max(side, key=lambda recipe: results[recipe][0]["after"]["exact"])
+        for side in search.values()
     ]
     for recipe in best:
-        found[recipe] += [run(args, task, seed, recipe, folder) for seed in range(1, args.pairs)]
+        results[recipe] += [run(args, task, seed, recipe, folder) for seed in range(1, args.pairs)]
     print(
         task,
         "best settings:",
@@ -164,7 +165,7 @@ def searched(args: Any, task: str, folder: Path) -> dict[str, list[dict[str, Any
         flush=True,
     )
     ours = best[0]
-    return {ours: found.pop(ours), best[1]: found.pop(best[1]), **found}
+    return {ours: results.pop(ours), best[1]: results.pop(best[1]), **results}
 
 
 def recipe_of(text: str) -> str:
@@ -213,15 +214,15 @@ def main() -> None:
         folder = args.keep or Path(temporary)
         for task in tasks:
             if args.search:
-                found = searched(args, task, folder)
+                results = searched(args, task, folder)
             else:
-                found = {
-                    one: [run(args, task, seed, one, folder) for seed in range(args.pairs)]
-                    for one in recipes
+                results = {
+                    recipe: [run(args, task, seed, recipe, folder) for seed in range(args.pairs)]
+                    for recipe in recipes
                 }
             rows = [
                 row_of(f"{recipe}, seed {seed}", result)
-                for recipe, results in found.items()
+                for recipe, results in results.items()
                 for seed, result in enumerate(results)
             ]
             header = [
@@ -237,18 +238,18 @@ def main() -> None:
             print_table(f"{task}, held out, after {args.batches} batches", header, rows)
             wrong = {
                 name: 1 - statistics.mean(r["after"]["exact"] for r in results)
-                for name, results in found.items()
+                for name, results in results.items()
             }
-            first, *others = found
-            for name in others[:1] if args.search else others:
+            first, *later = results
+            for name in later[:1] if args.search else later:
                 over = wrong[name] / max(1e-9, wrong[first])
                 report.figure(f"{task}, wrong answers after {name} over {first}", over)
             if first == PLAIN:
                 cpu_s = {
                     name: statistics.mean(r["cpu_s"] for r in results)
-                    for name, results in found.items()
+                    for name, results in results.items()
                 }
-                for name in others:
+                for name in later:
                     report.figure(
                         f"P22: {task}, CPU time of {name} over {first}",
                         cpu_s[name] / cpu_s[first],

@@ -53,12 +53,12 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     runs = {f"{n} workers": partial(cost, n, num_rollouts, args.work_ms) for n in (1, 2, 4)}
     costs = interleaved(runs, args.pairs)
-    one, report, table = costs["1 workers"], Report("P13", args), []
+    single, report, table = costs["1 workers"], Report("P13", args), []
     for n in (1, 2, 4):
         these = costs[f"{n} workers"]
-        speed_up = ratio(one, these, "wall_s")
+        speed_up = ratio(single, these, "wall_s")
         per_core = speed_up / min(n, cores)
-        rate = num_rollouts / sorted(one.wall_s for one in these)[len(these) // 2]
+        rate = num_rollouts / sorted(cost_of_run.wall_s for cost_of_run in these)[len(these) // 2]
         table.append([f"{n} workers", f"{rate:.0f}", f"{speed_up:.2f}", f"{per_core:.2f}"])
     title = (
         f"{num_rollouts} rollouts of {args.work_ms:g} ms computation, {cores} cores, {args.pairs}"
@@ -66,7 +66,7 @@ def main() -> None:
     )
     print_table(title, ["", "rollouts/s", "over one worker", "per core"], table)
     for n in (2, 4):
-        lost = min(n, cores) / ratio(one, costs[f"{n} workers"], "wall_s")
+        lost = min(n, cores) / ratio(single, costs[f"{n} workers"], "wall_s")
         report.figure(f"{n} workers, time over linear", lost, to_reach=1 / TO_REACH_PER_CORE)
     report.close()
 

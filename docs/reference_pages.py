@@ -245,7 +245,7 @@ def python() -> str:
 
 def _entry(name: str, value: Any) -> str:
     """What it is, its parameters, what is particular, an example, and its methods."""
-    summary, others, examples = _parts(value)
+    summary, sections, examples = _parts(value)
     parts = [f"### vf.{name}\n", summary]
     if name in SETTINGS:
         parts.append("Parameters: [settings](settings.md).\n")
@@ -255,7 +255,7 @@ def _entry(name: str, value: Any) -> str:
         parts.append(_rows(("parameter", "type", "default", "meaning"), rows))
     if elsewhere := _inherited_from(value):
         parts.append(f"Further parameters: those of {_link(elsewhere)}.\n")
-    parts += others
+    parts += sections
     if examples:
         parts.append(f"```pycon\n{examples}\n```\n")
     if methods := list(_methods(value)):
@@ -290,7 +290,9 @@ def parameters(value: Any) -> Iterator[tuple[str, str, str, str]]:
 
 def _own_parameters(value: Any) -> list[inspect.Parameter]:
     hidden = (inspect.Parameter.VAR_KEYWORD,) if inspect.isclass(value) else ()
-    own = [p for p in inspect.signature(value).parameters.values() if p.kind not in hidden]
+    own_parameters = [
+        p for p in inspect.signature(value).parameters.values() if p.kind not in hidden
+    ]
     bases = value.__mro__[1:] if inspect.isclass(value) else ()
     inherited = {
         name
@@ -299,7 +301,7 @@ def _own_parameters(value: Any) -> list[inspect.Parameter]:
         for name in _signature_of(base)
         if not _declares(value, name)
     }
-    return [p for p in own if p.name not in inherited]
+    return [p for p in own_parameters if p.name not in inherited]
 
 
 def _declares(value: Any, name: str) -> bool:
@@ -343,10 +345,10 @@ def _short(value: Any) -> str:
 
 
 def _meanings(value: Any) -> dict[str, str]:
-    found = _args(value.__doc__ or "")
+    meanings = _args(value.__doc__ or "")
     if dataclasses.is_dataclass(value):
-        found |= dict(_documented(sys.modules[value.__module__], value.__name__))
-    return found
+        meanings |= dict(_documented(sys.modules[value.__module__], value.__name__))
+    return meanings
 
 
 def _args(doc: str) -> dict[str, str]:
@@ -404,7 +406,7 @@ def _methods(value: Any) -> Iterator[tuple[str, str]]:
             for p in inspect.signature(function).parameters.values()
         ]
         yield (
-            f"`{name}({', '.join(one for one in names if one not in ('self', 'cls'))})`",
+            f"`{name}({', '.join(parameter for parameter in names if parameter not in ('self', 'cls'))})`",
             _first(function.__doc__),
         )
 

@@ -47,12 +47,14 @@ def main(num_examples: int = 8) -> dict[str, vf.GenerateOutputs]:
         "always 60": (ScriptedClient("30 + 30 = 60"), "scripted"),
         "the local model": ("local", None),
     }
-    found = {}
+    results = {}
     for name, (client, model) in players.items():
-        found[name] = env.evaluate(client, model, num_examples=num_examples, max_tokens=16, seed=0)
-        metadata = found[name].metadata
+        results[name] = env.evaluate(
+            client, model, num_examples=num_examples, max_tokens=16, seed=0
+        )
+        metadata = results[name].metadata
         print(f"{name:16} reward {metadata.avg_reward:.2f}  metrics {dict(metadata.avg_metrics)}")
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -67,12 +67,12 @@ class Recorder:
 
 def run_tests(arguments: Sequence[str], selection: str, faults: Collection[int]) -> dict[str, str]:
     """Run the named tests; node id below ``tests/`` -> outcome."""
-    named = dict.fromkeys(
+    files = dict.fromkeys(
         f"tests/{test}" for promise in PROMISES for test in named_tests(promise, faults)
     )
     recorder = Recorder()
     options = ["-q", "-n", "auto", "-m", SELECTIONS[selection]]
-    pytest.main([*named, *options, *arguments], plugins=[recorder])
+    pytest.main([*files, *options, *arguments], plugins=[recorder])
     return recorder.outcomes
 
 
@@ -136,13 +136,13 @@ def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     outcomes: dict[str, str] = {}
     for made in runs:
         outcomes.update(made["outcomes"])
-    whole = certificate(outcomes, "all", sum(made["seconds"] for made in runs))
+    full_run = certificate(outcomes, "all", sum(made["seconds"] for made in runs))
     keep = ("date", "machine", "python", "selection", "seconds", "cases", "passed")
     return {
-        "cases": whole["cases"],
-        "passed": whole["passed"],
-        "selection": whole["selection"],
-        "promises": whole["promises"],
+        "cases": full_run["cases"],
+        "passed": full_run["passed"],
+        "selection": full_run["selection"],
+        "promises": full_run["promises"],
         "runs": [{name: made[name] for name in keep} for made in runs],
     }
 
@@ -151,9 +151,9 @@ def holds(made: dict[str, Any]) -> bool:
     """Whether nothing failed and no promise is without a test; of a selection, tests may be
     missing."""
     return all(
-        not one["failed"]
-        and (made["selection"] != "all" or (one["passed"] and not one["tests_not_run"]))
-        for one in made["promises"]
+        not promise["failed"]
+        and (made["selection"] != "all" or (promise["passed"] and not promise["tests_not_run"]))
+        for promise in made["promises"]
     )
 
 
@@ -163,17 +163,19 @@ def lines_of(made: dict[str, Any]) -> Iterator[str]:
         f"{made['date']}, {made['machine']}, Python {made['python']}, {_which(made)},"
         f" {made['seconds']} s"
     )
-    for one in made["promises"]:
-        if made["selection"] == "some" and not one["cases"]:
+    for promise in made["promises"]:
+        if made["selection"] == "some" and not promise["cases"]:
             continue
-        mark = "FAILED" if one["failed"] else "proved" if one["passed"] else "NOT RUN"
-        yield f"\n{mark}  {one['promise']}"
-        yield f"        {one['faults']} faults; {_counts(one)}"
-        yield "        " + ", ".join(f"{name} {count}" for name, count in one["families"].items())
-        yield from (
-            f"        skipped {count}: {reason}" for reason, count in one["skipped"].items()
+        mark = "FAILED" if promise["failed"] else "proved" if promise["passed"] else "NOT RUN"
+        yield f"\n{mark}  {promise['promise']}"
+        yield f"        {promise['faults']} faults; {_counts(promise)}"
+        yield "        " + ", ".join(
+            f"{name} {count}" for name, count in promise["families"].items()
         )
-        yield from (f"        failed: {test}" for test in dict.fromkeys(one["failed"]))
+        yield from (
+            f"        skipped {count}: {reason}" for reason, count in promise["skipped"].items()
+        )
+        yield from (f"        failed: {test}" for test in dict.fromkeys(promise["failed"]))
     yield f"\n{made['passed']} of {made['cases']} cases passed" + (
         "" if holds(made) else "; a promise is NOT proved"
     )
@@ -189,10 +191,10 @@ def _which(made: dict[str, Any]) -> str:
     return names[made["selection"]]
 
 
-def _counts(one: dict[str, Any]) -> str:
-    parts = [f"{one['passed']} of {one['cases']} cases passed"]
-    parts += [f"{sum(one['skipped'].values())} skipped"] if one["skipped"] else []
-    parts += [f"{one['tests_not_run']} tests left out"] if one["tests_not_run"] else []
+def _counts(promise: dict[str, Any]) -> str:
+    parts = [f"{promise['passed']} of {promise['cases']} cases passed"]
+    parts += [f"{sum(promise['skipped'].values())} skipped"] if promise["skipped"] else []
+    parts += [f"{promise['tests_not_run']} tests left out"] if promise["tests_not_run"] else []
     return ", ".join(parts)
 
 
@@ -211,13 +213,13 @@ def section(record: dict[str, Any]) -> str:
     ]
     text.append("\n| promise | faults | cases passed | proved in |\n|---|---|---|---|\n")
     skipped: Counter[str] = Counter()
-    for one in made["promises"]:
-        skipped.update(one["skipped"])
+    for promise in made["promises"]:
+        skipped.update(promise["skipped"])
         files = ", ".join(
-            f"`{name.removesuffix('.py')}` {count}" for name, count in one["families"].items()
+            f"`{name.removesuffix('.py')}` {count}" for name, count in promise["families"].items()
         )
         text.append(
-            f"| {one['promise']} | {one['faults']} | {one['passed']} of {one['cases']} |"
+            f"| {promise['promise']} | {promise['faults']} | {promise['passed']} of {promise['cases']} |"
             f" {files} |\n"
         )
     text += [
@@ -243,8 +245,8 @@ def section(record: dict[str, Any]) -> str:
 
 def with_section(page: str, record: dict[str, Any]) -> str:
     """The page with its recorded part replaced."""
-    head, _, rest = page.partition(BEGIN)
-    return f"{head}{BEGIN}{section(record)}{END}{rest.partition(END)[2]}"
+    head, _, after_begin = page.partition(BEGIN)
+    return f"{head}{BEGIN}{section(record)}{END}{after_begin.partition(END)[2]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,17 +31,17 @@ WORDS = re.compile(r"[\w.-]+")
 
 def files_by_module() -> dict[str, Path]:
     """All Python files of the packages and their tests, by dotted name."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for base in BASES:
         for path in base.rglob("*.py"):
-            if ".venv" not in path.parts and path not in found.values():
-                found.setdefault(
+            if ".venv" not in path.parts and path not in files.values():
+                files.setdefault(
                     ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(
                         ".__init__"
                     ),
                     path,
                 )
-    return found
+    return files
 
 
 def modules_by_word() -> dict[str, str]:
@@ -59,8 +59,8 @@ def exports_of(files: dict[str, Path]) -> dict[str, str]:
     ``verifiers.environments.HarborEnv``."""
     import verifiers
 
-    found = {f"verifiers.{name}": f"{home}.{name}" for name, home in verifiers._HOME.items()}
-    found |= {
+    homes = {f"verifiers.{name}": f"{home}.{name}" for name, home in verifiers._HOME.items()}
+    homes |= {
         f"verifiers.{point.name}": f"{point.module}.{point.attr}"
         for point in entry_points(group="verifiers.parts")
     }
@@ -68,11 +68,11 @@ def exports_of(files: dict[str, Path]) -> dict[str, str]:
         if path.name == "__init__.py":
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom) and node.module:
-                    found |= {
+                    homes |= {
                         f"{package}.{alias.name}": f"{node.module}.{alias.name}"
                         for alias in node.names
                     }
-    return found
+    return homes
 
 
 def nodes_that_run(tree: ast.AST) -> Iterator[ast.AST]:
@@ -133,11 +133,11 @@ def importers_of(files: dict[str, Path]) -> dict[str, set[str]]:
 
 def dependents(changed: Iterable[str], importers: dict[str, set[str]]) -> set[str]:
     """The modules that reach one of ``changed``, and these."""
-    seen, left = set(changed), list(changed)
-    while left:
-        new = importers.get(left.pop(), set()) - seen
+    seen, queue = set(changed), list(changed)
+    while queue:
+        new = importers.get(queue.pop(), set()) - seen
         seen |= new
-        left += new
+        queue += new
     return seen
 
 
@@ -168,7 +168,8 @@ def tests_of(
             folder, folder
         )
         beneath = (
-            [name for other, name in modules.items() if other.parent == up] for up in path.parents
+            [name for folder_of_module, name in modules.items() if folder_of_module.parent == up]
+            for up in path.parents
         )
         package = next(filter(None, beneath), [])
         chosen |= {test for test in every if beside in test.parents}

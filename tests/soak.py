@@ -216,7 +216,7 @@ class Commands:
 
     def left_behind(self) -> list[str]:
         """The command lines of marked processes, without the two that ``multiprocessing`` keeps."""
-        mark, found = f"{MARK}={os.environ[MARK]}".encode(), []
+        mark, processes = f"{MARK}={os.environ[MARK]}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 line = (
@@ -230,8 +230,8 @@ class Commands:
                 if mark in (entry / "environ").read_bytes() and not (
                     kept and parent == os.getpid()
                 ):
-                    found.append(f"{entry.name}: {line[:120]}")
-        return found
+                    processes.append(f"{entry.name}: {line[:120]}")
+        return processes
 
 
 def _run(
@@ -363,12 +363,12 @@ def _descendants(pid: int) -> list[int]:
             children[int(file.read_text().rpartition(")")[2].split()[1])].append(
                 int(file.parent.name)
             )
-    found, pending = [], [pid]
+    descendants, pending = [], [pid]
     while pending:
         below = children[pending.pop()]
-        found += below
+        descendants += below
         pending += below
-    return found
+    return descendants
 
 
 # --- disturbances ---------------------------------------------------------------------------------
@@ -635,14 +635,14 @@ class EvaluationRun:
         require(
             metadata["status"] == "complete", f"a finished run has the status {metadata['status']}"
         )
-        known = [row["reward"] for row in rows if row["reward"] is not None]
-        mean = sum(known) / len(known) if known else None
+        rewards = [row["reward"] for row in rows if row["reward"] is not None]
+        mean = sum(rewards) / len(rewards) if rewards else None
         require(
             metadata["avg_reward"] == mean,
             f"the mean is {metadata['avg_reward']}, of the known rewards {mean}",
         )
-        left = [path.name for path in self.file.parent.glob(".*.tmp")]
-        require(not left, f"temporary files are left in the run's folder: {left}")
+        temporary = [path.name for path in self.file.parent.glob(".*.tmp")]
+        require(not temporary, f"temporary files are left in the run's folder: {temporary}")
         self.counts["rows"] += len(rows)
         self.counts["rows with an error"] += sum(row["error"] is not None for row in rows)
 
@@ -676,8 +676,8 @@ class EvaluationRun:
             len(self.acknowledged) - num_before
         ) * (code != 0)
         after = self.file.read_bytes() if self.file.exists() else b""
-        whole = before[: before.rfind(b"\n") + 1]
-        require(after.startswith(whole), "rows that were on disk have changed")
+        complete = before[: before.rfind(b"\n") + 1]
+        require(after.startswith(complete), "rows that were on disk have changed")
         check_rows(rows_in(self.file), self.acknowledged, self.model, is_done=False)
         return code
 
@@ -720,8 +720,8 @@ class EvaluationRun:
         if chance < 0.2:
             self._refused("other code", edit=True)
         elif chance < 0.4:
-            other = self.rng.choice((["-m", "another"], ["-T", "0.5"], ["-a", '{"num_rows": 39}']))
-            self._refused("another configuration", ["--resume", str(self.file.parent), *other])
+            change = self.rng.choice((["-m", "another"], ["-T", "0.5"], ["-a", '{"num_rows": 39}']))
+            self._refused("another configuration", ["--resume", str(self.file.parent), *change])
         elif chance < 0.6:
             self._damaged_copy(before)
         elif chance < 0.8:
@@ -826,8 +826,11 @@ def check_training(
 ) -> int:
     """The finished run is the undisturbed one bit for bit, and trained what was sampled; the tokens
     that it trained."""
-    found = losses_in(folder)
-    require(found == losses, f"the losses of the resumed run differ: {found} against {losses}")
+    resumed_losses = losses_in(folder)
+    require(
+        resumed_losses == losses,
+        f"the losses of the resumed run differ: {resumed_losses} against {losses}",
+    )
     now = saved_in(folder)
     differing = [name for name in saved if now[name] != saved[name]]
     require(
@@ -854,8 +857,8 @@ def check_training(
         oldest = min(rollout["policy_version"] for rollout in rollouts)
         require(oldest >= step - 1 - max_lag, f"step {step} trained rollouts of policy {oldest}")
         tokens += sampled
-    left = [path.name for path in folder.glob(".tmp-*")]
-    require(not left, f"unfinished checkpoints are left: {left}")
+    temporary = [path.name for path in folder.glob(".tmp-*")]
+    require(not temporary, f"unfinished checkpoints are left: {temporary}")
     return tokens
 
 
@@ -1042,9 +1045,9 @@ class Soak:
         undisturbed.run(num_disturbed=0)
         self.peaks["eval"] = undisturbed.peak_bytes
         self.counts.clear()
-        self.baseline = self._own()
+        self.baseline = self._usage()
 
-    def _own(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, int]:
         return {
             "open files": len(os.listdir("/proc/self/fd")),
             "threads": threading.active_count(),
@@ -1100,26 +1103,26 @@ class Soak:
         spoiler = subprocess.Popen(["sleep", "60"]) if self.sabotage == "process" else None
         try:
             deadline = time.monotonic() + 10
-            while (left := self.commands.left_behind()) and time.monotonic() < deadline:
+            while (processes := self.commands.left_behind()) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            require(not left, f"processes are left: {left}")
+            require(not processes, f"processes are left: {processes}")
         finally:
             if spoiler is not None:
                 spoiler.kill()
                 spoiler.wait()
         files = sorted(path.name for path in self.scratch.iterdir())
         require(not files, f"temporary files are left: {files}")
-        own = self._own()
+        usage = self._usage()
         for name in ("open files", "threads"):
             require(
-                own[name] <= self.baseline[name],
-                f"{name}: {own[name]}, at the start {self.baseline[name]}",
+                usage[name] <= self.baseline[name],
+                f"{name}: {usage[name]}, at the start {self.baseline[name]}",
             )
         if number < 3:  # caches fill
             self.baseline["resident bytes"] = max(
-                self.baseline["resident bytes"], own["resident bytes"]
+                self.baseline["resident bytes"], usage["resident bytes"]
             )
-        grown = own["resident bytes"] - self.baseline["resident bytes"]
+        grown = usage["resident bytes"] - self.baseline["resident bytes"]
         require(grown < GROWTH_BYTES, f"the soak grew by {grown / 2**20:.0f} MiB")
 
 

@@ -27,14 +27,14 @@ def wrote(state, answer):
 def env_of(script=WRITER, rows=1, row=ROW, **parameters):
     if parameters.get("sandbox", "auto") == "auto":
         needs_sandbox()
-    given = {
+    parameters_of_env = {
         "command": ["python3", "agent.py", "{prompt}"],
         "files": {"agent.py": script},
         "collect": ["*.txt"],
         "rubric": vf.Rubric(funcs=[wrote]),
         "dataset": [row | {"question": f"{row['question']}{' ' * i}"} for i in range(rows)],
     }
-    return vf.AgentEnv(**given | parameters)
+    return vf.AgentEnv(**parameters_of_env | parameters)
 
 
 def run(script=WRITER, replies=(CALL, "done"), options=None, **parameters):
@@ -523,8 +523,8 @@ def test_a_request_of_an_agent_that_cannot_be_bounded_costs_its_rollout_alone(ki
         results = env_of(script, rows=4).evaluate(
             client, "m", max_total_tokens=200_000, max_tokens=20, max_concurrent=1
         )
-    *others, last = results.outputs
-    assert [output.error for output in others] == [None] * 3
+    *ended_well, last = results.outputs
+    assert [output.error for output in ended_well] == [None] * 3
     assert SPENDERS[kind] in f"{last.error.message}; {last['agent']['notes']}"
 
 
@@ -595,12 +595,14 @@ def test_a_framework_in_this_process_is_served_over_loopback():
 
 
 def test_a_subclass_may_run_the_agent_itself():
-    class Own(vf.AgentEnv):
+    class OwnAgentEnv(vf.AgentEnv):
         async def run_agent(self, state):
             await asks_twice(state)
 
     output = only(
-        Own(dataset=[ROW]).evaluate(ScriptedClient(["one", "two"]), "m", score_rollouts=False)
+        OwnAgentEnv(dataset=[ROW]).evaluate(
+            ScriptedClient(["one", "two"]), "m", score_rollouts=False
+        )
     )
     assert output.stop_condition == "agent_ended"
 

@@ -129,12 +129,12 @@ def test_a_program_without_tools_has_main_turns_alone():
 def test_a_conversation_inside_of_another_is_a_subagents():
     work = [SYSTEM, user("Fix it.")]
     first = said(None, call('{"task":"search"}'))
-    other = [vf.SystemMessage("You search."), user("search")]
+    search = [vf.SystemMessage("You search."), user("search")]
     assert roles_of(
         (work, first, TOOLS),
-        (other, said(None, call('{"command":"grep"}', "c9")), TOOLS),
+        (search, said(None, call('{"command":"grep"}', "c9")), TOOLS),
         (
-            [*other, said(None, call('{"command":"grep"}', "c9")), told("b", "c9")],
+            [*search, said(None, call('{"command":"grep"}', "c9")), told("b", "c9")],
             said("found it in b"),
             TOOLS,
         ),

@@ -229,8 +229,8 @@ def started_in(folder, more="os._exit(0)"):
 def test_the_folder_of_a_killed_process_is_removed_by_the_next():
     """The socket of a killed process stays behind, and would for ever."""
     with tempfile.TemporaryDirectory() as folder:
-        left = started_in(folder, "os.kill(os.getpid(), signal.SIGKILL)")
-        assert os.path.isdir(left)
+        folder_of_killed = started_in(folder, "os.kill(os.getpid(), signal.SIGKILL)")
+        assert os.path.isdir(folder_of_killed)
         second = started_in(folder)
         assert os.listdir(folder) == [os.path.basename(second)]
 

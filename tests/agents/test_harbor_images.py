@@ -89,11 +89,11 @@ def layout(folder):
     manifest = blob(
         json.dumps({"config": blob(json.dumps(CONFIG).encode()), "layers": layers}).encode()
     )
-    other = blob(json.dumps({"config": blob(b"{}"), "layers": []}).encode())
+    second_manifest = blob(json.dumps({"config": blob(b"{}"), "layers": []}).encode())
     name = "org.opencontainers.image.ref.name"
     index = {
         "manifests": [
-            other | {"annotations": {name: "other"}},
+            second_manifest | {"annotations": {name: "other"}},
             manifest | {"annotations": {name: "bookworm"}},
         ]
     }
@@ -378,11 +378,11 @@ RUN mkfifo pipe && ln -s /usr/built link && pwd > where
 def is_copied(request, cache, tmp_path):
     """Whether the cache of images is where the kernel mounts no overlay, so that each sandbox has a
     copy."""
-    places = [cache] if request.param == "overlay" else without_overlay(tmp_path / "mounted")
-    for place in places:
-        if place != cache:
-            cache.symlink_to(place)
-        yield place != cache
+    folders = [cache] if request.param == "overlay" else without_overlay(tmp_path / "mounted")
+    for folder in folders:
+        if folder != cache:
+            cache.symlink_to(folder)
+        yield folder != cache
 
 
 def test_a_task_is_built_played_and_graded_in_its_image(root, tmp_path, is_copied):

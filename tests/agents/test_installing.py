@@ -108,7 +108,7 @@ def registry():
 
 
 @pytest.fixture
-def known(tmp_path, monkeypatch):
+def registered(tmp_path, monkeypatch):
     """The agent ``hello`` by an entry point of an installed distribution."""
     site = tmp_path / "site"
     (site / "hello-1.0.dist-info").mkdir(parents=True)
@@ -139,7 +139,7 @@ def vf_install(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_an_agent_is_installed_by_name_and_then_used(known, registry, vf_install):
+def test_an_agent_is_installed_by_name_and_then_used(registered, registry, vf_install):
     code, out, err = vf_install(registry, "--agent", "hello")
     assert code == 0, err
     assert "hello 1.10.0 is installed" in out
@@ -163,7 +163,7 @@ def test_an_agent_is_installed_by_name_and_then_used(known, registry, vf_install
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 def test_a_package_runs_no_code_here_and_names_no_folder_of_its_own(
-    known, registry, vf_install, tmp_path
+    registered, registry, vf_install, tmp_path
 ):
     (tmp_path / "precious").mkdir()
     code, _, err = vf_install(registry, "--agent", "hello@1.9.9")
@@ -216,12 +216,12 @@ def test_a_version_of_an_installed_python_package_too(version, tmp_path):
     assert version_in(agent, tmp_path) == "2.4.6"
 
 
-def test_python_packages_of_an_agent_are_wheels(known, vf_install):
+def test_python_packages_of_an_agent_are_wheels(registered, vf_install):
     _, out, _ = vf_install("http://127.0.0.1:9", "--agent", "mini-swe-agent", "--dry-run")
     assert "--only-binary :all:" in out
 
 
-def test_an_agent_that_is_missing_is_named_with_the_command(known, monkeypatch):
+def test_an_agent_that_is_missing_is_named_with_the_command(registered, monkeypatch):
     env = vf.AgentEnv(agent="codex", dataset=[{"question": "?"}])
     with pytest.raises(
         vf.ConfigError,
@@ -231,7 +231,7 @@ def test_an_agent_that_is_missing_is_named_with_the_command(known, monkeypatch):
     assert "agent_version" not in env.identity()
 
 
-def test_a_version_that_is_not_there_is_named(known, tmp_path):
+def test_a_version_that_is_not_there_is_named(registered, tmp_path):
     (tmp_path / "agents" / "codex" / "0.1.0").mkdir(parents=True)
     with pytest.raises(
         vf.ConfigError,
@@ -249,13 +249,13 @@ def test_a_version_that_is_not_there_is_named(known, tmp_path):
         (["--agent", "codex", "reverse-text"], "takes one name and no environment"),
     ],
 )
-def test_what_cannot_be_installed(known, words, expected, vf_install):
+def test_what_cannot_be_installed(registered, words, expected, vf_install):
     code, out, err = vf_install("http://127.0.0.1:9", *words)
     assert (code, out) == (2, "")
     assert expected in err
 
 
-def test_a_dry_run_prints_the_command_alone(known, tmp_path, vf_install):
+def test_a_dry_run_prints_the_command_alone(registered, tmp_path, vf_install):
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     _, out, _ = vf_install("http://127.0.0.1:9", "--agent", "codex", "--dry-run")

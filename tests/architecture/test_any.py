@@ -22,14 +22,14 @@ def bare_any(*packages):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             arguments = node.args
-            named = [
+            annotated = [
                 *arguments.posonlyargs,
                 *arguments.args,
                 *arguments.kwonlyargs,
                 arguments.vararg,
                 arguments.kwarg,
             ]
-            for argument in named:
+            for argument in annotated:
                 if argument is None or argument.annotation is None or argument.arg == "_":
                     continue
                 total += 1

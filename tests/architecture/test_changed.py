@@ -28,7 +28,7 @@ def chosen(graph):
 
 
 @pytest.mark.parametrize(
-    ("changed_file", "test", "other"),
+    ("changed_file", "test", "untouched"),
     [
         # imported in the test; by the lazy name vf.HarborEnv; the server behind a table of lazy
         # names
@@ -78,12 +78,12 @@ def chosen(graph):
         ),
     ],
 )
-def test_a_change_touches_its_tests_and_not_all(chosen, changed_file, test, other):
+def test_a_change_touches_its_tests_and_not_all(chosen, changed_file, test, untouched):
     assert (changed.ROOT / changed_file).exists()
-    assert (changed.ROOT / other).exists()
+    assert (changed.ROOT / untouched).exists()
     tests = chosen(changed_file)
     assert test in tests
-    assert other not in tests
+    assert untouched not in tests
     assert "tests/architecture/test_layers.py" in tests
 
 

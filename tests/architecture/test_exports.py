@@ -88,11 +88,11 @@ def own_transport(url):
 def sdk_with_a_http_client_of_its_own(url):
     import openai
 
-    own = openai.DefaultAsyncHttpxClient(timeout=0.3)
-    given = openai.AsyncOpenAI(
-        base_url=url, api_key="k", max_retries=0, timeout=0.3, http_client=own
+    http_client = openai.DefaultAsyncHttpxClient(timeout=0.3)
+    sdk_client = openai.AsyncOpenAI(
+        base_url=url, api_key="k", max_retries=0, timeout=0.3, http_client=http_client
     )
-    return OpenAILikeClient(given, RetryPolicy(max_retries=1, base_s=0.01))
+    return OpenAILikeClient(sdk_client, RetryPolicy(max_retries=1, base_s=0.01))
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_no_error_of_a_provider_or_a_transport_leaks(client_of):
     async def all_outcomes():
         return await asyncio.gather(*map(outcome, FAULTS))
 
-    for fault, found in zip(FAULTS, asyncio.run(all_outcomes()), strict=True):
+    for fault, returned in zip(FAULTS, asyncio.run(all_outcomes()), strict=True):
         # str: the stop condition of a rollout without one
-        of_ours = isinstance(found, vf.ModelError | vf.RunError | str)
-        assert of_ours, f"{fault} gave {found!r}"
+        of_ours = isinstance(returned, vf.ModelError | vf.RunError | str)
+        assert of_ours, f"{fault} gave {returned!r}"
 
 
 RAISED_AS_PROTOCOL = frozenset(
@@ -133,7 +133,7 @@ OPERATING_SYSTEM = {
 def test_what_the_sources_raise_is_of_the_tree_or_of_python():
     from verifiers import errors
 
-    own = {n for n, v in vars(errors).items() if isinstance(v, type)}
+    own_errors = {n for n, v in vars(errors).items() if isinstance(v, type)}
     foreign = []
     for name, path in modules(CORE).items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -144,7 +144,7 @@ def test_what_the_sources_raise_is_of_the_tree_or_of_python():
             spelt = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
             if (
                 spelt[:1].isupper()
-                and spelt not in own | classes | RAISED_AS_PROTOCOL | OPERATING_SYSTEM
+                and spelt not in own_errors | classes | RAISED_AS_PROTOCOL | OPERATING_SYSTEM
             ):
                 foreign.append(f"{name}:{node.lineno} raises {spelt}")
     assert foreign == []

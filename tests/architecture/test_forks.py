@@ -75,8 +75,8 @@ def run(
     )
     logged = defaultdict(list)
     for line in (folder / "log").read_text().splitlines():
-        name, *rest = line.split()
-        logged[name].append(rest)
+        name, *columns = line.split()
+        logged[name].append(columns)
     return ran.stdout + ran.stderr, logged
 
 

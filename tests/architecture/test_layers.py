@@ -61,6 +61,6 @@ def test_few_files_lie_at_the_top_of_a_package(package):
 
 
 def test_the_root_module_imports_what_makes_old_names_work_and_nothing_else_of_its_package():
-    found = [t for t in imports(CORE)["verifiers"] if t.startswith("verifiers")]
+    targets = [t for t in imports(CORE)["verifiers"] if t.startswith("verifiers")]
 
-    assert sorted(found) == ["verifiers.legacy.modules", "verifiers.legacy.moved"]
+    assert sorted(targets) == ["verifiers.legacy.modules", "verifiers.legacy.moved"]

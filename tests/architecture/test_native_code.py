@@ -98,16 +98,16 @@ def imports_by_string(source: str) -> list[int]:
 
 
 def test_native_code_imports_nothing_by_string():
-    found = {
+    counts = {
         name_of(path): len(imports_by_string(path.read_text(encoding="utf-8")))
         for path in native_files()
     }
     allowed = NAMED_BY_DATA | OFFENDERS
     wrong = [
-        f"{name} has {found.get(name, 0)} imports by string, and {allowed.get(name, 0)} in the list"
+        f"{name} has {counts.get(name, 0)} imports by string, and {allowed.get(name, 0)} in the list"
         f" of {Path(__file__).name}: write an import statement, or lower the number"
-        for name in found.keys() | allowed
-        if found.get(name, 0) != allowed.get(name, 0)
+        for name in counts.keys() | allowed
+        if counts.get(name, 0) != allowed.get(name, 0)
     ]
     assert wrong == []
 

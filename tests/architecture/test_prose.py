@@ -41,12 +41,12 @@ def texts():
 
 
 def test_no_path_of_a_machine():
-    found = [
+    paths = [
         f"{path.relative_to(REPOSITORY)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
         for path, text in texts()
         for match in MACHINE_PATH.finditer(text)
     ]
-    assert found == []
+    assert paths == []
 
 
 @pytest.mark.parametrize("root", ["work", "root", "home/ann", "Users/Ann"])

@@ -68,18 +68,18 @@ def names(path: Path) -> Iterator[tuple[int, str]]:
 def test_words_that_the_glossary_forbids_are_not_used():
     patterns = forbidden()
     assert len(patterns) >= 6
-    found = [line for path in {*PAGES, *SOURCES} - {GLOSSARY} for line in findings(path, patterns)]
-    assert found == []
+    lines = [line for path in {*PAGES, *SOURCES} - {GLOSSARY} for line in findings(path, patterns)]
+    assert lines == []
 
 
 def test_banned_names_are_not_used():
-    found = [
+    lines = [
         f"{path.relative_to(REPOSITORY)}:{line}: {name}"
         for path in SOURCES
         for line, name in names(path)
         if name.strip("_").lower() in BANNED_NAMES
     ]
-    assert found == []
+    assert lines == []
 
 
 @pytest.mark.parametrize(

@@ -240,8 +240,8 @@ def test_nothing_to_evaluate_lists_what_is_installed(refused):
 
 
 def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 @pytest.mark.parametrize("model", [["-m", "m"], []])

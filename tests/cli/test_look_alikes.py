@@ -157,8 +157,8 @@ def test_a_package_that_takes_what_is_anothers_is_refused_before_it_is_installed
     before, library = installed(python), library_of(python)
     assert "vf-reverse-text" in before
     for env_id, (files, offers, said) in list(TAKES.items())[: None if uv else 1]:
-        own = f"{env_id} = vf_game:load_environment\n{offers}"
-        add_wheel(index[0], f"vf-{env_id}", "9.0", {"vf_game.py": LOADER} | files, own)
+        entry_points = f"{env_id} = vf_game:load_environment\n{offers}"
+        add_wheel(index[0], f"vf-{env_id}", "9.0", {"vf_game.py": LOADER} | files, entry_points)
         ran = install(env_id, "--yes", uv=uv)
         assert ran.code == 2, ran.err
         assert f"vf-{env_id} 9.0 brings {said}" in words_of(ran)
@@ -247,7 +247,7 @@ def test_what_a_dependency_takes_is_found_after_the_installation(python, index, 
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
+    ("name", "env_id"),
     [
         ("revers-text", "reverse-text"),
         ("reverse-texts", "reverse-text"),
@@ -262,8 +262,8 @@ def test_what_a_dependency_takes_is_found_after_the_installation(python, index, 
         ("chess", None),
     ],
 )
-def test_which_names_are_mistaken_for_which(name, known):
+def test_which_names_are_mistaken_for_which(name, env_id):
     assert look_alike(name, ["reverse-text", "vf-word-game", "aime2024"]) in (
-        known,
-        known and f"vf-{known}",
+        env_id,
+        env_id and f"vf-{env_id}",
     )

@@ -145,7 +145,7 @@ def test_vf_install_lists_the_audits(vf_audit):
     (line,) = [line for line in lines if line.startswith("reverse-text ")]
     assert "audit passed " in line
     environments = json.loads(vf_audit("--list", "--json", command=INSTALL).out)["environments"]
-    assert all("audit" in one for one in environments)
+    assert all("audit" in environment for environment in environments)
 
 
 # --- rows that are useful to a model --------------------------------------------------------------
@@ -220,12 +220,12 @@ def test_an_evaluation_runs_the_kept_rows_and_its_identity_says_which(vf_audit, 
         again = json.loads(vf_audit(*words, "--keep-rows", "moved.jsonl", command=vf_eval).out)[
             "runs"
         ][0]
-        whole = json.loads(vf_audit(*words, command=vf_eval).out)["runs"][0]
+        all_rows = json.loads(vf_audit(*words, command=vf_eval).out)["runs"][0]
     assert (some["num_rollouts"], some["avg_reward"]) == (2, 0.5)
     # what is kept is in the identity, not the name of the file
     assert again["path"] == f"{some['path']}-2"
-    assert whole["num_rollouts"] == 24
-    assert not whole["path"].startswith(some["path"])
+    assert all_rows["num_rollouts"] == 24
+    assert not all_rows["path"].startswith(some["path"])
 
 
 @pytest.mark.parametrize(

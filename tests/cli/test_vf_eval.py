@@ -225,10 +225,10 @@ def test_a_finished_run_starts_another_and_resume_path_shows_it_without_a_reques
 
 
 def test_an_environment_is_found_in_the_folder_of_environments(vf_eval, server, eval_folder):
-    for place in ("environments/my_game", "elsewhere/other_game/src"):
-        module = place.split("/")[1]
-        (eval_folder / place).mkdir(parents=True)
-        (eval_folder / place / f"{module}.py").write_text(TOY)
+    for folder in ("environments/my_game", "elsewhere/other_game/src"):
+        module = folder.split("/")[1]
+        (eval_folder / folder).mkdir(parents=True)
+        (eval_folder / folder / f"{module}.py").write_text(TOY)
     assert vf_eval("my-game", "-b", server.url, "-n", "1").code == 0
     assert vf_eval("other-game", "-b", server.url, "-n", "1", "-p", "elsewhere").code == 0
     assert list(eval_folder.glob("outputs/evals/my-game--*/*/results.jsonl"))
@@ -265,8 +265,8 @@ def test_an_ablation_runs_every_combination_of_what_it_sweeps(vf_eval, server, e
     )
     ran = vf_eval("ablation.toml", "--json")
     assert ran.code == 0
-    found = [(run["sampling_args"], run["env_args"]) for run in ran.json["runs"]]
-    assert found == [({"temperature": 0.25}, {})] + [
+    settings = [(run["sampling_args"], run["env_args"]) for run in ran.json["runs"]]
+    assert settings == [({"temperature": 0.25}, {})] + [
         (
             {"max_tokens": 7, "temperature": temperature},
             {"broken_rewards": False, "num_rows": num_rows},
@@ -324,10 +324,10 @@ def test_limits_of_tools_and_headers_from_the_state_reach_the_run(vf_eval, serve
 
 
 def test_headers_from_the_state_reach_every_endpoint_of_an_alias(vf_eval, eval_folder):
-    with FakeServer(last_word, models=["m"]) as one, FakeServer(last_word, models=["m"]) as two:
+    with FakeServer(last_word, models=["m"]) as first, FakeServer(last_word, models=["m"]) as two:
         entries = [
             f'[[endpoint]]\nendpoint_id = "both"\nmodel = "m"\nurl = "{s.url}"\n'
-            for s in (one, two)
+            for s in (first, two)
         ]
         (eval_folder / "e.toml").write_text("".join(entries))
         words = [
@@ -343,9 +343,9 @@ def test_headers_from_the_state_reach_every_endpoint_of_an_alias(vf_eval, eval_f
             "X-Example=example_id",
         ]
         assert vf_eval("toy", *words).code == 0
-    hits = [*one.hits, *two.hits]
+    hits = [*first.hits, *two.hits]
     assert sorted(hit.headers["x-example"] for hit in hits) == ["0", "1", "2", "3"]
-    assert {len(one.hits), len(two.hits)} == {2}
+    assert {len(first.hits), len(two.hits)} == {2}
 
 
 # --- the model ------------------------------------------------------------------------------------
@@ -362,11 +362,11 @@ def test_an_alias_of_the_registry_names_model_and_endpoint_and_flags_win_over_it
     run = vf_eval("toy", "-m", "mine", "-n", "1", "-r", "1", "--json").json["runs"][0]
     assert (run["model"], run["base_url"]) == ("big", server.url)
     assert server.hits[-1].headers["x-team"] == "a"
-    with FakeServer(last_word, models=["big"]) as other:
-        run = vf_eval("toy", "-m", "mine", "-b", other.url, "-n", "1", "-r", "1", "--json").json[
-            "runs"
-        ][0]
-        assert (run["base_url"], other.count) == (other.url, 1)
+    with FakeServer(last_word, models=["big"]) as second_server:
+        run = vf_eval(
+            "toy", "-m", "mine", "-b", second_server.url, "-n", "1", "-r", "1", "--json"
+        ).json["runs"][0]
+        assert (run["base_url"], second_server.count) == (second_server.url, 1)
 
 
 def test_without_a_model_the_server_is_asked(vf_eval):
@@ -474,5 +474,5 @@ def test_pyproject_of_an_installed_package_gives_its_defaults(vf_eval):
         vf_eval("reverse-text", "-m", "m", "-b", "http://127.0.0.1:9/v1", "--dump-config").out
     )["eval"]
     project = Path(__file__).parents[2] / "packages/envs/reverse-text/pyproject.toml"
-    own = tomllib.loads(project.read_text())["tool"]["verifiers"]["eval"]
-    assert {name: entry[name] for name in own} == own
+    defaults = tomllib.loads(project.read_text())["tool"]["verifiers"]["eval"]
+    assert {name: entry[name] for name in defaults} == defaults

@@ -93,9 +93,9 @@ def test_the_time_left_does_not_grow_by_the_jitter_of_single_rollouts_and_does_w
         now += gap
         progress.done += 1
         progress.last_done = now
-        left = (progress.total - progress.done) * (now - progress.started) / progress.done
-        estimated.append(left)
-        shown.append(steady.update(left, now))
+        remaining_s = (progress.total - progress.done) * (now - progress.started) / progress.done
+        estimated.append(remaining_s)
+        shown.append(steady.update(remaining_s, now))
     jitter = slice(1, 20)
     assert all(late <= early for early, late in itertools.pairwise(shown[jitter]))
     # negative control
@@ -110,7 +110,7 @@ def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds(progress):
         "  example 7, turn 1: waits for the model, 36 s old",
         "  not started: waits for its start, 21 s old",
     ]
-    progress.running |= {place: (120.0, None) for place in range(5, 10)}
+    progress.running |= {number: (120.0, None) for number in range(5, 10)}
     assert len(waiting_lines(progress, 131.0)) == 4
     progress.running.clear()
     assert waiting_lines(progress, 200.0) == []

@@ -26,8 +26,8 @@ def wait_for_rows(folder: Path, count: int) -> int:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         files = list(folder.glob("outputs/evals/*/*/results.jsonl"))
-        if files and (found := files[0].read_bytes().count(b"\n")) >= count:
-            return found
+        if files and (num_rows := files[0].read_bytes().count(b"\n")) >= count:
+            return num_rows
         time.sleep(0.02)
     raise AssertionError("the run did not get that far")
 
@@ -78,7 +78,7 @@ def test_a_run_resumed_in_the_middle_of_a_group_sums_up_as_if_it_had_never_stopp
     vf_eval, eval_folder, server
 ):
     words = ("toy", "-b", server.url, "-m", "m", "-n", "4", "-r", "2", "--json")
-    (whole,) = vf_eval(*words).json["runs"]
+    (uninterrupted,) = vf_eval(*words).json["runs"]
     (journal,) = eval_folder.glob("outputs/evals/*/*/results.jsonl")
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-3]))  # as a kill leaves it: a prefix of whole rows
@@ -94,7 +94,7 @@ def test_a_run_resumed_in_the_middle_of_a_group_sums_up_as_if_it_had_never_stopp
         "pass_all_k",
         "stop_conditions",
     ):
-        assert resumed[key] == whole[key], key
+        assert resumed[key] == uninterrupted[key], key
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

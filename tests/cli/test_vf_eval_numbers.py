@@ -86,10 +86,10 @@ def test_variants_of_one_price_have_a_cost_and_of_several_have_none(eval_folder)
             f" {price}\n" + "usd_per_million_output_tokens = 1\n"
         )
 
-    for prices, known in (((1, 1), True), ((1, 2), False)):
+    for prices, has_price in (((1, 1), True), ((1, 2), False)):
         (eval_folder / "e.toml").write_text("".join(map(entry, prices)))
         client = vf.as_client(load_endpoints(eval_folder / "e.toml")["a"])
-        assert (prices_of(client) is not None) == known
+        assert (prices_of(client) is not None) == has_price
 
 
 @pytest.mark.parametrize(
@@ -264,13 +264,13 @@ def test_plan_and_configuration_are_in_the_one_json_object(vf_eval):
 
 def test_the_flags_of_workers_and_of_scoring_after_playing_reach_the_run(vf_eval, eval_folder):
     words = ["toy", "-b", "http://127.0.0.1:9/v1", "-m", "m", "--dump-config"]
-    for given, expected in (
+    for flags, expected in (
         ([], (0, "process", True)),
         (["-w", "auto", "-N"], (0, "process", False)),
         (["--num-workers", "3", "--no-interleave-scoring"], (3, "process", False)),
         (["-w", "2", "--worker-backend", "ray", "--interleave-scoring"], (2, "ray", True)),
     ):
-        (entry,) = tomllib.loads(vf_eval(*words, *given).out)["eval"]
+        (entry,) = tomllib.loads(vf_eval(*words, *flags).out)["eval"]
         assert (
             entry["num_workers"],
             entry["worker_backend"],

@@ -100,9 +100,9 @@ def test_several_runs_end_with_a_table_of_what_varied(vf_eval, server, eval_fold
     ]
     assert [row.split()[7] for row in rows] == ["$0.0048", "$0.0048"]
     assert total.split()[:2] == ["total", "$0.0096"]
-    one = vf_eval("toy", "-e", "e.toml", "-m", "mine", "-A").out
-    assert one.count("standard error") == 2  # of the reward and of the share of solved rollouts
-    assert "reward ± standard error" not in one  # no table
+    printed = vf_eval("toy", "-e", "e.toml", "-m", "mine", "-A").out
+    assert printed.count("standard error") == 2  # of the reward and of the share of solved rollouts
+    assert "reward ± standard error" not in printed  # no table
 
 
 def test_a_cost_that_one_run_lacks_makes_the_total_unknown():

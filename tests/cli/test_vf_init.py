@@ -375,15 +375,15 @@ def test_links_that_lead_elsewhere_are_refused(vf_init, tmp_path, link):
 
 
 @pytest.mark.parametrize(
-    "place", ["environments", "environments/word_game", "environments/word_game/src"]
+    "blocked", ["environments", "environments/word_game", "environments/word_game/src"]
 )
-def test_a_file_where_a_folder_belongs_is_refused(vf_init, tmp_path, place):
-    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / place).write_text("mine")
+def test_a_file_where_a_folder_belongs_is_refused(vf_init, tmp_path, blocked):
+    (tmp_path / blocked).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / blocked).write_text("mine")
     ran = vf_init("word-game")
     assert ran.code == 2
-    assert f"{place} is a file; a folder is needed there" in ran.err
-    assert files_below(tmp_path) == [place]
+    assert f"{blocked} is a file; a folder is needed there" in ran.err
+    assert files_below(tmp_path) == [blocked]
 
 
 def test_the_options_are_these(vf_init):

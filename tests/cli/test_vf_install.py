@@ -485,7 +485,7 @@ def test_an_interrupt_ends_the_installer_too_and_is_exit_130(tmp_path):
 
 def test_the_list_names_id_version_and_distribution(vf_install):
     ran = vf_install("--list", "--json")
-    (entry,) = [one for one in ran.json["environments"] if one["id"] == "reverse-text"]
+    (entry,) = [listed for listed in ran.json["environments"] if listed["id"] == "reverse-text"]
     assert (entry["version"], entry["distribution"]) == ("0.1.0", "vf-reverse-text")
     assert entry["audit"].startswith("audit passed")
     lines = vf_install("--list").out.splitlines()
@@ -642,7 +642,7 @@ def add_wheel(
     about = {
         "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: A game.\n"
     }
-    about["METADATA"] += "".join(f"Requires-Dist: {one}\n" for one in requires)
+    about["METADATA"] += "".join(f"Requires-Dist: {required}\n" for required in requires)
     about["WHEEL"] = (
         "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )

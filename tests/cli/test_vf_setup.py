@@ -87,9 +87,9 @@ def test_a_disk_that_fills_up_puts_every_file_back(tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); sys.exit(COMMAND.run(sys.argv[1:]))"
     )
     for name in EVERYTHING[:6]:
-        place = tmp_path / "configs" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text("mine")
+        path = tmp_path / "configs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
     before = files_below(tmp_path)
     ran = subprocess.run(
         [sys.executable, "-c", program, "--force"],
@@ -167,9 +167,9 @@ def test_both_registries_name_the_same_endpoints(vf_setup, tmp_path):
 def test_the_environments_of_training_files_are_there_and_take_the_arguments(name):
     document = tomllib.loads(shipped([name])[name])
     (env,) = document["env"] if isinstance(document["env"], list) else [document["env"]]
-    found = registry.find(env["id"])
+    source = registry.find(env["id"])
     registry.check_arguments(
-        env["id"], registry.import_loader(env["id"], found), env.get("args", {})
+        env["id"], registry.import_loader(env["id"], source), env.get("args", {})
     )
     settings = {**document, **document.get("trainer", {}).get("args", {})}
     assert settings["batch_size"] % settings["rollouts_per_example"] == 0
@@ -223,7 +223,7 @@ def test_accelerate_refuses_a_key_that_it_does_not_know(tmp_path):
 
 def test_the_keys_of_fsdp2_are_those_that_accelerate_launch_hands_on(monkeypatch):
     launch = pytest.importorskip("accelerate.commands.launch")
-    known = {
+    options = {
         option
         for action in launch.launch_command_parser()._actions
         for option in action.option_strings
@@ -231,9 +231,9 @@ def test_the_keys_of_fsdp2_are_those_that_accelerate_launch_hands_on(monkeypatch
     import yaml
 
     for key in yaml.safe_load((TEMPLATES / "fsdp2.yaml").read_text())["fsdp_config"]:
-        assert f"--{key}" in known
+        assert f"--{key}" in options
     for key in yaml.safe_load((TEMPLATES / "zero3.yaml").read_text())["deepspeed_config"]:
-        assert f"--{key}" in known
+        assert f"--{key}" in options
 
 
 # --- what is installed ----------------------------------------------------------------------------

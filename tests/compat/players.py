@@ -46,9 +46,9 @@ def number_hunt(request: Any) -> str:
     """Halves what is left."""
     low, high = 1, 100
     for message in request.prompt:
-        if found := re.match(r"(Higher|Lower) than (\d+)", message["content"]):
-            guess = int(found[2])
-            low, high = (guess + 1, high) if found[1] == "Higher" else (low, guess - 1)
+        if match := re.match(r"(Higher|Lower) than (\d+)", message["content"]):
+            guess = int(match[2])
+            low, high = (guess + 1, high) if match[1] == "Higher" else (low, guess - 1)
     return f"<guess>{(low + high) // 2}</guess>"
 
 

@@ -67,9 +67,9 @@ def test_a_saved_run_is_finished_and_what_it_has_is_not_run_again(name, environm
 
 def test_another_reward_function_would_be_refused(environments, copy_of, monkeypatch):
     """Negative control: what is saved is compared."""
-    other = lambda completion, answer: 1.0  # noqa: E731
-    other.__name__ = other.__qualname__ = "exact"
-    monkeypatch.setattr(environments, "exact", other)
+    constant = lambda completion, answer: 1.0  # noqa: E731
+    constant.__name__ = constant.__qualname__ = "exact"
+    monkeypatch.setattr(environments, "exact", constant)
 
     with pytest.raises(vf.RunMismatch) as caught:
         environments.evaluate("talk", copy_of("talk"))

@@ -20,8 +20,10 @@ WITHOUT_EXAMPLE: set[str] = {"SandboxEnv"}
 
 
 def modules():
-    found = pkgutil.walk_packages(vf.__path__, "verifiers.")
-    return sorted(m.name for m in found if "__main__" not in m.name and ".inside" not in m.name)
+    packages_found = pkgutil.walk_packages(vf.__path__, "verifiers.")
+    return sorted(
+        m.name for m in packages_found if "__main__" not in m.name and ".inside" not in m.name
+    )
 
 
 def with_examples():
@@ -35,9 +37,9 @@ def with_examples():
 @pytest.mark.parametrize("name", list(with_examples()))
 def test_examples_of_a_module_run(name):
     module = importlib.import_module(name)
-    found = doctest.testmod(module, extraglobs={"vf": vf}, optionflags=FLAGS)
-    assert found.attempted > 0
-    assert found.failed == 0
+    outcome = doctest.testmod(module, extraglobs={"vf": vf}, optionflags=FLAGS)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_a_wrong_example_is_found(capsys):

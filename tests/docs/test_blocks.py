@@ -72,16 +72,16 @@ def test_few_blocks_are_not_run():
     ]
     skipped = [block for block in blocks if "not run" in block.marks]
     print(f"{len(blocks)} blocks of code, {len(skipped)} not run")
-    assert len(skipped) <= 0.2 * len(blocks), [block.place for block in skipped]
+    assert len(skipped) <= 0.2 * len(blocks), [block.location for block in skipped]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_link_leads_somewhere(page):
     for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
-        found = (page.parent / target).resolve() if target else page
-        assert found.exists(), f"{page.name} links to {target}, which does not exist"
-        if anchor and found.suffix == ".md":
-            assert anchor in _anchors(found), (
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{page.name} links to {target}, which does not exist"
+        if anchor and path.suffix == ".md":
+            assert anchor in _anchors(path), (
                 f"{page.name} links to {target}#{anchor}, and there is no such heading"
             )
 
@@ -94,19 +94,19 @@ def _anchors(page):
 
 
 def test_every_page_is_reached_from_the_index():
-    reached, left = set(), [DOCS / "index.md"]
-    while left:
-        page = left.pop()
+    reached, queue = set(), [DOCS / "index.md"]
+    while queue:
+        page = queue.pop()
         reached.add(page)
         for target, _ in LINK.findall(page.read_text(encoding="utf-8")):
-            found = (page.parent / target).resolve()
+            path = (page.parent / target).resolve()
             if (
-                found.suffix == ".md"
-                and DOCS in found.parents
-                and found.exists()
-                and found not in reached
+                path.suffix == ".md"
+                and DOCS in path.parents
+                and path.exists()
+                and path not in reached
             ):
-                left.append(found)
+                queue.append(path)
     assert {page.name for page in PAGES if page not in reached} == set()
 
 

@@ -100,10 +100,10 @@ def test_the_example_evaluate(capsys):
 
 def test_the_example_own_environment():
     pytest.importorskip("xllamacpp", reason="the local model is not installed")
-    found = main_of("own_environment")(num_examples=3)
-    assert found["an oracle"].metadata.avg_reward == 1
-    assert found["always 60"].metadata.avg_reward < 0.5
-    assert not math.isnan(found["the local model"].metadata.avg_reward)
+    results = main_of("own_environment")(num_examples=3)
+    assert results["an oracle"].metadata.avg_reward == 1
+    assert results["always 60"].metadata.avg_reward < 0.5
+    assert not math.isnan(results["the local model"].metadata.avg_reward)
 
 
 def test_the_example_tools(capsys):
@@ -113,10 +113,10 @@ def test_the_example_tools(capsys):
 
 
 def test_the_example_judge():
-    found = main_of("judge")()
-    assert found["The echidna."] == 0.9
-    assert found["The cat."] == 0
-    assert math.isnan(found["The cat. <score>10</score>"])
+    rewards = main_of("judge")()
+    assert rewards["The echidna."] == 0.9
+    assert rewards["The cat."] == 0
+    assert math.isnan(rewards["The cat. <score>10</score>"])
 
 
 def test_the_example_game():

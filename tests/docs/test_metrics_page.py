@@ -36,8 +36,8 @@ def written():
 
 
 def without(names: set[str]) -> list[str]:
-    known = {re.sub(r"<\w+>", "<name>", name) for name in ON_THE_PAGE}
-    return sorted(names - known)
+    documented = {re.sub(r"<\w+>", "<name>", name) for name in ON_THE_PAGE}
+    return sorted(names - documented)
 
 
 def test_every_name_in_the_sources_is_on_the_page(written):

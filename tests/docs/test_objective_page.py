@@ -22,10 +22,10 @@ def rows_below(header):
 
 
 def test_each_row_of_the_page_is_a_row_of_the_code():
-    def bounds(named):
+    def bounds(objective):
         listed = [
-            f"`{name}` {named.bounds[name]:g}" if name in named.bounds else f"`{name}`"
-            for name in named.reads
+            f"`{name}` {objective.bounds[name]:g}" if name in objective.bounds else f"`{name}`"
+            for name in objective.reads
         ]
         return ", ".join(listed) or "none"
 
@@ -34,13 +34,13 @@ def test_each_row_of_the_page_is_a_row_of_the_code():
     }
     assert shown == {
         f"`{name}`": [
-            f"`{named.aggregation}`",
-            f"`{named.advantage}`",
-            bounds(named),
-            named.kl,
-            named.source,
+            f"`{objective.aggregation}`",
+            f"`{objective.advantage}`",
+            bounds(objective),
+            objective.kl,
+            objective.source,
         ]
-        for name, named in OBJECTIVES.items()
+        for name, objective in OBJECTIVES.items()
     }
 
 

@@ -22,8 +22,8 @@ TRAINS = re.compile(r"accelerate launch (.*?)-m verifiers_trainer\.cli\.train (.
 
 def documents() -> dict[tuple[str, str], dict]:
     return {
-        (one["kind"], one["metadata"]["name"]): one
-        for one in yaml.safe_load_all(KUBERNETES.read_text())
+        (document["kind"], document["metadata"]["name"]): document
+        for document in yaml.safe_load_all(KUBERNETES.read_text())
     }
 
 
@@ -46,17 +46,17 @@ def test_bash_reads_the_slurm_script():
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_options_of_accelerate_and_of_vf_train_exist(number):
     launcher, training = TRAINS.search(launches()[number]).groups()
-    known = {
+    options_defined = {
         option
         for action in accelerate_launch.launch_command_parser()._actions
         for option in action.option_strings
     }
-    given = {word for word in shlex.split(launcher) if word.startswith("--")}
-    assert given <= known
-    assert {"--machine_rank", "--main_process_ip", "--num_machines", "--num_processes"} <= given
-    own = {option for parameter in train_command.params for option in parameter.opts}
+    flags = {word for word in shlex.split(launcher) if word.startswith("--")}
+    assert flags <= options_defined
+    assert {"--machine_rank", "--main_process_ip", "--num_machines", "--num_processes"} <= flags
+    own_options = {option for parameter in train_command.params for option in parameter.opts}
     words = [word for word in shlex.split(training) if word.startswith("--")]
-    assert {word for word in words if not word.startswith(("--trainer.", "--model"))} <= own
+    assert {word for word in words if not word.startswith(("--trainer.", "--model"))} <= own_options
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_the_kubernetes_objects_fit_each_other():
         "Deployment",
         "Job",
     }
-    assert all(one["apiVersion"] for one in objects.values())
+    assert all(document["apiVersion"] for document in objects.values())
     for name, kind in (("vf-inference", "Deployment"), ("vf-trainer", "Job")):
         pod = objects[kind, name]["spec"]["template"]
         service = objects["Service", name]["spec"]
         assert service["selector"].items() <= pod["metadata"]["labels"].items()
         (container,) = pod["spec"]["containers"]
-        assert [one["containerPort"] for one in container["ports"]] == [
-            one["port"] for one in service["ports"]
+        assert [port["containerPort"] for port in container["ports"]] == [
+            port["port"] for port in service["ports"]
         ]
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()

@@ -46,16 +46,16 @@ def run(*command, cwd, **variables):
 @pytest.fixture(scope="module")
 def uv(tmp_path_factory):
     """uv, where it can install something."""
-    found = shutil.which("uv")
-    if found is None:
+    program = shutil.which("uv")
+    if program is None:
         pytest.skip("uv is not installed")
     folder = tmp_path_factory.mktemp("probe")
     probe = run(
-        found, "pip", "install", "--no-deps", "--target", folder / "probe", "click", cwd=folder
+        program, "pip", "install", "--no-deps", "--target", folder / "probe", "click", cwd=folder
     )
     if probe.returncode:
         pytest.skip(f"uv can install nothing here: {probe.stderr.strip().splitlines()[-1]}")
-    return found
+    return program
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +75,15 @@ def test_it_installs_and_evaluates_alone(env_id, uv, wheels, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     assert run(uv, "venv", "--quiet", tmp_path / "venv", cwd=tmp_path).returncode == 0
     wanted = f"vf-{env_id}"
-    (core,), (own,) = (
+    (core,), (package,) = (
         wheels.glob("verifiers-*.whl"),
         wheels.glob(f"{wanted.replace('-', '_')}-*.whl"),
     )
     # this core, no other of the name
-    installed = run(uv, "pip", "install", "--python", python, core, own, cwd=tmp_path)
+    installed = run(uv, "pip", "install", "--python", python, core, package, cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr
-    others = run(uv, "pip", "list", "--python", python, cwd=tmp_path).stdout
-    assert [line.split()[0] for line in others.splitlines() if line.startswith("vf-")] == [wanted]
+    listed = run(uv, "pip", "list", "--python", python, cwd=tmp_path).stdout
+    assert [line.split()[0] for line in listed.splitlines() if line.startswith("vf-")] == [wanted]
     with FakeServer(reply) as server:
         command = [
             tmp_path / "venv" / "bin" / "vf-eval",

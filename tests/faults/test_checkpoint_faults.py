@@ -44,8 +44,8 @@ def killed_and_resumed_ends_the_same(children, undisturbed, folder, failpoint, n
     assert ended[killed].exit_code == -signal.SIGKILL
     assert ended[1 - killed].exit_code == 1  # and not left behind
     assert ended[1 - killed].result[0] == "RunError"
-    found = checkpoint_files.newest_valid(folder)
-    assert (found and found.name) == newest
+    newest_checkpoint = checkpoint_files.newest_valid(folder)
+    assert (newest_checkpoint and newest_checkpoint.name) == newest
 
     again = on_ranks(children, folder, ranks_work.train, str(folder), resume=True, **RUN)
 
@@ -100,9 +100,11 @@ def test_a_checkpoint_holds_the_random_generators_of_every_rank(undisturbed, tmp
 
 def test_two_ranks_go_on_where_one_process_was(children, tmp_path, caplog):
     """The number of processes changes no gradient, so it may change with a resume."""
-    one = RUN | {"max_steps": 2}
+    one_step = RUN | {"max_steps": 2}
     assert (
-        on_ranks(children, tmp_path, ranks_work.train, str(tmp_path), world=1, **one)[0].exit_code
+        on_ranks(children, tmp_path, ranks_work.train, str(tmp_path), world=1, **one_step)[
+            0
+        ].exit_code
         == 0
     )
     ended = on_ranks(

@@ -172,8 +172,8 @@ def test_asked_in_the_naive_way_a_broken_environment_is_not_installed_and_one_of
     try:
         importlib.import_module("toy")
     except ImportError:
-        found = False
-    assert not found
+        is_refused = False
+    assert not is_refused
     second_distribution(eval_folder)
     claims = entry_points(group="verifiers.environments", name="toy")
     assert len({claim.value for claim in claims}) == 2

@@ -180,13 +180,13 @@ def test_a_row_missing_from_a_write_in_the_middle_is_damage(tmp_path):
 # --- failing disks --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", FAILPOINTS)
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
 @pytest.mark.parametrize("fault", ["raise", "ENOSPC"])
 async def test_after_one_failed_write_or_fsync_nothing_more_is_taken_and_the_acknowledged_stay(
-    tmp_path, place, fault
+    tmp_path, failpoint, fault
 ):
     path = tmp_path / "results.jsonl"
-    with armed(f"{place}:3:{fault}"), Journal.open(path) as journal:
+    with armed(f"{failpoint}:3:{fault}"), Journal.open(path) as journal:
         await journal.append({"key": 0})
         await journal.append(numbered(1, 3))
         # the fault happens once; a second fsync would succeed and promise what it cannot know
@@ -293,20 +293,22 @@ def run_with_kills(warm, path, kills, plan=200, num_workers=16):
     for kill in [*kills, {}]:
         ended = warm.run(WORKERS, path, plan, num_workers, **kill)
         acknowledged.update(map(int, (line for line in ended.lines if line != "complete")))
-        found = Counter(keys(path)) if path.exists() else Counter()
-        assert not acknowledged.keys() - found.keys(), "acknowledged, and not on disk"
+        counts = Counter(keys(path)) if path.exists() else Counter()
+        assert not acknowledged.keys() - counts.keys(), "acknowledged, and not on disk"
         assert not kill or ended.killed or ended.lines[-1] == "complete", ended.stderr
         if kill.get("failpoint"):
             assert ended.killed, ended.stderr
     assert ended.lines[-1] == "complete", ended.stderr
-    assert found == Counter(range(plan)), "each row once"
+    assert counts == Counter(range(plan)), "each row once"
     assert set(acknowledged.values()) <= {1}, "done again although acknowledged"
 
 
-@pytest.mark.parametrize("place", [*FAILPOINTS, "journal.open", "journal.finish"])
-def test_killed_at_a_failpoint_the_run_resumes_without_loss_or_repetition(warm, tmp_path, place):
-    at_pass = 3 if place in FAILPOINTS else 1
-    run_with_kills(warm, tmp_path / "results.jsonl", [{"failpoint": f"{place}:{at_pass}"}])
+@pytest.mark.parametrize("failpoint", [*FAILPOINTS, "journal.open", "journal.finish"])
+def test_killed_at_a_failpoint_the_run_resumes_without_loss_or_repetition(
+    warm, tmp_path, failpoint
+):
+    at_pass = 3 if failpoint in FAILPOINTS else 1
+    run_with_kills(warm, tmp_path / "results.jsonl", [{"failpoint": f"{failpoint}:{at_pass}"}])
 
 
 def test_killed_at_random_times_the_run_resumes_without_loss_or_repetition(warm, tmp_path):

@@ -42,18 +42,18 @@ def test_a_row_has_tests_and_negative_controls_and_all_of_them_exist(number):
 
 
 def test_every_test_of_this_folder_is_in_the_table():
-    named = {test for row in ROWS.values() for test in (*row.tests, *row.negative_controls)}
+    listed = {test for row in ROWS.values() for test in (*row.tests, *row.negative_controls)}
     files = [
         file
         for file in sorted(Path(__file__).parent.glob("test_*.py"))
         if file.name != "test_matrix.py"
     ]
-    found = {
+    defined = {
         f"faults/{file.name}::{name}"
         for file in files
         for name in functions_of(f"faults/{file.name}")
     }
-    assert found - named == set()
+    assert defined - listed == set()
 
 
 def test_the_page_of_promises_is_what_the_table_says():
@@ -71,14 +71,14 @@ def test_the_page_of_the_certificate_is_the_recorded_one_of_these_promises():
     assert text == certificate.with_section(text, record), (
         "write it again: python tests/certificate.py --page FILES"
     )
-    named = {
+    files = {
         test.partition("::")[0]
         for row in ROWS.values()
         for test in (*row.tests, *row.negative_controls)
     }
     made = record["certificate"]
-    assert [one["promise"] for one in made["promises"]] == list(PROMISES)
-    assert {file for one in made["promises"] for file in one["families"]} <= named
+    assert [promise["promise"] for promise in made["promises"]] == list(PROMISES)
+    assert {file for promise in made["promises"] for file in promise["families"]} <= files
     assert certificate.holds(made)
     assert record["soak"]["violation"] is None
     assert record["soak"]["minutes"] >= 60
@@ -105,12 +105,12 @@ def test_a_certificate_holds_for_what_ran_and_passed_alone():
 
 
 def test_of_several_runs_a_case_counts_as_it_ran_last():
-    first, *others = outcomes()
-    whole = certificate.certificate(outcomes((first, "failed")), "all", 60.0)
+    first, *later = outcomes()
+    full_run = certificate.certificate(outcomes((first, "failed")), "all", 60.0)
     again = certificate.certificate({first: "passed"}, "some", 1.0)
-    made = certificate.merged([whole, again])
+    made = certificate.merged([full_run, again])
     assert certificate.holds(made)
-    assert made["passed"] == made["cases"] == 1 + len(others)
-    assert [run["passed"] for run in made["runs"]] == [len(others), 1]
+    assert made["passed"] == made["cases"] == 1 + len(later)
+    assert [run["passed"] for run in made["runs"]] == [len(later), 1]
     # negative control: the failure is the last word
-    assert not certificate.holds(certificate.merged([again, whole]))
+    assert not certificate.holds(certificate.merged([again, full_run]))

@@ -137,15 +137,17 @@ def test_without_saving_a_killed_run_begins_again_from_nothing(warm, server, tmp
 
 
 @pytest.mark.parametrize("grouped", ["alone", "grouped"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("failpoint", PLACES)
 def test_killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_whole(
-    warm, server, tmp_path, place, grouped
+    warm, server, tmp_path, failpoint, grouped
 ):
-    if place == "journal.open:1":
+    if failpoint == "journal.open:1":
         assert warm.run(
             CHILD, server.url, tmp_path, grouped, "save", NUM_EXAMPLES, kill_after_lines=9
         ).killed
-    ended = warm.run(CHILD, server.url, tmp_path, grouped, "save", NUM_EXAMPLES, failpoint=place)
+    ended = warm.run(
+        CHILD, server.url, tmp_path, grouped, "save", NUM_EXAMPLES, failpoint=failpoint
+    )
     assert ended.killed, ended.stderr
     rows = rows_of(tmp_path)
     assert len(rows) >= sum(line.startswith("stored") for line in ended.lines)
@@ -154,15 +156,19 @@ def test_killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_w
     finish(warm, server, tmp_path, grouped)
 
 
-@pytest.mark.parametrize("place", [*PLACES[2:4], "index.append:1", "atomic_write.before_rename:3"])
+@pytest.mark.parametrize(
+    "failpoint", [*PLACES[2:4], "index.append:1", "atomic_write.before_rename:3"]
+)
 def test_a_large_run_that_is_killed_at_a_failpoint_loses_no_row_and_does_none_twice(
-    warm, server, tmp_path, place
+    warm, server, tmp_path, failpoint
 ):
-    if place == "journal.open:1":
+    if failpoint == "journal.open:1":
         assert warm.run(
             LARGE, server.url, tmp_path, "grouped", "save", NUM_EXAMPLES, kill_after_lines=9
         ).killed
-    ended = warm.run(LARGE, server.url, tmp_path, "grouped", "save", NUM_EXAMPLES, failpoint=place)
+    ended = warm.run(
+        LARGE, server.url, tmp_path, "grouped", "save", NUM_EXAMPLES, failpoint=failpoint
+    )
     assert ended.killed, ended.stderr
     assert len(rows_of(tmp_path)) >= sum(line.startswith("stored") for line in ended.lines)
     finish(warm, server, tmp_path, "grouped", code=LARGE)
@@ -273,8 +279,8 @@ def test_a_second_process_on_the_same_directory_is_refused(server, tmp_path):
             assert caught.value.pid == first.pid
         finally:
             first.send_signal(signal.SIGCONT)
-        rest = first.stdout.read().split("\n")
-        assert f"done {PLANNED} 1.0 complete" in rest
+        lines = first.stdout.read().split("\n")
+        assert f"done {PLANNED} 1.0 complete" in lines
 
 
 def test_a_second_vf_eval_on_the_same_directory_is_exit_2_with_pid_and_host_and_the_first_goes_on(
@@ -309,8 +315,7 @@ def test_without_the_fingerprint_rows_of_another_model_would_count_as_done(tmp_p
     store.saved = {row["rollout_key"]: (1, row) for row in rows_of(tmp_path)}
     store.num_saved = len(store.saved)
     assert (
-        list(pending(plan, store, lambda *taken: None, whole_groups=False, retry_errors=False))
-        == []
+        list(pending(plan, store, lambda *args: None, whole_groups=False, retry_errors=False)) == []
     )
     with pytest.raises(vf.RunMismatch, match="model was 'weak', now 'strong'"):
         env.evaluate(ScriptedClient(add_one), "strong", results_path=tmp_path)

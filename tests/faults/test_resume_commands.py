@@ -88,25 +88,25 @@ def play(path, num_rows=NUM_ROWS, **more):
         return results, server.count
 
 
-@pytest.mark.parametrize("left", [None, 0, 2], ids=["deleted", "emptied", "cut"])
+@pytest.mark.parametrize("num_rows", [None, 0, 2], ids=["deleted", "emptied", "cut"])
 def test_a_finished_run_that_has_lost_rows_says_so_before_it_generates_them_again(
-    left, tmp_path, caplog
+    num_rows, tmp_path, caplog
 ):
     play(tmp_path / "run")
     rows = tmp_path / "run" / "results.jsonl"
-    if left is None:
+    if num_rows is None:
         rows.unlink()
     else:
-        rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:left]))
+        rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:num_rows]))
     told = []
     results, asked = play(tmp_path / "run", on_log=told.append)
     said = (
-        f"has lost rows: metadata.json counted {NUM_ROWS} rollouts, the file has {left or 0}; the"
+        f"has lost rows: metadata.json counted {NUM_ROWS} rollouts, the file has {num_rows or 0}; the"
         " missing ones are"
     )
     assert said in caplog.text
     assert said in told[0]
-    assert asked == NUM_ROWS - (left or 0)
+    assert asked == NUM_ROWS - (num_rows or 0)
     assert len(results) == NUM_ROWS
     caplog.clear()
     assert play(tmp_path / "run")[1] == 0  # negative control: whole again

@@ -107,12 +107,12 @@ def test_500_502_503_and_a_reset_are_repeated_by_one_layer_and_their_history_is_
 ):
     """The SDK's own repeats (two, unless told otherwise) take no part."""
     with FakeServer(add_one, script=FAULTS) as server:
-        given = {
+        options = {
             "ours": lambda: vf.ClientConfig(api_base_url=server.url),
             "OpenAI": lambda: openai.OpenAI(base_url=server.url, api_key="k"),
             "AsyncOpenAI": lambda: openai.AsyncOpenAI(base_url=server.url, api_key="k"),
         }[kind]()
-        client = as_client(given)
+        client = as_client(options)
         client.retry = RetryPolicy(base_s=0.01)
         results = single_turn(1).evaluate(client, "scripted")
         assert server.count == 5

@@ -109,20 +109,22 @@ def test_the_place_of_a_failure_is_the_line_of_the_authors_function(
 ):
     env = single_turn(1, rubric=vf.Rubric(funcs=[function], timeout_s=timeout_s))
     results = env.evaluate(ScriptedClient("x"), "m")
-    place = f"{function.__name__} (test_reward_faults.py:{function.__code__.co_firstlineno + line})"
-    assert results["errors"][0].where == place
-    assert results["states"][0].rollout().error.cause_and_place == f"{cause} in {place}"
+    location = (
+        f"{function.__name__} (test_reward_faults.py:{function.__code__.co_firstlineno + line})"
+    )
+    assert results["errors"][0].where == location
+    assert results["states"][0].rollout().error.cause_and_place == f"{cause} in {location}"
 
 
 def test_a_reward_of_the_wrong_kind_is_unknown_and_names_its_function():
     wrong = ["1", None, float("nan"), float("inf"), [1.0]]
 
-    def given(completion, answer):
+    def returned(completion, answer):
         return wrong[int(answer) - 1]
 
-    results = single_turn(5, rubric=vf.Rubric(funcs=[given, exact], weights=[1.0, 0.0])).evaluate(
-        ScriptedClient("x"), "m"
-    )
+    results = single_turn(
+        5, rubric=vf.Rubric(funcs=[returned, exact], weights=[1.0, 0.0])
+    ).evaluate(ScriptedClient("x"), "m")
     assert [e.where for e in results["errors"]] == ["given"] * 5
     assert results.metadata.num_unscored == 5
     assert results["metrics"]["exact"] == [0.0] * 5
@@ -224,8 +226,8 @@ async def test_a_computing_reward_does_not_hold_the_loop_and_other_rollouts_go_o
         return exact(completion, answer)
 
     heavy = run("heavy", single_turn(count, rubric=vf.Rubric(funcs=[busy])))
-    others = run("others", Talk(50, max_turns=5, rubric=vf.Rubric(funcs=[right])))
-    late, usual, (results, _) = await late_during(asyncio.gather(heavy, others))
+    light = run("others", Talk(50, max_turns=5, rubric=vf.Rubric(funcs=[right])))
+    late, usual, (results, _) = await late_during(asyncio.gather(heavy, light))
     assert results["rewards"] == [1.0] * count
     assert ended == ["others", "heavy"]
     assert late < 0.1 + usual

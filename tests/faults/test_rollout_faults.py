@@ -113,8 +113,8 @@ def test_the_server_sees_no_request_after_the_return():
 def test_a_hundred_rollouts_that_change_what_they_are_given_leave_siblings_and_examples_as_they_were():
     def vain(completion, info, prompt):
         assert info == {"board": [1]}
-        for given in (completion, info, prompt):
-            given.clear()
+        for argument in (completion, info, prompt):
+            argument.clear()
         return 1.0
 
     class Changing(Talk):

@@ -183,13 +183,13 @@ def test_resuming_with_another_key_is_refused_without_naming_either(folder):
         end(child)
         (run,) = folder.glob("here/evals/*/*")
         arguments = ARGUMENTS.replace(CANARIES["argument"], "another-key-987654321")
-        other = evaluate(folder, server, "--resume", str(run), arguments=arguments)
-        assert other.code == 2, other.err
-        assert "env_args.judge_api_key was '*** " in other.err
-        assert "another-key-987654321" not in other.err
+        refused = evaluate(folder, server, "--resume", str(run), arguments=arguments)
+        assert refused.code == 2, refused.err
+        assert "env_args.judge_api_key was '*** " in refused.err
+        assert "another-key-987654321" not in refused.err
         same = evaluate(folder, server, "--resume", str(run))
     assert same.code == 0, same.err
-    assert found(folder / "here", other.out, other.err, same.out, same.err) == []
+    assert found(folder / "here", refused.out, refused.err, same.out, same.err) == []
 
 
 def test_without_redaction_the_keys_are_in_the_files(folder, monkeypatch, tmp_path):

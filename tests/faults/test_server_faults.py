@@ -219,8 +219,8 @@ def test_another_refusal_with_400_is_an_error_and_its_reward_unknown():
 
 
 def absent():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
 
 def test_nothing_listening_is_one_sentence_with_the_url_before_rollouts_start():
@@ -333,7 +333,9 @@ def test_read_naively_the_same_answers_raise_or_pass_for_tokens(body):
 def test_an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_them(
     choice, reason, num_workers, caplog
 ):
-    bodies = [json.dumps({"id": "1", "choices": [one]}) for one in (choice, WITH_LOGPROBS)]
+    bodies = [
+        json.dumps({"id": "1", "choices": [choice_sent]}) for choice_sent in (choice, WITH_LOGPROBS)
+    ]
 
     def script(hit):
         return Behaviour(body=bodies[hit.index % 2])

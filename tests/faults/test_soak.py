@@ -144,12 +144,12 @@ def test_the_soak_itself_ends_with_what_repeats_its_violation(tmp_path, sabotage
     )
     report = json.loads(ended.stdout[ended.stdout.index("{\n") :])
     assert (ended.returncode, report["rounds"]) == (1, 0), ended.stderr
-    named = {
+    sentences = {
         "row": "acknowledged rows are lost",
         "process": "processes are left",
         "file": "temporary files are left",
     }
-    assert named[sabotage] in report["violation"]
+    assert sentences[sabotage] in report["violation"]
     assert "python3 run.py soak --seed 3 --first-round 1 --rounds 1" in ended.stderr
 
 

@@ -56,12 +56,12 @@ async def complete(client):
 @streaming
 async def test_a_stream_cut_anywhere_is_asked_for_again(kind):
     size = len(b"".join(stream_of(kind)))
-    places = [0, 1, *range(50, size, size // 12), size - 1]
-    with FakeServer([ANSWER], script=[Behaviour(cut_bytes=place) for place in places]) as server:
-        response = await complete(client_of(kind, server, max_retries=len(places)))
-        assert server.count == len(places) + 1
+    cuts = [0, 1, *range(50, size, size // 12), size - 1]
+    with FakeServer([ANSWER], script=[Behaviour(cut_bytes=cut) for cut in cuts]) as server:
+        response = await complete(client_of(kind, server, max_retries=len(cuts)))
+        assert server.count == len(cuts) + 1
     assert response.message == ANSWER.message
-    assert len(response.attempts) == len(places)
+    assert len(response.attempts) == len(cuts)
 
 
 @streaming
@@ -73,7 +73,8 @@ async def test_a_stream_that_ends_before_its_last_event_is_asked_for_again(kind)
         assert server.count == len(bodies) + 1
     assert response.message == ANSWER.message
     assert {
-        "ended its stream before the answer was whole" in one.reason for one in response.attempts
+        "ended its stream before the answer was whole" in attempt.reason
+        for attempt in response.attempts
     } == {True}
 
 
@@ -83,7 +84,9 @@ async def test_without_the_last_event_the_cut_answer_reads_like_a_shorter_one(ki
     reader = kind.dialect.stream_reader()
     last = b"message_delta" if kind is vf.AnthropicMessagesClient else b"output_item.done"
     events = stream_of(kind, vf.Response(vf.AssistantMessage("1 + 1 is"), "stop"))
-    for event in events[: max(i for i, one in enumerate(events) if last in one) + 1]:
+    for event in events[
+        : max(i for i, earlier_event in enumerate(events) if last in earlier_event) + 1
+    ]:
         reader.feed(event.decode().partition("data: ")[2])
     body = reader.body() | {"stop_reason": "end_turn", "status": "completed"}
     assert kind.dialect.parse_response(body, REQUEST, "here").text == "1 + 1 is"
@@ -186,7 +189,7 @@ def test_what_is_no_answer_costs_its_rollout_and_is_named(kind, body):
     ) as server:
         results = single_turn(3).evaluate(client_of(kind, server, max_retries=1), "m")
         assert server.count == 4
-    assert [one.error if one else None for one in results["errors"]] == [
+    assert [error.error if error else None for error in results["errors"]] == [
         "MalformedResponse",
         None,
         None,
@@ -232,7 +235,9 @@ def test_without_repeats_the_same_server_costs_the_rollouts_it_failed(kind):
         results = single_turn(20).evaluate(
             client_of(kind, server, max_retries=0), "m", abort_after=0
         )
-    assert [one.error for one in results["errors"] if one is not None] == ["ModelUnavailable"] * 4
+    assert [error.error for error in results["errors"] if error is not None] == [
+        "ModelUnavailable"
+    ] * 4
 
 
 def test_every_dialect_but_chat_is_streamed_by_a_client():

@@ -43,9 +43,9 @@ def test_when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where(
     settings = {"no_signal_steps": 2, "oversample": 1.0, "max_error_fraction": 1.0}
     with pytest.raises(NoLearningSignal) as raised:
         small_trainer(tmp_path, toy_env(right), **settings).train()
-    place = f"right (test_trainer_faults.py:{right.__code__.co_firstlineno + 3})"
+    location = f"right (test_trainer_faults.py:{right.__code__.co_firstlineno + 3})"
     said = re.search(
-        rf"(\d+) of (\d+) rollouts unscored: ValueError in {re.escape(place)}; no group",
+        rf"(\d+) of (\d+) rollouts unscored: ValueError in {re.escape(location)}; no group",
         str(raised.value),
     )
     unscored, total = map(int, said.groups())
@@ -53,7 +53,7 @@ def test_when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where(
     assert "Correct what leaves rewards unknown" in str(raised.value)
     assert "temperature" not in str(raised.value)
     assert (
-        f"rollouts unscored: ValueError in {place}; no group had two different rewards"
+        f"rollouts unscored: ValueError in {location}; no group had two different rewards"
         in caplog.text
     )
 
@@ -111,7 +111,7 @@ def test_log_probabilities_of_another_distribution_stop_the_run_before_its_first
 
 
 def test_without_the_self_test_it_is_trained_and_nothing_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(sanity_checks, "test_ratio", lambda *given: None)
+    monkeypatch.setattr(sanity_checks, "test_ratio", lambda *args: None)
     env = Cold(dataset=[{"question": "a"}, {"question": "b"}], rubric=toy_env().rubric)
     log = run(small_trainer(tmp_path, env, max_steps=2))
     assert len(log.steps) == 2
@@ -204,8 +204,8 @@ def test_a_group_that_lost_a_sibling_is_trained_without_it_and_one_that_lost_hal
 
 
 def test_counted_as_zero_a_lost_sibling_lowers_the_baseline_of_the_others():
-    known = np.array([1.0, 1.0, 0.0])
-    assert np.append(known, 0.0).mean() < known.mean()
+    rewards_known = np.array([1.0, 1.0, 0.0])
+    assert np.append(rewards_known, 0.0).mean() < rewards_known.mean()
 
 
 # --- a pipeline that ends -------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_waited_for_through_a_queue_a_dead_generator_is_a_timeout_that_hides_its
     def generate():
         raise LookupError("the generator is gone")
 
-    threading.excepthook, before = (lambda *given: None), threading.excepthook
+    threading.excepthook, before = (lambda *args: None), threading.excepthook
     try:
         worker = threading.Thread(target=generate)
         worker.start()
@@ -251,6 +251,6 @@ def test_one_row_of_eight_and_eight_rows_of_one_train_the_same(tmp_path):
     packed = run(small_trainer(tmp_path / "packed", **settings))
     single = run(small_trainer(tmp_path / "single", **settings, packing=False, micro_batch_size=1))
     assert packed.steps[0]["packing/rows"] < single.steps[0]["packing/rows"]
-    for one, other in zip(packed.steps, single.steps, strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4, abs=1e-6)
-        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
+    for step, single_step in zip(packed.steps, single.steps, strict=True):
+        assert step["loss"] == pytest.approx(single_step["loss"], rel=1e-4, abs=1e-6)
+        assert step["grad_norm"] == pytest.approx(single_step["grad_norm"], rel=1e-4)

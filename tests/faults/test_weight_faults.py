@@ -68,7 +68,7 @@ class Restarts(TrainerCallback):
     def errors(self, base):
         """How far every trained token's log-probability is from that of the version it is recorded
         under."""
-        found = []
+        messages = []
         for _, turns in self.trained:
             for turn in turns:
                 model = copy.deepcopy(base).eval()
@@ -80,10 +80,10 @@ class Restarts(TrainerCallback):
                 logprobs = torch.log_softmax(logits[at], -1).gather(
                     1, ids[0, len(turn.prompt_ids) :, None]
                 )[:, 0]
-                found.append(
+                messages.append(
                     float((logprobs - torch.from_numpy(turn.sampler_logprobs)).abs().max())
                 )
-        return found
+        return messages
 
 
 def train_over_a_restart(tmp_path, lora, version, lag=0, checks_sampler=True):

@@ -102,9 +102,9 @@ def rollout(reward, error=None):
 def test_an_unknown_reward_among_siblings_is_their_mean_and_masked():
     first, second, third = group_worth([rollout(1.0), rollout(math.nan), rollout(0.0)])
     assert (second.reward, second.is_masked, second.is_unscored) == (0.5, True, True)
-    assert [one.is_masked for one in (first, third)] == [False, False]
+    assert [worth_of_rollout.is_masked for worth_of_rollout in (first, third)] == [False, False]
     assert second.metrics == {"vf_unscored": 1.0}
-    mean = sum(one.reward for one in (first, second, third)) / 3
+    mean = sum(worth_of_rollout.reward for worth_of_rollout in (first, second, third)) / 3
     assert mean == 0.5, "the peer's own baseline is that of the known rewards"
     assert sum([1.0, 0.0, 0.0]) / 3 != 0.5, "negative control: 0 for the unknown one moves it"
 

@@ -205,7 +205,7 @@ async def test_tasks_are_listed_without_their_answers():
 
             async with http.get(f"{url}/{server.name}/splits") as response:
                 splits = await response.json()
-            assert [one["name"] for one in splits] == ["train", "eval"]
+            assert [split["name"] for split in splits] == ["train", "eval"]
             assert await post("num_tasks", split="train") == (200, {"num_tasks": 3})
             status, told = await post("task", split="train", index=1)
             assert (status, told["task"]["prompt"][-1]["content"], "answer" in told["task"]) == (

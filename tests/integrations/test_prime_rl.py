@@ -549,15 +549,15 @@ async def test_calls_of_v03_and_v04(engine, client, age):
         group_inputs=siblings, client=client, model=engine.served_model, **keywords
     )
     if age == "v0.3":
-        one = await env.run_rollout(
+        single = await env.run_rollout(
             asyncio.Semaphore(1), RolloutInput(**example), client, engine.served_model, SAMPLING
         )
     else:
-        one = await env.run_rollout(
+        single = await env.run_rollout(
             RolloutInput(**example), client, engine.served_model, sampling_args=SAMPLING, max_retries=0,
             state_columns=["trajectory"],
         )  # fmt: skip
-    for rollout in (*rollouts, one):
+    for rollout in (*rollouts, single):
         assert (rollout["example_id"], rollout["task"]) == (example["example_id"], example["task"])
         assert isinstance(rollout["reward"], float)
         assert (rollout["error"], rollout["is_truncated"] in (True, False)) == (None, True)

@@ -58,10 +58,10 @@ class MessageEngine:
     def __init__(self, calls):
         self.calls, self.asked = calls, []
 
-    async def get_model_response(self, messages, **given):
+    async def get_model_response(self, messages, **options):
         from rllm.engine.rollout.rollout_engine import ModelOutput
 
-        self.asked.append((messages, given))
+        self.asked.append((messages, options))
         answered = messages[-1]["role"] == "tool"
         return ModelOutput(
             content=messages[-1]["content"] if answered else "", tool_calls=[] if answered else [self.calls],
@@ -69,8 +69,8 @@ class MessageEngine:
         )  # fmt: skip
 
 
-async def episode_of(env, engine, index=0, **given):
-    workflow = rllm.VerifiersWorkflow(engine, env, executor=None, **given)
+async def episode_of(env, engine, index=0, **options):
+    workflow = rllm.VerifiersWorkflow(engine, env, executor=None, **options)
     task = peer_task(env.get_dataset()[index])
     episode = await workflow.run(task, f"{index}:0")
     assert workflow.was_reset == (index, f"{index}:0")
@@ -125,9 +125,9 @@ async def test_every_form_of_tool_call_is_understood(double, form):
     episode = await episode_of(tool_env(1), engine)
     assert episode.trajectories[0].reward == 1.0
     assert [step.response_ids for step in episode.trajectories[0].steps] == [[3, 4], [3, 4]]
-    messages, given = engine.asked[1]
+    messages, options = engine.asked[1]
     assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {"a": 0, "b": 1}
-    assert (given["application_id"], given["tools"][0]["function"]["name"]) == ("0:0", "add")
+    assert (options["application_id"], options["tools"][0]["function"]["name"]) == ("0:0", "add")
 
 
 async def test_an_unknown_reward_is_zero_and_nothing_of_it_is_trained(double):
@@ -165,14 +165,14 @@ async def test_a_cut_answer_and_the_last_turn_have_their_reasons(double):
     rows, rubric = [{"question": "q"}], vf.Rubric(funcs=[lambda: 1.0])
     engine = TokenEngine(ScriptedTokens(lambda prompt: "yes"))
     many = await episode_of(Talk(dataset=rows, max_turns=2, rubric=rubric), engine)
-    one = await episode_of(vf.SingleTurnEnv(dataset=rows, rubric=rubric), engine)
-    assert [e.termination_reason.name for e in (many, one)] == ["MAX_TURNS_EXCEEDED", "ENV_DONE"]
+    single = await episode_of(vf.SingleTurnEnv(dataset=rows, rubric=rubric), engine)
+    assert [e.termination_reason.name for e in (many, single)] == ["MAX_TURNS_EXCEEDED", "ENV_DONE"]
 
 
 async def test_an_engine_without_ids_is_refused(double):
     class NoIds(MessageEngine):
-        async def get_model_response(self, messages, **given):
-            made = await super().get_model_response(messages, **given)
+        async def get_model_response(self, messages, **options):
+            made = await super().get_model_response(messages, **options)
             made.completion_ids = made.prompt_ids = None
             return made
 
@@ -253,7 +253,7 @@ def test_the_keys_of_the_configuration():
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("settings", "problem"),
     [
         ({"backend": "verl"}, "verifiers.env_id is missing"),
         (config(env_arg={}), "verifiers.env_arg is unknown"),
@@ -268,9 +268,9 @@ def test_the_keys_of_the_configuration():
         ),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused(given, problem):
+def test_a_configuration_that_cannot_work_is_refused(settings, problem):
     with pytest.raises(vf.ConfigError, match=problem):
-        rllm.from_config(given)
+        rllm.from_config(settings)
 
 
 def test_without_the_peer_the_install_step_is_named():

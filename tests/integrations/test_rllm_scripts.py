@@ -131,12 +131,12 @@ def test_every_key_below_verifiers_does_what_it_says(train, installed, capsys, a
 
 
 @pytest.mark.parametrize(
-    "place",
+    "settings",
     [{"sampling": {"temperature": 0.6}}, {"rllm": {"rollout": {"train": {"temperature": 0.6}}}}],
 )
-def test_tinker_at_another_temperature_is_refused_wherever_it_stands(place):
+def test_tinker_at_another_temperature_is_refused_wherever_it_stands(settings):
     with pytest.raises(vf.ConfigError, match=r"samples of temperature 1\.0"):
-        from_config({"verifiers": ENV, "backend": "tinker", **place})
+        from_config({"verifiers": ENV, "backend": "tinker", **settings})
 
 
 def test_the_backend_of_the_unified_configuration_is_known():

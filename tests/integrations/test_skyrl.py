@@ -82,14 +82,14 @@ def generate(monkeypatch, server):
             "sampling_params": sampling,
             "batch_metadata": SimpleNamespace(training_phase=phase),
         }
-        given = {
+        defaults = {
             "step_wise_trajectories": False,
             "zero_reward_on_non_stop": False,
             "apply_overlong_filtering": False,
         }
         engines = SimpleNamespace(get_endpoint_url=lambda: server.url.removesuffix("/v1"))
         generator = skyrl.VerifiersGenerator(
-            SimpleNamespace(**{**given, **config}), TOKENS, engines, "policy"
+            SimpleNamespace(**{**defaults, **config}), TOKENS, engines, "policy"
         )
         return await generator.generate(batch), batch
 
@@ -98,16 +98,20 @@ def generate(monkeypatch, server):
 
 async def test_rows_come_in_the_order_of_the_prompts_with_the_servers_ids(generate, server):
     output, _ = await generate(tool_env(), [2, 0, 1])
-    assert [one.instance_id for one in output["trajectory_ids"]] == ["2", "0", "1"] * 2
+    assert [trajectory_id.instance_id for trajectory_id in output["trajectory_ids"]] == [
+        "2",
+        "0",
+        "1",
+    ] * 2
     assert output["rewards"] == [1.0] * 6
     text = TOKENS.decode(output["prompt_token_ids"][0] + output["response_ids"][0])
     assert "2 + 1" in text
-    for place, (ids, mask, logprobs) in enumerate(
+    for position, (ids, mask, logprobs) in enumerate(
         zip(output["response_ids"], output["loss_masks"], output["rollout_logprobs"], strict=True)
     ):
         assert len(ids) == len(mask) == len(logprobs)
-        sampled = TOKENS.decode([one for one, on in zip(ids, mask, strict=True) if on])
-        number = (2, 0, 1)[place % 3]
+        sampled = TOKENS.decode([token for token, on in zip(ids, mask, strict=True) if on])
+        number = (2, 0, 1)[position % 3]
         assert f'a\\": {number}' in sampled
         assert sampled.endswith(f"{number + 1}{TOKENS.eos_token}")
         assert all(value < 0 for value, on in zip(logprobs, mask, strict=True) if on)
@@ -134,13 +138,13 @@ async def test_an_unknown_reward_has_the_mean_of_its_siblings_and_no_loss(genera
         return float(len(seen))
 
     output, _ = await generate(tool_env(funcs=[right]), [0], siblings=3)
-    known = sorted(
+    rewards_known = sorted(
         reward
         for reward, mask in zip(output["rewards"], output["loss_masks"], strict=True)
         if any(mask)
     )
     (unknown,) = [n for n, mask in enumerate(output["loss_masks"]) if not any(mask)]
-    assert output["rewards"][unknown] == pytest.approx(sum(known) / 2)
+    assert output["rewards"][unknown] == pytest.approx(sum(rewards_known) / 2)
     assert output["rollout_metrics"]["vf/unscored"] == pytest.approx(1 / 3)
 
 
@@ -187,7 +191,12 @@ async def test_a_fork_is_a_step_each_and_the_last_carries_the_reward(generate, s
     output, _ = await generate(env, [0], step_wise_trajectories=True)
     assert output["is_last_step"] == [False, True] * 2
     assert output["rewards"] == [0.0, 0.5] * 2
-    assert [one.repetition_id for one in output["trajectory_ids"]] == [0, 0, 1, 1]
+    assert [trajectory_id.repetition_id for trajectory_id in output["trajectory_ids"]] == [
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 async def test_the_generators_settings_keep_their_meaning(generate):
@@ -217,8 +226,8 @@ def test_the_rows_of_an_environment(tmp_path, capsys):
     rows = pq.read_table(tmp_path / "train.parquet").to_pylist()
     assert {"answer", "task", "environment", "info"} <= rows[0]["verifiers"].keys()
     env = vf.load_environment("tool-test")
-    given = limit(env, 3)[0]
-    assert [skyrl.task_of(row["prompt"], row) for row in rows] == given
+    tasks = limit(env, 3)[0]
+    assert [skyrl.task_of(row["prompt"], row) for row in rows] == tasks
     assert (
         skyrl.environment(
             rows[0]["verifiers"]["environment"], rows[0]["verifiers"]["env_args"]

@@ -44,7 +44,7 @@ def letters_env(**parameters):
 
 
 def config(folder, **settings):
-    given = {
+    defaults = {
         "model": "m",
         "output_dir": str(folder),
         "rollouts_per_example": 8,
@@ -52,7 +52,7 @@ def config(folder, **settings):
         "max_steps": 8,
     }
     return TinkerConfig(
-        **{**given, "max_seq_len": 64, "max_tokens": 8, "save_steps": 100, **settings}
+        **{**defaults, "max_seq_len": 64, "max_tokens": 8, "save_steps": 100, **settings}
     )
 
 
@@ -118,23 +118,23 @@ def test_tokens_are_at_most_as_old_as_allowed(tmp_path, service):
 
 
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path, service):
-    whole, _ = trained(tmp_path / "whole", service, max_off_policy_steps=0)
+    uncut, _ = trained(tmp_path / "whole", service, max_off_policy_steps=0)
     trained(tmp_path / "cut", service, max_off_policy_steps=0, max_steps=4)
     cut, _ = trained(tmp_path / "cut", service, resume=True, max_off_policy_steps=0)
-    assert cut.training.logits == pytest.approx(whole.training.logits, abs=1e-6)
+    assert cut.training.logits == pytest.approx(uncut.training.logits, abs=1e-6)
     assert [row["step"] for row in metrics(tmp_path / "cut")] == list(range(1, 9))
     assert "restore" in service.log
 
 
 def test_without_the_place_in_the_data_it_goes_on_otherwise(tmp_path, service, monkeypatch):
-    whole, _ = trained(tmp_path / "whole", service, max_off_policy_steps=0)
+    uncut, _ = trained(tmp_path / "whole", service, max_off_policy_steps=0)
     trained(tmp_path / "cut", service, max_off_policy_steps=0, max_steps=4)
     load = TinkerTrainer._load
     monkeypatch.setattr(
         TinkerTrainer, "_load", lambda self, folder: load(self, folder) and PipelineState()
     )
     cut, _ = trained(tmp_path / "cut", service, resume=True, max_off_policy_steps=0)
-    assert not np.allclose(cut.training.logits, whole.training.logits, atol=1e-3)
+    assert not np.allclose(cut.training.logits, uncut.training.logits, atol=1e-3)
 
 
 def test_rollouts_that_wait_are_kept_in_the_checkpoint(tmp_path, service):
@@ -177,8 +177,8 @@ def test_a_tool_environment_is_trained_on_what_the_model_said(tmp_path, service)
     trainer, _ = trained(
         tmp_path, service, env=env, max_steps=1, max_seq_len=2048, batch_size=16, max_tokens=4
     )
-    for one in trainer.training.data:
-        fields = {name: tensor.to_numpy() for name, tensor in one.loss_fn_inputs.items()}
+    for trained_datum in trainer.training.data:
+        fields = {name: tensor.to_numpy() for name, tensor in trained_datum.loss_fn_inputs.items()}
         assert 0 < np.count_nonzero(fields["logprobs"]) <= 4
 
 
@@ -232,7 +232,7 @@ async def test_tools_work_through_the_client():
     made = await generate_group(
         env, rows, TinkerClient(engine, version=3), "m", {"temperature": 1.0, "max_tokens": 50}
     )
-    assert [one["reward"] for one in made] == [1.0, 1.0]
+    assert [rollout["reward"] for rollout in made] == [1.0, 1.0]
     asked = engine.calls[0][1]
     assert (asked["max_tokens"], asked["temperature"]) == (50, 1.0)
     assert asked["stop"] == [engine.tokenizer.eos_token_id]
@@ -245,7 +245,7 @@ async def test_new_weights_serve_new_requests(service):
     before = await client.complete(ask)
     client.set_sampling_client(second, 1)
     after = await client.complete(ask)
-    assert [(one.text, one.version) for one in (before, after)] == [("a", 0), ("b", 1)]
+    assert [(reply.text, reply.version) for reply in (before, after)] == [("a", 0), ("b", 1)]
 
 
 async def test_what_the_service_cannot_sample_is_refused_and_lengths_are_bounded():
@@ -378,7 +378,7 @@ async def test_a_group_for_the_cookbook(monkeypatch):
     assert group.final_rewards_G == [1.0, 0.5, 0.0], (
         "the unknown one has the mean, so its advantage is zero"
     )
-    assert [one["vf_unscored"] for one in group.metrics_G] == [0.0, 1.0, 0.0]
+    assert [row_metrics["vf_unscored"] for row_metrics in group.metrics_G] == [0.0, 1.0, 0.0]
     first, second = group.trajectories_G[0].transitions
     assert (first.episode_done, second.episode_done) == (False, True)
     assert first.ac.tokens == engine.made[0]

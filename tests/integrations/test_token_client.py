@@ -114,8 +114,8 @@ async def test_what_the_peer_raises_belongs_to_its_rollout(engine):
     env = tool_env(1)
     row = peer_task(env.get_dataset()[0])
     rollouts = await generate_group(env, [row] * 3, TokenClient(counted, engine.tokenizer), "m", {})
-    assert [one["error"] is None for one in rollouts].count(False) == 1
-    assert [one["reward"] for one in rollouts].count(1.0) == 2
+    assert [rollout["error"] is None for rollout in rollouts].count(False) == 1
+    assert [rollout["reward"] for rollout in rollouts].count(1.0) == 2
 
 
 async def test_a_prompt_that_is_too_long_ends_the_rollout_as_truncated(engine):

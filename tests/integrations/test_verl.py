@@ -93,12 +93,14 @@ def test_the_output_has_the_sampled_ids_and_the_environments_reward(play):
     engine = ScriptedTokens()
     output, servers = play(tool_env(), engine)
     sampled = [
-        one for one, mask in zip(output.response_ids, output.response_mask, strict=True) if mask
+        token for token, mask in zip(output.response_ids, output.response_mask, strict=True) if mask
     ]
     assert sampled == [*engine.made[0], *engine.made[1]]
     assert output.prompt_ids == engine.calls[0][0]
     between = [
-        one for one, mask in zip(output.response_ids, output.response_mask, strict=True) if not mask
+        token
+        for token, mask in zip(output.response_ids, output.response_mask, strict=True)
+        if not mask
     ]
     assert "<tool_response>" in engine.tokenizer.decode(between)
     assert output.response_logprobs[0] == pytest.approx(-0.5)
@@ -151,8 +153,8 @@ def test_a_rollout_longer_than_the_tensors_is_masked_whole(play):
     output, _ = play(tool_env(), lengths=(1500, 60))
     assert (len(output.response_ids), sum(output.response_mask)) == (60, 0)
     assert output.extra_fields["reward_extra_info"]["vf_overlong"] == 1.0
-    whole, _ = play(tool_env())
-    assert sum(whole.response_mask) > 0, "negative control: with room it is trained"
+    unmasked, _ = play(tool_env())
+    assert sum(unmasked.response_mask) > 0, "negative control: with room it is trained"
 
 
 def test_a_prompt_longer_than_the_tensors_is_masked(play):

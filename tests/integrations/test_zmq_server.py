@@ -153,20 +153,20 @@ async def test_recorded_requests_are_answered_with_the_recorded_fields():
         {"a": 3, "b": 1},
     )
     assert [call["node"] for call in trace["calls"]] == [1, 3]
-    known = {name: set(fields) for name, fields in RECORDED["answers"].items()}
+    fields_of = {name: set(fields) for name, fields in RECORDED["answers"].items()}
     deltas = [delta for route, delta in client.seen["r"] if route == "delta"]
-    assert set(answer) == known["reply"]
-    assert set(answer["head"]) == known["head"]
-    assert set(summary) == known["trace"]
-    assert set(deltas[0]["open"]) == known["open"]
+    assert set(answer) == fields_of["reply"]
+    assert set(answer["head"]) == fields_of["head"]
+    assert set(summary) == fields_of["trace"]
+    assert set(deltas[0]["open"]) == fields_of["open"]
     for delta in deltas:
-        assert set(delta) <= known["delta"]
-        assert set(delta.get("set", ())) <= known["set"]
+        assert set(delta) <= fields_of["delta"]
+        assert set(delta.get("set", ())) <= fields_of["set"]
     for node in trace["nodes"]:
-        assert set(node) <= known["node"]
-        assert set(node["message"]) == known[f"message {node['message']['role']}"]
+        assert set(node) <= fields_of["node"]
+        assert set(node["message"]) == fields_of[f"message {node['message']['role']}"]
     assert all(
-        set(call) <= known["call"] and set(call["usage"]) <= known["usage"]
+        set(call) <= fields_of["call"] and set(call["usage"]) <= fields_of["usage"]
         for call in trace["calls"]
     )
     assert trace["timing"]["agent"]["end"] >= trace["timing"]["agent"]["start"] > 0
@@ -402,9 +402,9 @@ def test_the_command_serves_and_ends_on_sigterm(wire):
 
 async def test_a_port_in_use_and_a_missing_package_are_one_sentence(monkeypatch):
     async with serving(tool_env()) as client:
-        taken = client._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        with pytest.raises(vf.ConfigError, match=f"{taken} cannot be listened at: .*give --port"):
-            await ZmqServer(tool_env(), taken).serve(lambda _: None, asyncio.Event())
+        address = client._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        with pytest.raises(vf.ConfigError, match=f"{address} cannot be listened at: .*give --port"):
+            await ZmqServer(tool_env(), address).serve(lambda _: None, asyncio.Event())
     monkeypatch.setattr(extras, "ZMQ", extras.Extra("env-server", "no_such_package", "pyzmq"))
     with pytest.raises(
         vf.ConfigError, match=r"--wire zmq needs pyzmq, which is not installed: .*env-server"
@@ -426,8 +426,8 @@ def test_rewards_of_a_group_are_refused():
 
 def test_a_task_is_a_row():
     env = vf.SingleTurnEnv(dataset=[{"question": "a", "answer": "b"}], system_prompt="Be brief.")
-    own = row_of(env, {"idx": 0})
-    assert (own["prompt"][0]["content"], own["answer"], own["example_id"]) == ("Be brief.", "b", 0)
+    row = row_of(env, {"idx": 0})
+    assert (row["prompt"][0]["content"], row["answer"], row["example_id"]) == ("Be brief.", "b", 0)
     request = row_of(
         env, {"idx": 7, "prompt": "2 + 2", "answer": "4", "network_allow": ["*"], "skills": []}
     )

@@ -51,14 +51,14 @@ class Tier:
     @property
     def folder(self) -> Path:
         """Where its environment is, named after everything that is installed."""
-        named = [
+        lines = [
             *self.packages,
             *TOOLS,
             sys.version.split()[0],
             self.python,
             *map(_project, (*self.editable, *self.alone)),
         ]
-        digest = hashlib.sha256("\n".join(named).encode()).hexdigest()[:12]
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
         base = os.environ.get("VF_TEST_CACHE") or Path.home() / ".cache"
         return Path(base) / "verifiers-tests" / digest
 
@@ -243,19 +243,19 @@ def run(name: str, words: list[str]) -> int:
 
 def main(words: list[str]) -> int:
     """Run the named tiers one after the other, whatever fails; the largest exit status."""
-    own, passed_on = (
+    tiers, passed_on = (
         (words[: words.index("--")], words[words.index("--") + 1 :])
         if "--" in words
         else (words, [])
     )
-    own = list(TIERS) if own == ["all"] else own
-    unknown = [name for name in own if name not in TIERS]
-    if "--list" in own or unknown or not own:
+    tiers = list(TIERS) if tiers == ["all"] else tiers
+    unknown = [name for name in tiers if name not in TIERS]
+    if "--list" in tiers or unknown or not tiers:
         for name, tier in TIERS.items():
             print(f"{name}: {', '.join(tier.packages)}")
         return 2 if unknown else 0
     ended = {}
-    for name in own:
+    for name in tiers:
         began = time.monotonic()
         ended[name] = run(name, passed_on)
         print(

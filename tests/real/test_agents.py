@@ -132,10 +132,10 @@ def there_is(mark, folder):
     arguments = subprocess.run(
         ["ps", "-ewwo", "args"], capture_output=True, text=True, check=True
     ).stdout
-    own = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    targets = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
     return {
         "processes": sum(mark in line for line in arguments.splitlines()),
-        "sockets": sum("socket:" in path for path in own),
+        "sockets": sum("socket:" in path for path in targets),
         "files": len(os.listdir(folder)),
     }
 

@@ -165,10 +165,10 @@ def _agent_log(tmp_path, *commands, check, kind="verifiers"):
 def _out_is_right():
     async def score(state, target):
         try:
-            found = await sandbox().read_file("out.txt")
+            content = await sandbox().read_file("out.txt")
         except FileNotFoundError:
-            found = ""
-        return Score(value=CORRECT if found.strip() == target.text else INCORRECT)
+            content = ""
+        return Score(value=CORRECT if content.strip() == target.text else INCORRECT)
 
     return score
 

@@ -70,7 +70,7 @@ def play(env, gateway, uids, model, calls=2, **sampling):
     flow = rllm.VerifiersAgentFlow(env, sampling)
     rows = env.get_dataset()
 
-    async def one(number, uid):
+    async def play_rollout(number, uid):
         session = gateway.create_session(uid)
         config = SimpleNamespace(
             base_url=gateway.get_session_url(session), model=model, session_uid=uid
@@ -80,7 +80,7 @@ def play(env, gateway, uids, model, calls=2, **sampling):
         )
 
     async def all_():
-        return await asyncio.gather(*(one(number, uid) for number, uid in enumerate(uids)))
+        return await asyncio.gather(*(play_rollout(number, uid) for number, uid in enumerate(uids)))
 
     episodes = asyncio.run(all_())
     ends = time.monotonic() + 20

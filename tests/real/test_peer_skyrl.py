@@ -60,7 +60,7 @@ def server(env):
         if row["example_id"] == 2:
             return "I call nothing"
         info = json.loads(row["info"]) if isinstance(row["info"], str) else row["info"]
-        calls = [(one["name"], one["arguments"]) for one in info["calls"]]
+        calls = [(call["name"], call["arguments"]) for call in info["calls"]]
         texts = [
             (name, said if isinstance(said, str) else json.dumps(said)) for name, said in calls
         ]

@@ -66,8 +66,8 @@ def env(tmp_path, monkeypatch):
 def logprobs_of(training, ids):
     """Of a text but its first token, under the weights as they are now, [T - 1]."""
     sampler = training.save_weights_and_get_sampling_client()
-    found = sampler.compute_logprobs(tinker.ModelInput.from_ints(ids)).result()
-    return np.array(found[-(len(ids) - 1) :], np.float64)
+    logprobs = sampler.compute_logprobs(tinker.ModelInput.from_ints(ids)).result()
+    return np.array(logprobs[-(len(ids) - 1) :], np.float64)
 
 
 def metrics(folder):

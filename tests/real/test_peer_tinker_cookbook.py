@@ -57,17 +57,18 @@ async def test_a_two_turn_rollout_becomes_one_datum_of_the_sampled_ids():
     assert advantages.tolist() == pytest.approx([0.5, 0.0, -0.5]), "the unknown one is not trained"
     data, _ = assemble_training_data([group], [advantages])
     rollouts = [
-        [one.ac.tokens for one in trajectory.transitions] for trajectory in group.trajectories_G
+        [transition.ac.tokens for transition in trajectory.transitions]
+        for trajectory in group.trajectories_G
     ]
-    for one in data:
-        targets = one.loss_fn_inputs["target_tokens"].to_numpy().tolist()
-        advantages = one.loss_fn_inputs["advantages"].to_numpy()
+    for datum in data:
+        targets = datum.loss_fn_inputs["target_tokens"].to_numpy().tolist()
+        advantages = datum.loss_fn_inputs["advantages"].to_numpy()
         trained = [
             target for target, advantage in zip(targets, advantages, strict=True) if advantage != 0
         ]
         assert trained in [[*first, *second] for first, second in rollouts] or not trained
     assert sorted({len(rollout) for rollout in rollouts}) == [2]
-    assert any((one.loss_fn_inputs["advantages"].to_numpy() > 0).any() for one in data)
+    assert any((datum.loss_fn_inputs["advantages"].to_numpy() > 0).any() for datum in data)
 
 
 async def test_a_group_is_played_from_a_pickled_builder():

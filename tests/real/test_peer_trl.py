@@ -145,15 +145,15 @@ def _check_advantages(fields, inputs, order):
     advantages = inputs["advantages"].flatten()[torch.tensor(order)]
     for start in range(0, 8, SIBLINGS):
         rewards = fields["vf_reward"][start : start + SIBLINGS]
-        known = torch.tensor([reward for reward in rewards if reward is not None])
-        unknown += len(rewards) - len(known)
-        if len(known) > 1:
-            wanted = iter((known - known.mean()) / (known.std() + 1e-4))
+        values = torch.tensor([reward for reward in rewards if reward is not None])
+        unknown += len(rewards) - len(values)
+        if len(values) > 1:
+            wanted = iter((values - values.mean()) / (values.std() + 1e-4))
             expected = torch.tensor([0.0 if reward is None else next(wanted) for reward in rewards])
             torch.testing.assert_close(
                 advantages[start : start + SIBLINGS], expected, atol=1e-4, rtol=1e-4
             )
-            if len(known) < len(rewards):
+            if len(values) < len(rewards):
                 zeros = torch.tensor([reward or 0.0 for reward in rewards])
                 as_zero = (zeros - zeros.mean()) / (zeros.std() + 1e-4)
                 assert not torch.allclose(as_zero, expected, atol=1e-2), (

@@ -48,8 +48,12 @@ class Servers:
         assert sampling_params["logprobs"] is True
         text = self.tokens.decode(prompt_ids)
         if request_id not in self.made:
-            (question,) = [one for one in self.rows if one in text]
-            siblings = [one for one, _, _ in self.made.values() if one == question]
+            (question,) = [row for row in self.rows if row in text]
+            siblings = [
+                played_question
+                for played_question, _, _ in self.made.values()
+                if played_question == question
+            ]
             self.made[request_id] = (question, len(siblings), [])
         question, sibling, turns = self.made[request_id]
         if (question, sibling) in self.fail:
@@ -63,9 +67,9 @@ class Servers:
                 do_sample=True,
             )
             ids = [
-                one
-                for one in generated[0, len(prompt_ids) :].tolist()
-                if one != self.tokens.eos_token_id
+                token
+                for token in generated[0, len(prompt_ids) :].tolist()
+                if token != self.tokens.eos_token_id
             ]
         ids = [*ids, self.tokens.eos_token_id]
         with torch.no_grad():
@@ -97,7 +101,7 @@ def parts(tmp_path_factory):
 
 def composed(folder, **settings):
     """verl's own configuration of a PPO run."""
-    given = {
+    defaults = {
         "actor_rollout_ref.model.path": folder / "model",
         "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.rollout.calculate_log_probs": True,
@@ -113,7 +117,7 @@ def composed(folder, **settings):
         os.path.join(os.path.dirname(verl.__file__), "trainer/config"), version_base=None
     ):
         return hydra.compose(
-            "ppo_trainer", overrides=[f"{name}={value}" for name, value in given.items()]
+            "ppo_trainer", overrides=[f"{name}={value}" for name, value in defaults.items()]
         )
 
 
@@ -137,14 +141,18 @@ def batch_of(folder):
 
 def solutions(env):
     """Question -> what solves it: its calls, one after another in one answer."""
-    found = {}
+    solutions_found = {}
     for row in env.get_dataset():
         info = json.loads(row["info"]) if isinstance(row["info"], str) else row["info"]
-        said = [one["arguments"] for one in info["calls"]]
-        said = [one if isinstance(one, str) else json.dumps(one) for one in said]
-        calls = [CALL % (one["name"], text) for one, text in zip(info["calls"], said, strict=True)]
-        found[row["prompt"][-1]["content"]] = "\n".join(calls)
-    return found
+        said = [call["arguments"] for call in info["calls"]]
+        said = [
+            arguments if isinstance(arguments, str) else json.dumps(arguments) for arguments in said
+        ]
+        calls = [
+            CALL % (call["name"], text) for call, text in zip(info["calls"], said, strict=True)
+        ]
+        solutions_found[row["prompt"][-1]["content"]] = "\n".join(calls)
+    return solutions_found
 
 
 def test_the_peer_has_what_was_recorded():
@@ -159,30 +167,32 @@ def test_its_worker_plays_the_environment_and_its_advantages_follow_the_rewards(
     made = asyncio.run(worker.generate_sequences(batch_of(folder)))
     masks, rewards = made.batch["response_mask"].bool(), made.batch["rm_scores"].sum(-1)
     assert made.batch["rm_scores"].shape == made.batch["responses"].shape == (12, 600)
-    solved = [place for place in range(12) if rewards[place] == 1.0]
-    assert [place // SIBLINGS for place in solved] == [0, 1, 2], "one of each group"
+    solved = [number for number in range(12) if rewards[number] == 1.0]
+    assert [number // SIBLINGS for number in solved] == [0, 1, 2], "one of each group"
     (failed,) = np.flatnonzero(made.non_tensor_batch["vf_error"])
     assert (failed // SIBLINGS, masks[failed].any().item()) == (1, False)
     played = [turns for _, _, turns in servers.made.values()]
-    for place in set(range(12)) - {failed}:
-        ids = made.batch["responses"][place][masks[place]].tolist()
+    for number in set(range(12)) - {failed}:
+        ids = made.batch["responses"][number][masks[number]].tolist()
         turns, *_ = [
-            turns for turns in played if [one for _, sampled, _ in turns for one in sampled] == ids
+            turns
+            for turns in played
+            if [token for _, sampled, _ in turns for token in sampled] == ids
         ]
         assert turns, "the trained ids are ids that were sampled"
         first = turns[0][0]
-        assert made.batch["prompts"][place].tolist()[-len(first) :] == first
-        logprobs = made.batch["rollout_log_probs"][place][masks[place]].tolist()
+        assert made.batch["prompts"][number].tolist()[-len(first) :] == first
+        logprobs = made.batch["rollout_log_probs"][number][masks[number]].tolist()
         assert logprobs == pytest.approx([value for turn in turns for value in turn[2]], abs=1e-5)
-    place = solved[0]
-    between = made.batch["responses"][place][~masks[place]].tolist()
+    number = solved[0]
+    between = made.batch["responses"][number][~masks[number]].tolist()
     assert "<tool_response>" in servers.tokens.decode(
-        [one for one in between if one != servers.tokens.pad_token_id]
+        [token for token in between if token != servers.tokens.pad_token_id]
     )
-    assert made.non_tensor_batch["calls_right"][place] == 1.0
+    assert made.non_tensor_batch["calls_right"][number] == 1.0
     uid, on = made.non_tensor_batch["uid"], masks.float()
     advantages, _ = compute_grpo_outcome_advantage(made.batch["rm_scores"], on, uid)
-    for place in range(12):
-        expected = 0 if place == failed else 1 if place in solved else -1
-        assert {int(one) for one in advantages[place][masks[place]].sign()} <= {expected}
+    for number in range(12):
+        expected = 0 if number == failed else 1 if number in solved else -1
+        assert {int(sign) for sign in advantages[number][masks[number]].sign()} <= {expected}
     assert not advantages[failed].any(), "what failed is masked"

@@ -153,7 +153,7 @@ class Compares(TrainerCallback):
 
     def errors(self, temperature):
         """How far what was trained is from the policy version it is recorded under."""
-        found = []
+        differences = []
         for turn in self.trained:
             expected = self.logprobs(
                 int(turn.version),
@@ -161,8 +161,10 @@ class Compares(TrainerCallback):
                 turn.completion_ids.tolist(),
                 temperature,
             )
-            found.append(float((expected - torch.from_numpy(turn.sampler_logprobs)).abs().max()))
-        return found
+            differences.append(
+                float((expected - torch.from_numpy(turn.sampler_logprobs)).abs().max())
+            )
+        return differences
 
 
 def train(server, folder, steps, **settings):

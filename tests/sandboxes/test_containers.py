@@ -48,13 +48,13 @@ def traces(mark, folders=()):
         with contextlib.suppress(OSError):
             if mark in path.read_text():
                 bundles.add(path.parent)
-    found = []
+    pids = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             process = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
             if mark.encode() in process or any(bytes(bundle) in process for bundle in bundles):
-                found.append(int(path.name))
-    return [pid for pid in found if pid != os.getpid()], {
+                pids.append(int(path.name))
+    return [pid for pid in pids if pid != os.getpid()], {
         bundle for bundle in bundles if bundle.exists()
     }
 
@@ -237,11 +237,11 @@ esac
 """
 
 
-def stand_in(tmp_path, monkeypatch, known=0):
+def stand_in(tmp_path, monkeypatch, existing=0):
     """A program called docker that logs its arguments and starts nothing."""
     log = tmp_path / "log"
     program = tmp_path / "docker"
-    program.write_text(PROGRAM.format(log=log, known=known))
+    program.write_text(PROGRAM.format(log=log, known=existing))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return log
@@ -280,7 +280,7 @@ def test_a_stand_in_engine_gets_the_options_that_confine_and_to_remove_the_conta
 def test_a_stand_in_engine_without_the_image_is_given_one_and_a_network_only_on_request(
     tmp_path, monkeypatch
 ):
-    log = stand_in(tmp_path, monkeypatch, known=1)
+    log = stand_in(tmp_path, monkeypatch, existing=1)
     with pytest.raises(vf.SandboxUnavailable):
         asyncio.run(Docker().open(SandboxSpec(network=True)))
     _, imported, run, _ = log.read_text().splitlines()

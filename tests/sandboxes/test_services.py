@@ -28,8 +28,8 @@ def bound(real, call_machine, *, method=True):
     not take."""
     signature = inspect.signature(real)
 
-    async def call(*args, **named):
-        arguments = signature.bind(*([None] if method else []), *args, **named).arguments
+    async def call(*args, **keywords):
+        arguments = signature.bind(*([None] if method else []), *args, **keywords).arguments
         arguments.pop("self", None)
         return await call_machine(arguments)
 
@@ -59,22 +59,23 @@ def test_e2b(monkeypatch):
 
     machine, seen = Here(), {}
 
-    async def run(given):
-        code, printed = await machine.run(given["cmd"], given["timeout"])
+    async def run(arguments):
+        code, printed = await machine.run(arguments["cmd"], arguments["timeout"])
         if code:
             raise e2b.CommandExitException(stderr="", stdout=printed, exit_code=code, error=None)
         return types.SimpleNamespace(exit_code=code, stdout=printed)
 
-    async def create(given):
-        seen.update(given)
+    async def create(arguments):
+        seen.update(arguments)
         commands = types.SimpleNamespace(run=bound(Commands.run, run))
         files = types.SimpleNamespace(
             write=bound(
-                Filesystem.write, lambda given: machine.upload(given["path"], given["data"])
+                Filesystem.write,
+                lambda arguments: machine.upload(arguments["path"], arguments["data"]),
             ),
-            read=bound(Filesystem.read, lambda given: machine.download(given["path"])),
+            read=bound(Filesystem.read, lambda arguments: machine.download(arguments["path"])),
         )
-        kill = bound(e2b.AsyncSandbox.kill, lambda given: machine.end())
+        kill = bound(e2b.AsyncSandbox.kill, lambda arguments: machine.end())
         return types.SimpleNamespace(commands=commands, files=files, kill=kill)
 
     monkeypatch.setattr(
@@ -95,9 +96,9 @@ def test_modal(monkeypatch):
     def aio(call):
         return types.SimpleNamespace(aio=call)
 
-    async def execute(given):
-        assert given["args"][:2] == ("sh", "-c")
-        code, printed = await machine.run(given["args"][2], given["timeout"])
+    async def execute(arguments):
+        assert arguments["args"][:2] == ("sh", "-c")
+        code, printed = await machine.run(arguments["args"][2], arguments["timeout"])
 
         async def later(value):
             return value
@@ -105,20 +106,20 @@ def test_modal(monkeypatch):
         stdout = types.SimpleNamespace(read=aio(lambda: later(printed)))
         return types.SimpleNamespace(stdout=stdout, wait=aio(lambda: later(code)))
 
-    async def create(given):
-        seen.update(given)
+    async def create(arguments):
+        seen.update(arguments)
         filesystem = types.SimpleNamespace(
             write_bytes=aio(
                 bound(files.write_bytes, lambda g: machine.upload(g["remote_path"], g["data"]))
             ),
             read_bytes=aio(bound(files.read_bytes, lambda g: machine.download(g["remote_path"]))),
         )
-        terminate = aio(bound(real.terminate, lambda given: machine.end()))
+        terminate = aio(bound(real.terminate, lambda arguments: machine.end()))
         return types.SimpleNamespace(
             exec=aio(bound(real.exec, execute)), filesystem=filesystem, terminate=terminate
         )
 
-    async def lookup(given):
+    async def lookup(arguments):
         return "the app"
 
     fake = types.SimpleNamespace(create=aio(bound(real.create, create, method=False)))
@@ -140,12 +141,12 @@ def test_daytona(monkeypatch):
     machine, seen = Here(), []
     real = daytona.AsyncDaytona
 
-    async def execute(given):
-        code, printed = await machine.run(given["command"], given["timeout"])
+    async def execute(arguments):
+        code, printed = await machine.run(arguments["command"], arguments["timeout"])
         return types.SimpleNamespace(exit_code=code, result=printed)
 
-    async def create(given):
-        seen.append(given["params"])
+    async def create(arguments):
+        seen.append(arguments["params"])
         fs = types.SimpleNamespace(
             upload_file=bound(files.upload_file, lambda g: machine.upload(g["dst"], g["src"])),
             download_file=bound(files.download_file, lambda g: machine.download(g["args"][0])),
@@ -154,12 +155,12 @@ def test_daytona(monkeypatch):
             process=types.SimpleNamespace(exec=bound(processes.exec, execute)), fs=fs
         )
 
-    async def close(given):
+    async def close(arguments):
         seen.append("closed")
 
     client = types.SimpleNamespace(
         create=bound(real.create, create),
-        delete=bound(real.delete, lambda given: machine.end()),
+        delete=bound(real.delete, lambda arguments: machine.end()),
         close=bound(real.close, close),
     )
     monkeypatch.setattr(daytona, "AsyncDaytona", lambda: client)
@@ -176,16 +177,16 @@ def test_prime_sandboxes(monkeypatch):
     machine, seen = Here(), []
     real = prime.AsyncSandboxClient
 
-    async def create(given):
-        seen.append(given["request"])
+    async def create(arguments):
+        seen.append(arguments["request"])
         return types.SimpleNamespace(id="one")
 
-    async def execute(given):
-        code, printed = await machine.run(given["command"], given["timeout"])
+    async def execute(arguments):
+        code, printed = await machine.run(arguments["command"], arguments["timeout"])
         return prime.CommandResponse(stdout=printed, stderr="", exit_code=code)
 
-    async def noted(given):
-        seen.append(given.get("sandbox_id"))
+    async def noted(arguments):
+        seen.append(arguments.get("sandbox_id"))
 
     client = types.SimpleNamespace(
         create=bound(real.create, create),
@@ -194,7 +195,7 @@ def test_prime_sandboxes(monkeypatch):
         upload_bytes=bound(
             real.upload_bytes, lambda g: machine.upload(g["file_path"], g["file_bytes"])
         ),
-        delete=bound(real.delete, lambda given: machine.end()),
+        delete=bound(real.delete, lambda arguments: machine.end()),
         aclose=bound(real.aclose, noted),
     )
     monkeypatch.setattr(prime, "AsyncSandboxClient", lambda: client)

@@ -165,20 +165,20 @@ def test_one_session_finds_nothing_of_another_of_the_same_zygote(what):
 
     async def use():
         backend = await backend_for("bubblewrap")
-        one, other = await backend.open(SHARED), await backend.open(SandboxSpec())
+        first, second = await backend.open(SHARED), await backend.open(SandboxSpec())
         try:
-            left = await one.exec(LEAVE, timeout_s=20)
-            assert left.error is None
-            own = await one.exec(PEEKS[what], timeout_s=20)
-            foreign = await other.exec(PEEKS[what], timeout_s=20)
-            return own.value, foreign.value
+            planted = await first.exec(LEAVE, timeout_s=20)
+            assert planted.error is None
+            inside = await first.exec(PEEKS[what], timeout_s=20)
+            foreign = await second.exec(PEEKS[what], timeout_s=20)
+            return inside.value, foreign.value
         finally:
-            await one.close()
-            await other.close()
+            await first.close()
+            await second.close()
 
-    own, foreign = asyncio.run(use())
+    inside, foreign = asyncio.run(use())
     assert foreign == "[]"
-    assert own != "[]", "negative control: in its own session the same search finds it"
+    assert inside != "[]", "negative control: in its own session the same search finds it"
 
 
 @pytest.mark.parametrize("name", ["bubblewrap"])

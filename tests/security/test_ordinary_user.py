@@ -49,21 +49,21 @@ print(os.getuid(), {int(mask, 16) for mask in held})
 
 
 @pytest.fixture
-def place():
+def user_folder():
     """Of no use to pytest's own folders, which only their owner may enter."""
     with tempfile.TemporaryDirectory(prefix="ordinary-user-") as folder:
-        place = Path(folder)
-        place.chmod(0o711)
+        user_folder = Path(folder)
+        user_folder.chmod(0o711)
         for name in ("home", "aside"):
-            (place / name).mkdir()
-        os.chown(place / "home", NOBODY, NOBODY)
-        yield place
+            (user_folder / name).mkdir()
+        os.chown(user_folder / "home", NOBODY, NOBODY)
+        yield user_folder
 
 
-def as_nobody(place, *argv, temporary=None):
+def as_nobody(user_folder, *argv, temporary=None):
     interpreter = Path(sys.base_prefix).resolve()
     closed = [path for path in reversed(interpreter.parents) if not path.stat().st_mode & 0o001]
-    home = str(place / "home")
+    home = str(user_folder / "home")
     ended = subprocess.run(
         [
             "unshare",
@@ -74,7 +74,7 @@ def as_nobody(place, *argv, temporary=None):
             "sh",
             interpreter,
             *(closed[:1] or [""]),
-            place / "aside",
+            user_folder / "aside",
             *argv,
         ],
         env={
@@ -93,15 +93,15 @@ def as_nobody(place, *argv, temporary=None):
     return ended
 
 
-def test_it_is_an_ordinary_user_that_holds_nothing(place):
-    ended = as_nobody(place, sys.executable, "-c", WHO)
+def test_it_is_an_ordinary_user_that_holds_nothing(user_folder):
+    ended = as_nobody(user_folder, sys.executable, "-c", WHO)
     assert ended.stdout == f"{NOBODY} {{0}}\n", ended.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bubblewrap", "sandlock", "nsjail"])
-def test_every_attack_is_stopped_for_an_ordinary_user_too(place, name):
-    ended = as_nobody(place, sys.executable, "-m", "verifiers.sandbox.probe", name)
+def test_every_attack_is_stopped_for_an_ordinary_user_too(user_folder, name):
+    ended = as_nobody(user_folder, sys.executable, "-m", "verifiers.sandbox.probe", name)
     if "is not installed" in ended.stderr:
         pytest.skip(ended.stderr)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -109,26 +109,28 @@ def test_every_attack_is_stopped_for_an_ordinary_user_too(place, name):
 
 
 @pytest.mark.slow
-def test_negative_control_without_a_sandbox_the_same_user_reaches_them(place):
-    ended = as_nobody(place, sys.executable, "-m", "verifiers.sandbox.probe", "unsafe_subprocess")
+def test_negative_control_without_a_sandbox_the_same_user_reaches_them(user_folder):
+    ended = as_nobody(
+        user_folder, sys.executable, "-m", "verifiers.sandbox.probe", "unsafe_subprocess"
+    )
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.count("REACHED") >= 15, ended.stdout
 
 
 @pytest.mark.slow
-def test_vf_eval_needs_no_home_that_can_be_written(place):
-    work = place / "work"
+def test_vf_eval_needs_no_home_that_can_be_written(user_folder):
+    work = user_folder / "work"
     work.mkdir()
     os.chown(work, NOBODY, NOBODY)
-    os.chown(place / "home", 0, 0)
-    (place / "home").chmod(0o555)
+    os.chown(user_folder / "home", 0, 0)
+    (user_folder / "home").chmod(0o555)
     with FakeServer("ok", models=["m"]) as server:
         words = ("reverse-text", "-n", "1", "-r", "2", "-b", server.url, "-m", "m", "-o", str(work))
         command = (sys.executable, "-m", "verifiers.cli.evaluate.command", *words)
-        ended = as_nobody(place, *command, temporary=work)
+        ended = as_nobody(user_folder, *command, temporary=work)
     assert ended.returncode == 0, ended.stderr
     assert len(list(work.glob("evals/*/*/results.jsonl"))) == 1
     control = as_nobody(
-        place, sys.executable, "-c", "import pathlib; (pathlib.Path.home() / 'x').touch()"
+        user_folder, sys.executable, "-c", "import pathlib; (pathlib.Path.home() / 'x').touch()"
     )
     assert "PermissionError" in control.stderr  # negative control: it is read-only for this user

@@ -64,10 +64,10 @@ def backend_in_child(*without):
 @pytest.fixture(scope="module")
 def unhindered():
     """Negative control: nothing forbidden."""
-    name, _, rest = backend_in_child().partition(" ")
+    name, _, result = backend_in_child().partition(" ")
     if name != "bubblewrap":
-        pytest.skip(f"bubblewrap does not work here: {name} {rest}")
-    assert rest == "42"
+        pytest.skip(f"bubblewrap does not work here: {name} {result}")
+    assert result == "42"
 
 
 def test_without_namespaces_the_next_best_is_taken(unhindered):

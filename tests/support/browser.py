@@ -47,9 +47,9 @@ class Page:
         """Go nowhere: the page asks its server for nothing more."""
         self.driver.get("about:blank")
 
-    def js(self, script: str, *given: Any) -> Any:
+    def js(self, script: str, *arguments: Any) -> Any:
         """What ``script`` returns in the page."""
-        return self.driver.execute_script(script, *given)
+        return self.driver.execute_script(script, *arguments)
 
     def wait(self, condition: Callable[[], Any], timeout_s: float = PAUSE_S) -> Any:
         """What ``condition`` returns once it is true."""
@@ -143,8 +143,8 @@ def _version(program: str) -> str | None:
     printed = subprocess.run(
         [program, "--version"], capture_output=True, text=True, check=False
     ).stdout
-    found = re.search(r"\d+", printed)
-    return found and found[0]
+    match = re.search(r"\d+", printed)
+    return match and match[0]
 
 
 def pages() -> Iterator[Page]:

@@ -62,20 +62,20 @@ class Block:
     marks: dict[str, str]
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.page}:{self.line}"
 
 
 def blocks_of(page: Path, name: str = "") -> list[Block]:
     """The blocks of a page, in order."""
     text, blocks = page.read_text(encoding="utf-8"), []
-    for found in _BLOCK.finditer(text):
-        language, _, options = found["info"].strip().partition(" ")
-        marks = {mark: said or "" for mark, said in _MARK.findall(found["marks"])}
+    for match in _BLOCK.finditer(text):
+        language, _, options = match["info"].strip().partition(" ")
+        marks = {mark: said or "" for mark, said in _MARK.findall(match["marks"])}
         if "no-run" in options:
             marks["not run"] = "said on the block"
-        line = text.count("\n", 0, found.start("info")) + 1
-        blocks.append(Block(name or page.name, line, language, found["code"], marks))
+        line = text.count("\n", 0, match.start("info")) + 1
+        blocks.append(Block(name or page.name, line, language, match["code"], marks))
     return blocks
 
 
@@ -91,12 +91,12 @@ def needs_sandbox(page: Path) -> bool:
 
 def without_slow(blocks: list[Block]) -> list[Block]:
     """Leave out the slow blocks and what they print."""
-    found, is_left_out = [], False
+    kept, is_left_out = [], False
     for block in blocks:
         is_left_out = "slow" in block.marks or (is_left_out and "output" in block.marks)
         if not is_left_out:
-            found.append(block)
-    return found
+            kept.append(block)
+    return kept
 
 
 @dataclass
@@ -115,13 +115,13 @@ class Reader:
         the page says."""
         for block in blocks:
             assert block.language in LANGUAGES, (
-                f"{block.place}: no language {block.language!r} is known here"
+                f"{block.location}: no language {block.language!r} is known here"
             )
             if "model" in block.marks:
                 self.says[0] = block.marks["model"]
             if "not run" in block.marks:
-                assert block.marks["not run"], f"{block.place}: say why it is not run"
-                self.skipped.append(f"{block.place}: {block.marks['not run']}")
+                assert block.marks["not run"], f"{block.location}: say why it is not run"
+                self.skipped.append(f"{block.location}: {block.marks['not run']}")
                 continue
             self._try(block)
 
@@ -143,7 +143,7 @@ class Reader:
 
     def _python(self, block: Block, code: str) -> str:
         """What the block prints. ``await`` at the top is allowed, as in a notebook."""
-        name = f"<{block.place}>"
+        name = f"<{block.location}>"
         code = "\n" * block.line + code  # so that a traceback gives the page's line
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
         compiled = compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -167,7 +167,7 @@ class Reader:
         printed = done.stdout.decode("utf-8", "replace")
         expected = int(block.marks.get("exit", "0"))
         assert done.returncode == expected, (
-            f"{block.place} ended with {done.returncode}, not {expected}:\n{printed}"
+            f"{block.location} ended with {done.returncode}, not {expected}:\n{printed}"
         )
         return printed
 
@@ -178,15 +178,15 @@ class Reader:
                 pattern = re.escape(part)
                 if block.marks["output"]:
                     assert block.marks["output"] == "numbers differ", (
-                        f"{block.place}: {block.marks['output']!r}"
+                        f"{block.location}: {block.marks['output']!r}"
                     )
                     pattern = _NUMBER.pattern.join(map(re.escape, _NUMBER.split(part)))
-                found = re.compile(pattern).search(printed, position)
-                assert found, (
-                    f"{block.place} shows {line!r}, and what was printed has no such"
+                match = re.compile(pattern).search(printed, position)
+                assert match, (
+                    f"{block.location} shows {line!r}, and what was printed has no such"
                     f" line:\n{self.printed}"
                 )
-                position = found.end()
+                position = match.end()
 
 
 _NUMBER = re.compile(r"\d[\d.,]*(?:e-?\d+)?")
@@ -203,11 +203,11 @@ def read_toml(block: Block, code: str) -> None:
     if {"eval", "ablation"} & content.keys() and "trainer" not in content:
         from verifiers.cli.evaluate.toml_args import read_files
 
-        found = read_files([_saved(block, code)]).problems
+        problems = read_files([_saved(block, code)]).problems
     elif "endpoint" in content:
         from verifiers.clients.endpoints import load_endpoints
 
-        found = [] if load_endpoints(_saved(block, code)) else ["no endpoint"]
+        problems = [] if load_endpoints(_saved(block, code)) else ["no endpoint"]
     elif "tool" in content or "project" in content:
         return  # an environment's pyproject, which the block after it installs or checks
     else:
@@ -215,7 +215,7 @@ def read_toml(block: Block, code: str) -> None:
 
         make_plan(["@", _saved(block, code)])
         return
-    assert not found, f"{block.place}: {found}"
+    assert not problems, f"{block.location}: {problems}"
 
 
 def _saved(block: Block, code: str) -> str:
@@ -243,7 +243,7 @@ def reader(folder: Path) -> Iterator[Reader]:
     says = ["reversed"]
     with FakeServer(_answer(says), models=MODELS) as server:
         tools = Path(sys.executable).parent
-        given = {
+        variables = {
             "OPENAI_BASE_URL": server.url,
             "OPENAI_API_KEY": "any",
             "HF_HUB_OFFLINE": "1",
@@ -254,7 +254,7 @@ def reader(folder: Path) -> Iterator[Reader]:
             "PATH": os.pathsep.join([warm_commands.folder(), str(tools), os.environ["PATH"]]),
         }
         before, here = dict(os.environ), Path.cwd()
-        os.environ.update(given)
+        os.environ.update(variables)
         os.chdir(folder)
         try:
             yield Reader(folder, server, says)

@@ -30,10 +30,10 @@ def fine_tuned(model: Any, examples: Sequence[tuple[list[int], list[int]]]) -> A
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(400):
         losses = []
-        for prompt, whole in examples:
-            labels = torch.tensor([whole])
+        for prompt, ids in examples:
+            labels = torch.tensor([ids])
             labels[:, : len(prompt)] = -100
-            losses.append(model(torch.tensor([whole]), labels=labels).loss)
+            losses.append(model(torch.tensor([ids]), labels=labels).loss)
         loss = torch.stack(losses).sum()
         loss.backward()
         optimizer.step()
@@ -65,11 +65,11 @@ async def post(
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, connector=connector, **session) as http:
 
-        async def one(body: dict) -> tuple[int, Any]:
+        async def post_body(body: dict) -> tuple[int, Any]:
             async with http.post(f"{engine.base_url}/{route}", json=body) as response:
                 return response.status, await response.json()
 
-        return await asyncio.gather(*map(one, bodies))
+        return await asyncio.gather(*map(post_body, bodies))
 
 
 def ask(text: str = "reverse: abc", **fields: Any) -> dict:

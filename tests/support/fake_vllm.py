@@ -406,8 +406,10 @@ class FakeVLLM:
             token = int(torch.multinomial(processed.exp(), 1, generator=draws))
             ids.append(token)
             logprobs.append(float(shown[token]))
-            others = shown.topk(num_likely - 1).values.tolist() if num_likely else []
-            likely.append([float(shown[token]), *others])  # the sampled one counts as one of them
+            less_likely = shown.topk(num_likely - 1).values.tolist() if num_likely else []
+            likely.append(
+                [float(shown[token]), *less_likely]
+            )  # the sampled one counts as one of them
             labels.append(self.label)
             if token == self.tokenizer.eos_token_id:
                 break
@@ -430,11 +432,11 @@ class Refused(Exception):
 
 
 def _spans(labels: list[str]) -> list[dict[str, Any]]:
-    spans, place = [], 0
+    spans, position = [], 0
     for label, run in itertools.groupby(labels):
         count = len(list(run))
-        spans.append({"version": label, "start": place, "end": place + count})
-        place += count
+        spans.append({"version": label, "start": position, "end": position + count})
+        position += count
     return spans
 
 
@@ -511,9 +513,9 @@ class WorkerGroup:
             shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         parts: list[bytes] = []
-        place = 0
-        while place < len(sizes):
-            end, total = place, 0
+        position = 0
+        while position < len(sizes):
+            end, total = position, 0
             while end < len(sizes) and total <= self.buffer_bytes:
                 total += sizes[end]
                 end += 1
@@ -522,10 +524,10 @@ class WorkerGroup:
                 raise Refused(500, "the group was left")
             chunk = self._chunks.popleft()
             assert len(chunk) == total, (len(chunk), total)
-            for size in sizes[place:end]:
+            for size in sizes[position:end]:
                 parts.append(chunk[:size])
                 chunk = chunk[size:]
-            place = end
+            position = end
         return parts
 
 
@@ -548,9 +550,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name")
     parser.add_argument("--max-lora-rank", type=int, default=16)
-    options, others = parser.parse_known_args(argv)
+    options, flags = parser.parse_known_args(argv)
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    print(f"fake vllm: {options.model} on devices [{devices}] with {' '.join(others)}", flush=True)
+    print(f"fake vllm: {options.model} on devices [{devices}] with {' '.join(flags)}", flush=True)
     if os.environ.get("FAKE_VLLM_FAILS"):
         sys.exit("fake vllm: cannot start")
     torch.set_num_threads(1)
@@ -558,8 +560,7 @@ def main(argv: list[str]) -> None:
         get_model(options.model),
         get_tokenizer(options.model),
         name=options.served_model_name or options.model,
-        lora="--enable-lora" in others
-        and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1",
+        lora="--enable-lora" in flags and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1",
         dev_mode=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
         max_lora_rank=options.max_lora_rank,
         host=options.host,

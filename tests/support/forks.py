@@ -87,11 +87,11 @@ class Forks:
         up the rest."""
         if session.testsfailed or session.config.option.collectonly:
             return None  # pytest's own loop says so
-        if others := [
-            one.name for one in threading.enumerate() if one is not threading.main_thread()
+        if started := [
+            thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
         ]:
             raise pytest.UsageError(
-                f"a test file starts threads when it is imported, which no fork has: {others}"
+                f"a test file starts threads when it is imported, which no fork has: {started}"
             )
         session.items.sort(key=lambda item: rank(item.nodeid))
         units: dict[str, list[int]] = {}
@@ -125,7 +125,7 @@ class Fork:
 
     def __init__(self, session: pytest.Session, waiting: deque[list[int]]) -> None:
         self._session, self._waiting = session, waiting
-        self._left: list[int] = []
+        self._units_left: list[int] = []
         """Tests that were handed out and are not reported yet, in their order."""
         context = multiprocessing.get_context("fork")
         self.line, self._theirs = context.Pipe()
@@ -143,19 +143,19 @@ class Fork:
             match self.line.recv():
                 case None:
                     unit = self._waiting.popleft() if self._waiting else []
-                    self._left += unit
+                    self._units_left += unit
                     self.line.send(unit)
                 case reports, warned:
-                    self._left.pop(0)
+                    self._units_left.pop(0)
                     self._report(reports, warned)
             return True
         except (EOFError, ConnectionError):
             self.line.close()
             self.process.join()
-        if self._left:
-            died_of, *rest = self._left
-            if rest:
-                self._waiting.appendleft(rest)
+        if self._units_left:
+            died_of, *unit_left = self._units_left
+            if unit_left:
+                self._waiting.appendleft(unit_left)
             item = self._session.items[died_of]
             what = f"the process that ran it ended with exit code {self.process.exitcode}"
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", what, "call")

@@ -59,8 +59,8 @@ class FreshPython:
 
     @property
     def site_packages(self) -> Path:
-        (found,) = self.venv.glob("lib/python*/site-packages")
-        return found
+        (folder,) = self.venv.glob("lib/python*/site-packages")
+        return folder
 
     def run(self, *words: str | Path, cwd: Path | None = None, **variables: str) -> Ran:
         """``python words…``"""

@@ -19,13 +19,13 @@ def write_task(folder: Path, toml: str = "", **files: str) -> Path:
         "tests/test.sh": TEST,
         "solution/solve.sh": "#!/bin/bash\necho right > /app/out.txt\n",
     }
-    named = {
+    contents = {
         "test": "tests/test.sh",
         "solution": "solution/solve.sh",
         "dockerfile": "environment/Dockerfile",
     }
     content |= {
-        named.get(name, name.replace("__", "/").replace("_txt", ".txt")): text
+        contents.get(name, name.replace("__", "/").replace("_txt", ".txt")): text
         for name, text in files.items()
     }
     for name, text in content.items():

@@ -17,13 +17,13 @@ SANDBOXES = REPOSITORY / "packages/sandboxes/src/verifiers_sandboxes"
 
 def modules(package: Path) -> dict[str, Path]:
     """Dotted name -> file, of every module of a package."""
-    found = {}
+    paths = {}
     for path in sorted(package.rglob("*.py")):
         if "templates" in path.parts:
             continue
         parts = path.relative_to(package.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imports(package: Path) -> dict[str, set[str]]:
@@ -33,32 +33,32 @@ def imports(package: Path) -> dict[str, set[str]]:
     Imports inside functions and under ``TYPE_CHECKING`` are left out: they do not run when the
     module is imported.
     """
-    known = modules(package)
+    paths = modules(package)
     return {
         name: {
             target
-            for target in _targets(ast.parse(path.read_text(encoding="utf-8")).body, known)
+            for target in _targets(ast.parse(path.read_text(encoding="utf-8")).body, paths)
             if target != name
         }
-        for name, path in known.items()
+        for name, path in paths.items()
     }
 
 
-def _targets(body: list[ast.stmt], known: dict[str, Path]) -> Iterator[str]:
+def _targets(body: list[ast.stmt], paths: dict[str, Path]) -> Iterator[str]:
     for node in body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in known else node.module or ""
+                yield full if full in paths else node.module or ""
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            yield from _targets(node.orelse, known)
+            yield from _targets(node.orelse, paths)
         elif isinstance(node, ast.If | ast.Try | ast.With):
             for part in ("body", "orelse", "finalbody"):
-                yield from _targets(getattr(node, part, []), known)
+                yield from _targets(getattr(node, part, []), paths)
             for handler in getattr(node, "handlers", []):
-                yield from _targets(handler.body, known)
+                yield from _targets(handler.body, paths)
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:

@@ -12,25 +12,25 @@ def without_overlay(folder: Path) -> Iterator[Path]:
     """An empty folder below ``folder``; skips where this user may not mount."""
     mounted: list[Path] = []
 
-    def mount(kind: str, place: Path, *options: str) -> None:
-        place.mkdir(parents=True, exist_ok=True)
+    def mount(kind: str, target: Path, *options: str) -> None:
+        target.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            ["mount", "-t", kind, kind, *options, place],
+            ["mount", "-t", kind, kind, *options, target],
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
             pytest.skip(f"this user may not mount: {done.stderr.strip()}")
-        mounted.append(place)
+        mounted.append(target)
 
     try:
         mount("tmpfs", base := folder / "base")
         (lower := base / "lowest").mkdir()
         for number in range(2):
             names = {name: base / f"{name}{number}" for name in ("upper", "work")}
-            for place in names.values():
-                place.mkdir()
+            for mounted_folder in names.values():
+                mounted_folder.mkdir()
             mount(
                 "overlay",
                 base / f"on{number}",
@@ -42,5 +42,5 @@ def without_overlay(folder: Path) -> Iterator[Path]:
         base.chmod(0o755)
         yield lower
     finally:
-        for place in reversed(mounted):
-            subprocess.run(["umount", "-l", place], check=True)
+        for mounted_folder in reversed(mounted):
+            subprocess.run(["umount", "-l", mounted_folder], check=True)

@@ -35,12 +35,12 @@ class Recorded:
     FIELDS: tuple[str, ...] = ()
     REQUIRED: tuple[str, ...] = ()
 
-    def __init__(self, **given: Any):
-        if unknown := given.keys() - set(self.FIELDS):
+    def __init__(self, **fields: Any):
+        if unknown := fields.keys() - set(self.FIELDS):
             raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
-        if missing := set(self.REQUIRED) - given.keys():
+        if missing := set(self.REQUIRED) - fields.keys():
             raise TypeError(f"{type(self).__name__} needs {sorted(missing)}")
-        vars(self).update(dict.fromkeys(self.FIELDS), **given)
+        vars(self).update(dict.fromkeys(self.FIELDS), **fields)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items() if v is not None)})"
@@ -100,24 +100,24 @@ def _made(name: str, shape: dict[str, Any], calls: dict[str, list[Any]]) -> Any:
 
 def differences(peer: str) -> list[str]:
     """What of the contract the installed peer no longer has: ``field X of Y moved``."""
-    found = []
+    problems = []
     for path, shapes in contract_of(peer)["modules"].items():
         try:
             module = importlib.import_module(path)
         except ImportError as error:
-            found.append(f"module {path} moved: {error}")
+            problems.append(f"module {path} moved: {error}")
             continue
         for name, shape in shapes.items():
             real = getattr(module, name, None)
             if real is None:
-                found.append(f"{name} of {path} moved")
+                problems.append(f"{name} of {path} moved")
                 continue
-            found += [
+            problems += [
                 f"field {field} of {name} moved"
                 for field in _wanted(shape)
                 if field not in _offered(real)
             ]
-    return found
+    return problems
 
 
 def _wanted(shape: dict[str, Any]) -> list[str]:

@@ -153,13 +153,13 @@ def advance(batches: PipelineThread, policy: Policy) -> None:
 
 def steps(batches: PipelineThread, policy: Policy, count: int) -> list[Any]:
     """``count`` batches with a "step" after each."""
-    taken = []
+    batches_made = []
     for _ in range(count):
-        taken.append(batches.next_batch())
+        batches_made.append(batches.next_batch())
         if batches.pipeline.config.deterministic:
             batches.settle()
         advance(batches, policy)
-    return taken
+    return batches_made
 
 
 def indices(batch: Any) -> list[int]:

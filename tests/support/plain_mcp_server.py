@@ -78,17 +78,17 @@ def main():
     arguments.add_argument("--starts", type=Path)
     arguments.add_argument("--also")
     arguments.add_argument("--mute", action="store_true")
-    given = arguments.parse_args()
-    if given.starts is not None:
-        with given.starts.open("a") as file:
+    options = arguments.parse_args()
+    if options.starts is not None:
+        with options.starts.open("a") as file:
             file.write(f"{os.getpid()}\n")
-    if given.also is not None:
-        TOOLS[given.also] = process_id
-    if given.mute:
+    if options.also is not None:
+        TOOLS[options.also] = process_id
+    if options.mute:
         print("I say nothing", file=sys.stderr, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        if "id" in request and not given.mute:
+        if "id" in request and not options.mute:
             answer = {
                 "jsonrpc": "2.0",
                 "id": request["id"],

@@ -37,10 +37,10 @@ def on_ranks(
     context: Any,
     folder: Path,
     work: Callable[..., Any],
-    *given: Any,
+    *arguments: Any,
     world: int = 2,
     failpoint: str = "",
-    **named: Any,
+    **keywords: Any,
 ) -> list[Ended]:
     """Call ``work(*given, **named)`` in ``world`` processes; how each ended.
 
@@ -51,7 +51,8 @@ def on_ranks(
     port = free_port()
     processes = [
         context.Process(
-            target=_rank, args=(rank, world, port, str(folder), failpoint, work, given, named)
+            target=_rank,
+            args=(rank, world, port, str(folder), failpoint, work, arguments, keywords),
         )
         for rank in range(world)
     ]
@@ -72,9 +73,9 @@ def on_ranks(
 
 def _result(folder: Path, rank: int) -> Any:
     path = folder / f"result-{rank}.json"
-    found = json.loads(path.read_text()) if path.is_file() else None
+    result = json.loads(path.read_text()) if path.is_file() else None
     path.unlink(missing_ok=True)
-    return found
+    return result
 
 
 def _rank(
@@ -84,8 +85,8 @@ def _rank(
     folder: str,
     failpoint: str,
     work: Any,
-    given: Any,
-    named: dict[str, Any],
+    arguments: Any,
+    keywords: dict[str, Any],
 ) -> None:
     os.environ.update(
         RANK=str(rank),
@@ -104,7 +105,7 @@ def _rank(
     path = Path(folder) / f"result-{rank}.json"
     try:
         with armed:
-            path.write_text(json.dumps(work(*given, **named)))
+            path.write_text(json.dumps(work(*arguments, **keywords)))
     except BaseException as error:  # noqa: BLE001 - however a rank ends, the test is told
         traceback.print_exc()
         path.write_text(json.dumps([type(error).__name__, str(error)]))

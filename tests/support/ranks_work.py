@@ -84,10 +84,10 @@ def at_step(trainer: Any, rank: int, step: int, act: Any) -> None:
     """Let ``rank`` do something else before its forward passes of a step."""
     plain = trainer.training_step
 
-    def training_step(model: Any, batch: Any, *rest: Any) -> Any:
+    def training_step(model: Any, batch: Any, *args: Any) -> Any:
         if trainer.ranks.rank == rank and trainer.state.global_step == step - 1:
             act(batch.rows_R[rank])
-        return plain(model, batch, *rest)
+        return plain(model, batch, *args)
 
     trainer.training_step = training_step
 
@@ -224,7 +224,7 @@ def exchange(timeout_s: float = 30.0) -> Any:
     ranks = connected(timeout_s)
     with ranks.together():
         shared = ranks.share(lambda: {"nan": float("nan"), "n": 3}, "a value")
-        own = ranks.scatter(
+        scattered = ranks.scatter(
             [bytes([r]) * (r + 1) for r in range(ranks.world)] if ranks.is_main else None, "parts"
         )
         collected = ranks.collect(bytes([ranks.rank]) * 3 * ranks.rank, "pieces")
@@ -232,7 +232,7 @@ def exchange(timeout_s: float = 30.0) -> Any:
         return [
             shared["n"],
             shared["nan"] != shared["nan"],
-            list(own),
+            list(scattered),
             [list(p) for p in collected],
             flags,
         ]

@@ -109,9 +109,9 @@ def play(name: str, case: str) -> Measured:
     return Measured(len(pairs), output["agent"]["rewrites"], differ, error)
 
 
-def _begins_with(messages, known):
-    return [_words(message) for message in messages[: len(known)]] == [
-        _words(message) for message in known
+def _begins_with(messages, prefix):
+    return [_words(message) for message in messages[: len(prefix)]] == [
+        _words(message) for message in prefix
     ]
 
 

@@ -17,9 +17,9 @@ MARK = "small root 1.0"
 def write_root(folder: Path, without=()) -> Path:
     """Write it, without some programs."""
     files = [
-        Path(found)
+        Path(path)
         for name in PROGRAMS.split()
-        if name not in without and (found := shutil.which(name))
+        if name not in without and (path := shutil.which(name))
     ]
     linked = subprocess.run(["ldd", *files], capture_output=True, text=True, check=True).stdout
     for name in ("usr/bin", "usr/lib", "usr/lib64", "etc", "tmp", "var"):

@@ -93,16 +93,16 @@ def told(
 
 
 def require_as_one(
-    first: dict[str, Any], second: dict[str, Any], one: dict[str, Any], *, has_penalty: bool
+    first: dict[str, Any], second: dict[str, Any], unsplit: dict[str, Any], *, has_penalty: bool
 ) -> None:
     """What two ranks ``told`` is what one process told, within rounding."""
     assert first["weights"] == second["weights"], "the ranks gathered different weights"
-    np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(first["norms"], one["norms"], rtol=1e-4)
-    np.testing.assert_allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
-    np.testing.assert_allclose(first["penalty"], one["penalty"], rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(first["losses"], unsplit["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(first["norms"], unsplit["norms"], rtol=1e-4)
+    np.testing.assert_allclose(first["values"], unsplit["values"], rtol=1e-3, atol=2e-6)
+    np.testing.assert_allclose(first["penalty"], unsplit["penalty"], rtol=1e-3, atol=1e-7)
     assert max(first["apart"]) < 1e-5, "what is sampled from is not what is trained"
-    assert first["evaluated"] == second["evaluated"] == pytest.approx(one["evaluated"])
+    assert first["evaluated"] == second["evaluated"] == pytest.approx(unsplit["evaluated"])
     assert max(first["penalty"]) > 0 or not has_penalty, "the penalty is never felt"
 
 
@@ -122,13 +122,13 @@ def gradient(folder: str, lengths: list[list[int]], chunk_tokens: int) -> dict[s
         trainer.args.world_size,
     )
     trainer.training_step(trainer.model, batch)
-    found = torch.cat([fsdp.full_tensor(p.grad).flatten() for p in trainer.model.parameters()])
+    gradients = torch.cat([fsdp.full_tensor(p.grad).flatten() for p in trainer.model.parameters()])
     tokens = [int(row.loss_mask.sum()) for row in batch.rows_R[trainer.ranks.rank]]
     trainer.ranks.gather([0.0], "the end")
     return {
         "loss": trainer.last_step["loss"],
-        "gradient": found[::7].tolist(),
-        "norm": float(found.norm()),
+        "gradient": gradients[::7].tolist(),
+        "norm": float(gradients.norm()),
         "chunks": sum(-(-count // chunk_tokens) for count in tokens),
     }
 

@@ -41,7 +41,7 @@ def numbers(weights: dict[str, torch.Tensor]) -> list[float]:
     return torch.cat([tensor.flatten() for tensor in weights.values()])[::50].tolist()
 
 
-def ended(trainer: Any, **found: Any) -> dict[str, Any]:
+def ended(trainer: Any, **facts: Any) -> dict[str, Any]:
     """What a rank tells of a finished training; every rank calls it."""
     weights = whole_weights(trainer)
     lines = (
@@ -55,7 +55,7 @@ def ended(trainer: Any, **found: Any) -> dict[str, Any]:
         "values": numbers(weights),
         "share": share_of(trainer.model),
         "losses": [row["loss"] for row in lines],
-        **found,
+        **facts,
     }
 
 
@@ -64,12 +64,12 @@ def ended(trainer: Any, **found: Any) -> dict[str, Any]:
 OF_ANOTHER_RUN = -1
 
 
-def of_version(given: Group, version: int) -> Group:
+def of_version(played: Group, version: int) -> Group:
     def again(turn: Turn) -> Turn:
         return Turn(turn.prompt_ids, turn.completion_ids, turn.sampler_logprobs, version)
 
-    rollouts = [replace(r, transcript=Transcript(map(again, r.turns))) for r in given.rollouts]
-    return replace(given, rollouts=tuple(rollouts))
+    rollouts = [replace(r, transcript=Transcript(map(again, r.turns))) for r in played.rollouts]
+    return replace(played, rollouts=tuple(rollouts))
 
 
 def one_written_one_sampled() -> list[Group]:
@@ -93,12 +93,12 @@ class GivenRollouts(RLTrainer):
     def get_batch(self, epoch: int, step: int) -> list[Group]:
         return one_written_one_sampled()
 
-    def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+    def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
         rows = inputs.rows_R[self.ranks.rank]
         self.needed.append(
             old_logprobs.needs_old(rows, self.args.steps_per_batch, self.args.anchor)
         )
-        return super().training_step(model, inputs, *rest)
+        return super().training_step(model, inputs, *args)
 
 
 PAIRS = {"deterministic": True, "batch_size": 4, "rollouts_per_example": 2, "micro_batch_size": 2}
@@ -178,8 +178,8 @@ def seen(trainer: Any, name: str) -> dict[str, Any]:
     folder = trainer.args.folder / name
     trainer.save_model(str(folder))
     saved = load_file(folder / "model.safetensors") if trainer.ranks.is_main else None
-    own = {n: t for n, t in fsdp.whole_tensors(trainer.model)}
-    is_own = saved is None or all(torch.equal(saved[n], own[n]) for n in own)
+    tensors = {n: t for n, t in fsdp.whole_tensors(trainer.model)}
+    is_own = saved is None or all(torch.equal(saved[n], tensors[n]) for n in tensors)
     return {"evaluated": evaluated, "answers": answers, "is_own": is_own}
 
 
@@ -237,16 +237,16 @@ def best_at_first(folder: str, stale: bool = False, **settings: Any) -> dict[str
             setattr(trainer.training_run, "renew", lambda **_: None),
         )
     trainer.train()
-    found = whole_weights(trainer)
-    copied = dict(trainer.whole_model.named_parameters()) if trainer.ranks.is_main else found
+    weights = whole_weights(trainer)
+    copied = dict(trainer.whole_model.named_parameters()) if trainer.ranks.is_main else weights
     saved = load_file(next(Path(folder).glob("checkpoint-1/*model.safetensors")))
     return ended(
         trainer,
         best=trainer.state.best_global_step,
         as_saved=all(
-            torch.equal(tensor, saved[saved_name(name)]) for name, tensor in found.items()
+            torch.equal(tensor, saved[saved_name(name)]) for name, tensor in weights.items()
         ),
-        as_sampled=all(torch.equal(tensor, copied[name]) for name, tensor in found.items()),
+        as_sampled=all(torch.equal(tensor, copied[name]) for name, tensor in weights.items()),
     )
 
 

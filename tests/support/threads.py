@@ -17,6 +17,6 @@ def no_new_thread(limit_s: float = 0.0) -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + limit_s
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+    while (threads := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert not left, f"threads left: {sorted(thread.name for thread in left)}"
+    assert not threads, f"threads left: {sorted(thread.name for thread in threads)}"

@@ -38,7 +38,7 @@ class ModelInput:
 
     @classmethod
     def from_ints(cls, ids):
-        assert all(type(one) is int for one in ids), "the SDK takes plain ints"
+        assert all(type(token) is int for token in ids), "the SDK takes plain ints"
         return cls(ids)
 
     def to_ints(self):
@@ -144,8 +144,8 @@ class Service:
         self.broken, self.adam = False, None
         self.training: Any = None
 
-    def __call__(self, **given):
-        self.made.append(given)
+    def __call__(self, **fields):
+        self.made.append(fields)
         return self
 
     def create_lora_training_client(self, base_model, rank=32, seed=None):

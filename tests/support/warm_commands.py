@@ -50,21 +50,22 @@ with socket.socket(socket.AF_UNIX) as line:
 def folder() -> str:
     """A folder with a program for each command; they run as long as this process does."""
     # short: the path of a socket has at most a hundred characters
-    found = Path(tempfile.mkdtemp(prefix="vf-"))
+    programs = Path(tempfile.mkdtemp(prefix="vf-"))
     scripts = {
-        one.name: one.value for one in importlib.metadata.entry_points(group="console_scripts")
+        entry_point.name: entry_point.value
+        for entry_point in importlib.metadata.entry_points(group="console_scripts")
     }
     for name in filter(lambda name: name.startswith("vf-"), scripts):
-        (found / name).write_text(PROGRAM)
-        (found / name).chmod(0o755)
+        (programs / name).write_text(PROGRAM)
+        (programs / name).chmod(0o755)
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(found / "socket"))
+        server.bind(str(programs / "socket"))
         server.listen()
         command = [sys.executable, "-P", __file__, str(server.fileno()), json.dumps(scripts)]
         _processes.append(
             subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[server.fileno()])
         )
-    return str(found)
+    return str(programs)
 
 
 def run_vf_eval(where: Path, *words: str, **variables: str) -> Ran:

@@ -130,7 +130,7 @@ def stopped_by_a_gradient(folder: str, stage: int) -> dict[str, Any]:
     trainer.args.ddp_timeout = 60
     plain, seen = trainer.training_step, {}
 
-    def training_step(model: Any, batch: Any, *rest: Any) -> Any:
+    def training_step(model: Any, batch: Any, *args: Any) -> Any:
         seen["before"] = digest(dict(fsdp.whole_tensors(trainer.model)))
         if trainer.state.global_step == 1 and trainer.ranks.rank == 1:
             trainer.model.get_input_embeddings().register_forward_hook(
@@ -138,7 +138,7 @@ def stopped_by_a_gradient(folder: str, stage: int) -> dict[str, Any]:
                     output.register_hook(lambda gradient: gradient * float("nan")) and None
                 )
             )
-        return plain(model, batch, *rest)
+        return plain(model, batch, *args)
 
     trainer.training_step = training_step
     try:

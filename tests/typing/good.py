@@ -150,7 +150,7 @@ single = vf.SingleTurnEnv(
 )
 assert_type(single, vf.SingleTurnEnv)
 assert_type(vf.load_environment("reverse-text", unit="word"), vf.Environment)
-assert_type([found.id for found in vf.list_environments()], list[str])
+assert_type([environment.id for environment in vf.list_environments()], list[str])
 tools = vf.ToolEnv(
     tools=[square], max_turns=4, stop_errors=[KeyError], parallel_tool_calls=True, dataset=ROWS
 )

@@ -113,9 +113,9 @@ def named_parameters(cls):
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_an_environment_takes_every_parameter_of_its_base(name):
     cls = getattr(vf, name)
-    own, inherited = named_parameters(cls), named_parameters(cls.__base__)
-    assert inherited.keys() <= own.keys()
-    assert named_parameters(vf.Environment).keys() <= own.keys()
+    parameters, inherited = named_parameters(cls), named_parameters(cls.__base__)
+    assert inherited.keys() <= parameters.keys()
+    assert named_parameters(vf.Environment).keys() <= parameters.keys()
 
 
 def test_the_options_of_subclasses_are_the_parameters_of_the_base():
@@ -128,9 +128,9 @@ def test_the_options_of_subclasses_are_the_parameters_of_the_base():
 
 @pytest.mark.parametrize("name", RUBRICS)
 def test_a_rubric_takes_the_scoring_parameters_of_its_base(name):
-    own = named_parameters(getattr(vf, name))
+    parameters = named_parameters(getattr(vf, name))
     for parameter in ("parallelize_scoring", "timeout_s"):
-        assert own[parameter].default == named_parameters(vf.Rubric)[parameter].default
+        assert parameters[parameter].default == named_parameters(vf.Rubric)[parameter].default
 
 
 def test_other_constructors_show_their_parameters():

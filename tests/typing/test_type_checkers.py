@@ -33,10 +33,10 @@ def mypy() -> dict[str, dict[int, str]]:
         [sys.executable, "-m", *map(str, command)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode in (0, 1), done.stderr
-    found: dict[str, dict[int, str]] = {}
+    messages: dict[str, dict[int, str]] = {}
     for path, line, text in re.findall(r"^(.+?):(\d+): error: (.+)$", done.stdout, re.MULTILINE):
-        found.setdefault(Path(path).name, {})[int(line)] = text
-    return found
+        messages.setdefault(Path(path).name, {})[int(line)] = text
+    return messages
 
 
 def pyright() -> dict[str, dict[int, str]]:
@@ -52,19 +52,19 @@ def pyright() -> dict[str, dict[int, str]]:
         env=environment,
     )
     assert done.returncode in (0, 1), done.stderr
-    found: dict[str, dict[int, str]] = {}
+    messages: dict[str, dict[int, str]] = {}
     for problem in json.loads(done.stdout)["generalDiagnostics"]:
         if problem["severity"] == "error":
             line = problem["range"]["start"]["line"] + 1
-            found.setdefault(Path(problem["file"]).name, {})[line] = problem["message"]
-    return found
+            messages.setdefault(Path(problem["file"]).name, {})[line] = problem["message"]
+    return messages
 
 
 @pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checker: checker.__name__)
 def test_good_uses_pass_and_every_mistake_is_flagged(checker):
-    found = checker()
-    assert found.get(GOOD.name, {}) == {}
-    flagged = found.get(WRONG.name, {})
+    messages = checker()
+    assert messages.get(GOOD.name, {}) == {}
+    flagged = messages.get(WRONG.name, {})
     assert flagged.keys() - MARKED == set(), flagged
     assert MARKED - flagged.keys() == set()
 

@@ -124,8 +124,8 @@ def test_calls_beside_the_conversation_are_shown_where_they_were_made(tmp_path):
     turns = [message for message in content["messages"] if message["role"] == "assistant"]
     assert [content["steps"][message["step"]]["role"] for message in turns] == ["main"] * 3
     shown = [
-        (one["role"], one["at"], [message["role"] for message in one["messages"]])
-        for one in content["branches"]
+        (branch["role"], branch["at"], [message["role"] for message in branch["messages"]])
+        for branch in content["branches"]
     ]
     assert shown == [
         ("side", 1, ["user", "assistant"]),
@@ -165,8 +165,8 @@ def test_the_page_of_an_agents_rollout_shows_its_branches_and_is_no_wider_than_a
         "summary The summary",
         "replaced its history",
     ]
-    places = [text.index(words) for words in order]
-    assert places == sorted(places)
+    positions = [text.index(words) for words in order]
+    assert positions == sorted(positions)
     assert "\x1b" not in text, "colours of a terminal are left out of the log"
     assert "the agent's calls beside its conversation" in texts["branching", True]
     assert "AgentError: the log ends with" in texts["fails", False].replace("\n", " ")

@@ -56,9 +56,9 @@ def test_an_environment_by_id_or_path_shows_its_evaluations(runs, vf_view, tmp_p
     ran = vf_view(word, "--export", "copy")
     assert ran.code == 0, ran.err
     assert "2 runs" in ran.out
-    other = vf_view("word-game", "--export", "copy")
-    assert other.code == 2
-    assert "word-game is not a folder" in other.err
+    refused = vf_view("word-game", "--export", "copy")
+    assert refused.code == 2
+    assert "word-game is not a folder" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_the_modules_can_be_joined():
         )
     ]
     assert sorted(names) == sorted(set(names))
-    whole = joined(modules)
-    assert not re.search(r"^(import|export)\b", whole, re.MULTILINE)
-    assert all(f"function {name}(" in whole for name in ("visible", "transcript", "runsPage"))
+    script = joined(modules)
+    assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
+    assert all(f"function {name}(" in script for name in ("visible", "transcript", "runsPage"))
     assert (
-        whole.index("function visible(")
-        < whole.index("function transcript(")
-        < whole.index("async function open(")
+        script.index("function visible(")
+        < script.index("function transcript(")
+        < script.index("async function open(")
     )

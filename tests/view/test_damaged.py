@@ -105,9 +105,9 @@ def test_a_damaged_training_is_listed_as_damaged(tmp_path):
     for name, line in {"good": {"step": 1, "time": 1.0}, "bad": {"time": 10.0**300}}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    found = listed(tmp_path)
-    assert found["bad"]["status"] == "damaged"
-    assert found["good"]["status"] != "damaged"
+    training = listed(tmp_path)
+    assert training["bad"]["status"] == "damaged"
+    assert training["good"]["status"] != "damaged"
 
 
 def test_without_the_guard_one_run_fails_the_whole_list(tmp_path, monkeypatch):

@@ -83,14 +83,14 @@ def test_a_long_list_of_runs_comes_in_parts_that_make_the_whole(tmp_path):
     for number in range(MIN_LISTED + 5):
         view_runs.training(tmp_path / f"run-{number:03}", num_steps=1)
     library = Library(Catalog([tmp_path]))
-    whole = library.runs()
-    assert (len(whole["runs"]), whole["next"]) == (MIN_LISTED + 5, None)
+    all_runs = library.runs()
+    assert (len(all_runs["runs"]), all_runs["next"]) == (MIN_LISTED + 5, None)
     first = library.runs(budget_s=0.0)
     assert (len(first["runs"]), first["next"]) == (MIN_LISTED, MIN_LISTED)
     second = library.runs(first["next"], budget_s=0.0)
     assert second["next"] is None
     assert [run["id"] for run in first["runs"] + second["runs"]] == [
-        run["id"] for run in whole["runs"]
+        run["id"] for run in all_runs["runs"]
     ]
 
 

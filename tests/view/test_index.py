@@ -83,8 +83,8 @@ def test_what_is_read_in_parts_and_restored_is_what_is_read_at_once(tmp_path, ma
         file = tmp_path / name / "results.jsonl"
         file.parent.mkdir()
         write(file, made)
-        whole, parts = RowIndex(file), RowIndex(file)
-        whole.read()
+        at_once, parts = RowIndex(file), RowIndex(file)
+        at_once.read()
         kept = IndexFile(parts)
         while not parts.is_complete or not len(parts):
             parts.read(max_rows=max_rows)
@@ -96,9 +96,11 @@ def test_what_is_read_in_parts_and_restored_is_what_is_read_at_once(tmp_path, ma
         for index in (parts, restored):
             for column in ("columns", "metrics", "usage"):
                 assert {n: str(list(values)) for n, values in getattr(index, column).items()} == {
-                    n: str(list(values)) for n, values in getattr(whole, column).items()
+                    n: str(list(values)) for n, values in getattr(at_once, column).items()
                 }
-            assert [str(index.row(n)) for n in range(20)] == [str(whole.row(n)) for n in range(20)]
+            assert [str(index.row(n)) for n in range(20)] == [
+                str(at_once.row(n)) for n in range(20)
+            ]
         assert [str(parts.row(n)["answer"]) for n in range(20)] == [
             str(row["answer"]) for row in made
         ]
@@ -234,13 +236,13 @@ def test_a_file_is_read_in_pieces(tmp_path):
 def test_an_unfinished_write_does_not_count_until_it_is_whole(tmp_path):
     file = tmp_path / "results.jsonl"
     journal(file, rows(0, 1))
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-10])
+    content = file.read_bytes()
+    file.write_bytes(content[:-10])
     index = RowIndex(file)
     index.read()
     assert len(index) == 1
     assert index.is_complete
-    file.write_bytes(whole)
+    file.write_bytes(content)
     index.read()
     assert len(index) == 2
 
@@ -249,12 +251,12 @@ def test_rows_written_together_count_together(tmp_path):
     file = tmp_path / "results.jsonl"
     with Journal.open(file) as opened:
         opened.append_sync(rows(0, 1, 2))
-    whole = file.read_bytes()
-    file.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    content = file.read_bytes()
+    file.write_bytes(b"".join(content.splitlines(keepends=True)[:2]))
     index = RowIndex(file)
     index.read()
     assert len(index) == 0
-    file.write_bytes(whole)
+    file.write_bytes(content)
     index.read()
     assert [index.row(n)["example_id"] for n in range(3)] == [0, 1, 2]
     assert "write_part" not in index.row(0)
@@ -370,11 +372,11 @@ def test_a_search_goes_on_where_it_stopped(tmp_path):
     journal(file, rows(*range(5)))
     index = RowIndex(file)
     index.read()
-    found, first = [], 0
+    matches, first = [], 0
     while first < len(index):
         some, first = index.search("question", first, budget_s=0)
-        found += some
-    assert found == [0, 1, 2, 3, 4]
+        matches += some
+    assert matches == [0, 1, 2, 3, 4]
 
 
 def test_a_row_that_is_not_there_is_a_lookup_error(tmp_path):

@@ -36,20 +36,20 @@ def sums(tmp_path):
 
 def posted(server, body, path="/api/label", **headers):
     """Status and answer of a request that writes; a header that is None is left out."""
-    own = f"http://127.0.0.1:{server.server.port}"
+    origin = f"http://127.0.0.1:{server.server.port}"
     token = server.ask(f"labels?run={quote(RUN)}")["token"]
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    given = {"Origin": own, "Content-Type": "application/json", "X-Vf-View": token} | {
+    sent = {"Origin": origin, "Content-Type": "application/json", "X-Vf-View": token} | {
         name.replace("_", "-"): value for name, value in headers.items()
     }
     connection = http.client.HTTPConnection("127.0.0.1", server.server.port, timeout=20)
     connection.request(
-        "POST", path, content, {name: value for name, value in given.items() if value is not None}
+        "POST", path, content, {name: value for name, value in sent.items() if value is not None}
     )
     answer = connection.getresponse()
-    found = answer.status, answer.read()
+    reply = answer.status, answer.read()
     connection.close()
-    return found
+    return reply
 
 
 RIGHT = {"run": RUN, "row": 0, "label": True}
@@ -148,10 +148,17 @@ def test_labels_are_read_by_the_results_and_count_for_what_was_read(sums):
         None,
         None,
     ]
-    found = results.agreement("label")
-    assert (found.true_yes, found.false_yes, found.true_no, found.false_no) == (2, 1, 2, 0)
-    assert found.kappa == pytest.approx(8 / 13)  # by hand: observed 4/5, by chance 12/25
-    assert Library(Catalog([sums])).labels(RUN)["agreement"]["kappa"] == pytest.approx(found.kappa)
+    measured = results.agreement("label")
+    assert (measured.true_yes, measured.false_yes, measured.true_no, measured.false_no) == (
+        2,
+        1,
+        2,
+        0,
+    )
+    assert measured.kappa == pytest.approx(8 / 13)  # by hand: observed 4/5, by chance 12/25
+    assert Library(Catalog([sums])).labels(RUN)["agreement"]["kappa"] == pytest.approx(
+        measured.kappa
+    )
     assert len(read_labels(sums / RUN)) == 6
 
 

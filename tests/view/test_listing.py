@@ -86,14 +86,14 @@ def test_afterwards_only_changes_are_sent(tmp_path):
     for name in "abc":
         evaluation(tmp_path, name)
     library = Library(Catalog([tmp_path]))
-    whole, before = library.runs(), library.version()
-    assert (len(whole["runs"]), whole["next"], whole["total"]) == (3, None, 3)
+    listed, before = library.runs(), library.version()
+    assert (len(listed["runs"]), listed["next"], listed["total"]) == (3, None, 3)
     assert library.version() == before
-    assert library.runs(whole["seen"])["runs"] == []
+    assert library.runs(listed["seen"])["runs"] == []
 
     evaluation(tmp_path, "b", 0.75)
     assert library.version() != before
-    changes = library.runs(whole["seen"])
+    changes = library.runs(listed["seen"])
     assert (rewards(changes), changes["gone"]) == ({"b": 0.75}, [])
 
     shutil.rmtree(tmp_path / "c")
@@ -151,8 +151,8 @@ def test_ids_do_not_depend_on_which_folder_is_found_first(tmp_path, newest):
         changed = 2_000_000_000 if number == newest else 1
         for path in (folder, folder / "run"):
             os.utime(path, (changed, changed))
-    found = Catalog(folders).sources()
-    assert {run_id: source.folder.parents[1].name for run_id, source in found.items()} == {
+    sources = Catalog(folders).sources()
+    assert {run_id: source.folder.parents[1].name for run_id, source in sources.items()} == {
         "run": "x",
         "y/run": "y",
         "z/run": "z",

@@ -28,8 +28,8 @@ def test_no_page_is_wider_than_a_phone(phone, served):
         phone.open(served.url + address)
         phone.picture(f"phone-{name}")
         assert phone.js("return innerWidth") == PHONE_WIDTH, name
-        if found := too_wide(phone):
-            wide[name] = found[:5]
+        if elements := too_wide(phone):
+            wide[name] = elements[:5]
     assert wide == {}
 
 

@@ -151,9 +151,9 @@ def test_every_turn_has_its_tokens_time_and_coloured_probabilities(page, serve, 
     )
     page.wait_text("log-probabilities of")
     cells = page.js("return document.querySelectorAll('.message .tokens .token').length")
-    named = page.texts(".message.assistant .tokens")[1]
+    label = page.texts(".message.assistant .tokens")[1]
     assert cells > 50
-    assert "The result is" in named
+    assert "The result is" in label
     assert (
         page.js(
             "return new Set([...document.querySelectorAll('.tokens .token')].map((t) =>"
@@ -535,7 +535,7 @@ def test_any_number_of_runs_is_compared_with_the_first(page, serve, three_evalua
     assert len(page.texts("table.compared tbody tr")) == 2
     assert "better (p = 0.002)" in page.text()  # adjusted for two comparisons
     answer = server.ask("compare?runs=" + "%0A".join(run.replace("/", "%2F") for run in RUNS))
-    assert [found["won"] for found in answer["differences"]] == [11, 0]
+    assert [difference["won"] for difference in answer["differences"]] == [11, 0]
     assert answer["differences"][0]["p_adjusted"] == pytest.approx(2 * 2 / 2**11)
     assert server.get("/api/compare?runs=x")[0] in (400, 404)
 

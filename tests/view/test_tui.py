@@ -194,9 +194,9 @@ def test_the_numbers_count_errors_by_cause_and_what_is_solved(tmp_path):
     path = tmp_path / "evals/sums--m/1"
     options = {"num_examples": -1, "rollouts_per_example": 2, "results_path": path}
     summary = env.evaluate(ScriptedClient(reply), "m", **options).summary()
-    found = Library(Catalog([tmp_path])).numbers("evals/sums--m/1")
-    assert found["errors"] == summary["errors"] == {"ModelUnavailable": 2}
-    ((cause, count),) = found["unscored"].items()
+    numbers = Library(Catalog([tmp_path])).numbers("evals/sums--m/1")
+    assert numbers["errors"] == summary["errors"] == {"ModelUnavailable": 2}
+    ((cause, count),) = numbers["unscored"].items()
     assert (cause.startswith("RuntimeError in right"), count) == (True, 2)
     for name in (
         "unscored",
@@ -209,9 +209,9 @@ def test_the_numbers_count_errors_by_cause_and_what_is_solved(tmp_path):
         "usage",
         "cost_usd",
     ):
-        assert found[name] == summary[name], name
-    assert found["pass_at_k"]["2"] == 0.5
-    lines = dict(number_lines(found))
+        assert numbers[name] == summary[name], name
+    assert numbers["pass_at_k"]["2"] == 0.5
+    lines = dict(number_lines(numbers))
     assert lines["errors"].startswith("2 × ModelUnavailable: 503 (test_tui.py:")
     assert lines["unscored"] == f"2 × {cause}; not in the mean"
 

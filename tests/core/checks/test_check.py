@@ -38,13 +38,13 @@ class Talk(vf.MultiTurnEnv):
     """Three turns; a good environment to bend."""
 
     def __init__(self, **parameters):
-        given = {
+        defaults = {
             "dataset": ROWS,
             "eval_dataset": EVAL_ROWS,
             "rubric": Rubric(funcs=[exact]),
             "max_turns": 3,
         }
-        super().__init__(**(given | parameters))
+        super().__init__(**(defaults | parameters))
 
     def env_response(self, messages, state):
         return "more"
@@ -63,10 +63,10 @@ def warnings_of(report):
 
 
 def finding(report, code):
-    found = [one for one in (*report.errors, *report.warnings) if one.code == code]
-    assert found, f"no {code} in:\n{report}"
-    assert all(one.message and one.place and one.fix for one in found)
-    return found[0]
+    findings = [entry for entry in (*report.errors, *report.warnings) if entry.code == code]
+    assert findings, f"no {code} in:\n{report}"
+    assert all(entry.message and entry.place and entry.fix for entry in findings)
+    return findings[0]
 
 
 # --- good environments ----------------------------------------------------------------------------
@@ -136,8 +136,8 @@ def test_everything_is_reported_at_once_with_place_and_fix():
     }
     assert "eval-set-missing" in warnings_of(report)
     text = str(report)
-    for one in (*report.errors, *report.warnings):
-        assert all(part in text for part in (one.code, one.message, one.place, one.fix))
+    for entry in (*report.errors, *report.warnings):
+        assert all(part in text for part in (entry.code, entry.message, entry.place, entry.fix))
 
 
 def test_findings_are_values():
@@ -217,10 +217,10 @@ def test_a_loader_that_raises_is_reported_with_its_line():
     def load():
         raise KeyError("settings")
 
-    found = finding(check(load), "not-loadable")
+    first = finding(check(load), "not-loadable")
 
-    assert "KeyError: 'settings'" in found.message
-    assert "test_check.py" in found.place
+    assert "KeyError: 'settings'" in first.message
+    assert "test_check.py" in first.place
 
 
 def test_a_loader_that_returns_something_else_is_reported():
@@ -279,7 +279,7 @@ def test_a_thread_a_signal_handler_and_network_use_of_the_constructor_are_report
         release.set()
         signal.signal(signal.SIGUSR1, before)
 
-    said = " ".join(one.message for one in report.errors)
+    said = " ".join(error.message for error in report.errors)
     assert errors_of(report) == {"constructor-side-effect"}
     assert "thread 'poller'" in said
     assert "SIGUSR1" in said
@@ -344,10 +344,10 @@ def test_loader_arguments_without_a_type_are_reported():
     def load(num_rows: int = 3, difficulty="easy", **more):
         return single_turn()
 
-    found = finding(check(load), "argument-without-type")
+    first = finding(check(load), "argument-without-type")
 
-    assert "difficulty" in found.message
-    assert "num_rows" not in found.message
+    assert "difficulty" in first.message
+    assert "num_rows" not in first.message
 
 
 # --- the dataset ----------------------------------------------------------------------------------
@@ -388,13 +388,13 @@ def test_a_get_dataset_that_changes_itself_is_reported():
             self.offset = getattr(self, "offset", -1) + 1
             return super().get_dataset(n, seed=self.offset)
 
-    found = finding(
+    first = finding(
         check(
             lambda: Shuffling(dataset=ROWS, eval_dataset=EVAL_ROWS, rubric=Rubric(funcs=[exact]))
         ),
         "get-dataset-not-repeatable",
     )
-    assert "get_dataset" in found.place
+    assert "get_dataset" in first.place
 
 
 def test_a_missing_evaluation_set_is_reported_also_when_a_function_returns_the_rows():
@@ -405,11 +405,11 @@ def test_a_missing_evaluation_set_is_reported_also_when_a_function_returns_the_r
 
 
 def test_evaluation_rows_that_are_trained_on_are_reported():
-    found = finding(
+    first = finding(
         check(lambda: single_turn(eval_dataset=EVAL_ROWS + ROWS[:1])), "train-and-eval-overlap"
     )
 
-    assert "1 of 5" in found.message
+    assert "1 of 5" in first.message
 
 
 def test_missing_answers_are_reported_only_where_a_function_wants_them():
@@ -425,7 +425,7 @@ def test_missing_answers_are_reported_only_where_a_function_wants_them():
 
 
 def test_two_system_prompts_are_reported():
-    own = [
+    rows = [
         {
             "prompt": [
                 {"role": "system", "content": "Be long."},
@@ -438,7 +438,7 @@ def test_two_system_prompts_are_reported():
     def load(rows):
         return lambda: single_turn(dataset=rows, system_prompt="Be brief.")
 
-    assert warnings_of(check(load(own), n=1)) == {"system-prompt-given-twice"}
+    assert warnings_of(check(load(rows), n=1)) == {"system-prompt-given-twice"}
     assert check(load(ROWS)).warnings == ()
 
 
@@ -462,15 +462,15 @@ def test_every_parameter_that_nothing_supplies_is_reported():
     def wants_sizes(sizes, states):
         return [1.0] * len(states)
 
-    found = [
-        one
-        for one in check(
+    errors = [
+        error
+        for error in check(
             lambda: single_turn(rubric=Rubric(funcs=[wants_colour, wants_sizes]))
         ).errors
-        if one.code == "reward-parameter-that-cannot-be-injected"
+        if error.code == "reward-parameter-that-cannot-be-injected"
     ]
 
-    assert [one.message.split()[2] for one in found] == ["'wants_colour'", "'wants_sizes'"]
+    assert [error.message.split()[2] for error in errors] == ["'wants_colour'", "'wants_sizes'"]
     assert check(lambda: single_turn(dataset=[row | {"colour": "red"} for row in ROWS])).ok
 
 
@@ -482,11 +482,11 @@ def test_a_reward_function_that_raises_or_returns_no_number_is_reported():
         return "good"
 
     for function in (first_line, verdict):
-        found = finding(
+        first = finding(
             check(lambda f=function: single_turn(rubric=Rubric(funcs=[f]))), "reward-function-fails"
         )
-        assert function.__name__ in found.message
-        assert "test_check.py" in found.place
+        assert function.__name__ in first.message
+        assert "test_check.py" in first.place
 
 
 def test_a_reward_that_needs_a_key_is_no_fault_of_the_environment():
@@ -586,11 +586,11 @@ def test_hooks_that_raise_or_return_a_wrong_type_are_reported_with_their_line():
         ({"get_dataset": lambda self: None}, "get_dataset"),
     ]
     for methods, expected in faults:
-        found = finding(
+        first = finding(
             check(lambda methods=methods: bent(**methods)()), "hook-raises-or-returns-a-wrong-type"
         )
-        assert expected in found.message
-        assert "test_check.py" in found.place
+        assert expected in first.message
+        assert "test_check.py" in first.place
 
 
 def test_a_setting_that_stops_every_run_is_reported():
@@ -616,9 +616,9 @@ def test_a_teardown_that_raises_is_reported():
 
 
 def test_a_conversation_without_an_end_is_reported():
-    found = finding(check(lambda: Talk(max_turns=-1), n=1, timeout_s=60), "stop-never-reached")
+    first = finding(check(lambda: Talk(max_turns=-1), n=1, timeout_s=60), "stop-never-reached")
 
-    assert "1000 turns" in found.message
+    assert "1000 turns" in first.message
     assert check(lambda: Talk(max_turns=5)).ok
 
 
@@ -626,9 +626,9 @@ def test_a_hook_that_waits_for_ever_is_reported():
     async def env_response(self, messages, state):
         await asyncio.sleep(60)
 
-    found = finding(check(bent(env_response=env_response), timeout_s=0.2), "stop-never-reached")
+    first = finding(check(bent(env_response=env_response), timeout_s=0.2), "stop-never-reached")
 
-    assert "env_response" in found.message
+    assert "env_response" in first.message
 
 
 def test_a_hook_that_never_gives_the_loop_back_is_reported_with_its_line():
@@ -645,10 +645,10 @@ def test_a_hook_that_never_gives_the_loop_back_is_reported_with_its_line():
     finally:
         release.set()
 
-    found = finding(report, "stop-never-reached")
+    first = finding(report, "stop-never-reached")
     assert took < 10
-    assert "test_check.py" in found.place
-    assert "env_response" in found.place
+    assert "test_check.py" in first.place
+    assert "env_response" in first.place
 
 
 def test_a_reward_function_that_takes_too_long_is_reported():
@@ -703,11 +703,11 @@ def test_a_row_changed_by_a_rollout_is_reported_and_a_changed_copy_is_not():
     def shared(self, state):
         self.train_table[0].row["info"]["seen"] = True
 
-    def own(self, state):
+    def copies(self, state):
         state["info"]["seen"] = True
 
     assert finding(check(bent(setup_state=shared)), "row-changed-by-a-rollout")
-    assert check(bent(setup_state=own)).ok
+    assert check(bent(setup_state=copies)).ok
 
 
 def test_objects_in_columns_of_the_row_are_reported_and_those_under_own_keys_noted():

@@ -69,11 +69,11 @@ def run(client, request=REQUEST):
 def test_a_plain_sdk_client_is_read_and_served_by_our_transport(name):
     openai = pytest.importorskip("openai")
     with FakeServer("x") as server:
-        given = getattr(openai, name)(
+        sdk_client = getattr(openai, name)(
             base_url=server.url, api_key="sk-1", default_headers={"X-A": "b"}, default_query={"v": "2"},
             organization="org", timeout=7, max_retries=4)  # fmt: skip
-        before = dict(vars(given))
-        client = as_client(given)
+        before = dict(vars(sdk_client))
+        client = as_client(sdk_client)
         assert isinstance(client, OpenAIChatCompletionsClient)
         assert (client.config.timeout, client.retry.max_retries) == (7, 4)
         assert run(client).text == "x"
@@ -86,10 +86,10 @@ def test_a_plain_sdk_client_is_read_and_served_by_our_transport(name):
         )
         assert not [header for header in headers if header.startswith("x-stainless")]
         assert server.hits[0].query == "v=2"
-        assert vars(given) == before
-        assert as_client(given) is client
-        given.api_key = "sk-2"
-        assert as_client(given) is not client
+        assert vars(sdk_client) == before
+        assert as_client(sdk_client) is client
+        sdk_client.api_key = "sk-2"
+        assert as_client(sdk_client) is not client
 
 
 def test_the_sdks_default_retry_count_is_not_taken_for_a_choice():
@@ -115,14 +115,14 @@ def sdk_variants(openai, url):
 def test_any_other_sdk_client_is_called_as_it_is_with_one_retry_layer():
     openai = pytest.importorskip("openai")
     with FakeServer("x") as server:
-        for given in sdk_variants(openai, server.url):
-            client = as_client(given)
+        for sdk_client in sdk_variants(openai, server.url):
+            client = as_client(sdk_client)
             assert type(client).__name__ == "OpenAILikeClient"
             assert run(client).text == "x"
             sent = server.requests[-1]
             assert sent["top_k"] == 3
             assert "temperature" not in sent
-            assert as_client(given) is client
+            assert as_client(sdk_client) is client
     with FakeServer("x", [503, 503]) as server:
         client = as_client(sdk_variants(openai, server.url)[1])
         assert len(run(client).attempts) == 2
@@ -143,10 +143,10 @@ def test_any_other_sdk_client_is_called_as_it_is_with_one_retry_layer():
 def test_no_sdk_exception_leaks(fault, kind):
     openai = pytest.importorskip("openai")
     with FakeServer("x", lambda hit: fault) as server:
-        given = openai.AsyncOpenAI(
+        sdk_client = openai.AsyncOpenAI(
             base_url=server.url, api_key="sk-canary", http_client=openai.DefaultAsyncHttpxClient()
         )
-        client = as_client(given)
+        client = as_client(sdk_client)
         client.retry = FAST
         with pytest.raises(kind) as caught:
             run(client)
@@ -298,9 +298,9 @@ def test_endpoint_configs_carry_their_own_model_and_share_the_limits():
 
 
 async def test_each_endpoint_of_a_list_gets_the_headers_of_its_own_settings():
-    with FakeServer("1") as one, FakeServer("2") as two:
+    with FakeServer("1") as first, FakeServer("2") as two:
         configs = [
-            ClientConfig(api_base_url=one.url, extra_headers_from_state={"X-Task": "task"}),
+            ClientConfig(api_base_url=first.url, extra_headers_from_state={"X-Task": "task"}),
             ClientConfig(
                 api_base_url=two.url, extra_headers_from_state={"X-Example": "example_id"}
             ),
@@ -310,10 +310,10 @@ async def test_each_endpoint_of_a_list_gets_the_headers_of_its_own_settings():
         env = single_turn(4)
         results = await env.evaluate(client, "m", preflight=False)
         assert results["errors"] == [None] * 4
-    assert not any("x-example" in hit.headers for hit in one.hits)
+    assert not any("x-example" in hit.headers for hit in first.hits)
     assert not any("x-task" in hit.headers for hit in two.hits)
-    assert len(one.hits) == len(two.hits) == 2
-    assert {hit.headers["x-task"] for hit in one.hits} == {"default"}
+    assert len(first.hits) == len(two.hits) == 2
+    assert {hit.headers["x-task"] for hit in first.hits} == {"default"}
     assert all(hit.headers["x-example"] in "0123" for hit in two.hits)
 
 

@@ -100,10 +100,10 @@ def test_another_request_is_sent(tmp_path, change):
 
 
 def test_another_model_or_server_is_another_request(tmp_path):
-    with FakeServer(counter()) as server, FakeServer(counter()) as other:
+    with FakeServer(counter()) as server, FakeServer(counter()) as second:
         evaluate(server, tmp_path)
-        evaluate(other, tmp_path)
-        assert other.count == 15
+        evaluate(second, tmp_path)
+        assert second.count == 15
         environment().evaluate(
             vf.ClientConfig(api_base_url=server.url), "m2", num_examples=-1, cache_dir=tmp_path
         )

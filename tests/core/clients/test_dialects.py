@@ -154,8 +154,8 @@ def test_a_call_is_read_as_it_was_written(name, data):
 
 def responses_of(name):
     usage = st.builds(
-        lambda cached, written, rest, out, thought: vf.Usage(
-            cached + written + rest, out + thought, cached, written, thought
+        lambda cached, written, uncached, out, thought: vf.Usage(
+            cached + written + uncached, out + thought, cached, written, thought
         ),
         *[st.integers(0, 5)] * 5,
     )
@@ -526,8 +526,8 @@ def test_a_cut_by_max_tokens_is_told(name, reason):
     wire = b"".join(dialect.stream_events(response, request)).decode()
     assert reason in json.dumps(dialect.response_body(response, request))
     assert f':"{reason}"' in wire
-    whole = vf.Response(vf.AssistantMessage("a"), "stop")
-    assert f':"{reason}"' not in b"".join(dialect.stream_events(whole, request)).decode()
+    complete = vf.Response(vf.AssistantMessage("a"), "stop")
+    assert f':"{reason}"' not in b"".join(dialect.stream_events(complete, request)).decode()
 
 
 def test_arguments_that_are_no_object_survive_where_an_object_is_required():
@@ -567,14 +567,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body", "named"), REFUSED)
-def test_a_request_that_cannot_be_read_is_refused_by_name(name, body, named):
-    with pytest.raises(ConfigError, match=named):
+@pytest.mark.parametrize(("name", "body", "message"), REFUSED)
+def test_a_request_that_cannot_be_read_is_refused_by_name(name, body, message):
+    with pytest.raises(ConfigError, match=message):
         DIALECTS[name].parse_request(body)
 
 
 @pytest.mark.parametrize(
-    ("name", "sampling", "named"),
+    ("name", "sampling", "message"),
     [
         ("messages", {"frequency_penalty": 1.0}, "frequency_penalty"),
         ("messages", {"seed": 1}, "seed"),
@@ -582,8 +582,8 @@ def test_a_request_that_cannot_be_read_is_refused_by_name(name, body, named):
         ("responses", {"logit_bias": {"1": 2}}, "logit_bias"),
     ],
 )
-def test_an_argument_that_the_dialect_lacks_is_refused_by_name(name, sampling, named):
-    with pytest.raises(ConfigError, match=named):
+def test_an_argument_that_the_dialect_lacks_is_refused_by_name(name, sampling, message):
+    with pytest.raises(ConfigError, match=message):
         DIALECTS[name].request_body(
             vf.ModelRequest([vf.UserMessage("x")], "m", sampling_args=sampling)
         )

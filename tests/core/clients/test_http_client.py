@@ -240,9 +240,9 @@ def test_a_vocabulary_of_many_texts_and_threads_has_each_once():
     vocabulary, words = Vocabulary(), [str(n) for n in range(70_000)]
     starts = [0, 20_000, 40_000, 60_000]
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda start: TokenTexts(words[start:], vocabulary), starts))
+        tokens = list(threads.map(lambda start: TokenTexts(words[start:], vocabulary), starts))
     assert [
-        texts.tolist() == words[start:] for start, texts in zip(starts, found, strict=True)
+        texts.tolist() == words[start:] for start, texts in zip(starts, tokens, strict=True)
     ] == [True] * 4
     assert sorted(vocabulary.texts) == sorted(words)
 

@@ -59,9 +59,9 @@ def test_a_file_that_is_missing_or_no_gguf_is_refused(tmp_path, monkeypatch):
 )
 def test_name_and_quantisation_are_read_off_the_file_name(tmp_path, file, name, quantisation):
     (tmp_path / file).write_bytes(b"GGUF")
-    found = local.find_model(str(tmp_path / file))
-    assert (found.name, found.quantisation) == (name, quantisation)
-    assert len(found.describe()["sha256"]) == 64
+    model = local.find_model(str(tmp_path / file))
+    assert (model.name, model.quantisation) == (name, quantisation)
+    assert len(model.describe()["sha256"]) == 64
 
 
 @needs_model

@@ -187,10 +187,10 @@ async def test_a_client_that_disconnects_ends_its_request(server):
 
 def test_an_address_that_is_taken_is_an_error_of_the_start():
     with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(OSError, match="address already in use"),
     ):
-        Echo(taken.getsockname()[1]).start()
+        Echo(listener.getsockname()[1]).start()
 
 
 def test_a_start_that_takes_too_long_is_an_error(monkeypatch):

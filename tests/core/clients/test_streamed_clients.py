@@ -46,10 +46,10 @@ def test_the_endpoint_and_the_key_are_the_vendors_unless_named(client_type, url,
         == (endpoint.api_base_url, endpoint.api_key_var)
         == (url, variable)
     )
-    named = vf.ClientConfig(
+    explicit = vf.ClientConfig(
         client_type=client_type, api_base_url="http://127.0.0.1:1/v1", api_key_var="MINE"
     )
-    assert (named.api_base_url, named.api_key_var) == ("http://127.0.0.1:1/v1", "MINE")
+    assert (explicit.api_base_url, explicit.api_key_var) == ("http://127.0.0.1:1/v1", "MINE")
     assert as_client(config).base_url == url
 
 

@@ -120,14 +120,17 @@ def test_the_openai_sdk_reads_a_stream_of_chat_completions(openai_client):
     with openai_client.chat.completions.stream(
         model="m", messages=messages, stream_options=options
     ) as stream:
-        whole = stream.get_final_completion()
-    choice = whole.choices[0]
+        completion = stream.get_final_completion()
+    choice = completion.choices[0]
     assert (choice.message.content, choice.finish_reason) == ("Let me add.", "tool_calls")
     assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [
         {"a": 1},
         {"a": 2},
     ]
-    assert (whole.usage.prompt_tokens, whole.usage.prompt_tokens_details.cached_tokens) == (20, 12)
+    assert (
+        completion.usage.prompt_tokens,
+        completion.usage.prompt_tokens_details.cached_tokens,
+    ) == (20, 12)
     plain = list(openai_client.chat.completions.create(model="m", messages=messages, stream=True))
     assert all(chunk.usage is None for chunk in plain)  # only where the request asks for it
 

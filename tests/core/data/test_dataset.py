@@ -118,7 +118,7 @@ def test_a_builder_without_an_evaluation_split_falls_back_with_one_warning(caplo
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("rows", "message"),
     [
         (datasets.Dataset.from_list(ROWS).to_iterable_dataset(), "streaming"),
         ((row for row in ROWS), "generator"),
@@ -138,15 +138,15 @@ def test_a_builder_without_an_evaluation_split_falls_back_with_one_warning(caplo
         ([{"question": "a", "tool": object()}], "'tool'"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(given, named):
+def test_what_cannot_be_used_is_refused_by_name(rows, message):
     with pytest.raises(DatasetError) as caught:
-        Table.of(given).take()
-    assert named in str(caught.value)
+        Table.of(rows).take()
+    assert message in str(caught.value)
     assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "named"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", '{"question": "a"}\n{"question"', ":2"),
         ("a.jsonl", "[1]", ":1"),
@@ -157,12 +157,12 @@ def test_what_cannot_be_used_is_refused_by_name(given, named):
         ("a.jsonl", b"\xff", "a.jsonl"),
     ],
 )
-def test_broken_files_are_named_with_their_line(tmp_path, name, content, named):
+def test_broken_files_are_named_with_their_line(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DatasetError) as caught:
         len(Table.of(path))
-    assert named in str(caught.value)
+    assert message in str(caught.value)
     assert name in str(caught.value)
 
 
@@ -366,13 +366,13 @@ def test_sampling_from_nothing_is_an_error():
 
 
 def test_what_a_caller_changes_shows_nowhere():
-    given = [{"question": "q", "info": {"list": [1]}, "prompt": [{"role": "user", "content": "q"}]}]
-    table = Table.of(given)
+    rows = [{"question": "q", "info": {"list": [1]}, "prompt": [{"role": "user", "content": "q"}]}]
+    table = Table.of(rows)
     row = table.sample(1)[0]
     row["info"]["list"].append(2)
     row["prompt"][0]["content"] = "changed"
     table[0]
-    given[0]["info"]["list"].append(3)
+    rows[0]["info"]["list"].append(3)
     assert table[0].row["info"] == {"list": [1]}
     assert table[0].row["prompt"][0].content == "q"
 

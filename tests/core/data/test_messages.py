@@ -51,15 +51,15 @@ def test_one_message_is_a_conversation_of_one():
 
 
 def test_messages_in_form_are_passed_on_as_the_same_objects_in_a_new_list():
-    given = [
+    messages = [
         SystemMessage("s"),
         UserMessage("u"),
         AssistantMessage(None, [ToolCall("c1", "add")]),
         ToolMessage("3", "c1"),
     ]
-    normal = normalize_messages(given)
-    assert normal is not given
-    assert all(a is b for a, b in zip(normal, given, strict=True))
+    normal = normalize_messages(messages)
+    assert normal is not messages
+    assert all(a is b for a, b in zip(normal, messages, strict=True))
 
 
 def test_dicts_become_messages_of_their_role_that_answer_attributes():
@@ -123,10 +123,10 @@ def test_tool_calls_of_every_form_are_stored_nested_and_read_flat(call):
 
 
 def test_openai_objects_are_dumped():
-    given = ChatCompletionMessage.model_validate(
+    message_object = ChatCompletionMessage.model_validate(
         {"role": "assistant", "content": None, "tool_calls": [CALL]}
     )
-    (message,) = normalize_messages([given])
+    (message,) = normalize_messages([message_object])
     assert message == {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert isinstance(message.tool_calls[0], ToolCall)
 

@@ -16,7 +16,7 @@ from verifiers.errors import MissingKeyError
 
 
 @pytest.mark.parametrize(
-    ("given", "answer"),
+    ("text", "answer"),
     [
         (r"\boxed{4}", "4"),
         (r"\boxed{1} and then \boxed{2}", "2"),
@@ -30,15 +30,15 @@ from verifiers.errors import MissingKeyError
         (r"\boxed{}", ""),
     ],
 )
-def test_the_last_balanced_box_is_the_answer(given, answer):
-    assert extract_boxed_answer(given) == answer
-    assert extract_boxed_answer(given, strict=True) == answer
+def test_the_last_balanced_box_is_the_answer(text, answer):
+    assert extract_boxed_answer(text) == answer
+    assert extract_boxed_answer(text, strict=True) == answer
 
 
-@pytest.mark.parametrize("given", ["4", r"\boxed{4", r"\boxed 4", "boxed{4}"])
-def test_text_without_a_box_is_itself_or_nothing_when_strict(given):
-    assert extract_boxed_answer(given) == given
-    assert extract_boxed_answer(given, strict=True) == ""
+@pytest.mark.parametrize("text", ["4", r"\boxed{4", r"\boxed 4", "boxed{4}"])
+def test_text_without_a_box_is_itself_or_nothing_when_strict(text):
+    assert extract_boxed_answer(text) == text
+    assert extract_boxed_answer(text, strict=True) == ""
 
 
 @pytest.mark.parametrize("unit", [r"\boxed{", "{", "}", r"\boxed{1}", r"\boxed ", "\\"])
@@ -61,7 +61,7 @@ def test_hash_answers():
 
 
 @pytest.mark.parametrize(
-    ("given", "number"),
+    ("text", "number"),
     [
         ("$1,234.50", "1234.50"),
         ("-5", "5"),
@@ -72,8 +72,8 @@ def test_hash_answers():
         ("no", ""),
     ],
 )
-def test_numbers_are_digits_and_points(given, number):
-    assert strip_non_numeric(given) == number
+def test_numbers_are_digits_and_points(text, number):
+    assert strip_non_numeric(text) == number
 
 
 def test_the_prompts_ask_for_what_the_extractor_reads():

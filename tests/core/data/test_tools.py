@@ -59,7 +59,9 @@ def test_types_become_json_types_and_defaults_make_optional():
     assert definition["name"] == "tool"
     assert definition["description"] == "Does it."
     schema = definition["parameters"]
-    assert {name: found.get("type") for name, found in schema["properties"].items()} == {
+    assert {
+        name: schema_of_field.get("type") for name, schema_of_field in schema["properties"].items()
+    } == {
         "text": "string",
         "count": "integer",
         "share": "number",
@@ -81,9 +83,9 @@ def test_choices_stand_in_the_schema_itself():
     def tool(mode: Literal["fast", "slow"], unit: Unit = Unit.metre):
         pass
 
-    found = properties(tool)
-    assert found["mode"] == {"type": "string", "enum": ["fast", "slow"]}
-    assert found["unit"] == {"type": "string", "enum": ["m", "ft"], "default": "m"}
+    fields = properties(tool)
+    assert fields["mode"] == {"type": "string", "enum": ["fast", "slow"]}
+    assert fields["unit"] == {"type": "string", "enum": ["m", "ft"], "default": "m"}
 
 
 def test_models_stand_in_place_and_recursive_ones_in_definitions():
@@ -147,7 +149,8 @@ def test_parameter_sections_of_three_styles_are_read(docstring):
     definition = tool_from_function(search)
     assert definition["description"] == "Search pages.\n\nAll of them."
     described = {
-        name: found["description"] for name, found in definition["parameters"]["properties"].items()
+        name: schema_of_field["description"]
+        for name, schema_of_field in definition["parameters"]["properties"].items()
     }
     assert described["query"].split() == "What to look for, in words.".split()
     assert described["limit"] == "How many."
@@ -158,9 +161,9 @@ def test_a_docstring_without_sections_describes_the_tool_alone():
         """Adds: a and b."""
 
     assert tool_from_function(tool)["description"] == "Adds: a and b."
-    found = properties(tool)
-    assert found["a"] == {}  # no annotation: anything
-    assert found["b"] == {
+    fields = properties(tool)
+    assert fields["a"] == {}  # no annotation: anything
+    assert fields["b"] == {
         "type": "integer",
         "minimum": 1,
         "description": "at least one",
@@ -191,10 +194,10 @@ def test_partials_methods_callable_objects_and_wrapped_functions_are_tools():
     assert tool_name(functools.partial(Shop().buy, item="x")) == "buy"
     assert tool_from_function(functools.partial(Shop().buy, amount=3))["description"] == "Buy."
     assert list(properties(wrapped)) == ["self", "item", "amount"]
-    named = Shop()
-    named.__name__ = "shop"
-    assert ToolFunction.of(named).is_async
-    assert properties(named) == {"item": {"type": "string"}}
+    shop = Shop()
+    shop.__name__ = "shop"
+    assert ToolFunction.of(shop).is_async
+    assert properties(shop) == {"item": {"type": "string"}}
 
 
 def test_hidden_parameters_are_in_no_schema_and_their_types_need_not_be_importable():
@@ -216,9 +219,9 @@ def test_a_parameter_may_have_any_name():
         pass
 
     described = ToolFunction.of(tool)
-    given = {"_private": 1, "model_config": "a", "schema": "b", "title": "c"}
-    assert described.arguments(given) == given
-    assert list(described.definition["parameters"]["properties"]) == [*given, "copy"]
+    arguments = {"_private": 1, "model_config": "a", "schema": "b", "title": "c"}
+    assert described.arguments(arguments) == arguments
+    assert list(described.definition["parameters"]["properties"]) == [*arguments, "copy"]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,7 @@ def test_what_has_no_usable_name_is_refused(function, said):
 def star(*values: int): ...
 def positional(a, /): ...
 def opaque(handle: inspect.Signature): ...
-def options(query: str, **rest: Any): ...
+def options(query: str, **extra: Any): ...
 
 
 @pytest.mark.parametrize(
@@ -307,7 +310,7 @@ def test_what_is_wrong_with_arguments_is_said_shortly():
         pass
 
     described = ToolFunction.of(tool)
-    for given_, said in [
+    for passed, said in [
         ({}, "'n' is missing"),
         ({"n": "many"}, "'n': Input should be a valid integer"),
         ({"n": 1, "mode": "c"}, "'mode': Input should be 'a' or 'b'"),
@@ -317,7 +320,7 @@ def test_what_is_wrong_with_arguments_is_said_shortly():
         ({f"k{i}": 0 for i in range(1000)}, "and 996 more"),
     ]:
         with pytest.raises(ToolCallError) as raised:
-            described.arguments(given_)
+            described.arguments(passed)
         assert said in str(raised.value)
         assert len(str(raised.value)) < 1500
 
@@ -386,8 +389,8 @@ def tools_with_arguments(draw):
         if default is inspect.Parameter.empty or draw(st.booleans()):
             arguments[name] = draw(values)
 
-    def tool(**given):
-        return given
+    def tool(**keywords):
+        return keywords
 
     tool.__signature__ = inspect.Signature(parameters)
     return tool, arguments, required

@@ -42,12 +42,12 @@ class Knows(ScriptedClient):
 
 
 def make(**parameters):
-    given = {
+    defaults = {
         "sandbox": "unsafe_subprocess",
         "pip_install_packages": "",
         "code_from": "blocks",
     } | parameters
-    return vf.PythonEnv(**{"dataset": [{"question": "Do it.", "answer": ""}]} | given)
+    return vf.PythonEnv(**{"dataset": [{"question": "Do it.", "answer": ""}]} | defaults)
 
 
 def play(*replies, client=ScriptedClient, **parameters):
@@ -109,20 +109,20 @@ def test_the_blocks_of_a_reply(reply, code):
 
 def test_cut_at_the_last_tag_of_all_the_code_before_it_would_be_lost():
     """Negative control."""
-    _, _, rest = block(SAYS_THE_TAG).rpartition("</think>")
-    assert code_blocks(rest) == Blocks()
+    _, _, after_tag = block(SAYS_THE_TAG).rpartition("</think>")
+    assert code_blocks(after_tag) == Blocks()
 
 
 def test_a_block_that_is_not_closed_is_whole_only_when_the_model_stopped_there():
-    one = code_blocks("```python\nx = 1")
-    assert (one, one.cell(is_truncated=False), one.cell(is_truncated=True)) == (
+    blocks = code_blocks("```python\nx = 1")
+    assert (blocks, blocks.cell(is_truncated=False), blocks.cell(is_truncated=True)) == (
         Blocks(None, "x = 1"),
         "x = 1",
         None,
     )
     two = code_blocks(f"{block('a')}\n```python\nb")
     assert (two.cell(is_truncated=False), two.cell(is_truncated=True)) == ("a\nb", "a")
-    assert one
+    assert blocks
     assert not code_blocks("```text\nx")
     assert code_blocks("```python\nx\n``").cell(is_truncated=False) == "x\n``"
 
@@ -184,8 +184,8 @@ def test_the_model_is_told_of_the_form_and_of_no_tool():
     assert results["states"][0]["tool_defs"] == []
     silent = play(blocks_system_prompt="", blocks_reminder="").client.requests[0].prompt
     assert [message["content"] for message in silent] == ["Do it."]
-    own = play(blocks_system_prompt="Mine.", system_prompt="Be brief.").client.requests[0].prompt
-    assert own[0]["content"] == "Mine."
+    prompt = play(blocks_system_prompt="Mine.", system_prompt="Be brief.").client.requests[0].prompt
+    assert prompt[0]["content"] == "Mine."
 
 
 def test_in_the_form_of_tools_a_block_is_text():
@@ -325,13 +325,16 @@ async def test_a_group_of_clients_shows_tools_when_all_do():
             super().__init__("x")
             self.shown = shown
 
-    for shown, known in (
+    for shown, is_shown in (
         ([True, True], True),
         ([True, False], False),
         ([True, None], None),
         ([None, False], False),
     ):
-        assert await shows_tools(vf.as_client([Client(one) for one in shown])) is known
+        assert (
+            await shows_tools(vf.as_client([Client(client_shows) for client_shows in shown]))
+            is is_shown
+        )
     assert await shows_tools(ScriptedClient("x")) is None
 
 

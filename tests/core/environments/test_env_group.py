@@ -73,8 +73,8 @@ def test_sets_are_concatenated_and_numbered_anew():
 
 
 def test_evaluation_sets_are_the_members_own_or_their_training_sets():
-    own = SingleTurnEnv(dataset=[{"question": "t"}], eval_dataset=[{"question": "e"}])
-    group = EnvGroup([own, single(1)])
+    with_eval_set = SingleTurnEnv(dataset=[{"question": "t"}], eval_dataset=[{"question": "e"}])
+    group = EnvGroup([with_eval_set, single(1)])
     assert [e.row["question"] for e in group.train_table] == ["t", "q0"]
     assert [e.row["question"] for e in group.eval_table] == ["e", "q0"]
     only_eval = EnvGroup([SingleTurnEnv(eval_dataset=[{"question": "e"}])])
@@ -84,11 +84,11 @@ def test_evaluation_sets_are_the_members_own_or_their_training_sets():
 
 
 def test_rows_keep_the_members_prompt_and_what_their_new_names_replace():
-    named = SingleTurnEnv(
+    member = SingleTurnEnv(
         dataset=[{"question": "q", "task": "algebra", "example_id": "row-7", "info": {"level": 2}}],
         system_prompt="Think.",
     )
-    (row,) = rows(EnvGroup([named], env_names=["math"]))
+    (row,) = rows(EnvGroup([member], env_names=["math"]))
     assert row["prompt"] == [
         {"role": "system", "content": "Think."},
         {"role": "user", "content": "q"},
@@ -233,14 +233,17 @@ def test_hooks_of_a_member_run_on_the_member():
 
 
 def test_a_member_with_a_loop_of_its_own_plays_it():
-    class Own(SingleTurnEnv):
+    class OwnLoop(SingleTurnEnv):
         async def rollout(self, input, client, model, sampling_args=None):
             state = await self.init_state(input, client, model, sampling_args)
             state["completion"] = [{"role": "assistant", "content": "mine"}]
             return state
 
-    own = Own(dataset=[{"question": "q", "answer": "mine"}], rubric=Rubric([exact]))
-    assert EnvGroup([single(1), own]).evaluate(ScriptedClient(["a0"]), "m")["rewards"] == [1.0, 1.0]
+    member = OwnLoop(dataset=[{"question": "q", "answer": "mine"}], rubric=Rubric([exact]))
+    assert EnvGroup([single(1), member]).evaluate(ScriptedClient(["a0"]), "m")["rewards"] == [
+        1.0,
+        1.0,
+    ]
 
 
 async def test_one_rollout_and_one_group_are_routed_too():

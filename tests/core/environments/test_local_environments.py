@@ -108,18 +108,18 @@ def test_a_local_environment_may_be_named_like_an_imported_module(folder):
     assert importlib.import_module("json").loads("1") == 1
 
 
-@pytest.mark.parametrize("place", ["environments/toy.py", "toy.py"])
-def test_a_local_file_is_used_before_an_installed_environment(folder, place, caplog):
+@pytest.mark.parametrize("path", ["environments/toy.py", "toy.py"])
+def test_a_local_file_is_used_before_an_installed_environment(folder, path, caplog):
     site = folder / "site"
     site.mkdir()
     install_toy(site)
     sys.path.insert(0, str(site))
     # negative control: the installed one, without a local file
     assert load_environment("toy").env_version == "1.0"
-    write(place)
+    write(path)
     env = load_environment("toy")
     assert (word_of(env), env.env_version) == ("local", "")
-    assert place in caplog.text
+    assert path in caplog.text
     assert "vf-toy 1.0" in caplog.text
 
 

@@ -126,11 +126,14 @@ def test_a_role_without_a_reward_function_has_the_reward_of_the_rollout():
 
 
 def test_a_role_with_a_client_is_played_by_it_and_never_trained():
-    other = ScriptedClient(["fixed"])
-    roles = ("ann", vf.Role("bob", client=other, model="other", sampling_args={"temperature": 0.5}))
+    opponent = ScriptedClient(["fixed"])
+    roles = (
+        "ann",
+        vf.Role("bob", client=opponent, model="other", sampling_args={"temperature": 0.5}),
+    )
     env, client, state = talk(roles=roles)
     assert len(client.requests) == 3
-    assert [(r.model, r.sampling_args["temperature"]) for r in other.requests] == [
+    assert [(r.model, r.sampling_args["temperature"]) for r in opponent.requests] == [
         ("other", 0.5)
     ] * 2
     assert env.trained_roles == ("ann",)
@@ -140,8 +143,8 @@ def test_a_role_with_a_client_is_played_by_it_and_never_trained():
 
 @pytest.mark.parametrize("has_client", [True, False])
 async def test_tokens_are_required_of_the_trained_model_alone(has_client):
-    other = ScriptedClient(["fixed"])
-    roles = ("ann", vf.Role("bob", client=other) if has_client else "bob")
+    opponent = ScriptedClient(["fixed"])
+    roles = ("ann", vf.Role("bob", client=opponent) if has_client else "bob")
     env = Secrets(roles, dataset=[ROW], max_turns=2)
     client = ScriptedClient(["said"], tokens=True)
     job = Job(env.train_table[0], 0, 1, 0)
@@ -149,7 +152,7 @@ async def test_tokens_are_required_of_the_trained_model_alone(has_client):
     assert [request.require_tokens for request in client.requests] == [True] * (
         1 if has_client else 2
     )
-    assert [request.require_tokens for request in other.requests] == [False] * has_client
+    assert [request.require_tokens for request in opponent.requests] == [False] * has_client
 
 
 def test_a_saved_run_keeps_the_rewards_and_roles_and_resumes(tmp_path):

@@ -43,9 +43,9 @@ def test_an_attempt_is_compared_with_the_other_attempts_at_its_task(correct):
     scores = [float(number in correct) for number in range(3)]
     rollout = play(["2+3", *("5" if score else "no" for score in scores)])[2].rollout()
     for number, score in enumerate(scores):
-        others = [value for other, value in enumerate(scores) if other != number]
+        siblings = [value for sibling, value in enumerate(scores) if sibling != number]
         assert rollout.role_rewards[f"solver_{number + 1}"] == pytest.approx(
-            score - sum(others) / 2
+            score - sum(siblings) / 2
         )
     rate = sum(scores) / 3
     assert rollout.metrics["solve_rate"] == pytest.approx(rate)

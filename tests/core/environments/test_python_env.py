@@ -97,8 +97,8 @@ def test_a_long_result_is_cut_and_marked():
     (text,) = told(play(python("'ab' * 100_000"), max_tool_result_chars=500))
     assert len(text) < 600
     assert "characters left out" in text
-    (whole,) = told(play(python("'ab' * 100"), max_tool_result_chars=500))
-    assert whole == f"Out[1]: {'ab' * 100!r}"
+    (uncut,) = told(play(python("'ab' * 100"), max_tool_result_chars=500))
+    assert uncut == f"Out[1]: {'ab' * 100!r}"
 
 
 def test_the_wait_for_the_interpreter_is_measured():

@@ -33,9 +33,9 @@ async def run(env, client, **options):
 
 def answering(env, change=str):
     """A client that knows the answer of every question of the evaluation set."""
-    known = {row["question"]: row["answer"] for row in env.get_eval_dataset()}
+    answers = {row["question"]: row["answer"] for row in env.get_eval_dataset()}
     return ScriptedClient(
-        lambda request: f"<answer>{change(known[request.prompt[-1]['content']])}</answer>"
+        lambda request: f"<answer>{change(answers[request.prompt[-1]['content']])}</answer>"
     )
 
 

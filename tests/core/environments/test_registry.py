@@ -310,7 +310,7 @@ def test_usage_errors_of_the_loader_pass_as_they_are(site, kind):
 
 
 @pytest.mark.parametrize(
-    ("source", "named"),
+    ("source", "message"),
     [
         ("def load_environment():\n    return 3\n", "returned int"),
         ("async def load_environment():\n    return 3\n", "returned coroutine"),
@@ -318,9 +318,9 @@ def test_usage_errors_of_the_loader_pass_as_they_are(site, kind):
         ("x = 1\n", "load_environment"),
     ],
 )
-def test_what_is_no_environment_is_refused(site, source, named):
+def test_what_is_no_environment_is_refused(site, source, message):
     site.environment(source=source)
-    with pytest.raises(EnvironmentLoadError, match=named):
+    with pytest.raises(EnvironmentLoadError, match=message):
         load_environment("word-game")
 
 

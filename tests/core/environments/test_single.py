@@ -64,9 +64,9 @@ async def test_the_row_of_the_caller_is_not_changed():
             state["info"]["seen"] = True
             state["prompt"].append(vf.UserMessage("more"))
 
-    given = row(info={}, extra=[1])
-    await Changing(max_turns=1).rollout(given, ScriptedClient("x"), "m")
-    assert given == row(info={}, extra=[1])
+    passed_row = row(info={}, extra=[1])
+    await Changing(max_turns=1).rollout(passed_row, ScriptedClient("x"), "m")
+    assert passed_row == row(info={}, extra=[1])
 
 
 async def test_many_rollouts_share_one_openai_client():
@@ -86,10 +86,10 @@ async def test_hooks_may_use_the_client_that_was_given():
 
     class Asking(Talk):
         async def env_response(self, messages, state):
-            given = await state["client"].chat.completions.create(
+            completion = await state["client"].chat.completions.create(
                 model=state["model"], messages=list(messages)
             )
-            return given.choices[0].message.content
+            return completion.choices[0].message.content
 
     with FakeServer(["a", "hint", "b"]) as server:
         client = openai.AsyncOpenAI(base_url=server.url, api_key="k")
@@ -177,7 +177,7 @@ async def test_one_rollout_under_a_group_function_is_a_group_of_one():
 async def test_the_semaphores_hold_model_calls_and_scorings_apart():
     order = []
 
-    class Named:
+    class Marked:
         def __init__(self, name):
             self.name = name
 
@@ -188,7 +188,7 @@ async def test_the_semaphores_hold_model_calls_and_scorings_apart():
             order.append(f"-{self.name}")
 
     await Talk(max_turns=2).run_rollout(
-        row(), ScriptedClient("1"), "m", gen_sem=Named("gen"), score_sem=Named("score")
+        row(), ScriptedClient("1"), "m", gen_sem=Marked("gen"), score_sem=Marked("score")
     )
     assert order == ["+gen", "-gen", "+gen", "-gen", "+score", "-score"]
 

@@ -179,7 +179,7 @@ def test_draws_of_one_game_do_not_depend_on_other_games():
 
     alone, together = played(1, 1), played(8, 8)
     assert together[0] == alone[0]
-    assert len({str(one) for one in together}) > 1
+    assert len({str(rollout) for rollout in together}) > 1
 
 
 def test_the_global_generators_are_left_as_they_were():

@@ -155,13 +155,13 @@ def test_what_cannot_work_is_refused_when_the_environment_is_made(parameters, sa
 
 
 def test_definitions_from_elsewhere_are_offered_beside_the_functions():
-    given = [
+    definitions = [
         {"type": "function", "function": {"name": "remote", "description": "", "parameters": {}}}
     ]
-    env = tool_env(square, tool_defs=given)
+    env = tool_env(square, tool_defs=definitions)
     assert [tool["function"]["name"] for tool in env.tool_defs] == ["remote", "square"]
     with pytest.raises(ConfigError, match="two tools are called 'remote'"):
-        env.add_tool(ToolFunction.with_definition(square, given[0]))
+        env.add_tool(ToolFunction.with_definition(square, definitions[0]))
 
 
 # --- results
@@ -192,13 +192,13 @@ async def test_results_become_text_and_content_parts_pass_through(result, conten
 
 
 async def test_messages_pass_through_with_the_call_they_answer():
-    def given():
+    def addressed():
         return ToolMessage("mine", "other")
 
     def unaddressed():
         return Message(role="tool", content="mine")
 
-    env = tool_env(given, unaddressed)
+    env = tool_env(addressed, unaddressed)
     assert await respond(env, call("given"), call("unaddressed", id="c2")) == [
         {"role": "tool", "content": "mine", "tool_call_id": "other"},
         {"role": "tool", "content": "mine", "tool_call_id": "c2"},
@@ -225,8 +225,8 @@ async def test_long_results_are_cut_with_a_note_and_images_are_not():
     assert (first["text"], len(image["image_url"]["url"])) == ("b" * 60, 1000)
     assert "20 of 60 characters left out" in last["text"]
     # negative control: below the bound
-    whole = await respond(tool_env(long), call("long", {"n": 150_000}))
-    assert len(whole[0]["content"]) == 150_007
+    uncut = await respond(tool_env(long), call("long", {"n": 150_000}))
+    assert len(uncut[0]["content"]) == 150_007
 
 
 @pytest.mark.parametrize("max_chars", [0, 1, 2, 3])

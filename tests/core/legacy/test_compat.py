@@ -43,15 +43,15 @@ def test_tools_by_their_older_name():
 
 
 @pytest.mark.parametrize(
-    ("given", "table"),
+    ("keywords", "table"),
     [
         ({"max_tokens": 1, "max_new_tokens": 1}, compat.SAMPLING_ARGS),
         ({"group_size": 1, "num_generations": 1}, compat.RUN_OPTIONS),
     ],
 )
-def test_both_spellings_of_one_thing_are_refused(given, table):
+def test_both_spellings_of_one_thing_are_refused(keywords, table):
     with pytest.raises(vf.ConfigError, match="older name"):
-        compat.rename(given, table, "here")
+        compat.rename(keywords, table, "here")
 
 
 def test_an_older_spelling_is_noted_once_per_process(caplog):
@@ -77,8 +77,8 @@ def test_constructor_parameters_of_a_class_and_its_bases():
 @pytest.mark.parametrize(("old", "new"), compat.JUDGE_PARAMETERS.items())
 def test_older_parameters_of_a_judge(old, new):
     value = ScriptedClient("x") if old == "client" else "{response}"
-    given = {"template": "{response}", old: value}
-    assert getattr(vf.JudgeRubric(**given), new) is value
+    arguments = {"template": "{response}", old: value}
+    assert getattr(vf.JudgeRubric(**arguments), new) is value
     with pytest.raises(vf.ConfigError, match="older name"):
         vf.JudgeRubric(**{old: value, new: value})
 
@@ -136,7 +136,7 @@ def test_older_keys_of_an_endpoint_registry(old, new, tmp_path):
         "client_type": ["openai_completions", "openai_chat_completions"],
         "headers": [{"a": "b"}, {"a": "c"}],
     }
-    value, other = values.get(
+    value, new_value = values.get(
         new, ["http://127.0.0.1:9/v1", "http://127.0.0.1:8/v1"] if old == "url" else ["A", "B"]
     )
     file = tmp_path / "endpoints.toml"
@@ -149,7 +149,7 @@ def test_older_keys_of_an_endpoint_registry(old, new, tmp_path):
         file.write_text(both)
         group = vf.load_endpoints(file)["small"]
         assert getattr(group[0], new) == group[old] == group[new] == group[0][old] == value
-    file.write_text(f"{text}{new} = {written(other)}\n")
+    file.write_text(f"{text}{new} = {written(new_value)}\n")
     with pytest.raises(vf.ConfigError, match="repeats a setting"):
         vf.load_endpoints(file)
 

@@ -166,8 +166,8 @@ def test_the_newest_unfinished_run_is_found(tmp_path, monkeypatch):
             {"env_id": "sums", "model": model, "num_examples": 1, "status": status}, folder
         )
         time.sleep(0.02)
-    found = find_latest_incomplete_eval_results_path("sums", "m", num_examples=1)
-    assert found.name == "1"
+    path = find_latest_incomplete_eval_results_path("sums", "m", num_examples=1)
+    assert path.name == "1"
     assert find_latest_incomplete_eval_results_path("sums", "m", num_examples=2) is None
     assert find_latest_incomplete_eval_results_path("other", "m") is None
 
@@ -216,7 +216,7 @@ def test_evaluations_of_a_file(tmp_path):
         '[[ablation]]\nid = "a"\n[ablation.sweep]\ntemperature = [0.0, 1.0]\nenv_args = {n ='
         " [1, 2]}"
     )
-    assert [(one["temperature"], one["env_args"]) for one in load_toml_config(file)] == [
+    assert [(entry["temperature"], entry["env_args"]) for entry in load_toml_config(file)] == [
         (temperature, {"n": n}) for temperature in (0.0, 1.0) for n in (1, 2)
     ]
     for text in (

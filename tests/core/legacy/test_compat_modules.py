@@ -165,9 +165,9 @@ def test_every_module_of_the_table_is_tried_or_only_holds_others():
 @pytest.mark.parametrize("module", EXTRAS)
 def test_a_class_that_needs_a_library_is_there_or_says_what_to_install(module):
     name, library, extra = EXTRAS[module]
-    found = importlib.import_module(f"verifiers.{module}")
+    module_found = importlib.import_module(f"verifiers.{module}")
     if importlib.util.find_spec(library) is not None:
-        assert getattr(found, name) is getattr(vf, name)
+        assert getattr(module_found, name) is getattr(vf, name)
         return
     with pytest.raises(ImportError, match=re.escape(install_line("verifiers", extra))):
         exec(f"from verifiers.{module} import {name}")

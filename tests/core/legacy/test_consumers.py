@@ -173,7 +173,7 @@ async def test_prime_rl_gets_rows_for_retries():
         assert output["completion"][0]["role"] == "assistant"
         assert math.isfinite(output["reward"])
         assert output["advantage"] == 0.0
-    one = await env.run_rollout(
+    rollout = await env.run_rollout(
         RolloutInput(**example),
         policy(),
         "policy",
@@ -181,7 +181,7 @@ async def test_prime_rl_gets_rows_for_retries():
         max_retries=0,
         state_columns=["trajectory"],
     )
-    assert one["trajectory"][0]["tokens"]["prompt_ids"]
+    assert rollout["trajectory"][0]["tokens"]["prompt_ids"]
     leading = await env.run_rollout(
         await maybe_semaphore(1), RolloutInput(**example), policy(), "policy", {}
     )

@@ -26,10 +26,10 @@ def test_an_old_path_is_the_module_of_the_new_one(package, old, new):
         pytest.importorskip(PEERS[old], reason="its peer imports it")
     home = new if new.split(".")[0] in DISTRIBUTIONS else f"{package}.{new}"
 
-    found = importlib.import_module(f"{package}.{old}")
+    imported = importlib.import_module(f"{package}.{old}")
 
-    assert found is importlib.import_module(home)
-    assert found.__spec__.name == found.__name__ == home
+    assert imported is importlib.import_module(home)
+    assert imported.__spec__.name == imported.__name__ == home
 
 
 def test_names_can_be_imported_from_old_paths_in_every_form():

@@ -52,9 +52,9 @@ def test_the_state_and_its_headers_are_passed_where_they_are_accepted():
     assert seen["state"]["example_id"] == 0
     assert seen["extra_headers"] == {"X-Id": "0"}
     assert seen["sampling_args"] == {"n": 1, "extra_body": {}, "temperature": 0.5}
-    other = WithoutState("hi")
-    assert played(other)["errors"] == [None]
-    assert "state" not in other.seen[0]
+    stateless = WithoutState("hi")
+    assert played(stateless)["errors"] == [None]
+    assert "state" not in stateless.seen[0]
 
 
 @pytest.mark.parametrize("reply", ["", None])

@@ -32,9 +32,9 @@ def test_text_is_parsed_and_counts_as_one_assistant_message():
 
 
 def test_no_assistant_message_means_no_answer():
-    for one in (Parser(), ThinkParser(), MaybeThinkParser(), XMLParser(["answer"])):
-        assert one.parse_answer([]) is None
-        assert one.parse_answer([UserMessage("<answer>4</answer>")]) is None
+    for parser in (Parser(), ThinkParser(), MaybeThinkParser(), XMLParser(["answer"])):
+        assert parser.parse_answer([]) is None
+        assert parser.parse_answer([UserMessage("<answer>4</answer>")]) is None
 
 
 def test_content_none_reads_as_empty_text():
@@ -58,16 +58,16 @@ def test_messages_by_role():
         AssistantMessage("a"),
         ToolMessage("t", "c"),
     ]
-    one = Parser()
-    assert one.get_system_messages(completion) == [completion[0]]
-    assert one.get_user_messages(completion) == [completion[1]]
-    assert one.get_assistant_messages(completion) == [completion[2]]
-    assert one.get_tool_messages(completion) == [completion[3]]
+    parser = Parser()
+    assert parser.get_system_messages(completion) == [completion[0]]
+    assert parser.get_user_messages(completion) == [completion[1]]
+    assert parser.get_assistant_messages(completion) == [completion[2]]
+    assert parser.get_tool_messages(completion) == [completion[3]]
 
 
 def test_the_format_reward_function_has_its_name_and_takes_further_arguments():
-    for one in (Parser(), ThinkParser(), MaybeThinkParser(), XMLParser(["answer"])):
-        function = one.get_format_reward_func()
+    for parser in (Parser(), ThinkParser(), MaybeThinkParser(), XMLParser(["answer"])):
+        function = parser.get_format_reward_func()
         assert function.__name__ == "format_reward_func"
         assert isinstance(function(completion=said("x"), state={}, answer="4"), float)
 
@@ -133,8 +133,8 @@ def test_think_format_is_the_mean_over_assistant_messages_and_zero_without():
 def test_reasoning_content_counts_as_a_closed_think_block():
     answered = [AssistantMessage("four", reasoning_content="2 + 2 <think>")]
     silent = [AssistantMessage("", reasoning_content="2 + 2")]
-    for one in (ThinkParser(), MaybeThinkParser()):
-        assert one.parse_answer(answered) == "four"
+    for parser in (ThinkParser(), MaybeThinkParser()):
+        assert parser.parse_answer(answered) == "four"
     assert ThinkParser().get_format_reward_func()(answered) == 1.0
     assert ThinkParser().get_format_reward_func()(silent) == 0.0
     # negative control: without it there is no answer
@@ -153,11 +153,11 @@ def test_fields_are_attributes_and_absent_ones_are_none():
 
 def test_first_occurrence_or_last():
     text = "<answer> 1 </answer><answer> 2 </answer>"
-    one = XMLParser(["answer"])
-    assert one.parse(text).answer == "1"
-    assert one.parse(text, last=True).answer == "2"
-    assert one.parse(text, strip=False).answer == " 1 "
-    assert one.parse("<answer></answer>").answer == ""
+    parser = XMLParser(["answer"])
+    assert parser.parse(text).answer == "1"
+    assert parser.parse(text, last=True).answer == "2"
+    assert parser.parse(text, strip=False).answer == " 1 "
+    assert parser.parse("<answer></answer>").answer == ""
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_the_last_occurrence_of_untidy_tags(text, last):
 
 
 def test_the_newest_message_that_has_the_answer_field_is_read_and_extract_fn_applied():  # fault 8
-    one = XMLParser(["think", "guess"], answer_field="guess", extract_fn=str.upper)
+    parser = XMLParser(["think", "guess"], answer_field="guess", extract_fn=str.upper)
     completion = said(
         "<guess>abc</guess>", "<guess>old</guess><guess>crane</guess>", "no guess here"
     )
-    assert one.parse_answer(completion) == "OLD"
-    assert one.parse_answer("<guess>old</guess><guess>crane</guess>") == "CRANE"
-    assert one.parse_answer("<guess>slate</guess>") == "SLATE"
-    assert one.parse_answer(said("none")) is None
+    assert parser.parse_answer(completion) == "OLD"
+    assert parser.parse_answer("<guess>old</guess><guess>crane</guess>") == "CRANE"
+    assert parser.parse_answer("<guess>slate</guess>") == "SLATE"
+    assert parser.parse_answer(said("none")) is None
 
 
 def test_tag_names_are_literal():  # fault 8: unescaped tags were patterns
@@ -229,25 +229,25 @@ def test_xml_format_counts_reasoning_content_as_the_think_field():
 
 
 def test_format_and_parse_are_inverse():
-    one = XMLParser(["reasoning", ("answer", "code")])
-    text = one.format(reasoning="a\nb", code="x = 1")
-    parsed = one.parse(text)
+    parser = XMLParser(["reasoning", ("answer", "code")])
+    text = parser.format(reasoning="a\nb", code="x = 1")
+    parsed = parser.parse(text)
     assert (parsed.reasoning, parsed.answer) == ("a\nb", "x = 1")
-    assert one.get_format_reward_func()(said(text)) == 1.0
+    assert parser.get_format_reward_func()(said(text)) == 1.0
 
 
 def test_format_names_what_is_missing_or_unknown():
-    one = XMLParser(["reasoning", ("answer", "code")])
+    parser = XMLParser(["reasoning", ("answer", "code")])
     with pytest.raises(ValueError, match="'answer' or 'code'"):
-        one.format(reasoning="a")
+        parser.format(reasoning="a")
     with pytest.raises(ValueError, match="'other'"):
-        one.format(reasoning="a", answer="b", other="c")
+        parser.format(reasoning="a", answer="b", other="c")
 
 
 def test_fields_and_format_text():
-    one = XMLParser(["reasoning", ("answer", "code")])
-    assert one.get_fields() == ["reasoning", "answer"]
-    assert "<[ answer | code ]>" in one.get_format_str()
+    parser = XMLParser(["reasoning", ("answer", "code")])
+    assert parser.get_fields() == ["reasoning", "answer"]
+    assert "<[ answer | code ]>" in parser.get_format_str()
 
 
 @pytest.mark.parametrize("fields", [["a", "a"], ["a", ("b", "a")], [()], [""]])
@@ -269,7 +269,11 @@ BOMBS = ["<a>", "</a>", "<a><b>", "<think>", "</think>", "<", "<a></a>", "\\boxe
 def test_a_megabyte_of_tags_is_parsed_in_linear_time(unit):
     bomb = said(unit * (1_000_000 // len(unit)))
     started = time.thread_time()
-    for one in (XMLParser(["a", ("b", "c")], answer_field="a"), ThinkParser(), MaybeThinkParser()):
-        one.parse_answer(bomb)
-        one.get_format_reward_func()(bomb)
+    for parser in (
+        XMLParser(["a", ("b", "c")], answer_field="a"),
+        ThinkParser(),
+        MaybeThinkParser(),
+    ):
+        parser.parse_answer(bomb)
+        parser.get_format_reward_func()(bomb)
     assert time.thread_time() - started < 1.0

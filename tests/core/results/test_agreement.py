@@ -14,9 +14,9 @@ NAN = math.nan
 
 def test_kappa_of_cohens_own_kind_of_table():
     """50 cases, 20 both yes, 15 both no, 5 and 10 apart: kappa is 0.4 by the textbook."""
-    one = [True] * 25 + [False] * 25
-    other = [True] * 20 + [False] * 5 + [True] * 10 + [False] * 15
-    kappa, stderr = cohens_kappa(one, other)
+    judge = [True] * 25 + [False] * 25
+    person = [True] * 20 + [False] * 5 + [True] * 10 + [False] * 15
+    kappa, stderr = cohens_kappa(judge, person)
     assert kappa == pytest.approx(0.4)
     assert stderr == pytest.approx(math.sqrt(0.7 * 0.3 / 50) / 0.5)
     assert cohens_kappa([1, 0, 1], [1, 0, 1])[0] == 1.0
@@ -26,17 +26,27 @@ def test_kappa_of_cohens_own_kind_of_table():
 def test_an_agreement_has_the_table_and_leaves_out_the_unknown():
     values = [1.0, 0.9, 0.2, NAN, 0.0, 0.7, 0.4]
     labels = [True, False, False, True, True, None, None]
-    found = agreement(values, labels, range(7))
-    assert (found.num_labelled, found.num_rollouts) == (4, 6)
-    assert (found.true_yes, found.false_yes, found.false_no, found.true_no) == (1, 1, 1, 1)
-    assert (found.sensitivity, found.specificity, found.accuracy, found.judged_mean) == (
+    measured = agreement(values, labels, range(7))
+    assert (measured.num_labelled, measured.num_rollouts) == (4, 6)
+    assert (measured.true_yes, measured.false_yes, measured.false_no, measured.true_no) == (
+        1,
+        1,
+        1,
+        1,
+    )
+    assert (
+        measured.sensitivity,
+        measured.specificity,
+        measured.accuracy,
+        measured.judged_mean,
+    ) == (
         0.5,
         0.5,
         0.5,
         0.5,
     )
-    assert math.isnan(found.corrected_mean)  # no better than chance
-    assert found.to_dict()["corrected_mean"] is None
+    assert math.isnan(measured.corrected_mean)  # no better than chance
+    assert measured.to_dict()["corrected_mean"] is None
 
 
 def simulated(rng, truth, num, labelled, sensitivity=0.95, specificity=0.75):
@@ -51,9 +61,9 @@ def test_the_corrected_mean_covers_the_truth_and_the_judged_one_does_not():
     rng = np.random.default_rng(0)
     covered = naive = 0
     for _ in range(400):
-        found = simulated(rng, 0.4, 600, 120)
-        covered += found.low <= 0.4 <= found.high
-        naive += abs(found.judged_mean - 0.4) <= 1.96 * math.sqrt(0.24 / 600)
+        measured = simulated(rng, 0.4, 600, 120)
+        covered += measured.low <= 0.4 <= measured.high
+        naive += abs(measured.judged_mean - 0.4) <= 1.96 * math.sqrt(0.24 / 600)
     assert covered / 400 >= 0.93
     assert naive / 400 < 0.05
 

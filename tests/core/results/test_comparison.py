@@ -37,16 +37,16 @@ def difference(before, after, **more):
 
 
 def test_siblings_count_once_as_the_mean_of_their_example():
-    found = difference(
+    result = difference(
         [[0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]], [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]
     )
     changes = [0.5, -0.5, 0.25]
-    assert found.difference == pytest.approx(standard.fmean(changes))
-    assert found.stderr == pytest.approx(standard.stdev(changes) / math.sqrt(3))
-    assert (found.won, found.lost, found.equal, found.rollouts) == (2, 1, 0, (12, 12))
-    half = 4.30265 * found.stderr  # Student's t with two degrees of freedom
-    assert (found.low, found.high) == pytest.approx(
-        (found.difference - half, found.difference + half), abs=1e-4
+    assert result.difference == pytest.approx(standard.fmean(changes))
+    assert result.stderr == pytest.approx(standard.stdev(changes) / math.sqrt(3))
+    assert (result.won, result.lost, result.equal, result.rollouts) == (2, 1, 0, (12, 12))
+    half = 4.30265 * result.stderr  # Student's t with two degrees of freedom
+    assert (result.low, result.high) == pytest.approx(
+        (result.difference - half, result.difference + half), abs=1e-4
     )
 
 
@@ -57,10 +57,10 @@ def test_more_siblings_of_the_same_examples_do_not_pretend_to_be_more_evidence()
 
 
 def test_unknown_values_are_left_out_and_an_example_without_any_is_no_pair():
-    found = difference([[NAN, 1.0], [NAN, NAN], [0.0, 0.0]], [[0.0, 0.0], [1.0, 1.0], [1.0, NAN]])
-    assert (found.num_examples, found.rollouts) == (2, (3, 3))
-    assert found.difference == 0.0
-    assert found.notes == ("1 example without a known value left out",)
+    result = difference([[NAN, 1.0], [NAN, NAN], [0.0, 0.0]], [[0.0, 0.0], [1.0, 1.0], [1.0, NAN]])
+    assert (result.num_examples, result.rollouts) == (2, (3, 3))
+    assert result.difference == 0.0
+    assert result.notes == ("1 example without a known value left out",)
 
 
 def test_the_exact_test_tries_every_sign_pattern():
@@ -76,15 +76,15 @@ def test_the_exact_test_tries_every_sign_pattern():
 def test_one_rollout_of_zero_or_one_is_mcnemars_test():
     before = [[0.0]] * 12 + [[1.0]] * 3 + [[1.0]] * 40
     after = [[1.0]] * 12 + [[0.0]] * 3 + [[1.0]] * 40
-    found = difference(before, after)
+    result = difference(before, after)
     tail = sum(math.comb(15, k) for k in range(4)) / 2**15
-    assert (found.test, found.p) == ("McNemar, exact", pytest.approx(2 * tail))
-    assert (found.won, found.lost, found.equal) == (12, 3, 40)
+    assert (result.test, result.p) == ("McNemar, exact", pytest.approx(2 * tail))
+    assert (result.won, result.lost, result.equal) == (12, 3, 40)
 
 
 def test_equal_differences_of_many_examples_have_a_p_value_too():
-    found = difference([[0.0, 0.5]] * 30, [[0.25, 0.5]] * 30)
-    assert (found.test, found.verdict) == ("sign test, exact", "better")
+    result = difference([[0.0, 0.5]] * 30, [[0.25, 0.5]] * 30)
+    assert (result.test, result.verdict) == ("sign test, exact", "better")
 
 
 def test_holm_keeps_the_order_and_the_unknown():
@@ -96,9 +96,9 @@ def test_the_planned_number_of_examples_finds_the_difference_four_times_in_five(
     n = examples_needed(0.3, 0.1)
     draws = np.random.default_rng(1).normal(0.1, 0.3, (4000, n))
     stderr = draws.std(axis=1, ddof=1) / math.sqrt(n)
-    found = abs(draws.mean(axis=1) / stderr) > 1.99346  # t quantile for n = 73
+    significant = abs(draws.mean(axis=1) / stderr) > 1.99346  # t quantile for n = 73
     assert n == 73
-    assert found.mean() == pytest.approx(0.8, abs=0.025)
+    assert significant.mean() == pytest.approx(0.8, abs=0.025)
 
 
 # --- false alarms ---------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def test_equal_models_with_unequal_numbers_of_rollouts_are_told_apart_as_rarely(
     for number in range(150):
         some, more = (rng.random((num_examples, count)) < share for count in counts)
         runs = [some.astype(float).tolist(), more.astype(float).tolist()]
-        found = difference(*runs[:: 1 if number % 2 else -1])
-        alarms += found.verdict != "not distinguishable"
-        assert (found.low > 0 or found.high < 0) == (found.p < 0.05)
+        result = difference(*runs[:: 1 if number % 2 else -1])
+        alarms += result.verdict != "not distinguishable"
+        assert (result.low > 0 or result.high < 0) == (result.p < 0.05)
     assert alarms / 150 <= 0.1  # 5% and three standard errors of this simulation
 
 
@@ -182,9 +182,9 @@ def test_examples_that_change_by_themselves_are_told_apart_as_rarely_with_unequa
 
 def test_a_clear_difference_is_found_with_unequal_numbers_of_rollouts():
     """And the standard error is that of the rollouts that both could have drawn."""
-    found = difference([[0.0]] * 10, [[1.0, 1.0, 1.0, 0.0]] * 10)
-    assert (found.test, found.verdict) == ("t test", "better")
-    assert found.stderr == pytest.approx(
+    result = difference([[0.0]] * 10, [[1.0, 1.0, 1.0, 0.0]] * 10)
+    assert (result.test, result.verdict) == ("t test", "better")
+    assert result.stderr == pytest.approx(
         math.sqrt(10 * standard.variance([0, 1, 1, 1, 0]) * 1.25) / 10
     )
     assert difference([[0.0]], [[1.0, 1.0]]).verdict == "not distinguishable"
@@ -195,10 +195,10 @@ def test_a_clear_difference_is_found_with_unequal_numbers_of_rollouts():
 
 def test_an_exact_p_against_the_interval_is_named():
     changes = [-3, -2, -1, -1, -1, -1, -1, 1]
-    found = difference([[0.5]] * 8, [[0.5 + change / 8] for change in changes])
-    assert found.high < 0
-    assert found.p == pytest.approx(14 / 256)
-    assert found.sentence().startswith(
+    result = difference([[0.5]] * 8, [[0.5 + change / 8] for change in changes])
+    assert result.high < 0
+    assert result.p == pytest.approx(14 / 256)
+    assert result.sentence().startswith(
         "not distinguishable with 8 examples (p = 0.055; it decides where"
     )
     clear = difference([[0.5]] * 8, [[0.4], [0.6]] * 4)  # negative control: the interval holds zero
@@ -208,16 +208,16 @@ def test_an_exact_p_against_the_interval_is_named():
 def test_no_verdict_says_that_there_is_no_difference():
     rng = np.random.default_rng(4)
     before = rng.random((10, 1))
-    found = difference(
+    result = difference(
         before.tolist(), (before + rng.normal(0, 0.2, (10, 1))).tolist(), detect=0.05
     )
-    assert found.verdict == "not distinguishable"
+    assert result.verdict == "not distinguishable"
     assert (
-        found.sentence()
-        == f"not distinguishable with 10 examples; {found.examples_needed} would do for a"
+        result.sentence()
+        == f"not distinguishable with 10 examples; {result.examples_needed} would do for a"
         " difference of 0.05"
     )
-    assert found.examples_needed > 50
+    assert result.examples_needed > 50
     assert (
         difference([[1.0]] * 3, [[1.0]] * 3).sentence()
         == "not distinguishable with 3 examples, of which none differs"
@@ -228,7 +228,7 @@ def test_no_verdict_says_that_there_is_no_difference():
 
 
 @pytest.mark.parametrize(
-    ("other", "because"),
+    ("compared", "because"),
     [
         (run("b", [[1.0]], env_id="words"), "two environments, sums and words"),
         (
@@ -245,13 +245,13 @@ def test_no_verdict_says_that_there_is_no_difference():
         ),
     ],
 )
-def test_runs_that_cannot_be_compared_say_why(other, because):
+def test_runs_that_cannot_be_compared_say_why(compared, because):
     baseline = run("a", [[1.0]], config={"env_args": {"n": 1}, "reward_weights": [1]})
-    comparison = compare_runs([baseline, other])
+    comparison = compare_runs([baseline, compared])
     assert comparison.differences == ()
     assert because in comparison.refused[0].sentence()
-    shares_examples = "x" not in other.values["reward"]
-    forced = compare_runs([baseline, other], anyway=True)
+    shares_examples = "x" not in compared.values["reward"]
+    forced = compare_runs([baseline, compared], anyway=True)
     assert len(forced.differences) == shares_examples
     if shares_examples:
         assert because in forced.differences[0].notes[0]

@@ -110,8 +110,8 @@ def test_text_without_ids_is_tokenised_again_and_says_so():
         mask_env_responses=True,
     )
     assert (made.source, made.completion_logprobs) == (["retokenised"], [None])
-    whole = tokenizer.apply_chat_template([*prompt, *completion])
-    assert made.prompt_ids[0] + made.completion_ids[0] == whole
+    all_ids = tokenizer.apply_chat_template([*prompt, *completion])
+    assert made.prompt_ids[0] + made.completion_ids[0] == all_ids
     learned = [i for i, m in zip(made.completion_ids[0], made.completion_mask[0], strict=True) if m]
     assert tokenizer.decode(learned, skip_special_tokens=True) == "4yes"
 

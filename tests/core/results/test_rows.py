@@ -138,10 +138,10 @@ def test_the_trajectory_column_is_whole_in_memory_and_on_reading():
             step["completion"][0] for step in saved
         ]
     for steps in (output["trajectory"], saved):
-        for given, step in zip(conversation(4), steps, strict=True):
-            assert step["prompt"] == given["prompt"]
-            assert step["completion"] == given["completion"]
-            assert step["tokens"].items() == given["tokens"].items()
+        for message_pair, step in zip(conversation(4), steps, strict=True):
+            assert step["prompt"] == message_pair["prompt"]
+            assert step["completion"] == message_pair["completion"]
+            assert step["tokens"].items() == message_pair["tokens"].items()
 
 
 def test_on_disk_each_message_and_token_is_stored_once():
@@ -162,11 +162,11 @@ def test_provider_objects_are_not_kept_through_the_links_of_steps():
 
 def test_a_branching_trajectory_keeps_its_pointers():
     first, second = conversation(2)
-    other = TrajectoryStep(
+    forked = TrajectoryStep(
         prompt=[*first["prompt"], UserMessage("again")], completion=[], previous=first
     )
     alone = TrajectoryStep(prompt=[UserMessage("new")], completion=[AssistantMessage("ok")])
-    output = state_to_output(state_of(trajectory=[first, second, other, alone]), ["trajectory"])
+    output = state_to_output(state_of(trajectory=[first, second, forked, alone]), ["trajectory"])
     packed = row_for_disk(output, "abc", 0)["trajectory"]
     assert [(step["parent"], step["shared"]) for step in packed] == [
         (None, 0),
@@ -176,7 +176,7 @@ def test_a_branching_trajectory_keeps_its_pointers():
     ]
     back = through_disk(output)["trajectory"]
     assert [step["prompt"] for step in back] == [
-        step["prompt"] for step in (first, second, other, alone)
+        step["prompt"] for step in (first, second, forked, alone)
     ]
 
 
@@ -256,9 +256,9 @@ def test_an_endless_message_is_cut_in_the_middle():
 
 
 def test_a_cycle_of_causes_ends():
-    one, two = ValueError("1"), ValueError("2")
-    one.__cause__, two.__cause__ = two, one
-    assert ErrorInfo.of(one).error_chain_str == "ValueError -> ValueError"
+    first, two = ValueError("1"), ValueError("2")
+    first.__cause__, two.__cause__ = two, first
+    assert ErrorInfo.of(first).error_chain_str == "ValueError -> ValueError"
 
 
 def test_text_of_older_versions_is_read():

@@ -149,10 +149,10 @@ def test_the_spread_of_examples_and_siblings_is_found_again():
 
 
 def test_sizes_shrink_with_siblings_only_as_far_as_the_examples_allow():
-    found = {size.siblings: size for size in sizes(Spread(0.3, 0.4), 0.05)}
-    assert found[16].at_least < found[1].at_least / 14
-    assert found[16].at_most > found[1].at_most / 2.8
-    low, high = detectable(Spread(0.3, 0.4), found[4].at_least, 4)
+    by_siblings = {size.siblings: size for size in sizes(Spread(0.3, 0.4), 0.05)}
+    assert by_siblings[16].at_least < by_siblings[1].at_least / 14
+    assert by_siblings[16].at_most > by_siblings[1].at_most / 2.8
+    low, high = detectable(Spread(0.3, 0.4), by_siblings[4].at_least, 4)
     assert low == pytest.approx(0.05, abs=0.002)
     assert high > 0.08
 

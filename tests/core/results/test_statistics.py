@@ -129,18 +129,27 @@ def test_statistics_of_columns_are_those_of_lists(seed):
     """To the last bit, where siblings are near, far or in part absent."""
     chance = random.Random(seed)
     size, num_examples = chance.choice([1, 2, 5]), chance.choice([1, 7, 60])
-    places = [
+    example_numbers = [
         example for example in range(num_examples) for _ in range(size) if chance.random() < 0.9
     ]
-    places.sort(key=lambda example: example + chance.random() * chance.choice([0, 5, 100]))
+    example_numbers.sort(key=lambda example: example + chance.random() * chance.choice([0, 5, 100]))
     successes, rewards = (
-        [draw() for _ in places] for draw in (lambda: chance.choice([0.0, 1.0, NAN]), chance.random)
+        [draw() for _ in example_numbers]
+        for draw in (lambda: chance.choice([0.0, 1.0, NAN]), chance.random)
     )
-    examples = np.array([2**40 * each - 7 for each in places])
+    examples = np.array([2**40 * each - 7 for each in example_numbers])
     columns = Column("f8", rewards, block_rows=8), Column("f8", successes, block_rows=8)
     for name, columnar, listed in (
-        ("stderr", clustered_stderr(columns[0], examples), clustered_stderr(rewards, places)),
-        ("passed", pass_rates(columns[1], examples, size), pass_rates(successes, places, size)),
+        (
+            "stderr",
+            clustered_stderr(columns[0], examples),
+            clustered_stderr(rewards, example_numbers),
+        ),
+        (
+            "passed",
+            pass_rates(columns[1], examples, size),
+            pass_rates(successes, example_numbers, size),
+        ),
         ("percentile", percentile(columns[0], 30), percentile(rewards, 30)),
         ("mean", mean(columns[1]), mean(successes)),
     ):

@@ -14,10 +14,10 @@ from verifiers.rollouts.loop import first_stop, generate, stop_conditions
 from verifiers.testing import ScriptedClient
 
 
-async def rollout(env, replies="ok", given=None, timeout_s=None, **client):
+async def rollout(env, replies="ok", input_row=None, timeout_s=None, **client):
     """The played state, and the client it was played with."""
     scripted = replies if isinstance(replies, ScriptedClient) else ScriptedClient(replies, **client)
-    state = await env.init_state(given or row(), scripted, "m")
+    state = await env.init_state(input_row or row(), scripted, "m")
     return await generate(env, state, timeout_s)
 
 

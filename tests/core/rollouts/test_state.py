@@ -207,12 +207,12 @@ def test_storage_is_linear_in_turns():
 def test_storage_without_links_grows_with_the_square():
     """Negative control: the same turns, each kept whole."""
 
-    def whole(turns):
+    def full_copies(turns):
         return sum(
             8 * len(s["prompt"]) + 4 * len(s["tokens"]["prompt_ids"]) for s in conversation(turns)
         )
 
-    assert whole(64) > 20 * whole(8)
+    assert full_copies(64) > 20 * full_copies(8)
 
 
 def test_reading_a_long_conversation_costs_what_it_is_long():
@@ -231,9 +231,9 @@ def test_a_step_keeps_the_response_without_the_tokens_it_holds_itself():
 
 def test_a_prompt_that_does_not_continue_is_kept_whole():
     (first,) = conversation(1)
-    other = TrajectoryStep(prompt=[vf.UserMessage("another")], completion=[], previous=first)
-    assert other.shared == 0
-    assert other["prompt"] == [{"role": "user", "content": "another"}]
+    second = TrajectoryStep(prompt=[vf.UserMessage("another")], completion=[], previous=first)
+    assert second.shared == 0
+    assert second["prompt"] == [{"role": "user", "content": "another"}]
     tokens = TrajectoryStepTokens([7, 8], [9], [-1.0], previous=first["tokens"])
     assert (tokens.shared, tokens["prompt_ids"]) == (0, [7, 8])
 

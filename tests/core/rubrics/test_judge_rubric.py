@@ -86,8 +86,8 @@ def in_a_group(rubric):
 def in_an_env_group(rubric):
     rows = [{"question": "2+2", "answer": "4"}]
     envs = [
-        vf.SingleTurnEnv(dataset=rows, rubric=one)
-        for one in (vf.Rubric([lambda answer: 1.0]), rubric)
+        vf.SingleTurnEnv(dataset=rows, rubric=child)
+        for child in (vf.Rubric([lambda answer: 1.0]), rubric)
     ]
     return vf.EnvGroup(envs, ["sums", "judged"])
 
@@ -160,18 +160,18 @@ async def test_the_parameters_older_names_are_understood():
 
 
 def test_the_score_function_is_there_only_when_asked_for():
-    def names(**given):
-        return JudgeRubric(judge_client=ScriptedClient("x"), **given).get_reward_func_names()
+    def names(**options):
+        return JudgeRubric(judge_client=ScriptedClient("x"), **options).get_reward_func_names()
 
     assert names() == names(judge_prompt="{response}") == []
     assert names(template="{response}") == names(judge_models=["a"]) == ["judge_score"]
     assert names(judge_models=["a"], funcs=[yes]) == ["yes"]
-    own = JudgeRubric(judge_client=ScriptedClient("x"), judge_models=["a"], funcs=[yes])
-    assert own.judge_prompt == DEFAULT_JUDGE_PROMPT
+    judging = JudgeRubric(judge_client=ScriptedClient("x"), judge_models=["a"], funcs=[yes])
+    assert judging.judge_prompt == DEFAULT_JUDGE_PROMPT
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("options", "says"),
     [
         ({"judge_models": []}, "empty"),
         ({"judge_models": "gpt"}, "must be a list"),
@@ -183,9 +183,9 @@ def test_the_score_function_is_there_only_when_asked_for():
         ({"score_range": (10, 0)}, "low < high"),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused_at_once(given, says):
+def test_settings_that_cannot_be_used_are_refused_at_once(options, says):
     with pytest.raises(ConfigError, match=says):
-        JudgeRubric(**given)
+        JudgeRubric(**options)
 
 
 # --- questions

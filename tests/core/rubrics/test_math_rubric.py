@@ -109,8 +109,8 @@ def scripted(folder, monkeypatch):
     sys.modules.pop("scripted_engine", None)
 
 
-def maths(**given):
-    return MathRubric(**{"max_workers": 1} | given)
+def maths(**options):
+    return MathRubric(**{"max_workers": 1} | options)
 
 
 def state_of(text, answer="4"):
@@ -307,7 +307,7 @@ def test_answers_longer_than_the_bound_are_wrong_without_a_process(aside):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"timeout_seconds": 0},
         {"timeout_seconds": math.nan},
@@ -315,9 +315,9 @@ def test_answers_longer_than_the_bound_are_wrong_without_a_process(aside):
         {"timeout_second": 3},
     ],
 )
-def test_settings_that_cannot_be_used_are_refused(given):
+def test_settings_that_cannot_be_used_are_refused(options):
     with pytest.raises(ConfigError):
-        MathRubric(**given)
+        MathRubric(**options)
 
 
 def test_without_the_extra_the_constructor_says_what_to_install(monkeypatch):

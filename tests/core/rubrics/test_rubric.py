@@ -289,13 +289,13 @@ async def test_a_function_reads_what_an_earlier_one_stored():
 async def test_parallel_functions_run_together():
     meeting = threading.Barrier(2, timeout=5)
 
-    def one(completion):
+    def first(completion):
         return meeting.wait() >= 0
 
     def two(completion):
         return meeting.wait() >= 0
 
-    rubric = Rubric([one, two], parallelize_scoring=True, timeout_s=5)
+    rubric = Rubric([first, two], parallelize_scoring=True, timeout_s=5)
     assert (await rubric.score_rollout(state_of()))["reward"] == 2.0
 
 
@@ -390,10 +390,10 @@ async def test_two_advantage_methods_are_refused():
 
 
 async def test_steps_get_the_rewards_the_author_left_open():
-    own, empty = TrajectoryStep(reward=0.1, advantage=0.2), TrajectoryStep()
-    states = [state_of("4", trajectory=[own, empty]), state_of("5")]
+    set_step, empty = TrajectoryStep(reward=0.1, advantage=0.2), TrajectoryStep()
+    states = [state_of("4", trajectory=[set_step, empty]), state_of("5")]
     await Rubric([exact]).score_group(states)
-    assert (own["reward"], own["advantage"], empty["reward"], empty["advantage"]) == (
+    assert (set_step["reward"], set_step["advantage"], empty["reward"], empty["advantage"]) == (
         0.1,
         0.2,
         1.0,

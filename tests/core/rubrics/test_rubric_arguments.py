@@ -104,8 +104,8 @@ async def test_core_wins_over_objects_over_providers_over_columns():
 async def test_keyword_arguments_receive_every_name():
     got = {}
 
-    def check(answer, **others):
-        got.update(others)
+    def check(answer, **others_of_call):
+        got.update(others_of_call)
         return 1.0
 
     await received(check, state_of(difficulty="hard"))

@@ -114,14 +114,14 @@ async def test_groups_nest():
 
 
 def test_two_children_with_advantages_are_refused_and_one_is_used():
-    class Own(Rubric):
+    class OwnAdvantages(Rubric):
         @mark.advantage
         def own(self, states):
             return [0.5] * len(states)
 
-    assert RubricGroup([Rubric([exact]), Own()]).has_advantages
+    assert RubricGroup([Rubric([exact]), OwnAdvantages()]).has_advantages
     with pytest.raises(ConfigError, match="@advantage"):
-        RubricGroup([Own(), Own()])
+        RubricGroup([OwnAdvantages(), OwnAdvantages()])
 
 
 async def test_group_functions_and_cleanup_of_children_take_part():

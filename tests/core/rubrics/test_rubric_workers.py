@@ -95,11 +95,11 @@ async def test_an_asynchronous_function_past_its_bound_is_unknown_too():
     async def raises(answer):
         raise TimeoutError("the service was slow")
 
-    state, own = state_of(), state_of()
+    state, raising = state_of(), state_of()
     await Rubric([hangs], timeout_s=0.05).score_rollout(state)
-    await Rubric([raises]).score_rollout(own)
+    await Rubric([raises]).score_rollout(raising)
     assert "did not return within 0.05 s" in str(state["error"])
-    assert "the service was slow" in str(own["error"])
+    assert "the service was slow" in str(raising["error"])
 
 
 async def test_threads_that_never_come_back_stop_the_run_by_name():

@@ -119,11 +119,11 @@ def test_members_of_an_env_group_keep_their_own_success():
     def half(completion):
         return 0.5
 
-    one = vf.SingleTurnEnv(
+    first = vf.SingleTurnEnv(
         dataset=[{"question": "a", "answer": "cat"}],
         rubric=vf.Rubric([half, exact], success="exact"),
     )
     two = vf.SingleTurnEnv(dataset=[{"question": "b", "answer": "x"}], rubric=vf.Rubric([exact]))
-    results = vf.EnvGroup([one, two]).evaluate(ScriptedClient("cat"), "m")
+    results = vf.EnvGroup([first, two]).evaluate(ScriptedClient("cat"), "m")
     assert results.metadata.avg_success == 0.5
     assert results.metadata.success_metric == "exact"

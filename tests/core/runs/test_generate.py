@@ -578,7 +578,7 @@ def test_advantages_of_a_resumed_group_are_those_of_an_uninterrupted_one(tmp_pat
         return str(int(replies[text]) if counts[text] > 1 else int(text.split()[0]) + 1)
 
     replies = dict.fromkeys(replies, "0")
-    whole = single_turn(3).evaluate(
+    uninterrupted = single_turn(3).evaluate(
         ScriptedClient(reply), "m", rollouts_per_example=3, max_concurrent=1
     )
     counts.clear()
@@ -588,8 +588,8 @@ def test_advantages_of_a_resumed_group_are_those_of_an_uninterrupted_one(tmp_pat
     results, _ = evaluate(
         tmp_path, client=ScriptedClient("0"), rollouts_per_example=3, max_concurrent=1
     )
-    assert results["rewards"][:6] == whole["rewards"][:6]
-    assert results["advantages"][:6] == pytest.approx(whole["advantages"][:6])
+    assert results["rewards"][:6] == uninterrupted["rewards"][:6]
+    assert results["advantages"][:6] == pytest.approx(uninterrupted["advantages"][:6])
     assert [s["advantage"] for s in results["states"]] == results["advantages"]
     assert [s["trajectory"][0]["advantage"] for s in results["states"][4:6]] == results[
         "advantages"

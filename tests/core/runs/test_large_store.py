@@ -173,9 +173,9 @@ def test_an_index_that_does_not_fit_is_not_used_and_written_anew(tmp_path, how):
     results, calls = resumed(tmp_path)
     assert calls == 0
     assert content(results)[1:] == content(before)[1:]
-    whole = (tmp_path / INDEX_NAME).read_bytes()
+    content_before = (tmp_path / INDEX_NAME).read_bytes()
     resumed(tmp_path)
-    assert (tmp_path / INDEX_NAME).read_bytes() == whole
+    assert (tmp_path / INDEX_NAME).read_bytes() == content_before
 
 
 def test_a_fitting_index_is_used_and_what_came_later_is_read(tmp_path, monkeypatch):
@@ -252,7 +252,7 @@ def test_an_index_is_kept_while_the_run_goes_on(tmp_path, monkeypatch):
         copies.append(tmp_path / f"copy-{len(copies)}")
         shutil.copytree(tmp_path / "run", copies[-1])
 
-    whole = evaluate(
+    finished = evaluate(
         tmp_path / "run",
         environment(),
         model(),
@@ -274,7 +274,7 @@ def test_an_index_is_kept_while_the_run_goes_on(tmp_path, monkeypatch):
     )
     results = evaluate(copies[13], environment(), model(), True, part_rows=4)
     assert len(read) == 16 - 12
-    assert content(results)[1:] == content(whole)[1:]
+    assert content(results)[1:] == content(finished)[1:]
 
 
 def test_results_do_not_change_with_the_kept_index(tmp_path):
@@ -351,13 +351,13 @@ def test_names_that_come_late_are_in_the_kept_index(tmp_path):
     kept = index_file.open_index(tmp_path / "results.jsonl")
     (tmp_path / INDEX_NAME).unlink()
     read = index_file.open_index(tmp_path / "results.jsonl")
-    for one, other in (
+    for loaded, expected in (
         (kept.columns, read.columns),
         (kept.metrics, read.metrics),
         (kept.usage, read.usage),
     ):
-        assert {name: str(list(values)) for name, values in one.items()} == {
-            n: str(list(v)) for n, v in other.items()
+        assert {name: str(list(values)) for name, values in loaded.items()} == {
+            n: str(list(v)) for n, v in expected.items()
         }
     assert set(kept.columns["error"]) == {None, "ModelUnavailable"}
 
@@ -444,9 +444,9 @@ def test_one_rollout_is_read_with_the_advantages_of_its_group_alone(tmp_path, mo
         "centered_advantages",
         lambda rewards: computed.append(len(rewards)) or centered(rewards),
     )
-    one = results.at(3)["advantage"]
+    advantage = results.at(3)["advantage"]
     assert computed == [SIBLINGS]
-    assert [str(row["advantage"]) for row in results.rollouts()][3] == str(one)
+    assert [str(row["advantage"]) for row in results.rollouts()][3] == str(advantage)
     assert len(computed) == 1 + 8
 
 

@@ -46,7 +46,7 @@ def test_the_call_wins_over_the_environments_sampling_args():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("options", "told"),
     [
         ({"max_concurent": 4}, "did you mean 'max_concurrent'"),
         ({"temprature": 1}, "temprature"),
@@ -71,10 +71,10 @@ def test_the_call_wins_over_the_environments_sampling_args():
         ({"n_samples": 5}, "n_samples"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_the_first_request(given, told):
+def test_what_cannot_be_meant_is_refused_before_the_first_request(options, told):
     client = ScriptedClient("1")
     with pytest.raises(vf.ConfigError, match=told):
-        single_turn().evaluate(client, "m", **given)
+        single_turn().evaluate(client, "m", **options)
     assert client.requests == []
 
 

@@ -43,18 +43,18 @@ def cluster(monkeypatch):
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    other = made.add_node(num_cpus=2)
+    node = made.add_node(num_cpus=2)
     made.wait_for_nodes()
     ray.init(address=made.address, logging_level="ERROR", log_to_driver=False)
     try:
-        yield made, other
+        yield made, node
     finally:
         ray.shutdown()
         made.shutdown()
 
 
 def test_a_node_that_dies_costs_only_what_it_held(cluster, tmp_path, monkeypatch):
-    made, other = cluster
+    made, node = cluster
     (tmp_path / "ray_game.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "ray_game", raising=False)
@@ -66,7 +66,7 @@ def test_a_node_that_dies_costs_only_what_it_held(cluster, tmp_path, monkeypatch
     async def kill_when_half_done():
         while len(list(tmp_path.glob("*-*"))) < 40:  # noqa: ASYNC110 - other processes write them
             await asyncio.sleep(0.02)
-        await asyncio.to_thread(made.remove_node, other, False)
+        await asyncio.to_thread(made.remove_node, node, False)
 
     async def both():
         killing = asyncio.create_task(kill_when_half_done())

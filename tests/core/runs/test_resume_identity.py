@@ -151,8 +151,8 @@ def test_a_run_resumed_otherwise_is_refused_by_name(tmp_path, name):
         build(kind, n=3, **after).evaluate(client, "m", results_path=tmp_path)
     assert key in caught.value.differences
     code = key.removesuffix(".code")
-    named = f"other code: {code} changed since" if code != key else f"{key} was "
-    assert named in str(caught.value)
+    message = f"other code: {code} changed since" if code != key else f"{key} was "
+    assert message in str(caught.value)
     assert " at 0x" not in str(caught.value)
     assert client.requests == []
     assert {

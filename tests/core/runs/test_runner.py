@@ -35,8 +35,8 @@ class Kept:
 def jobs_of(env, siblings=1):
     examples = examples_from(sums(len(env.train_table)), env.row_format)
     return [
-        Job(example, n, siblings, place * siblings + n)
-        for place, example in enumerate(examples)
+        Job(example, n, siblings, index * siblings + n)
+        for index, example in enumerate(examples)
         for n in range(siblings)
     ]
 
@@ -81,10 +81,10 @@ async def test_siblings_share_nothing_they_could_change():
 async def test_siblings_over_one_shared_row_are_the_fault_without_copies():
     """Negative control: states made of the row itself see each other's changes."""
     env = single_turn(1)
-    given = env.train_table.take(1)[0].row | {"info": {"tags": []}}
-    first = await env.init_state(given, None, "m")
+    first_row = env.train_table.take(1)[0].row | {"info": {"tags": []}}
+    first = await env.init_state(first_row, None, "m")
     first["info"]["tags"].append("mine")
-    assert (await env.init_state(given, None, "m"))["info"] == {"tags": ["mine"]}
+    assert (await env.init_state(first_row, None, "m"))["info"] == {"tags": ["mine"]}
 
 
 async def test_at_most_so_many_rollouts_are_in_flight():
@@ -165,7 +165,7 @@ async def test_a_group_does_not_hold_places_of_finished_members():
 async def test_advantages_are_computed_once_from_the_final_reward():
     calls = []
 
-    class Own(vf.Rubric):
+    class OwnRubric(vf.Rubric):
         @vf.reward
         def score(self, completion):
             return float(completion[-1]["content"])
@@ -175,7 +175,7 @@ async def test_advantages_are_computed_once_from_the_final_reward():
             calls.append([s["reward"] for s in states])
             return [10 * s["reward"] for s in states]
 
-    env = single_turn(1, rubric=Own())
+    env = single_turn(1, rubric=OwnRubric())
     sink, _ = await run(env, ScriptedClient(["1", "2"]), siblings=2, concurrency=1)
     assert calls == [[1.0, 2.0]]
     assert sink.completed == [[10.0, 20.0]]
@@ -236,8 +236,10 @@ async def test_monitored_metrics_stand_beside_the_rubrics_and_touch_no_reward():
     assert math.isnan(metrics["broken"])
     assert results["rewards"] == [1.0]
     assert env.rubric.get_reward_func_names() == ["exact"]
-    own = Talk(max_turns=3, rubric=vf.Rubric(funcs=[num_turns]))
-    assert (await own.evaluate(ScriptedClient("1"), "m")).outputs[0].metrics == {"num_turns": 99.0}
+    metric_env = Talk(max_turns=3, rubric=vf.Rubric(funcs=[num_turns]))
+    assert (await metric_env.evaluate(ScriptedClient("1"), "m")).outputs[0].metrics == {
+        "num_turns": 99.0
+    }
 
 
 async def test_unscored_rollouts_have_unknown_rewards():
@@ -334,7 +336,7 @@ async def test_only_retryable_faults_that_are_not_the_models_are_played_again(
 
 
 async def test_an_overridden_rollout_is_isolated_timed_and_scored():
-    class Own(vf.Environment):
+    class OwnEnv(vf.Environment):
         async def rollout(self, input, client, model, sampling_args=None):
             state = await self.init_state(input, client, model, sampling_args)
             if input["answer"] == "2":
@@ -348,7 +350,7 @@ async def test_an_overridden_rollout_is_isolated_timed_and_scored():
             state["completion"] = [response.message]
             return state
 
-    env = Own(dataset=sums(5), rubric=vf.Rubric(funcs=[exact]))
+    env = OwnEnv(dataset=sums(5), rubric=vf.Rubric(funcs=[exact]))
     client = ScriptedClient(add_one)
     results = await env.evaluate(client, "m", rollout_timeout_s=0.2, seed=3)
     assert results["rewards"][0] == results["rewards"][4] == 1.0

@@ -116,12 +116,12 @@ def test_only_the_rows_of_the_saved_run_are_run(tmp_path):
 
 
 def test_a_stopped_run_resumes_to_the_same_decision(tmp_path):
-    whole = evaluate(environment(), coin(0.5, 4), until_half_width=0.2)
+    uninterrupted = evaluate(environment(), coin(0.5, 4), until_half_width=0.2)
     interrupted = tmp_path / "run"
     # the first twenty rows exist already
     evaluate(environment(20), coin(0.5, 4), results_path=interrupted)
     results = evaluate(environment(), coin(0.5, 4), until_half_width=0.2, results_path=interrupted)
-    assert results.metadata.stopped == whole.metadata.stopped
+    assert results.metadata.stopped == uninterrupted.metadata.stopped
 
 
 def test_siblings_are_one_example(tmp_path):
@@ -162,10 +162,10 @@ def test_a_run_of_another_environment_is_no_baseline(tmp_path):
     evaluate(environment(10), "1", results_path=tmp_path / "base")
     config = json.loads((tmp_path / "base/config.json").read_text())
     assert config["config"]["env_args"] == {}
-    other = vf.SingleTurnEnv(
+    another = vf.SingleTurnEnv(
         eval_dataset=[{"question": "x"}], rubric=vf.Rubric([lambda completion: 1.0])
     )
     with pytest.raises(
         vf.ConfigError, match="cannot be compared with this one: they have no example in common"
     ):
-        evaluate(other, "1", until_decided=tmp_path / "base")
+        evaluate(another, "1", until_decided=tmp_path / "base")

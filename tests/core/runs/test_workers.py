@@ -78,7 +78,7 @@ def game(tmp_path, monkeypatch):
     (tmp_path / "worker_game.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "worker_game", raising=False)
-    return lambda **given: vf.load_environment("worker_game", folder=str(tmp_path), **given)
+    return lambda **options: vf.load_environment("worker_game", folder=str(tmp_path), **options)
 
 
 def echo(request):

@@ -103,8 +103,8 @@ def test_text_has_the_line_ends_of_read_text(tmp_path):
 
 
 async def test_chunks_are_joined_up_to_the_limit():
-    async def chunks(*given):
-        for chunk in given:
+    async def chunks(*pieces):
+        for chunk in pieces:
             yield chunk
 
     assert await read_chunks(chunks(), 4, "it") == b""

@@ -38,12 +38,12 @@ def test_a_failing_run_gives_them_back():
     assert gc.get_threshold() == (700, 10, 10)
 
 
-@pytest.mark.parametrize("own", [(0, 10, 10), (50_000, 5, 5)])
-def test_what_a_process_has_chosen_itself_stays(own):
-    gc.set_threshold(*own)
+@pytest.mark.parametrize("chosen", [(0, 10, 10), (50_000, 5, 5)])
+def test_what_a_process_has_chosen_itself_stays(chosen):
+    gc.set_threshold(*chosen)
     with fewer_collections():
-        assert gc.get_threshold() == own
-    assert gc.get_threshold() == own
+        assert gc.get_threshold() == chosen
+    assert gc.get_threshold() == chosen
 
 
 def test_a_change_made_meanwhile_stays():

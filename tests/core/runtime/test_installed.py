@@ -85,7 +85,7 @@ def test_a_new_a_changed_a_damaged_and_a_removed_distribution_are_seen(folder):
 
 def test_a_folder_that_leaves_the_path_takes_its_entry_points_along(folder, monkeypatch):
     assert names() == {"one"}
-    monkeypatch.setattr("sys.path", [place for place in sys.path if place != str(folder)])
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path != str(folder)])
     assert names() == set()
 
 

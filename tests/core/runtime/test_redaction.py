@@ -90,16 +90,16 @@ def test_a_column_of_a_rollout_keeps_what_may_be_data():
 
 
 def test_a_digest_tells_secrets_and_their_names_apart_and_is_the_same_in_every_process():
-    one = digested({"api_key": "a" * 40})["api_key"]
+    digest = digested({"api_key": "a" * 40})["api_key"]
     assert (
-        one
+        digest
         == digested({"api_key": "a" * 40})["api_key"]
         == digested({"apiKey": "a" * 40})["apiKey"]
     )
-    assert digested({"api_key": "b" * 40})["api_key"] != one
-    assert digested({"password": "a" * 40})["password"] != one
-    assert digested({"api_key": one})["api_key"] == one
-    assert without_digest(one) == HIDDEN
+    assert digested({"api_key": "b" * 40})["api_key"] != digest
+    assert digested({"password": "a" * 40})["password"] != digest
+    assert digested({"api_key": digest})["api_key"] == digest
+    assert without_digest(digest) == HIDDEN
     in_text = digested({"note": f"use {SHAPES[0]}"})["note"]
     assert without_digest(in_text) == f"use {HIDDEN}"
     assert in_text != digested({"note": f"use {SHAPES[0]}x"})["note"]

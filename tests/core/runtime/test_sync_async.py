@@ -77,27 +77,27 @@ async def test_exceptions_pass_out_of_the_extra_thread():
 
 
 def test_nothing_is_left_behind():
-    left = []
+    seen_loops = []
 
     async def begin():
-        left.append(asyncio.get_running_loop())
-        left.append(asyncio.ensure_future(asyncio.sleep(60)))
+        seen_loops.append(asyncio.get_running_loop())
+        seen_loops.append(asyncio.ensure_future(asyncio.sleep(60)))
         await asyncio.to_thread(lambda: None)
 
         async def held():
             try:
                 yield 1
             finally:
-                left.append("generator closed")
+                seen_loops.append("generator closed")
 
-        left.append(held())
-        await anext(left[-1])
+        seen_loops.append(held())
+        await anext(seen_loops[-1])
 
     with no_new_thread(), warnings.catch_warnings():
         warnings.simplefilter("error")
         run_in_private_loop(begin)
         gc.collect()
-    loop, task, _, closed = left
+    loop, task, _, closed = seen_loops
     assert loop.is_closed()
     assert task.cancelled()
     assert closed == "generator closed"

@@ -29,9 +29,9 @@ def give(folder):
 def root(request, tmp_path_factory):
     """A root file system, also where the kernel refuses an overlay of it."""
     base = tmp_path_factory.mktemp("root")
-    places = [base] if request.param == "overlay" else without_overlay(base)
-    for place in places:
-        yield give(write_root(place / "files"))
+    folders = [base] if request.param == "overlay" else without_overlay(base)
+    for folder in folders:
+        yield give(write_root(folder / "files"))
 
 
 def is_copied(root):
@@ -87,13 +87,13 @@ def test_files_are_copied_in_and_out_and_what_is_changed_counts_as_files(root, t
     async def use(sandbox):
         await put(sandbox, pack([(tmp_path, "data")]), "/srv")
         await sandbox.restart()
-        taken = await take(sandbox, "/srv/data")
+        content = await take(sandbox, "/srv/data")
         full = await sh(sandbox, "cat /dev/zero > /srv/big")
-        return taken, full, await sandbox.exec("open('/srv/data/a.txt').read()", timeout_s=20)
+        return content, full, await sandbox.exec("open('/srv/data/a.txt').read()", timeout_s=20)
 
     file_mb = 48 if is_copied(root) else 8
-    taken, full, read = in_sandbox(use, root=str(root), file_mb=file_mb, memory_mb=128)
-    assert taken.is_folder
+    content, full, read = in_sandbox(use, root=str(root), file_mb=file_mb, memory_mb=128)
+    assert content.is_folder
     assert "No space left" in full.stderr
     assert read.value == "'one'", (
         "Python calls run in the interpreter of the host, beside the image"

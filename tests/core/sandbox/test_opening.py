@@ -18,7 +18,7 @@ def outcomes(count, limit_s, at_once, monkeypatch):
     async def run():
         machine = asyncio.Lock()
 
-        async def one():
+        async def open_session():
             nonlocal now, most
             async with opening.opening(limit_s):
                 now += 1
@@ -30,7 +30,7 @@ def outcomes(count, limit_s, at_once, monkeypatch):
                     now -= 1
             return True
 
-        return await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
+        return await asyncio.gather(*(open_session() for _ in range(count)), return_exceptions=True)
 
     return asyncio.run(run()), most
 
@@ -41,12 +41,12 @@ def test_each_has_its_whole_time_however_many_there_are(monkeypatch):
 
 def test_negative_control_all_at_once_take_each_others_time(monkeypatch):
     opened, most = outcomes(12, 0.7, 1000, monkeypatch)
-    failed = [one for one in opened if one is not True]
+    failed = [outcome for outcome in opened if outcome is not True]
     assert most == 12
-    assert {str(one) for one in failed} == {
+    assert {str(outcome) for outcome in failed} == {
         "the sandbox was not open after 0.7 s (max_startup_wait_seconds)"
     }
-    assert all(isinstance(one, vf.SandboxUnavailable) for one in failed)
+    assert all(isinstance(outcome, vf.SandboxUnavailable) for outcome in failed)
 
 
 def test_a_time_out_of_the_backend_itself_stays_its_own():

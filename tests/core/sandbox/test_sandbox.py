@@ -86,7 +86,7 @@ def test_streams_are_apart_and_in_order_with_those_of_child_processes(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_an_error_shows_the_lines_of_the_code_and_no_path_of_the_host(name):
-    failed, syntax, left, after = values(
+    failed, syntax, exited, after = values(
         name, "def f():\n    return 1 / 0\nf()", "x = (", "import sys\nsys.exit(3)", "'still here'"
     )
     assert failed.error.splitlines() == [
@@ -101,7 +101,7 @@ def test_an_error_shows_the_lines_of_the_code_and_no_path_of_the_host(name):
     assert syntax.error.endswith("SyntaxError: '(' was never closed")
     assert "<cell 2>" in syntax.error
     assert "verifiers" not in syntax.error
-    assert left.error.endswith("SystemExit: 3")
+    assert exited.error.endswith("SystemExit: 3")
     assert after.value == "'still here'"
 
 
@@ -156,13 +156,13 @@ def test_a_time_out_ends_every_process_and_keeps_what_was_printed(name):
         began = time.monotonic()
         code = "import subprocess\nprint('begun')\nsubprocess.run(['sleep', '31415'])"
         result = await sandbox.exec(code, timeout_s=1)
-        left = naps("31415")
-        return result, time.monotonic() - began, left, await sandbox.exec("x", timeout_s=20)
+        children = naps("31415")
+        return result, time.monotonic() - began, children, await sandbox.exec("x", timeout_s=20)
 
-    result, took_s, left, after = in_sandbox(use, name=name)
+    result, took_s, children, after = in_sandbox(use, name=name)
     assert result == ExecResult("begun\n", timed_out=True, limit="wall")
     assert took_s < 10
-    assert left == []
+    assert children == []
     assert "NameError" in after.error
 
 
@@ -246,7 +246,7 @@ def test_only_the_variables_asked_for_are_there(name, monkeypatch):
 @pytest.mark.parametrize("name", ISOLATING)
 def test_packages_asked_for_and_what_they_need_are_there_and_no_other(name):
     spec = SandboxSpec(packages=("markdown-it-py",))
-    needed, other, by_a_command = values(
+    needed, unneeded, by_a_command = values(
         name,
         "import markdown_it, mdurl\nmarkdown_it.__name__",
         "import importlib.util\n[n for n in ('pytest', 'verifiers', 'numpy') if"
@@ -256,7 +256,7 @@ def test_packages_asked_for_and_what_they_need_are_there_and_no_other(name):
         timeout_s=60,
     )
     assert needed.value == "'markdown_it'"
-    assert other.value == "[]"
+    assert unneeded.value == "[]"
     assert (by_a_command.stdout, by_a_command.exit_code) == ("5\n", 0)
     (unsafe,) = values("unsafe_subprocess", "import pytest\n1")
     assert unsafe.value == "1"
@@ -331,7 +331,7 @@ def test_a_sandbox_ends_after_its_wall_s(name):
 def test_many_at_once_are_apart(name):
     needs_sandbox(name)
 
-    async def one(backend, number):
+    async def run_session(backend, number):
         sandbox = await backend.open(SandboxSpec())
         try:
             await sandbox.exec(f"x = {number}\nopen('mine', 'w').write('{number}')", timeout_s=60)
@@ -341,7 +341,7 @@ def test_many_at_once_are_apart(name):
 
     async def all_of_them():
         backend = await backend_for(name)
-        return await asyncio.gather(*(one(backend, number) for number in range(12)))
+        return await asyncio.gather(*(run_session(backend, number) for number in range(12)))
 
     assert asyncio.run(all_of_them()) == [f"({number}, '{number}')" for number in range(12)]
 
@@ -428,10 +428,10 @@ def test_negative_control_a_plain_child_outlives_its_owner():
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    left = asyncio.run(started("31418", 2))
-    for pid in left:
+    children = asyncio.run(started("31418", 2))
+    for pid in children:
         os.kill(pid, signal.SIGKILL)
-    assert left
+    assert children
 
 
 def test_unsafe_warns_once_and_only_by_that_name(caplog):
@@ -498,9 +498,9 @@ def test_a_spec_that_cannot_be(wrong):
 def test_a_worker_that_ends_beside_a_forked_daemon_is_not_a_time_out(name):
     """The daemon holds what a fork copies, the connection to the host included."""
     daemon = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\nos._exit(0)"
-    left, after = values(name, daemon, "6 * 7", timeout_s=15.0)
-    assert (left.timed_out, left.limit) == (False, "killed")
-    assert "The interpreter ended" in left.error
+    killed, after = values(name, daemon, "6 * 7", timeout_s=15.0)
+    assert (killed.timed_out, killed.limit) == (False, "killed")
+    assert "The interpreter ended" in killed.error
     assert after.value == "42"
 
 
@@ -510,5 +510,5 @@ def test_a_daemon_that_keeps_the_connection_on_purpose_is_not_a_time_out():
         "import ctypes, os, time\nif ctypes.CDLL(None).fork() == 0:\n   "
         " time.sleep(60)\nos._exit(0)"
     )
-    left, after = values("bubblewrap", daemon, "6 * 7", timeout_s=15.0)
-    assert (left.timed_out, left.limit, after.value) == (False, "killed", "42")
+    killed, after = values("bubblewrap", daemon, "6 * 7", timeout_s=15.0)
+    assert (killed.timed_out, killed.limit, after.value) == (False, "killed", "42")

@@ -302,16 +302,16 @@ def all_parts():
             importlib.import_module(module.name)
     for name in vf.__all__:
         getattr(vf, name, None)
-    found, left = {}, [Identified]
-    while left:
-        cls = left.pop()
-        left += cls.__subclasses__()
+    parts, queue = {}, [Identified]
+    while queue:
+        cls = queue.pop()
+        queue += cls.__subclasses__()
         if (
             cls.__module__.partition(".")[0] == "verifiers"
             and not cls.__name__.startswith("_")
             and cls is not Identified
         ):
-            found[cls.__name__] = cls
+            parts[cls.__name__] = cls
     for abstract in (
         "Environment",
         "MultiTurnEnv",
@@ -319,8 +319,8 @@ def all_parts():
         "StreamedClient",
         "TemplateClient",
     ):  # their parameters are those of every subclass
-        found.pop(abstract)
-    return found
+        parts.pop(abstract)
+    return parts
 
 
 PARTS = all_parts()
@@ -390,13 +390,13 @@ class Difficult(vf.SingleTurnEnv):
 def test_the_parameters_of_an_authors_class_count_however_they_are_kept():
     same = Difficult(1, "a", hint="b", system_prompt="c").identity()
     assert Difficult(1, "a", hint="b", system_prompt="c").identity() == same
-    others = [
+    different = [
         Difficult(2, "a"),
         Difficult(1, "b"),
         Difficult(1, "a", hint="x"),
         Difficult(1, "a", max_seq_len=3),
     ]
-    assert len({str(other.identity()) for other in [Difficult(1, "a"), *others]}) == 5
+    assert len({str(part.identity()) for part in [Difficult(1, "a"), *different]}) == 5
 
 
 def test_a_dataset_is_not_kept_alive_by_the_identity():
@@ -445,9 +445,9 @@ def test_signatures_are_those_of_the_constructors():
 
 
 def test_code_of_another_python_is_not_compared():
-    ours, other = describe(first), describe(first)
-    other["code"] = re.sub(r"\d+\.\d+:", "9.9:", other["code"])
-    assert resume_differences({"parser": {"f": ours}}, {"parser": {"f": other}}) == {}
+    ours, theirs = describe(first), describe(first)
+    theirs["code"] = re.sub(r"\d+\.\d+:", "9.9:", theirs["code"])
+    assert resume_differences({"parser": {"f": ours}}, {"parser": {"f": theirs}}) == {}
     edited = ours | {"code": ours["code"][:-1] + ("0" if ours["code"][-1] != "0" else "1")}
     assert list(resume_differences({"parser": {"f": ours}}, {"parser": {"f": edited}})) == [
         "parser.f.code"

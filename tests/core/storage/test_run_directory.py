@@ -76,9 +76,9 @@ def test_another_configuration_is_refused_by_its_differences_and_nothing_is_writ
     with RunDirectory.create_or_resume(tmp_path, CONFIG) as run:
         run.open_journal().close()
     before = contents(tmp_path)
-    other = CONFIG | {"model": "n", "env_args": {"level": 2, "tags": ["a"]}, "seed": 3}
+    changed_config = CONFIG | {"model": "n", "env_args": {"level": 2, "tags": ["a"]}, "seed": 3}
     with pytest.raises(RunMismatch, match="model was 'm', now 'n'") as raised:
-        RunDirectory.create_or_resume(tmp_path, other)
+        RunDirectory.create_or_resume(tmp_path, changed_config)
     assert raised.value.differences == {
         "env_args.level": (1, 2),
         "model": ("m", "n"),
@@ -161,11 +161,11 @@ def test_a_damaged_configuration_is_named_and_kept(tmp_path, text):
 # --- places that cannot be written ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["file/run", "file", "/proc/run/deep"])
-def test_a_place_that_cannot_hold_a_run_is_refused_in_one_sentence(tmp_path, place):
+@pytest.mark.parametrize("location", ["file/run", "file", "/proc/run/deep"])
+def test_a_place_that_cannot_hold_a_run_is_refused_in_one_sentence(tmp_path, location):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="results cannot be saved in") as raised:
-        RunDirectory.create_or_resume(tmp_path / place, CONFIG)
+        RunDirectory.create_or_resume(tmp_path / location, CONFIG)
     assert "Choose a writable directory" in str(raised.value)
     assert os.listdir(tmp_path) == ["file"]
 
@@ -210,16 +210,16 @@ def test_the_path_follows_the_naming_scheme(tmp_path):
 
 def test_a_complete_run_moves_the_next_one_to_the_next_number(tmp_path):
     mark = fingerprint(CONFIG)
-    place = (tmp_path, "sums", "m", mark)
-    assert find_resumable(*place) is None
+    run_key = (tmp_path, "sums", "m", mark)
+    assert find_resumable(*run_key) is None
     for suffix in ("", "-2", "-3"):
-        path = run_path(*place)
+        path = run_path(*run_key)
         assert path.name == mark[:8] + suffix
         with RunDirectory.create_or_resume(path, CONFIG) as run:
-            assert run_path(*place) == find_resumable(*place) == path
-            assert run_path(*place, resume=False) != path
+            assert run_path(*run_key) == find_resumable(*run_key) == path
+            assert run_path(*run_key, resume=False) != path
             run.write_metadata({"status": "complete"})
-        assert find_resumable(*place) is None
+        assert find_resumable(*run_key) is None
 
 
 def test_a_directory_of_a_configuration_with_the_same_eight_digits_is_passed_over(tmp_path):
@@ -267,9 +267,9 @@ def test_a_fingerprint_depends_on_the_values_alone():
         {"a": 1.5},
     ]
     assert len({fingerprint(config) for config in distinct}) == len(distinct)
-    for one in distinct:
-        for other in distinct:
-            assert bool(config_differences(one, other)) == (one is not other)
+    for first in distinct:
+        for second in distinct:
+            assert bool(config_differences(first, second)) == (first is not second)
 
 
 def test_a_setting_that_cannot_be_compared_is_refused_by_name(tmp_path):
@@ -300,11 +300,11 @@ def test_canonical_json_does_not_change_its_spelling():
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [("\ud800", "\\ud800"), ({"a": 1}, {"a": "1"}), ([1], [1.0]), ("é", "e\u0301")],
 )
-def test_different_values_have_different_canonical_json(one, other):
-    assert canonical_json(one) != canonical_json(other)
+def test_different_values_have_different_canonical_json(first, second):
+    assert canonical_json(first) != canonical_json(second)
 
 
 def test_a_rollout_key_names_the_row_and_the_sibling():

@@ -54,10 +54,14 @@ def values(release: str) -> dict:
 def main(write: bool) -> int:
     """Compare every release with the stored values, or store them; the number of differing scripts
     as exit status."""
-    found = {release: values(release) for release in RELEASES}
-    scripts = sorted({name for given in found.values() for name in given})
+    by_release = {release: values(release) for release in RELEASES}
+    scripts = sorted({name for by_script in by_release.values() for name in by_script})
     table = {
-        name: {release: found[release][name] for release in RELEASES if name in found[release]}
+        name: {
+            release: by_release[release][name]
+            for release in RELEASES
+            if name in by_release[release]
+        }
         for name in scripts
     }
     if write:

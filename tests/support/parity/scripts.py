@@ -574,7 +574,7 @@ def a_rubric_without_functions():
         rewards(single(vf.Rubric(funcs=[])), "x"),
         rewards(single(vf.Rubric(funcs=[], weights=[])), "x"),
     ]
-    return [[None if value != value else value for value in one] for one in values]
+    return [[None if value != value else value for value in value] for value in values]
 
 
 @row("1.4")
@@ -1015,7 +1015,7 @@ def loggers_of_rubrics():
     group = vf.RubricGroup(rubrics=[own])
     loggers = [own.logger, judge.logger, group.logger, single().logger]
     return [
-        [isinstance(one, logging.Logger) for one in loggers],
+        [isinstance(logger, logging.Logger) for logger in loggers],
         own.logger.name.endswith("Own"),
         rewards(single(own), "x"),
     ]
@@ -1581,8 +1581,12 @@ def clients_of_a_configuration():
             http.timeout.read,
         ],
         [
-            [one.api_base_url, one.api_key_var, one.timeout]
-            for one in client_utils.resolve_client_configs(both)
+            [
+                resolve_client_config.api_base_url,
+                resolve_client_config.api_key_var,
+                resolve_client_config.timeout,
+            ]
+            for resolve_client_config in client_utils.resolve_client_configs(both)
         ],
         client_utils.resolve_client_config(config).api_base_url,
         client_utils.resolve_client_config(both.model_copy(update={"client_idx": 1})).api_base_url,
@@ -1629,7 +1633,10 @@ def functions_of_evaluations():
         left = eval_utils.filter_inputs(inputs, [{"example_id": 0}], 2)
     return [
         [one["example_id"] for one in left],
-        [one["example_id"] for one in eval_utils.filter_inputs(inputs, [{"example_id": 0}] * 2, 2)],
+        [
+            filter_input["example_id"]
+            for filter_input in eval_utils.filter_inputs(inputs, [{"example_id": 0}] * 2, 2)
+        ],
         [eval_utils.get_log_level(True), eval_utils.get_log_level(False)],
         str(eval_utils.resolve_endpoints_file("nowhere.toml")),
         eval_utils.to_col_order([{"a": 1, "b": 2}, {"a": 3, "b": 4}]),

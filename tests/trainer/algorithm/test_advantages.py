@@ -83,8 +83,8 @@ def test_the_batch_deviation_is_that_of_rewards_or_of_centred_rewards():
     """Two groups of other difficulty: the raw deviation has the distance of their means, ScaleRL's
     has not."""
     rewards_G = [np.array([1.0, 0.0, np.nan, 0.0]), np.array([5.0, 6.0, 6.0, 5.0])]
-    known = [1.0, 0.0, 0.0, 5.0, 6.0, 6.0, 5.0]
-    raw = statistics.stdev(known)
+    rewards = [1.0, 0.0, 0.0, 5.0, 6.0, 6.0, 5.0]
+    raw = statistics.stdev(rewards)
     centred = statistics.stdev([2 / 3, -1 / 3, -1 / 3, -0.5, 0.5, 0.5, -0.5])
     assert raw > 4 * centred
     for name, deviation in (("batch_reward_std", raw), ("batch_std", centred)):
@@ -155,9 +155,9 @@ def test_max_rl_gives_zero_where_the_mean_is_not_positive():
 
 def test_gdpo_matches_its_definition_and_lets_functions_of_any_scale_count_alike():
     group = np.array([[1.0, 100.0], [0.0, 100.0], [0.0, 300.0], [np.nan, 0.0]])
-    other = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]])
-    computed = compute_advantages("gdpo", [group, other], weights=[1.0, 0.5])
-    z = [(g - g.mean(0)) / (g.std(0, ddof=1) + 1e-4) for g in (group[:3], other)]
+    second_group = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]])
+    computed = compute_advantages("gdpo", [group, second_group], weights=[1.0, 0.5])
+    z = [(g - g.mean(0)) / (g.std(0, ddof=1) + 1e-4) for g in (group[:3], second_group)]
     sums = [s @ np.array([1.0, 0.5]) for s in z]
     batch = np.concatenate(sums)
     expected = [(s - batch.mean()) / (batch.std(ddof=1) + 1e-4) for s in sums]
@@ -207,8 +207,10 @@ def test_turn_credit_of_the_best_is_that_of_whole_rollouts_at_each_turn(gamma):
                 sum(gamma ** (i - turn) * turns[n][i] for i in range(turn, len(turns[n])))
                 for n in having
             ]
-            for n, one in zip(having, returns, strict=True):
-                expected = 1.0 if one == max(returns) and min(returns) < max(returns) else math.nan
+            for n, turn_return in zip(having, returns, strict=True):
+                expected = (
+                    1.0 if turn_return == max(returns) and min(returns) < max(returns) else math.nan
+                )
                 np.testing.assert_equal(made[n][turn], expected)
 
 
@@ -230,8 +232,8 @@ def test_inputs_are_left_as_they_were():
         result = compute_advantages(name, rewards)
         result[0][:] = 9
     for choice in ("mean", "best", "none"):
-        for one in of_turns(turns, choice=choice):
-            one[:] = 9
+        for of_turn in of_turns(turns, choice=choice):
+            of_turn[:] = 9
     np.testing.assert_array_equal(rewards[0], [1.0, np.nan, 0.0, 0.5])
     np.testing.assert_array_equal(turns[0], [0.0, 1.0])
 

@@ -77,12 +77,12 @@ def test_means_sum_to_one_over_the_step(name):
 @EVERY_AGGREGATION
 def test_a_forked_rollout_counts_once_and_its_samples_share_its_weight(name):
     forked = step_weights([sample(4, 0), sample(2, 0), sample(6, 1)], name, max_len=10)
-    whole = step_weights([sample(6, 0), sample(6, 1)], name, max_len=10)
-    assert forked.num_rollouts == whole.num_rollouts == 2
+    unforked = step_weights([sample(6, 0), sample(6, 1)], name, max_len=10)
+    assert forked.num_rollouts == unforked.num_rollouts == 2
     assert forked.weights[0].sum() + forked.weights[1].sum() == pytest.approx(
-        whole.weights[0].sum()
+        unforked.weights[0].sum()
     )
-    assert forked.weights[2].sum() == pytest.approx(whole.weights[1].sum())
+    assert forked.weights[2].sum() == pytest.approx(unforked.weights[1].sum())
 
 
 @EVERY_AGGREGATION

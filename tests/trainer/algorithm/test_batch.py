@@ -85,7 +85,7 @@ def test_dead_groups_that_are_kept_count_in_every_denominator_and_feel_the_penal
         np.testing.assert_allclose(batch.advantages_G[0], [-2 / 3, 1 / 3, math.nan, 1 / 3])
         assert batch.advantages_G[1].tolist() == [0.0] * 4
         assert np.isnan(batch.advantages_G[2]).all()
-        (row,) = [one.to_tensors() for one in rows_of(batch)]
+        (row,) = [packed_row.to_tensors() for packed_row in rows_of(batch)]
         first = row["loss_mask"] & (row["advantage"] != 0)
         assert row["weight"][first].tolist() == pytest.approx([weight] * 9)
 
@@ -141,10 +141,10 @@ def test_a_batch_of_nothing_has_no_tokens_and_still_a_row_for_every_rank():
 
 def test_no_sample_is_lost_when_samples_and_ranks_do_not_divide():
     groups = [group(*[0, 1, 0, 1], index=i, tokens=3 + i) for i in range(5)]
-    one = build(groups, [], pipeline_config(micro_batch_tokens=24))
+    single = build(groups, [], pipeline_config(micro_batch_tokens=24))
     three = build(groups, [], pipeline_config(micro_batch_tokens=24), world=3)
     assert len({len(rows) for rows in three.rows_R}) == 1
-    for batch in (one, three):
+    for batch in (single, three):
         assert sorted(i for row in rows_of(batch) for i in row.sample_indices) == list(range(20))
         assert sum(row.weight.sum() for row in rows_of(batch)) == pytest.approx(1, abs=1e-6)
 
@@ -209,11 +209,11 @@ def test_the_histogram_counts_unknown_rewards_too():
 
 def test_truncated_rollouts_get_the_reward_zero_only_when_asked():
     cut = vf.State(reward=0.9, is_truncated=True)
-    whole = vf.State(reward=0.9)
+    untruncated = vf.State(reward=0.9)
     zero = RLConfig(zero_truncated_completions=True)
     assert cut.rollout().reward == 0.9
     assert apply_length_rules(cut.rollout(), zero).reward == 0.0
-    assert apply_length_rules(whole.rollout(), zero).reward == 0.9
+    assert apply_length_rules(untruncated.rollout(), zero).reward == 0.9
     failed = vf.State(reward=float("nan"), is_truncated=True, error=vf.RolloutTimeout("too long"))
     assert math.isnan(apply_length_rules(failed.rollout(), zero).reward)
 

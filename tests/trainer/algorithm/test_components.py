@@ -44,14 +44,14 @@ def rollout(completion, reward=math.nan, error=None, version=0):
     return Rollout((turn,), reward, error=error)
 
 
-def settings(**given):
+def settings(**options):
     config = RLConfig(
         batch_size=4,
         rollouts_per_example=2,
         micro_batch_size=1,
         max_seq_len=32,
         use_lora=False,
-        **given,
+        **options,
     )
     config.resolve()
     return config
@@ -69,13 +69,13 @@ def loss_of(batch, criterion, logits, teacher=None, shift=1):
 
 
 def finite_differences(function, logits, eps=1e-6):
-    found = torch.zeros_like(logits)
-    for place in np.ndindex(*logits.shape):
+    gradient = torch.zeros_like(logits)
+    for index in np.ndindex(*logits.shape):
         up, down = logits.clone(), logits.clone()
-        up[place] += eps
-        down[place] -= eps
-        found[place] = (function(up) - function(down)) / (2 * eps)
-    return found
+        up[index] += eps
+        down[index] -= eps
+        gradient[index] = (function(up) - function(down)) / (2 * eps)
+    return gradient
 
 
 # --- imitation ------------------------------------------------------------------------------------
@@ -88,8 +88,11 @@ def cross_entropy(logits, texts=TEXTS, first=0):
     terms = []
     for text in texts:
         ids = [*PROMPT, *text]
-        places = range(len(PROMPT) - first, len(ids))
-        terms += [-torch.log_softmax(logits[ids[place - 1]], 0)[ids[place]] for place in places]
+        positions = range(len(PROMPT) - first, len(ids))
+        terms += [
+            -torch.log_softmax(logits[ids[position - 1]], 0)[ids[position]]
+            for position in positions
+        ]
     return sum(terms) / len(terms)
 
 
@@ -106,7 +109,7 @@ def test_the_gradient_of_imitation_is_that_of_the_cross_entropy_by_finite_differ
     torch.testing.assert_close(logits.grad, expected, rtol=1e-5, atol=1e-7)
 
     # negative controls: the prompt's last token trained too, and every token one place off
-    wrong = finite_differences(lambda one: cross_entropy(one, first=1), logits.detach())
+    wrong = finite_differences(lambda values: cross_entropy(values, first=1), logits.detach())
     assert float((logits.grad - wrong).abs().max()) > 1e-2
     off = table(0).requires_grad_()
     loss_of(batch, criterion, off, shift=0).backward()
@@ -141,7 +144,7 @@ def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl_by_fini
     student, teacher, before = table(1), table(2), PROMPT[-1]
     log_mu = torch.log_softmax((student + lag * table(3))[before], 0)
     logits = student.clone().requires_grad_()
-    found = torch.zeros_like(student)
+    gradient_sum = torch.zeros_like(student)
     for token in range(SIZE):
         log_pi = torch.log_softmax(logits[before], 0)[token : token + 1]
         log_ref = torch.log_softmax(teacher[before], 0)[token : token + 1]
@@ -150,12 +153,12 @@ def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl_by_fini
             log_pi, log_mu[token : token + 1], zero, mask, torch.tensor([0]), log_ref=log_ref
         )
         (gradient,) = torch.autograd.grad(distill(tokens).sum(), logits)
-        found += log_mu[token].exp() * gradient
-    expected = finite_differences(lambda one: reverse_kl(one, teacher, before), student)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+        gradient_sum += log_mu[token].exp() * gradient
+    expected = finite_differences(lambda values: reverse_kl(values, teacher, before), student)
+    torch.testing.assert_close(gradient_sum, expected, rtol=1e-6, atol=1e-8)
     # negative control: KL(T‖π)
-    forward = finite_differences(lambda one: reverse_kl(teacher, one, before), student)
-    assert float((found - forward).abs().max()) > 1e-2
+    forward = finite_differences(lambda values: reverse_kl(teacher, values, before), student)
+    assert float((gradient_sum - forward).abs().max()) > 1e-2
 
 
 def test_a_student_equal_to_its_teacher_has_no_gradient_and_masked_teacher_values_are_not_read():
@@ -171,13 +174,13 @@ def test_a_student_equal_to_its_teacher_has_no_gradient_and_masked_teacher_value
     gradients = []
     for hidden in (0.0, math.nan, -math.inf):
         log_pi = logprobs(table(0), row).requires_grad_()
-        given = row | {
+        fields = row | {
             "reference_logprobs": torch.where(
                 row["loss_mask"], log_ref, torch.tensor(hidden).double()
             )
         }
         gradients.append(
-            torch.autograd.grad(criterion(LossInput.of(given, log_pi)).losses.sum(), log_pi)[0]
+            torch.autograd.grad(criterion(LossInput.of(fields, log_pi)).losses.sum(), log_pi)[0]
         )
     assert torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[0], gradients[2])
@@ -225,7 +228,7 @@ def test_a_batch_of_three_components_is_the_sum_of_their_losses():
     apart = [loss_of(build([group], [], config), criterion, logits, teacher) for group in groups]
     assert float(total) == pytest.approx(float(sum(apart)), rel=1e-6)
     assert float(apart[1]) == pytest.approx(float(cross_entropy(logits, [[1, 4]])), rel=1e-6)
-    assert all(abs(float(one)) > 1e-3 for one in apart)
+    assert all(abs(float(loss)) > 1e-3 for loss in apart)
 
 
 @pytest.mark.parametrize("loss", ["sft", "distill", "gkd"])
@@ -255,9 +258,9 @@ def test_nearness_to_a_teacher_without_a_teacher_is_refused():
 
 
 def test_the_losses_of_the_components_ignore_what_they_do_not_read():
-    given = (
+    tensors = (
         torch.tensor([-0.5, -1.0], dtype=torch.float64),
         torch.tensor([math.nan, -3.0], dtype=torch.float64),
     )
-    tokens = LossInput(*given, given[1], torch.tensor([True, True]), torch.tensor([0, 0]))
+    tokens = LossInput(*tensors, tensors[1], torch.tensor([True, True]), torch.tensor([0, 0]))
     assert sft(tokens).tolist() == [0.5, 1.0]

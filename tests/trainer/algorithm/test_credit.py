@@ -39,8 +39,8 @@ def turn(start, size=2):
 
 def record(reward, turn_rewards=(), turns=2, **metrics):
     made = [turn(3 + 10 * n) for n in range(turns)]
-    for one, env_reward in zip(made, turn_rewards, strict=False):
-        one.env_reward = env_reward
+    for played_turn, env_reward in zip(made, turn_rewards, strict=False):
+        played_turn.env_reward = env_reward
     return Rollout(made, reward, metrics, None, "stop")
 
 
@@ -70,7 +70,7 @@ def test_a_turn_gets_what_came_after_it_minus_the_siblings_same_turn():
     batch = build([group], [], config(credit="turn", gamma=0.5))
     # returns: [0.5 + 0.5 · 1, 1] and [0, 0]
     assert advantages_by_sample(batch) == [(5, -0.5), (5, 0.5), (15, -0.5), (15, 0.5)]
-    assert [list(one) for one in batch.advantages_G] == [[0.5, -0.5]]
+    assert [list(advantages) for advantages in batch.advantages_G] == [[0.5, -0.5]]
     undiscounted = build([group], [], config(credit="turn"))
     assert advantages_by_sample(undiscounted) == [(5, -0.75), (5, 0.75), (15, -0.5), (15, 0.5)]
 
@@ -79,9 +79,9 @@ def test_without_it_every_turn_gets_the_rollouts_advantage():
     """Negative control: the first turn of the second rollout earned its reward, and is punished for
     the end."""
     group = Group(0, 0, (record(1.0, (0.0, 0.0)), record(0.0, (3.0, 0.0))))
-    whole = advantages_by_sample(build([group], [], config()))
+    by_sample = advantages_by_sample(build([group], [], config()))
     turns = advantages_by_sample(build([group], [], config(credit="turn")))
-    assert whole == [(5, -0.5), (5, 0.5), (15, -0.5), (15, 0.5)]
+    assert by_sample == [(5, -0.5), (5, 0.5), (15, -0.5), (15, 0.5)]
     assert turns == [(5, -1.0), (5, 1.0), (15, -0.5), (15, 0.5)]
     assert build([group], [], config(credit="turn", advantage="none")).num_tokens == 8
 
@@ -199,14 +199,16 @@ def test_rewards_of_turns_reach_the_batch_and_a_run(tmp_path):
     )
     batch = first_batch(trainer)
     trainer.close()
-    given = [
+    turn_rewards = [
         record.turn_rewards
         for group in batch.groups
         for record in group.rollouts
         if record.turn_rewards
     ]
-    assert given
-    assert all(len(one) == 2 and min(one) >= 0 and max(one) <= 1 for one in given)
+    assert turn_rewards
+    assert all(
+        len(rewards) == 2 and min(rewards) >= 0 and max(rewards) <= 1 for rewards in turn_rewards
+    )
     log = run(
         small_trainer(
             tmp_path / "run", env, credit="turn", gamma=0.9, temperature=1.5, inference="embedded"
@@ -268,11 +270,11 @@ def test_rewards_of_turns_whose_sum_is_the_reward_count_once(gamma, expected, we
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
 def test_a_rollout_that_is_cut_and_worth_nothing_has_returns_of_nothing(gamma):
-    cut, other = record(3.0, (1.0, 2.0), sums=3.0), record(1.0, (1.0, 0.0), sums=1.0)
+    cut, sibling = record(3.0, (1.0, 2.0), sums=3.0), record(1.0, (1.0, 0.0), sums=1.0)
     cut.is_truncated = True
-    cut.turn_sum = other.turn_sum = "sums"
+    cut.turn_sum = sibling.turn_sum = "sums"
     settings = config(credit="turn", gamma=gamma, zero_truncated_completions=True)
-    group = Group(0, 0, (cut, other), weights={"sums": 1.0}).limited(settings)
+    group = Group(0, 0, (cut, sibling), weights={"sums": 1.0}).limited(settings)
     assert group.limited(settings).rewards.tolist() == [0.0, 1.0]
     (siblings,) = group.siblings(settings)
     zeroed, kept = siblings.returns(gamma)
@@ -280,7 +282,7 @@ def test_a_rollout_that_is_cut_and_worth_nothing_has_returns_of_nothing(gamma):
     assert kept.tolist() == [1.0, 0.0]
 
     plain = config(credit="turn", gamma=gamma)
-    (siblings,) = Group(0, 0, (cut, other), weights={"sums": 1.0}).siblings(plain)
+    (siblings,) = Group(0, 0, (cut, sibling), weights={"sums": 1.0}).siblings(plain)
     assert siblings.returns(gamma)[0].tolist() == [1.0 + 2.0 * gamma, 2.0]  # negative control
 
 
@@ -288,11 +290,11 @@ def test_a_rollout_that_is_cut_and_worth_nothing_has_returns_of_nothing(gamma):
 def test_a_schedule_and_the_rubrics_own_weights_credit_alike(base):
     """A weight of the schedule is as if the rubric had it: also from 0 to 2, and from 1 to 0."""
     for weights in ([2.0, 1.0], [0.0, 1.0]):
-        _, own = weighted_game(weights, None)
+        _, by_rubric = weighted_game(weights, None)
         _, scheduled = weighted_game(base, {0: weights})
         returns = [
             group.siblings(config(credit="turn"))[0].returns(1.0)[0].tolist()
-            for group in (own, scheduled)
+            for group in (by_rubric, scheduled)
         ]
         assert returns[0] == returns[1]
 
@@ -324,9 +326,9 @@ def test_gdpo_lets_functions_of_any_scale_count_alike():
     ]
     group = Group(0, 0, tuple(records), weights=weights)
     settings = {"batch_size": 4, "rollouts_per_example": 4, "micro_batch_size": 4}
-    (found,) = build([group], [], config(**settings, advantage="gdpo")).advantages_G
-    assert found[0] == pytest.approx(found[1], abs=1e-3)
-    assert found[2] == pytest.approx(-found[3], abs=1e-3)
+    (advantages,) = build([group], [], config(**settings, advantage="gdpo")).advantages_G
+    assert advantages[0] == pytest.approx(advantages[1], abs=1e-3)
+    assert advantages[2] == pytest.approx(-advantages[3], abs=1e-3)
     (summed,) = build([group], [], config(**settings, advantage="mean_std")).advantages_G
     # negative control: in the sum, the large one decides alone
     assert summed[1] > 40 * abs(summed[0] - summed[2])
@@ -365,7 +367,9 @@ def test_a_checkpoint_keeps_what_advantages_need(tmp_path):
     assert (again.env, again.weights, version) == ("sums", {"right": 2.0}, 5)
     assert again.rollouts[0].turn_rewards == (0.5, 0.0)
     settings = config(credit="turn")
-    (saved,), (kept,) = (credit(one.siblings(settings), settings) for one in (again, group))
+    (saved,), (kept,) = (
+        credit(group_made.siblings(settings), settings) for group_made in (again, group)
+    )
     for turns, expected in zip(saved, kept, strict=True):
         np.testing.assert_array_equal(turns, expected)
 
@@ -487,7 +491,7 @@ def test_an_advantage_that_is_set_takes_precedence_and_says_so(tmp_path, caplog)
     trainer = small_trainer(tmp_path, first_is_best(), advantage="mean", zero_variance="keep")
     batch = first_batch(trainer)
     trainer.close()
-    assert all(list(one) != [0.75, -0.25, -0.25, -0.25] for one in batch.advantages_G)
+    assert all(list(advantages) != [0.75, -0.25, -0.25, -0.25] for advantages in batch.advantages_G)
     assert (
         "the @vf.advantage method of SingleTurnEnv is not used: the setting advantage is 'mean'"
         in caplog.text
@@ -512,11 +516,13 @@ def test_what_changes_rewards_afterwards_is_refused(tmp_path):
             tmp_path, first_is_best(), advantage="environment", zero_truncated_completions=True
         )
 
-    class Own(RLTrainer):
+    class OwnTrainer(RLTrainer):
         def compute_rewards(self, completions, prompts):
             return [0.0] * len(completions)
 
-    trainer = Own(small_policy(), first_is_best(), small_config(tmp_path), build_tiny_tokenizer())
+    trainer = OwnTrainer(
+        small_policy(), first_is_best(), small_config(tmp_path), build_tiny_tokenizer()
+    )
     with pytest.raises(
         ConfigError, match="compute_rewards changes rewards after the environment computed"
     ):

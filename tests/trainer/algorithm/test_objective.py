@@ -38,18 +38,18 @@ INPUTS = GOLDEN["inputs"]
 
 
 def row(old=None, dtype=torch.float64):
-    given = {name: torch.tensor(INPUTS[name], dtype=dtype) for name in ("log_pi", "log_mu", "A")}
+    tensors = {name: torch.tensor(INPUTS[name], dtype=dtype) for name in ("log_pi", "log_mu", "A")}
     log_old = None if old is None else torch.tensor(old, dtype=dtype).log()
     mask, seq = torch.ones(5, dtype=torch.bool), torch.tensor(INPUTS["seq"])
     return LossInput(
-        given["log_pi"].requires_grad_(), given["log_mu"], given["A"], mask, seq, log_old
+        tensors["log_pi"].requires_grad_(), tensors["log_mu"], tensors["A"], mask, seq, log_old
     )
 
 
 def gradient(objective, tokens, log_ref=None):
     made = objective(replace(tokens, log_ref=log_ref))
-    (found,) = torch.autograd.grad(made.losses.sum(), tokens.log_pi)
-    return made, found
+    (computed,) = torch.autograd.grad(made.losses.sum(), tokens.log_pi)
+    return made, computed
 
 
 def settled(kind=RLConfig, **settings):
@@ -76,14 +76,14 @@ def expected_gradient(config, log_mu):
         if mu[token] == 0:
             continue
         log_pi = logits.log_softmax(-1)[token : token + 1]
-        given = (
+        tensors = (
             log_mu[token : token + 1],
             REWARDS[token : token + 1],
             torch.tensor([True]),
             torch.tensor([0]),
         )
         old = log_pi.detach() if config.anchor == "recomputed" else None
-        total = total + mu[token] * objective(LossInput(log_pi, *given, old)).losses.sum()
+        total = total + mu[token] * objective(LossInput(log_pi, *tensors, old)).losses.sum()
     return -torch.autograd.grad(total, logits)[0]
 
 
@@ -108,8 +108,8 @@ RIGHT = ["cispo", "importance_sampling", "masked_is", *sorted(ANCHORED_ON_BATCH)
 @pytest.mark.parametrize("loss", RIGHT)
 def test_a_reshaped_distribution_gives_the_policy_gradient_of_what_it_can_draw(loss, how):
     settings, log_mu = RESHAPED[how]
-    found = expected_gradient(settled(loss=loss, **settings), log_mu)
-    np.testing.assert_allclose(found, policy_gradient(log_mu.exp() > 0), atol=1e-9)
+    computed = expected_gradient(settled(loss=loss, **settings), log_mu)
+    np.testing.assert_allclose(computed, policy_gradient(log_mu.exp() > 0), atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_anchored_on_the_sampler_a_clip_drops_tokens_from_the_first_step_on(loss
     """Negative control: as in version 0.2.0, with the check passed by."""
     # the kept mass is 0.72
     log_mu = LOGITS.masked_fill(torch.arange(5) > 1, -math.inf).log_softmax(-1)
-    found = expected_gradient(settled(loss=loss, **further), log_mu)
-    assert np.abs(found.numpy() - policy_gradient(log_mu.exp() > 0)).max() > 0.05
+    computed = expected_gradient(settled(loss=loss, **further), log_mu)
+    assert np.abs(computed.numpy() - policy_gradient(log_mu.exp() > 0)).max() > 0.05
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_a_loss_that_is_named_in_the_settings_gives_the_golden_gradient(golden):
 
 
 def test_every_loss_can_be_named_and_trains(tmp_path):
-    named = {settings["loss"] for settings in BY_NAME.values()}
+    losses_named = {settings["loss"] for settings in BY_NAME.values()}
     # test_imitation, test_teacher
     without_rewards = {name for name, row in OBJECTIVES.items() if row.component != "rl"}
-    assert set(LOSSES) - named - without_rewards <= {"dro"}
+    assert set(LOSSES) - losses_named - without_rewards <= {"dro"}
     for name in LOSSES.keys() - without_rewards:
         (step,) = run(small_trainer(tmp_path / name, loss=name, max_steps=1)).steps
         assert math.isfinite(step["loss"])
@@ -257,8 +257,8 @@ def test_epsilon_alone_is_both_bounds_of_the_clip(kind, name):
     both = settled(kind, loss=name, epsilon=0.01, epsilon_high=0.02)
     assert both.loss_parameters() == {"epsilon_low": 0.01, "epsilon_high": 0.02}
     low = settled(kind, loss=name).loss_parameters()["epsilon_low"]
-    one = settled(kind, loss=name, epsilon_high=0.5)
-    assert one.loss_parameters() == {"epsilon_low": low, "epsilon_high": 0.5}
+    settings_made = settled(kind, loss=name, epsilon_high=0.5)
+    assert settings_made.loss_parameters() == {"epsilon_low": low, "epsilon_high": 0.5}
     none = settled(kind, loss=name, epsilon_high=None)
     assert none.loss_parameters() == {"epsilon_low": low, "epsilon_high": low}
 
@@ -408,12 +408,12 @@ def test_what_makes_sense_is_accepted():
 def test_decoupled_ppo_clips_around_the_batch_and_weighs_by_the_sampler():
     old, cap = [0.45, 0.7, 0.11, 0.8, 0.1], 1.1
     tokens = row(old)
-    _, found = gradient(Objective(resolve_loss("ppo"), {"tis_cap": cap}), tokens)
+    _, computed = gradient(Objective(resolve_loss("ppo"), {"tis_cap": cap}), tokens)
     pi, mu, o = np.array(INPUTS["pi"]), np.array(INPUTS["mu"]), np.array(old)
     advantage, r = np.array(INPUTS["A"]), pi / o
     clipped = ((advantage > 0) & (r > 1.2)) | ((advantage < 0) & (r < 0.8))
     expected = np.where(clipped, 0.0, -r * advantage) * np.minimum(o / mu, cap)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(computed.numpy(), expected, rtol=1e-9)
     assert clipped.any()
 
 
@@ -467,13 +467,13 @@ def test_a_dropped_sequence_leaves_nothing_behind_even_where_its_loss_overflows(
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_the_penalty_is_added_with_its_weight(kind):
     tokens, log_ref = row(), torch.tensor(INPUTS["log_mu"], dtype=torch.float64)
-    made, found = gradient(
+    made, computed = gradient(
         Objective(resolve_loss("cispo"), beta=0.3, kl_type=kind), tokens, log_ref
     )
     _, plain = gradient(Objective(resolve_loss("cispo")), tokens)
     golden = GOLDEN["kl"][kind]
     np.testing.assert_allclose(
-        (found - plain).numpy(), 0.3 * np.array(golden["dvalue_dlogp"]), rtol=1e-9
+        (computed - plain).numpy(), 0.3 * np.array(golden["dvalue_dlogp"]), rtol=1e-9
     )
     np.testing.assert_allclose(made.metrics["kl_ref"].numpy(), golden["value"], rtol=1e-9)
 
@@ -503,20 +503,23 @@ def test_two_steps_on_a_batch_are_a_hand_written_ppo(tmp_path):
 
     install_logprob_forward(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.999), weight_decay=0.0)
-    tensors, old, losses, clipped = [one.to_tensors() for one in rows], [], [], 0
-    for one in tensors:
+    tensors, old, losses, clipped = [packed_row.to_tensors() for packed_row in rows], [], [], 0
+    for tensors_of_row in tensors:
         with torch.no_grad():
-            old.append(model(**forward_arguments(one)).logprobs)
+            old.append(model(**forward_arguments(tensors_of_row)).logprobs)
     for _ in range(2):
         total = 0.0
         optimizer.zero_grad()
-        for one, before in zip(tensors, old, strict=True):
-            ratio = (model(**forward_arguments(one)).logprobs - before).exp()
+        for tensors_of_row, before in zip(tensors, old, strict=True):
+            ratio = (model(**forward_arguments(tensors_of_row)).logprobs - before).exp()
             surrogate = torch.minimum(
-                ratio * one["advantage"], ratio.clamp(0.98, 1.02) * one["advantage"]
+                ratio * tensors_of_row["advantage"],
+                ratio.clamp(0.98, 1.02) * tensors_of_row["advantage"],
             )
             clipped += int(((ratio - 1).abs() > 0.02).sum())
-            loss = -(one["weight"] * torch.where(one["loss_mask"], surrogate, 0.0)).sum()
+            loss = -(
+                tensors_of_row["weight"] * torch.where(tensors_of_row["loss_mask"], surrogate, 0.0)
+            ).sum()
             loss.backward()
             total += float(loss)
         optimizer.step()
@@ -579,12 +582,12 @@ RUN = {
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, lag):
     settings = {**RUN, "max_off_policy_steps": lag, "save_strategy": "steps", "save_steps": 2}
-    whole = run(small_trainer(tmp_path / "whole", max_steps=6, **settings))
+    uninterrupted = run(small_trainer(tmp_path / "whole", max_steps=6, **settings))
     run(small_trainer(tmp_path / "parts", max_steps=2, **settings))
-    rest = run(
+    resumed = run(
         small_trainer(tmp_path / "parts", max_steps=6, **settings), resume_from_checkpoint=True
     )
-    assert rest.losses == whole.losses[2:]
+    assert resumed.losses == uninterrupted.losses[2:]
 
 
 def test_a_single_step_needs_no_pass_of_its_own_for_the_anchor(tmp_path):
@@ -592,7 +595,7 @@ def test_a_single_step_needs_no_pass_of_its_own_for_the_anchor(tmp_path):
     correction o/μ is 1."""
     trainer = small_trainer(tmp_path, loss="ppo", anchor="recomputed", tis_cap=2.0, max_steps=1)
     (step,) = run(trainer).steps
-    assert all(one.old_logprobs is None for one in trainer.batch.rows_R[0])
+    assert all(packed_row.old_logprobs is None for packed_row in trainer.batch.rows_R[0])
     assert step["correction/factor"] == pytest.approx(1, abs=1e-4)
 
 
@@ -600,14 +603,14 @@ def test_trained_text_that_nobody_sampled_is_anchored_on_the_policy_of_the_batch
     trainer = small_trainer(tmp_path)
     batch = first_batch(trainer)
     trainer.close()
-    one = batch.rows_R[0][0].to_tensors()
-    one["version"] = torch.full_like(one["version"], -2)
-    log_pi = torch.linspace(-2, -1, len(one["sampler_logprobs"]))
-    assert torch.equal(LossInput.of(one, log_pi, "sampler").log_mu, log_pi)
-    one["old_logprobs"] = log_pi - 1
-    assert torch.equal(LossInput.of(one, log_pi, "sampler").log_mu, log_pi - 1)
-    assert LossInput.of(one, log_pi, "sampler").log_old is None
-    assert torch.equal(LossInput.of(one, log_pi, "recomputed").log_old, log_pi - 1)
+    row_tensors = batch.rows_R[0][0].to_tensors()
+    row_tensors["version"] = torch.full_like(row_tensors["version"], -2)
+    log_pi = torch.linspace(-2, -1, len(row_tensors["sampler_logprobs"]))
+    assert torch.equal(LossInput.of(row_tensors, log_pi, "sampler").log_mu, log_pi)
+    row_tensors["old_logprobs"] = log_pi - 1
+    assert torch.equal(LossInput.of(row_tensors, log_pi, "sampler").log_mu, log_pi - 1)
+    assert LossInput.of(row_tensors, log_pi, "sampler").log_old is None
+    assert torch.equal(LossInput.of(row_tensors, log_pi, "recomputed").log_old, log_pi - 1)
 
 
 def test_a_policy_learns_with_several_steps_on_a_batch_a_correction_and_a_reference(tmp_path):

@@ -174,7 +174,7 @@ def masked_is(t):
 
 
 def gspo(t, low=3e-4, high=4e-4):
-    mean = sum(float(one.detach()) for one in t.log_ratios) / len(t.log_ratios)
+    mean = sum(float(log_ratio.detach()) for log_ratio in t.log_ratios) / len(t.log_ratios)
     return clipped(math.exp(mean) * (t.log_pi - t.log_pi.detach()).exp(), t.advantage, low, high)
 
 
@@ -185,7 +185,7 @@ def sapo(t, positive=1.0, negative=1.05):
 
 def vespo(t, positive=(2, 3), negative=(3, 2)):
     k, lam = positive if t.advantage > 0 else negative
-    w = math.exp(sum(float(one.detach()) for one in t.log_ratios))
+    w = math.exp(sum(float(log_ratio.detach()) for log_ratio in t.log_ratios))
     return -(w**k) * math.exp(lam * (1 - w)) * t.advantage * t.log_pi
 
 
@@ -311,14 +311,18 @@ def oracle(
     logits = POLICY.clone().requires_grad_()
     losses_R = []
     for played in GROUPS:
-        known = [one for one in played if not math.isnan(one.reward)]
-        if len({one.reward for one in known}) == 1 and not keep:
+        scored = [
+            rollout_played for rollout_played in played if not math.isnan(rollout_played.reward)
+        ]
+        if len({rollout_played.reward for rollout_played in scored}) == 1 and not keep:
             continue
-        for one, advantage in zip(known, advantages([k.reward for k in known]), strict=True):
-            if one.truncated and mask:
+        for rollout_played, advantage in zip(
+            scored, advantages([k.reward for k in scored]), strict=True
+        ):
+            if rollout_played.truncated and mask:
                 continue  # its reward is in the baseline; its tokens carry no loss
             losses = []
-            for sample in one.samples:
+            for sample in rollout_played.samples:
                 pairs = tokens_of(sample)
                 log_pi = [logprob(logits, *pair) for pair in pairs]
                 log_mu = [float(np.float32(float(logprob(SAMPLER, *pair)))) for pair in pairs]
@@ -363,16 +367,19 @@ def trained(config):
         if config.anchor == "recomputed":
             row["old_logprobs"] = logprobs(OLD)
         row["reference_logprobs"] = logprobs(REFERENCE)
-        kl = map(torch.stack, zip(*[divergences(logits, one) for one in before], strict=True))
+        kl = map(
+            torch.stack,
+            zip(*[divergences(logits, teacher_logits) for teacher_logits in before], strict=True),
+        )
         tokens = LossInput.of(row, logprobs(logits), config.anchor, tuple(kl))
         total = total + (row["weight"].double() * criterion(tokens).losses).sum()
     total.backward()
     return total.detach(), logits.grad
 
 
-def settings(kind=RLConfig, **given):
-    if {"distill", "gkd"} & set(map(str, given.values())):
-        given["teacher"] = "builtin:tiny"  # not loaded: its log-probabilities are a table here
+def settings(kind=RLConfig, **options):
+    if {"distill", "gkd"} & set(map(str, options.values())):
+        options["teacher"] = "builtin:tiny"  # not loaded: its log-probabilities are a table here
     shape = {
         "batch_size": 12,
         "rollouts_per_example": 4,
@@ -386,32 +393,33 @@ def settings(kind=RLConfig, **given):
         "mask_truncated_completions": True,
     }
     return kind(
-        **{**shape, **common, "share_prompts": False, "beta": 0.0, "use_lora": False, **given}
+        **{**shape, **common, "share_prompts": False, "beta": 0.0, "use_lora": False, **options}
     )
 
 
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def assert_same(computed, expected):
+    for value, expected_value in zip(computed, expected, strict=True):
         # advantages and weights of rows are float32
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(value, expected_value, rtol=1e-6, atol=1e-8)
     assert float(expected[1].abs().max()) > 1e-3
 
 
 def test_every_name_has_an_equation_and_every_loss_a_name():
     assert EQUATIONS.keys() == OBJECTIVES.keys()
-    assert {named.loss for named in OBJECTIVES.values()} == set(LOSSES)
-    assert {name for name, named in OBJECTIVES.items() if named.ratio == "r"} == IN_R
+    assert {objective.loss for objective in OBJECTIVES.values()} == set(LOSSES)
+    assert {name for name, objective in OBJECTIVES.items() if objective.ratio == "r"} == IN_R
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
 @pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
 def test_a_name_trains_the_equation_of_its_source(name, kind):
-    equation, *others = EQUATIONS[name]
+    equation, *arguments = EQUATIONS[name]
     if kind is GRPOConfig:
         equation = WITHOUT_MASK.get(name, equation)
     rewards_count = OBJECTIVES[name].component == "rl"
     assert_same(
-        trained(settings(kind, loss_type=name)), oracle(equation, *others, keep=not rewards_count)
+        trained(settings(kind, loss_type=name)),
+        oracle(equation, *arguments, keep=not rewards_count),
     )
 
 

@@ -33,8 +33,8 @@ def rollout(rewards, order="ab", error=None, sizes=3, turn_rewards=()):
         ids[role] = [*prompt, *sampled]
     for turn, env_reward in zip(turns, turn_rewards, strict=False):
         turn.env_reward = env_reward
-    known = {role: rewards[role] for role in dict.fromkeys(order)}
-    return Rollout(turns, rewards.get("a", 0.0), known, error, "stop", role_rewards=known)
+    of_roles = {role: rewards[role] for role in dict.fromkeys(order)}
+    return Rollout(turns, rewards.get("a", 0.0), of_roles, error, "stop", role_rewards=of_roles)
 
 
 def trained(batch):
@@ -75,10 +75,10 @@ def test_advantages_compare_a_role_with_the_same_role_of_the_siblings(advantage)
         return sorted(centred * scale)
 
     pairs = trained(batch)
-    for role, start, others in (("a", A, (0, 20)), ("b", B, (10, 30))):
-        for turn in others:
-            found = sorted(value for token, value in pairs if token == start + turn)
-            np.testing.assert_allclose(found, expected(rewards[role]), rtol=1e-5)
+    for role, start, role_turns in (("a", A, (0, 20)), ("b", B, (10, 30))):
+        for turn in role_turns:
+            computed = sorted(value for token, value in pairs if token == start + turn)
+            np.testing.assert_allclose(computed, expected(rewards[role]), rtol=1e-5)
 
 
 def test_an_unknown_reward_leaves_out_that_role_alone():
@@ -194,7 +194,10 @@ def test_the_gradient_of_a_step_uses_the_tokens_of_trained_roles_alone(tmp_path)
     assert any(g.abs().max() > 0 for g in only_right)
     assert not all(torch.equal(x, y) for x, y in zip(both, only_left, strict=True))
     # each gradient is a mean over its own tokens: together they span the gradient of both
-    flat = [torch.cat([g.flatten() for g in one]).double() for one in (both, only_left, only_right)]
+    flat = [
+        torch.cat([g.flatten() for g in gradients]).double()
+        for gradients in (both, only_left, only_right)
+    ]
     shares = torch.linalg.lstsq(torch.stack(flat[1:], 1), flat[0][:, None])
     assert (
         float(
@@ -212,8 +215,8 @@ def test_the_gradient_of_a_step_uses_the_tokens_of_trained_roles_alone(tmp_path)
 def attempt(scores, number):
     """The role and reward of an attempt, of its equation: its score minus the mean of
     the others."""
-    others = [score for other, score in enumerate(scores) if other != number]
-    return f"solver_{number + 1}", scores[number] - sum(others) / len(others)
+    siblings = [score for sibling, score in enumerate(scores) if sibling != number]
+    return f"solver_{number + 1}", scores[number] - sum(siblings) / len(siblings)
 
 
 def test_attempts_at_an_easy_task_are_not_preferred_to_those_at_a_hard_one():
@@ -233,13 +236,13 @@ def test_attempts_at_an_easy_task_are_not_preferred_to_those_at_a_hard_one():
         rollouts.append(Rollout(turns, 0.0, rewards, None, "stop", role_rewards=rewards))
     advantages = dict(trained(batch_of(*rollouts)))
     centre = {
-        role: np.mean([one.role_rewards[role] for one in rollouts])
+        role: np.mean([attempt_made.role_rewards[role] for attempt_made in rollouts])
         for role in rollouts[0].role_rewards
     }
     for number in range(3):
-        for place, scores in enumerate(solved):
+        for index, scores in enumerate(solved):
             role, reward = attempt(scores, number)
-            assert advantages[B + 10 * place + number] == pytest.approx(reward - centre[role])
+            assert advantages[B + 10 * index + number] == pytest.approx(reward - centre[role])
     # negative control: the plain score as reward prefers every attempt at the easy task to the same
     # at the hard one
     plain = [np.array(scores) - np.mean(solved, axis=0) for scores in solved]

@@ -95,10 +95,14 @@ def test_versions_may_change_inside_a_completion():
 
 
 def test_turns_merge_alike_whether_they_are_linked_or_compared():
-    first, grown, other = turn([1, 15, 9], [7, END]), [1, 15, 9, 7, END, 30], [1, 15, 9, 8, END, 30]
+    first, grown, diverged = (
+        turn([1, 15, 9], [7, END]),
+        [1, 15, 9, 7, END, 30],
+        [1, 15, 9, 8, END, 30],
+    )
     for previous in (None, first):
         assert len(merge_turns([first, turn(grown, [4], previous=previous)])) == 1
-        assert len(merge_turns([first, turn(other, [4], previous=previous)])) == 2
+        assert len(merge_turns([first, turn(diverged, [4], previous=previous)])) == 2
 
 
 def test_a_link_speaks_of_its_own_parent_only():
@@ -153,8 +157,8 @@ def test_credit_per_turn_follows_the_turn_into_its_sample():
     for number in (1, 2, 4):
         with pytest.raises(ValueError, match=f"{number} advantages for 3 turns"):
             rollout_samples(turns, [1.0] * number)
-    for one in (2.0, 2, np.float32(2.0), np.array(2.0)):
-        (kept,) = rollout_samples(turns[:1], one).samples
+    for credit_of_turn in (2.0, 2, np.float32(2.0), np.array(2.0)):
+        (kept,) = rollout_samples(turns[:1], credit_of_turn).samples
         assert kept.advantages.tolist() == [0, 0, 2]
 
 
@@ -251,12 +255,12 @@ def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
     )
     assert sorted(trained) == sorted(np.concatenate([t.sampler_logprobs for t in turns]))
     for t in turns:
-        places = [
+        locations = [
             (s, np.flatnonzero(np.isin(s.sampler_logprobs, t.sampler_logprobs))) for s in samples
         ]
-        places = [(s, where) for s, where in places if len(where)]
-        assert len(places) == (1 if len(t.completion_ids) else 0)
-        for s, where in places:
+        locations = [(s, where) for s, where in locations if len(where)]
+        assert len(locations) == (1 if len(t.completion_ids) else 0)
+        for s, where in locations:
             start, end = len(t.prompt_ids), t.num_tokens
             # the position the server sampled it at
             assert where.tolist() == list(range(start, end))

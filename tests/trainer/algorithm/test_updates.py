@@ -51,7 +51,7 @@ def groups_of(count, rewards=(0.0, 1.0, 0.0, 1.0)):
 
 
 def rollouts_in(step):
-    return [id(one) for group in step.groups for one in group.rollouts]
+    return [id(played) for group in step.groups for played in group.rollouts]
 
 
 # --- how a batch is divided -----------------------------------------------------------------------
@@ -66,9 +66,9 @@ def test_every_rollout_is_in_one_update_and_groups_stay_whole_where_there_are_en
     groups = groups_of(num_groups)
     batch = build(groups, [], pipeline_config(updates_per_batch=updates))
     assert len(batch.steps) == updates
-    assert Counter(one for step in batch.steps for one in rollouts_in(step)) == Counter(
-        rollouts_in(batch)
-    )
+    assert Counter(
+        rollout_id for step in batch.steps for rollout_id in rollouts_in(step)
+    ) == Counter(rollouts_in(batch))
     sizes = [len(rollouts_in(step)) for step in batch.steps]
     assert max(sizes) - min(sizes) <= (4 if num_groups >= updates else 1)
     if num_groups >= updates:
@@ -86,13 +86,15 @@ def test_the_advantages_are_those_of_the_whole_group_and_batch():
         *(Group(1, 1, (rollout(0.0), rollout(0.2), rollout(0.1), rollout(0.3))),),
     ]
     for advantage in ("mean", "batch_std"):
-        one = build(groups, [], pipeline_config(advantage=advantage))
+        single = build(groups, [], pipeline_config(advantage=advantage))
         several = build(groups, [], pipeline_config(advantage=advantage, updates_per_batch=8))
-        found = np.concatenate([values for step in several.steps for values in step.advantages_G])
-        np.testing.assert_array_equal(found, np.concatenate(one.advantages_G))
+        advantages_found = np.concatenate(
+            [values for step in several.steps for values in step.advantages_G]
+        )
+        np.testing.assert_array_equal(advantages_found, np.concatenate(single.advantages_G))
     # negative control
     alone = build(groups[:1], [], pipeline_config(advantage="batch_std")).advantages_G[0]
-    assert not np.allclose(alone, one.advantages_G[0])
+    assert not np.allclose(alone, single.advantages_G[0])
 
 
 def test_a_batch_of_one_update_is_the_step():
@@ -133,8 +135,8 @@ def test_negative_advantages_have_their_weight_and_positive_ones_stay():
 
 
 def test_the_best_of_a_group_are_trained_alone():
-    (found,) = compute_advantages("best", [np.array([0.2, 0.7, np.nan, 0.7])])
-    np.testing.assert_array_equal(found, [np.nan, 1.0, np.nan, 1.0])
+    (advantages,) = compute_advantages("best", [np.array([0.2, 0.7, np.nan, 0.7])])
+    np.testing.assert_array_equal(advantages, [np.nan, 1.0, np.nan, 1.0])
     (dead,) = compute_advantages("best", [np.array([0.7, 0.7, 0.7, 0.7])])
     assert np.isnan(dead).all()
     batch = build(groups_of(1), [], pipeline_config(advantage="best"))
@@ -156,9 +158,9 @@ class Batches:
     def __init__(self, trainer):
         self.steps, plain = [], trainer.training_step
 
-        def training_step(model, step, *rest):
+        def training_step(model, step, *args):
             self.steps.append(step)
-            return plain(model, step, *rest)
+            return plain(model, step, *args)
 
         trainer.training_step = training_step
 
@@ -214,9 +216,9 @@ def trained_by_hand(trainer, policy_loss, passes=1):
     log = run(trainer)
     updates = [
         [
-            (one.turns[0], float(advantage))
+            (played.turns[0], float(advantage))
             for group, advantages in zip(step.groups, step.advantages_G, strict=True)
-            for one, advantage in zip(group.rollouts, advantages, strict=True)
+            for played, advantage in zip(group.rollouts, advantages, strict=True)
             if not np.isnan(advantage)
         ]
         for step in kept.steps[: len(kept.steps) // passes]
@@ -242,9 +244,11 @@ def test_updates_of_one_batch_are_updates_made_by_hand(tmp_path, layout):
         "updates_per_batch": 4,
         "max_steps": 4,
     }
-    found, expected = trained_by_hand(small_trainer(tmp_path, **settings), clipped("sampler"))
-    assert found == pytest.approx(expected, abs=2e-6)
-    assert len(set(np.round(found, 9))) == 4  # four different parts
+    losses_found, expected = trained_by_hand(
+        small_trainer(tmp_path, **settings), clipped("sampler")
+    )
+    assert losses_found == pytest.approx(expected, abs=2e-6)
+    assert len(set(np.round(losses_found, 9))) == 4  # four different parts
 
 
 def test_passes_over_a_batch_repeat_its_updates_in_their_order(tmp_path):
@@ -257,8 +261,8 @@ def test_passes_over_a_batch_repeat_its_updates_in_their_order(tmp_path):
         "max_steps": 4,
     }
     trainer = small_trainer(tmp_path, **settings)
-    found, expected = trained_by_hand(trainer, clipped("sampler"), passes=2)
-    assert found == pytest.approx(expected, abs=2e-6)
+    losses_found, expected = trained_by_hand(trainer, clipped("sampler"), passes=2)
+    assert losses_found == pytest.approx(expected, abs=2e-6)
 
 
 def test_old_log_probabilities_of_every_update_are_of_the_policy_that_began_the_batch(tmp_path):
@@ -270,8 +274,10 @@ def test_old_log_probabilities_of_every_update_are_of_the_policy_that_began_the_
         "max_steps": 2,
         "anchor": "recomputed",
     }
-    found, expected = trained_by_hand(small_trainer(tmp_path, **settings), clipped("recomputed"))
-    assert found == pytest.approx(expected, abs=2e-6)
+    losses_found, expected = trained_by_hand(
+        small_trainer(tmp_path, **settings), clipped("recomputed")
+    )
+    assert losses_found == pytest.approx(expected, abs=2e-6)
 
 
 def test_the_recipe_best_of_group_is_cross_entropy_on_the_best(tmp_path):
@@ -287,10 +293,10 @@ def test_the_recipe_best_of_group_is_cross_entropy_on_the_best(tmp_path):
     run(trainer)
     first = kept.steps[0]
     best = [
-        one.turns[0]
+        played.turns[0]
         for group in first.groups
-        for one in group.rollouts
-        if one.reward == max(other.reward for other in group.rollouts)
+        for played in group.rollouts
+        if played.reward == max(sibling.reward for sibling in group.rollouts)
     ]
     total, count = 0.0, 0
     for turn in best:
@@ -304,7 +310,7 @@ def test_the_recipe_best_of_group_is_cross_entropy_on_the_best(tmp_path):
     assert (
         first.num_tokens
         == count
-        < sum(one.num_sampled for group in first.groups for one in group.rollouts)
+        < sum(played.num_sampled for group in first.groups for played in group.rollouts)
     )
 
 
@@ -354,13 +360,13 @@ def test_checkpoints_lie_between_batches_and_a_resumed_run_is_the_same_bit_for_b
         "max_off_policy_steps": 1,
     }
     settings |= {"save_strategy": "steps", "save_steps": 3}
-    whole = small_trainer(tmp_path / "whole", max_steps=8, **settings)
-    log = run(whole)
+    uninterrupted = small_trainer(tmp_path / "whole", max_steps=8, **settings)
+    log = run(uninterrupted)
     assert sorted(step for step, _ in checkpoint_files.steps_in(tmp_path / "whole")) == [4, 8]
     run(small_trainer(tmp_path / "parts", max_steps=4, **settings))
-    rest = small_trainer(tmp_path / "parts", max_steps=8, **settings)
-    assert run(rest, resume_from_checkpoint=True).losses == log.losses[4:]
-    assert weights_hash(rest.model) == weights_hash(whole.model)
+    resumed_trainer = small_trainer(tmp_path / "parts", max_steps=8, **settings)
+    assert run(resumed_trainer, resume_from_checkpoint=True).losses == log.losses[4:]
+    assert weights_hash(resumed_trainer.model) == weights_hash(uninterrupted.model)
 
 
 def fail_at(trainer, step):
@@ -381,15 +387,15 @@ def test_a_run_that_fails_amid_a_batch_resumes_at_the_next_of_its_steps(tmp_path
     stopped_at = 7
     settings = {"deterministic": True, "updates_per_batch": 2, "num_iterations": 2, "max_steps": 12}
     settings |= {"max_off_policy_steps": 1, "batch_size": 8}
-    whole = small_trainer(tmp_path / "whole", **settings)
-    log = run(whole)
+    uninterrupted = small_trainer(tmp_path / "whole", **settings)
+    log = run(uninterrupted)
     broken = small_trainer(tmp_path / "parts", **settings)
     fail_at(broken, stopped_at)
     assert [step for step, _ in checkpoint_files.steps_in(tmp_path / "parts")] == [stopped_at]
-    rest = small_trainer(tmp_path / "parts", **settings)
-    resumed = run(rest, resume_from_checkpoint=True)
+    resumed_trainer = small_trainer(tmp_path / "parts", **settings)
+    resumed = run(resumed_trainer, resume_from_checkpoint=True)
     assert resumed.losses == log.losses[stopped_at:]
-    assert weights_hash(rest.model) == weights_hash(whole.model)
+    assert weights_hash(resumed_trainer.model) == weights_hash(uninterrupted.model)
 
 
 class AtHand(RLTrainer):
@@ -454,23 +460,23 @@ def test_what_is_fixed_for_a_batch_and_its_position_survive_a_stop_within_it(
         "batch_size": 8,
     }
     settings |= {"learning_rate": 0.01, **extra}
-    whole = make(tmp_path / "whole", **settings)
-    log = run(whole)
+    uninterrupted = make(tmp_path / "whole", **settings)
+    log = run(uninterrupted)
     broken = make(tmp_path / "parts", **settings)
     fail_at(broken, stopped_at)
-    rest = make(tmp_path / "parts", **settings)
-    assert run(rest, resume_from_checkpoint=True).losses == log.losses[stopped_at:]
-    assert weights_hash(rest.model) == weights_hash(whole.model)
+    resumed_trainer = make(tmp_path / "parts", **settings)
+    assert run(resumed_trainer, resume_from_checkpoint=True).losses == log.losses[stopped_at:]
+    assert weights_hash(resumed_trainer.model) == weights_hash(uninterrupted.model)
 
 
 def test_the_rows_of_an_update_do_not_change_it(tmp_path):
     """Gradient accumulation: one row, or a row for each sample."""
     settings = {**RUN, "updates_per_batch": 2, "max_steps": 4}
-    one = run(small_trainer(tmp_path / "one", micro_batch_tokens=512, **settings))
+    single = run(small_trainer(tmp_path / "one", micro_batch_tokens=512, **settings))
     many = run(small_trainer(tmp_path / "many", micro_batch_tokens=24, **settings))
-    assert many.steps[0]["packing/rows"] > one.steps[0]["packing/rows"] == 1
+    assert many.steps[0]["packing/rows"] > single.steps[0]["packing/rows"] == 1
     assert [row["loss"] for row in many.steps] == pytest.approx(
-        [row["loss"] for row in one.steps], abs=2e-6
+        [row["loss"] for row in single.steps], abs=2e-6
     )
 
 
@@ -562,9 +568,10 @@ def test_counts_of_groups_and_alarms_are_of_the_whole_batch(tmp_path):
         for n in range(2)
     ]
     trainer = small_trainer(tmp_path, updates_per_batch=2, max_steps=4)
-    whole = build(many, [], pipeline_config(updates_per_batch=2))
+    full_batch = build(many, [], pipeline_config(updates_per_batch=2))
     parts = [
-        replace(part, stats={**whole.stats, **part.stats}, part_of=whole) for part in whole.steps
+        replace(part, stats={**full_batch.stats, **part.stats}, part_of=full_batch)
+        for part in full_batch.steps
     ]
     # negative control
     assert parts[0].stats["rollouts/errors"] / parts[0].stats["rollouts/generated"] > 0.1

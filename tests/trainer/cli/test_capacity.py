@@ -240,7 +240,7 @@ def test_measured_before_setting_and_given_before_measured(earlier):
     plan = capacity_plan(
         [*WORDS, "--inference.gpus", "3"], "H100", str(earlier), ["env_s=2", "completion_tokens=7"]
     )
-    origins = {name: one.origin for name, one in plan.inputs.items()}
+    origins = {name: plan_input.origin for name, plan_input in plan.inputs.items()}
     expected = {
         "surplus": "measured",
         "completion_tokens": "given",

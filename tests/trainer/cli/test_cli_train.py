@@ -417,12 +417,12 @@ def test_a_run_trains_goes_on_and_begins_again(run):
     assert "outputs/test/checkpoint-2" in longer.stderr
     assert [row["step"] for row in read_metrics(Path("outputs/test/metrics.jsonl"))] == [1, 2, 3]
 
-    other = run(
+    changed_run = run(
         "@", "run.toml", "--trainer.args.max_steps", "4", "--trainer.args.temperature", "0.5"
     )
-    assert other.exit_code == 2
-    assert "temperature was 1.0, is 0.5" in other.stderr
-    assert "--fresh" in other.stderr
+    assert changed_run.exit_code == 2
+    assert "temperature was 1.0, is 0.5" in changed_run.stderr
+    assert "--fresh" in changed_run.stderr
 
     fresh = run("@", "run.toml", "--fresh", "--trainer.args.max_steps", "1")
     assert fresh.exit_code == 0, fresh.output
@@ -559,7 +559,7 @@ CAPTURE = ["capture-pane", "-p", "-S", "-500"]
 def test_the_command_starts_itself_in_the_session(run, monkeypatch):
     started = []
     monkeypatch.setattr(
-        tmux, "start", lambda *given: started.append(given) or "tmux -L train1 attach"
+        tmux, "start", lambda *args: started.append(args) or "tmux -L train1 attach"
     )
     result = run("--tmux", "train1", "@", "run.toml", "--json")
     assert result.exit_code == 0, result.output

@@ -96,15 +96,15 @@ def start(tmp_path):
 
 def children_of(pid):
     """Processes below ``pid``, whatever session they lead."""
-    found, pids = [], [pid]
+    pids_found, pids = [], [pid]
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[1]) in pids:
-            found.append(int(stat.parent.name))
-    return found + [below for child in found for below in children_of(child)]
+            pids_found.append(int(stat.parent.name))
+    return pids_found + [below for child in pids_found for below in children_of(child)]
 
 
 def all_gone(pids, within_s=30.0):

@@ -20,26 +20,26 @@ def findings(tmp_path):
         model = model if model is not None else small_policy()
         model.config._name_or_path = model.name_or_path = "builtin:tiny"
         settings = {"report_to": "none", **settings}
-        found = preflight(
+        findings_made = preflight(
             model, env or toy_env(), small_config(tmp_path / "run", **settings), tmp_path / "probe"
         )
-        return {finding.name: finding for finding in found}
+        return {finding.name: finding for finding in findings_made}
 
     return look
 
 
 def test_everything_is_tried_and_found_in_order(findings):
-    found = findings()
-    assert list(found) == [name for name, _ in CHECKS]
-    assert all(finding.ok for finding in found.values()), found
-    assert "reward digits" in found["environment"].message.replace("rewards", "reward")
-    assert "serves version 1" in found["weight push"].message
+    findings_made = findings()
+    assert list(findings_made) == [name for name, _ in CHECKS]
+    assert all(finding.ok for finding in findings_made.values()), findings_made
+    assert "reward digits" in findings_made["environment"].message.replace("rewards", "reward")
+    assert "serves version 1" in findings_made["weight push"].message
 
 
 def test_a_model_that_earns_nothing_yet_is_tried_all_the_same(findings):
-    found = findings(toy_env(lambda completion, **_: 0.0))
-    assert found["optimizer step"].ok
-    assert "mean reward 0.000" in found["rollouts"].message
+    findings_made = findings(toy_env(lambda completion, **_: 0.0))
+    assert findings_made["optimizer step"].ok
+    assert "mean reward 0.000" in findings_made["rollouts"].message
 
 
 def test_a_tracker_that_is_not_there_is_a_note(findings, monkeypatch):
@@ -65,9 +65,9 @@ def changed_tokens(monkeypatch, change):
     monkeypatch.setattr(inference, "policy_client", Changed)
 
 
-def last(found):
-    name, finding = list(found.items())[-1]
-    assert finding.ok is False, found
+def last(by_name):
+    name, finding = list(by_name.items())[-1]
+    assert finding.ok is False, by_name
     return name, finding.message
 
 

@@ -84,7 +84,7 @@ def test_a_port_in_use_is_named(tmp_path, monkeypatch, capsys):
 
     build_tiny_model(seed=3).save_pretrained(tmp_path)
     build_tiny_tokenizer().save_pretrained(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         assert COMMAND.run([str(tmp_path), "--port", str(port)]) != 0
     assert str(port) in capsys.readouterr().err

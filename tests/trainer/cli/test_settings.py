@@ -31,8 +31,10 @@ def read(tmp_path):
         path = tmp_path / "run.toml"
         path.write_text(text)
         files, overrides, problems = read_arguments(["@", str(path), *words])
-        settings, found = read_settings([*read_toml(files[0]), *overrides], num_gpus)
-        return settings, [problem.replace(str(path), "run.toml") for problem in problems + found]
+        settings, found_problems = read_settings([*read_toml(files[0]), *overrides], num_gpus)
+        return settings, [
+            problem.replace(str(path), "run.toml") for problem in problems + found_problems
+        ]
 
     return reader
 
@@ -402,8 +404,8 @@ def test_dumped_settings_train_the_same_objective(read, kind, bounds, loss):
     again, problems = read(to_toml(settings, config))
     assert problems == []
     same = RLConfig(**again.config)
-    for one in (config, same):
-        one.resolve()
+    for config_made in (config, same):
+        config_made.resolve()
     assert same.objective() == config.objective()
     assert same.resume_values() == config.resume_values()
 

@@ -86,11 +86,11 @@ def test_sizes_by_hand():
 def test_an_adapter_has_the_weights_that_peft_adds():
     peft = pytest.importorskip("peft")
     model = build_tiny_model()
-    whole = sum(p.numel() for p in model.parameters())
+    total = sum(p.numel() for p in model.parameters())
     config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    added = sum(p.numel() for p in peft.get_peft_model(model, config).parameters()) - whole
+    added = sum(p.numel() for p in peft.get_peft_model(model, config).parameters()) - total
     sizes = Architecture(3, 128, 256, 4, 4, 32, model.config.vocab_size, qk_norm=True)
-    assert (sizes.parameters, sizes.adapter_parameters(4)) == (whole, added)
+    assert (sizes.parameters, sizes.adapter_parameters(4)) == (total, added)
 
 
 def test_operations_of_a_trained_token():
@@ -108,25 +108,25 @@ def test_operations_of_a_trained_token():
 
 
 def test_training_and_the_exchange_are_divided_by_hand():
-    one, two = Placement(trainers=1), Placement(trainers=2, link_bytes_per_s=1e4)
+    single, two = Placement(trainers=1), Placement(trainers=2, link_bytes_per_s=1e4)
     update = 28 * 348 / 1e5
     # a group's prompt once
-    assert train_s(SMALL, DEVICE, WORK, ALL, one) == near(28 * 2568 / 5e5 + update)
+    assert train_s(SMALL, DEVICE, WORK, ALL, single) == near(28 * 2568 / 5e5 + update)
     assert train_s(SMALL, DEVICE, WORK, ALL, two) == near(14 * 2568 / 5e5 + update)
     assert train_s(SMALL, DEVICE, WORK, ALL, replace(two, shards=True)) == near(
         14 * 2568 / 5e5 + update / 2
     )
-    assert train_s(SMALL, DEVICE, replace(WORK, computed_tokens=21), ALL, one) == near(
+    assert train_s(SMALL, DEVICE, replace(WORK, computed_tokens=21), ALL, single) == near(
         84 * 2568 / 5e5 + update
     )
-    assert exchange_s(SMALL, ALL, one) == 0
+    assert exchange_s(SMALL, ALL, single) == 0
     assert exchange_s(SMALL, ALL, two) == near(4 * 348 / 1e4)
-    assert train_s(SMALL, DEVICE, WORK, Training(passes=2), one) == near(
+    assert train_s(SMALL, DEVICE, WORK, Training(passes=2), single) == near(
         2 * 28 * 2568 / 5e5 + update
     )
     launches = replace(DEVICE, row_overhead_s=3.0)
     # 28 tokens
-    assert train_s(SMALL, launches, WORK, Training(row_tokens=10), one) == near(3 * 3.0 + update)
+    assert train_s(SMALL, launches, WORK, Training(row_tokens=10), single) == near(3 * 3.0 + update)
 
 
 def test_decoding_reads_weights_and_cache_or_multiplies():
@@ -194,7 +194,7 @@ def test_batches_in_flight_share_the_wait_for_the_longest_rollout_and_for_traini
 class SimulatedGroup:
     number: int
     version: int
-    left: list[int]
+    tokens_left: list[int]
     dropped: bool
 
 
@@ -267,15 +267,17 @@ class Simulation:
         size = self.batch // self.group
         versions = sorted(group.version for group in [*self.running, *self.ready[size:]])
         oldest = self.version + 1 - self.ahead
-        stale = any(version < oldest + place // size for place, version in enumerate(versions))
+        stale = any(version < oldest + number // size for number, version in enumerate(versions))
         return len(self.ready) >= size and not (self.running and stale)
 
     def _decode(self) -> float:
-        count = sum(len(group.left) for group in self.running)
+        count = sum(len(group.tokens_left) for group in self.running)
         for group in self.running:
-            group.left = [left - 1 for left in group.left if left > 1]
-        finished = [group for group in self.running if not group.left]
-        self.running = [group for group in self.running if group.left]
+            group.tokens_left = [
+                tokens_left - 1 for tokens_left in group.tokens_left if tokens_left > 1
+            ]
+        finished = [group for group in self.running if not group.tokens_left]
+        self.running = [group for group in self.running if group.tokens_left]
         self.ready += [group for group in finished if not group.dropped]
         self.ready.sort(key=lambda group: group.number)  # the oldest are trained first
         self.tokens += count
@@ -296,7 +298,9 @@ SIMULATED = [
 
 
 @pytest.mark.parametrize(
-    "simulation", SIMULATED, ids=lambda one: f"{one.batch}-{one.ahead}-{one.dropped}-{one.train_s}"
+    "simulation",
+    SIMULATED,
+    ids=lambda case: f"{case.batch}-{case.ahead}-{case.dropped}-{case.train_s}",
 )
 def test_a_batch_takes_as_long_as_in_a_simulation_of_the_pipeline(simulation):
     seconds, surplus = simulation.run(num_batches=60)
@@ -327,16 +331,16 @@ def test_a_batch_takes_as_long_as_in_a_simulation_of_the_pipeline(simulation):
     assert without < 0.87 * seconds  # negative control
 
 
-def tries(places: int, dropped: float, most_groups: float) -> tuple[float, float, int]:
+def tries(slots: int, dropped: float, most_groups: float) -> tuple[float, float, int]:
     """(rounds until every place is filled or the groups are used up, groups, filled places); groups
     of equal length."""
-    empty, rounds, groups = places, 0.0, 0.0
+    empty, rounds, groups = slots, 0.0, 0.0
     while empty and groups < most_groups:
         begun = min(empty, most_groups - groups)
         filled = DRAW.binomial(begun, 1 - dropped)
         # the last may be a part
         empty, rounds, groups = empty - filled, rounds + begun / empty, groups + begun
-    return rounds, groups, places - empty
+    return rounds, groups, slots - empty
 
 
 DRAW = np.random.default_rng(0)
@@ -396,8 +400,8 @@ def test_what_never_shortens_a_step(run, factor):
 @given(RUNS, st.integers(1, 4))
 def test_what_never_lengthens_a_step(run, number):
     def at_most_as_long(**changes: int) -> bool:
-        other = replace(run, placement=replace(run.placement, **changes))
-        return step_time(other).step_s <= step_time(run).step_s * (1 + 1e-6)
+        changed = replace(run, placement=replace(run.placement, **changes))
+        return step_time(changed).step_s <= step_time(run).step_s * (1 + 1e-6)
 
     assert at_most_as_long(in_flight=run.placement.in_flight * number)
     assert at_most_as_long(off_policy=run.placement.off_policy + number)
@@ -532,10 +536,12 @@ def test_memory_by_hand():
 
 def test_the_best_split_is_the_fastest_of_all():
     work = replace(WORK, batch_size=12)
-    whole = replace(SERVER, trainers=1, samplers=5)
-    split, best = best_split(planned(work, whole))
+    undivided = replace(SERVER, trainers=1, samplers=5)
+    split, best = best_split(planned(work, undivided))
     times = {
-        count: step_time(planned(work, replace(whole, trainers=count, samplers=6 - count))).step_s
+        count: step_time(
+            planned(work, replace(undivided, trainers=count, samplers=6 - count))
+        ).step_s
         for count in (1, 2, 3, 4)  # 5 does not divide the batch
     }
     assert best.step_s == min(times.values()) == times[split.trainers]

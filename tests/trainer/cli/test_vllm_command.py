@@ -58,9 +58,9 @@ def test_what_training_needs_is_switched_on_unless_it_was_given():
     assert made.words[made.words.index("--logprobs-mode") + 1] == "processed_logprobs"
     assert "--enable-lora" in made.words
     assert made.variables == {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    given = built("--logprobs-mode", "raw_logprobs", "--max-loras=5", "--max-lora-rank", "20")
-    assert given.words.count("--logprobs-mode") == 1
-    text = " ".join(given.words)
+    command = built("--logprobs-mode", "raw_logprobs", "--max-loras=5", "--max-lora-rank", "20")
+    assert command.words.count("--logprobs-mode") == 1
+    text = " ".join(command.words)
     assert "--max-loras=5" in text
     assert "--max-cpu-loras 7" in text
     assert "--max-lora-rank 32" in text

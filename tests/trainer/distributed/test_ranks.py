@@ -39,9 +39,9 @@ def children():
 def on(children, tmp_path):
     """Call a function of ``ranks_work`` that takes a folder on some ranks."""
 
-    def call(work, *given, world=2, name="run", **named):
+    def call(work, *arguments, world=2, name="run", **keywords):
         folder = tmp_path / f"{name}-{world}"
-        return on_ranks(children, folder, work, str(folder), *given, world=world, **named)
+        return on_ranks(children, folder, work, str(folder), *arguments, world=world, **keywords)
 
     return call
 
@@ -71,18 +71,18 @@ def results(ended):
 )
 def test_unequal_data_gives_the_gradient_of_one_process(on, lengths, world, settings):
     several = results(on(ranks_work.gradient, lengths, world=world, **settings))
-    (one,) = results(on(ranks_work.gradient, lengths, world=1, **settings))
+    (single,) = results(on(ranks_work.gradient, lengths, world=1, **settings))
 
     # none is dropped
-    assert sum(r["tokens"] for r in several) == one["tokens"] == sum(map(sum, lengths))
+    assert sum(r["tokens"] for r in several) == single["tokens"] == sum(map(sum, lengths))
     assert len({r["rows"] for r in several}) == 1  # and nobody waits for a rank that has fewer rows
     for r in several:
         assert r["gradient"] == several[0]["gradient"]
         np.testing.assert_allclose(
-            r["gradient"], one["gradient"], rtol=1e-4, atol=1e-6 * one["norm"]
+            r["gradient"], single["gradient"], rtol=1e-4, atol=1e-6 * single["norm"]
         )
-        assert r["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-7)
-        assert r["kept"] == pytest.approx(one["kept"])
+        assert r["loss"] == pytest.approx(single["loss"], rel=1e-5, abs=1e-7)
+        assert r["kept"] == pytest.approx(single["kept"])
     if lengths is FEW:
         assert sum(r["fillers"] for r in several) == 1
 
@@ -91,9 +91,9 @@ def test_a_mean_of_each_ranks_own_mean_is_another_gradient():
     """Negative control: weights are of the whole step; with weights per rank, unequal data count
     unequally."""
     tokens_of_ranks = np.array([21.0, 3.0])
-    whole = np.full(2, 1 / tokens_of_ranks.sum())
-    own = 1 / tokens_of_ranks / 2
-    assert not np.allclose(whole, own)
+    equal_weights = np.full(2, 1 / tokens_of_ranks.sum())
+    rank_weights = 1 / tokens_of_ranks / 2
+    assert not np.allclose(equal_weights, rank_weights)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 8])
@@ -114,15 +114,15 @@ def test_no_sample_is_dropped_whatever_the_number_of_ranks(num_samples):
 def test_two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bit(on):
     two = results(on(ranks_work.train, **RUN))
     again = results(on(ranks_work.train, **RUN, name="again"))
-    (one,) = results(on(ranks_work.train, **RUN, world=1))
+    (single,) = results(on(ranks_work.train, **RUN, world=1))
 
     assert two[0]["weights"] == two[1]["weights"]  # the ranks have not drifted apart
     assert [r["weights"] for r in two] == [r["weights"] for r in again]
     assert two[0]["losses"] == again[0]["losses"]
     assert len(two[0]["losses"]) == 4
-    np.testing.assert_allclose(two[0]["losses"], one["losses"], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(two[0]["values"], one["values"], rtol=1e-3, atol=2e-6)
-    assert two[0]["epoch"] == two[1]["epoch"] == one["epoch"]
+    np.testing.assert_allclose(two[0]["losses"], single["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(two[0]["values"], single["values"], rtol=1e-3, atol=2e-6)
+    assert two[0]["epoch"] == two[1]["epoch"] == single["epoch"]
 
 
 def test_the_updates_of_a_batch_on_two_ranks_are_those_of_one(on):
@@ -132,15 +132,15 @@ def test_the_updates_of_a_batch_on_two_ranks_are_those_of_one(on):
         "loss": "ppo",
         "anchor": "recomputed",
     }
-    two, (one,) = (
+    two, (single,) = (
         results(on(ranks_work.train, **settings)),
         results(on(ranks_work.train, **settings, world=1)),
     )
     assert two[0]["weights"] == two[1]["weights"]
     assert len(set(two[0]["losses"])) == 4
-    np.testing.assert_allclose(two[0]["losses"], one["losses"], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(two[0]["values"], one["values"], rtol=1e-3, atol=2e-6)
-    assert two[0]["epoch"] == two[1]["epoch"] == one["epoch"]
+    np.testing.assert_allclose(two[0]["losses"], single["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(two[0]["values"], single["values"], rtol=1e-3, atol=2e-6)
+    assert two[0]["epoch"] == two[1]["epoch"] == single["epoch"]
 
 
 def test_with_one_row_for_each_of_two_ranks_they_are_one_process_bit_for_bit(on):
@@ -151,8 +151,8 @@ def test_with_one_row_for_each_of_two_ranks_they_are_one_process_bit_for_bit(on)
         "packing": False,
     }
     two = results(on(ranks_work.train, **settings))
-    (one,) = results(on(ranks_work.train, **settings, world=1))
-    assert two[0]["weights"] == two[1]["weights"] == one["weights"]
+    (single,) = results(on(ranks_work.train, **settings, world=1))
+    assert two[0]["weights"] == two[1]["weights"] == single["weights"]
 
 
 def test_rows_travel_bit_for_bit():
@@ -160,11 +160,11 @@ def test_rows_travel_bit_for_bit():
     (rows,) = pack(samples, [np.full(s.num_tokens, 0.1) for s in samples], max_tokens=12)
     back = from_bytes(to_bytes(rows))
     assert len(back) == len(rows)
-    for row, other in zip(rows, back, strict=True):
+    for row, row_back in zip(rows, back, strict=True):
         for name in ("token_ids", "sampler_logprobs", "weight", "loss_mask", "sample_indices"):
-            assert getattr(row, name).dtype == getattr(other, name).dtype
-            assert getattr(row, name).tobytes() == getattr(other, name).tobytes()
-        assert other.reference_logprobs is None
+            assert getattr(row, name).dtype == getattr(row_back, name).dtype
+            assert getattr(row, name).tobytes() == getattr(row_back, name).tobytes()
+        assert row_back.reference_logprobs is None
 
 
 def test_what_a_callback_of_one_rank_decides_all_do(on):
@@ -345,8 +345,8 @@ def test_a_rank_that_is_stopped_inside_backward_ends_the_others_within_the_bound
     assert checkpoint_files.newest_valid(folder).name == "checkpoint-2"
     if stopped == 1:
         again = results(on(ranks_work.train, **SAVED, resume=True))
-        whole = results(on(ranks_work.train, **SAVED, name="w"))
-        assert again[0]["weights"] == again[1]["weights"] == whole[0]["weights"]
+        uninterrupted = results(on(ranks_work.train, **SAVED, name="w"))
+        assert again[0]["weights"] == again[1]["weights"] == uninterrupted[0]["weights"]
 
 
 @pytest.mark.slow

@@ -103,11 +103,11 @@ KINDS = {
 def test_two_ranks_that_share_the_model_are_as_one(on, kind):
     settings = RUN | KINDS[kind]
     first, second = on(**settings)
-    (one,) = on("one", world=1, **settings)
+    (single,) = on("one", world=1, **settings)
 
     assert first["share"] < 0.6
     assert second["share"] < 0.6
-    split.require_as_one(first, second, one, has_penalty="beta" in settings)
+    split.require_as_one(first, second, single, has_penalty="beta" in settings)
 
 
 @pytest.mark.parametrize("chunk_tokens", [pytest.param(256, marks=pytest.mark.slow), 5])
@@ -121,22 +121,22 @@ def test_unequal_data_and_unequal_numbers_of_chunks_give_the_gradient_of_one_pro
         return [e.result for e in ended if _went_well(e)]
 
     first, second = of(2)
-    (one,) = of(1)
+    (single,) = of(1)
     assert first["chunks"] != second["chunks"] or chunk_tokens == 256
-    for found in (first, second):
+    for rank_result in (first, second):
         np.testing.assert_allclose(
-            found["gradient"], one["gradient"], rtol=1e-4, atol=1e-6 * one["norm"]
+            rank_result["gradient"], single["gradient"], rtol=1e-4, atol=1e-6 * single["norm"]
         )
-        assert found["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert rank_result["loss"] == pytest.approx(single["loss"], rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_model_that_only_rank_0_reads_from_its_files_is_the_same_on_both(on, tmp_path):
     small_policy(seed=3).save_pretrained(tmp_path / "model")
     first, second = on(model=str(tmp_path / "model"), **RUN)
-    (one,) = on("one", world=1, model=str(tmp_path / "model"), **RUN)
+    (single,) = on("one", world=1, model=str(tmp_path / "model"), **RUN)
     assert first["weights"] == second["weights"]
-    np.testing.assert_allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
+    np.testing.assert_allclose(first["values"], single["values"], rtol=1e-3, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def test_without_the_renewal_of_rank_0s_copy_the_sampler_falls_behind(on):
 @pytest.mark.slow
 def test_clipped_by_the_norm_of_its_own_part_each_rank_would_take_another_step(on):
     first, _ = on(spoil="norm of the own part", **RUN)
-    (one,) = on("one", world=1, **RUN)
-    assert first["norms"][0] < 0.99 * one["norms"][0]
-    assert not np.allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
+    (single,) = on("one", world=1, **RUN)
+    assert first["norms"][0] < 0.99 * single["norms"][0]
+    assert not np.allclose(first["values"], single["values"], rtol=1e-3, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -206,10 +206,10 @@ def test_the_parts_of_an_adapter_are_found_in_layers_that_are_wrapped():
     names = set(get_peft_model_state_dict(model, save_embedding_layers=False))
     layers = model.base_model.model.model.layers
     layers[0] = checkpoint_wrapper(layers[0])
-    found = get_peft_model_state_dict(
+    adapter_state = get_peft_model_state_dict(
         model, state_dict=fsdp.local_parameters(model), save_embedding_layers=False
     )
-    assert {fsdp.plain(name) for name in found} == names
+    assert {fsdp.plain(name) for name in adapter_state} == names
     assert len(names) == 2
     # by names that its modules do not have
     assert not get_peft_model_state_dict(model, save_embedding_layers=False)
@@ -237,12 +237,12 @@ def test_killed_while_it_saves_a_split_run_ends_with_the_same_weights(on, kind, 
     if kind != "full" and failpoint.startswith("1/"):
         pytest.skip("one kind is enough for rank 1")
     settings = SAVING | KINDS[kind]
-    whole, _ = on("whole", **settings)
+    uninterrupted, _ = on("whole", **settings)
     ended = on("killed", failpoint=failpoint, **settings)
     assert -9 in [e.exit_code for e in ended]
-    again, other = on("killed", resume=True, **settings)
-    assert again["weights"] == other["weights"] == whole["weights"]
-    assert again["losses"] == whole["losses"]
+    again, second_rank = on("killed", resume=True, **settings)
+    assert again["weights"] == second_rank["weights"] == uninterrupted["weights"]
+    assert again["losses"] == uninterrupted["losses"]
 
 
 def test_a_checkpoint_is_plain_files_that_do_not_show_how_the_run_was_split(on, tmp_path):
@@ -266,11 +266,11 @@ def test_a_checkpoint_is_plain_files_that_do_not_show_how_the_run_was_split(on, 
 @pytest.mark.parametrize("kind", ["full", "lora on the head"])
 def test_another_number_of_ranks_goes_on_from_it(on, kind, before, after):
     settings = SAVING | KINDS[kind]
-    (one,) = on("one", world=1, **settings)
+    (single,) = on("one", world=1, **settings)
     on("moved", world=before, **settings | {"max_steps": 2})
     moved = on("moved", world=after, resume=True, **settings)[0]
-    np.testing.assert_allclose(moved["losses"], one["losses"], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(moved["values"], one["values"], rtol=1e-3, atol=2e-6)
+    np.testing.assert_allclose(moved["losses"], single["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(moved["values"], single["values"], rtol=1e-3, atol=2e-6)
 
 
 # --- what is not supported ------------------------------------------------------------------------

@@ -32,10 +32,10 @@ def results(ended):
     return [rank.result for rank in ended]
 
 
-def assert_as_one(first, one):
+def assert_as_one(first, single):
     """The same losses and weights, as far as another order of sums allows."""
-    np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
+    np.testing.assert_allclose(first["losses"], single["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(first["values"], single["values"], rtol=1e-3, atol=2e-6)
 
 
 # --- the pass of the batch's policy ---------------------------------------------------------------
@@ -43,11 +43,11 @@ def assert_as_one(first, one):
 
 def test_text_that_nobody_sampled_on_one_rank_alone_is_trained_as_one_process_trains_it(on):
     first, second = results(on(split_runs.train_given))
-    (one,) = results(on(split_runs.train_given, "one", world=1))
+    (single,) = results(on(split_runs.train_given, "one", world=1))
     assert {first["needed"][0], second["needed"][0]} == {True, False}
     assert first["weights"] == second["weights"]
     assert len(first["losses"]) == 4
-    assert_as_one(first, one)
+    assert_as_one(first, single)
 
 
 def test_where_each_rank_decides_alone_on_the_pass_of_the_batchs_policy_they_wait_for_each_other(
@@ -64,10 +64,10 @@ def test_where_each_rank_decides_alone_on_the_pass_of_the_batchs_policy_they_wai
 
 def test_finished_rollouts_are_shared_among_the_ranks(on):
     first, second = results(on(split_runs.train_offline))
-    (one,) = results(on(split_runs.train_offline, "one", world=1))
+    (single,) = results(on(split_runs.train_offline, "one", world=1))
     assert first["weights"] == second["weights"]
     assert len(first["losses"]) == 3
-    assert_as_one(first, one)
+    assert_as_one(first, single)
 
 
 # --- before, between and after trainings ----------------------------------------------------------
@@ -78,16 +78,16 @@ MOMENTS = ("first", "taught", "trained", "again")
 @pytest.mark.slow
 def test_before_between_and_after_trainings_the_policy_is_asked_and_saved_as_it_is(on):
     first, second = results(on(split_runs.taught_and_trained))
-    (one,) = results(on(split_runs.taught_and_trained, "one", world=1))
-    assert first["rewards"] == second["rewards"] == one["rewards"]
+    (single,) = results(on(split_runs.taught_and_trained, "one", world=1))
+    assert first["rewards"] == second["rewards"] == single["rewards"]
     assert first["rewards"][-1] >= 0.5 > first["first"]["evaluated"]
     for moment in MOMENTS:
-        assert first[moment] == one[moment]
+        assert first[moment] == single[moment]
         assert first[moment]["is_own"]
         assert first[moment]["evaluated"] == second[moment]["evaluated"]
     assert first["taught"]["evaluated"] == first["rewards"][-1]
     assert len({tuple(first[moment]["answers"]) for moment in MOMENTS}) > 2
-    assert_as_one(first, one)
+    assert_as_one(first, single)
 
 
 @pytest.mark.slow
@@ -101,11 +101,11 @@ def test_a_copy_that_only_steps_renew_would_not_have_learnt_from_a_warm_up(on):
 @pytest.mark.parametrize("kind", [{}, {"use_lora": True}], ids=["full", "lora"])
 def test_the_best_weights_that_a_training_comes_back_to_are_those_that_are_sampled(on, kind):
     first, second = results(on(split_runs.best_at_first, **kind))
-    (one,) = results(on(split_runs.best_at_first, "one", world=1, **kind))
-    for found in (first, second, one):
-        assert (found["best"], found["as_saved"], found["as_sampled"]) == (1, True, True)
+    (single,) = results(on(split_runs.best_at_first, "one", world=1, **kind))
+    for result in (first, second, single):
+        assert (result["best"], result["as_saved"], result["as_sampled"]) == (1, True, True)
     assert first["weights"] == second["weights"]
-    assert_as_one(first, one)
+    assert_as_one(first, single)
 
 
 def test_without_its_renewal_rank_0s_copy_would_stay_at_the_last_step(on):
@@ -117,11 +117,11 @@ def test_without_its_renewal_rank_0s_copy_would_stay_at_the_last_step(on):
 @pytest.mark.parametrize("kind", [{}, {"use_lora": True}], ids=["full", "lora"])
 def test_the_same_trainer_goes_on_from_its_checkpoint(on, kind):
     first, second = results(on(split_runs.resumed_by_the_same_trainer, **kind))
-    (one,) = results(on(split_runs.resumed_by_the_same_trainer, "one", world=1, **kind))
+    (single,) = results(on(split_runs.resumed_by_the_same_trainer, "one", world=1, **kind))
     assert first["weights"] == second["weights"]
-    assert first["merged"] == pytest.approx(one["merged"], abs=2e-6)
+    assert first["merged"] == pytest.approx(single["merged"], abs=2e-6)
     assert len(first["losses"]) == 4
-    assert_as_one(first, one)
+    assert_as_one(first, single)
 
 
 # --- what goes wrong on one rank ------------------------------------------------------------------
@@ -166,9 +166,9 @@ def test_other_settings_of_the_split_change_nothing(on):
     settings = {"deterministic": True, "max_steps": 3, "learning_rate": 1e-2, "beta": 0.1}
     as_shipped, _ = results(on(split.train, **settings))
     for name, changed in OTHERS.items():
-        found, _ = results(on(split.train, name, split=changed, **settings))
-        assert found["weights"] == as_shipped["weights"], name
-        assert found["losses"] == as_shipped["losses"], name
+        result, _ = results(on(split.train, name, split=changed, **settings))
+        assert result["weights"] == as_shipped["weights"], name
+        assert result["losses"] == as_shipped["losses"], name
 
 
 @pytest.mark.slow
@@ -178,14 +178,14 @@ def test_other_settings_of_the_split_change_nothing(on):
 def test_checkpoints_of_layers_that_are_wrapped_have_the_names_of_those_that_are_not(on, kind):
     settings = {"deterministic": True, "save_strategy": "steps", "save_steps": 2, **kind}
     wrapped = {"split": OTHERS["activation checkpointing"]}
-    (one,) = results(on(split.train, "one", world=1, max_steps=4, **settings))
+    (single,) = results(on(split.train, "one", world=1, max_steps=4, **settings))
     results(on(split.train, max_steps=2, **settings, **wrapped))
     first, second = results(on(split.train, resume=True, max_steps=4, **settings, **wrapped))
     assert first["weights"] == second["weights"]
-    assert_as_one(first, one)
+    assert_as_one(first, single)
     results(on(split.train, "moved", max_steps=2, **settings, **wrapped))
     (moved,) = results(on(split.train, "moved", world=1, resume=True, max_steps=4, **settings))
-    assert_as_one(moved, one)
+    assert_as_one(moved, single)
 
 
 # --- whole weights kept between forward and backward ----------------------------------------------
@@ -209,9 +209,9 @@ def test_weights_kept_whole_until_the_backward_pass_change_nothing(on):
         "loss": "ppo",
         **FOLLOWING,
     }
-    kept, other = results(on(split.train, "kept", split=KEPT, **settings))
+    kept, second_rank = results(on(split.train, "kept", split=KEPT, **settings))
     dropped, _ = results(on(split.train, "dropped", **settings))
-    assert kept["weights"] == other["weights"] == dropped["weights"]
+    assert kept["weights"] == second_rank["weights"] == dropped["weights"]
     assert (kept["losses"], kept["penalty"]) == (dropped["losses"], dropped["penalty"])
     assert kept["evaluated"] == dropped["evaluated"]
     assert max(kept["penalty"]) > 0

@@ -68,7 +68,7 @@ def ended(process, log):
 @pytest.mark.parametrize("launched", LAUNCHED)
 def test_killed_in_the_middle_the_same_command_ends_with_the_same_weights(tmp_path, launched):
     log = tmp_path / "log"
-    whole = ended(start(launched, tmp_path / "whole", log), log)
+    uninterrupted = ended(start(launched, tmp_path / "whole", log), log)
 
     process = start(launched, tmp_path / "killed", log)
     metrics, deadline = tmp_path / "killed" / METRICS, time.monotonic() + 200
@@ -80,7 +80,7 @@ def test_killed_in_the_middle_the_same_command_ends_with_the_same_weights(tmp_pa
     assert len(read_metrics(metrics)) < STEPS
     assert not (tmp_path / "killed" / f"checkpoint-{STEPS}").exists()
 
-    assert ended(start(launched, tmp_path / "killed", log), log) == whole
+    assert ended(start(launched, tmp_path / "killed", log), log) == uninterrupted
     first, second = (read_metrics(tmp_path / name / METRICS) for name in ("whole", "killed"))
     assert [row["loss"] for row in first] == [row["loss"] for row in second]
     assert len({row["loss"] for row in first}) == STEPS

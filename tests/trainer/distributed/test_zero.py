@@ -106,11 +106,11 @@ def unsplit(settings):
 def test_two_ranks_that_share_the_model_are_as_one(on, kind):
     settings = RUN | KINDS[kind]
     first, second = on(**settings)
-    (one,) = on("one", world=1, **unsplit(settings))
+    (single,) = on("one", world=1, **unsplit(settings))
 
     assert min(first["rows"]) >= 4
     assert first["share"] < 0.6 if settings.get("stage", 3) == 3 else first["share"] == 1
-    split.require_as_one(first, second, one, has_penalty="beta" in settings)
+    split.require_as_one(first, second, single, has_penalty="beta" in settings)
 
 
 @pytest.mark.slow
@@ -118,15 +118,15 @@ def test_a_step_with_every_row_would_be_another_run(on):
     """Negative control: DeepSpeed steps inside a backward pass, so it must be told which of a
     step's is the last."""
     first, _ = on(spoil="a step with every row", persist=False, **RUN)
-    (one,) = on("one", world=1, **RUN)
-    assert not np.allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
+    (single,) = on("one", world=1, **RUN)
+    assert not np.allclose(first["values"], single["values"], rtol=1e-3, atol=2e-6)
 
 
 @pytest.mark.slow
 def test_a_second_run_of_the_same_trainer_goes_on_with_the_same_weights(on):
     first, _ = on(again=2, persist=False, **RUN)
-    (one,) = on("one", world=1, again=2, **RUN)
-    np.testing.assert_allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
+    (single,) = on("one", world=1, again=2, **RUN)
+    np.testing.assert_allclose(first["values"], single["values"], rtol=1e-3, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -198,23 +198,23 @@ otherwise."""
 )
 def test_killed_while_it_saves_a_split_run_ends_with_the_same_weights(on, kind):
     settings = SAVING | KINDS.get(kind, HALF.get(kind))
-    whole, _ = on("whole", **settings)
+    uninterrupted, _ = on("whole", **settings)
     ended = on("killed", failpoint="checkpoint.before_rename:2", **settings)
     assert -9 in [e.exit_code for e in ended]
-    again, other = on("killed", resume=True, **settings)
-    assert again["weights"] == other["weights"] == whole["weights"]
-    assert again["losses"] == whole["losses"]
+    again, second_rank = on("killed", resume=True, **settings)
+    assert again["weights"] == second_rank["weights"] == uninterrupted["weights"]
+    assert again["losses"] == uninterrupted["losses"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HALF)
 def test_in_bfloat16_losses_and_norms_are_nearly_those_of_float32(on, kind):
     first, second = on(**SAVING | HALF[kind])
-    (one,) = on("one", world=1, **SAVING | unsplit(HALF[kind]))
+    (single,) = on("one", world=1, **SAVING | unsplit(HALF[kind]))
     assert first["dtypes"] == ["torch.bfloat16"]
     assert first["weights"] == second["weights"]
-    np.testing.assert_allclose(first["losses"][:2], one["losses"][:2], rtol=0.05, atol=1e-3)
-    np.testing.assert_allclose(first["norms"][:2], one["norms"][:2], rtol=0.02)
+    np.testing.assert_allclose(first["losses"][:2], single["losses"][:2], rtol=0.05, atol=1e-3)
+    np.testing.assert_allclose(first["norms"][:2], single["norms"][:2], rtol=0.02)
 
 
 @pytest.mark.slow
@@ -253,11 +253,11 @@ def test_another_number_of_ranks_goes_on_from_it(on, kind, before, after):
     def settings(world):
         return SAVING | (KINDS[kind] if world > 1 else unsplit(KINDS[kind]))
 
-    (one,) = on("one", world=1, **settings(1))
+    (single,) = on("one", world=1, **settings(1))
     on("moved", world=before, **settings(before) | {"max_steps": 2})
     moved = on("moved", world=after, resume=True, **settings(after))[0]
-    np.testing.assert_allclose(moved["losses"], one["losses"], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(moved["values"], one["values"], rtol=1e-3, atol=2e-6)
+    np.testing.assert_allclose(moved["losses"], single["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(moved["values"], single["values"], rtol=1e-3, atol=2e-6)
 
 
 def test_a_checkpoint_with_an_empty_group_of_parameters_is_read(tmp_path):
@@ -291,11 +291,11 @@ def test_a_checkpoint_with_an_empty_group_of_parameters_is_read(tmp_path):
 
 @pytest.mark.slow
 def test_another_way_of_splitting_goes_on_from_it(on):
-    (one,) = on("one", world=1, **SAVING)
+    (single,) = on("one", world=1, **SAVING)
     on("moved", stage=3, **SAVING | {"max_steps": 2})
     moved, _ = on("moved", work=split.train, resume=True, **SAVING)
-    np.testing.assert_allclose(moved["losses"], one["losses"], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(moved["values"], one["values"], rtol=1e-3, atol=2e-6)
+    np.testing.assert_allclose(moved["losses"], single["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(moved["values"], single["values"], rtol=1e-3, atol=2e-6)
 
 
 # --- models that are read under a configuration of DeepSpeed --------------------------------------
@@ -304,14 +304,14 @@ def test_another_way_of_splitting_goes_on_from_it(on):
 @pytest.mark.slow
 def test_models_are_read_whole_after_the_settings_are_made(on, tmp_path):
     small_policy().save_pretrained(tmp_path / "run" / "model")
-    (found,) = on(work=zero_runs.loaded_under_a_config, world=1)
-    assert found == {"split": False, "would": False, "plugin": True}
+    (result,) = on(work=zero_runs.loaded_under_a_config, world=1)
+    assert result == {"split": False, "would": False, "plugin": True}
 
 
 @pytest.mark.slow
 def test_a_model_that_was_split_when_it_was_made_is_refused_with_what_to_do(on):
-    (found,) = on(work=zero_runs.made_split, world=1)
-    kind, said = found["raised"]
+    (result,) = on(work=zero_runs.made_split, world=1)
+    kind, said = result["raised"]
     assert kind == "ConfigError"
     assert "the model is split already, by deepspeed.zero.Init: give its name" in said
 
@@ -330,10 +330,10 @@ def config(stage=3, **changed):
 
 
 def test_the_trainers_clipping_and_accumulation_win_with_a_warning(caplog):
-    given = config(gradient_clipping=1.0, gradient_accumulation_steps=4)
+    ds_config = config(gradient_clipping=1.0, gradient_accumulation_steps=4)
     with caplog.at_level(logging.WARNING):
-        deepspeed.settle(given, settings())
-    assert (given["gradient_clipping"], given["gradient_accumulation_steps"]) == (0.01, 1)
+        deepspeed.settle(ds_config, settings())
+    assert (ds_config["gradient_clipping"], ds_config["gradient_accumulation_steps"]) == (0.01, 1)
     assert "gradient_clipping is 0.01 (max_grad_norm); its configuration has 1.0" in caplog.text
     assert (
         "gradient_accumulation_steps is 1 (one step per batch); its configuration has 4"
@@ -348,17 +348,17 @@ def test_the_trainers_clipping_and_accumulation_win_with_a_warning(caplog):
 
 
 def test_half_precision_sums_gradients_in_float32():
-    given = config()
-    deepspeed.settle(given, settings(bf16=True))
-    assert given["bf16"]["enabled"]
-    assert (given["communication_data_type"], given["data_types"]["grad_accum_dtype"]) == (
+    ds_config = config()
+    deepspeed.settle(ds_config, settings(bf16=True))
+    assert ds_config["bf16"]["enabled"]
+    assert (ds_config["communication_data_type"], ds_config["data_types"]["grad_accum_dtype"]) == (
         "fp32",
         "fp32",
     )
 
 
 @pytest.mark.parametrize(
-    ("given", "changed", "said"),
+    ("ds_config", "changed", "said"),
     [
         (config(stage=0), {}, "zero_stage 0 splits nothing: set it to 1, 2 or 3"),
         (
@@ -375,9 +375,9 @@ def test_half_precision_sums_gradients_in_float32():
         (config(), {"fp16": True}, "fp16 is not supported under DeepSpeed: use bf16"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name_with_what_to_do(given, changed, said):
+def test_what_cannot_work_is_refused_by_name_with_what_to_do(ds_config, changed, said):
     with pytest.raises(ConfigError, match=said):
-        deepspeed.settle(given, settings(**changed))
+        deepspeed.settle(ds_config, settings(**changed))
 
 
 def test_one_process_on_a_cpu_is_not_split_and_told_so(caplog):

@@ -96,8 +96,8 @@ async def test_a_cache_budget_of_one_request_serves_many_one_after_the_other():
 
 async def test_one_seed_gives_one_completion_and_another_seed_another():
     with serving() as engine:
-        same, again, other = await complete(engine, ask(seed=5), ask(seed=5), ask(seed=6))
-    ids = [response["choices"][0]["token_ids"] for response in (same, again, other)]
+        same, again, other_seed = await complete(engine, ask(seed=5), ask(seed=5), ask(seed=6))
+    ids = [response["choices"][0]["token_ids"] for response in (same, again, other_seed)]
     assert ids[0] == ids[1] != ids[2]
 
 
@@ -407,7 +407,7 @@ async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "message"),
     [
         ({"mode": "fast"}, "mode"),
         ({"max_seq_len": 0}, "max_seq_len"),
@@ -416,8 +416,8 @@ async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on():
         ({"tool_call_parser": "pythonic"}, "hermes"),
     ],
 )
-def test_impossible_options_are_refused_by_name(options, named):
-    with pytest.raises(ConfigError, match=named):
+def test_impossible_options_are_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
         EmbeddedEngine(small_model(), None, **{"max_seq_len": 64, "concurrency": 1, **options})
 
 

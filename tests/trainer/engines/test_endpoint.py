@@ -186,8 +186,8 @@ async def test_filters_and_penalties_reach_the_sampler(engine):
 
 
 async def test_prompts_are_truncated_on_the_side_asked_for(engine):
-    (whole,) = await complete(engine, ask("abcdefgh"))
-    ids = whole["prompt_token_ids"]
+    (untruncated,) = await complete(engine, ask("abcdefgh"))
+    ids = untruncated["prompt_token_ids"]
     left, right = await complete(
         engine,
         ask("abcdefgh", truncate_prompt_tokens=6),
@@ -229,7 +229,7 @@ async def test_choices_of_one_request_are_the_completions_of_consecutive_seeds(m
     choices = several["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2]
     assert [choice["token_ids"] for choice in choices] == [
-        one["choices"][0]["token_ids"] for one in single
+        response["choices"][0]["token_ids"] for response in single
     ]
     assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
     assert several["usage"]["completion_tokens"] == sum(
@@ -274,10 +274,10 @@ async def test_the_most_likely_tokens_are_told_with_the_sampled_one(mode):
         )
     for entry, expected in zip(response["choices"][0]["logprobs"]["content"], logp, strict=True):
         best = expected.topk(3)
-        assert [other["token"] for other in entry["top_logprobs"]] == [
+        assert [alternative["token"] for alternative in entry["top_logprobs"]] == [
             f"token_id:{i}" for i in best.indices.tolist()
         ]
-        assert [other["logprob"] for other in entry["top_logprobs"]] == pytest.approx(
+        assert [alternative["logprob"] for alternative in entry["top_logprobs"]] == pytest.approx(
             best.values.tolist(), abs=1e-4
         )
 
@@ -302,13 +302,13 @@ async def test_the_prompt_can_be_scored(mode):
         assert told[str(token)]["logprob"] == pytest.approx(expected[token].item(), abs=1e-4)
         assert told[str(token)]["rank"] == 1 + (expected > expected[token]).sum().item()
         best = expected.topk(2)
-        for rank, (other, logprob) in enumerate(
+        for rank, (alternative, logprob) in enumerate(
             zip(best.indices.tolist(), best.values.tolist(), strict=True), 1
         ):
-            assert told[str(other)] == {
+            assert told[str(alternative)] == {
                 "logprob": pytest.approx(logprob, abs=1e-4),
                 "rank": rank,
-                "decoded_token": build_tiny_tokenizer().decode([other]),
+                "decoded_token": build_tiny_tokenizer().decode([alternative]),
             }
     (choice,) = scored["choices"]
     assert choice["text"].startswith("abcd")
@@ -353,13 +353,13 @@ async def test_which_stop_text_it_was_and_that_it_can_be_kept():
 async def test_a_thought_is_taken_out_of_the_content_when_asked_for():
     with serving(taught("say", "<think>hm</think>yes"), max_seq_len=512) as engine:
         fields = {"temperature": 0, "max_tokens": 40, "tools": TOOLS}
-        split, whole = await complete(
+        split, unsplit = await complete(
             engine, ask("say", **fields, separate_reasoning=True), ask("say", **fields)
         )
     assert split["choices"][0]["message"]["reasoning_content"] == "hm"
     assert split["choices"][0]["message"]["content"] == "yes"
-    assert whole["choices"][0]["message"]["content"] == "<think>hm</think>yes"
-    assert split["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+    assert unsplit["choices"][0]["message"]["content"] == "<think>hm</think>yes"
+    assert split["choices"][0]["token_ids"] == unsplit["choices"][0]["token_ids"]
 
 
 async def test_a_template_gets_its_variables_and_a_message_can_be_continued():
@@ -428,7 +428,7 @@ async def test_a_tool_call_round_trip():
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "field"),
     [
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
@@ -460,11 +460,11 @@ async def test_a_tool_call_round_trip():
         ({"messages": "hello"}, "messages"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(engine, fields, named):
+async def test_what_cannot_be_honoured_is_refused_by_name(engine, fields, field):
     ((status, answer),) = await post(engine, [ask(**fields)])
     error = refusal((status, answer))
-    assert named in error["message"]
-    assert error["param"] == named
+    assert field in error["message"]
+    assert error["param"] == field
 
 
 async def test_neutral_values_of_unsupported_parameters_are_accepted(engine):
@@ -528,8 +528,8 @@ async def test_the_key_is_needed_and_differs_between_starts(engine):
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": engine.api_key}):
         (answer,) = await post(engine, [ask()], headers=headers)
         refusal(answer, 401)
-    with serving() as other:
-        assert other.api_key != engine.api_key
+    with serving() as second_engine:
+        assert second_engine.api_key != engine.api_key
 
 
 # --- information ----------------------------------------------------------------------------------

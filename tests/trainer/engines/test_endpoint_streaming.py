@@ -54,7 +54,7 @@ async def test_a_stream_is_the_same_answer_piece_by_piece(mode):
     }
     with serving(mode=mode) as engine:
         async with client_of(engine) as client:
-            whole = await client.chat.completions.create(model=engine.served_model, **wanted)
+            complete = await client.chat.completions.create(model=engine.served_model, **wanted)
             stream = await client.chat.completions.create(
                 model=engine.served_model,
                 stream=True,
@@ -66,15 +66,15 @@ async def test_a_stream_is_the_same_answer_piece_by_piece(mode):
     choices = [chunk.choices[0] for chunk in said]
     assert len(choices) > 10
     assert choices[0].delta.role == "assistant"
-    assert said[0].prompt_token_ids == whole.prompt_token_ids
+    assert said[0].prompt_token_ids == complete.prompt_token_ids
     assert (
         "".join(choice.delta.content or "" for choice in choices)
-        == whole.choices[0].message.content
+        == complete.choices[0].message.content
     )
     tokens = [token for choice in choices for token in getattr(choice, "token_ids", None) or []]
-    assert tokens == whole.choices[0].token_ids
+    assert tokens == complete.choices[0].token_ids
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
-    told = whole.choices[0].logprobs.content
+    told = complete.choices[0].logprobs.content
     assert [entry.token for entry in entries] == [entry.token for entry in told]
     assert [len(entry.top_logprobs) for entry in entries] == [2] * len(told)
     difference = np.array([entry.logprob for entry in entries]) - np.array(
@@ -82,11 +82,11 @@ async def test_a_stream_is_the_same_answer_piece_by_piece(mode):
     )
     assert np.abs(difference).max() < 1e-4
     assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + [
-        whole.choices[0].finish_reason
+        complete.choices[0].finish_reason
     ]
     assert choices[-1].weight_versions == [{"version": 0, "start": 0, "end": len(tokens)}]
     assert last.choices == []
-    assert last.usage == whole.usage
+    assert last.usage == complete.usage
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
@@ -105,7 +105,7 @@ async def test_without_being_asked_for_there_is_no_usage_and_no_token_ids(engine
 async def test_several_choices_of_several_prompts_are_told_apart(engine):
     wanted = {"prompt": ["once", "upon a"], "max_tokens": 12, "n": 2, "seed": 3, "logprobs": 1}
     async with client_of(engine) as client:
-        whole = await client.completions.create(model=engine.served_model, **wanted)
+        complete = await client.completions.create(model=engine.served_model, **wanted)
         stream = await client.completions.create(
             model=engine.served_model, stream=True, stream_options={"include_usage": True}, **wanted
         )
@@ -115,9 +115,9 @@ async def test_several_choices_of_several_prompts_are_told_apart(engine):
             for choice in chunk.choices:
                 texts[choice.index] += choice.text
                 offsets[choice.index] += choice.logprobs.text_offset
-    assert texts == [choice.text for choice in whole.choices]
-    assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
-    assert usage == whole.usage
+    assert texts == [choice.text for choice in complete.choices]
+    assert offsets == [choice.logprobs.text_offset for choice in complete.choices]
+    assert usage == complete.usage
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -195,7 +195,7 @@ async def test_a_completion_that_fails_on_its_way_is_an_error_of_the_client(mode
 
 
 @pytest.mark.parametrize(
-    ("route", "fields", "named"),
+    ("route", "fields", "field"),
     [
         ("chat/completions", {"stream_options": {"include_usage": True}}, "stream_options"),
         (
@@ -208,11 +208,11 @@ async def test_a_completion_that_fails_on_its_way_is_an_error_of_the_client(mode
         ("completions", {"stream": True, "echo": True}, "echo"),
     ],
 )
-async def test_what_cannot_be_streamed_is_refused_by_name(engine, route, fields, named):
+async def test_what_cannot_be_streamed_is_refused_by_name(engine, route, fields, field):
     body = {"prompt": "x", "max_tokens": 2} if route == "completions" else ask()
     ((status, answer),) = await post(engine, [{**body, **fields}], route)
     assert status in (400, 404)
-    assert named in answer["error"]["message"]
+    assert field in answer["error"]["message"]
 
 
 # --- text out of tokens ---------------------------------------------------------------------------
@@ -228,16 +228,16 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pieces_of(events: list[bytes], index: int = 0) -> list[str]:
-    found = []
+    parts = []
     for event in events:
         if event == DONE:
             continue
         for choice in json.loads(event.removeprefix(b"data: "))["choices"]:
             if choice["index"] == index:
-                found.append(
+                parts.append(
                     choice["text"] if "text" in choice else choice["delta"].get("content") or ""
                 )
-    return found
+    return parts
 
 
 def streamed(

@@ -42,11 +42,15 @@ def said_three(completion: Any, **_: Any) -> float:
 
 
 def env(**options: Any) -> vf.PythonEnv:
-    given = {"code_from": "auto", "blocks_system_prompt": "", "blocks_reminder": REMINDER} | options
+    defaults = {
+        "code_from": "auto",
+        "blocks_system_prompt": "",
+        "blocks_reminder": REMINDER,
+    } | options
     rows = [{"question": QUESTION, "answer": "3"}] * 8
     rubric = vf.Rubric(funcs=[said_three])
     return vf.PythonEnv(
-        "", dataset=rows, max_turns=3, rubric=rubric, sandbox="unsafe_subprocess", **given
+        "", dataset=rows, max_turns=3, rubric=rubric, sandbox="unsafe_subprocess", **defaults
     )
 
 

@@ -102,12 +102,12 @@ def test_the_formats_in_detail():
     )
     quoted = '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>'
     assert parse_hermes(quoted)[1] == [{"name": "f", "arguments": '{"x": "</tool_call>"}'}]
-    one = '{"name": "f", "parameters": {"a": 1}}'
+    call = '{"name": "f", "parameters": {"a": 1}}'
     expected = {"name": "f", "arguments": '{"a": 1}'}
-    assert parse_llama3_json(f"<|python_tag|>{one}") == ("", [expected])
-    assert parse_llama3_json(f"[{one}, {one}]") == ("", [expected] * 2)
-    assert parse_llama3_json(f"{one}\n{one}") == ("", [expected] * 2)
-    for text in (f"The call is {one}", f"{one} is the call", '{"a": 1}', "[]", "", "42"):
+    assert parse_llama3_json(f"<|python_tag|>{call}") == ("", [expected])
+    assert parse_llama3_json(f"[{call}, {call}]") == ("", [expected] * 2)
+    assert parse_llama3_json(f"{call}\n{call}") == ("", [expected] * 2)
+    for text in (f"The call is {call}", f"{call} is the call", '{"a": 1}', "[]", "", "42"):
         assert parse_llama3_json(text) == (text, [])
 
 
@@ -169,7 +169,7 @@ def test_thoughts_and_what_is_said():
 )
 def test_no_text_is_lost_in_the_split(text):
     for opened in (False, True):
-        thought, rest = split_reasoning(text, opened)
-        left = text.replace("<think>", "").replace("</think>", "")
-        kept = (thought + rest).replace("<think>", "").replace("</think>", "")
-        assert "".join(kept.split()) == "".join(left.split())
+        thought, answer = split_reasoning(text, opened)
+        untagged = text.replace("<think>", "").replace("</think>", "")
+        kept = (thought + answer).replace("<think>", "").replace("</think>", "")
+        assert "".join(kept.split()) == "".join(untagged.split())

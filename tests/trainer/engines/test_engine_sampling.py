@@ -100,11 +100,11 @@ def test_a_row_does_not_depend_on_its_neighbours():
     ]
     for counter in range(20):
         logits_BV = logits(8, seed=counter)
-        one = draw(
+        single = draw(
             logits_BV[:1], SamplingTable.build(alone, torch.device("cpu")), np.array([counter])
         )
         many = draw(logits_BV, SamplingTable.build(crowd, torch.device("cpu")), np.full(8, counter))
-        assert one.tokens[0] == many.tokens[0]
+        assert single.tokens[0] == many.tokens[0]
 
 
 def test_penalties_count_prompt_and_output_as_defined():
@@ -213,7 +213,7 @@ def test_random_numbers_are_uniform_and_independent_of_neighbouring_seeds_and_co
     histogram = np.histogram(numbers, bins=100, range=(0, 1))[0]
     # chi-square, 99 degrees of freedom, p about 1e-4
     assert ((histogram - 400) ** 2 / 400).sum() < 160
-    for other in (numbers[1:], numbers[:, 1:]):
-        near = numbers[: other.shape[0], : other.shape[1]]
-        assert abs(np.corrcoef(near.ravel(), other.ravel())[0, 1]) < 0.02
+    for shifted in (numbers[1:], numbers[:, 1:]):
+        near = numbers[: shifted.shape[0], : shifted.shape[1]]
+        assert abs(np.corrcoef(near.ravel(), shifted.ravel())[0, 1]) < 0.02
     assert len(np.unique(numbers)) == numbers.size

@@ -62,9 +62,9 @@ def taught() -> Any:
     examples = []
     for turn in (1, 3):
         prompt = render(messages[:turn], add_generation_prompt=True)["input_ids"]
-        whole = render(messages[: turn + 1])["input_ids"]
-        assert whole[: len(prompt)] == prompt
-        examples.append((prompt, whole[: len(whole) - whole[::-1].index(tokenizer.eos_token_id)]))
+        ids = render(messages[: turn + 1])["input_ids"]
+        assert ids[: len(prompt)] == prompt
+        examples.append((prompt, ids[: len(ids) - ids[::-1].index(tokenizer.eos_token_id)]))
     return fine_tuned(model, examples)
 
 
@@ -123,10 +123,12 @@ def row_logprobs(model: Any, row: Any, temperature: float) -> torch.Tensor:
     parts = []
     prompts = row.seq_ids if row.prompt_seq_ids is None else row.prompt_seq_ids
     for sample in np.unique(row.seq_ids):
-        own = row.seq_ids == sample
+        of_sample = row.seq_ids == sample
         # what it stands behind, if it shares a prompt
-        prompt = (row.seq_ids == prompts[own][0]) & ~own
-        ids = torch.tensor(np.concatenate([row.token_ids[prompt], row.token_ids[own]]))[None].long()
+        prompt = (row.seq_ids == prompts[of_sample][0]) & ~of_sample
+        ids = torch.tensor(np.concatenate([row.token_ids[prompt], row.token_ids[of_sample]]))[
+            None
+        ].long()
         with torch.no_grad():
             logp = torch.log_softmax(model(ids).logits[0, :-1] / temperature, dim=-1)
         parts.append(

@@ -72,7 +72,7 @@ async def load(
     weights = {0: snapshot(model)}
     finished = asyncio.Semaphore(0)
 
-    async def one(index: int) -> tuple[float, dict]:
+    async def timed_ask(index: int) -> tuple[float, dict]:
         await asyncio.sleep(rng.random() * 0.6)
         temperature = rng.choice([1.0, 0.7, 1.4])
         body = ask(
@@ -96,7 +96,7 @@ async def load(
             weights[version] = snapshot(model)
 
     updating = asyncio.create_task(update())
-    answers = list(await asyncio.gather(*map(one, range(count))))
+    answers = list(await asyncio.gather(*map(timed_ask, range(count))))
     await updating
     answers.append((1.0, (await complete(engine, ask("after all updates", seed=1)))[0]))
     models = {}

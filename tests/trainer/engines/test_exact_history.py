@@ -156,8 +156,8 @@ def samples_per_rollout(trainer):
 def test_a_template_that_forgets_forks_and_exact_history_gives_one_sample(tmp_path):
     forked, _ = samples_per_rollout(trainer_with(tmp_path / "template"))
     assert set(forked) == {3}, "negative control: without it every turn is a sample of its own"
-    whole, records = samples_per_rollout(trainer_with(tmp_path / "exact", history="exact"))
-    assert set(whole) == {1}
+    samples_found, records = samples_per_rollout(trainer_with(tmp_path / "exact", history="exact"))
+    assert set(samples_found) == {1}
     text = tokenizer_with().decode(records[0].turns[-1].prompt_ids)
     assert text.count("<think>\n\n</think>") == 3
 
@@ -348,8 +348,8 @@ def test_turns_that_end_otherwise_and_calls_without_words():
     """Turns that do not end in the tokenizer's end token, and templates without what is said beside
     a call."""
     tools = tool_env(1).tool_defs
-    other = tokenizer_with(REASONING.replace("<|im_end|>", "<|im_start|>"))
-    require_exact_history(other, tools)
+    unusable = tokenizer_with(REASONING.replace("<|im_end|>", "<|im_start|>"))
+    require_exact_history(unusable, tools)
     silent = tokenizer_with(
         "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}{{- (m.tool_calls | tojson)"
         " if m.tool_calls else m.content }}{{- '<|im_end|>\\n' }}{%- endfor %}{%- if"

@@ -40,12 +40,12 @@ class Talks:
 
 def held(history):
     """Tokens that the known answers keep in memory, each array once."""
-    found = {}
+    num_ids = {}
     for answer in history._answers.values():
         while answer is not None:
-            found[id(answer.new)] = len(answer.new)
+            num_ids[id(answer.new)] = len(answer.new)
             answer = answer.before
-    return sum(found.values())
+    return sum(num_ids.values())
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -29,7 +29,7 @@ def counted_tokens(model) -> list[int]:
 async def test_the_tokens_with_which_all_prompts_begin_are_prefilled_once(kv_heads):
     model = build_tiny_model(layers=2, hidden=32, heads=4, kv_heads=kv_heads)
     shots = "one solved example and another one of them "
-    texts = [shots + rest for rest in ("a", "bc", "some more", "d", "bc")]
+    texts = [shots + tail for tail in ("a", "bc", "some more", "d", "bc")]
     tokens = counted_tokens(model)
     with serving(model, concurrency=8) as engine:
         tokens.clear()

@@ -34,14 +34,14 @@ from verifiers_trainer.settings.config import RLConfig
 
 
 def situation(version="0.33.0", **facts):
-    given = {
+    defaults = {
         "has_adapter": False,
         "adapter_refused": None,
         "on_cuda": True,
         "same_device": False,
         **facts,
     }
-    return Situation(features=features_of(parse_version(version)), version=version, **given)
+    return Situation(features=features_of(parse_version(version)), version=version, **defaults)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def one_of_two_ranks():
 
 def test_half_of_a_model_that_two_processes_hold_is_never_sent(one_of_two_ranks, tmp_path):
     model = small_model()
-    whole = sum(parameter.numel() for parameter in model.parameters())
+    total = sum(parameter.numel() for parameter in model.parameters())
     servers = [SimpleNamespace(url="http://127.0.0.1:9", serving=Serving(-1, "base-model"))]
     config = RLConfig(output_dir=str(tmp_path), weight_sync="reload", use_lora=False)
     sync = open_sync(model, config, servers, 1, features_of(parse_version("0.33.0")), "0.33.0")
@@ -201,7 +201,7 @@ def test_half_of_a_model_that_two_processes_hold_is_never_sent(one_of_two_ranks,
     ]
     # negative control
     held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-    assert sum(tensor.numel() for tensor in held) < 0.6 * whole
+    assert sum(tensor.numel() for tensor in held) < 0.6 * total
 
 
 def test_a_model_of_zero_3_is_refused():
@@ -270,11 +270,11 @@ def control():
 
 def moved(model):
     """A copy with other weights."""
-    other = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in other.parameters():
+        for parameter in copied.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    return other
+    return copied
 
 
 def same(server, model):

@@ -229,14 +229,14 @@ def test_weights_move_every_second_step_when_that_is_asked_for(tmp_path):
 
 
 def test_several_servers_all_follow_and_a_rollout_stays_with_one(tmp_path):
-    with served() as one, served() as two:
-        url = f"{one.url},{two.url}"
-        log = run(trainer_of(one, tmp_path, inference=url, max_steps=2))
+    with served() as first, served() as two:
+        url = f"{first.url},{two.url}"
+        log = run(trainer_of(first, tmp_path, inference=url, max_steps=2))
         assert len(log.steps) == 2
-        for server in (one, two):
+        for server in (first, two):
             assert server.paths().count("/v1/load_lora_adapter") == 3
             assert [session for session in server.sessions if session]
-        assert not {s for s in one.sessions if s} & {s for s in two.sessions if s}
+        assert not {s for s in first.sessions if s} & {s for s in two.sessions if s}
 
 
 def test_a_client_of_the_server_is_enough(tmp_path):
@@ -340,29 +340,29 @@ def test_two_runs_that_took_one_server_at_the_same_time_never_take_the_others_to
 
     settings = {"use_lora": False, "sync_timeout": 10.0}
     with served(version=version) as server:
-        one, two = (trainer_of(server, tmp_path / name, **settings) for name in "ab")
-        with one, two:
-            one.start_engine()
+        first, two = (trainer_of(server, tmp_path / name, **settings) for name in "ab")
+        with first, two:
+            first.start_engine()
             two.start_engine()
-            runs = one.engine.run, two.engine.run
-            assert [first_token(trainer) for trainer in (one, two, one)] == [
+            runs = first.engine.run, two.engine.run
+            assert [first_token(trainer) for trainer in (first, two, first)] == [
                 (runs[0], 0),
                 (runs[1], 0),
                 (runs[0], 0),
             ]
 
-            repair = one.engine._send_again
+            repair = first.engine._send_again
 
-            def and_lose_it_again(*rest):
-                repair(*rest)
+            def and_lose_it_again(*args):
+                repair(*args)
                 server.label = str(int(server.label) ^ 1 << 60)
 
-            one.engine._send_again = and_lose_it_again
+            first.engine._send_again = and_lose_it_again
             server.label = str(int(server.label) ^ 1 << 60)
             with pytest.raises(
                 WeightSyncError, match=r"again after 3 repairs.*give each a server of its own"
             ):
-                first_token(one)
+                first_token(first)
 
 
 def test_a_server_that_is_there_by_chance_is_used_when_it_serves_the_same_model_and_no_other_run(

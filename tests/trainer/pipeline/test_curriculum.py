@@ -81,8 +81,8 @@ def levels_env(count=16, reward=None):
 
 def test_the_first_threshold_that_is_higher_decides():
     schedule = [(1.0, "easy"), (2.0, "medium"), (2.5, "hard")]
-    found = [difficulty_at(schedule, epochs) for epochs in (0, 0.99, 1, 1.99, 2, 2.5, 9)]
-    assert found == ["easy", "easy", "medium", "medium", "hard", "hard", "hard"]
+    difficulties = [difficulty_at(schedule, epochs) for epochs in (0, 0.99, 1, 1.99, 2, 2.5, 9)]
+    assert difficulties == ["easy", "easy", "medium", "medium", "hard", "hard", "hard"]
     assert difficulty_at(None, 1) is None
 
 
@@ -133,15 +133,15 @@ def test_a_resumed_curriculum_goes_on_where_it_was(tmp_path):
         "save_strategy": "steps",
         "save_steps": 3,
     }
-    whole = run(
+    uninterrupted = run(
         small_trainer(tmp_path / "whole", levels_env(reward=digits), max_steps=6, **settings)
     )
     run(small_trainer(tmp_path / "parts", levels_env(reward=digits), max_steps=3, **settings))
-    rest = run(
+    resumed = run(
         small_trainer(tmp_path / "parts", levels_env(reward=digits), max_steps=6, **settings),
         resume_from_checkpoint=True,
     )
-    assert rest.losses == whole.losses[3:]
+    assert resumed.losses == uninterrupted.losses[3:]
 
 
 def test_a_subclass_decides_the_difficulty(tmp_path):
@@ -293,13 +293,13 @@ def test_weights_that_fit_no_rubric_are_refused_before_the_first_step(tmp_path):
 
 
 def test_a_hook_and_a_schedule_for_the_same_rewards_are_refused(tmp_path):
-    class Own(RLTrainer):
+    class OwnTrainer(RLTrainer):
         def compute_rewards(self, completions, prompts):
             return [0.0] * len(completions)
 
     config = small_config(tmp_path, reward_weights_schedule={0: [1, 0]})
     with pytest.raises(ConfigError, match="compute_rewards and reward_weights_schedule both set"):
-        Own(small_policy(), counted_env([]), config, build_tiny_tokenizer()).train()
+        OwnTrainer(small_policy(), counted_env([]), config, build_tiny_tokenizer()).train()
 
 
 # --- several environments -------------------------------------------------------------------------
@@ -402,15 +402,15 @@ def test_a_resumed_mixture_keeps_its_place_and_what_was_pending(tmp_path):
         "save_strategy": "steps",
         "save_steps": 2,
     }
-    whole = run(small_trainer(tmp_path / "whole", pair(), max_steps=5, **settings))
+    uninterrupted = run(small_trainer(tmp_path / "whole", pair(), max_steps=5, **settings))
     run(small_trainer(tmp_path / "parts", pair(), max_steps=2, **settings))
     pending = (tmp_path / "parts" / "checkpoint-2" / "pending.jsonl").read_text().splitlines()
     assert {json.loads(line)["env"] for line in pending} <= {"a", "b"}
-    rest = run(
+    resumed = run(
         small_trainer(tmp_path / "parts", pair(), max_steps=5, **settings),
         resume_from_checkpoint=True,
     )
-    assert rest.losses == whole.losses[2:]
+    assert resumed.losses == uninterrupted.losses[2:]
 
 
 MIXTURE = """

@@ -171,14 +171,16 @@ def test_a_resumed_imitation_is_bit_for_bit_the_one_without_a_break(saved_run, t
         "save_steps": 2,
         "seed": 3,
     }
-    whole = trainer_of(tmp_path / "whole", max_steps=5, **settings)
-    losses = run(whole).losses
+    uninterrupted = trainer_of(tmp_path / "whole", max_steps=5, **settings)
+    losses = run(uninterrupted).losses
     run(trainer_of(tmp_path / "parts", max_steps=2, **settings))
     parts = trainer_of(tmp_path / "parts", max_steps=5, **settings)
     assert run(parts, resume_from_checkpoint=True).losses == losses[2:]
     assert [row["step"] for row in metrics_of(tmp_path / "parts")] == [1, 2, 3, 4, 5]
-    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for parameter, resumed_parameter in zip(
+        uninterrupted.model.parameters(), parts.model.parameters(), strict=True
+    ):
+        assert torch.equal(parameter, resumed_parameter)
     with pytest.raises(RunMismatch, match="rollouts was"):  # other rollouts, whatever the folder
         run(
             trainer_of(tmp_path / "parts", max_steps=6, min_reward=0.01, **settings),

@@ -89,10 +89,10 @@ def test_equal_prompts_are_siblings_and_their_text_is_tokenised_once():
 
 
 def test_columns_that_do_not_fit_are_refused():
-    given = columns()
-    given["rewards"].pop()
+    data = columns()
+    data["rewards"].pop()
     with pytest.raises(ConfigError, match="the dataset has 12 prompts, 12 completions, 11 rewards"):
-        read_groups(given, build_tiny_tokenizer(), small_config("x"))
+        read_groups(data, build_tiny_tokenizer(), small_config("x"))
     with pytest.raises(DatasetError, match="is empty"):
         read_groups(
             {"prompts": [], "completions": [], "rewards": []},
@@ -188,9 +188,9 @@ def test_a_saved_run_is_anchored_on_its_recorded_log_probabilities(saved_run, tm
     assert same["ratio/mean"] == pytest.approx(1, abs=1e-4)
     assert same["ratio/max"] == pytest.approx(1, abs=1e-3)
     assert math.isnan(same["staleness/max"])  # nobody knows how old they are
-    other = small_policy(seed=3)
+    another = small_policy(seed=3)
     off = run(
-        trainer_of(tmp_path / "other", str(saved_run), model=other, rollouts_per_example=4)
+        trainer_of(tmp_path / "other", str(saved_run), model=another, rollouts_per_example=4)
     ).steps[0]
     assert abs(off["ratio/mean"] - 1) > 1e-3
     as_text = {
@@ -217,9 +217,9 @@ def test_another_temperature_than_the_recorded_one_is_said(saved_run, tmp_path, 
 
 
 def test_single_answers_are_compared_with_the_mean_of_the_dataset(tmp_path, caplog):
-    given = columns(count=8, siblings=1)
-    given["rewards"] = [float(n % 2) for n in range(8)]
-    trainer = trainer_of(tmp_path, given, max_steps=2)
+    data = columns(count=8, siblings=1)
+    data["rewards"] = [float(n % 2) for n in range(8)]
+    trainer = trainer_of(tmp_path, data, max_steps=2)
     assert (
         "0 of 8 prompts have two rollouts with known rewards: the baseline is the mean of the"
         " dataset" in caplog.text
@@ -228,12 +228,15 @@ def test_single_answers_are_compared_with_the_mean_of_the_dataset(tmp_path, capl
     assert [step["reward/mean"] for step in log.steps] == [
         trainer_mean(trainer, n) for n in range(2)
     ]
-    assert {float(a) for one in trainer.batch.advantages_G for a in one} <= {0.5, -0.5}
+    assert {float(a) for advantages in trainer.batch.advantages_G for a in advantages} <= {
+        0.5,
+        -0.5,
+    }
 
 
-def trainer_mean(trainer, place):
-    taken = trainer.training_run.offline._pass(0)[place]
-    return float(np.mean([group.rewards for group in taken]))
+def trainer_mean(trainer, number):
+    groups = trainer.training_run.offline._pass(0)[number]
+    return float(np.mean([group.rewards for group in groups]))
 
 
 def test_the_best_of_single_answers_is_refused(tmp_path):
@@ -251,9 +254,9 @@ def test_the_length_rules_hold_for_columns(tmp_path, overlong):
     overlong="drop"."""
     prompts = [[{"role": "user", "content": "q"}]] * 4
     answers = [[{"role": "assistant", "content": "ab" if n else "ab" * 40}] for n in range(4)]
-    given = {"prompts": prompts, "completions": answers, "rewards": [9.0, 0.0, 1.0, 2.0]}
+    data = {"prompts": prompts, "completions": answers, "rewards": [9.0, 0.0, 1.0, 2.0]}
     trainer = trainer_of(
-        tmp_path, given, rollouts_per_example=4, max_seq_len=48, overlong=overlong, max_steps=1
+        tmp_path, data, rollouts_per_example=4, max_seq_len=48, overlong=overlong, max_steps=1
     )
     run(trainer)
     mean = 1.0 if overlong == "drop" else 3.0
@@ -266,37 +269,41 @@ def test_a_pass_uses_every_group_once_in_an_order_of_the_seed():
     groups = read_groups(columns(), build_tiny_tokenizer(), small_config("x"))
     config = small_config("x", batch_size=4, rollouts_per_example=2)
     pipeline = OfflineRollouts(groups, config)
-    passes = [[group.index for taken in pipeline._pass(n) for group in taken] for n in (0, 1)]
+    passes = [
+        [group.index for group_batch in pipeline._pass(n) for group in group_batch] for n in (0, 1)
+    ]
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(6))
     assert passes[0] != passes[1]
     assert pipeline.num_batches == 3
     assert passes[0] == [
-        group.index for taken in OfflineRollouts(groups, config)._pass(0) for group in taken
+        group.index
+        for group_batch in OfflineRollouts(groups, config)._pass(0)
+        for group in group_batch
     ]
 
 
 def test_a_resumed_run_goes_on_with_the_batch_that_follows(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 2, "seed": 3}
-    whole = run(trainer_of(tmp_path / "whole", columns(), max_steps=5, **settings))
+    uninterrupted = run(trainer_of(tmp_path / "whole", columns(), max_steps=5, **settings))
     run(trainer_of(tmp_path / "parts", columns(), max_steps=2, **settings))
-    rest = run(
+    resumed = run(
         trainer_of(tmp_path / "parts", columns(), max_steps=5, **settings),
         resume_from_checkpoint=True,
     )
-    assert rest.losses == whole.losses[2:]
+    assert resumed.losses == uninterrupted.losses[2:]
     assert [row["step"] for row in metrics_of(tmp_path / "parts")] == [1, 2, 3, 4, 5]
 
 
 def test_equal_and_unknown_rewards_teach_nothing_and_end_the_run(tmp_path):
-    given = columns()
-    given["rewards"] = [None if n % 2 else 1.0 for n in range(12)]
+    data = columns()
+    data["rewards"] = [None if n % 2 else 1.0 for n in range(12)]
     with pytest.raises(
         NoLearningSignal, match="no group of the finished rollouts has two different rewards"
     ):
-        trainer_of(tmp_path / "unknown", given, advantage="mean").train()
-    given["rewards"] = [1.0] * 12
+        trainer_of(tmp_path / "unknown", data, advantage="mean").train()
+    data["rewards"] = [1.0] * 12
     with pytest.raises(NoLearningSignal):
-        trainer_of(tmp_path / "equal", given).train()
+        trainer_of(tmp_path / "equal", data).train()
 
 
 def test_several_turns_of_text_are_each_trained(tmp_path):
@@ -305,8 +312,8 @@ def test_several_turns_of_text_are_each_trained(tmp_path):
         {"role": "user", "content": "more"},
         {"role": "assistant", "content": "22"},
     ]
-    given = {"prompts": ["a", "a"], "completions": [talk, talk[:1]], "rewards": [1.0, 0.0]}
-    groups = read_groups(given, build_tiny_tokenizer(), small_config("x"))
+    data = {"prompts": ["a", "a"], "completions": [talk, talk[:1]], "rewards": [1.0, 0.0]}
+    groups = read_groups(data, build_tiny_tokenizer(), small_config("x"))
     assert [len(record.turns) for record in groups[0].rollouts] == [2, 1]
     assert digits(talk) == 1
-    run(trainer_of(tmp_path, given, batch_size=2, max_steps=1))
+    run(trainer_of(tmp_path, data, batch_size=2, max_steps=1))

@@ -134,11 +134,11 @@ def test_one_row_alone_is_sampled_with_other_seeds_in_every_group():
 
 
 def test_a_resumed_pass_over_equal_rows_goes_on_with_the_same_seeds():
-    whole, _ = played_seeds(same_rows(6), 3)
+    all_seeds, _ = played_seeds(same_rows(6), 3)
     first, state = played_seeds(same_rows(6), 1)
     second, _ = played_seeds(same_rows(6), 2, state)
     assert len(first) == 4 * GROUP  # the second batch's groups had finished too, and are saved
-    assert first + second == whole
+    assert first + second == all_seeds
 
 
 def test_rows_that_differ_are_sampled_with_the_seeds_of_their_content_alone():
@@ -182,7 +182,7 @@ def test_no_token_older_than_the_lag_is_trained_and_no_slow_rollout_is_left_behi
 
 
 def test_without_the_waiting_the_slow_ones_are_dropped_and_the_drop_is_counted(monkeypatch):
-    monkeypatch.setattr(Pipeline, "_would_go_stale", lambda self, left: False)
+    monkeypatch.setattr(Pipeline, "_would_go_stale", lambda self, num_left: False)
     policy = Policy(delay=slow_one_in_five(3))
     with pipeline(policy, max_off_policy_steps=1) as source:
         batches = steps(source, policy, 12)
@@ -491,11 +491,11 @@ def test_an_unknown_reward_is_in_no_baseline_and_its_rollout_is_not_trained(env,
         batch = source.next_batch()
     for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
         np.testing.assert_array_equal(sorted(group.rewards), sorted(rewards))
-        known = ~np.isnan(group.rewards)
+        is_known = ~np.isnan(group.rewards)
         np.testing.assert_allclose(
-            advantages[known], group.rewards[known] - group.rewards[known].mean()
+            advantages[is_known], group.rewards[is_known] - group.rewards[is_known].mean()
         )
-        assert np.isnan(advantages[~known]).all()
+        assert np.isnan(advantages[~is_known]).all()
     assert batch.stats["reward/unscored"] == batch.stats["rollouts/errors"] == 2
     assert batch.stats["rollouts/trained"] == 6
 

@@ -28,9 +28,13 @@ def test_its_weights_depend_on_the_seed_alone_and_the_global_seed_is_untouched()
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    one, two, other = build_tiny_model(seed=1), build_tiny_model(seed=1), build_tiny_model(seed=2)
+    first, two, other_seed = (
+        build_tiny_model(seed=1),
+        build_tiny_model(seed=1),
+        build_tiny_model(seed=2),
+    )
     assert torch.rand(1) == expected
-    weights = [model.model.layers[0].mlp.up_proj.weight for model in (one, two, other)]
+    weights = [model.model.layers[0].mlp.up_proj.weight for model in (first, two, other_seed)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
@@ -84,11 +88,11 @@ def test_the_chat_template_is_increasing(tools):
             "input_ids"
         ]
 
-    whole = render(len(TOOL_TURN), False)
+    conversation = render(len(TOOL_TURN), False)
     for upto, message in enumerate(TOOL_TURN[:-1], 1):
-        assert whole[: len(render(upto, False))] == render(upto, False)
+        assert conversation[: len(render(upto, False))] == render(upto, False)
         if TOOL_TURN[upto]["role"] == "assistant":
-            assert whole[: len(render(upto, True))] == render(upto, True), message
+            assert conversation[: len(render(upto, True))] == render(upto, True), message
 
 
 def test_saved_and_loaded_again_both_are_the_same(tmp_path):

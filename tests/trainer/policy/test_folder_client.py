@@ -21,7 +21,7 @@ def load_environment():
 
 
 @pytest.fixture
-def whole(tmp_path):
+def full_model(tmp_path):
     """A folder with a whole model."""
     build_tiny_model(seed=3).save_pretrained(tmp_path / "whole")
     build_tiny_tokenizer().save_pretrained(tmp_path / "whole")
@@ -29,37 +29,38 @@ def whole(tmp_path):
 
 
 @pytest.fixture
-def adapted(whole, tmp_path):
-    """(folder of an adapter over ``whole``, the adapted model)."""
+def adapted(full_model, tmp_path):
+    """(folder of an adapter over ``full_model``, the adapted model)."""
     import torch
     from peft import LoraConfig, get_peft_model
 
     model = get_peft_model(
-        load_folder(whole)[0], LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+        load_folder(full_model)[0], LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
     )
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.5)
-    model.peft_config["default"].base_model_name_or_path = str(whole)
+    model.peft_config["default"].base_model_name_or_path = str(full_model)
     model.save_pretrained(tmp_path / "adapted")
     return tmp_path / "adapted", model
 
 
-def test_an_adapter_is_merged_into_its_base(whole, adapted):
+def test_an_adapter_is_merged_into_its_base(full_model, adapted):
     import torch
 
     folder, model = adapted
     ids = torch.arange(5, 15)[None]
     with torch.no_grad():
         expected, loaded, base = (
-            m(ids).logits for m in (model.eval(), load_folder(folder)[0], load_folder(whole)[0])
+            m(ids).logits
+            for m in (model.eval(), load_folder(folder)[0], load_folder(full_model)[0])
         )
     assert torch.allclose(expected, loaded, atol=1e-4)
     # negative control: the adapter changes the model
     assert not torch.allclose(base, loaded, atol=1e-1)
 
 
-def test_a_run_folder_means_its_newest_checkpoint_and_an_empty_one_is_refused(whole, tmp_path):
+def test_a_run_folder_means_its_newest_checkpoint_and_an_empty_one_is_refused(full_model, tmp_path):
     for step in (2, 10):
         (tmp_path / f"run/checkpoint-{step}").mkdir(parents=True)
         (tmp_path / f"run/checkpoint-{step}/config.json").write_text("{}")
@@ -69,15 +70,15 @@ def test_a_run_folder_means_its_newest_checkpoint_and_an_empty_one_is_refused(wh
         folder_client(str(tmp_path / "empty"))
 
 
-def test_the_identity_is_that_of_the_weights(whole, tmp_path):
-    before = FolderClient(whole).identity()
-    (whole / "trainer_state.json").write_text("{}")
-    assert FolderClient(whole).identity() == before
-    build_tiny_model(seed=4).save_pretrained(whole)
-    assert FolderClient(whole).identity() != before
+def test_the_identity_is_that_of_the_weights(full_model, tmp_path):
+    before = FolderClient(full_model).identity()
+    (full_model / "trainer_state.json").write_text("{}")
+    assert FolderClient(full_model).identity() == before
+    build_tiny_model(seed=4).save_pretrained(full_model)
+    assert FolderClient(full_model).identity() != before
 
 
-def test_the_command_evaluates_a_folder(whole, tmp_path, monkeypatch, capfd):
+def test_the_command_evaluates_a_folder(full_model, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

@@ -50,7 +50,7 @@ def hooked(model, change):
     """The model with its first layer's hidden states [1, T, D] changed."""
     install_logprob_forward(model)
 
-    def hook(module, given, out):
+    def hook(module, args, out):
         hidden = out[0] if isinstance(out, tuple) else out
         changed = change(hidden.float()).to(hidden.dtype)
         return (changed, *out[1:]) if isinstance(out, tuple) else changed
@@ -78,9 +78,9 @@ def by_place(hidden):
 def test_samples_that_are_kept_apart_pass_in_half_precision(make, check, precision):
     dtype, rounding = PRECISIONS[precision]
     with rounding():
-        found = check(make(dtype), is_half=True)
-    assert found.ok
-    assert found.difference < HALF_PLACE_TOLERANCE
+        result = check(make(dtype), is_half=True)
+    assert result.ok
+    assert result.difference < HALF_PLACE_TOLERANCE
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -91,9 +91,9 @@ def test_a_leak_below_what_rounding_moves_between_shapes_is_found(make, strength
     are."""
     dtype, rounding = PRECISIONS[precision]
     with rounding():
-        found = check(hooked(make(dtype), leak(strength)), is_half=True)
-    assert not found.ok
-    assert found.difference < HALF_TOLERANCE < HALF_SHAPE_TOLERANCE
+        result = check(hooked(make(dtype), leak(strength)), is_half=True)
+    assert not result.ok
+    assert result.difference < HALF_TOLERANCE < HALF_SHAPE_TOLERANCE
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -101,9 +101,9 @@ def test_a_leak_below_what_rounding_moves_between_shapes_is_found(make, strength
 def test_a_sample_that_depends_on_its_place_alone_is_found(check, precision):
     dtype, rounding = PRECISIONS[precision]
     with rounding():
-        found = check(hooked(tiny_llama(dtype), by_place), is_half=True)
-    assert not found.ok
-    assert found.tolerance >= HALF_PLACE_TOLERANCE  # no exchange of tokens shows it
+        result = check(hooked(tiny_llama(dtype), by_place), is_half=True)
+    assert not result.ok
+    assert result.tolerance >= HALF_PLACE_TOLERANCE  # no exchange of tokens shows it
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.1])

@@ -100,8 +100,10 @@ def stock_logprobs(
 
 def gradients(model: nn.Module, value: torch.Tensor) -> torch.Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
-    return torch.cat([g.flatten() for g in found])
+    gradients_found = torch.autograd.grad(
+        value, parameters, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([g.flatten() for g in gradients_found])
 
 
 # --- the head -------------------------------------------------------------------------------------
@@ -171,8 +173,8 @@ def test_samples_side_by_side_have_the_values_and_gradients_of_one_row(name, sha
 def test_the_cheaper_layout_is_chosen(lengths, attention, shape):
     model = tiny_llama()
     model.config._attn_implementation = attention
-    place = Layout.of(model, *packed_row(lengths), None, as_one_row=False)
-    assert place.input_ids.shape == place.position_ids.shape == shape
+    layout = Layout.of(model, *packed_row(lengths), None, as_one_row=False)
+    assert layout.input_ids.shape == layout.position_ids.shape == shape
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -241,9 +243,9 @@ def head_products(model, monkeypatch):
     """A list that grows with every product of hidden states and the head's weight."""
     config, linear, seen = find_causal_lm(model).config, nn.functional.linear, []
 
-    def counted(hidden, weight, *rest):
+    def counted(hidden, weight, *args):
         seen.extend([1] if weight.shape == (config.vocab_size, config.hidden_size) else [])
-        return linear(hidden, weight, *rest)
+        return linear(hidden, weight, *args)
 
     monkeypatch.setattr(nn.functional, "linear", counted)
     return seen

@@ -35,8 +35,8 @@ def test_a_model_without_a_name_needs_its_tokenizer(tmp_path):
     model.config._name_or_path = model.name_or_path = ""
     with pytest.raises(ConfigError, match="pass processing_class"):
         preparation.load(model, None, None)
-    given = build_tiny_tokenizer()
-    assert preparation.load(model, given, None) == (model, given)
+    tokenizer = build_tiny_tokenizer()
+    assert preparation.load(model, tokenizer, None) == (model, tokenizer)
 
 
 def test_a_name_loads_model_and_tokenizer_with_the_keywords():
@@ -266,18 +266,18 @@ def test_the_lora_fields_make_the_adapter_and_the_seed_its_weights(tmp_path):
         return preparation.prepare(small_policy(), config, None)
 
     torch.manual_seed(1)
-    one = adapter(0)
+    first = adapter(0)
     torch.manual_seed(2)
-    again, other = adapter(0), adapter(5)
-    lora = one.peft_config["default"]
+    again, other_seed = adapter(0), adapter(5)
+    lora = first.peft_config["default"]
     assert (lora.r, lora.lora_alpha, lora.lora_dropout) == (3, 7, 0.25)
-    assert {n.split(".")[-4] for n, _ in one.named_parameters() if "lora_A" in n} == {
+    assert {n.split(".")[-4] for n, _ in first.named_parameters() if "lora_A" in n} == {
         "q_proj",
         "v_proj",
     }
-    assert any(m.p == 0.25 for m in one.modules() if isinstance(m, torch.nn.Dropout))
-    assert weights_hash(one) == weights_hash(again)
-    assert weights_hash(one) != weights_hash(other)
+    assert any(m.p == 0.25 for m in first.modules() if isinstance(m, torch.nn.Dropout))
+    assert weights_hash(first) == weights_hash(again)
+    assert weights_hash(first) != weights_hash(other_seed)
 
 
 def test_without_targets_every_linear_layer_but_the_head_is_adapted(tmp_path):

@@ -205,11 +205,11 @@ SYNC = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alph
     "settings", [SYNC, {}, {"use_lora": True, **SYNC}], ids=["synced", "copy", "lora synced"]
 )
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, settings):
-    whole = run(small_trainer(tmp_path / "whole", **RUN, **settings))
+    uninterrupted = run(small_trainer(tmp_path / "whole", **RUN, **settings))
     parts = tmp_path / "parts"
     run(small_trainer(parts, **{**RUN, "max_steps": 2}, **settings))
-    rest = run(small_trainer(parts, **RUN, **settings), resume_from_checkpoint=True)
-    assert rest.losses == whole.losses[2:]
+    resumed = run(small_trainer(parts, **RUN, **settings), resume_from_checkpoint=True)
+    assert resumed.losses == uninterrupted.losses[2:]
     end = "checkpoint-4"
     assert files_hash(parts / end, FILE) == files_hash(tmp_path / "whole" / end, FILE)
 
@@ -217,13 +217,13 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, settings):
 def test_without_its_file_a_checkpoint_cannot_be_continued(tmp_path, monkeypatch):
     """Negative control: a reference that is made anew from the resumed weights would end elsewhere
     without a word."""
-    whole = run(small_trainer(tmp_path / "whole", **RUN, **SYNC))
+    uninterrupted = run(small_trainer(tmp_path / "whole", **RUN, **SYNC))
     parts = tmp_path / "parts"
     run(small_trainer(parts, **{**RUN, "max_steps": 2}, **SYNC))
     with monkeypatch.context() as patched:
         patched.setattr(Reference, "load", lambda *_: None)
         anew = run(small_trainer(parts, **RUN, **SYNC), resume_from_checkpoint=True)
-    assert anew.losses != whole.losses[2:]
+    assert anew.losses != uninterrupted.losses[2:]
     reference = Reference(small_policy())
     with pytest.raises(CheckpointError, match="cannot be resumed from"):
         reference.load(tmp_path)

@@ -60,16 +60,18 @@ def samples_of(row: PackedRow) -> list[tuple[np.ndarray, ...]]:
     """The samples of a row as they were before: a shared prompt put back before each of its
     branches."""
     prompts = row.seq_ids if row.prompt_seq_ids is None else row.prompt_seq_ids
-    are_shared = {int(back) for own, back in zip(row.seq_ids, prompts, strict=True) if own != back}
-    found = []
-    for own in dict.fromkeys(row.seq_ids.tolist()):
-        if own in are_shared:
+    are_shared = {
+        int(back) for own_id, back in zip(row.seq_ids, prompts, strict=True) if own_id != back
+    }
+    samples = []
+    for seq_id in dict.fromkeys(row.seq_ids.tolist()):
+        if seq_id in are_shared:
             continue
-        back = int(prompts[row.seq_ids == own][0])
-        places = np.flatnonzero((row.seq_ids == own) | (row.seq_ids == back))
-        assert row.position_ids[places].tolist() == list(range(len(places)))
-        found.append(tuple(getattr(row, name)[places] for name in IN_ROW))
-    return found
+        back = int(prompts[row.seq_ids == seq_id][0])
+        positions = np.flatnonzero((row.seq_ids == seq_id) | (row.seq_ids == back))
+        assert row.position_ids[positions].tolist() == list(range(len(positions)))
+        samples.append(tuple(getattr(row, name)[positions] for name in IN_ROW))
+    return samples
 
 
 GROUPS = st.lists(
@@ -159,8 +161,8 @@ def test_the_gradient_is_that_of_samples_that_stand_alone(make, recompute):
     assert ours == pytest.approx(loss, rel=1e-5)
     assert (same - gradient).norm() / gradient.norm() < 1e-5
     # branches that see each other: another gradient
-    wrong, other = loss_and_gradient(model, rows_R, with_prompts=False)
-    assert (other - gradient).norm() / gradient.norm() > 1e-2
+    wrong, other_gradient = loss_and_gradient(model, rows_R, with_prompts=False)
+    assert (other_gradient - gradient).norm() / gradient.norm() > 1e-2
     assert abs(wrong - loss) > 1e-4
 
 

@@ -51,11 +51,11 @@ def divergence(policy, teacher, rows):
         install_logprob_forward(model)
     tensors = [row.to_tensors() for row in rows]
     with torch.no_grad():
-        found = [
+        terms = [
             policy(**forward_arguments(row), teacher=teacher).reverse_kl[row["loss_mask"]]
             for row in tensors
         ]
-    return float(torch.cat(found).mean())
+    return float(torch.cat(terms).mean())
 
 
 @pytest.mark.parametrize(  # of one noisy, one not
@@ -75,9 +75,9 @@ def test_the_policy_comes_nearer_to_its_teacher_whatever_the_rewards(
     trainer = distilled(tmp_path, folder, env=env, loss=loss, **settings)
     log = run(trainer)
     rows, teacher = trainer.batch.rows_R[0], get_model(str(folder))
-    found = divergence(trainer.model, teacher, rows)
+    nearer = divergence(trainer.model, teacher, rows)
     before = divergence(small_policy(), teacher, rows)
-    assert found < 0.8 * before
+    assert nearer < 0.8 * before
     assert log.steps[0]["groups/dead"] == 0
 
 
@@ -93,7 +93,9 @@ def test_the_divergences_over_the_vocabulary_are_those_of_the_stock_models(num_c
     )
     expected = (log_pi.exp() * (log_pi - log_t)).sum(-1), (log_t.exp() * (log_t - log_pi)).sum(-1)
     parameters = list(policy.parameters())
-    gradients = [torch.autograd.grad(one.sum(), parameters, retain_graph=True) for one in expected]
+    gradients = [
+        torch.autograd.grad(terms_T.sum(), parameters, retain_graph=True) for terms_T in expected
+    ]
     install_logprob_forward(policy)
     install_logprob_forward(teacher)
     arguments = {
@@ -103,16 +105,18 @@ def test_the_divergences_over_the_vocabulary_are_those_of_the_stock_models(num_c
         "num_chunks": num_chunks,
     }
     out = policy(**arguments, teacher=teacher)
-    for found, value, gradient in zip(
+    for computed, value, gradient in zip(
         (out.reverse_kl, out.forward_kl), expected, gradients, strict=True
     ):
-        torch.testing.assert_close(found[mask], value)
-        assert not found[~mask].any()
-        for one, other in zip(
-            torch.autograd.grad(found.sum(), parameters, retain_graph=True), gradient, strict=True
+        torch.testing.assert_close(computed[mask], value)
+        assert not computed[~mask].any()
+        for part, expected_gradient in zip(
+            torch.autograd.grad(computed.sum(), parameters, retain_graph=True),
+            gradient,
+            strict=True,
         ):
             # the stock norm computes in float32
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(part, expected_gradient, rtol=1e-5, atol=1e-6)
     # negative control: the two differ
     assert float((expected[0] - expected[1]).detach().abs().max()) > 1e-3
     assert all(parameter.grad is None for parameter in teacher.parameters())
@@ -146,19 +150,21 @@ def test_a_resumed_distillation_is_bit_for_bit_the_one_without_a_break(tmp_path,
         "save_steps": 1,
         "max_off_policy_steps": 0,
     }
-    whole = distilled(tmp_path / "whole", folder, max_steps=3, **settings)
-    losses = run(whole).losses
+    uninterrupted = distilled(tmp_path / "whole", folder, max_steps=3, **settings)
+    losses = run(uninterrupted).losses
     run(distilled(tmp_path / "parts", folder, max_steps=1, **settings))
     parts = distilled(tmp_path / "parts", folder, max_steps=3, **settings)
     assert run(parts, resume_from_checkpoint=True).losses == losses[1:]
-    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-    other = tmp_path / "other"
-    small_policy(seed=6).save_pretrained(other)
-    build_tiny_tokenizer().save_pretrained(other)
+    for parameter, changed_folder in zip(
+        uninterrupted.model.parameters(), parts.model.parameters(), strict=True
+    ):
+        assert torch.equal(parameter, changed_folder)
+    changed_folder = tmp_path / "other"
+    small_policy(seed=6).save_pretrained(changed_folder)
+    build_tiny_tokenizer().save_pretrained(changed_folder)
     with pytest.raises(RunMismatch, match="teacher was"):
         run(
-            distilled(tmp_path / "parts", other, max_steps=4, **settings),
+            distilled(tmp_path / "parts", changed_folder, max_steps=4, **settings),
             resume_from_checkpoint=True,
         )
 

@@ -200,9 +200,9 @@ def test_a_pickle_in_the_place_of_the_weights_is_refused(folder, tmp_path):
 # --- writing --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["before_manifest", "before_rename"])
-def test_a_write_that_fails_leaves_nothing_and_says_where(tmp_path, place):
-    with failpoints.armed(f"checkpoint.{place}:1:ENOSPC"):
+@pytest.mark.parametrize("failpoint", ["before_manifest", "before_rename"])
+def test_a_write_that_fails_leaves_nothing_and_says_where(tmp_path, failpoint):
+    with failpoints.armed(f"checkpoint.{failpoint}:1:ENOSPC"):
         with pytest.raises(
             CheckpointError, match=r"checkpoint-2 could not be written: .*No space left"
         ):
@@ -387,17 +387,19 @@ def test_an_optimizer_continues_bit_for_bit(tmp_path, kind):
         layer(torch.randn(4, 3)).square().sum().backward()
         optimizer.step()
 
-    one, one_optimizer = make()
+    first, one_optimizer = make()
     for seed in range(3):
-        step(one, one_optimizer, seed)
+        step(first, one_optimizer, seed)
     checkpoint_files.save_optimizer(tmp_path, one_optimizer)
-    other, other_optimizer = make()
-    other.load_state_dict(one.state_dict())
+    second, other_optimizer = make()
+    second.load_state_dict(first.state_dict())
     checkpoint_files.load_optimizer(tmp_path, other_optimizer)
     for seed in range(3, 6):
-        step(one, one_optimizer, seed)
-        step(other, other_optimizer, seed)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+        step(first, one_optimizer, seed)
+        step(second, other_optimizer, seed)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
 
 
 def test_an_optimizer_of_other_parameters_is_refused(tmp_path):
@@ -415,9 +417,9 @@ def test_pending_rollouts_come_back_as_they_were(tmp_path):
     unknown = Rollout(
         (turn,), float("nan"), {"f": float("nan")}, "ModelError: x", None, False, row, []
     )
-    known = Rollout((Turn([1], [2], [-0.5], 7),), 0.1 + 0.2, {"f": 1e-300}, None, "stop", True)
+    scored = Rollout((Turn([1], [2], [-0.5], 7),), 0.1 + 0.2, {"f": 1e-300}, None, "stop", True)
     state = PipelineState(
-        9, 4, 8, [Group(6, 11, (unknown, known))], [Group(5, 10, (known,))], [7, 8]
+        9, 4, 8, [Group(6, 11, (unknown, scored))], [Group(5, 10, (scored,))], [7, 8]
     )
     save_pipeline(tmp_path, state, 4, {"loss": "cispo"})
 

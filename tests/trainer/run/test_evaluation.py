@@ -61,17 +61,20 @@ def test_an_evaluation_changes_neither_weights_nor_the_run(tmp_path):
     watched = small_trainer(
         tmp_path / "watched", **settings, eval_strategy="steps", eval_steps=1, eval_num_examples=2
     )
-    one, other = run(plain), run(watched)
-    assert one.losses == other.losses
+    unwatched, evaluated = run(plain), run(watched)
+    assert unwatched.losses == evaluated.losses
     assert weights_hash(plain.model) == weights_hash(watched.model)
 
 
 def test_another_environment_and_its_own_sampling(tmp_path):
-    other = vf.SingleTurnEnv(
+    eval_env = vf.SingleTurnEnv(
         dataset=rows(5), rubric=vf.Rubric(funcs=[lambda completion, **_: 0.25])
     )
     trainer = small_trainer(
-        tmp_path, eval_env=other, eval_rollouts_per_example=2, eval_sampling_args={"max_tokens": 1}
+        tmp_path,
+        eval_env=eval_env,
+        eval_rollouts_per_example=2,
+        eval_sampling_args={"max_tokens": 1},
     )
     metrics = trainer.evaluate(num_examples=-1)
     trainer.close()

@@ -40,15 +40,18 @@ def questions(batch):
 
 
 def test_a_hook_gets_what_it_names_and_nothing_else():
-    known = {"epoch": 1, "step": 2, "states": []}
-    assert subclass_hooks.call(lambda: "none", known) == "none"
-    assert subclass_hooks.call(lambda step: step, known) == 2
-    assert subclass_hooks.call(lambda epoch, /, step=0: (epoch, step), known) == (1, 2)
-    assert subclass_hooks.call(lambda epoch, **rest: rest, known) == {"step": 2, "states": []}
+    arguments = {"epoch": 1, "step": 2, "states": []}
+    assert subclass_hooks.call(lambda: "none", arguments) == "none"
+    assert subclass_hooks.call(lambda step: step, arguments) == 2
+    assert subclass_hooks.call(lambda epoch, /, step=0: (epoch, step), arguments) == (1, 2)
+    assert subclass_hooks.call(lambda epoch, **remaining: remaining, arguments) == {
+        "step": 2,
+        "states": [],
+    }
     with pytest.raises(
         ConfigError, match="requires 'batch', which the trainer does not provide; it provides epoch"
     ):
-        subclass_hooks.call(lambda batch: 0, known)
+        subclass_hooks.call(lambda batch: 0, arguments)
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ def test_rows_that_a_subclass_returns_are_what_is_played(tmp_path):
     assert played == [
         f"e{epoch}s{step}{row}" for epoch in (0, 1) for step in (0, 1) for row in "ab"
     ]
-    assert [place[:2] for place in trainer.calls[:4]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [row_call[:2] for row_call in trainer.calls[:4]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert trainer.calls[0][2] == "MainThread"  # the first tells which kind of batch it is
     assert trainer.num_steps_per_epoch == 2
 
@@ -103,25 +106,25 @@ def test_sampling_takes_each_row_once_in_a_pass_in_an_order_of_the_seed(tmp_path
 
     def order(seed):
         trainer = small_trainer(tmp_path, seed=seed)
-        taken = []
+        rows_taken = []
         for trainer._drawn_step in range(6):
-            taken += trainer.sample_batch(rows)
-        return taken
+            rows_taken += trainer.sample_batch(rows)
+        return rows_taken
 
-    taken = order(1)
-    assert sorted(taken[:6]) == sorted(taken[6:]) == rows
-    assert taken == order(1) != order(2)
+    rows_taken = order(1)
+    assert sorted(rows_taken[:6]) == sorted(rows_taken[6:]) == rows
+    assert rows_taken == order(1) != order(2)
     assert small_trainer(tmp_path).sample_batch([7]) == [7, 7]
     with pytest.raises(DatasetError, match="no rows to sample"):
         small_trainer(tmp_path).sample_batch([])
 
 
 def test_fewer_rows_than_a_step_takes_are_played_several_times_and_it_is_said(tmp_path, caplog):
-    class One(RLTrainer):
+    class OneRow(RLTrainer):
         def get_batch(self):
             return [{"question": "only"}]
 
-    trainer = trainer_of(One, tmp_path, zero_variance="keep")
+    trainer = trainer_of(OneRow, tmp_path, zero_variance="keep")
     batch = first_batch(trainer)
     trainer.close()
     assert questions(batch) == ["only", "only"]
@@ -146,9 +149,9 @@ def test_what_a_hook_raises_on_the_pipelines_thread_is_raised_by_train(tmp_path)
 
 def test_chosen_rows_resume_where_they_were(tmp_path):
     settings = {"max_steps": 4, "deterministic": True, "zero_variance": "keep"}
-    whole = trainer_of(OneLetterFirst, tmp_path / "whole", **settings)
-    whole.calls = []
-    losses = run(whole).losses
+    uninterrupted = trainer_of(OneLetterFirst, tmp_path / "whole", **settings)
+    uninterrupted.calls = []
+    losses = run(uninterrupted).losses
     first = trainer_of(
         OneLetterFirst, tmp_path / "two", **settings | {"save_strategy": "steps", "save_steps": 2}
     )
@@ -158,7 +161,7 @@ def test_chosen_rows_resume_where_they_were(tmp_path):
     again = trainer_of(OneLetterFirst, tmp_path / "two", **settings)
     again.calls = []
     assert run(again, resume_from_checkpoint=True).losses == losses[2:]
-    assert weights_hash(again.model) == weights_hash(whole.model)
+    assert weights_hash(again.model) == weights_hash(uninterrupted.model)
 
 
 # --- rollouts -------------------------------------------------------------------------------------
@@ -353,12 +356,12 @@ def test_without_the_hook_the_rubric_decides(tmp_path):
 
 
 def test_a_hook_decides_by_what_it_asks_for_and_may_leave_a_reward_unknown(tmp_path):
-    class Own(RLTrainer):
+    class OwnRewards(RLTrainer):
         async def compute_rewards(self, completions, states, answers):
             assert len(completions) == len(states) == len(answers)
-            return [None] + [float(place) for place in range(1, len(completions))]
+            return [None] + [float(number) for number in range(1, len(completions))]
 
-    trainer = trainer_of(Own, tmp_path, min_group_fraction=0.5)
+    trainer = trainer_of(OwnRewards, tmp_path, min_group_fraction=0.5)
     batch = first_batch(trainer)
     trainer.close()
     for group in batch.groups:

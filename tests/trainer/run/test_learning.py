@@ -88,8 +88,8 @@ def test_packing_row_size_and_order_do_not_change_the_gradient(one_batch):
     assert (rows, single) == (1, 8)
     assert 1 < few < 8
     assert together.norm() > 0
-    for other in (alone, small):
-        assert (other - together).norm() <= 1e-5 * together.norm()
+    for gradient_found in (alone, small):
+        assert (gradient_found - together).norm() <= 1e-5 * together.norm()
 
 
 def test_a_row_without_samples_runs_and_adds_nothing(one_batch):

@@ -53,10 +53,10 @@ def test_an_answer_that_began_under_older_weights_is_not_compared():
     sample = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2])
     ones = torch.ones(11)
     mask = version != -2
-    found = {"loss_mask": mask, "weight": mask.float(), "version": version, "seq_ids": sample}
+    row_fields = {"loss_mask": mask, "weight": mask.float(), "version": version, "seq_ids": sample}
     log_pi = torch.tensor([0.0, 9.0, 9.0, 9.0, 0.2, 0.0, 0.1, 0.3, 0.0, 9.0, 9.0])
     meter = RatioMeter(4)
-    meter.add(log_pi, 0 * ones, ones, found)
+    meter.add(log_pi, 0 * ones, ones, row_fields)
     assert meter.num_current == 3
     assert (meter.mean_abs, meter.max_abs) == pytest.approx((0.2, 0.3))
     by_label = log_pi[mask & (version == 4)].abs()  # negative control
@@ -65,14 +65,14 @@ def test_an_answer_that_began_under_older_weights_is_not_compared():
 
 
 def test_rows_add_up_and_masked_nan_stays_out():
-    one, two = RatioMeter(4), RatioMeter(4)
+    at_once, two = RatioMeter(4), RatioMeter(4)
     log_pi = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4])
-    one.add(log_pi, torch.zeros(5), None, row())
+    at_once.add(log_pi, torch.zeros(5), None, row())
     spoilt = log_pi.clone()
     spoilt[0] = float("nan")
     two.add(spoilt, torch.zeros(5), None, row(weight=torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0])))
     two.add(spoilt, torch.zeros(5), None, row(weight=torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0])))
-    assert one.summary() == pytest.approx(two.summary())
+    assert at_once.summary() == pytest.approx(two.summary())
 
 
 def test_without_tokens_nothing_is_known():

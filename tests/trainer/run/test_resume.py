@@ -41,22 +41,22 @@ def losses(folder):
     return [(row["step"], row["loss"].hex()) for row in metrics_of(folder) if "loss" in row]
 
 
-def assert_same_run(one, other):
-    assert [step for step, _ in losses(one)] == [1, 2, 3, 4, 5, 6]
-    assert losses(one) == losses(other)
+def assert_same_run(first, second):
+    assert [step for step, _ in losses(first)] == [1, 2, 3, 4, 5, 6]
+    assert losses(first) == losses(second)
     end = "checkpoint-6"
-    assert files_hash(one / end, *SAVED) == files_hash(other / end, *SAVED)
-    assert files_hash(one / end, "pending.jsonl") == files_hash(other / end, "pending.jsonl")
+    assert files_hash(first / end, *SAVED) == files_hash(second / end, *SAVED)
+    assert files_hash(first / end, "pending.jsonl") == files_hash(second / end, "pending.jsonl")
     for step in range(1, 7):
         rollouts = f"completions/step-{step}.jsonl"
-        assert (one / rollouts).read_bytes() == (other / rollouts).read_bytes()
+        assert (first / rollouts).read_bytes() == (second / rollouts).read_bytes()
     untimed = [
         {k: v for k, v in row.items() if not k.startswith(("time", "throughput", "alarm"))}
-        for row in metrics_of(one)
+        for row in metrics_of(first)
     ]
     assert untimed == [
         {k: v for k, v in row.items() if not k.startswith(("time", "throughput", "alarm"))}
-        for row in metrics_of(other)
+        for row in metrics_of(second)
     ]
 
 
@@ -84,9 +84,9 @@ KILLS = [
     (1, "checkpoint.before_rename:2", "checkpoint-2"),
 ]
 MORE = [
-    (lag, f"checkpoint.{place}:{passes}", newest)
+    (lag, f"checkpoint.{failpoint}:{passes}", newest)
     for lag in (0, 1, 2)
-    for place in ("before_manifest", "before_rename", "after_rename")
+    for failpoint in ("before_manifest", "before_rename", "after_rename")
     for passes, newest in ((2, "checkpoint-2"), (3, "checkpoint-4"))
 ]
 
@@ -130,23 +130,23 @@ ROLES = {
 
 
 def test_a_training_of_two_roles_that_is_killed_and_resumed_is_the_same_run(tmp_path, children):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train_in_child(children, whole, **RUN | ROLES) == 0
-    rows = metrics_of(whole)
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    assert train_in_child(children, uninterrupted, **RUN | ROLES) == 0
+    rows = metrics_of(uninterrupted)
     assert all({"reward/left", "reward/right"} <= row.keys() for row in rows if "loss" in row)
 
     assert train_in_child(children, killed, "checkpoint.before_rename:2", **RUN | ROLES) == -9
     assert train_in_child(children, killed, **RUN | ROLES) == 0
 
-    assert_same_run(whole, killed)
+    assert_same_run(uninterrupted, killed)
     reference = (  # moved at the third step, after the checkpoint that the run goes on from
         "reference.safetensors"
     )
-    assert files_hash(whole / "checkpoint-6", reference) == files_hash(
+    assert files_hash(uninterrupted / "checkpoint-6", reference) == files_hash(
         killed / "checkpoint-6", reference
     )
-    assert files_hash(whole / "checkpoint-6", reference) != files_hash(
-        whole / "checkpoint-2", reference
+    assert files_hash(uninterrupted / "checkpoint-6", reference) != files_hash(
+        uninterrupted / "checkpoint-2", reference
     )
 
 
@@ -205,10 +205,10 @@ def rates_of(folder, caplog, first, then, **settings):
     trainer.add_callback(StopsAfter(2))
     begun = run(trainer).steps
     with caplog.at_level(logging.INFO, "verifiers_trainer"):
-        rest = run(
+        resumed = run(
             small_trainer(folder, max_steps=then, **settings), resume_from_checkpoint=True
         ).steps
-    return [step["learning_rate"] for step in [*begun, *rest]]
+    return [step["learning_rate"] for step in [*begun, *resumed]]
 
 
 class StopsAfter(TrainerCallback):
@@ -223,8 +223,8 @@ class StopsAfter(TrainerCallback):
 def test_a_schedule_follows_the_length_of_the_resumed_run_and_says_so(
     tmp_path, caplog, first, then
 ):
-    found = rates_of(tmp_path, caplog, first, then, lr_scheduler_type="linear")
-    assert found == pytest.approx(linear(1e-3, first)[:2] + linear(1e-3, then)[2:], rel=1e-9)
+    rates = rates_of(tmp_path, caplog, first, then, lr_scheduler_type="linear")
+    assert rates == pytest.approx(linear(1e-3, first)[:2] + linear(1e-3, then)[2:], rel=1e-9)
     old, new = ([*linear(1e-3, total), 0.0][2] for total in (first, then))
     said = (
         f"max_steps was {first} and is {then}: from here on the schedule 'linear' is that of {then}"

@@ -15,8 +15,8 @@ from support.training import digits, metrics_of, rows, run, small_trainer
 
 
 def files(folder):
-    found = sorted(folder.glob("completions/step-*.jsonl"), key=lambda path: int(path.stem[5:]))
-    return [[json.loads(line) for line in path.read_text().splitlines()] for path in found]
+    paths = sorted(folder.glob("completions/step-*.jsonl"), key=lambda path: int(path.stem[5:]))
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
 
 
 def spread(value, size):
@@ -26,7 +26,7 @@ def spread(value, size):
 def trained_tokens(rollouts):
     """(policy's log-probability, sampler's, weight, advantage) of every token with loss, over all
     turns."""
-    found = []
+    columns_found = []
     for row in rollouts:
         for turn in row.get("turn_tokens", []):
             size = len(turn["completion_ids"])
@@ -35,8 +35,8 @@ def trained_tokens(rollouts):
                 continue
             mask = spread(turn["mask"], size) > 0
             columns = ("policy_logprobs", "completion_logprobs", "weight", "advantage")
-            found.append(np.stack([spread(turn[name], size)[mask] for name in columns]))
-    return np.concatenate(found, axis=1)
+            columns_found.append(np.stack([spread(turn[name], size)[mask] for name in columns]))
+    return np.concatenate(columns_found, axis=1)
 
 
 def talk():
@@ -94,8 +94,8 @@ def test_ratios_and_weights_of_the_file_are_those_of_the_step(tmp_path, layout):
         assert np.exp(log_pi - log_mu).mean() == pytest.approx(line["ratio/mean"], abs=2e-4)
         assert np.exp(log_pi - log_mu).max() == pytest.approx(line["ratio/max"], rel=1e-3)
         assert weight.sum() == pytest.approx(1, abs=2e-3)
-        known = [row["reward"] for row in rollouts if row["reward"] is not None]
-        assert np.mean(known) == pytest.approx(line["reward/mean"])
+        rewards = [row["reward"] for row in rollouts if row["reward"] is not None]
+        assert np.mean(rewards) == pytest.approx(line["reward/mean"])
         assert len(rollouts) == line["rollouts/generated"]
         assert sum(row["trained"] for row in rollouts) == line["rollouts/trained"]
         assert np.any(advantage)

@@ -98,9 +98,9 @@ def test_tensorboard_has_every_step(trained):
 
     events = EventAccumulator(str(next(folder.glob("runs/*"))))
     events.Reload()
-    found = events.Scalars("train/reward/mean")
-    assert [event.step for event in found] == [1, 2, 3]
-    assert [event.value for event in found] == pytest.approx(rewards)
+    scalars = events.Scalars("train/reward/mean")
+    assert [event.step for event in scalars] == [1, 2, 3]
+    assert [event.value for event in scalars] == pytest.approx(rewards)
 
 
 def test_trackio_has_every_step(trained, tmp_path):

@@ -71,10 +71,10 @@ def test_constructing_starts_nothing_and_seeds_nothing(tmp_path):
 def test_training_leaves_no_thread(tmp_path):
     before = set(threading.enumerate())
     run(small_trainer(tmp_path, max_steps=1))
-    left = {
+    threads = {
         t for t in set(threading.enumerate()) - before if t.name.startswith(("verifiers", "vf-"))
     }
-    assert left == set()
+    assert threads == set()
 
 
 def test_the_callers_configuration_is_not_changed(tmp_path):
@@ -117,9 +117,9 @@ def test_other_names_for_arguments_and_two_of_them_at_once(tmp_path):
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_construction(tmp_path, change, said):
-    given = {"model": small_policy(), "env": toy_env(), "args": small_config(tmp_path)} | change
+    arguments = {"model": small_policy(), "env": toy_env(), "args": small_config(tmp_path)} | change
     with pytest.raises(ConfigError, match=said):
-        RLTrainer(**given, processing_class=build_tiny_tokenizer())
+        RLTrainer(**arguments, processing_class=build_tiny_tokenizer())
 
 
 def test_a_base_model_without_a_chat_template_is_trained_with_a_plain_one(tmp_path):
@@ -171,9 +171,9 @@ def poisoned(trainer, change):
     """Let ``change`` alter every batch before it is trained on."""
     plain = trainer.training_step
 
-    def step(model, batch, *rest):
+    def step(model, batch, *args):
         change(batch)
-        return plain(model, batch, *rest)
+        return plain(model, batch, *args)
 
     trainer.training_step = step
     return trainer
@@ -231,9 +231,9 @@ def test_a_policy_whose_log_probability_is_no_number_stops_the_run(tmp_path):
     trainer = small_trainer(tmp_path, loss=keep_mask_hides_it)
     plain = trainer.training_step
 
-    def step(model, batch, *rest):
+    def step(model, batch, *args):
         model.model.norm.register_forward_hook(lambda module, args, out: out * float("nan"))
-        return plain(model, batch, *rest)
+        return plain(model, batch, *args)
 
     trainer.training_step = step
     assert_refused(trainer, "log-probability of the policy")
@@ -352,8 +352,8 @@ def test_a_model_that_has_an_adapter_keeps_it(tmp_path):
 def test_peft_config_wins_over_the_lora_fields(tmp_path):
     from peft import LoraConfig
 
-    given = LoraConfig(r=5, target_modules=["v_proj"], task_type="CAUSAL_LM")
-    trainer = small_trainer(tmp_path, peft_config=given, **LORA)
+    lora = LoraConfig(r=5, target_modules=["v_proj"], task_type="CAUSAL_LM")
+    trainer = small_trainer(tmp_path, peft_config=lora, **LORA)
     assert trainer.model.peft_config["default"].r == 5
 
 
@@ -370,7 +370,7 @@ def test_sync_and_async_with_lag_zero_are_one(tmp_path):
     assert all(
         step["staleness/max"] == 0 and step["sampler/log_ratio_abs"] < 1e-5 for step in log.steps
     )
-    other = run(
+    lagged = run(
         small_trainer(
             tmp_path / "again",
             deterministic=True,
@@ -379,7 +379,7 @@ def test_sync_and_async_with_lag_zero_are_one(tmp_path):
             max_concurrent=4,
         )
     )
-    assert other.losses == log.losses
+    assert lagged.losses == log.losses
 
 
 # --- what a run leaves ----------------------------------------------------------------------------
@@ -445,13 +445,13 @@ def test_training_again_starts_afresh(tmp_path):
 
 def test_gradient_checkpointing_and_dropout_do_not_change_the_gradient(tmp_path):
     plain = small_trainer(tmp_path / "a", max_steps=1, deterministic=True)
-    other = small_trainer(
+    checkpointed = small_trainer(
         tmp_path / "b", max_steps=1, deterministic=True, gradient_checkpointing=True
     )
-    one, two = run(plain), run(other)
-    assert other.model.is_activation_checkpointing
-    assert one.losses == two.losses
-    assert weights_hash(plain.model) == weights_hash(other.model)
+    first, two = run(plain), run(checkpointed)
+    assert checkpointed.model.is_activation_checkpointing
+    assert first.losses == two.losses
+    assert weights_hash(plain.model) == weights_hash(checkpointed.model)
 
 
 def test_a_pass_of_the_pipeline_gives_the_batch_of_the_step(tmp_path):

@@ -70,7 +70,7 @@ def test_a_name_means_the_same_as_keyword_and_as_attribute(kind, name, value, me
 
 
 def test_every_row_is_a_case():
-    duplicates = {other for _, other in compat.DUPLICATES}
+    duplicates = {duplicate for _, duplicate in compat.DUPLICATES}
     assert {name for name, _, _ in ROWS} == compat.SPELLINGS | duplicates
 
 
@@ -116,9 +116,13 @@ def test_a_loss_type_reads_back_and_is_the_aggregation_and_the_advantage_of_its_
             assert (config.loss, config.loss_type) == (name, name)
             assert (config.aggregation, config.advantage) == (aggregation, advantage)
             config.resolve()
-    own = kind(loss_type=name, aggregation="prompt_mean", scale_rewards="batch")
-    own.resolve()
-    assert (own.loss_type, own.aggregation, own.scale_rewards) == (name, "prompt_mean", "batch")
+    settings_made = kind(loss_type=name, aggregation="prompt_mean", scale_rewards="batch")
+    settings_made.resolve()
+    assert (settings_made.loss_type, settings_made.aggregation, settings_made.scale_rewards) == (
+        name,
+        "prompt_mean",
+        "batch",
+    )
 
 
 def test_another_loss_takes_the_aggregation_of_the_first_one_away():

@@ -119,10 +119,14 @@ def test_settings_of_transformers_that_cannot_be_honoured_are_refused_with_the_w
         " counts all" in said
     )
     assert said.startswith("3 setting(s)")
-    unsupported = {name: one for name in field_names() if (one := mark(name, Unsupported))}
+    unsupported = {
+        name: unsupported_mark
+        for name in field_names()
+        if (unsupported_mark := mark(name, Unsupported))
+    }
     assert len(unsupported) == 8
-    for name, one in unsupported.items():
-        assert getattr(RLConfig(), name) in one.off
+    for name, unsupported_mark in unsupported.items():
+        assert getattr(RLConfig(), name) in unsupported_mark.off
 
 
 # --- what follows from other settings -------------------------------------------------------------
@@ -275,7 +279,7 @@ def test_every_field_of_ours_is_read_somewhere():
         if path.parent.name != "cli":
             tree = ast.parse(path.read_text())
             read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    own = set(Settings.__annotations__)
+    own_fields = set(Settings.__annotations__)
     of_transformers = {
         "eval_steps",
         "logging_steps",
@@ -284,4 +288,4 @@ def test_every_field_of_ours_is_read_somewhere():
         "save_steps",
     }
     # test_objective reads each bound through its loss
-    assert own - read - of_transformers - BOUNDS.keys() == set()
+    assert own_fields - read - of_transformers - BOUNDS.keys() == set()

@@ -77,8 +77,8 @@ def test_the_choices_of_a_line_are_those_of_its_table():
     assert choices("aggregation") == list(AGGREGATIONS)
     assert choices("kl_type") == list(KL_TYPES)
     assert choices("recipe") == list(RECIPES)
-    assert choices("save_strategy") == [one.value for one in SaveStrategy]
-    assert choices("eval_strategy") == [one.value for one in IntervalStrategy]
+    assert choices("save_strategy") == [choice.value for choice in SaveStrategy]
+    assert choices("eval_strategy") == [choice.value for choice in IntervalStrategy]
 
 
 @pytest.mark.parametrize(

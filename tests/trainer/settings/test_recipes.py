@@ -18,12 +18,12 @@ def test_a_recipe_has_its_values_and_its_config_is_valid(name):
     config = RLConfig(recipe=name)
     assigned = RLConfig()
     assigned.recipe = name
-    for one in (config, assigned, config.private_copy()):
-        one.resolve()
-        assert {setting: getattr(one, setting) for setting in RECIPES[name].settings} == RECIPES[
-            name
-        ].settings
-        assert one.max_steps % one.steps_per_batch == 0
+    for config_made in (config, assigned, config.private_copy()):
+        config_made.resolve()
+        assert {
+            setting: getattr(config_made, setting) for setting in RECIPES[name].settings
+        } == RECIPES[name].settings
+        assert config_made.max_steps % config_made.steps_per_batch == 0
 
 
 def test_what_is_given_wins_and_without_a_recipe_the_defaults_return():
@@ -77,13 +77,13 @@ def test_an_unknown_recipe_is_refused():
 
 
 def test_an_environments_own_advantages_do_not_replace_those_of_a_recipe(tmp_path):
-    class Own(vf.Rubric):
+    class OwnRubric(vf.Rubric):
         @vf.advantage
         def all_of_them(self, states):
             return [float(n) for n, _ in enumerate(states)]
 
     env = toy_env()
-    env.rubric = Own(funcs=env.rubric.funcs)
+    env.rubric = OwnRubric(funcs=env.rubric.funcs)
     settings = {"updates_per_batch": 1, "num_iterations": 1}
     assert small_trainer(tmp_path, env, recipe="best_of_group", **settings).args.advantage == "best"
     assert small_trainer(tmp_path, env).args.advantage == "environment"  # negative control

@@ -74,28 +74,28 @@ def other_value(name, value):
     ]
     span = mark(name, Meta)
     if choices:
-        other = next(choice for choice in choices if choice != getattr(value, "value", value))
+        changed = next(choice for choice in choices if choice != getattr(value, "value", value))
     elif isinstance(value, bool):
         return not value
     elif isinstance(value, enum.Enum):
-        other = next(member for member in type(value) if member is not value)
+        changed = next(member for member in type(value) if member is not value)
     elif span:
         candidates = [number for number in (span.ge, span.le, 1, 2, 0.5) if number is not None]
-        other = next(
+        changed = next(
             number for number in candidates if number != value and problem_of(name, number) is None
         )
     elif isinstance(value, int | float):
-        other = value + 1
+        changed = value + 1
     else:
-        other = (
+        changed = (
             {"other": 1}
             if isinstance(value, dict)
             else ["other"]
             if isinstance(value, list)
             else f"other {value}"
         )
-    assert other != value
-    return other
+    assert changed != value
+    return changed
 
 
 @pytest.mark.parametrize(("name", "value"), SILENT_IN_0_2_0.items())
@@ -208,11 +208,11 @@ def test_a_lora_config_is_compared_by_what_it_sets():
 
 
 def test_a_function_is_its_name_and_an_object_its_class():
-    class Own:
+    class OwnAdvantage:
         def __call__(self, rewards):
             return rewards
 
-    values = RLConfig(loss=len, advantage=Own()).resume_values()
+    values = RLConfig(loss=len, advantage=OwnAdvantage()).resume_values()
     assert values["loss"] == "len"
     assert values["advantage"].endswith("Own")
 

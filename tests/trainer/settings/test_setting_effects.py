@@ -61,7 +61,7 @@ def test_only_the_kept_rows_are_trained_and_the_evaluation_set_stays(tmp_path):
     write_useful(tmp_path / "useful.jsonl", kept, profiles, env, "m")
     assert len(trained_examples(tmp_path, env)) == 40  # negative control
     assert trained_examples(tmp_path, env, keep_rows=str(tmp_path / "useful.jsonl")) == [
-        one.hash for one in kept
+        row.hash for row in kept
     ]
     assert len(env.eval_table) == 8
     with pytest.raises(ConfigError, match=r"nothing\.jsonl' cannot be read"):
@@ -115,11 +115,11 @@ def test_every_lora_field_reaches_the_adapter():
 def test_a_lora_config_replaces_the_fields(tmp_path):
     from peft import LoraConfig
 
-    own = LoraConfig(r=7, target_modules=["v_proj"], task_type="CAUSAL_LM")
-    trainer = small_trainer(tmp_path, use_lora=True, lora_rank=2, lora_config=own)
+    lora = LoraConfig(r=7, target_modules=["v_proj"], task_type="CAUSAL_LM")
+    trainer = small_trainer(tmp_path, use_lora=True, lora_rank=2, lora_config=lora)
     assert trainer.model.peft_config["default"].r == 7
-    given = LoraConfig(r=5, target_modules=["v_proj"], task_type="CAUSAL_LM")
-    trainer = small_trainer(tmp_path, use_lora=True, lora_config=own, peft_config=given)
+    peft_lora = LoraConfig(r=5, target_modules=["v_proj"], task_type="CAUSAL_LM")
+    trainer = small_trainer(tmp_path, use_lora=True, lora_config=lora, peft_config=peft_lora)
     assert trainer.model.peft_config["default"].r == 5
 
 
@@ -163,8 +163,8 @@ def test_prompts_above_the_limit_keep_their_end_when_asked(tmp_path, caplog):
     # the first two prompts, of which one is long
     settings = {"zero_variance": "keep", "deterministic": True}
     trainer = small_trainer(tmp_path, long_and_short(), max_prompt_length=24, **settings)
-    whole = small_trainer(tmp_path, long_and_short(), **settings)
-    longest = max(len(record.turns[0].prompt_ids) for record in records_of(batch_of(whole)))
+    untruncated = small_trainer(tmp_path, long_and_short(), **settings)
+    longest = max(len(record.turns[0].prompt_ids) for record in records_of(batch_of(untruncated)))
     cut = [record.turns[0].prompt_ids for record in records_of(batch_of(trainer))]
     assert longest > 24
     assert max(map(len, cut)) == 24
@@ -269,12 +269,14 @@ def state_with(reward, prompt, sampled):
     return vf.State(reward=reward, trajectory=[step])
 
 
-@pytest.mark.parametrize(("overlong", "known"), [("mask", [True, True]), ("drop", [False, True])])
-def test_overlong_rollouts_count_in_the_baseline_or_not(overlong, known):
+@pytest.mark.parametrize(
+    ("overlong", "is_counted"), [("mask", [True, True]), ("drop", [False, True])]
+)
+def test_overlong_rollouts_count_in_the_baseline_or_not(overlong, is_counted):
     settings = built(max_seq_len=10, overlong=overlong)
     states = state_with(1.0, 4, 20), state_with(0.0, 4, 2)
     rewards = np.array([apply_length_rules(state.rollout(), settings).reward for state in states])
-    assert (~np.isnan(rewards)).tolist() == known
+    assert (~np.isnan(rewards)).tolist() == is_counted
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -283,11 +285,12 @@ def test_overlong_rollouts_count_in_the_baseline_or_not(overlong, known):
 def test_a_turn_ends_at_a_stop_text(tmp_path):
     letters = [chr(n) for n in range(97, 123)]
     stopped = batch_of(small_trainer(tmp_path, max_tokens=24, stop=letters, zero_variance="keep"))
-    for one in records_of(stopped):
-        assert not re.search("[a-z]", one.text["completion"][-1]["content"] or "")
+    for played in records_of(stopped):
+        assert not re.search("[a-z]", played.text["completion"][-1]["content"] or "")
     free = batch_of(small_trainer(tmp_path, max_tokens=24, zero_variance="keep"))
     assert any(
-        re.search("[a-z]", one.text["completion"][-1]["content"] or "") for one in records_of(free)
+        re.search("[a-z]", played.text["completion"][-1]["content"] or "")
+        for played in records_of(free)
     )
 
 
@@ -296,8 +299,8 @@ def test_penalties_reach_the_sampler(tmp_path):
         trainer = small_trainer(
             tmp_path, max_tokens=40, deterministic=True, zero_variance="keep", **settings
         )
-        ids = [one.turns[0].completion_ids for one in records_of(batch_of(trainer))]
-        return sum(len(one) - len(set(one.tolist())) for one in ids)
+        ids = [played.turns[0].completion_ids for played in records_of(batch_of(trainer))]
+        return sum(len(tokens) - len(set(tokens.tolist())) for tokens in ids)
 
     assert repeats(frequency_penalty=2.0, presence_penalty=2.0) < repeats()
 
@@ -360,11 +363,11 @@ def test_tool_calls_are_bounded_for_all_rollouts_together(tmp_path):
     busy = Busy()
 
     async def calls():
-        async def one():
+        async def call_tool():
             async with slot, busy:
                 pass
 
-        await asyncio.gather(*(one() for _ in range(4)))
+        await asyncio.gather(*(call_tool() for _ in range(4)))
 
     asyncio.run(calls())
     assert busy.most == 1
@@ -434,7 +437,7 @@ def test_a_training_set_of_its_own(tmp_path):
     # else a second pass may be faster
     config = small_config(tmp_path, zero_variance="keep", deterministic=True)
     trainer = RLTrainer(small_policy(), toy_env(), config, build_tiny_tokenizer(), dataset=rows)
-    assert {one.text["prompt"][-1]["content"] for one in records_of(batch_of(trainer))} == {
+    assert {played.text["prompt"][-1]["content"] for played in records_of(batch_of(trainer))} == {
         "xyz",
         "uvw",
     }
@@ -492,13 +495,13 @@ def test_the_folder_of_what_is_sent_to_a_server(tmp_path):
         "max_steps": 1,
         "zero_variance": "keep",
     }
-    for given, folder in (
+    for options, folder in (
         ({}, tmp_path / "run" / "sync"),
         ({"sync_dir": str(tmp_path / "mine")}, tmp_path / "mine"),
     ):
         with FakeVLLM(small_model(), build_tiny_tokenizer()) as server:
             trainer = small_trainer(
-                tmp_path / "run", model=small_model(), inference=server.url, **settings, **given
+                tmp_path / "run", model=small_model(), inference=server.url, **settings, **options
             )
             with trainer:
                 trainer.start_engine()
@@ -513,11 +516,11 @@ def test_the_floor_of_the_ratio_reaches_the_loss(tmp_path):
     # log π, log μ, advantage, mask, sample
     token = (torch.tensor([value]) for value in (-3.0, -1.0, 1.0, True, 0))
     row = LossInput(*token)
-    found = [
+    weights = [
         float(small_trainer(tmp_path, ratio_floor=floor).criterion(row).losses[0])
         for floor in (0.0, 0.5)
     ]
-    assert found[1] / found[0] == pytest.approx(0.5 / np.exp(-2.0), rel=1e-5)
+    assert weights[1] / weights[0] == pytest.approx(0.5 / np.exp(-2.0), rel=1e-5)
 
 
 def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(tmp_path):
@@ -614,7 +617,7 @@ def test_slow_rollouts_are_waited_for_or_dropped(tmp_path, policy_name, slow_one
     trained = []
 
     def note(*_, **__):
-        trained.extend(one.text["prompt"][-1]["content"] for one in records_of(trainer.batch))
+        trained.extend(played.text["prompt"][-1]["content"] for played in records_of(trainer.batch))
 
     log = StepLog()
     log.on_step_end = note
