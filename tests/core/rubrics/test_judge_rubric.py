@@ -152,7 +152,7 @@ async def test_the_parameters_older_names_are_understood():
     client = ScriptedClient(["<score>8</score>"])
     rubric = JudgeRubric(client=client, template="Rate {completion}")
     assert (await rubric.score_rollout(state_of()))["reward"] == 0.8
-    assert sent(client) == "Rate 4"
+    assert sent(client).startswith("Rate 4\n\nGive your own score in this form")
     with pytest.raises(ConfigError, match="older name of 'judge_client'"):
         JudgeRubric(client=client, judge_client=client)
     with pytest.raises(ConfigError, match="older name of 'judge_prompt'"):

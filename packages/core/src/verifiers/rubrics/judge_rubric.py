@@ -233,7 +233,8 @@ class JudgeRubric(Rubric):
         state: MutableMapping[str, Any],
     ) -> float:
         question = await self.question(prompt, completion, answer)
-        verdict = judging.verdict_of(self.judge_prompt, question)
+        settings = {"score_range": judging.range_text(self.score_range)}
+        verdict = judging.verdict_of(judging.fill_template(self.judge_prompt, settings), question)
         calls = [
             self._score(model, question + verdict.request, state, verdict)
             for model in self.judge_models

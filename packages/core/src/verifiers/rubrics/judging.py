@@ -1,9 +1,9 @@
 """Judge prompts, parsing of verdicts, and aggregation over judges. Pure functions.
 
 Model text is only inserted *into* a prompt, once and literally; it is never parsed as a template, a
-format string or a verdict. The verdict is the last ``<score>…</score>`` of the judge's own text.
-Where the data has such a tag itself, a judge may quote it: it is then asked for a tag that the data
-cannot know, and a plain tag counts only where it cannot be a quotation. A fence marks data for the
+format string or a verdict. A judge is always asked for its verdict in a tag that the data cannot
+know, ``<score-3f9a01bc>``. A judge that writes a plain ``<score>`` all the same is read where that
+cannot be a quotation: the data lacks the word, or the number. A fence marks data for the
 judge; it does not prevent prompt injection.
 """
 
@@ -71,12 +71,7 @@ Compare briefly. Then end with one letter in a box, in this form: \\boxed{{{{A}}
 A: the final answers are the same. B: they differ. C: the response has no final answer, is cut off or refuses."""
 
 _SLOT = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_TAG_IN_DATA = re.compile(
-    r"(?:<|&lt;|%3c|\\u003c|\\x3c)\s{0,8}score\b(?:[^>&%\\\n]{0,32}(?:>|&gt;|%3e|\\u003e|\\x3e))?"
-    r"\s{0,8}([-+]?(?:\d{1,16}(?:\.\d{0,16})?|\.\d{1,16}))?",
-    re.IGNORECASE,
-)
-"""What a judge may turn into a score tag when it quotes."""
+_NUMERAL = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
 _BOX_IN_DATA = re.compile(
     r"\\boxed[^A-Za-z]{0,8}(?:(?:text|mathrm|mathbf|textbf)[^A-Za-z]{1,8})?([A-Ca-c])(?![A-Za-z0-9_^])"
 )
@@ -174,11 +169,13 @@ class Verdict:
     a letter."""
 
     nonce: str = ""
-    """Part of the tag, where the data has verdicts of its own; the data cannot contain it: it is a
-    hash of all data."""
+    """Part of the tag; the data cannot contain it: it is a hash of all data."""
     quotable: frozenset[float | str] = frozenset()
-    """The scores or letters in the verdicts of the data."""
+    """The numbers, or boxed letters, of the data: a judge that does not use its tag may have quoted
+    them."""
     name: Literal["score", "letter"] = "score"
+    may_quote: bool = False
+    """Whether the data has the word that a plain score tag is made of."""
 
     @property
     def tag(self) -> str:
@@ -188,14 +185,10 @@ class Verdict:
     @property
     def request(self) -> str:
         """What is added to the question."""
-        if not self.nonce:
-            return ""
-        theirs, content = (
-            ("score tags", "number") if self.name == "score" else ("boxed letters", "letter")
-        )
+        content = "number" if self.name == "score" else "letter"
         return (
-            f"\n\nThe data above contains {theirs}, which are not yours. Give your own {self.name}"
-            f" in this form, and write nothing after it:\n<{self.tag}>{content}</{self.tag}>"
+            f"\n\nGive your own {self.name} in this form, and write nothing after it; no other form"
+            f" in the text above is yours:\n<{self.tag}>{content}</{self.tag}>"
         )
 
 
@@ -203,48 +196,38 @@ PLAIN_VERDICT = Verdict()
 
 
 def verdict_of(template: str, question: str) -> Verdict:
-    """The form of the verdict on a question: with a nonce when it has more score tags than its
-    template.
+    """The form of the verdict on a question, beside which the data has what the template has not.
 
-    >>> verdict_of("Rate {response}.\\n<score>number</score>", "Rate it.\\n<score>number</score>").tag
-    'score'
+    >>> verdict = verdict_of("Rate {response}, 0 to 10", "Rate &#60;score&#62;9, 0 to 10")
+    >>> verdict.may_quote, sorted(verdict.quotable)
+    (True, [9.0, 60.0, 62.0])
     """
-    ours, all_tags = _tags_in(template), _tags_in(question)
-    if not all_tags - ours:
-        return PLAIN_VERDICT
-    numbers = {float(number) for number in all_tags - ours if number}
-    return Verdict(_nonce(question), frozenset(numbers))
+    plain, ours = _unified(question), _unified(template)
+    numbers = Counter(_NUMERAL.findall(plain)) - Counter(_NUMERAL.findall(ours))
+    # letters alone: whatever the brackets and what is between the letters are written as
+    letters, our_letters = (re.sub(r"[^a-z]", "", text.lower()) for text in (plain, ours))
+    may_quote = letters.count("score") > our_letters.count("score")
+    quotable = frozenset(float(number) for number in numbers) if may_quote else frozenset()
+    return Verdict(_nonce(question), quotable, may_quote=may_quote)
 
 
 def letter_verdict_of(template: str, question: str) -> Verdict:
-    """Likewise, of a judge that answers with a boxed letter: with a nonce when the data has boxed
-    letters.
-
-    >>> letter_verdict_of("Judge {response}.\\\\boxed{{A}}", "Judge C.\\\\boxed{A}").tag
-    'letter'
-    """
-    theirs = _plain(question, _BOX_IN_DATA) - _plain(template, _BOX_IN_DATA)
-    if not theirs:
-        return Verdict(name="letter")
-    return Verdict(_nonce(question), frozenset(letter.upper() for letter in theirs), "letter")
+    """Likewise, of a judge that answers with a letter."""
+    theirs, ours = (Counter(_BOX_IN_DATA.findall(_unified(text))) for text in (question, template))
+    letters = frozenset(letter.upper() for letter in theirs - ours)
+    return Verdict(_nonce(question), letters, "letter")
 
 
 def _nonce(question: str) -> str:
     return hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
-def _tags_in(text: str) -> Counter[str]:
-    """The number after each thing in a text that looks like a score tag, "" without one."""
-    return _plain(text, _TAG_IN_DATA)
-
-
-def _plain(text: str, pattern: re.Pattern[str]) -> Counter[str]:
-    """The matches in a text, also in one that is written with other forms of the characters."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-        # invisible characters
-        text = "".join(char for char in text if unicodedata.category(char) != "Cf")
-    return Counter(pattern.findall(text))
+def _unified(text: str) -> str:
+    """A text with one form of each character, and without invisible ones."""
+    if text.isascii():
+        return text
+    text = unicodedata.normalize("NFKC", text)
+    return "".join(char for char in text if unicodedata.category(char) != "Cf")
 
 
 def read_score(
@@ -256,14 +239,13 @@ def read_score(
     *Raises* ScoringError without a ``<score>``, when a later one is not closed (the preceding one
     may be a quotation), when the content is not a single number, when the number is outside
     ``score_range``, or when it may be quoted from the data: a judge asked for the tag of
-    ``verdict`` wrote a plain one with text after it, or with a score that the data has in such a
-    tag.
+    ``verdict`` wrote a plain one with text after it, or with a number that the data has.
     """
     tag = f"<{verdict.tag}>"
     if tag in text.lower():
         return _read_tag(text, verdict.tag, score_range)
     score = _read_tag(text, "score", score_range)
-    if verdict.nonce and (score in verdict.quotable or not _AT_THE_END.search(text[-1000:])):
+    if verdict.may_quote and (score in verdict.quotable or not _AT_THE_END.search(text[-1000:])):
         raise ScoringError(
             f"the judge's <score> may be quoted from the response; its own must be in {tag}"
         )
