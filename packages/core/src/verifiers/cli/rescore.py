@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ABOUT = """Score the rollouts of a saved run again, with the environment's present rubric, as a new run.
 
 The model is not called; a judge of the rubric is. The environment and its arguments are those of the run unless they
-are given. The metadata of the new run names the old one.
+are given; one that is not installed must be given. The metadata of the new run names the old one.
 
 \b
   vf-rescore outputs/evals/reverse-text--m/1f00c2a4
@@ -39,7 +39,8 @@ def run(call: Call) -> None:
     from verifiers.runtime.calls import run_in_private_loop
 
     path, options = Path(one_word(call, "one run: vf-rescore RUN")), call.options
-    env_id, env_args = _environment(load_results(path, state_columns=()).metadata, options)
+    facts = load_results(path, state_columns=()).metadata
+    env_id, env_args = _environment(path, facts, options)
     env = load(env_id, EvalSettings(env_args=env_args, env_dir_path=options["env_dir_path"]))
     run_options = RunOptions(
         results_path=options["to"],
@@ -68,15 +69,20 @@ async def _scored(env: Environment, path: Path, options: RunOptions) -> Generate
         await env.aclose()
 
 
-def _environment(facts: GenerateMetadata, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The id and the arguments of the environment: those given over those of the run. *Raises*
-    ``ConfigError``."""
+def _environment(
+    path: Path, facts: GenerateMetadata, options: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """The id and the arguments of the environment: those given over those of the run, which may
+    name an installed environment alone. *Raises* ``ConfigError``."""
     from verifiers.cli.evaluate.options import json_table
+    from verifiers.environments.registry import find_recorded
     from verifiers.runtime.redaction import HIDDEN
 
     env_id = options["env"] or facts.env_id
     if not env_id:
         raise ConfigError("the run does not name its environment; name it: --env ID", key="env")
+    if not options["env"]:
+        find_recorded(env_id, path, f"--env {env_id}", options["env_dir_path"])
     try:
         changes = json_table(options["env_args"] or "{}")
     except ValueError as error:

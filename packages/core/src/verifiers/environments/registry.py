@@ -231,6 +231,27 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
     raise _unknown(requested, env_dir)
 
 
+def find_recorded(
+    env_id: str, place: object, flag: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR
+) -> Found:
+    """The installed environment that a file names which another person may have written.
+
+    *Raises* ConfigError for one that is not installed: a path, or a file of the working folder,
+    is code that came with the file perhaps, and the user must name it; otherwise as ``find``.
+    """
+    try:
+        source = find(env_id, env_dir)
+    except UsageError:
+        source = None
+    if source is None or source.local is not None or source.distribution is None:
+        raise ConfigError(
+            f"{place} names the environment {env_id!r}, which is not installed, and a saved run"
+            f" does not choose which code runs: name it yourself ({flag})",
+            env_id=env_id,
+        )
+    return source
+
+
 def find_installed(requested: EnvironmentId) -> Found:
     """Find the loader of an installed environment, ignoring the version. Raises: as ``find``."""
     installed = _installed(requested)

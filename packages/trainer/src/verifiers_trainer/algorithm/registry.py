@@ -7,16 +7,19 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from verifiers.errors import ConfigError
+from verifiers.errors import ConfigError, UsageError
 from verifiers.runtime.importing import import_source
 from verifiers.runtime.places import raised_at, short_path
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
 
 F = TypeVar("F", bound=Callable[..., Any])
+_imports: ContextVar[bool] = ContextVar("verifiers_trainer_imports", default=True)
 
 
 class Registry(Mapping[str, Callable[..., Any]]):
@@ -79,6 +82,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
         )
 
     def _import(self, path: str) -> Callable[..., Any]:
+        if not _imports.get():
+            return _not_imported
         module_name, _, attribute = path.rpartition(":")
         try:
             module = (
@@ -104,6 +109,20 @@ class Registry(Mapping[str, Callable[..., Any]]):
         if not callable(function):
             raise ConfigError(f"the {self.kind} {path!r} is not callable")
         return function
+
+
+@contextmanager
+def importing_nothing() -> Iterator[None]:
+    """Within it, paths of functions are not looked at: settings are printed, not used."""
+    token = _imports.set(False)
+    try:
+        yield
+    finally:
+        _imports.reset(token)
+
+
+def _not_imported(*_: object, **__: object) -> Any:
+    raise UsageError("this function was not imported, as the settings are printed alone")
 
 
 def _load_file(name: str) -> ModuleType:

@@ -25,8 +25,9 @@ from verifiers_trainer.settings.batch_rules import check_batch
 from verifiers_trainer.settings.fields import Settings, problem_of
 
 
-def check_first(words: Sequence[str]) -> None:
-    """*Raises* ``ConfigError`` that lists every problem."""
+def check_first(words: Sequence[str], imports: bool = True) -> None:
+    """``imports``: whether the environment may be imported, to check its arguments. *Raises*
+    ``ConfigError`` that lists every problem."""
     assignments, problems = read_words(words)
     settings, more = read_settings(assignments)
     problems_found: list[str | VerifiersError] = [*problems, *more]
@@ -35,9 +36,9 @@ def check_first(words: Sequence[str]) -> None:
     ]
     if missing := missing_folder(settings.model):
         problems_found.append(f"{settings.locations['model']}: {missing}")
-    problems_found += [
-        f"{settings.locations['env.id']}: {error}" for error in _environment_errors(settings)
-    ]
+    if imports:
+        errors = _environment_errors(settings)
+        problems_found += [f"{settings.locations['env.id']}: {error}" for error in errors]
     raise_together(problems_found)
 
 

@@ -21,7 +21,8 @@ from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, UsageError
 from verifiers.results import load_results
-from verifiers_trainer.cli.settings import TrainSettings, read_settings
+from verifiers_trainer.algorithm.registry import importing_nothing
+from verifiers_trainer.cli.settings import TrainSettings, read_settings, to_toml
 from verifiers_trainer.cli.sources import read_words
 from verifiers_trainer.pipeline.mixture import joined
 from verifiers_trainer.policy import checkpoint_files
@@ -87,6 +88,38 @@ def make_plan(
     ``fresh`` never resumes. *Raises* ``ConfigError`` with every problem, ``CheckpointError`` for a
     checkpoint that cannot be used.
     """
+    settings, config, problems = _read(words, output_dir, resume, fresh)
+    env = None
+    if settings.env_id:
+        location = settings.locations.get("env.id", "[env]")
+        env = _collect(problems, location, lambda: _load(settings))
+    raise_together(problems)
+    assert config is not None
+    assert env is not None
+    return Plan(
+        settings,
+        config,
+        env,
+        None if fresh else _starting_point(Path(config.output_dir or ""), resume),
+    )
+
+
+def printed_settings(
+    words: Sequence[str], output_dir: str | None, resume: str | None, fresh: bool
+) -> str:
+    """All settings of a command line as TOML. Runs no code that they name: an environment, a loss.
+    *Raises* as ``make_plan``."""
+    with importing_nothing():
+        settings, config, problems = _read(words, output_dir, resume, fresh)
+        raise_together(problems)
+        assert config is not None
+        return to_toml(settings, config)
+
+
+def _read(
+    words: Sequence[str], output_dir: str | None, resume: str | None, fresh: bool
+) -> tuple[TrainSettings, RLConfig | None, list[str]]:
+    """(the settings, the configuration if it can be made, every problem)."""
     assignments, problems = read_words(words)
     if fresh and resume is not None:
         problems.append("--fresh and --resume exclude each other: give one of them")
@@ -106,19 +139,7 @@ def make_plan(
             for problem in config.private_copy().problems(config.world_size)
         ]
         problems += _folder_problems(Path(config.output_dir))
-    env = None
-    if settings.env_id:
-        location = settings.locations.get("env.id", "[env]")
-        env = _collect(problems, location, lambda: _load(settings))
-    raise_together(problems)
-    assert config is not None
-    assert env is not None
-    return Plan(
-        settings,
-        config,
-        env,
-        None if fresh else _starting_point(Path(config.output_dir or ""), resume),
-    )
+    return settings, config, problems
 
 
 def _load(settings: TrainSettings) -> Environment:

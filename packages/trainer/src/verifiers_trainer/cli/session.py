@@ -28,9 +28,8 @@ from verifiers_trainer.cli.display import (
     show_logs,
     two_columns,
 )
-from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
+from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, printed_settings, step_of
 from verifiers_trainer.cli.report import rank
-from verifiers_trainer.cli.settings import to_toml
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
@@ -77,10 +76,11 @@ class Session:
 
         # before the plan hides devices
         devices, environment = launch.visible_devices(), dict(os.environ)
-        plan = make_plan(self.words, self.output_dir, self.resume, self.fresh)
+        given = self.words, self.output_dir, self.resume, self.fresh
         if self.dump_config:
-            print(to_toml(plan.settings, plan.config), end="")
+            print(printed_settings(*given), end="")
             return 0
+        plan = make_plan(*given)
         decision = launch.decide(self.engine, self.vllm_url, plan.settings.gpus, devices)
         if self.tmux is not None:
             return self._start_tmux(plan, decision, environment, result)

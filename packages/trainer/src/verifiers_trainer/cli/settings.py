@@ -23,6 +23,7 @@ import tomli_w
 from msgspec import Meta
 
 from verifiers.cli.common.reader import Assignment, Fields, accept, store, unknown_key
+from verifiers.environments.registry import find_recorded
 from verifiers.errors import ConfigError
 from verifiers.runtime.redaction import without_secrets
 from verifiers.runtime.suggest import SIMILAR, close_match
@@ -348,6 +349,12 @@ class _Reader:
             )
         stored = read_metadata(Path(first)) or {}
         if env_id := stored.get("env_id"):
+            try:
+                find_recorded(env_id, first, f"--env.id {env_id}")
+            except ConfigError as error:
+                self.problems.append(f"{self.locations['saved_runs']}: saved_runs: {error}")
+                self.locations["env.id"] = first
+                return
             self.names["env.id"], self.locations["env.id"] = env_id, first
             self.env_args = {**(stored.get("env_args") or {}), **self.env_args}
             self.derived["env.id"] = f"the environment of {first}"

@@ -185,7 +185,8 @@ def train_command(
         if not plan and (plan_on or plan_from or plan_with):
             raise ConfigError("--plan-on, --plan-from and --plan-with need --plan")
         make_importable(words)
-        check_first(words)  # before torch is loaded, which takes seconds
+        # before torch is loaded, which takes seconds
+        check_first(words, imports=not options["dump_config"])
         if plan:
             samplers = ["samplers=0"] if options["engine"] == "embedded" else []
             return _show_plan(
