@@ -1,6 +1,6 @@
 """JSON of peers, programs and models is decoded by ``runtime.decoding``, which bounds it.
 
-A decoder of its own is left to files that read what this project wrote, or what the user gave.
+A decoder of its own is left to what this project wrote, and to flags of the user.
 """
 
 import ast
@@ -24,39 +24,10 @@ USERS = {
     "verifiers_integrations/verl_data.py",
 }
 """Flags of the user."""
-FILES = {
-    "verifiers/checks/audit/certificate.py",
-    "verifiers/cli/evaluate/toml_args.py",
-    "verifiers/cli/install/look_alikes.py",
-    "verifiers/data/examples.py",
-    "verifiers/data/kept_rows.py",
-    "verifiers/data/messages.py",
-    "verifiers/environments/group.py",
-    "verifiers/results/index.py",
-    "verifiers/results/labels.py",
-    "verifiers/rollouts/loop.py",
-    "verifiers/runtime/install_lines.py",
-    "verifiers/runtime/json.py",
-    "verifiers/runtime/redaction.py",
-    "verifiers/storage/files.py",
+OURS = {
+    "verifiers/data/kept_rows.py",  # what it encoded itself
     "verifiers/storage/identity.py",
     "verifiers/testing/scripted.py",
-    "verifiers/view/curves.py",
-    "verifiers/view/describe.py",
-    "verifiers_agents/agent.py",
-    "verifiers_agents/harbor/dockerfile.py",
-    "verifiers_agents/harbor/images.py",
-    "verifiers_integrations/common.py",
-    "verifiers_integrations/skyrl_data.py",
-    "verifiers_integrations/trajectories.py",
-    "verifiers_trainer/cli/capacity.py",
-    "verifiers_trainer/pipeline/saved_state.py",
-    "verifiers_trainer/policy/checkpoint_files.py",
-    "verifiers_trainer/policy/folder_client.py",
-    "verifiers_trainer/run/metrics_files.py",
-}
-"""Files of the user, and rows: as large as their owner made them."""
-OURS = {
     "verifiers/checks/chat_template.py",
     "verifiers/cli/install/installed.py",
     "verifiers/cli/install/setup.py",
@@ -81,7 +52,7 @@ OURS = {
         for name in ("frames", "init", "launch", "session", "worker", "zygote")
     ),
 }
-"""Messages between processes of this project, of a few kilobytes."""
+"""What this project wrote, most of it messages between its processes, of a few kilobytes."""
 
 
 def decoders(source: str) -> list[str]:
@@ -100,7 +71,7 @@ def is_decoder(node: ast.AST) -> bool:
 
 
 def test_no_other_file_decodes_json_by_itself():
-    allowed = GUARDED | USERS | FILES | OURS
+    allowed = GUARDED | USERS | OURS
     found = {
         name_of(path): uses
         for path in native_files()

@@ -30,6 +30,11 @@ CANARIES = {
     "header": "canary-header-0123456789",
     "custom": "canary-custom-0123456789",
     "variable": "canary-variable-0123456789",
+    "key": "canary-key",
+    "code": "canary-code",
+    "sig": "canary-sig",
+    "opaque": "canary-opaque-0123456789",
+    "body": "canary-body-0123456789",
 }
 ENVIRONMENT = '''
 import verifiers as vf
@@ -80,6 +85,11 @@ def folder(tmp_path):
     return tmp_path
 
 
+def address(server: FakeServer) -> str:
+    query = "&".join(f"{name}={CANARIES[name]}" for name in ("key", "code", "sig", "opaque"))
+    return f"{server.url}?{query}&api-version=2024-10-01-preview"
+
+
 def evaluate(
     folder: Path,
     server: FakeServer,
@@ -92,7 +102,7 @@ def evaluate(
         *(
             "keyed",
             "-b",
-            server.url,
+            address(server),
             "-m",
             "m",
             "-n",
@@ -108,7 +118,12 @@ def evaluate(
         ),
         *(
             "-S",
-            json.dumps({"extra_headers": {"X-Api-Key": CANARIES["sampling"]}}),
+            json.dumps(
+                {
+                    "extra_headers": {"X-Api-Key": CANARIES["sampling"]},
+                    "extra_body": {"api_key": CANARIES["body"]},
+                }
+            ),
             "-C",
             "connection",
         ),
@@ -134,6 +149,7 @@ def evaluate(
         ("--env-args.wrong", "true", "-v"),
         ("--env-args.misspelt_api_key", CANARIES["argument"]),
         ("--export", "parquet"),
+        ("--cache", "outputs/cache"),
     ],
     ids=lambda words: " ".join(words)[:30],
 )
@@ -146,7 +162,9 @@ def test_an_evaluation_that_holds_keys_writes_and_prints_none(folder, words):
     assert found(folder / "outputs", out, ran.err) == []
     if "--dry-run" in words or "--dump-config" in words:
         assert ran.code == 0, ran.err
-    if words[0] in ("-v", "--json", "--export"):
+    if words[0] == "--cache":
+        assert list(folder.glob("outputs/cache/*/*.json"))
+    if words[0] in ("-v", "--json", "--export", "--cache"):
         assert (
             CANARIES["header"] in sent,
             CANARIES["custom"] in sent,

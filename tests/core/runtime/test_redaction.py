@@ -145,3 +145,33 @@ def test_settings_without_secrets_name_what_was_left_out():
         {"n": (1, 2), "judge": {"name": "j"}},
         ["headers.A", "judge.token", "url"],
     )
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["key=k-1", "code=c-1&b=2", "x=1&sig=s%2B1", "subscription-key=abc", "t=0123456789abcdef"],
+)
+@pytest.mark.parametrize("text", ["https://host/v1?{}", "404 for 'https://host/v1?{}#end'"])
+def test_values_of_an_address_that_may_be_keys_are_hidden(text, query):
+    shown = redacted_text(text.format(query))
+    assert HIDDEN in shown
+    for secret in ("k-1", "c-1", "s%2B1", "abc", "0123456789abcdef"):
+        assert secret not in shown
+    assert shown.startswith(text.partition("{")[0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://host/v1?api-version=2024-10-01-preview",
+        "https://host/rows?split=train&page=2",
+        "git+ssh://git@github.com/a/b",
+    ],
+)
+def test_addresses_without_a_key_stay(text):
+    assert redacted_text(text) == text
+
+
+@pytest.mark.parametrize("login", ["token-alone", "me:p@ss:word", "me:pa%40ss"])
+def test_the_login_of_an_address_is_hidden_to_its_end(login):
+    assert redacted_text(f"https://{login}@host/x") == f"https://{HIDDEN}@host/x"

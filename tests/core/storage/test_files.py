@@ -88,3 +88,10 @@ def test_a_journal_or_a_lock_that_is_a_link_is_refused_by_name(tmp_path, victim)
     with pytest.raises(ConfigError, match="is a symbolic link"):
         Journal.open(tmp_path / "results.jsonl")
     assert victim.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", LOCK_NAME])
+def test_a_pipe_in_the_place_of_a_file_to_write_is_refused(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match="it is no regular file; remove it or name another"):
+        HeldFile(tmp_path / name)

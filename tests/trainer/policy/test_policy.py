@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -56,3 +57,41 @@ def test_a_name_that_cannot_be_loaded_is_named(tmp_path):
     for load in (get_model, get_tokenizer):
         with pytest.raises(ConfigError, match=f"there is no folder {re.escape(missing)}"):
             load(missing)
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    model, tokenizer = get_model_and_tokenizer("builtin:tiny")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_pickled_weights_are_not_read(model_folder):
+    (model_folder / "model.safetensors").unlink()
+    torch.save(get_model("builtin:tiny").state_dict(), model_folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=str(model_folder)):
+        get_model(str(model_folder))
+    # negative control: by the user's own word they are
+    assert get_model(str(model_folder), model_kwargs={"use_safetensors": False})
+
+
+def test_code_of_a_folder_is_not_run(model_folder, monkeypatch):
+    mark = model_folder / "ran"
+    (model_folder / "hostile.py").write_text(f"open({str(mark)!r}, 'w').close()\nraise OSError\n")
+    for name, auto in {
+        "config.json": {"AutoConfig": "hostile.C", "AutoModelForCausalLM": "hostile.M"},
+        "tokenizer_config.json": {"AutoTokenizer": ["hostile.T", None]},
+    }.items():
+        config = json.loads((model_folder / name).read_text())
+        config["auto_map"] = auto
+        config["model_type"] = "hostile"
+        config.pop("tokenizer_class", None)
+        (model_folder / name).write_text(json.dumps(config))
+    for load in (get_model, get_tokenizer):
+        with pytest.raises(ConfigError, match=str(model_folder)):
+            load(str(model_folder))
+    assert not mark.exists()
+    with pytest.raises(ConfigError):  # negative control
+        get_model(str(model_folder), model_kwargs={"trust_remote_code": True})
+    assert mark.exists()

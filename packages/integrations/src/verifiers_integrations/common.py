@@ -8,7 +8,6 @@ in both cases all its tokens are masked and ``vf_unscored`` is 1. This module de
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
 from verifiers.rollouts.transcript import Branch, branches
 from verifiers.runs.rollout import scored_rollout
+from verifiers.runtime.decoding import decode_json
 from verifiers.types import Message, Messages, ModelRequest, Response
 from verifiers_integrations.offline import offline_groups
 from verifiers_integrations.token_client import TokenClient
@@ -181,7 +181,7 @@ def peer_task(row: Mapping[str, Any]) -> dict[str, Any]:
             else row["prompt"]
         ),
         "answer": row.get("answer", ""),
-        "info": json.loads(info) if isinstance(info, str) and info else dict(info or {}),
+        "info": decode_json(info) if isinstance(info, str) and info else dict(info or {}),
         "task": row.get("task", "default"),
         "example_id": int(row["example_id"]),
     }

@@ -13,6 +13,7 @@ from typing import Any
 
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
+from verifiers.runtime.decoding import decode_json
 from verifiers_integrations.common import limit
 
 KEY = "verifiers"
@@ -89,10 +90,10 @@ def task_of(prompt: Iterable[Mapping[str, Any]], extras: Mapping[str, Any]) -> d
         raise ConfigError(f"a row has no column {KEY!r}; write the dataset with export_dataset")
     info = column.get("info")
     return {
-        **json.loads(column.get("columns") or "{}"),
+        **decode_json(column.get("columns") or "{}"),
         "prompt": [dict(message) for message in prompt],
         "answer": column.get("answer", ""),
         "task": column.get("task", "default"),
-        "info": json.loads(info) if isinstance(info, str) and info else dict(info or {}),
+        "info": decode_json(info) if isinstance(info, str) and info else dict(info or {}),
         "example_id": column.get("example_id", 0),
     }

@@ -43,6 +43,7 @@ from verifiers.runtime.bounded import TooLong, read_chunks, size_text
 from verifiers.runtime.calls import PerLoop
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.decoding import decode_message
+from verifiers.runtime.redaction import digested
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free, Identified, describe, type_name
 from verifiers.types import ModelRequest, Response
@@ -151,7 +152,7 @@ class HttpClient(Identified):
         return {
             "class": type_name(type(self)),
             "config": describe(self.config),
-            "query": describe(self._query),
+            "query": {name: _shown_value(name, value) for name, value in self._query.items()},
             "tools_shown": self._tools_shown,
         }
 
@@ -501,6 +502,12 @@ def _parse_base_url(text: str) -> URL:
             " extra_headers"
         )
     return url
+
+
+def _shown_value(name: str, value: str) -> str:
+    """A value of the query of a base URL; of a key its digest."""
+    parameter: str = digested(f"?{name}={value}")
+    return parameter.partition("=")[2]
 
 
 def is_loopback(url: URL) -> bool:

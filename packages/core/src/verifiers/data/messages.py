@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.decoding import decode_message
+from verifiers.runtime.decoding import decode_json, decode_message
 from verifiers.runtime.terminal import escape_control
 from verifiers.types import (
     AssistantMessage,
@@ -335,7 +335,7 @@ def _tool_call(value: object) -> ToolCall:
         return value
     if isinstance(value, str):
         with suppress(ValueError):  # other text is refused below
-            value = json.loads(value)
+            value = decode_json(value)
     return ToolCall.from_wire(as_mapping(value, "a tool call"))
 
 

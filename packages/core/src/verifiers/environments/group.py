@@ -12,7 +12,6 @@ rollouts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Unpack
 
@@ -23,6 +22,7 @@ from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
+from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
 from verifiers.storage.identity import Free
@@ -239,7 +239,7 @@ def route_of(row: Mapping[str, Any]) -> list[str]:
     ``task``."""
     info = row.get("info")
     if isinstance(info, str):
-        info = json.loads(info)
+        info = decode_json(info)
     route = info.get("env_id") if isinstance(info, Mapping) else None
     if route is None:
         route = row.get("task")

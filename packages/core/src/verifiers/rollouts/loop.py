@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import os
 import random
 import time
@@ -41,6 +40,7 @@ from verifiers.rollouts.author_code import (
 from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.state import State
 from verifiers.runtime.deadlines import Deadline
+from verifiers.runtime.decoding import decode_json
 from verifiers.types import StopReason, Tool
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ def new_state(
     )
     state["prompt"] = normalize_messages(state["prompt"], env.message_type)
     if isinstance(state["info"], str):
-        state["info"] = json.loads(state["info"])
+        state["info"] = decode_json(state["info"])
     if isinstance(state["info"], Mapping) and (
         row_tools := state["info"].get("tool_defs") or state["info"].get("oai_tools")
     ):

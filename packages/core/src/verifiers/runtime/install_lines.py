@@ -9,12 +9,13 @@ that is not installed comes from the same place as ``verifiers``.
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+from verifiers.runtime.decoding import decode_json
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -107,7 +108,7 @@ def origin_of(distribution: str) -> Origin | None:
         is_source = distribution == CORE and (folder / "pyproject.toml").is_file()
         return Origin(folder, is_editable=True) if is_source else None
     try:
-        return _read(json.loads(installed.read_text("direct_url.json") or "{}"))
+        return _read(decode_json(installed.read_text("direct_url.json") or "{}"))
     except (ValueError, KeyError, AttributeError):  # not what PEP 610 describes
         return None
 

@@ -18,6 +18,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from verifiers.runtime.decoding import decode_json
+
 HIDDEN = "***"
 MIN_SECRET_CHARS = 8
 """Shorter values ("1", "true") are not searched for in texts; replacing them would corrupt the
@@ -135,7 +137,7 @@ def _redacted_value(value: str, option: str) -> str:
         header, colon, _ = value.partition(":")
         return f"{header}: {HIDDEN}" if colon and "header" in option else HIDDEN
     try:
-        content = json.loads(value)
+        content = decode_json(value)
     except ValueError:
         return redacted_text(value)
     redacted_content = redacted(content) if isinstance(content, dict | list) else content

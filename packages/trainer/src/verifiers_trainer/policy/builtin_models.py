@@ -240,8 +240,11 @@ def _convert_gguf(weights: Path, target: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(
         weights.parent,
         gguf_file=weights.name,
+        trust_remote_code=False,
         dtype=torch.float32,
         quantization_config=quantization,
     )
     model.to(torch.bfloat16).save_pretrained(target)
-    AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(target)
+    AutoTokenizer.from_pretrained(
+        weights.parent, gguf_file=weights.name, trust_remote_code=False
+    ).save_pretrained(target)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.cli.common.reader import Assignment, Fields, TomlFile
 from verifiers.cli.evaluate.options import ALIASES, MERGED, EvalSettings, fields_of, layered
 from verifiers.errors import ConfigError
+from verifiers.runtime.decoding import decode_json
 
 if TYPE_CHECKING:
     from verifiers.environments.registry import Found
@@ -223,7 +224,7 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
     named in comments."""
     import tomli_w
 
-    from verifiers.runtime.redaction import without_secrets
+    from verifiers.runtime.redaction import redacted_text, without_secrets
 
     texts = []
     for env_id, settings in entries:
@@ -238,6 +239,9 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
                 comments += "".join(
                     f"# {name}.{key} is a secret and is not printed\n" for key in left_out
                 )
+            if isinstance(value, str) and (shown := redacted_text(value)) != value:
+                value = shown
+                comments += f"# {name} holds a secret: write it again where *** stands\n"
             if value is not None and value != () and not (name in MERGED and not value):
                 # TOML has no null: a table with a null is written as a JSON object in a string
                 table[name] = json.dumps(value, ensure_ascii=False) if _has_null(value) else value
@@ -304,7 +308,7 @@ def _editable_folder(direct_url: str) -> Path | None:
     from urllib.parse import unquote, urlparse
 
     try:
-        origin = json.loads(direct_url)
+        origin = decode_json(direct_url)
         return (
             Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
         )

@@ -10,7 +10,6 @@ package runs.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -21,6 +20,7 @@ import importlib_metadata
 
 from verifiers.cli.install.installer import without_logins
 from verifiers.environments.local_sources import GROUP, normalize_name
+from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.install_lines import CORE
 from verifiers.runtime.installed import Broken, entry_points, headers
 
@@ -68,7 +68,7 @@ def other_origin(package: Distribution) -> str | None:
     elsewhere; None else."""
     try:
         present = importlib_metadata.distribution(package.name)
-        origin = json.loads(present.read_text("direct_url.json") or "{}").get("url")
+        origin = decode_json(present.read_text("direct_url.json") or "{}").get("url")
     except (importlib_metadata.PackageNotFoundError, ValueError):
         return None
     if not isinstance(origin, str):
