@@ -1,6 +1,7 @@
 """The words of the glossary: what its second table forbids stands in no docstring, comment, message
 or page."""
 
+import ast
 import re
 import tokenize
 from collections.abc import Iterator
@@ -23,7 +24,20 @@ SOURCES = [
 BANNED_NAMES = frozenset(
     "twin keeper warden owed mu said told made asked wanted kept shown chosen".split()
 )
-"""Identifiers that say how a value came, or nothing; the glossary has the word."""
+VAGUE_NAMES = frozenset(
+    "one ones place places found known given named taken left own whole other others rest".split()
+)
+"""Identifiers that say how a value came, or nothing: a name says what the value is."""
+PUBLIC = {
+    "checks/report.py": "place",  # a key of a report's JSON
+    "clients/resolve.py": "given",
+    "results/outputs.py": "place",
+    "results/stored.py": "place",
+    "types/requests.py": "given",
+}
+"""Names of the published interface."""
+MOST_IN_TESTS = 58
+"""Such names in tests and benchmarks. It may fall."""
 
 
 def forbidden() -> dict[str, str]:
@@ -59,10 +73,29 @@ def findings(path: Path, patterns: dict[str, str]) -> list[str]:
 
 
 def names(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open("rb") as file:
-        for token in tokenize.tokenize(file.readline):
-            if token.type == tokenize.NAME:
-                yield token.start[0], token.string
+    """(line, name) of what a module binds: variables, parameters, attributes, functions, classes.
+    ``other`` of two operands and ``left`` with ``right`` are terms."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    operands = {
+        id(node.args[-1]) for node in nodes if isinstance(node, ast.arguments) and node.args
+    }
+    has_right = any(getattr(node, "id", getattr(node, "arg", "")) == "right" for node in nodes)
+    for node in nodes:
+        match node:
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
+                | ast.arg(arg=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.alias(asname=str(name))
+            ):
+                is_term = id(node) in operands if name == "other" else has_right and name == "left"
+                if not is_term:
+                    yield getattr(node, "lineno", 0), name.strip("_").lower()
 
 
 def test_words_that_the_glossary_forbids_are_not_used():
@@ -72,14 +105,27 @@ def test_words_that_the_glossary_forbids_are_not_used():
     assert lines == []
 
 
-def test_banned_names_are_not_used():
+def test_names_say_what_the_value_is():
     lines = [
         f"{path.relative_to(REPOSITORY)}:{line}: {name}"
-        for path in SOURCES
+        for path in REPOSITORY.glob("packages/*/src/**/*.py")
+        if path != OLD_PATHS
         for line, name in names(path)
-        if name.strip("_").lower() in BANNED_NAMES
+        if name in BANNED_NAMES | VAGUE_NAMES
+        and not any(path.match(file) and name == public for file, public in PUBLIC.items())
     ]
     assert lines == []
+
+
+def test_names_of_tests_do_not_become_vaguer():
+    count = sum(
+        name in VAGUE_NAMES
+        for folder in ("tests", "benchmarks", "examples", "packages/envs")
+        for path in (REPOSITORY / folder).rglob("*.py")
+        if ".venv" not in path.parts
+        for _, name in names(path)
+    )
+    assert count <= MOST_IN_TESTS
 
 
 @pytest.mark.parametrize(
@@ -90,3 +136,14 @@ def test_such_a_word_would_be_found(tmp_path, text):
     path = tmp_path / "module.py"
     path.write_text(text + "\n")
     assert findings(path, forbidden())
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["found = 1", "for one in x: pass", "def f(place): pass", "x.known = 1", "def _own(): pass"],
+)
+def test_such_a_name_would_be_found(tmp_path, code):
+    """Negative control."""
+    path = tmp_path / "module.py"
+    path.write_text(code + "\n")
+    assert [name for _, name in names(path) if name in VAGUE_NAMES]

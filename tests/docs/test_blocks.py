@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import doc_blocks, warm_commands
-from support.isolated import bubblewrap_or_skip
+from support.isolated import needs_sandbox
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_site" not in page.parts)
@@ -37,7 +37,7 @@ def test_page_does_what_it_says(page, tmp_path, capsys):
     if any(block.language == "toml" for block in blocks):
         pytest.importorskip("verifiers_trainer")
     if doc_blocks.needs_sandbox(page):
-        bubblewrap_or_skip()
+        needs_sandbox()
     with doc_blocks.reader(tmp_path) as reader:
         reader.try_out(blocks if doc_blocks.is_slow(page) else doc_blocks.without_slow(blocks))
     with capsys.disabled():

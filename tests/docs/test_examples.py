@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.isolated import bubblewrap_or_skip
+from support.isolated import needs_sandbox
 from verifiers.testing import ScriptedClient
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -126,7 +126,7 @@ def test_the_example_game():
 
 
 def test_the_example_agent_digits():
-    bubblewrap_or_skip()
+    needs_sandbox()
     env = runpy.run_path(str(FOLDER / "agent_digits.py"))["load_environment"](
         agent="script", num_train_examples=2
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import verifiers as vf
-from support.isolated import bubblewrap_or_skip
+from support.isolated import needs_sandbox
 from support.oracles import MAXIMUM, oracle
 from verifiers.testing import run_rollout_sync
 
@@ -65,9 +65,9 @@ def needs_library(env_id):
         pytest.skip(f"{OPTIONAL[env_id]}, on which vf-{env_id} stands, is not installed")
 
 
-def needs_sandbox(env_id):
+def skip_without_sandbox(env_id):
     if env_id == "shell-tasks":
-        bubblewrap_or_skip()
+        needs_sandbox()
 
 
 def load_function(env_id):
@@ -186,7 +186,7 @@ def test_the_readme_names_every_reward_and_metric_and_the_baselines(env_id):
 
 def test_an_oracle_reaches_the_maximum(env_id):
     needs_library(env_id)
-    needs_sandbox(env_id)
+    skip_without_sandbox(env_id)
     with vf.load_environment(env_id) as env:
         for example in [env.eval_table[i] for i in range(3)]:
             state = run_rollout_sync(env, oracle(env_id, env, example), example.row)
@@ -211,7 +211,7 @@ def test_the_check_of_environments_is_clean(env_id):
     needs_library(env_id)
     if env_id == "self-judge":
         pytest.skip("its check needs a model that can judge: see its own tests")
-    needs_sandbox(env_id)
+    skip_without_sandbox(env_id)
     report = vf.check_environment(env_id, n=1)
     assert report.ok, report
     assert {warning.code for warning in report.warnings} <= EXPECTED_WARNINGS.get(env_id, set()), (

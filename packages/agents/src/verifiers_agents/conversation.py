@@ -29,7 +29,7 @@ MIN_QUOTED = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FinishedCall:
     """One finished call."""
 
     prompt: Sequence[Message]
@@ -52,7 +52,7 @@ class Conversation:
     """
 
     def __init__(self) -> None:
-        self.calls: list[Known] = []
+        self.calls: list[FinishedCall] = []
         self._messages: dict[str, Message] = {}
         self._ends: dict[str, int] = {}
 
@@ -84,7 +84,7 @@ class Conversation:
             end = _digest(digest, written)
             self._messages[end] = answer
             self._ends[end] = len(self.calls)
-        self.calls.append(Known(prompt, answer, frozenset(tools), continues))
+        self.calls.append(FinishedCall(prompt, answer, frozenset(tools), continues))
 
     @property
     def num_rewrites(self) -> int:

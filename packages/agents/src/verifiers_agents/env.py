@@ -24,9 +24,9 @@ from verifiers_agents.agent import Agent, Installed
 from verifiers_agents.conversation import Role
 from verifiers_agents.gateway import Route
 from verifiers_agents.process import (
+    AgentFolders,
     AgentProcess,
     Limits,
-    Places,
     check_backend,
     contents,
     named_files,
@@ -187,7 +187,7 @@ class AgentEnv(AgentTurns):
         files = {**self.files, **contents(info.get("files"))}
         prompt = self.prompt_for_agent(state)
         async with opening(self.max_startup_wait_seconds):
-            paths = await asyncio.to_thread(Places.within, self._backend)
+            paths = await asyncio.to_thread(AgentFolders.within, self._backend)
             sandbox = await self._backend.open(
                 spec_for(self.sandbox_spec, installed, agent, paths.is_isolated)
             )

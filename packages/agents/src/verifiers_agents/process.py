@@ -64,7 +64,7 @@ _PACK = "import tarfile\nwith tarfile.open({target!r}, 'w') as file:\n    file.a
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class AgentFolders:
     """Folders as the agent sees them, and how it reaches the model."""
 
     root: str
@@ -79,7 +79,7 @@ class Places:
         return f"{self.root}/agent.log"
 
     @classmethod
-    def within(cls, backend: SandboxBackend) -> Places:
+    def within(cls, backend: SandboxBackend) -> AgentFolders:
         """The places in a sandbox of this backend."""
         if "mounts" in backend.capabilities:
             return cls.isolated("/sandbox/work")
@@ -87,7 +87,7 @@ class Places:
         return cls(root, f"{root}/home", f"{root}/work", False)
 
     @classmethod
-    def isolated(cls, work: str, has_image: bool = False) -> Places:
+    def isolated(cls, work: str, has_image: bool = False) -> AgentFolders:
         """The places in an isolating sandbox with this work folder."""
         return cls("/sandbox", "/sandbox/home", work, True, has_image)
 
@@ -203,8 +203,8 @@ class AgentProcess:
     """One agent in one sandbox. ``open`` prepares it, ``run`` runs it, ``collect`` reads what it
     left."""
 
-    def __init__(self, agent: Agent, sandbox: Sandbox, paths: Places, limits: Limits):
-        self._agent, self._sandbox, self._places, self._limits = agent, sandbox, paths, limits
+    def __init__(self, agent: Agent, sandbox: Sandbox, paths: AgentFolders, limits: Limits):
+        self._agent, self._sandbox, self._folders, self._limits = agent, sandbox, paths, limits
         self._absent_script: str | None = None
         self.ending = Ending()
         self.is_collected = False
@@ -216,7 +216,7 @@ class AgentProcess:
         agent: Agent,
         installed: Installed | None,
         sandbox: Sandbox,
-        paths: Places,
+        paths: AgentFolders,
         route: Route,
         prompt: str,
         files: Mapping[str, str | bytes],
@@ -265,17 +265,17 @@ class AgentProcess:
         """
         self._started = time.monotonic()
         python = (
-            interpreter(self._places.has_image) if self._places.is_isolated else [sys.executable]
+            interpreter(self._folders.has_image) if self._folders.is_isolated else [sys.executable]
         )
         program = [
             *python,
             "-I",
             "-S",
-            f"{MOUNTED}/inside.py" if self._places.is_isolated else inside.__file__,
+            f"{MOUNTED}/inside.py" if self._folders.is_isolated else inside.__file__,
         ]
         try:
             result = await self._sandbox.exec(
-                [*program, f"{self._places.root}/settings.json"], timeout_s=10**7
+                [*program, f"{self._folders.root}/settings.json"], timeout_s=10**7
             )
         finally:
             self.ending.seconds = time.monotonic() - self._started
@@ -347,7 +347,7 @@ class AgentProcess:
             if patterns or keep is not None:
                 # what the agent left running could change files while they are read
                 await self._sandbox.restart()
-            content = await self._sandbox.read_file(self._places.log)
+            content = await self._sandbox.read_file(self._folders.log)
             output, ending.log_bytes = inside.output_of(content, limits.max_log_bytes)
             ending.log = output.decode("utf-8", "replace")
             matching = await self._matching(patterns)
@@ -365,7 +365,7 @@ class AgentProcess:
                         f" collected: at most {MAX_COLLECTED} are, of {size_text(max_bytes)} together"
                     )
                     break
-                data = await self._sandbox.read_file(f"{self._places.work}/{name}")
+                data = await self._sandbox.read_file(f"{self._folders.work}/{name}")
                 ending.files[name] = _text(data)
             if keep is not None:
                 await self._keep(keep)
@@ -376,7 +376,7 @@ class AgentProcess:
     async def _matching(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
         if not patterns:
             return []
-        code = _FIND.format(work=self._places.work, patterns=list(patterns))
+        code = _FIND.format(work=self._folders.work, patterns=list(patterns))
         result = await self._sandbox.exec(code, timeout_s=COLLECT_S)
         if result.error or result.timed_out:
             self.ending.notes.append(f"files were not collected: {result.error or 'time-out'}")
@@ -384,9 +384,9 @@ class AgentProcess:
         return [(str(name), int(size)) for name, size in decode_message(result.stdout)]
 
     async def _keep(self, keep: Path) -> None:
-        target = f"{self._places.root}/work.tar"
+        target = f"{self._folders.root}/work.tar"
         result = await self._sandbox.exec(
-            _PACK.format(target=target, work=self._places.work), timeout_s=COLLECT_S
+            _PACK.format(target=target, work=self._folders.work), timeout_s=COLLECT_S
         )
         if result.error or result.timed_out:
             self.ending.notes.append(f"the work folder was not kept: {result.error or 'time-out'}")
@@ -407,11 +407,11 @@ class AgentProcess:
     async def close(self) -> None:
         """End every process of the agent and delete its files."""
         await self._sandbox.close()
-        if not self._places.is_isolated:
-            await asyncio.to_thread(shutil.rmtree, self._places.root, ignore_errors=True)
+        if not self._folders.is_isolated:
+            await asyncio.to_thread(shutil.rmtree, self._folders.root, ignore_errors=True)
 
     async def _write(self, files: Mapping[str, str | bytes], values: Mapping[str, str]) -> None:
-        paths, limits, agent = self._places, self._limits, self._agent
+        paths, limits, agent = self._folders, self._limits, self._agent
         await self._sandbox.write_file(f"{paths.work}/.verifiers", b"")
         result = await self._sandbox.exec(
             f"import os\nos.remove({paths.work + '/.verifiers'!r})\nos.makedirs({paths.home!r},"

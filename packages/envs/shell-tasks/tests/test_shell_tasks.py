@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 import verifiers as vf
-from support.isolated import bubblewrap_or_skip
+from support.isolated import needs_sandbox
 from verifiers.testing import ScriptedClient
 from vf_shell_tasks import PROGRAMS, TASKS, load_environment
 
@@ -72,7 +72,7 @@ def scripted(env, commands):
 @pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
 def test_every_solution_earns_one_and_doing_nothing_zero(agent, reward):
     outputs = run(
-        load_environment(agent=agent, sandbox=bubblewrap_or_skip()), ScriptedClient("never called")
+        load_environment(agent=agent, sandbox=needs_sandbox()), ScriptedClient("never called")
     )
     assert sorted(outputs) == NAMES
     wrong = {
@@ -85,7 +85,7 @@ def test_every_solution_earns_one_and_doing_nothing_zero(agent, reward):
 
 def test_half_a_solution_earns_nothing():
     assert sorted(LAZY) == NAMES
-    env = load_environment(sandbox=bubblewrap_or_skip())
+    env = load_environment(sandbox=needs_sandbox())
     outputs = run(env, scripted(env, LAZY))
     assert [name for name, output in outputs.items() if output["reward"] != 0.0] == []
     assert all("Error" in output["verdict"]["output"] for output in outputs.values()), (
@@ -95,7 +95,7 @@ def test_half_a_solution_earns_nothing():
 
 def test_negative_control_the_solution_as_a_tool_call_earns_one():
     """So the zeros above are those of the commands, not of how they were run."""
-    env = load_environment(sandbox=bubblewrap_or_skip())
+    env = load_environment(sandbox=needs_sandbox())
     solutions = {name: (TASKS / name / "solution" / "solve.sh").read_text() for name in NAMES}
     assert {
         name: output["reward"] for name, output in run(env, scripted(env, solutions)).items()
@@ -134,7 +134,7 @@ def test_no_check_runs_a_file_of_the_work_folder():
 
 def test_it_loads_by_its_id_and_is_clean():
     env = vf.load_environment(
-        "shell-tasks", only=["log-errors", "top-words"], sandbox=bubblewrap_or_skip()
+        "shell-tasks", only=["log-errors", "top-words"], sandbox=needs_sandbox()
     )
     assert [row["task"] for row in env.get_eval_dataset()] == ["log-errors", "top-words"]
     report = vf.check_environment(env)

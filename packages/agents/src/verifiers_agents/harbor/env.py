@@ -39,7 +39,14 @@ from verifiers_agents.harbor import building, grading
 from verifiers_agents.harbor.building import Layer
 from verifiers_agents.harbor.images import Images, ImageStore
 from verifiers_agents.harbor.task import HarborTask, read_tasks
-from verifiers_agents.process import AgentProcess, Limits, Places, contents, named_files, spec_for
+from verifiers_agents.process import (
+    AgentFolders,
+    AgentProcess,
+    Limits,
+    contents,
+    named_files,
+    spec_for,
+)
 from verifiers_agents.turns import FIRST, MAX_IDLE_S, METRICS, TRAINED_ROLES, AgentTurns
 
 GRADING = ("fresh", "shared")
@@ -339,7 +346,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
         """Prepare the agent in the sandbox of the task, in its work folder."""
         sandbox = await self.get_sandbox(state)
         build, prompt = state["harbor"].task.build, self.prompt_for_agent(state)
-        paths = Places.isolated(build.workdir, build.root is not None)
+        paths = AgentFolders.isolated(build.workdir, build.root is not None)
         return await AgentProcess.open(
             agent, installed, sandbox, paths, route, prompt, self.agent_files, LIMITS
         )

@@ -132,14 +132,14 @@ def read_tasks(
             path=str(folder),
         )
     for name in only or ():
-        if name not in (names := [one.name for one in folders]):
+        if name not in (names := [path.name for path in folders]):
             raise ConfigError(
                 f"there is no task {name!r} in {folder}{closest(name, names)}", path=str(folder)
             )
     return [
-        read_task(one, images, waive, host_variables)
-        for one in folders
-        if only is None or one.name in only
+        read_task(path, images, waive, host_variables)
+        for path in folders
+        if only is None or path.name in only
     ]
 
 

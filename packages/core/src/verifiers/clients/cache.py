@@ -101,9 +101,11 @@ class CompletionCache:
 
         *Raises* ConfigError when it cannot be written.
         """
-        shown = msgspec.json.encode(redacted(decode_row(request)))
-        checksum = _checksum(key, shown, reply)
-        entry = msgspec.json.encode(_Entry(msgspec.Raw(shown), msgspec.Raw(reply), checksum))
+        redacted_request = msgspec.json.encode(redacted(decode_row(request)))
+        checksum = _checksum(key, redacted_request, reply)
+        entry = msgspec.json.encode(
+            _Entry(msgspec.Raw(redacted_request), msgspec.Raw(reply), checksum)
+        )
         try:
             await asyncio.to_thread(self._write, key, entry)
         except OSError as error:

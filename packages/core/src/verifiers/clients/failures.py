@@ -215,8 +215,8 @@ def failure(
 
     ``retry_after``: the headers retry-after-ms and Retry-After.
     """
-    shown, words = _read(body)
-    text = endpoint.redact(shown)
+    error_text, words = _read(body)
+    text = endpoint.redact(error_text)
     detail = f": {text[:300]}" if text else ""
     url = endpoint.url
     facts = {"url": url, "status": status, "body": text}

@@ -241,7 +241,11 @@ class Budget:
         ModelRefused for what the request holds."""
         fields = to_fields(request, "max_tokens")
         numbers = {
-            name: [given[name] for given in (request.sampling_args, fields) if given.get(name)]
+            name: [
+                arguments[name]
+                for arguments in (request.sampling_args, fields)
+                if arguments.get(name)
+            ]
             for name in (*MAX_TOKENS_ALIASES, "n", "best_of")
         }
         if not any(numbers[name] for name in MAX_TOKENS_ALIASES):

@@ -82,7 +82,7 @@ class EnvironmentInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundEnvironment:
     """The loader of an environment: module, attribute, and the distribution of the module (None:
     not part of one)."""
 
@@ -192,7 +192,7 @@ def id_of(text: str) -> str:
     return source.env_id if source is not None else parse_env_id(text).without_version
 
 
-def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Found:
+def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> FoundEnvironment:
     """Find the loader of an environment by id or path; imports nothing.
 
     *Raises* ``UnknownEnvironment``; ``EnvironmentLoadError`` for a source that is not Python, and
@@ -233,7 +233,7 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
 
 def find_recorded(
     env_id: str, place: object, flag: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR
-) -> Found:
+) -> FoundEnvironment:
     """The installed environment that a file names which another person may have written.
 
     *Raises* ConfigError for one that is not installed: a path, or a file of the working folder,
@@ -252,7 +252,7 @@ def find_recorded(
     return source
 
 
-def find_installed(requested: EnvironmentId) -> Found:
+def find_installed(requested: EnvironmentId) -> FoundEnvironment:
     """Find the loader of an installed environment, ignoring the version. Raises: as ``find``."""
     installed = _installed(requested)
     if installed is None:
@@ -260,15 +260,15 @@ def find_installed(requested: EnvironmentId) -> Found:
     return installed
 
 
-def local(source: LocalSource, env_id: str) -> Found:
+def local(source: LocalSource, env_id: str) -> FoundEnvironment:
     """The loader of a local source. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError`` for
     one with a mistake."""
     if problem := source.problem():
         raise problem
-    return Found(source.module, source.attribute, None, source.version, env_id, source)
+    return FoundEnvironment(source.module, source.attribute, None, source.version, env_id, source)
 
 
-def _installed(requested: EnvironmentId) -> Found | None:
+def _installed(requested: EnvironmentId) -> FoundEnvironment | None:
     """The entry point of a name, else the module that binds the loader; None without either."""
     name = normalize_name(requested.name)
     entries = list(_entries())
@@ -288,11 +288,13 @@ def _first_module(name: str) -> LocalSource | None:
     return next((source for source in _modules(name) if source.problem(star=False) is None), None)
 
 
-def _in_module(source: LocalSource, requested: EnvironmentId) -> Found:
-    return Found(source.module, LOADER, *_distribution_of(source.module), requested.without_version)
+def _in_module(source: LocalSource, requested: EnvironmentId) -> FoundEnvironment:
+    return FoundEnvironment(
+        source.module, LOADER, *_distribution_of(source.module), requested.without_version
+    )
 
 
-def _meant(requested: EnvironmentId, entry: Found) -> Found:
+def _meant(requested: EnvironmentId, entry: FoundEnvironment) -> FoundEnvironment:
     """The entry point, or the module of another distribution where that has the requested version.
 
     *Raises* ConfigError when both are meant.
@@ -325,7 +327,9 @@ def _meant(requested: EnvironmentId, entry: Found) -> Found:
     )
 
 
-def _with_version(requested: EnvironmentId, env_id: str, source: Found) -> Found:
+def _with_version(
+    requested: EnvironmentId, env_id: str, source: FoundEnvironment
+) -> FoundEnvironment:
     """``found``. Raises: ``UnknownEnvironment`` when another version is requested."""
     if requested.version not in (None, "latest", source.version):
         installed = (
@@ -401,7 +405,7 @@ def _source_file(module: str) -> Path | None:
     return Path(spec.origin) if is_source else None  # type: ignore[union-attr, arg-type]
 
 
-def _is_source_of(installed: Found, local: LocalSource) -> bool:
+def _is_source_of(installed: FoundEnvironment, local: LocalSource) -> bool:
     """Whether a local source belongs to the installed environment: an editable install of its
     folder."""
     origin = _source_file(installed.module.partition(".")[0])
@@ -418,8 +422,8 @@ def _entries() -> Iterator[tuple[EntryPoint, Distribution]]:
     return (entry for entry in entry_points(GROUP) if not isinstance(entry, Broken))
 
 
-def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> Found:
-    source = {Found(e.module, e.attr or LOADER, d.name, d.version) for e, d in offers}
+def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> FoundEnvironment:
+    source = {FoundEnvironment(e.module, e.attr or LOADER, d.name, d.version) for e, d in offers}
     if len(source) > 1:
         raise EnvironmentLoadError(
             f"environment {name!r} is offered by {' and by '.join(sorted(map(str, source)))};"
@@ -457,7 +461,7 @@ def _has_module(names: str, record: str, module: str) -> bool:
     return f"\n{module}/" in f"\n{record}" or f"\n{module}.py," in f"\n{record}"
 
 
-def import_loader(env_id: str, source: Found) -> Callable[..., Any]:
+def import_loader(env_id: str, source: FoundEnvironment) -> Callable[..., Any]:
     """Import the loader without calling it. Raises: ``EnvironmentLoadError``, or the loader's own
     ``UsageError``."""
     try:
@@ -499,7 +503,7 @@ def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[s
 
 
 def _build(
-    env_id: str, source: Found, loader: Callable[..., Any], env_args: Mapping[str, Any]
+    env_id: str, source: FoundEnvironment, loader: Callable[..., Any], env_args: Mapping[str, Any]
 ) -> Environment:
     from verifiers.environments.base import Environment
 

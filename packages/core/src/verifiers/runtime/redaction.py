@@ -38,13 +38,13 @@ _VARIABLE = re.compile(r"[A-Z0-9_]*(KEY|TOKEN|SECRET|PASSWORD)")
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _DIGEST = re.compile(r" [0-9a-f]{8}$")
 _DIGESTED = re.compile(re.escape(HIDDEN) + r"( [0-9a-f]{8})?$")
-_NAMED = r"(api[-_]?key|(access|auth|session|refresh)[-_]token|secret[-_](access[-_])?key|client[-_]secret|passw(or)?d)"
+_KEYS = r"(api[-_]?key|(access|auth|session|refresh)[-_]token|secret[-_](access[-_])?key|client[-_]secret|passw(or)?d)"
 _PATTERNS = (
     re.compile(
         r"(?i)((?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic)\s+)?)[^\s'\",}]+"
     ),
     re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}"),
-    re.compile(rf"(?i)((?:{_NAMED})['\"]?\s*[:=]\s*['\"]?)[^\s'\",}}]+"),
+    re.compile(rf"(?i)((?:{_KEYS})['\"]?\s*[:=]\s*['\"]?)[^\s'\",}}]+"),
     re.compile(r"(\b[a-z][a-z+.-]*://)(?!git@)[^/\s?#'\"]+(?=@)"),  # a login, or a token alone
     re.compile(  # a value of an address: by its name, or as long as no word is
         r"(?i)([?&#;](?:[\w.~-]*(?:key|token|secret|passw(?:or)?d|pwd|code|sig|signature|auth|credential)"

@@ -36,7 +36,7 @@ ORCHESTRATOR_V04 = {
     "max_async_level": "max_off_policy_steps",
 }
 TOP_V04 = {"max_steps": "max_steps", "seq_len": "max_seq_len"}
-NAMED = (*OPTIM.values(), *SAMPLING, *LORA.values())
+SETTING_NAMES = (*OPTIM.values(), *SAMPLING, *LORA.values())
 ELSEWHERE = ("save_steps", "run_name", "use_lora", "use_liger", "gradient_checkpointing")
 """Settings that are written to other tables."""
 OFF = ("mask_truncated_completions", "zero_truncated_completions", "gradient_checkpointing")
@@ -112,7 +112,7 @@ def _check(document: Mapping[str, Any], era: str) -> list[str]:
     """Return the settings that are left out. *Raises* ConfigError for settings without a key in
     prime-rl."""
     numbers = ORCHESTRATOR_2025 if era == "2025" else ORCHESTRATOR_V04 | TOP_V04
-    names = {*numbers.values(), *NAMED, *ELSEWHERE}
+    names = {*numbers.values(), *SETTING_NAMES, *ELSEWHERE}
     unmapped = {name: value for name, value in _args(document).items() if name not in names}
     ignored = {
         name

@@ -179,8 +179,8 @@ class Group:
 
     def _turn_rewards(self, rollout: Rollout, settings: GroupSettings) -> np.ndarray:
         """The environment's rewards of a rollout's turns [turns], as they weigh in its reward."""
-        given = () if is_zeroed(rollout, settings) else rollout.turn_rewards
-        rewards = np.array(given or [0.0] * len(rollout.turns), np.float64)
+        turn_rewards = () if is_zeroed(rollout, settings) else rollout.turn_rewards
+        rewards = np.array(turn_rewards or [0.0] * len(rollout.turns), np.float64)
         return rewards * self.weights.get(rollout.turn_sum, 1.0)
 
     def _of_turns(self, rollout: Rollout) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 from verifiers.checks.audit.report import NOT_REPEATABLE, AuditReport, Paid
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
-from verifiers.environments.registry import Found
+from verifiers.environments.registry import FoundEnvironment
 from verifiers.errors import ConfigError, UsageError
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import read_json
@@ -70,7 +70,7 @@ def content_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def folder_of(source: Found) -> Path | None:
+def folder_of(source: FoundEnvironment) -> Path | None:
     """The folder of an environment's package; None for a single file. Imports nothing."""
     if source.local is not None:
         return source.local.file.parent if source.local.file.name == "__init__.py" else None

@@ -20,7 +20,7 @@ GUESSABLE, GUESSED = 0.6, 0.9
 """Shares of rows with the most frequent answer that are a warning and an error."""
 MIN_ROWS = 5
 """Rows below which shares say nothing."""
-_NAMED = r"\b(?:answer|solution|result|key|gold|label|target|expected)\b[\s\"'*`]*(?:is|:|=|->|\])[\s\"'*`]*"
+_SAYS_THE_ANSWER = r"\b(?:answer|solution|result|key|gold|label|target|expected)\b[\s\"'*`]*(?:is|:|=|->|\])[\s\"'*`]*"
 
 
 def check_rows(
@@ -69,7 +69,9 @@ def _leak(example: Example) -> str:
     prompt = example.row["prompt"]
     question = question_of(example)
     if (
-        match := re.search(_NAMED + re.escape(answer) + r"(?!\w)", question, re.IGNORECASE)
+        match := re.search(
+            _SAYS_THE_ANSWER + re.escape(answer) + r"(?!\w)", question, re.IGNORECASE
+        )
     ) is not None:
         return match[0]
     system = (

@@ -20,7 +20,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_json
 
 if TYPE_CHECKING:
-    from verifiers.environments.registry import Found
+    from verifiers.environments.registry import FoundEnvironment
 
 ENTRY_KEYS = ("id", "env_id", "env_ids")
 DEFAULTS = ("num_examples", "rollouts_per_example", "max_tokens", "temperature", "env_args")
@@ -66,7 +66,7 @@ def read_files(paths: Sequence[str]) -> EvalFile:
     return merged
 
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Path of a table in its file: ``("eval", 1)`` is the second ``[[eval]]``."""
 
 
@@ -78,7 +78,7 @@ class _Reader:
     problems: list[str]
     fields: Fields = field(default_factory=lambda: fields_of(EvalSettings))
 
-    def settings(self, table: Mapping[str, Any], section: str, where: Place) -> dict[str, Any]:
+    def settings(self, table: Mapping[str, Any], section: str, where: KeyPath) -> dict[str, Any]:
         """The table's settings by name, checked."""
         assignments = [
             Assignment((key,), value, self.file.location(*where, key))
@@ -124,7 +124,7 @@ class _Reader:
                 entries.append(Entry(env_id, functools.reduce(layered, combination, fixed), swept))
         return entries
 
-    def axes(self, sweep: object, section: str, where: Place) -> list[list[dict[str, Any]]]:
+    def axes(self, sweep: object, section: str, where: KeyPath) -> list[list[dict[str, Any]]]:
         """For each swept key, a list of settings, one for each of its values."""
         if not isinstance(sweep, dict) or not sweep:
             self.problem(
@@ -153,7 +153,7 @@ class _Reader:
                     )
         return axes
 
-    def values(self, path: Place, key: str, values: object, section: str) -> list[Any]:
+    def values(self, path: KeyPath, key: str, values: object, section: str) -> list[Any]:
         """A list of values to try."""
         if isinstance(values, list) and values:
             return values
@@ -161,7 +161,7 @@ class _Reader:
         self.problem(path, f"{key} in {section} must be a list of values to try, not {wrong}")
         return []
 
-    def sections(self, kind: str, tables: object) -> Iterator[tuple[str, Place, dict[str, Any]]]:
+    def sections(self, kind: str, tables: object) -> Iterator[tuple[str, KeyPath, dict[str, Any]]]:
         """(description, path in the file, copy) of each table of an array."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             what = {"eval": "evaluation", "ablation": "ablation"}[kind]
@@ -170,7 +170,7 @@ class _Reader:
         for number, table in enumerate(tables):
             yield f"[[{kind}]] number {number + 1}", (kind, number), dict(table)
 
-    def ids(self, table: dict[str, Any], section: str, where: Place) -> list[str]:
+    def ids(self, table: dict[str, Any], section: str, where: KeyPath) -> list[str]:
         """Remove the environment ids from a table and return them."""
         id_values = {key: table.pop(key) for key in ENTRY_KEYS if key in table}
         if len(id_values) != 1:
@@ -193,7 +193,7 @@ class _Reader:
             return []
         return ids
 
-    def problem(self, where: Place, sentence: str) -> None:
+    def problem(self, where: KeyPath, sentence: str) -> None:
         self.problems.append(f"{self.file.location(*where)}: {sentence}")
 
 
@@ -258,7 +258,7 @@ def _has_null(value: object) -> bool:
 # --- defaults of an environment -------------------------------------------------------------------
 
 
-def environment_defaults(source: Found, problems: list[str]) -> dict[str, Any]:
+def environment_defaults(source: FoundEnvironment, problems: list[str]) -> dict[str, Any]:
     """``[tool.verifiers.eval]`` of the environment's ``pyproject.toml``; empty when it has none.
     Imports nothing.
 
@@ -281,7 +281,7 @@ def environment_defaults(source: Found, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _projects_of(source: Found) -> Iterator[Path]:
+def _projects_of(source: FoundEnvironment) -> Iterator[Path]:
     import importlib.util
 
     import importlib_metadata

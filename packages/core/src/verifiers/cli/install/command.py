@@ -28,7 +28,7 @@ from verifiers.cli.install.installed import Resolved, check_installed
 from verifiers.cli.install.installer import Finished, Installer
 from verifiers.cli.install.sources import Installed, Package, Request, choose, known_ids, unknown
 from verifiers.environments import local_sources, registry
-from verifiers.environments.registry import Found
+from verifiers.environments.registry import FoundEnvironment
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import read_file
 from verifiers.runtime.installed import headers, part
@@ -76,7 +76,7 @@ def run(call: Call) -> None:
             "is installed already; nothing to do (--upgrade looks for a newer one)",
         )
         return
-    if isinstance(choice, Found):
+    if isinstance(choice, FoundEnvironment):
         registry.import_loader(request.text, choice)
         call.facts["entry_point"] = f"{choice}:{choice.attribute}"
         call.say(

@@ -36,7 +36,7 @@ from verifiers.environments.local_sources import (
     normalize_name,
     read_toml,
 )
-from verifiers.environments.registry import EnvironmentId, Found, parse_env_id
+from verifiers.environments.registry import EnvironmentId, FoundEnvironment, parse_env_id
 from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageError
 from verifiers.runtime.bounded import TooLong, run_captured
 from verifiers.runtime.decoding import decode_toml
@@ -92,7 +92,7 @@ class Installed:
     env_id: str
 
 
-def choose(request: Request) -> Installed | Found | Sequence[Package]:
+def choose(request: Request) -> Installed | FoundEnvironment | Sequence[Package]:
     """Resolve a request: already installed, a local source that needs no installation, or packages
     to try in order.
 
@@ -210,7 +210,7 @@ def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Pack
     return Package((repository.requirement(distribution, folder),), distribution, ids, version)
 
 
-def _needs_no_installation(env_id: EnvironmentId, env_dir: str) -> Found | None:
+def _needs_no_installation(env_id: EnvironmentId, env_dir: str) -> FoundEnvironment | None:
     """The file or folder of an environment without a project. *Raises* ``UsageError`` for one that
     has a mistake."""
     if (source := in_folder(Path(env_dir), env_id.name)) is not None:
