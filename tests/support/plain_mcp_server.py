@@ -9,7 +9,10 @@ it also tests that another author's server is understood.
 import argparse
 import json
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -42,13 +45,28 @@ def slow(seconds):
     return "at last"
 
 
+def daemon():
+    """Start a process that is in no session of this one, and whose parent has ended."""
+    script = "import os, time; os.setsid(); os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(600)"
+    started = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    return started.stdout.readline().decode().strip()
+
+
+def deaf():
+    """Hear neither SIGTERM nor the end of stdin."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    return str(os.getpid())
+
+
 def flood():
     while True:
         sys.stdout.write("x" * 2**20)
 
 
 TOOLS = {
-    function.__name__: function for function in (add, process_id, environment, crash, slow, flood)
+    function.__name__: function
+    for function in (add, process_id, environment, crash, slow, flood, daemon, deaf)
 }
 
 

@@ -5,7 +5,7 @@ Promise: a server starts on first use from any loop and runs until ``stop``. A d
 restarted by the next call, once per call; a call interrupted by its death is repeated, so a server
 may see a call twice. A server sees ``HOME LOGNAME PATH SHELL TERM USER`` and the variables of its
 ``ServerSpec``; one whose message is longer than ``MAX_MESSAGE_BYTES`` counts as dead. It ends with
-the processes that it started.
+the processes that it started; on Linux a keeper ends daemons too.
 
 The connections belong to an event loop in a dedicated thread, because each blocking call of an
 environment has its own loop that ends with the call. Models and messages are in ``mcp``. A child
@@ -16,15 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+import verifiers
 from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, size_text
 from verifiers.runtime.redaction import redacted_text
@@ -42,6 +47,10 @@ MAX_MESSAGE_BYTES = MAX_OUTPUT_BYTES
 """Longest message of a server, which is a line of its stdout."""
 EXIT_LIMIT_S = 2.0
 """Seconds that a server may take to exit when its stdin is closed, and again after SIGTERM."""
+_KEEP = (
+    "import sys; sys.path.insert(0, {root!r}); from verifiers.sandbox.guest.keeper import keep;"
+    " keep(sys.argv[1:])"
+)
 log = logging.getLogger("verifiers.mcp")
 
 
@@ -309,13 +318,13 @@ class _Server:
         from mcp.client.stdio import get_default_environment
 
         self._fault = ""
+        environment = get_default_environment() | dict(self.spec.env)
         process = await asyncio.create_subprocess_exec(
-            self.spec.command,
-            *self.spec.args,
+            *_kept([self.spec.command, *self.spec.args], environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=get_default_environment() | dict(self.spec.env),
+            env=environment,
             start_new_session=True,
             limit=MAX_MESSAGE_BYTES,
         )
@@ -383,17 +392,36 @@ async def _write(
     arrived.close()
 
 
+def _kept(command: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The command under a keeper, where there is one. *Raises* FileNotFoundError as the command
+    does."""
+    if sys.platform != "linux":
+        return command
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    return [
+        sys.executable,
+        "-c",
+        _KEEP.format(root=str(Path(verifiers.__file__).parents[1])),
+        *command,
+    ]
+
+
 async def _end_process(process: Any, limit_s: float) -> None:
-    """Close the stdin of a server; then SIGTERM and SIGKILL to all that it started, each after
-    ``limit_s``."""
+    """Close the stdin of a server; after ``limit_s`` SIGTERM to all that it started, after the same
+    again its keeper's signal to kill them."""
     with contextlib.suppress(OSError):
         process.stdin.close()
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number, end, wait_s in (
+        (signal.SIGTERM, os.killpg, limit_s),
+        (signal.SIGUSR1 if sys.platform == "linux" else signal.SIGKILL, os.kill, limit_s),
+        (signal.SIGKILL, os.killpg, EXIT_LIMIT_S),
+    ):
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), limit_s)
+            await asyncio.wait_for(process.wait(), wait_s)
             break
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+            end(process.pid, number)
     with contextlib.suppress(ProcessLookupError):  # what it started, and left behind
         os.killpg(process.pid, signal.SIGKILL)
     process._transport.close()
