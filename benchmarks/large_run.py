@@ -132,7 +132,7 @@ async def fill(file: Path, num_rows: int) -> None:
     """Append every rollout of the plan that the file lacks, as copies of one that it has."""
     import verifiers as vf
     from verifiers.data.messages import message_text
-    from verifiers.storage.identity import rollout_key
+    from verifiers.storage.configurations import rollout_key
     from verifiers.storage.journal import Journal, read_journal
 
     sys.path.insert(0, str(ENVIRONMENTS))

@@ -26,7 +26,7 @@ USERS = {
 """Flags of the user."""
 OURS = {
     "verifiers/data/kept_rows.py",  # what it encoded itself
-    "verifiers/storage/identity.py",
+    "verifiers/storage/configurations.py",
     "verifiers/testing/scripted.py",
     "verifiers/checks/chat_template.py",
     "verifiers/cli/install/installed.py",

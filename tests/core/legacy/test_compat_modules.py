@@ -105,6 +105,9 @@ ROWS = {
     "utils.error_utils": "ErrorChain get_vf_error_chain",
     "utils.response_utils": "parse_response_messages parse_response_tokens parse_is_truncated",
     "runtime.calls": "maybe_await is_awaitable",
+    "storage.identity": (
+        "Free fingerprint rollout_key config_differences resume_differences changed_code CODE PARTS"
+    ),
     "utils.logging_utils": (
         "setup_logging print_prompt_completions_sample print_time print_size truncate log_once"
         " warning_once JsonFormatter"

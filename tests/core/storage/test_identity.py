@@ -25,13 +25,9 @@ from verifiers.clients.retry import RetryPolicy
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.environments.integrations.gym import EpisodicSumRubric
 from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
-from verifiers.storage.identity import (
-    Identified,
-    config_differences,
-    constructor_of,
-    describe,
-    resume_differences,
-)
+from verifiers.storage.configurations import config_differences, resume_differences
+from verifiers.storage.described import describe
+from verifiers.storage.identity import Identified, constructor_of
 from verifiers.testing import ScriptedClient
 
 ROWS = [{"question": "1 + 1", "answer": "2"}]
@@ -464,7 +460,7 @@ def test_a_run_of_a_class_that_has_moved_since_is_resumed():
 
 PROGRAM = """
 import re, verifiers as vf
-from verifiers.storage.identity import fingerprint
+from verifiers.storage.configurations import fingerprint
 def make(limit):
     def reward(completion, kinds=frozenset({"a", "b", "c", "d"})) -> float:
         return float(completion[-1].content in {"x", "y", "z", "w"} and len(kinds) < limit)

@@ -16,6 +16,7 @@ from support.kill import run_child, start_child
 from verifiers.errors import ConfigError, RunBusy, RunMismatch
 from verifiers.runtime.failpoints import armed
 from verifiers.runtime.json import canonical_json
+from verifiers.storage.configurations import config_differences, fingerprint, rollout_key
 from verifiers.storage.directory import (
     RunDirectory,
     default_root,
@@ -26,7 +27,6 @@ from verifiers.storage.directory import (
     run_path,
 )
 from verifiers.storage.files import atomic_write
-from verifiers.storage.identity import config_differences, fingerprint, rollout_key
 from verifiers.storage.journal import read_journal
 from verifiers.types import UserMessage
 

@@ -10,7 +10,7 @@ import pytest
 
 import verifiers as vf
 from support.warm_commands import run_vf_eval
-from verifiers.storage.identity import source_hashes
+from verifiers.storage.source_code import source_hashes
 from verifiers.testing import FakeServer, ScriptedClient
 
 SUMS = """

@@ -246,6 +246,16 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     "runtime.calls": {
         name: f"verifiers.rollouts.author_code:{name}" for name in ("maybe_await", "is_awaitable")
     },
+    "storage.identity": {
+        **{
+            name: f"verifiers.storage.configurations:{name}"
+            for name in (
+                "NOT_SET PARTS changed_code config_differences fingerprint frozen_config"
+                " resume_differences rollout_key uncompared_parts"
+            ).split()
+        },
+        "CODE": "verifiers.storage.described:CODE",
+    },
     "types": {
         "Rollout": "verifiers.rollouts.rollout:Rollout",
         "RolloutTiming": "verifiers.rollouts.rollout:Timing",

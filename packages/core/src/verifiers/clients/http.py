@@ -45,7 +45,8 @@ from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.redaction import digested
 from verifiers.runtime.signatures import spell_out
-from verifiers.storage.identity import Free, Identified, describe, type_name
+from verifiers.storage.described import describe, type_name
+from verifiers.storage.identity import Free, Identified
 from verifiers.types import ModelRequest, Response
 
 MAX_TOKENS = "max_completion_tokens"

@@ -31,7 +31,7 @@ from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.in_process import InProcessClient
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, open_file, read_stream
-from verifiers.storage.identity import type_name
+from verifiers.storage.described import type_name
 
 if TYPE_CHECKING:
     from types import ModuleType

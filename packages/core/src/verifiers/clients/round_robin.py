@@ -15,7 +15,8 @@ from typing import Any
 from verifiers.clients.protocol import Client, headers_from_state, shows_tools
 from verifiers.errors import ConfigError
 from verifiers.runtime.json import canonical_json
-from verifiers.storage.identity import Identified, describe, type_name
+from verifiers.storage.described import describe, type_name
+from verifiers.storage.identity import Identified
 from verifiers.types import ModelRequest, Response
 
 NUM_REMEMBERED = 65_536

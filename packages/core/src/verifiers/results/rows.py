@@ -24,7 +24,7 @@ from verifiers.rollouts.views import plain
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.runtime.json import canonical_json, decode_row, encode_row
 from verifiers.runtime.redaction import redacted_column
-from verifiers.storage.identity import rollout_key
+from verifiers.storage.configurations import rollout_key
 from verifiers.types import AttributeDict
 
 if TYPE_CHECKING:

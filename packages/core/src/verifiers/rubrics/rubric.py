@@ -37,7 +37,8 @@ from verifiers.rubrics.scoring import (
 from verifiers.runtime.calls import blocking
 from verifiers.runtime.signatures import set_extra_attributes, spell_out
 from verifiers.runtime.suggest import close_match
-from verifiers.storage.identity import Free, Identified, describe
+from verifiers.storage.described import describe
+from verifiers.storage.identity import Free, Identified
 
 if TYPE_CHECKING:
     from verifiers.parsers import Parser

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from verifiers.data.examples import CHUNK, Example, Table
 from verifiers.errors import ConfigError
-from verifiers.storage.identity import rollout_key
+from verifiers.storage.configurations import rollout_key
 from verifiers.types import Immutable
 
 NUM_COMPARED = 2_000

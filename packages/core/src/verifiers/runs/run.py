@@ -57,6 +57,8 @@ from verifiers.runtime.calls import num_positional
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.redaction import digested, redacted, redacted_text
 from verifiers.runtime.worker_threads import workers
+from verifiers.storage.configurations import fingerprint
+from verifiers.storage.described import CODE, describe
 from verifiers.storage.directory import (
     RunDirectory,
     default_root,
@@ -64,7 +66,7 @@ from verifiers.storage.directory import (
     read_metadata,
     run_path,
 )
-from verifiers.storage.identity import CODE, code_of, describe, fingerprint, identity_of
+from verifiers.storage.identity import code_of, identity_of
 
 if TYPE_CHECKING:
     from verifiers.clients.protocol import Client, ClientLike, ModelLike

@@ -32,8 +32,8 @@ from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.state import State
 from verifiers.runs.plan import Job, Pending, Plan
 from verifiers.runtime.calls import num_positional
+from verifiers.storage.configurations import rollout_key
 from verifiers.storage.directory import RunDirectory
-from verifiers.storage.identity import rollout_key
 from verifiers.storage.journal import Journal
 
 METADATA_EVERY_S = 10.0

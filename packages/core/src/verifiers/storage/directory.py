@@ -27,8 +27,7 @@ import msgspec
 from verifiers.errors import ConfigError, RunMismatch
 from verifiers.runtime.bounded import read_file
 from verifiers.runtime.json import decode_row, encode_row
-from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write
-from verifiers.storage.identity import (
+from verifiers.storage.configurations import (
     changed_code,
     config_differences,
     fingerprint,
@@ -36,6 +35,7 @@ from verifiers.storage.identity import (
     resume_differences,
     uncompared_parts,
 )
+from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write
 from verifiers.storage.journal import Journal
 
 CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"

@@ -18,7 +18,7 @@ from verifiers.clients.local import SAMPLING
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import read_json
-from verifiers.storage.identity import type_name
+from verifiers.storage.described import type_name
 
 if TYPE_CHECKING:
     from verifiers_trainer.engines.embedded.engine import EmbeddedEngine

@@ -16,7 +16,8 @@ from verifiers.errors import CheckpointError, RunMismatch
 from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.redaction import digested
-from verifiers.storage.identity import CODE, code_of
+from verifiers.storage.described import CODE
+from verifiers.storage.identity import code_of
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.packing import PackedRow
 from verifiers_trainer.distributed import fsdp

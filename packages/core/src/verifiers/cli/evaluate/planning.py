@@ -27,6 +27,7 @@ from verifiers.runs.plan import Plan
 from verifiers.runs.run import Run, check_before_run, warn_of_fewer
 from verifiers.runtime.redaction import redacted
 from verifiers.runtime.terminal import escape_control
+from verifiers.storage.configurations import fingerprint
 from verifiers.storage.directory import (
     default_root,
     find_resumable,
@@ -35,7 +36,6 @@ from verifiers.storage.directory import (
     read_metadata,
     run_path,
 )
-from verifiers.storage.identity import fingerprint
 
 RUN_OPTIONS = {
     **{

@@ -27,7 +27,7 @@ from verifiers.errors import ConfigError, ToolCallError
 from verifiers.rollouts.author_code import setup, teardown
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
-from verifiers.storage.identity import describe
+from verifiers.storage.described import describe
 from verifiers.types import ImageUrlContentPart, InputAudioContentPart, TextContentPart, Tool
 
 if TYPE_CHECKING:
