@@ -10,6 +10,7 @@ from verifiers.data.text import (
     ensure_keys,
     extract_boxed_answer,
     extract_hash_answer,
+    split_reasoning,
     strip_non_numeric,
 )
 from verifiers.errors import MissingKeyError
@@ -91,3 +92,31 @@ def test_missing_keys_are_named_together(monkeypatch):
         ensure_keys(["VF_TEST_SET", "VF_TEST_ABSENT", "VF_TEST_EMPTY"])
     assert caught.value.names == ["VF_TEST_ABSENT", "VF_TEST_EMPTY"]
     assert "VF_TEST_ABSENT, VF_TEST_EMPTY" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("<think>a</think>b", ("a", "b")),
+        ("a</think>\n\nb", ("a", "b")),
+        ("<think>a</think>\n<think>b</think>c", ("a\nb", "c")),
+        ("<think>a</think>b</think>c", ("a", "b</think>c")),
+        ("<think>a</think>\n<think>b", ("a\nb", "")),
+        ("I <think> so", ("", "I <think> so")),
+        ("```python\nprint('</think>')\n```", ("", "```python\nprint('</think>')\n```")),
+        ("<think>\n```\nx = '</think>'\n```\n</think>b", ("```\nx = '</think>'\n```", "b")),
+        ("```python\nx\n</think>\nb", ("```python\nx", "b")),
+    ],
+)
+def test_reasoning_and_the_rest(text, split):
+    assert split_reasoning(text) == split
+
+
+@pytest.mark.parametrize(
+    "unit", ["<think></think>", "</think>", "<think>", "```\n</think>x", " \n"]
+)
+def test_the_split_takes_time_linear_in_the_text(unit):
+    begun = time.thread_time()
+    split_reasoning(unit * 100_000)
+    split_reasoning("```\n" + unit * 100_000)
+    assert time.thread_time() - begun < 2.0

@@ -113,7 +113,9 @@ def test_maybe_think_parser_takes_the_whole_text_without_a_closing_tag():
         ("<think></think>b", 1.0),
         ("b", 0.0),
         ("<think>a", 0.0),
-        ("a</think>b", 0.0),
+        ("a</think>b", 1.0),  # the template opened the block
+        ("They want <think> tags.</think>b", 0.0),
+        ("<think>They want <think> tags.</think>b", 1.0),
         ("so <think>a</think>b", 0.0),
         ("<think>a</think> \n", 0.0),
         ("<think>a</think><think>b</think>c", 0.0),
@@ -277,3 +279,38 @@ def test_a_megabyte_of_tags_is_parsed_in_linear_time(unit):
         parser.parse_answer(bomb)
         parser.get_format_reward_func()(bomb)
     assert time.thread_time() - started < 1.0
+
+
+# --- reasoning in the text ------------------------------------------------------------------------
+
+DRAFTS = [
+    "<think>perhaps <answer>3</answer>? no</think>",
+    "<think>It goes into <answer> tags.</think>\n",
+    "<think>The form is <answer>...</answer>.</think>",
+    "perhaps <answer>3</answer>? no\n</think>\n\n",
+    "<think>a</think>\n<think><answer>3</answer></think>",
+]
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("form", [str, said])
+@pytest.mark.parametrize("fields", [["answer"], ["think", "answer"]])
+def test_the_answer_is_read_after_the_reasoning(draft, form, fields):
+    parser = XMLParser(fields)
+    assert parser.parse_answer(form(f"{draft}<answer>4</answer>")) == "4"
+    assert parser.parse(f"{draft}<answer>4</answer>").answer == "4"
+    assert parser.parse_answer(form(draft)) is None
+    assert parser.get_format_reward_func()(form(f"{draft}<answer>4</answer>")) == 1.0
+
+
+def test_reasoning_that_is_cut_has_no_answer_and_text_before_a_late_thought_has():
+    parser = XMLParser(["think", "answer"])
+    assert parser.parse_answer(said("<think>perhaps <answer>3</answer>? or")) is None
+    assert parser.parse_answer(said("<answer>4</answer><think>sure?</think>")) == "4"
+    assert parser.parse("<think>a <think> b</think><answer>4</answer>").think == "a <think> b"
+
+
+def test_a_parser_takes_the_last_answer_of_a_message_if_it_is_told_to():
+    two = said("<answer>12</answer> wait <answer>15</answer>")
+    assert XMLParser(["answer"], last=True).parse_answer(two) == "15"
+    assert XMLParser(["answer"]).parse_answer(two) == "12"  # as older versions did

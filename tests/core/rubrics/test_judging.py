@@ -361,3 +361,15 @@ def test_other_boxes_are_no_letters_that_may_be_quoted(response):
     verdict = letter_verdict_on(response)
     assert (len(verdict.nonce), verdict.quotable) == (8, frozenset())
     assert judging.read_letter(r"Same. \boxed{A}", verdict=verdict) == "A"
+
+
+@pytest.mark.parametrize(
+    "thought", ["<think>\nyes? B? <score>3</score>\n</think>\n\n", "no, yes.\n</think>\n"]
+)
+def test_a_verdict_is_read_after_the_reasoning_of_the_judge(thought):
+    assert judging.read_yes_no(f"{thought}no") is False
+    assert judging.read_letter(f"{thought}A") == "A"
+    assert read_score(f"{thought}<score>7</score>", (0, 10)) == 7.0
+    for read in (judging.read_yes_no, judging.read_letter, lambda text: read_score(text, (0, 10))):
+        with pytest.raises(ScoringError):  # reasoning that is cut has no verdict
+            read("<think>yes <score>7</score> \\boxed{A}")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verifiers.data.text import split_reasoning
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.http.reasoning import split_reasoning
+from verifiers_trainer.engines.http.replies import message_of_reply
 from verifiers_trainer.engines.http.tool_calls import (
     TOOL_CALL_PARSERS,
     parse_hermes,
@@ -173,3 +174,39 @@ def test_no_text_is_lost_in_the_split(text):
         untagged = text.replace("<think>", "").replace("</think>", "")
         kept = (thought + answer).replace("<think>", "").replace("</think>", "")
         assert "".join(kept.split()) == "".join(untagged.split())
+
+
+# --- calls beside thoughts ------------------------------------------------------------------------
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+LLAMA = '{"name": "f", "parameters": {}}'
+READ = [{"name": "f", "arguments": "{}"}]
+
+
+@pytest.mark.parametrize(("parse", "call"), [(parse_hermes, CALL), (parse_llama3_json, LLAMA)])
+def test_calls_in_the_reasoning_are_drafts(parse, call):
+    for thought in (f"<think>I could {call}, but no.</think>", f"I could {call}, but no.</think>"):
+        assert parse(f"{thought}I will not.") == (f"{thought}I will not.", [])
+        assert parse(f"{thought}\n{call}") == (thought, READ)
+    assert parse(f"<think>\n{call}") == (f"<think>\n{call}", [])
+
+
+@pytest.mark.parametrize(("parse", "write"), [(parse_hermes, hermes), (parse_llama3_json, llama)])
+def test_a_closing_tag_in_the_arguments_of_a_call_closes_nothing(parse, write):
+    calls = [("f", {"text": "a</think>b"}), ("g", {})]
+    assert [call["name"] for call in parse(write(calls))[1]] == ["f", "g"]
+
+
+def test_a_tag_that_is_named_in_prose_hides_no_call():
+    assert parse_hermes(f"I use `<tool_call>`.\n{CALL}") == ("I use `<tool_call>`.", READ)
+    assert parse_hermes("I use <tool_call> tags.") == ("I use <tool_call> tags.", [])
+    assert parse_hermes(f"{CALL}<tool_call>") == (f"{CALL}<tool_call>", [])  # one that is cut
+
+
+@pytest.mark.parametrize("separate_reasoning", [False, True])
+def test_a_reply_that_is_cut_in_a_thought_of_the_template_calls_nothing(separate_reasoning):
+    for opened in (True, False):
+        message, _ = message_of_reply(
+            f"so {CALL}", "length", parse_hermes, "1", opened, separate_reasoning
+        )
+        assert bool(message.tool_calls) is not opened  # negative control: without the template

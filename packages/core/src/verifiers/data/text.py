@@ -1,5 +1,5 @@
-r"""Text functions: extract answers in ``\boxed{…}`` or after ``####``, the prompts that request
-them, key checks.
+r"""Text functions: split reasoning from the rest of a reply, extract answers in ``\boxed{…}`` or
+after ``####``, the prompts that request them, key checks.
 
 Run time is linear in the text. ``rubrics`` compare answers.
 """
@@ -24,6 +24,57 @@ results were made with."""
 
 # an opening box, LaTeX escapes that are not braces ("\\" and "\{"), or a plain brace
 _BRACES = re.compile(r"\\boxed\{|\\\\(?!boxed)|\\[{}]|[{}]")
+
+
+OPEN, CLOSE = "<think>", "</think>"
+_SPACE = re.compile(r"\s*")
+_FENCE = re.compile(r"^ {0,3}```", re.MULTILINE)
+_LINE_END = re.compile(r"[ \t\r]*(\n|\Z)")
+
+
+def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
+    """Return (reasoning, the rest) of a reply. Parsers, judges, rewards of format, code blocks and
+    the search for tool calls read the rest.
+
+    Reasoning stands in ``<think>`` blocks at the start. ``opened``: the prompt already ends with
+    ``<think>``, as in some templates; a closing tag without an opening one tells so too. A block
+    that is cut is all reasoning. A closing tag within a line of a fenced block is code.
+
+    >>> split_reasoning("<think>two and two</think>It is 4.")
+    ('two and two', 'It is 4.')
+    >>> split_reasoning("two and two</think>It is 4."), split_reasoning("It is 4.")
+    (('two and two', 'It is 4.'), ('', 'It is 4.'))
+    >>> split_reasoning("two and", opened=True)
+    ('two and', '')
+    """
+    start = _after_space(text, 0)
+    begun = text.startswith(OPEN, start)
+    position = start + len(OPEN) if begun else 0
+    thoughts: list[str] = []
+    while (end := _closing_tag(text, position)) >= 0:
+        thoughts.append(text[position:end].strip())
+        position = _after_space(text, end + len(CLOSE))
+        if not text.startswith(OPEN, position):
+            return "\n".join(filter(None, thoughts)), text[position:]
+        position += len(OPEN)
+    if not (thoughts or begun or opened):
+        return "", text
+    return "\n".join(filter(None, [*thoughts, text[position:].strip()])), ""
+
+
+def _after_space(text: str, position: int) -> int:
+    return _SPACE.match(text, position).end()  # type: ignore[union-attr]
+
+
+def _closing_tag(text: str, position: int) -> int:
+    """Where the reasoning from ``position`` on is closed; -1 if it is not."""
+    in_fence, begin = False, position
+    while (end := text.find(CLOSE, begin)) >= 0:
+        in_fence ^= sum(1 for _ in _FENCE.finditer(text, begin, end)) % 2 == 1
+        begin = end + len(CLOSE)
+        if not in_fence or _LINE_END.match(text, begin):
+            return end
+    return -1
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:

@@ -7,9 +7,7 @@ backticks and an info string, indented by at most three spaces, opens a block; a
 many backticks and nothing else closes it. The language is ``python`` or ``py``, in any case; a
 block in another language or without one is text, and a fence inside it opens no block. All
 blocks of a reply form one cell, in order: only the last expression of the last block is shown, and
-an exception ends the cell. Text before ``</think>`` is reasoning and is ignored, as is a whole
-reply that begins with ``<think>`` and never closes it. A ``</think>`` inside a block with more on
-its line is code, such as ``print("</think>")``; after ``<think>…</think>`` so is any in the answer.
+an exception ends the cell. Reasoning is ignored (``data.text.split_reasoning``).
 
 This module runs no code; ``environments.python`` does.
 """
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifiers.data.messages import field
+from verifiers.data.text import split_reasoning
 from verifiers.types import Message, Messages
 
 LANGUAGES = frozenset(("python", "py"))
@@ -43,7 +42,6 @@ NOT_CLOSED = (
     "(the code block was cut off by the length limit of a reply; close it with a line ```, and"
     " write less)"
 )
-_OPEN, _CLOSE = "<think>", "</think>"
 _FENCE = re.compile(r"( {0,3})(`{3,})[ \t]*([^`]*)")
 
 
@@ -80,14 +78,7 @@ def code_blocks(reply: str) -> Blocks:
     closed: list[str] = []
     lines: list[str] | None = None
     indent, fence, is_python = 0, "", False
-    is_thinking, has_thought = reply.lstrip().startswith(_OPEN), False
-    for line in reply.replace("\r\n", "\n").split("\n"):
-        _, tag, after_close = line.rpartition(_CLOSE)
-        if tag and (lines is None or not after_close.strip()) and (is_thinking or not has_thought):
-            closed, lines, line, has_thought = [], None, after_close, has_thought or is_thinking
-            is_thinking = after_close.lstrip().startswith(_OPEN)
-        elif lines is None and has_thought and line.lstrip().startswith(_OPEN):
-            is_thinking = True
+    for line in split_reasoning(reply)[1].replace("\r\n", "\n").split("\n"):
         match = _FENCE.fullmatch(line)
         if lines is None:
             if match is not None:
@@ -99,8 +90,6 @@ def code_blocks(reply: str) -> Blocks:
         else:
             spaces = len(line) - len(line.lstrip(" "))
             lines.append(line[min(indent, spaces) :])
-    if is_thinking:
-        return Blocks()
     return Blocks(
         "\n".join(closed) if closed else None,
         "\n".join(lines) if lines is not None and is_python else None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from verifiers.data.text import CLOSE
 from verifiers.parsers.parser import Parser
-from verifiers.parsers.think_parser import CLOSE, ThinkParser
+from verifiers.parsers.think_parser import ThinkParser
 
 
 class MaybeThinkParser(ThinkParser):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from verifiers.data.messages import field, message_text
+from verifiers.data.text import CLOSE, OPEN
 from verifiers.parsers.parser import Parser
-
-OPEN, CLOSE = "<think>", "</think>"
 
 
 class ThinkParser(Parser):
@@ -37,14 +36,14 @@ class ThinkParser(Parser):
 
     def format_reward(self, completion: Any) -> float:
         """Share of assistant messages that are one think block, from the start, and then something
-        else."""
+        else. The template may have opened the block."""
         return self._mean_over_assistant_messages(
             completion, lambda message: float(_is_kept(self.text_of(message)))
         )
 
 
 def _is_kept(text: str) -> bool:
-    text = text.lstrip()
-    if not text.startswith(OPEN) or text.count(OPEN) != 1 or text.count(CLOSE) != 1:
+    thought, _, tail = text.partition(CLOSE)
+    if OPEN in tail or CLOSE in tail or not tail.strip():
         return False
-    return bool(text.partition(CLOSE)[2].strip())
+    return OPEN not in thought or thought.lstrip().startswith(OPEN)

@@ -1,6 +1,7 @@
 """``XMLParser``: fields in tags, ``<reasoning>…</reasoning><answer>…</answer>``, without an XML
 engine.
 
+Reasoning in ``<think>`` is the field ``think``; the other fields are read from what follows it.
 Tags are matched literally and by plain search, so text is never executed as a pattern and 1 MB of
 nested or unclosed tags costs milliseconds. Attributes, entities and nesting are not understood:
 this is a convention for models, not XML.
@@ -8,14 +9,18 @@ this is a convention for models, not XML.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from verifiers.data.messages import field as message_field
 from verifiers.data.messages import message_text
+from verifiers.data.text import CLOSE, OPEN, split_reasoning
 from verifiers.errors import ConfigError
 from verifiers.parsers.parser import Parser, identity
+
+THINK = "think"
 
 
 class XMLParser(Parser):
@@ -27,6 +32,8 @@ class XMLParser(Parser):
             is canonical.
         answer_field: The field that ``parse_answer`` returns.
         extract_fn: Function from the text of the answer to the answer; default: the text itself.
+        last: ``parse_answer`` takes the last answer of a message, with which a model corrects
+            itself. False: the first, as older versions did.
 
     Raises: ``ConfigError`` for an empty or a repeated name; ``TypeError`` for a name that is no
     string.
@@ -50,8 +57,10 @@ class XMLParser(Parser):
         fields: Sequence[str | tuple[str, ...]],
         answer_field: str = "answer",
         extract_fn: Callable[[str], Any] = identity,
+        last: bool = False,
     ):
         super().__init__(extract_fn)
+        self.last = last
         if isinstance(fields, str):
             raise TypeError(f"XMLParser fields must be a list of names; write [{fields!r}]")
         self.field_sets: tuple[tuple[str, ...], ...] = tuple(
@@ -71,25 +80,47 @@ class XMLParser(Parser):
         ``last`` takes the last occurrence instead; ``strip=False`` keeps surrounding white space.
         """
         find = _last_content if last else _first_content
-        contents = {name: find(text, name) for names in self.field_sets for name in names}
+        _, rest = self._split(text)
+        contents = {
+            name: find(text if name == THINK else rest, name)
+            for names in self.field_sets
+            for name in names
+        }
         if strip:
             contents = {name: content and content.strip() for name, content in contents.items()}
         return SimpleNamespace(**contents)
 
     def parse_answer(self, completion: Any) -> Any:
         """``extract_fn`` of the ``answer_field``: the last one in a text, the first one in the
-        newest message with one.
+        newest message with one, after its reasoning.
 
         None when nothing has it.
         """
-        is_text = isinstance(completion, str)
+        is_last = self.last or isinstance(completion, str)
         for message in reversed(self.get_assistant_messages(completion)):
             answer = getattr(
-                self.parse(message_text(message), last=is_text), self.answer_field, None
+                self.parse(message_text(message), last=is_last), self.answer_field, None
             )
             if answer is not None:
                 return self.extract_fn(answer)
         return None
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """(Reasoning, where the fields other than ``think`` are read): a reply that begins with
+        fields, and reasons after them, is read as it is."""
+        reasoning, rest = split_reasoning(text)
+        if (
+            not reasoning
+            or text.lstrip().startswith(OPEN)
+            or any(map(rest.__contains__, self._tags))
+        ):
+            return reasoning, rest
+        return ("", text) if OPEN in text[: len(text) - len(rest)] else (reasoning, rest)
+
+    @functools.cached_property
+    def _tags(self) -> list[str]:
+        """The opening tags of the fields other than ``think``."""
+        return [f"<{name}>" for names in self.field_sets for name in names if name != THINK]
 
     def get_fields(self) -> list[str]:
         """The canonical field names, in order."""
@@ -135,12 +166,20 @@ class XMLParser(Parser):
 
     def _message_reward(self, message: object) -> float:
         text = message_text(message).strip()
-        if message_field(message, "reasoning_content") and any(
-            "think" in names for names in self.field_sets
-        ):
-            text = f"<think></think>{text}"
+        reasoning, rest = self._split(text)
+        if not any(THINK in names for names in self.field_sets):
+            text = rest
+        elif message_field(message, "reasoning_content") or (
+            reasoning and not text.startswith(OPEN) and any(map(rest.__contains__, self._tags))
+        ):  # the server has taken the block out, or the template has opened it
+            text = f"{OPEN}{CLOSE}{rest}"
         tagged = [
-            any(f"<{n}>" in text or f"</{n}>" in text for n in names) for names in self.field_sets
+            any(
+                tag in (text if name == THINK else rest)
+                for name in names
+                for tag in (f"<{name}>", f"</{name}>")
+            )
+            for names in self.field_sets
         ]
         if not any(tagged):
             return 0.0

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verifiers.data.messages import field, message_text
-from verifiers.data.text import extract_boxed_answer
+from verifiers.data.text import extract_boxed_answer, split_reasoning
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.runtime.suggest import closest
 
@@ -241,6 +241,7 @@ def read_score(
     ``score_range``, or when it may be quoted from the data: a judge asked for the tag of
     ``verdict`` wrote a plain one with text after it, or with a number that the data has.
     """
+    text = split_reasoning(text)[1]
     tag = f"<{verdict.tag}>"
     if tag in text.lower():
         return _read_tag(text, verdict.tag, score_range)
@@ -259,6 +260,7 @@ def read_yes_no(text: str) -> bool:
     >>> read_yes_no(" Yes.\\n"), read_yes_no("**no**")
     (True, False)
     """
+    text = split_reasoning(text)[1]
     verdict = text.strip(" \t\r\n.!*`'\"").lower()
     if verdict not in ("yes", "no"):
         raise ScoringError(f"the judge returned {text[:MAX_SCORE_CHARS]!r} instead of yes or no")
@@ -275,6 +277,7 @@ def read_letter(text: str, letters: str = "ABC", verdict: Verdict = PLAIN_VERDIC
     >>> read_letter("They agree: \\\\boxed{A} - CORRECT"), read_letter(" b.")
     ('A', 'B')
     """
+    text = split_reasoning(text)[1]
     tag = f"<{verdict.tag}>"
     if verdict.nonce and tag in text.lower():
         content = _content_of_tag(text, verdict.tag)

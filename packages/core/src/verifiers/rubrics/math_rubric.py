@@ -13,10 +13,9 @@ import functools
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Annotated, Any, Unpack
 
-from verifiers.data.text import extract_boxed_answer
+from verifiers.data.text import OPEN, extract_boxed_answer
 from verifiers.errors import ScoringError
 from verifiers.parsers import MaybeThinkParser, Parser
-from verifiers.parsers.think_parser import OPEN
 from verifiers.rollouts.author_code import maybe_await
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.rubrics.rubric import Rubric, ScoringOptions

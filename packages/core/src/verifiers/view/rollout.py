@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verifiers.data.messages import field, message_text
+from verifiers.data.text import split_reasoning
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, json_ready
 
 IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9+/=\s]*")
@@ -20,7 +21,6 @@ IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids -> the text of each."""
 PREVIEW_CHARS = 240
-_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 def page(
@@ -113,9 +113,7 @@ def _last(messages: Sequence[object] | str | None, role: str) -> str:
         return _line(messages)
     for message in reversed(messages or []):
         if field(message, "role") == role:
-            if text := _line(
-                _THOUGHT.sub("", message_text(message)[: 40 * PREVIEW_CHARS], count=1)
-            ):
+            if text := _line(split_reasoning(message_text(message)[: 40 * PREVIEW_CHARS])[1]):
                 return text
             if calls := field(message, "tool_calls"):
                 return _line(" ".join(_call_text(call) for call in calls))

@@ -73,7 +73,7 @@ def load_environment(
         seed,
         [text for text, _ in shots],
     )
-    parser = vf.XMLParser(["answer"])
+    parser = vf.XMLParser(["answer"], last=True)
     return vf.SingleTurnEnv(
         dataset=train,
         eval_dataset=held_out,

@@ -49,7 +49,7 @@ def load_environment(
     _check_whole("num_eval_examples", num_eval_examples, 1)
     _check_whole("max_turns", max_turns, 1)
     _check_whole("seed", seed, None)
-    parser = vf.XMLParser(["answer"])
+    parser = vf.XMLParser(["answer"], last=True)
     return vf.MCPEnv(
         mcp_servers=[
             {

@@ -85,7 +85,7 @@ def load_environment(
         train, held_out = lambda: _rows(public.train()), lambda: _rows(public.held_out())
     if system_prompt is None and not (unit == "word" and dataset_name is None):
         system_prompt = SYSTEM_PROMPT
-    parser = vf.XMLParser(["reversed_text"], answer_field="reversed_text")
+    parser = vf.XMLParser(["reversed_text"], answer_field="reversed_text", last=True)
     return vf.SingleTurnEnv(
         dataset=train,
         eval_dataset=held_out,

@@ -56,7 +56,9 @@ def load_environment(
     for name, value in (("max_turns", max_turns), ("num_train_examples", num_train_examples)):
         _check_whole(name, value)
     _check_whole("num_eval_examples", num_eval_examples)
-    parser = vf.XMLParser(["think", "guess"] if use_think else ["guess"], answer_field="guess")
+    parser = vf.XMLParser(
+        ["think", "guess"] if use_think else ["guess"], answer_field="guess", last=True
+    )
     if system_prompt is None:
         think = ", after thinking first" if use_think else ""
         system_prompt = SYSTEM_PROMPT.format(think=think, format=parser.get_format_str())

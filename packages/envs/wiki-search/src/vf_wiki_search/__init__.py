@@ -78,7 +78,7 @@ def load_environment(
         load_corpus(corpus)  # raises ConfigError
     pages = _Pages(corpus, retriever)
     train, held_out = _questions(corpus, seed)
-    parser = vf.XMLParser(["answer"])
+    parser = vf.XMLParser(["answer"], last=True)
     return vf.ToolEnv(
         tools=[pages.search_pages, pages.view_sections, pages.read_section],
         max_turns=max_turns,

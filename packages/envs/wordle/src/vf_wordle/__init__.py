@@ -106,7 +106,9 @@ def load_environment(
         word_length, num_train_examples, seed, held_out=False, at_most=DEFAULT_TRAIN_EXAMPLES
     )
     held_out = draw_secrets(word_length, num_eval_examples, seed, held_out=True)
-    parser = vf.XMLParser(["think", "guess"] if use_think else ["guess"], answer_field="guess")
+    parser = vf.XMLParser(
+        ["think", "guess"] if use_think else ["guess"], answer_field="guess", last=True
+    )
     return WordleEnv(
         rules,
         dataset=_rows(train, rules),

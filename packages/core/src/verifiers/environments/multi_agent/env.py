@@ -20,6 +20,7 @@ from typing import Any, Unpack
 from verifiers.clients.protocol import Client, ClientLike
 from verifiers.clients.resolve import as_client
 from verifiers.data.messages import message_text, normalize_chat
+from verifiers.data.text import split_reasoning
 from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook, maybe_await, setup, stop
@@ -126,7 +127,7 @@ class MultiAgentEnv(MultiTurnEnv):
         if not turns:
             messages += [message for message in state["prompt"] if message["role"] != "system"]
         for step in state["trajectory"][turns[-1] + 1 if turns else 0 :]:
-            text = message_text(step["completion"][0])
+            _, text = split_reasoning(message_text(step["completion"][0]))
             messages.append(
                 UserMessage(f"{role_of(step)}: {text}" if len(self.roles) > 2 else text)
             )

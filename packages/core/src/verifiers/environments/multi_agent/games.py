@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from verifiers.data.messages import message_text
+from verifiers.data.text import split_reasoning
 from verifiers.environments.multi_agent.env import MultiAgentEnv, Role
 from verifiers.environments.multi_turn import MultiTurnOptions
 from verifiers.errors import ConfigError
@@ -109,7 +110,8 @@ class TwoPlayerEnv(MultiAgentEnv):
 
     def after_turn(self, state: State, role: str, message: Message) -> None:
         """Make the move of the reply."""
-        text = "" if state["trajectory"][-1]["is_truncated"] else message_text(message)
+        _, text = split_reasoning(message_text(message))
+        text = "" if state["trajectory"][-1]["is_truncated"] else text
         state["game"] = self.move(state["game"], self.players.index(role), text)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from verifiers.data.messages import message_text
+from verifiers.data.text import split_reasoning
 from verifiers.environments.multi_agent.env import MultiAgentEnv, Role, role_of
 from verifiers.environments.multi_turn import MultiTurnOptions
 from verifiers.errors import ConfigError
@@ -140,7 +141,8 @@ class ProposerSolverEnv(MultiAgentEnv):
 
     def after_turn(self, state: State, role: str, message: Message) -> None:
         """Read the task, or score the attempt."""
-        text = "" if state["trajectory"][-1]["is_truncated"] else message_text(message)
+        _, text = split_reasoning(message_text(message))
+        text = "" if state["trajectory"][-1]["is_truncated"] else text
         if role == self.proposer:
             state["proposed_task"] = self.task_of(state, text)
         else:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from verifiers.data.messages import message_text
+from verifiers.data.text import split_reasoning
 from verifiers.environments.multi_agent.env import MultiAgentEnv, Role, role_of
 from verifiers.environments.multi_turn import MultiTurnOptions
 from verifiers.errors import ConfigError
@@ -104,13 +105,14 @@ class SimulatedUserEnv(MultiAgentEnv):
             return self.user if state["user_begins"] else self.assistant
         if role_of(turns[-1]) == self.assistant:
             return self.user
-        return None if self.end_mark in message_text(turns[-1]["completion"][0]) else self.assistant
+        _, said = split_reasoning(message_text(turns[-1]["completion"][0]))
+        return None if self.end_mark in said else self.assistant
 
     def observe(self, state: State, role: str) -> Messages | str | None:
         """The user is shown what the assistant says, never the row's prompt."""
         if role == self.user and not state["trajectory"]:
             return None
         if role == self.user:
-            return message_text(state["trajectory"][-1]["completion"][0])
+            return split_reasoning(message_text(state["trajectory"][-1]["completion"][0]))[1]
         messages: Messages = super().observe(state, role)
         return messages

@@ -24,8 +24,7 @@ from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
 from verifiers.types import Message, ModelRequest, Response
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat, Tokenizer
-from verifiers_trainer.engines.http.reasoning import split_reasoning
-from verifiers_trainer.engines.http.replies import message_of_text
+from verifiers_trainer.engines.http.replies import message_of_reply
 from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
 
 CHAT_ONLY = ("chat_template_kwargs", "parallel_tool_calls", "separate_reasoning", "tool_choice")
@@ -118,12 +117,11 @@ class ExactClient:
     ) -> tuple[Message, str]:
         """The assistant message for the environment, and its finish reason."""
         assert response.tokens is not None
-        text, finish_reason, thought = response.text, response.finish_reason, ""
-        if separate_reasoning:
-            opened = self._chat.opens_thought(np.asarray(response.tokens.prompt_ids))
-            thought, text = split_reasoning(text, opened)
+        opened = self._chat.opens_thought(np.asarray(response.tokens.prompt_ids))
         parser = self._parse_calls if tools_offered else None
-        return message_of_text(text, finish_reason, parser, response.id, thought)
+        return message_of_reply(
+            response.text, response.finish_reason, parser, response.id, opened, separate_reasoning
+        )
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from verifiers.data.text import OPEN
 from verifiers.errors import ModelRefused
 from verifiers.runtime.decoding import decode_message
-from verifiers_trainer.engines.http.reasoning import OPEN
 
 _CACHED_PROMPTS = 1024
 _CACHED_BYTES = 16_384

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from verifiers.clients.reply import LEAST_LOGPROB, version_spans
+from verifiers.data.text import split_reasoning
 from verifiers.types import Message, ToolCall
 from verifiers_trainer.engines.http.chat import ChatFormat
-from verifiers_trainer.engines.http.reasoning import split_reasoning
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser
 from verifiers_trainer.engines.http.wire import ChatBody, GenerateBody, TextBody
 from verifiers_trainer.engines.requests import Alternatives, Generation, PromptLogprobs
@@ -29,7 +29,7 @@ def chat_reply(
     """A ``chat.completion`` with a choice for each generation; ``parser`` turns calls in the text
     to ``tool_calls``."""
     first = generations[0]
-    opened = body.separate_reasoning and chat.opens_thought(first.request.prompt_ids)
+    opened = chat.opens_thought(first.request.prompt_ids)
     choices = []
     for index, generation in enumerate(generations):
         message, finish_reason = message_of(generation, body, chat, parser, opened)
@@ -106,16 +106,34 @@ def message_of(
     opened: bool,
 ) -> tuple[dict[str, Any], str]:
     """The assistant's message and its finish reason."""
-    text, thought = completion_text(generation, body, chat), ""
+    message, reason = message_of_reply(
+        completion_text(generation, body, chat),
+        generation.finish_reason,
+        parser,
+        generation.request.request_id,
+        opened,
+        body.separate_reasoning,
+    )
     if body.separate_reasoning:
-        thought, text = split_reasoning(text, opened)
-    message, reason = message_of_text(
-        text, generation.finish_reason, parser, generation.request.request_id, thought
-    )
-    return (
-        message | ({"reasoning_content": thought or None} if body.separate_reasoning else {}),
-        reason,
-    )
+        message.setdefault("reasoning_content", None)
+    return message, reason
+
+
+def message_of_reply(
+    text: str,
+    finish_reason: str,
+    parser: ToolCallParser | None,
+    call_id: str,
+    opened: bool,
+    separate_reasoning: bool,
+) -> tuple[Message, str]:
+    """As `message_of_text`. ``opened``: the prompt ends inside a ``<think>`` block, so a reply that
+    is cut there is all reasoning, with the calls that it drafts."""
+    thought, spoken = split_reasoning(text, opened)
+    if separate_reasoning:
+        return message_of_text(spoken, finish_reason, parser, call_id, thought)
+    parser = None if opened and not spoken else parser
+    return message_of_text(text, finish_reason, parser, call_id)
 
 
 def message_of_text(

@@ -168,9 +168,7 @@ class _Choice:
             **self._tokens_of(generation),
         }
         if self._is_unsplit and isinstance(self._body, ChatBody):
-            opened = self._body.separate_reasoning and self._chat.opens_thought(
-                self._request.prompt_ids
-            )
+            opened = self._chat.opens_thought(self._request.prompt_ids)
             message, fields["finish_reason"] = message_of(
                 generation, self._body, self._chat, self._parser, opened
             )

@@ -2,7 +2,8 @@
 
 A parser never raises, takes time linear in the text, and does not guess: when one call of a
 completion cannot be parsed, the whole completion stays text, so that calls are never executed in
-part. The environment validates arguments and tool names.
+part. Calls in the reasoning are drafts, and a tag that no JSON follows is prose. The environment
+validates arguments and tool names.
 
     hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen, SmolLM and most others
     llama3_json   {"name": ..., "parameters": {...}}; {...}                    Llama 3.1 and later
@@ -11,11 +12,13 @@ part. The environment validates arguments and tool names.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
 from typing import Any
 
+from verifiers.data.text import OPEN, split_reasoning
 from verifiers.errors import ConfigError
 
 ToolCall = dict[str, str]
@@ -43,13 +46,19 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
     >>> parse_hermes('Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     ('Let me see.', [{'name': 'add', 'arguments': '{"a": 1}'}])
     """
-    around: list[str] = []
+    position = _end_of_reasoning(text)
+    around: list[str] = [text[:position]]
     calls: list[ToolCall] = []
-    position = 0
     while (start := text.find(_OPEN, position)) >= 0:
+        begin = start + len(_OPEN)
+        content = _SPACE.match(text, begin).end()  # type: ignore[union-attr]
+        if text[content : content + 1] not in ("", "{", "["):
+            around.append(text[position:begin])
+            position = begin
+            continue
         around.append(text[position:start])
         try:
-            value, position = _object_at(text, start + len(_OPEN))
+            value, position = _object_at(text, begin)
             calls.append(_call(value, "arguments"))
         except _NotACall:
             return text, []
@@ -62,6 +71,19 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
     return "".join([*around, text[position:]]).strip(), calls
 
 
+def _end_of_reasoning(text: str) -> int:
+    """Where the reasoning ends; 0 if the tag that closes it stands within a call."""
+    end = len(text) - len(split_reasoning(text)[1])
+    position = 0
+    while not text.lstrip().startswith(OPEN) and 0 <= (start := text.find(_OPEN, position)) < end:
+        position = start + len(_OPEN)
+        with contextlib.suppress(_NotACall):
+            _, position = _object_at(text, position)
+        if position > end:
+            return 0
+    return end
+
+
 def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
     """A completion that consists of calls: ``{"name": ..., "parameters": {...}}``, several after
     one another, with semicolons between them, or as a list; after ``<|python_tag|>`` or not.
@@ -69,6 +91,15 @@ def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
     >>> parse_llama3_json('{"name": "add", "parameters": {"a": 1}}')
     ('', [{'name': 'add', 'arguments': '{"a": 1}'}])
     """
+    reasoning, rest = split_reasoning(text)
+    if calls := _llama3_calls(text):  # first: a closing tag within a call is text of the call
+        return "", calls
+    if reasoning and (calls := _llama3_calls(rest)):
+        return text[: len(text) - len(rest)].strip(), calls
+    return text, []
+
+
+def _llama3_calls(text: str) -> list[ToolCall]:
     position = _SPACE.match(text).end()  # type: ignore[union-attr]
     if text.startswith(_PYTHON_TAG, position):
         position += len(_PYTHON_TAG)
@@ -80,8 +111,8 @@ def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
             for entry in value if isinstance(value, list) else [value]:
                 calls.append(_call(entry, "parameters", "arguments"))
     except _NotACall:
-        return text, []
-    return ("", calls) if calls else (text, [])
+        return []
+    return calls
 
 
 TOOL_CALL_PARSERS: dict[str, ToolCallParser | None] = {
