@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,8 @@ import pytest
 
 import verifiers as vf
 from verifiers.types import Response
-from verifiers_agents.gateway import SOCKET, Gateway, gateway
+from verifiers_agents import gateway as gateway_module
+from verifiers_agents.gateway import PREFIX, SOCKET, Gateway, gateway
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 REQUESTS = {
@@ -105,6 +107,28 @@ async def test_an_agent_reaches_it_over_a_unix_socket():
 
     body, _ = await asyncio.gather(ask(), answer(route))
     assert body["choices"][0]["message"]["content"] == "hello"
+
+
+@pytest.mark.parametrize("limit", ["MAX_WAITING", "MAX_WAITING_BYTES"])
+async def test_the_waiting_requests_of_one_agent_are_bounded_and_a_neighbour_is_answered(
+    monkeypatch, limit
+):
+    monkeypatch.setattr(gateway_module, limit, {"MAX_WAITING": 2}.get(limit, 200))
+    route, neighbour = gateway().open(), gateway().open()
+    bodies = [BODY | {"user": f"{i}", "temperature": i} for i in range(3)]
+    waiting = [asyncio.ensure_future(post(route, "chat/completions", body)) for body in bodies[:2]]
+    await asyncio.sleep(0.3)
+    status, text = await post(route, "chat/completions", bodies[2])
+    assert status == 429
+    assert "the agent has 2 requests of " in text
+    (status, _), _ = await asyncio.gather(
+        post(neighbour, "chat/completions", BODY), answer(neighbour)
+    )
+    assert status == 200
+    await answer(route, count=2)
+    assert [(await each)[0] for each in waiting] == [200, 200]
+    (status, _), _ = await asyncio.gather(post(route, "chat/completions", bodies[2]), answer(route))
+    assert status == 200
 
 
 async def test_a_repeated_request_is_one_call_with_one_answer():
@@ -233,6 +257,20 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next():
         assert os.path.isdir(folder_of_killed)
         second = started_in(folder)
         assert os.listdir(folder) == [os.path.basename(second)]
+
+
+def test_the_socket_of_a_run_in_another_pid_namespace_stays():
+    """Its process id, that of no process here, is in the name of its folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, f"{PREFIX}{2**22 + 1}-x", SOCKET)
+        os.mkdir(os.path.dirname(path))
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path)
+            listening.listen()
+            started_in(folder)
+            assert os.path.exists(path)
+        started_in(folder)  # the control: nobody listens now
+        assert not os.path.exists(os.path.dirname(path))
 
 
 def test_a_folder_whose_path_is_too_long_for_a_socket_is_not_used(tmp_path):

@@ -10,8 +10,12 @@ import pytest
 from architecture.test_native_code import name_of, native_files
 
 DECODERS = {"json.loads", "json.load", "msgspec.json.decode", "json.JSONDecoder"}
-GUARDED = {"verifiers/clients/reply.py", "verifiers_trainer/engines/http/wire.py"}
-"""Decode into types, after ``check_values``."""
+GUARDED = {
+    "verifiers/clients/payload.py",
+    "verifiers/clients/reply.py",
+    "verifiers_trainer/engines/http/wire.py",
+}
+"""Decode into types, or more strictly, after ``check_values``."""
 USERS = {
     "verifiers/checks/audit/__init__.py",
     "verifiers/cli/audit.py",

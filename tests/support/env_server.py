@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from verifiers.clients.serving import open_app
 from verifiers_integrations.openenv import EnvServer
 
 
@@ -28,9 +29,7 @@ def served_app(app: web.Application) -> Iterator[str]:
     port: list[int] = []
 
     async def serve(ended: asyncio.Event) -> None:
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        runner = await open_app(app, "127.0.0.1", 0)
         port.append(runner.addresses[0][1])
         started.set()
         await ended.wait()

@@ -12,9 +12,10 @@ import pytest
 
 from support import view_runs
 from verifiers.errors import ConfigError
+from verifiers.runtime.origins import allowed_hosts
 from verifiers.view.app import make_app, static_files
 from verifiers.view.catalog import Catalog
-from verifiers.view.guard import Guard, allowed_hosts
+from verifiers.view.guard import Guard
 from verifiers.view.library import Library
 from verifiers.view.server import Server
 

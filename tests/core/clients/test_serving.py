@@ -36,17 +36,22 @@ class Echo(ModelServer):
 
     async def respond(self, request):
         if request.path == "/bytes":
-            return {"size": len(await request.read())}
+            return {"size": len(await self.body(request))}
         if request.path == "/stream":
             return await send_stream(
                 request, self.events(int(request.query["after"])), self.error_event
             )
+        if request.path == "/hold":
+            await self.body(request)
+            self.released = asyncio.Event()
+            await self.released.wait()
+            return {}
         if request.path == "/wait":
             try:
                 await asyncio.sleep(60)
             finally:
                 self.num_ended += 1
-        return {"size": len(await read_object(request))}
+        return {"size": len(read_object(await self.body(request)))}
 
     async def events(self, num_events):
         for _ in range(num_events):
@@ -124,6 +129,40 @@ async def test_the_oldest_idle_connection_makes_room_and_none_in_use_does():
         echo.stop()
 
 
+async def test_long_bodies_wait_until_there_is_room_for_them_and_short_ones_do_not(monkeypatch):
+    monkeypatch.setattr(serving, "SHORT_BYTES", 10)
+    echo = Echo()
+    echo.max_held_bytes, echo.max_idle_s = 1500, 1.0
+    echo.start()
+    try:
+        first = asyncio.ensure_future(post(echo, "/hold", b"x" * 1000))
+        await asyncio.sleep(0.2)
+        second = asyncio.ensure_future(post(echo, "/bytes", b"x" * 1000))
+        assert (await post(echo, "/bytes", b"x" * 10))[0] == 200
+        status, text = await second
+        assert (status, "the body was not read within 1 s" in text) == (503, True)
+        third = asyncio.ensure_future(post(echo, "/bytes", b"x" * 1000))
+        await asyncio.sleep(0.2)
+        assert not third.done()
+        echo.call(echo.released.set)
+        assert [(await each)[0] for each in (first, third)] == [200, 200]
+    finally:
+        echo.stop()
+
+
+async def test_a_body_that_does_not_come_is_refused_in_time():
+    echo = Echo()
+    echo.max_idle_s = 0.3
+    echo.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", echo.port)
+        writer.write(b"POST /bytes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
+        assert b" 503 " in await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+    finally:
+        echo.stop()
+
+
 async def test_what_is_no_http_is_one_line_of_the_log(server, caplog):
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET / HTTP/1.1\r\nbad header\r\n\r\n")
@@ -165,7 +204,7 @@ async def test_a_stream_is_refused_as_a_whole_before_its_first_event_and_inside_
 async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(server):
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(
-        b"POST /bytes HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
+        b"POST /bytes HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
     )
     assert (
         await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"

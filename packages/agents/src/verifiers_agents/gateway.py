@@ -25,9 +25,11 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,7 @@ from aiohttp import web
 from verifiers.clients.dialects import DIALECTS, Dialect, DialectRequest
 from verifiers.clients.serving import (
     DIALECT_OF,
+    SHORT_BYTES,
     Answer,
     ModelServer,
     models_body,
@@ -45,17 +48,20 @@ from verifiers.clients.serving import (
     send_stream,
 )
 from verifiers.errors import ConfigError, InfraError, ModelRefused
-from verifiers.runtime.alive import is_alive
+from verifiers.runtime.bounded import size_text
 from verifiers.types import Message, Response
 
 MODEL = "policy"
 """The model's name as agents see it; the run decides which model answers."""
 KEEP_ALIVE_S = 5.0
 """Seconds without an answer before a stream begins, and between its keep-alive events."""
+MAX_WAITING, MAX_WAITING_BYTES = 64, 16 * 2**20
+"""Requests of one agent that wait for an answer, and their bytes; a single one may be longer."""
 MAX_REFUSALS, MAX_REFUSAL_CHARS = 20, 500
 SOCKET = "gateway.sock"
 PREFIX = "verifiers-gateway-"
 MAX_BASE_BYTES = 50
+SWEEP_AFTER_S = 3600.0
 BYTES_PER_TOKEN = 4
 """For ``count_tokens``: an estimate, because the tokenizer is the server's."""
 
@@ -132,6 +138,8 @@ class Route:
     _waiting: asyncio.Queue[Call] = field(default_factory=asyncio.Queue)
     _calls: dict[bytes, Call] = field(default_factory=dict)
     _over: str | None = None
+    _num_waiting: int = 0
+    _waiting_bytes: int = 0
     refusals: list[str] = field(default_factory=list)
     """Why requests were refused, at most ``MAX_REFUSALS``."""
 
@@ -168,6 +176,26 @@ class Route:
         else:
             self._loop.call_soon_threadsafe(self._waiting.put_nowait, call)
         return call
+
+    @contextlib.contextmanager
+    def room(self, content_length: int | None) -> Iterator[None]:
+        """A request is being answered. *Raises* ModelRefused beside too many others."""
+        num_bytes = SHORT_BYTES if content_length is None else content_length
+        if self._waiting_bytes and (
+            self._num_waiting >= MAX_WAITING or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES
+        ):
+            sentence = self.refuse(
+                f"the agent has {self._num_waiting} requests of {self._waiting_bytes:,} bytes that"
+                f" wait for an answer; at most {MAX_WAITING} may, of {size_text(MAX_WAITING_BYTES)}"
+            )
+            raise ModelRefused(sentence, status=429)
+        self._num_waiting += 1
+        self._waiting_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._num_waiting -= 1
+            self._waiting_bytes -= num_bytes
 
     def refuse(self, sentence: str) -> str:
         sentence = sentence[:MAX_REFUSAL_CHARS]  # it may quote the agent
@@ -269,9 +297,13 @@ class Gateway(ModelServer):
             return listing if path == "models" else dict(listing["data"][0])
         if request.method == "HEAD":
             return web.Response()
+        with route.room(request.content_length):
+            return await self._answer(request, route, path)
+
+    async def _answer(self, request: web.BaseRequest, route: Route, path: str) -> Answer:
         try:
             dialect = _offered(request.method, path, route)
-            body = await read_object(request)
+            body = read_object(await self.body(request))
             if path.endswith("/count_tokens"):
                 return {"input_tokens": _estimate(body)}
             parsed = dialect.parse_request(body)
@@ -330,11 +362,20 @@ def _base() -> Path:
 
 
 def _sweep() -> None:
-    """Remove the folders of gateways whose process was killed."""
+    """Remove the folders of gateways whose process was killed: nothing listens there any more. Their
+    process ids say nothing here, they may be those of another container."""
     for folder in _base().glob(f"{PREFIX}*-*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and not is_alive(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+        with socket.socket(socket.AF_UNIX) as asked, contextlib.suppress(OSError):
+            asked.settimeout(1.0)
+            try:
+                asked.connect(str(folder / SOCKET))
+                continue
+            except ConnectionRefusedError:
+                is_over = True
+            except FileNotFoundError:  # another gateway may be about to listen
+                is_over = time.time() - folder.stat().st_mtime > SWEEP_AFTER_S
+            if is_over:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _estimate(body: Mapping[str, Any]) -> int:

@@ -222,7 +222,7 @@ class EnvServer:
 
     def app(self) -> web.Application:
         """The routes; closing it closes the environment."""
-        app = web.Application(client_max_size=MAX_MESSAGE_BYTES)
+        app = web.Application()
         app.add_routes([
             web.get("/ws", self._session),
             web.get("/health", self._health),
@@ -308,13 +308,13 @@ class EnvServer:
     async def _serve(self, socket: web.WebSocketResponse, session: Session) -> None:
         """Answer messages in order; a client that leaves while its rollout works ends the session
         at once."""
-        incoming: asyncio.Queue[Any] = asyncio.Queue()
+        incoming: asyncio.Queue[Any] = asyncio.Queue(1)
 
         async def read() -> None:
             async for message in socket:
                 if message.type == WSMsgType.TEXT:
-                    incoming.put_nowait(message.data)
-            incoming.put_nowait(None)
+                    await incoming.put(message.data)
+            await incoming.put(None)
 
         reader = asyncio.create_task(read())
         try:

@@ -67,19 +67,16 @@ def run(call: Call) -> None:
 
 
 async def _serve(call: Call, server: Server, host: str, port: int) -> None:
-    from aiohttp import web
+    from verifiers.clients.serving import open_app
 
     ended = _ended()
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=5)
-    await runner.setup()
     try:
-        try:
-            site = web.TCPSite(runner, host, port)
-            await site.start()
-        except OSError as error:
-            raise ConfigError(
-                f"{host}:{port} cannot be listened at: {error.strerror or error}; give --port"
-            ) from error
+        runner = await open_app(server.app(), host, port)
+    except OSError as error:
+        raise ConfigError(
+            f"{host}:{port} cannot be listened at: {error.strerror or error}; give --port"
+        ) from error
+    try:
         address = f"http://{host}:{runner.addresses[0][1]}"
         _announce(call, server, address, f"vf.OpenEnvEnv({address!r})")
         await ended.wait()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.decoding import decode_message
+from verifiers.runtime.decoding import check_values, decode_message
 from verifiers.types import ModelRequest
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ def _sendable_call(call: Any, offered: Collection[Any]) -> Any:
 def sendable_arguments(text: str) -> str:
     """Return tool arguments as the text of a JSON object; each text of a history is read once."""
     try:
+        check_values(text)
         if isinstance(msgspec.json.decode(text), dict):
             return text
     except (ValueError, RecursionError):

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from verifiers.clients.dialects import DIALECTS, Dialect
 from verifiers.clients.http import open_file_limit
@@ -26,7 +27,10 @@ from verifiers.clients.payload import encode
 from verifiers.errors import ConfigError, ModelRefused
 from verifiers.runtime.bounded import size_text
 from verifiers.runtime.decoding import decode_message
+from verifiers.runtime.origins import foreign_page
 
+SHORT_BYTES = 2**20
+"""A body that is read without waiting for room."""
 START_S = 20.0
 STOP_S = 10.0
 DIALECT_OF = {path: dialect for dialect in DIALECTS.values() for path in dialect.PATHS}
@@ -41,9 +45,15 @@ class ModelServer:
     thread_name = "verifiers-server"
     max_body_bytes = 64 * 2**20
     """Of the decoded body of a request; a longer one is refused."""
+    max_held_bytes = 128 * 2**20
+    """Of the long bodies of all requests that are being answered; further ones are read later."""
     max_idle = open_file_limit() // 2
-    """Connections without a request in flight; beyond them the oldest is closed, so that files are
-    left."""
+    """Connections of a socket without a request in flight; beyond them the oldest is closed, so that
+    files are left."""
+    max_idle_s = 120.0
+    """How long a connection may stay without a request, and how long a body may take."""
+    host = "127.0.0.1"
+    """Where the server listens."""
     shutdown_s = 0.5
     """How long requests that are being answered may go on after `stop`."""
 
@@ -90,15 +100,17 @@ class ModelServer:
 
     async def _serve(self, started: Future[None]) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._held: dict[web.RequestHandler, int] = {}
+        self._held_bytes, self._room = 0, asyncio.Condition()
         make = partial(web.BaseRequest, loop=self._loop, client_max_size=self.max_body_bytes)
-        self.http = _Http(
+        self.http = web.Server(
             self._answered,
             request_factory=make,
             handler_cancellation=True,
             access_log=None,
             logger=log,
         )
-        self.http.max_idle, self.http.busy = self.max_idle, set()
+        self._idle = IdleConnections(self.http, self.max_idle, self.max_idle_s)
         runner = web.ServerRunner(self.http, shutdown_timeout=self.shutdown_s)
         try:
             await runner.setup()
@@ -113,49 +125,171 @@ class ModelServer:
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self.http.busy.add(request.protocol)
-        try:
-            answer = await self.respond(request)
-        except web.HTTPRequestEntityTooLarge:
-            refused = ModelRefused(
-                f"the body is longer than {size_text(self.max_body_bytes)}", status=413
-            )
-            return refusal(dialect_of(request.path), refused)
-        except (ModelRefused, ConfigError) as error:
-            return refusal(dialect_of(request.path), error)
-        finally:
-            self.http.busy.discard(request.protocol)
+        with self._idle.in_use(request.protocol):
+            try:
+                if not _is_unix(request.transport):  # no browser reaches a Unix socket
+                    check_origin(request, self.host)
+                answer = await self.respond(request)
+            except web.HTTPRequestEntityTooLarge:
+                refused = ModelRefused(
+                    f"the body is longer than {size_text(self.max_body_bytes)}", status=413
+                )
+                return refusal(dialect_of(request.path), refused)
+            except (ModelRefused, ConfigError) as error:
+                return refusal(dialect_of(request.path), error)
+            finally:
+                await self._release(request)
         if isinstance(answer, web.StreamResponse):
             return answer
         body = answer if isinstance(answer, bytes) else encode(answer)
         return web.Response(body=body, content_type="application/json")
 
+    async def body(self, request: web.BaseRequest) -> bytes:
+        """The body of a request, which counts until it is answered. *Raises* ModelRefused when there
+        is no room, or the rest of it does not come; web.HTTPRequestEntityTooLarge."""
+        num_bytes = self.size_of(request)
+        try:
+            async with asyncio.timeout(self.max_idle_s):
+                if num_bytes > SHORT_BYTES:
+                    async with self._room:
+                        await self._room.wait_for(
+                            lambda: self._held_bytes + num_bytes <= self.max_held_bytes
+                        )
+                        self._held_bytes += num_bytes
+                        self._held[request.protocol] = num_bytes
+                return await request.read()
+        except TimeoutError:
+            raise ModelRefused(
+                f"the body was not read within {self.max_idle_s:g} s: send it faster, or when fewer"
+                " long requests are being answered",
+                status=503,
+            ) from None
 
-class _Http(web.Server):
-    """The HTTP server, with a bound on idle connections."""
+    def size_of(self, request: web.BaseRequest) -> int:
+        """The most bytes that the body of a request may have."""
+        length = request.content_length if request.body_exists else 0
+        if length is None or "Content-Encoding" in request.headers:
+            return self.max_body_bytes
+        return min(length, self.max_body_bytes)
 
-    max_idle: int
-    busy: set[Any]
+    async def _release(self, request: web.BaseRequest) -> None:
+        if held_bytes := self._held.pop(request.protocol, 0):
+            async with self._room:
+                self._held_bytes -= held_bytes
+                self._room.notify_all()
 
-    def connection_made(self, handler: Any, transport: Any) -> None:
-        super().connection_made(handler, transport)
-        if len(self.connections) > self.max_idle:
-            idle = [connection for connection in self.connections if connection not in self.busy]
-            for connection in idle[: -self.max_idle]:
-                connection.force_close()
+
+class IdleConnections:
+    """Connections of a server without a request in flight: so many per socket, for so long."""
+
+    def __init__(self, server: web.Server, max_idle: int, max_idle_s: float):
+        self._max_idle, self._max_idle_s = max_idle, max_idle_s
+        self._since: dict[bool, dict[web.RequestHandler, float]] = {False: {}, True: {}}
+        """Is it the Unix socket -> connection -> when its last request ended; the oldest first."""
+        self._loop = asyncio.get_running_loop()
+        self._made, self._lost = server.connection_made, server.connection_lost
+        server.connection_made = self._opened  # type: ignore[method-assign, assignment]
+        server.connection_lost = self._closed  # type: ignore[method-assign, assignment]
+        self._sweep()
+
+    @contextmanager
+    def in_use(self, connection: web.RequestHandler) -> Iterator[None]:
+        """A request of the connection is being answered."""
+        self._forget(connection)
+        try:
+            yield
+        finally:
+            self._add(connection)
+
+    def _opened(self, connection: web.RequestHandler, transport: asyncio.Transport) -> None:
+        self._made(connection, transport)
+        self._add(connection)
+
+    def _closed(self, connection: web.RequestHandler, error: BaseException | None = None) -> None:
+        self._lost(connection, error)
+        self._forget(connection)
+
+    def _add(self, connection: web.RequestHandler) -> None:
+        if connection.transport is None:  # closed while its request was answered
+            return
+        idle = self._since[_is_unix(connection.transport)]
+        idle[connection] = self._loop.time()
+        if len(idle) > self._max_idle:
+            self._close(next(iter(idle)))
+
+    def _forget(self, connection: web.RequestHandler) -> None:
+        for idle in self._since.values():
+            idle.pop(connection, None)
+
+    def _close(self, connection: web.RequestHandler) -> None:
+        self._forget(connection)
+        connection.force_close()
+
+    def _sweep(self) -> None:
+        for idle in self._since.values():
+            until = self._loop.time() - self._max_idle_s
+            for connection in [each for each, since in idle.items() if since <= until]:
+                self._close(connection)
+        self._loop.call_later(self._max_idle_s / 4, self._sweep)
+
+
+async def open_app(app: web.Application, host: str, port: int) -> web.AppRunner:
+    """Listen with an application, whose connections, pages and log are bounded as those of a
+    `ModelServer`. *Raises* OSError."""
+    connections: list[IdleConnections] = []
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        with connections[0].in_use(request.protocol):
+            try:
+                check_origin(request, host)
+            except ModelRefused as refused:
+                return web.json_response({"detail": str(refused)}, status=refused.status or 400)
+            return await handler(request)
+
+    app.middlewares.append(guarded)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=5, logger=log)
+    await runner.setup()
+    assert runner.server is not None
+    connections.append(IdleConnections(runner.server, ModelServer.max_idle, ModelServer.max_idle_s))
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    return runner
+
+
+def _is_unix(transport: asyncio.BaseTransport | None) -> bool:
+    return transport is not None and isinstance(transport.get_extra_info("sockname"), str)
+
+
+def check_origin(request: web.BaseRequest, host: str) -> None:
+    """*Raises* ModelRefused for a request that a browser sends for another page; ``host``: where the
+    server listens."""
+    headers = request.headers
+    hosts, origins = headers.getall("Host", []), headers.getall("Origin", [])
+    refused = foreign_page(hosts, origins, headers.get("Sec-Fetch-Site"), host)
+    if refused is not None:
+        raise ModelRefused(refused[1], status=refused[0])
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """Take the traceback of our code off a record of what is no HTTP: a stranger could fill the log
-    with it."""
+    """Take the traceback of our code off a record of what is no HTTP, and leave out those that follow
+    it within a second: a stranger could fill the log with them."""
+    global _last_malformed
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
+        if record.created - _last_malformed < 1.0:
+            return False
+        _last_malformed = record.created
         record.msg = f"{record.getMessage()}: {error.message[:100]!r}"
         record.args = ()
         record.exc_info = None
     return True
 
 
+_last_malformed = 0.0
 log = logging.getLogger(__name__)
 log.addFilter(_in_one_line)
 
@@ -168,10 +302,10 @@ def dialect_of(path: str) -> Dialect:
     )
 
 
-async def read_object(request: web.BaseRequest) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, Any]:
     """The JSON object in the body of a request. *Raises* ConfigError."""
     try:
-        fields = decode_message(await request.read())
+        fields = decode_message(body)
     except ValueError as error:
         raise ConfigError(f"the body cannot be read as JSON: {error}") from error
     if not isinstance(fields, dict):

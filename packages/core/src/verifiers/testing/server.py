@@ -99,6 +99,7 @@ class FakeServer(ModelServer):
         self._record = record
         self._delay_s = delay_s
         self._address = (host, port)
+        self.host = host
         self._client = ScriptedClient("", tokens=tokens)
         self._replies = Replies(replies)
         self._child: subprocess.Popen[bytes] | None = None
@@ -178,7 +179,7 @@ class FakeServer(ModelServer):
 
     async def respond(self, request: web.BaseRequest) -> Answer:
         """Answer a request as replies and script say."""
-        body = await request.read()
+        body = await self.body(request)
         path, _, query = request.raw_path.partition("?")
         is_completion = request.method == "POST" and path in COMPLETION_PATHS
         headers = {name.lower(): value for name, value in request.headers.items()}

@@ -24,7 +24,8 @@ from starlette.routing import Route
 from verifiers.errors import ConfigError, JournalError
 from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.json import encode_row
-from verifiers.view.guard import LOOPBACK, WRITES, Guard, allowed_hosts, is_loopback
+from verifiers.runtime.origins import LOOPBACK, allowed_hosts, is_loopback
+from verifiers.view.guard import WRITES, Guard
 from verifiers.view.library import LIST_S, Library
 
 MAX_BODY = 4096

@@ -6,7 +6,8 @@ model text.
   that no page of another site can write.
 * The ``Host`` header must name this machine. This stops DNS rebinding: a page of another site whose
   name resolves to 127.0.0.1 sends its own name as the host.
-* Cross-site requests (``Sec-Fetch-Site``) are refused, except navigation by a link.
+* Requests of pages of other sites (``Sec-Fetch-Site``, ``Origin``) are refused, except navigation by
+  a link.
 * The content security policy allows only scripts and styles of this server, and images from
   ``data:`` URLs: model text can neither execute nor send requests.
 
@@ -15,15 +16,14 @@ There are no passwords: every local user of this machine can read the served run
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import secrets
-import socket
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from verifiers.runtime.origins import LOOPBACK, is_cross_site, is_named, is_other_origin
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
@@ -38,26 +38,8 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/\s]+))(?::\d{1,5})?")
 WRITES, TOKEN_HEADER = "/api/label", "x-vf-view"
 """The one path that writes, and the header of its token."""
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-def allowed_hosts(host: str) -> frozenset[str]:
-    """The accepted ``Host`` names of a server bound to ``host``; without ports, in lower case."""
-    names = {*LOOPBACK, host.lower()}
-    if not is_loopback(host):
-        names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
-    return frozenset(names)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server bound to ``host``."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Guard:
@@ -100,7 +82,7 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD") and not writes:
             return PlainTextResponse("vf-view is read-only\n", 405)
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+        if len(hosts) != 1 or not is_named(hosts[0], self.hosts, self.any_address):
             return PlainTextResponse("vf-view answers to the name of this machine only\n", 421)
         if writes and not self._may_write(headers, hosts[0]):
             return PlainTextResponse("vf-view is labelled by its own page only\n", 403)
@@ -108,7 +90,8 @@ class Guard:
             headers.get("sec-fetch-mode") == "navigate"
             and headers.get("sec-fetch-dest") == "document"
         )
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_link:
+        is_foreign = is_cross_site(headers.get("sec-fetch-site")) and not is_link
+        if is_foreign or is_other_origin(headers.getlist("origin"), hosts):
             return PlainTextResponse("vf-view answers its own page only\n", 403)
         return None
 
@@ -122,21 +105,3 @@ class Guard:
             and len(tokens) == 1
             and secrets.compare_digest(tokens[0].encode(), self.token.encode())
         )
-
-    def _is_ours(self, host: str) -> bool:
-        name = _without_port(host)
-        if name in self.hosts:
-            return True
-        if not self.any_address:
-            return False
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
-
-
-def _without_port(host: str) -> str:
-    """The name in a ``Host`` header, in lower case; "" when it is malformed."""
-    match = _HOST.fullmatch(host.strip().lower())
-    return (match[1] or match[2]) if match else ""

@@ -6,15 +6,22 @@ import os
 import socket
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 
+from verifiers.clients.http import open_file_limit
 from verifiers.errors import ConfigError
+from verifiers.runtime.origins import is_loopback
 from verifiers.view.app import make_app
-from verifiers.view.guard import is_loopback
 from verifiers.view.library import Library
+
+MAX_IDLE_S = 120.0
+TICKS = 10
+"""Tenths of a second between two looks at idle connections."""
 
 
 class Server:
@@ -48,7 +55,7 @@ class Server:
             ws="none",
             lifespan="off",
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Uvicorn(config)
 
     def run(self, started: Callable[[], None] | None = None) -> None:
         """Serve; ``started`` is called in a thread once connections are accepted."""
@@ -67,6 +74,30 @@ class Server:
     def _call_when_open(self, started: Callable[[], None]) -> None:
         with socket.create_connection(self._socket.getsockname()[:2], timeout=10):
             started()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Closes connections that wait for a request too long, or are too many; uvicorn has no limit."""
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self._idle: dict[Any, float] = {}
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS == 0:
+            now = time.monotonic()
+            idle = [
+                connection
+                for connection in self.server_state.connections
+                if (cycle := getattr(connection, "cycle", None)) is None or cycle.response_complete
+            ]
+            self._idle = {connection: self._idle.get(connection, now) for connection in idle}
+            oldest_first = sorted(self._idle, key=self._idle.__getitem__)
+            for number, connection in enumerate(oldest_first):
+                is_surplus = len(idle) - number > open_file_limit() // 2
+                if is_surplus or now - self._idle[connection] > MAX_IDLE_S:
+                    connection.transport.close()
+        return await super().on_tick(counter)
 
 
 def open_browser(url: str) -> bool:

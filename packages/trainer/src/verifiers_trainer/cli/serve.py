@@ -19,9 +19,9 @@ import click
 
 from verifiers.cli.common.command import Call, SmallCommand, listening_options
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.origins import is_loopback
 
 START_S = 120.0
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLL_S = 0.2
 ABOUT = """Serve a saved model as an OpenAI endpoint: chat completions, text completions, streaming, log-probabilities.
 
@@ -75,7 +75,7 @@ def _api_key(variable: str | None, host: str) -> str:
     """The key of the endpoint, empty for none. *Raises* ``ConfigError`` where other machines reach
     it without one."""
     if variable is None:
-        if host not in LOOPBACK:
+        if not is_loopback(host):
             raise ConfigError(
                 f"--host {host} opens the endpoint to other machines: add --api-key-var NAME"
             )

@@ -76,7 +76,7 @@ class Endpoint(ModelServer):
         self._address = address or Address()
         self._waiting: dict[str, asyncio.Future[Generation]] = {}
         self._ids = itertools.count()
-        self.api_key = self._address.api_key
+        self.api_key, self.host = self._address.api_key, self._address.host
         self.base_url = ""
         self._handlers: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[Answer]]] = {
             ("GET", "/health"): self._health,
@@ -146,7 +146,7 @@ class Endpoint(ModelServer):
         )
 
     async def _chat(self, request: web.BaseRequest) -> Answer:
-        body = decode_body(await request.read(), ChatBody)
+        body = decode_body(await self.body(request), ChatBody)
         tools = bytes(body.tools)
         offered = tools not in (b"null", b"[]") and body.tool_choice != "none"
         prompt_ids = self._serving.chat.prompt_ids(
@@ -165,7 +165,7 @@ class Endpoint(ModelServer):
         return chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser)
 
     async def _text(self, request: web.BaseRequest) -> Answer:
-        body = decode_body(await request.read(), TextBody)
+        body = decode_body(await self.body(request), TextBody)
         prompt_ids = self._text_prompts(body.prompt)
         if body.stream:
             return await send_stream(request, self._events(prompt_ids, body, None), _error_event)
