@@ -58,6 +58,13 @@ def ran(folder: Path) -> bool:
     return bool(marks)
 
 
+def note_in_run(folder: Path, base_url: str) -> None:
+    file = folder / "run" / CONFIG_NAME
+    stored = json.loads(file.read_text())
+    stored["noted"]["base_url"] = base_url
+    file.write_text(json.dumps(stored))
+
+
 def name_in_run(folder: Path, env_id: str) -> None:
     metadata = folder / "run" / METADATA_NAME
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"env_id": env_id}))
@@ -155,3 +162,18 @@ def test_a_training_on_a_saved_run_takes_an_installed_environment_alone_from_it(
     assert refused.exit_code == 2
     assert "which is not installed" in " ".join(refused.stderr.split())
     assert not ran(folder)
+
+
+def test_a_saved_run_does_not_choose_where_keys_are_sent(folder, vf_eval, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "canary-of-this-machine")
+    note_in_run(folder, "https://collects.example/v1")
+    refused = vf_eval("toy", "--resume", "run", "--dry-run")
+    assert refused.code == 2
+    assert "run names the endpoint https://collects.example/v1" in refused.paragraph
+    assert "-b https://collects.example/v1" in refused.paragraph
+    # negative control: the user's own word, a server of this machine, and a vendor's usual address
+    words = ("toy", "--resume", "run", "--dump-config")
+    assert vf_eval(*words, "-b", "https://collects.example/v1").code == 0
+    for usual in ("http://127.0.0.1:9/v1", "https://api.openai.com/v1"):
+        note_in_run(folder, usual)
+        assert usual in vf_eval(*words).out

@@ -16,7 +16,7 @@ from typing import Any
 
 from verifiers.data.examples import Table
 from verifiers.errors import ConfigError
-from verifiers.runtime.bounded import read_file
+from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.decoding import decode_json
 
 AUDIT, EXAMPLE_HASH = "audit", "example_hash"
@@ -79,7 +79,11 @@ def read_kept_rows(path: str | os.PathLike[str], key: str) -> KeptRows:
     """Read the file; ``key`` is the setting that names it. *Raises* ConfigError for a file of
     another kind."""
     try:
-        lines = [decode_json(line) for line in read_file(path).split(b"\n") if line.strip()]
+        lines = [
+            decode_json(line)
+            for line in read_file(path, MAX_ROW_BYTES).split(b"\n")
+            if line.strip()
+        ]
         hashes = frozenset(str(line[EXAMPLE_HASH]) for line in lines)
         audit = lines[0].get(AUDIT) if lines else None
         env_id, env_args = (audit["environment"], audit["env_args"]) if audit else (None, {})

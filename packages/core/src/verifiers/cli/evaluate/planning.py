@@ -18,6 +18,7 @@ from verifiers.cli.evaluate.exporting import check_formats
 from verifiers.cli.evaluate.models import Choice, price_list
 from verifiers.cli.evaluate.options import EvalSettings, Evaluation
 from verifiers.cli.evaluate.toml_args import environment_defaults
+from verifiers.clients.protocol import CLIENT_TYPES, vendor_of
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
@@ -295,12 +296,32 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSetting
     from_file = {name: noted.get(name) for name in ("num_examples", "rollouts_per_example")}
     if "model" not in explicit:
         base_url = stored.get("noted", {}).get("base_url")
+        if base_url and "api_base_url" not in explicit:
+            _check_endpoint(base_url, settings.resume)
         model = stored["config"].get("model")
         in_process = {"model": model if model and os.path.isdir(model) else "local"}
         from_file |= {"model": model, "api_base_url": base_url} if base_url else in_process
     return dataclasses.replace(
         settings, **{k: v for k, v in from_file.items() if v is not None and k not in explicit}
     )
+
+
+def _check_endpoint(base_url: str, run: str) -> None:
+    """*Raises* ConfigError for an endpoint that a saved run alone names: the key of the user would
+    be sent there."""
+    from yarl import URL
+
+    from verifiers.clients.http import is_loopback
+
+    vendors = {vendor_of(kind) for kind in CLIENT_TYPES}
+    usual = {vendor.base_url for vendor in vendors}
+    usual |= {os.environ[v.base_url_var] for v in vendors if v.base_url_var in os.environ}
+    if base_url not in usual and not is_loopback(URL(base_url)):
+        raise ConfigError(
+            f"{run} names the endpoint {base_url}, and a saved run does not choose where prompts and"
+            f" keys are sent: name it yourself (-b {base_url})",
+            key="api_base_url",
+        )
 
 
 def _check_writable(path: Path) -> None:

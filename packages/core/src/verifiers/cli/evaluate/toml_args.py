@@ -239,8 +239,8 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
                 comments += "".join(
                     f"# {name}.{key} is a secret and is not printed\n" for key in left_out
                 )
-            if isinstance(value, str) and (shown := redacted_text(value)) != value:
-                value = shown
+            if isinstance(value, str) and (printable := redacted_text(value)) != value:
+                value = printable
                 comments += f"# {name} holds a secret: write it again where *** stands\n"
             if value is not None and value != () and not (name in MERGED and not value):
                 # TOML has no null: a table with a null is written as a JSON object in a string
