@@ -28,7 +28,8 @@ from torch import Tensor
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
-from verifiers.data.examples import DatasetLike, Example
+from verifiers.data.examples import Example
+from verifiers.data.sources import DatasetLike
 from verifiers.environments.base import Environment
 from verifiers.errors import CheckpointError, NonFiniteLoss, WeightSyncError
 from verifiers.runs.rollout import RunContext

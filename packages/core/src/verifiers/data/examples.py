@@ -1,38 +1,29 @@
-"""Open a dataset of any accepted type, and format its rows as examples: prompt, normalized columns,
-id, content hash.
+"""Format the rows of a dataset as examples: prompt, normalized columns, id, content hash.
 
 A ``Table`` is the dataset of an environment: a lazy, immutable sequence of ``Example``. The dataset
 is read on first use and a row is formatted on first access; rollouts work on copies.
 
-Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a list of
-dicts, a dict of columns, the path of a JSONL, JSON, CSV or Parquet file, and a function without
-arguments that returns one of these. Only ``to_hf`` and a Parquet file import ``datasets``, so an
-environment over a list of dicts runs without it.
-
-``runs.runner`` selects the examples of a run.
+``sources`` opens datasets of any accepted type; ``runs.runner`` selects the examples of a run.
 """
 
 from __future__ import annotations
 
 import copy
-import csv
 import hashlib
 import logging
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import TextIOWrapper
-from pathlib import Path
 from types import NoneType
-from typing import Any, Protocol, TypeAlias, TypeGuard, overload
+from typing import Any, overload
 
 import numpy as np
 
 from verifiers.data.example_sets import load_example_dataset
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
+from verifiers.data.sources import DatasetLike, Rows, Source, is_builder
 from verifiers.errors import ConfigError, DatasetError
-from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.suggest import closest
@@ -65,24 +56,6 @@ MAX_HELD = 20_000
 """Rows of a dataset up to which formatted rows are held; of a larger one their hashes are, and a
 row is formatted when it is asked for."""
 _HASH_BYTES = 32
-EVAL_SPLITS = ("test", "validation")
-ACCEPTED = (
-    "a datasets.Dataset or DatasetDict, a list of dicts, a dict of columns, the path of a .jsonl,"
-    " .json, .csv or .parquet file, or a function that returns one of these"
-)
-
-
-class HubTable(Protocol):
-    """A ``datasets.Dataset``, for type checkers: an object with ``column_names``."""
-
-    @property
-    def column_names(self) -> Any: ...
-
-
-DatasetLike: TypeAlias = (
-    HubTable | Sequence[Mapping[str, Any]] | Mapping[str, Any] | str | Path | Callable[[], Any]
-)
-"""The types of ``ACCEPTED``; a mapping is a dict of columns, or of tables by split."""
 
 
 class Example(Immutable, frozen=True):
@@ -582,271 +555,3 @@ def copy_row(value: Any) -> Any:
             if type(member) not in _ATOMS:
                 dict.__setitem__(copied, key, copy_row(member))
     return copied
-
-
-# --- datasets to rows
-
-
-class Source:
-    """A dataset as passed, opened once on first use: a builder function is called once."""
-
-    def __init__(self, dataset: DatasetLike):
-        self.dataset = dataset
-        self._lock = threading.Lock()
-        self._opened: dict[str, Rows] | Rows | None = None
-
-    def opened(self) -> dict[str, Rows] | Rows:
-        """Return the rows, or the rows by split. Raises: ``DatasetError`` when they
-        cannot be read."""
-        with self._lock:
-            if self._opened is None:
-                self._opened = _open(self.dataset() if is_builder(self.dataset) else self.dataset)
-            return self._opened
-
-    def train(self) -> Rows:
-        """Return the training rows: all, or those of the split ``train``."""
-        opened = self.opened()
-        if not isinstance(opened, dict):
-            return opened
-        if "train" not in opened:
-            raise DatasetError(
-                f"the dataset has the splits {', '.join(opened)} and no split 'train'; pass one of"
-                f" them, for example dataset[{next(iter(opened), 'train')!r}]"
-            )
-        return opened["train"]
-
-    def evaluation(self) -> Rows | None:
-        """Return the rows of the split ``test``, else ``validation``; None without either."""
-        opened = self.opened()
-        if not isinstance(opened, dict):
-            return None
-        return next((opened[split] for split in EVAL_SPLITS if split in opened), None)
-
-    def only_evaluation(self) -> Rows:
-        """Return the rows of an ``eval_dataset``: of its evaluation split, else of ``train``, else
-        all."""
-        rows = self.evaluation()
-        return rows if rows is not None else self.train()
-
-
-def is_builder(dataset: object) -> TypeGuard[Callable[[], Any]]:
-    """Return whether ``dataset`` is a function that returns one."""
-    return callable(dataset) and not hasattr(dataset, "column_names")
-
-
-class Rows(Protocol):
-    """Opened rows: column names, length, and access by position."""
-
-    columns: tuple[str, ...]
-
-    def __len__(self) -> int: ...
-
-    def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows at ``positions`` as new dicts with shared values."""
-        ...
-
-    def column(self, name: str) -> list[Any]:
-        """Return one value per row, None where absent."""
-        ...
-
-
-class ListRows:
-    """Rows of a list of dicts; an absent key stays absent."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]]):
-        self._rows = rows
-        self.columns = tuple(dict.fromkeys(name for row in rows for name in row))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
-        return [dict(self._rows[position]) for position in positions]
-
-    def column(self, name: str) -> list[Any]:
-        return [row.get(name) for row in self._rows]
-
-
-class HubRows:
-    """Rows of a ``datasets.Dataset``, decoded on access, so that a large dataset is not in memory
-    twice."""
-
-    def __init__(self, dataset: Any):
-        self._dataset = dataset.with_format(None)
-        self.columns = tuple(dataset.column_names)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
-        columns = self._dataset[list(positions)]
-        return [
-            dict(zip(columns, values, strict=True))
-            for values in zip(*columns.values(), strict=True)
-        ]
-
-    def column(self, name: str) -> list[Any]:
-        return list(self._dataset[name])
-
-
-def _open(dataset: object) -> dict[str, Rows] | Rows:
-    kinds = {
-        cls.__name__
-        for cls in type(dataset).__mro__
-        if cls.__module__.partition(".")[0] == "datasets"
-    }
-    if kinds & {"IterableDataset", "IterableDatasetDict"}:
-        raise DatasetError(
-            "an iterable (streaming) dataset has no length and no stable order; load it without"
-            " streaming=True, or pass a part of it: list(dataset.take(1000))"
-        )
-    if isinstance(dataset, Mapping):
-        is_by_split = "DatasetDict" in kinds or {"train", *EVAL_SPLITS} & dataset.keys()
-        if is_by_split and all(_is_table(value) for value in dataset.values()):
-            return {str(split): _open_table(table) for split, table in dataset.items()}
-        return _open_columns(dataset)
-    if "Dataset" in kinds or isinstance(dataset, list | tuple):
-        return _open_table(dataset)
-    if isinstance(dataset, str | Path):
-        return _open_file(Path(dataset))
-    raise DatasetError(f"cannot read a dataset from {_described(dataset)}; pass {ACCEPTED}")
-
-
-def _is_table(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return bool(value) and all(isinstance(row, Mapping) for row in value)
-    return hasattr(value, "column_names")
-
-
-def _open_table(table: object) -> Rows:
-    if not isinstance(table, list | tuple):
-        return HubRows(table)
-    for position, row in enumerate(table):
-        if not isinstance(row, Mapping):
-            raise DatasetError(
-                f"row {position} of the dataset is {_described(row)}, not a dict", row=position
-            )
-    return ListRows(table)
-
-
-def _open_columns(columns: Mapping[str, Any]) -> Rows:
-    values: dict[str, list[Any]] = {}
-    for name, column in columns.items():
-        if (
-            isinstance(column, str | Mapping)
-            or not hasattr(column, "__len__")
-            or not hasattr(column, "__iter__")
-        ):
-            raise DatasetError(
-                f"column {name!r} of the dataset is {_described(column)}, not a list; for a single"
-                " row write [{...}]"
-            )
-        values[str(name)] = column.tolist() if hasattr(column, "tolist") else list(column)
-    lengths = {name: len(column) for name, column in values.items()}
-    if len(set(lengths.values())) > 1:
-        lengths_text = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DatasetError(f"the columns of the dataset differ in length: {lengths_text}")
-    return ListRows(
-        [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    )
-
-
-def _open_file(path: Path) -> Rows:
-    readers: dict[str, Callable[[Path], Rows]] = {
-        ".jsonl": _open_jsonl, ".ndjson": _open_jsonl, ".json": _open_json, ".csv": _open_csv, ".parquet": _open_parquet
-    }  # fmt: skip
-    reader = readers.get(path.suffix.lower())
-    if reader is None or not path.is_file():
-        why = (
-            "there is no such file"
-            if reader
-            else "the file type is not one of " + ", ".join(readers)
-        )
-        raise DatasetError(
-            f"cannot read the dataset {str(path)!r}: {why}. For a dataset of a hub, pass"
-            " datasets.load_dataset(...)",
-            path=str(path),
-        )
-    try:
-        return reader(path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DatasetError(f"cannot read the dataset {path}: {error}", path=str(path)) from error
-
-
-def _open_jsonl(path: Path) -> Rows:
-    with _opened_text(path) as file:
-        lines = file.read().split("\n")
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            row = _parsed(line, path, number)
-            if not isinstance(row, dict):
-                raise DatasetError(
-                    f"{path}:{number} is not a JSON object", path=str(path), line=number
-                )
-            rows.append(row)
-    return ListRows(rows)
-
-
-def _open_json(path: Path) -> Rows:
-    with _opened_text(path) as file:
-        content = _parsed(file.read(), path, None)
-    if not isinstance(content, list | dict):
-        raise DatasetError(
-            f"{path} holds neither a list of rows nor a dict of columns", path=str(path)
-        )
-    opened = _open(content)
-    if isinstance(opened, dict):
-        raise DatasetError(
-            f"{path} holds splits ({', '.join(opened)}); write one file for each", path=str(path)
-        )
-    return opened
-
-
-def _opened_text(path: Path, newline: str | None = None) -> TextIOWrapper:
-    return TextIOWrapper(open_file(path), encoding="utf-8-sig", newline=newline)
-
-
-def _open_csv(path: Path) -> Rows:
-    """Read every cell as text, as CSV has no types, except an ``example_id`` column of integers
-    only."""
-    with _opened_text(path, newline="") as file:
-        rows: list[dict[str, Any]] = []
-        for row in csv.DictReader(file):
-            if None in row or None in row.values():
-                number = len(rows)
-                raise DatasetError(
-                    f"{path}: row {number} does not have as many cells as the header",
-                    path=str(path),
-                    row=number,
-                )
-            rows.append(row)
-    if all(row.get("example_id", "").isdecimal() for row in rows):
-        rows = [row | {"example_id": int(row["example_id"])} for row in rows]
-    return ListRows(rows)
-
-
-def _open_parquet(path: Path) -> Rows:
-    import datasets
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return HubRows(datasets.Dataset(pyarrow.parquet.read_table(path)))
-    except pyarrow.ArrowInvalid as error:
-        raise DatasetError(
-            f"{path} is not a readable Parquet file: {error}", path=str(path)
-        ) from error
-
-
-def _parsed(text: str, path: Path, line: int | None) -> Any:
-    try:
-        return decode_json(text)
-    except ValueError as error:
-        location = path if line is None else f"{path}:{line}"
-        raise DatasetError(f"{location} is not JSON: {error}", path=str(path), line=line) from error
-
-
-def _described(value: object) -> str:
-    kind = type(value).__name__
-    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"

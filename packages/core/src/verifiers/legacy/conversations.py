@@ -23,7 +23,7 @@ from verifiers.rollouts.state import TrajectoryStepTokens
 from verifiers.types import Message, Messages, ModelRequest, Response
 
 if TYPE_CHECKING:
-    from verifiers.data.examples import DatasetLike
+    from verifiers.data.sources import DatasetLike
 
 
 def format_dataset(

@@ -14,7 +14,7 @@ from verifiers.environments.base import Environment
 from verifiers.legacy import conversations
 
 if TYPE_CHECKING:
-    from verifiers.data.examples import DatasetLike
+    from verifiers.data.sources import DatasetLike
     from verifiers.legacy.conversations import HasChoices
 
 

@@ -70,7 +70,7 @@ from verifiers.storage.identity import code_of, identity_of
 
 if TYPE_CHECKING:
     from verifiers.clients.protocol import Client, ClientLike, ModelLike
-    from verifiers.data.examples import DatasetLike
+    from verifiers.data.sources import DatasetLike
 
 NUM_SAMPLED = 20
 """Examples that are read to see what the data lack."""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from verifiers.data.examples import DatasetLike, Example, examples_from
+from verifiers.data.examples import Example, examples_from
+from verifiers.data.sources import DatasetLike
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.environments.registry import load_environment
