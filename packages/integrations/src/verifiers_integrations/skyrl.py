@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.protocol import ClientLike
+from verifiers.data.chat_template import rendered
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, RunError
@@ -187,7 +188,8 @@ class _Generator:
     def _empty_sample(self, rollout: Mapping[str, Any], env: Environment) -> ExportSample:
         """Return the sample of a rollout without sampled tokens: its prompt, and a masked end
         token."""
-        text = self.tokenizer.apply_chat_template(
+        text = rendered(
+            self.tokenizer,
             [dict(message) for message in rollout["prompt"]],
             tools=env.tool_defs or None,
             add_generation_prompt=True,

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verifiers.data.chat_template import rendered
 from verifiers.data.messages import normalize_chat
 from verifiers.data.tool_examples import example_arguments
 from verifiers.errors import ConfigError
@@ -290,7 +291,8 @@ class _Renderer:
     def ids(self, messages: Sequence[dict[str, Any]], generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, from any container that tokenizers return."""
         return self._flat(
-            self.tokenizer.apply_chat_template(
+            rendered(
+                self.tokenizer,
                 list(messages),
                 tools=self.tools,
                 add_generation_prompt=generation_prompt,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from verifiers.data.chat_template import rendered
 from verifiers.data.messages import message_text
 from verifiers.rollouts.transcript import NOT_SAMPLED
 from verifiers.rollouts.turn import Turn
@@ -56,14 +57,15 @@ def _rendered(
     tools: Iterable[Mapping[str, Any]] | None,
     generation: bool,
 ) -> list[int]:
-    rendered = tokenizer.apply_chat_template(
+    ids = rendered(
+        tokenizer,
         [dict(message) for message in messages],
         tools=list(tools) if tools else None,
         add_generation_prompt=generation,
         tokenize=True,
         return_dict=False,
     )
-    return list(rendered)
+    return list(ids)
 
 
 def _turn(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> Turn:

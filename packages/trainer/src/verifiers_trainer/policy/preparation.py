@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from verifiers.checks.chat_template import check_increasing_context
+from verifiers.data.chat_template import rendered
 from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
@@ -258,7 +259,8 @@ def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Tokenizer, env: Environ
     prompt = row["prompt"]
     if isinstance(prompt, str):
         return len(tokenizer(prompt)["input_ids"])
-    text = tokenizer.apply_chat_template(
+    text = rendered(
+        tokenizer,
         [dict(message) for message in prompt],
         tools=env.tool_defs or None,
         add_generation_prompt=True,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from verifiers.data.chat_template import rendered
 from verifiers.data.text import OPEN
 from verifiers.errors import ModelRefused
 from verifiers.runtime.decoding import decode_message
@@ -131,7 +132,8 @@ class ChatFormat:
                 "continue_final_message needs add_generation_prompt=false", "continue_final_message"
             )
         try:
-            text = self._tokenizer.apply_chat_template(
+            text = rendered(
+                self._tokenizer,
                 messages,
                 tools=tools or None,
                 add_generation_prompt=answer,
@@ -163,9 +165,9 @@ def shows_tools(tokenizer: Tokenizer) -> bool | None:
     )
     messages = [{"role": "user", "content": "Look."}]
     try:
-        return tokenizer.apply_chat_template(
-            messages, **with_tool
-        ) != tokenizer.apply_chat_template(messages, **without)
+        return bool(
+            rendered(tokenizer, messages, **with_tool) != rendered(tokenizer, messages, **without)
+        )
     except Exception:  # noqa: BLE001 - a template may raise anything; the result is unknown
         return None
 
