@@ -293,6 +293,91 @@ def test_odd_forms_of_a_right_answer_count_only_when_they_are_asked_to(
     assert aside.score(maths(strict=False), boxed(answer, gold)) == [lenient]
 
 
+RIGHT = [
+    # an interval, two signs, a list where the gold answer has several values
+    ("x>2", r"(2,\infty)"), (r"x\le 3", r"(-\infty,3]"), ("-1<x<1", "(-1,1)"),
+    (r"1\le x\le 3", "[1,3]"),
+    (r"\pm 2", "2, -2"), (r"\pm 2", r"\{-2,2\}"), (r"1 \pm \sqrt{2}", r"1+\sqrt2, 1-\sqrt2"),
+    (r"3\pm 2i", "3+2i, 3-2i"),
+    (r"10 \text{ and } 12", "10, 12"), (r"x=2 \text{ or } x=3", "x=2, x=3"),
+    # commas that separate no answers
+    ("5", r"5 \text{ apples, total}"), ("5", r"5\,"), ("42", r"\,42"), ("1024", "1,024"),
+    ("1234567", r"1\,234\,567"),
+    # worked out on one side, and true
+    ("600000", "6*10^5"), ("600000", "6 × 10^5"), ("0.00012", "1.2*10^{-4}"),
+    ("19", "19 = 12 + 7"), ("19", "x = 19 = 12+7"),
+    # spellings
+    ("42", "42."), ("90", "90°"), (r"90^\circ", "90°"), ("12.5\\%", "12.5%"),
+    (r"8\sqrt{3}", "8√3"), (r"8\sqrt{3}", "8√(3)"),
+    ("42", "**42**"), ("-5", "–5"), ("-5", "−5"), ("x^2", "x²"), (r"\frac{1}{2}", "½"),
+    (r"2\pi", "2π"), (r"\infty", "∞"),
+    ("0.0000001", "1e-7"), ("600000", "6e5"), ("42", r"\(42\)"), ("42", r"\[42\]"),
+    ("x>=2", "x ≥ 2"), (r"\pm 3", "±3"),
+    (r"10^{12}", "10^12"), ("6", "2·3 = 6"),
+    # the same number, in one way or two
+    ("101_2", "101_2"), ("101_2", "5_{10}"), ("101_2", "101"),
+    ("3:30 a.m.", r"3:30 \text{ a.m.}"),
+    (r"\frac{1}{2^{99}}", r"2^{-99}"), (r"6.63\times 10^{-34}", "6.63e-34"),
+    ("(0.0000001, 1)", "(10^{-7}, 1)"),
+]  # fmt: skip
+WRONG = [
+    ("7", "[7, 7]"), ("7", "7, 8"), ("7", "7 and 8"), ("7", r"7 \text{ or } 8"), ("7", "7; 8"),
+    ("7", r"\{7, 7\}"),
+    ("7", "4 + 3"), ("7", "7 + 1 = 7"), ("7", "7 = 7 + 1"), ("7", "x = 4 + 3"),
+    ("600000", "6*10*10^4"), (r"\pm 2", "2"),
+    ("x>2", r"[2,\infty)"), ("101_2", "101_3"), ("3:30 a.m.", "3:30 p.m."),
+    ("3:30 a.m.", r"3:30 \text{ PM}"),
+    (r"6.63\times 10^{-34}", r"9.11\times 10^{-31}"),
+    (r"1.6\times 10^{-19}", r"2.5\times 10^{-8}"), ("0.0000001", "0.0000002"),
+    ("0.000001", "0.0000012"), ("10^{-20}", "10^{-21}"),
+    (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"), (r"\frac{1}{52!}", r"\frac{1}{51!}"),
+    (r"\frac{1}{52!}", r"\frac{7}{2^{90}}"), (r"6.63\times 10^{-34}", "0.0"),
+    ("(10^{-20}, 1)", "(10^{-21}, 1)"),
+    (r"10^{-20}, 10^{-21}", r"10^{-20}, 10^{-22}"), ("x = 10^{-20}", "x = 10^{-21}"),
+    (r"\frac{1}{2^{99}}", r"\frac{1}{2^{99}+1}"),
+    ("42", "**43**"), ("5", "–5"), ("12.5", "125."),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def strict():
+    return MathVerifier(timeout_seconds=10, max_workers=1)
+
+
+@pytest.mark.parametrize(("gold", "answer"), RIGHT)
+def test_strictness_refuses_no_single_answer_for_its_spelling(aside, strict, gold, answer):
+    assert aside.run(strict.compare(gold, answer)) is Outcome.EQUAL
+
+
+@pytest.mark.parametrize(("gold", "answer"), WRONG)
+def test_several_answers_and_other_values_are_different(aside, strict, gold, answer):
+    assert aside.run(strict.compare(gold, answer)) is Outcome.DIFFERENT
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("42.", "42"),
+        ("4.5", "4.5"),
+        ("90°", r"90^\circ"),
+        ("8√3x", r"8\sqrt{3}x"),
+        ("**42**", "42"),
+        ("2*3*4", "2*3*4"),
+        ("a–b", "a-b"),
+        ("50%", r"50\%"),
+        (r"50\%", r"50\%"),
+        ("2e3", r"2\times 10^{3}"),
+        ("2e", "2e"),
+        ("2e3x", "2e3x"),
+        ("10^12", "10^{12}"),
+        ("x^2y", "x^2y"),
+        (r"\left(1, 2\right)", r"\left(1, 2\right)"),
+    ],
+)
+def test_spellings(written, read):
+    assert verification.spelled(written) == read
+
+
 def test_a_box_in_thinking_without_an_end_is_no_answer_unless_older_scores_are_asked_for(aside):
     text = r"<think>perhaps \boxed{4} or"
     assert aside.score(maths(), state_of(text)) == [0.0]

@@ -33,9 +33,11 @@ class MathRubric(Rubric):
         timeout_seconds: Time limit of one comparison.
         max_workers: Worker processes; default: one per core, two to eight.
         max_verify_chars: Longer answers count as wrong.
-        strict: Refuse what the engine alone accepts: a list beside a single gold answer (``[A,
-            A]``), a sum that is not worked out beside a plain number, a false equation (``A + 1 =
-            A``), and a box inside thinking that has no end. False scores as older versions did.
+        strict: Refuse what the engine alone accepts: several values beside a single gold answer
+            (``[A, A]``), a sum that is not worked out beside a plain number, a false equation
+            (``A + 1 = A``), tiny numbers that are equal by rounding alone, and a box inside thinking
+            that has no end; read usual spellings that it does not know (``8√3``, ``90°``, ``1e-7``).
+            False scores as older versions did.
 
     The default parser takes the last ``\boxed{…}`` after any thinking; unboxed answers do not
     count. The result of another parser is compared unchanged.

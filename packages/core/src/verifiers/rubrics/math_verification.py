@@ -95,24 +95,11 @@ class MathVerifier:
         if not answer or len(answer) > self.max_verify_chars:
             return Outcome.DIFFERENT
         try:
-            if self.strict and not is_one_answer(gold, answer):
-                return await self._refused(gold)
-            outcome = await self._in_process(gold, answer)
-            if outcome is Outcome.EQUAL and self.strict:
-                for side in other_sides(gold, answer):
-                    outcome = (
-                        await self._in_process(gold, side) if outcome is Outcome.EQUAL else outcome
-                    )
-            return outcome
+            if self.strict and _PLAIN_NUMBER.fullmatch(gold) and len(answer) > MAX_NUMBER_CHARS:
+                return Outcome.DIFFERENT
+            return await self._in_process(gold, answer)
         except TimeoutError:
             return await self._after_time_out(gold)
-
-    async def _refused(self, gold: str) -> Outcome:
-        """DIFFERENT, unless no answer can be compared with the gold answer."""
-        if _PLAIN_NUMBER.fullmatch(gold):
-            return Outcome.DIFFERENT
-        outcome = await self._in_process(gold, "0")
-        return outcome if outcome is Outcome.UNREADABLE_GOLD else Outcome.DIFFERENT
 
     async def _after_time_out(self, gold: str) -> Outcome:
         """Determine whether the answer or the gold caused a time-out: compare the gold with a
@@ -125,47 +112,64 @@ class MathVerifier:
 
     async def _in_process(self, gold: str, answer: str) -> Outcome:
         pool = process_pool(self.max_workers, load_engine, (ENGINE,))
-        arguments = {"engine": ENGINE, "gold": gold, "answer": answer}
+        arguments = {"engine": ENGINE, "gold": gold, "answer": answer, "strict": self.strict}
         return Outcome(
             await pool.run(compare_in_worker, arguments, self.timeout_seconds, "math verification")
         )
 
 
 _PLAIN_NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
-_THOUSANDS = re.compile(r"(?<=[0-9])(?:,|\{,\}|,?\\[!,])(?=[0-9]{3}(?![0-9]))")
 _EQUALITY = re.compile(r"(?<![<>!:\\])=(?!=)")
 _TO_WORK_OUT = re.compile(
-    r"(?<=[0-9)}])\s*(?:[-+*]|\\times(?!\s*10\s*\^)|\\cdot(?!\s*10\s*\^)|\\div(?![a-z]))\s*(?=[0-9(\\{])"
+    r"(?<=[0-9)}])\s*(?:[-+]|(?:\*|\\times|\\cdot)(?!\s*10\s*\^)|\\div(?![a-z]))\s*(?=[0-9(\\{])"
 )
+SPELLINGS = (
+    # what models and people write, what the engine reads
+    (r"^\\[(\[](.*)\\[)\]]$", r"\1"),
+    (r"^(\*\*|__|\*|`)(.*)\1$", r"\2"),
+    (r"[–−‐‑]", "-"),
+    (r"(?<=\d)(?:\\[,;!]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))", ""),
+    (r"[×✕]", r"\\times "),
+    (r"·|∙|⋅", r"\\cdot "),
+    (r"÷", r"\\div "),
+    (r"±", r"\\pm "),
+    (r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))", r"\\sqrt{\1\2}"),
+    (r"°|º|˚", r"^\\circ "),
+    (r"π", r"\\pi "),
+    (r"∞", r"\\infty "),
+    (r"≤", r"\\le "),
+    (r"≥", r"\\ge "),
+    (r"∪", r"\\cup "),
+    (r"∈", r"\\in "),
+    (r"²", "^{2}"),
+    (r"³", "^{3}"),
+    (r"½", r"\\frac{1}{2}"),
+    (r"¼", r"\\frac{1}{4}"),
+    (r"¾", r"\\frac{3}{4}"),
+    (r"(?<!\\)%", r"\\%"),
+    (r"(?<=\d)[eE]([-+]?\d+)(?![\d.a-zA-Z])", r"\\times 10^{\1}"),
+    (r"\^\(?([-+]?\d{2,}|[-+]\d)\)?(?![\d.])", r"^{\1}"),
+    (r"(?<=\d)\s*[.;,]\s*$", ""),
+)
+"""In this order, before a strict comparison."""
+_SPELLINGS = [(re.compile(written, re.DOTALL), read) for written, read in SPELLINGS]
+_IN_BASE = re.compile(r"([0-9a-zA-Z]+)_\{?([0-9]{1,2})\}?")
+_HALF_OF_DAY = re.compile(
+    r"(?<=\d)(?:\s|\\[,; ]|\\text\w*\{)*\b([ap])\.?\s?m\b\.?\s*\}?", re.IGNORECASE
+)
+TINY = 1e-3
+"""Numbers below it are compared relatively: the engine rounds to 6 decimal places."""
 
 
-def is_one_answer(gold: str, answer: str) -> bool:
-    r"""Whether an answer is one value, worked out: no list beside a single gold value, no sum
-    beside a plain number.
+def spelled(text: str) -> str:
+    r"""The text in the engine's spelling.
 
-    >>> is_one_answer("7", "[7, 7]"), is_one_answer("7", "4 + 3"), is_one_answer("7000", r"7 \times 10^3")
-    (False, False, True)
-    >>> is_one_answer("19", "12 + 7 = 19"), is_one_answer("(1, 2)", "(1, 2)"), is_one_answer("1024", "1,024")
-    (True, True, True)
+    >>> spelled("8√3"), spelled("**42.**"), spelled("–1.5e-7")
+    ('8\\sqrt{3}', '42', '-1.5\\times 10^{-7}')
     """
-    plain = _THOUSANDS.sub("", answer)
-    if "," in plain and "," not in _THOUSANDS.sub("", gold):
-        return False
-    if not _PLAIN_NUMBER.fullmatch(gold):
-        return True
-    return len(plain) <= MAX_NUMBER_CHARS and not _TO_WORK_OUT.search(_EQUALITY.split(plain)[-1])
-
-
-def other_sides(gold: str, answer: str) -> list[str]:
-    r"""The sides of an equation that must equal the gold answer too: those with a digit, but for
-    the last.
-
-    >>> other_sides("7", "7 + 1 = 7"), other_sides("7", "x = 7"), other_sides("x = 7", "x = 7")
-    (['7 + 1'], [], [])
-    """
-    if _EQUALITY.search(gold):
-        return []
-    return [side.strip() for side in _EQUALITY.split(answer)[:-1] if re.search(r"[0-9]", side)]
+    for written, read in _SPELLINGS:
+        text = written.sub(read, text.strip())
+    return text.strip()
 
 
 def load_engine(engine: str) -> None:
@@ -177,6 +181,7 @@ def load_engine(engine: str) -> None:
     without ``/proc`` have only the time limit.
     """
     importlib.import_module(engine)
+    importlib.import_module("sympy")
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return
@@ -190,18 +195,97 @@ def load_engine(engine: str) -> None:
     )
 
 
-def compare_in_worker(engine: str, gold: str, answer: str) -> str:
+def compare_in_worker(engine: str, gold: str, answer: str, strict: bool) -> str:
     """The ``Outcome`` of one comparison, as text. Runs in a worker process; ``engine`` is the name
     of the module."""
     math_verify = importlib.import_module(engine)
+    if strict:
+        gold, answer = spelled(gold), spelled(answer)
+        if differs_in_words(gold, answer):
+            return Outcome.DIFFERENT.value
+        gold, answer = _in_ten(*(_HALF_OF_DAY.sub("", text) for text in (gold, answer)))
     gold_parsed = _read(math_verify, gold)
     if all(isinstance(expression, str) for expression in gold_parsed):  # no expression was parsed
         return Outcome.UNREADABLE_GOLD.value
     answer_parsed = _read(math_verify, answer)
-    is_equal = bool(answer_parsed) and math_verify.verify(
-        gold_parsed, answer_parsed, timeout_seconds=None
-    )
-    return (Outcome.EQUAL if is_equal else Outcome.DIFFERENT).value
+
+    def is_equal(parsed: list[Any]) -> bool:
+        return bool(parsed) and math_verify.verify(gold_parsed, parsed, timeout_seconds=None)
+
+    if not is_equal(answer_parsed):
+        return Outcome.DIFFERENT.value
+    if not strict:
+        return Outcome.EQUAL.value
+    is_right = _is_one_value(gold_parsed[0], answer_parsed[0], answer)
+    if not _EQUALITY.search(gold):  # each side of an equation that has digits is a claim
+        sides = [side.strip() for side in _EQUALITY.split(answer) if re.search(r"[0-9]", side)]
+        if len(sides) > 1 or _EQUALITY.search(answer):
+            is_right = is_right and all(is_equal(_read(math_verify, side)) for side in sides)
+        if _PLAIN_NUMBER.fullmatch(gold):
+            is_right = is_right and not all(map(_TO_WORK_OUT.search, sides or [answer]))
+    is_right = is_right and _are_as_near_as_their_size(gold_parsed[0], answer_parsed[0])
+    return (Outcome.EQUAL if is_right else Outcome.DIFFERENT).value
+
+
+def differs_in_words(gold: str, answer: str) -> bool:
+    """Whether words that the engine drops tell two answers apart: the half of a day.
+
+    >>> differs_in_words("3:30 a.m.", "3:30 pm"), differs_in_words("3:30 a.m.", "3:30")
+    (True, False)
+    """
+    halves = [_HALF_OF_DAY.search(text) for text in (gold, answer)]
+    return all(halves) and len({half[1].lower() for half in halves if half}) == 2
+
+
+def _in_ten(gold: str, answer: str) -> tuple[str, str]:
+    """Two numbers with a base each, whose subscripts the engine drops, in base ten."""
+    numbers = []
+    for text in (gold, answer):
+        match = _IN_BASE.fullmatch(text)
+        if match is None or not 2 <= int(match[2]) <= 36:
+            return gold, answer
+        try:
+            numbers.append(str(int(match[1], int(match[2]))))
+        except ValueError:  # a digit that the base does not have
+            return gold, answer
+    return numbers[0], numbers[1]
+
+
+def _is_one_value(gold: Any, answer: Any, text: str) -> bool:
+    """Whether an equal answer is no list of values beside a single gold value: ``[7, 7]`` for 7."""
+    import sympy
+
+    if not isinstance(answer, sympy.FiniteSet) or isinstance(gold, sympy.Set | sympy.Tuple):
+        return True
+    return len(answer.args) == 1 and "," not in text
+
+
+def _are_as_near_as_their_size(gold: Any, answer: Any) -> bool:
+    """Whether two expressions that the engine takes for equal are so relatively, where they are
+    ``TINY`` numbers: exact ones exactly."""
+    import sympy
+
+    gold, answer = (side.rhs if isinstance(side, sympy.Eq) else side for side in (gold, answer))
+    if isinstance(gold, sympy.Tuple | sympy.FiniteSet | sympy.Interval) and isinstance(
+        answer, type(gold)
+    ):
+        pairs = [(g, a) for g in gold.args for a in answer.args]
+        if not isinstance(gold, sympy.FiniteSet):
+            pairs = list(zip(gold.args, answer.args, strict=False))
+            return all(_are_as_near_as_their_size(g, a) for g, a in pairs)
+        near = [(g, a) for g, a in pairs if _are_as_near_as_their_size(g, a)]
+        return {g for g, _ in near} == set(gold.args) and {a for _, a in near} == set(answer.args)
+    if not all(isinstance(side, sympy.Expr) and side.is_number for side in (gold, answer)):
+        return True
+    gold, answer = gold.doit(), answer.doit()
+    size = max(abs(gold.evalf(30)), abs(answer.evalf(30)))
+    if not size < TINY:
+        return True
+    if gold.is_Rational and answer.is_Rational:
+        return bool(gold == answer)
+    is_exact = not (gold.has(sympy.Float) or answer.has(sympy.Float))
+    distance = abs((gold - answer).evalf(30))
+    return bool(distance <= size * (1e-12 if is_exact else TINY))
 
 
 def _read(engine: ModuleType, text: str) -> list[Any]:
