@@ -152,7 +152,7 @@ def agents_folder() -> Path:
 
 
 def find_installed(agent: Agent, version: str = "") -> Installed:
-    """The newest installed version of an agent, or the one asked for.
+    """The newest installed version of an agent, or the version asked for.
 
     *Raises* ConfigError with the command to install it, and for programs of the host that it needs.
     """

@@ -3,12 +3,12 @@
 Agents write the history of each call anew. They serialise tool arguments again, drop reasoning,
 move marks for caches and strip spaces; the model's tokens are still those that it sampled.
 ``Conversation.restored`` therefore replaces each message of a prompt that means the same as a known
-one, after a prefix that means the same, by the known one. A message that the agent really changed
-stays as the agent wrote it, and so does everything after it.
+message, after a prefix that means the same, by the known message. A message that the agent really
+changed stays as the agent wrote it, and so does everything after it.
 
 Roles say what a call was for: ``main`` (the agent's own conversation), ``subagent`` (another
-conversation, whose result the main one reads), ``summary`` (what the main conversation is replaced
-by) and ``side`` (a title, a topic: no tools). They are known when the rollout is over.
+conversation, whose result the main conversation reads), ``summary`` (what the main conversation is
+replaced by) and ``side`` (a title, a topic: no tools). They are known when the rollout is over.
 """
 
 from __future__ import annotations

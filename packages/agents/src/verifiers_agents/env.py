@@ -170,8 +170,8 @@ class AgentEnv(AgentTurns):
 
     @setup(priority=FIRST)
     async def select_sandbox(self, state: State) -> None:
-        """Find the backend of an agent program, so that one that cannot hold it ends the run before
-        the first call."""
+        """Find the backend of an agent program, so that a backend that cannot hold it ends the run
+        before the first call."""
         if self._backend is None and self.described_agent() is not None:
             backend = await backend_for(self.sandbox)
             check_backend(backend)

@@ -71,7 +71,7 @@ MODEL_FIELDS = {"id": MODEL, "type": "model", "display_name": MODEL}
 @dataclass(slots=True, eq=False)
 class Call:
     """One model call of an agent; ``answer`` and ``refuse`` may be called from any thread, the
-    first one counts."""
+    first call counts."""
 
     dialect: str
     request: DialectRequest
@@ -158,13 +158,13 @@ class Route:
         return await self._waiting.get()
 
     def close(self, reason: str) -> None:
-        """End the route: calls that wait, and later ones, are refused with ``reason``."""
+        """End the route: calls that wait, and later calls, are refused with ``reason``."""
         self._gateway.remove(self, reason)
 
     # --- on the gateway's loop
 
     def receive(self, dialect: str, request: DialectRequest, headers: Mapping[str, str]) -> Call:
-        """The call of a request: a new one, or the one that it repeats."""
+        """The call of a request: a new call, or the call that it repeats."""
         key = _key(dialect, request)
         if (earlier_call := self._calls.get(key)) is not None:
             earlier_call.num_repeats += 1
@@ -268,7 +268,7 @@ class Gateway(ModelServer):
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
         path = self.folder / SOCKET
         await web.UnixSite(runner, str(path), backlog=4096).start()
-        path.chmod(0o666)  # the user inside a sandbox is another one
+        path.chmod(0o666)  # the user inside a sandbox is another user
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def respond(self, request: web.BaseRequest) -> Answer:
@@ -291,7 +291,7 @@ class Gateway(ModelServer):
                 ),
                 status=404,
             )
-        path = path.removeprefix("v1/").removeprefix("v1/")  # some clients add one of their own
+        path = path.removeprefix("v1/").removeprefix("v1/")  # some clients add another
         if path == "models" or path.startswith("models/"):
             listing = models_body(MODEL_FIELDS)
             return listing if path == "models" else dict(listing["data"][0])

@@ -95,7 +95,7 @@ def forward(port: int, path: str) -> None:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Copy until the end of the stream, then end the other one."""
+    """Copy until the end of the stream, then end the other direction."""
     try:
         while data := source.recv(CHUNK):
             target.sendall(data)

@@ -62,7 +62,7 @@ def install_agent(call: Call, name: str) -> None:
         call.note(f"+ {installer.command_line(command)}")
         installer.run(command, echo=call.verbose, installs_here=agent.registry == "pypi").check()
         version = version_in(agent, unfinished)
-        unfinished.chmod(0o755)  # the user inside a sandbox is another one
+        unfinished.chmod(0o755)  # the user inside a sandbox is another user
         shutil.rmtree(folder / version, ignore_errors=True)
         unfinished.rename(folder / version)
     finally:

@@ -255,8 +255,8 @@ class AgentTurns(MultiTurnEnv):
         return type(self).run_agent is not AgentTurns.run_agent
 
     def installed(self, agent: Agent | None) -> Installed | None:
-        """Where the agent is installed; None for one that is not installed. *Raises* ConfigError
-        when it is missing."""
+        """Where the agent is installed; None for an agent that is not installed. *Raises*
+        ConfigError when it is missing."""
         if agent is None or not agent.registry:
             return None
         version = self.agent.partition("@")[2] if isinstance(self.agent, str) else ""
@@ -302,8 +302,8 @@ class AgentTurns(MultiTurnEnv):
     async def _check_end(self, run: AgentRun, state: State) -> None:
         """*Raises* AgentError for an agent that failed, or never called the model.
 
-        One that fails because a limit of tokens cut the last answer is no error: the rollout is
-        truncated, and scored.
+        An agent that fails because a limit of tokens cut the last answer is no error: the rollout
+        is truncated, and scored.
         """
         if run.process is not None:
             await self._collect(run, state)
@@ -496,7 +496,7 @@ def _running(state: State) -> AgentRun | None:
 
 
 def agent_run(state: State) -> AgentRun:
-    """The agent of a running rollout. *Raises* ConfigError for a rollout without one."""
+    """The agent of a running rollout. *Raises* ConfigError for a rollout without an agent."""
     run = _running(state)
     if run is None:
         raise ConfigError(

@@ -19,7 +19,7 @@ the run.
 
 Errors are classified where they occur, chained with ``from``, and have facts as attributes:
 ``RateLimited("…", retry_after_s=4.0).retry_after_s``. ``asyncio.CancelledError`` and
-``KeyboardInterrupt`` are never converted to one of these. This module imports no other module of
+``KeyboardInterrupt`` are never converted to any of these. This module imports no other module of
 the package.
 """
 

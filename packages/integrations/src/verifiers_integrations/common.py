@@ -2,8 +2,9 @@
 offline groups.
 
 All adapters merge turns as the trainer does (``transcript.branches``) and treat unknown rewards
-alike: with siblings available an unknown reward becomes the mean of the known ones, otherwise 0.0;
-in both cases all its tokens are masked and ``vf_unscored`` is 1. This module depends on no peer.
+alike: with siblings available an unknown reward becomes the mean of the known rewards, otherwise
+0.0; in both cases all its tokens are masked and ``vf_unscored`` is 1. This module depends on no
+peer.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class ExportSample:
     versions: list[int]
     temperature: float
     is_last: bool
-    """Whether the conversation ends in this sample; a rollout that forked has earlier ones."""
+    """Whether the conversation ends in this sample; a rollout that forked has earlier samples."""
 
     def masked(self) -> ExportSample:
         """Return the same tokens with all of them masked."""
@@ -151,7 +152,7 @@ def worth(rollout: Mapping[str, Any]) -> Worth:
 
 
 def group_worth(rollouts: Sequence[Mapping[str, Any]], default: float | None = None) -> list[Worth]:
-    """Return the worth of siblings: an unknown reward becomes the mean of the known ones (0.0
+    """Return the worth of siblings: an unknown reward becomes the mean of the known rewards (0.0
     without any)."""
     rewards = [
         math.nan if saved["reward"] is None else float(saved["reward"]) for saved in rollouts

@@ -40,7 +40,7 @@ STORE = "verifiers"
 
 
 class InspectClient:
-    """A core ``Client`` over an Inspect model; ``model`` None = the active one of the
+    """A core ``Client`` over an Inspect model; ``model`` None = the active model of the
     running task."""
 
     def __init__(self, model: Any = None):

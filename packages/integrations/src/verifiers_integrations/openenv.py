@@ -127,8 +127,8 @@ class Session:
         return await self._observe()
 
     async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the model call that waits. *Raises* BadMessage without one, or for an action that
-        is none."""
+        """Answer the model call that waits. *Raises* BadMessage without such a call, or for an
+        action that is none."""
         if action.get("type") == "list_tools":
             return {"observation": {"tools": self._tools}, "reward": None, "done": False}
         if self._answer is None:
@@ -367,7 +367,7 @@ def _json(value: object, status: int = 200) -> web.Response:
 
 
 def rows_of(env: Environment, split: str) -> Any:
-    """The rows of a split. *Raises* BadMessage for one that the environment does not have."""
+    """The rows of a split. *Raises* BadMessage for a split that the environment does not have."""
     if split != "train" and split not in EVALUATION:
         raise BadMessage(f"the split {split!r} is not one of train, {', '.join(EVALUATION)}")
     rows = env.dataset if split == "train" else env.eval_dataset

@@ -1,8 +1,8 @@
 """Determine how to start a run on rLLM: the installed trainer, its configuration, and its
 arguments.
 
-rLLM has two trainers: the unified one composes ``unified`` with ``rllm/backend=…`` and has the
-settings of the run below ``rllm``; the older one has a configuration per backend. ``start_of``
+rLLM has two trainers: the unified trainer composes ``unified`` with ``rllm/backend=…`` and has the
+settings of the run below ``rllm``; the older trainer has a configuration per backend. ``start_of``
 takes arguments of the older guide for both. Written for the configurations of both; rLLM is not on
 a package index. Starts nothing.
 """
@@ -27,8 +27,8 @@ MOVED = {
     "sampling.": "rllm.rollout.train.",
     "algorithm.": "rllm.algorithm.",
 }
-"""Key prefixes of the older Tinker configuration -> prefixes of the unified one. Those of verl are
-unchanged."""
+"""Key prefixes of the older Tinker configuration -> prefixes of the unified configuration. Those of
+verl are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Start:
 def start_of(words: Sequence[str], is_unified: bool | None = None) -> Start:
     """Return how the installed rLLM runs command-line arguments such as ``+backend=tinker``.
 
-    ``is_unified``: which trainer; None detects the installed one. *Raises* ImportError without
+    ``is_unified``: which trainer; None detects the installed trainer. *Raises* ImportError without
     rLLM; ConfigError for a backend that the trainer does not have.
     """
     if is_unified is None:
@@ -90,8 +90,8 @@ def _rename_key(word: str) -> str:
 
 
 def as_dataset(start: Start, tasks: Sequence[dict[str, Any]], split: str) -> Any:
-    """Convert tasks to a dataset of the trainer; the older one of verl reads a file, so the dataset
-    is registered."""
+    """Convert tasks to a dataset of the trainer; the older trainer of verl reads a file, so the
+    dataset is registered."""
     datasets = RLLM.load("data.dataset")
     if start.is_unified or start.backend != "verl":
         return datasets.Dataset(list(tasks))

@@ -7,8 +7,8 @@
 Samples are returned in the order of the prompts; tokens of the environment have mask 0. Siblings are run and scored
 together, so rubrics may compare them. An unknown reward becomes the mean of its siblings' rewards, with every token
 masked and ``vf_unscored`` = 1. A rollout that forked needs ``generator.step_wise_trajectories=true``: each of its token
-samples is then a step, and the last one has the reward. ``zero_reward_on_non_stop`` and ``apply_overlong_filtering``
-have the semantics of SkyRL's generator.
+samples is then a step, and the last step has the reward. ``zero_reward_on_non_stop`` and
+``apply_overlong_filtering`` have the semantics of SkyRL's generator.
 
 Tested with skyrl 0.3.0 and 0.4.0: its types, metrics and validator over a real endpoint, on a CPU. Its trainer needs
 CUDA and was not run.

@@ -10,8 +10,8 @@ TRL excludes a reward of None from the baseline, so an unknown reward is None, a
 masked. Sampling arguments are those of TRL. Tested with TRL 1.16; its vLLM modes need CUDA and were
 not run.
 
-A rollout that forked has several token samples and TRL takes one: the last is trained, the others
-are counted in ``dropped``; ``history="exact"`` avoids forks.
+A rollout that forked has several token samples and TRL takes only one: the last is trained, the
+others are counted in ``dropped``; ``history="exact"`` avoids forks.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def _end_of(rollout: Mapping[str, Any]) -> str:
 
 
 def sampling_of(args: Any) -> dict[str, Any]:
-    """Return the sampling arguments of a ``GRPOConfig``, without disabled ones."""
+    """Return the sampling arguments of a ``GRPOConfig``, without disabled arguments."""
     values = {"max_tokens": args.max_completion_length}
     values |= {name: getattr(args, name, None) for name in SAMPLING}
     enabled = {

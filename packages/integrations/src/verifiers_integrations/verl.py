@@ -79,9 +79,9 @@ class _AgentLoop:
     in agent_loop.yaml.
 
     metrics: reward functions to report; the same for every rollout, since verl reads the names of
-    the first one.
+    the first rollout.
     history: "render", or "exact" so that no rollout forks.
-    forks: "error" for a worker that takes one output per rollout, "list" for one that takes
+    forks: "error" for a worker that takes one output per rollout, "list" for a worker that takes
     several.
     max_retries: retries of a rollout after a transient error.
     """

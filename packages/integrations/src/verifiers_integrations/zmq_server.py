@@ -5,10 +5,10 @@ That project's trainer plays its environments through ``verifiers.v1.serve.EnvCl
 MessagePack. The client sends a task, an endpoint and sampling arguments; this server plays the
 rollout with the environment's own loop against that endpoint, and sends the record back. Promise:
 
-* rollouts run at the same time; what fails in one is the answer of that request alone, and the
-  server continues;
-* token ids and log-probabilities are the sampled ones; a turn that does not continue the ids before
-  it starts a branch;
+* rollouts run at the same time; what fails in a rollout is the answer of that request alone, and
+  the server continues;
+* token ids and log-probabilities are those that were sampled; a turn that does not continue the ids
+  before it starts a branch;
 * an unknown reward is ``None``, with its error in the trace; that client's own sum ``trace.reward``
   leaves it out;
 * ``cancel`` ends a rollout and runs its clean-up handlers, and so does the end of the server.

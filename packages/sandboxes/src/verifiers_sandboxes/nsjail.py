@@ -2,7 +2,7 @@
 network.
 
 For machines that have nsjail and not bubblewrap. It stops the same attacks, but starts an
-interpreter per sandbox where ``bubblewrap`` forks a warm one.
+interpreter per sandbox where ``bubblewrap`` forks a warm interpreter.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ learning changes.
 
 This module holds every private name of transformers and accelerate that the trainer uses; it does
 not depend on rollouts. A subclass defines four methods (``begin``, ``step``, ``run_evaluation``,
-``save_checkpoint``) and overrides some of transformers' public ones (``get_train_dataloader``,
+``save_checkpoint``) and overrides some of transformers' public methods (``get_train_dataloader``,
 ``compute_loss``, ``evaluate``, ``save_model``, ``log``).
 
 One "batch" of the loop is one optimizer step. The loop has no epochs, because the stream of batches
@@ -123,7 +123,7 @@ class HFLoop(Trainer):
     """Whether the batches ended before ``max_steps``, because the task is solved."""
     _pending_decisions = (False, False)
     _earlier_engine: Any = None
-    """DeepSpeed's engine of an earlier ``train``, until the next one begins."""
+    """DeepSpeed's engine of an earlier ``train``, until the next ``train`` begins."""
 
     def __init__(self, ranks: Ranks, callbacks: list[TrainerCallback], **keywords: Any):
         self.ranks = ranks
@@ -170,7 +170,7 @@ class HFLoop(Trainer):
         A split model exchanges with every row: gradients that are not exchanged would be held
         whole.
         """
-        # it exchanges with every row, and steps on the one marked last
+        # it exchanges with every row, and steps on the row marked last
         if deepspeed.is_used(self.accelerator):
             self.accelerator.gradient_state._set_sync_gradients(exchanged)
             return nullcontext()

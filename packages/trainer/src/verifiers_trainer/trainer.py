@@ -265,7 +265,7 @@ class RLTrainer(HFLoop):
                     step,
                     error or type(error).__name__,
                 )
-            except Exception as failed:  # noqa: BLE001 - the error that ended training is the one to raise
+            except Exception as failed:  # noqa: BLE001 - the error that ended training is raised
                 reason = f"{type(failed).__name__}: {failed}"
         if reason is not None:
             log.warning(
@@ -299,7 +299,7 @@ class RLTrainer(HFLoop):
 
     def _open_batches(self) -> BatchSource:
         """The pipeline, or what a subclass's ``get_batch`` returns; with its ``compute_rewards``,
-        if it has one."""
+        if it has any."""
         run = self.training_run
         draws = self.args.difficulty_schedule or subclass_hooks.is_overridden(
             self, RLTrainer, *custom_batches.DRAWING_METHODS

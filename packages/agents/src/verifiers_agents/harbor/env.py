@@ -336,7 +336,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
 
     @setup(priority=FIRST)
     async def prepare_agent(self, state: State) -> None:
-        """Find the agent program, if there is one."""
+        """Find the agent program, if there is any."""
         if self._runs_program:
             await super().prepare_agent(state)
 

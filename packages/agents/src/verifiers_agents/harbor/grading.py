@@ -58,8 +58,8 @@ class Verdict:
 
     @property
     def reward(self) -> float:
-        """The reward ``reward``, or the only one. *Raises* ScoringError when there are others and
-        none of that name."""
+        """The reward ``reward``, or the only reward. *Raises* ScoringError when there are others
+        and none of that name."""
         if REWARD in self.rewards:
             return self.rewards[REWARD]
         if len(self.rewards) != 1:
@@ -132,8 +132,8 @@ async def collect(sandbox: Sandbox, task: HarborTask) -> list[tuple[str, Packed 
 async def deliver(sandbox: Sandbox, artifacts: Sequence[tuple[str, Packed | None]]) -> None:
     """Replace the artifacts in a fresh sandbox by those of the agent.
 
-    Links that lead neither into an artifact nor to a system program are deleted: one to ``/tests``
-    would show the checks their own answers.
+    Links that lead neither into an artifact nor to a system program are deleted: a link to
+    ``/tests`` would show the checks their own answers.
     """
     for path, packed in artifacts:
         if packed is None or not packed.is_folder:

@@ -1,9 +1,9 @@
 """Root file systems of images without a container engine: found by name, unpacked once into the
 user's cache.
 
-A source is a folder with a root file system, a tar archive of one (``docker export``), an archive
-of an image (``docker save``), or a layout of the Open Container Initiative, as a folder or an
-archive (``skopeo copy … oci:…``). The latter two bring the variables and the work folder of the
+A source is a folder with a root file system, a tar archive of a root (``docker export``), an
+archive of an image (``docker save``), or a layout of the Open Container Initiative, as a folder or
+an archive (``skopeo copy … oci:…``). The latter two bring the variables and the work folder of the
 image along.
 
 Promise: nothing is downloaded or executed. An archive is unpacked below one new folder: names that
@@ -349,7 +349,7 @@ def _blob(described: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _checked(read: Read, inside: str) -> Iterator[BinaryIO]:
-    """A file whose content has the digest that its path names, if it names one."""
+    """A file whose content has the digest that its path names, if it names any."""
     expected = re.fullmatch(r"(?:blobs/sha256/)?([0-9a-f]{64})(?:\.json)?", inside)
     with read(inside) as file:
         if expected is not None:
@@ -363,7 +363,7 @@ def _checked(read: Read, inside: str) -> Iterator[BinaryIO]:
 
 
 def _give_to_user(root: Path) -> None:
-    """Give the files to the user that code runs as; only root runs it as another one."""
+    """Give the files to the user that code runs as; only root runs it as another user."""
     if os.getuid() != 0:
         return
     user = owner()

@@ -66,11 +66,12 @@ def check_environment(
     timeout_s: float = 60.0,
     model: ModelLike | None = None,
 ) -> CheckReport:
-    """Check an environment: an id, an ``Environment``, or a function that returns one. Blocks.
+    """Check an environment: an id, an ``Environment``, or a function that returns an environment.
+    Blocks.
 
     Args:
-        env_or_id: An id, an ``Environment``, or a function that returns one. An environment passed
-            as an object is not closed.
+        env_or_id: An id, an ``Environment``, or a function that returns an environment. An
+            environment passed as an object is not closed.
         n: Examples that are run, with four scripted models, or once with ``client``.
         client: Client of a model to run them with.
         seed: Chooses the examples.

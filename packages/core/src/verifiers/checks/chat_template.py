@@ -74,7 +74,7 @@ class TokenWindow:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token where a later rendering differs from the earlier one."""
+    """The first token where a later rendering differs from the earlier rendering."""
 
     conversation: str
     """One of "plain", "think", "tools", "think and tools", and "given" (the caller's messages)."""
@@ -104,13 +104,13 @@ class ContextReport:
     checked: tuple[str, ...]
     """Names of the rendered conversations."""
     differences: tuple[Difference, ...]
-    """The first difference of each conversation that has one."""
+    """The first difference of each conversation that has a difference."""
     refused: tuple[tuple[str, str], ...] = ()
     """(conversation, error message) for default conversations that the template cannot render."""
 
     @property
     def ok(self) -> bool:
-        """Whether every rendering begins with the previous one."""
+        """Whether every rendering begins with the previous rendering."""
         return not self.differences
 
     @property
@@ -192,7 +192,7 @@ def _conversations(
     messages: Sequence[Any] | None, tools: list[dict[str, Any]] | None
 ) -> Iterator[tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]]:
     """(name, messages, tools) of each conversation to check. No system message: some templates
-    reject one."""
+    reject it."""
     if messages is not None:
         conversation = [_plain(message) for message in normalize_chat(list(messages))]
         if not any(message["role"] == "assistant" for message in conversation):

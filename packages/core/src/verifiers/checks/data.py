@@ -51,7 +51,7 @@ def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
         if env.train_table is not None
         else ()
     )
-    if isinstance(env, EnvGroup):  # the rows are those of the members, which are checked one by one
+    if isinstance(env, EnvGroup):  # the rows are those of the members, which are checked in turn
         return Data(train, (), is_repeatable=True)
     held_out: tuple[Example, ...] = ()
     if env.eval_table is env.train_table:

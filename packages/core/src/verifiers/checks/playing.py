@@ -43,7 +43,7 @@ class RolloutRunner:
 
     async def run(self, examples: Sequence[Example]) -> list[PolicyRollout]:
         """Run and score ``examples``; an error that would stop a whole run is reported, and ends
-        this one."""
+        this check."""
         rollouts: list[PolicyRollout] = []
         with _counted_cleanup(self.env) as counts:
             for policy in policies_of(self.env) if self.client is None else ("client",):

@@ -103,7 +103,7 @@ def _arguments(text: str | None) -> dict[str, Any]:
 
 
 def _profile(call: Call, env: Environment, settings: EvalSettings) -> tuple[Any, ...]:
-    """Run the model on the training rows; write the useful ones to ``--keep``."""
+    """Run the model on the training rows; write the useful rows to ``--keep``."""
     from verifiers.checks.audit.profile import profile_rows, write_useful
     from verifiers.cli.evaluate.models import choose
     from verifiers.runtime.calls import run_in_private_loop

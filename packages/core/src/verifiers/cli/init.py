@@ -101,7 +101,7 @@ def source_of_library(folder: Path) -> str | None:
     when unknown.
 
     The public index has another library of this name: on a machine where a folder does not exist,
-    uv fails instead of installing that one.
+    uv fails instead of installing that project.
     """
     origin = origin_of(CORE)
     if origin is None:

@@ -66,7 +66,7 @@ def _folders(call: Call) -> tuple[list[str], str | None]:
 
 def _evaluations_of(word: str) -> list[Path]:
     """The folders with evaluations of an environment, named by id or path. *Raises* ``ConfigError``
-    without one."""
+    without an id or path."""
     from verifiers.environments.local_sources import normalize_name
     from verifiers.environments.registry import id_of
     from verifiers.view.catalog import default_folders

@@ -227,7 +227,7 @@ class GetResponseClient(_Adapter):
 
 
 class _ObjectEndpoint:
-    """The endpoint of an object for error messages, read when one is created."""
+    """The endpoint of an object for error messages, read when the error is created."""
 
     def __init__(self, called: object):
         self._called = called
@@ -252,7 +252,8 @@ def _body(error: Exception) -> bytes:
 
 
 def _spelling(request: ModelRequest) -> str:
-    """Return the name of the token limit in the request: a test double may accept only one."""
+    """Return the name of the token limit in the request: a test double may accept a
+    single name."""
     return MAX_TOKENS if MAX_TOKENS in request.sampling_args else "max_tokens"
 
 

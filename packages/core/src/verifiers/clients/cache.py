@@ -85,7 +85,7 @@ class CompletionCache:
             _current.reset(token)
 
     async def get(self, key: str, read: Callable[[bytes], Response]) -> Response | None:
-        """What ``read`` makes of the reply to an equal request; None without one."""
+        """What ``read`` makes of the reply to an equal request; None without an entry."""
         body = await asyncio.to_thread(self._read, key)
         if body is not None:
             with contextlib.suppress(MalformedResponse):
@@ -96,7 +96,7 @@ class CompletionCache:
         return None
 
     async def put(self, key: str, request: bytes, reply: bytes) -> None:
-        """Store the body of a reply, unless another call of this process is storing one for an
+        """Store the body of a reply, unless another call of this process is storing a reply for an
         equal request.
 
         *Raises* ConfigError when it cannot be written.

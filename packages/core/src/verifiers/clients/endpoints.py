@@ -1,6 +1,6 @@
 """The endpoint registry: short names of models and their endpoints, from a TOML or a Python file.
 
-The promise: a misspelt or duplicate key, or one with a secret as its value, raises an error that
+The promise: a misspelt or duplicate key, or a key with a secret as its value, raises an error that
 names it; the file is never executed. Commands and users call `load_endpoints`; the library loads no
 file on its own.
 """

@@ -171,7 +171,8 @@ class Endpoint:
 
 
 def meaning_of(text: str) -> str | None:
-    """Return what the words of an error mean, one of ``WORDS``; None if they say nothing known."""
+    """Return what the words of an error mean, a key of ``WORDS``; None if they say nothing
+    known."""
     if limit_alone_too_large(text):
         return "limit"
     for meaning, words in _MEANINGS.items():

@@ -75,7 +75,7 @@ class LocalModel:
 
     @property
     def quantisation(self) -> str:
-        """The quantisation in the file name, for example "Q4_1"; "unknown" without one."""
+        """The quantisation in the file name, for example "Q4_1"; "unknown" without a match."""
         match = _QUANTISATION.search(self.path.name)
         return match[1].upper() if match else "unknown"
 
@@ -107,7 +107,7 @@ def is_installed() -> bool:
 
 
 def find_model(file: str | None = None) -> LocalModel:
-    """The model in ``file``, else in ``VF_LOCAL_MODEL``, else the packaged one. Raises:
+    """The model in ``file``, else in ``VF_LOCAL_MODEL``, else the packaged file. Raises:
     ``ConfigError``."""
     path_text = file or os.environ.get("VF_LOCAL_MODEL")
     if not path_text:
@@ -248,9 +248,9 @@ def _ask(base_url: str, route: str, key: str) -> Any:
 
 
 def _num_threads() -> int:
-    """Return half of the cores: threads of llama.cpp wait for each other, so one that shares its
-    core slows
-    all of them (measured on two busy cores: 12 tokens/s with two threads, 90 with one)."""
+    """Return half of the cores: threads of llama.cpp wait for each other, so a thread that shares
+    its core slows
+    all of them (measured on two busy cores: 12 tokens/s with two threads, 90 with one thread)."""
     num_cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

@@ -211,14 +211,15 @@ class ClientConfig:
     connect_timeout: Annotated[float, Free("only how long an attempt may take")] = 5.0
     """Time limit of opening a connection, in seconds."""
     idle_timeout: Annotated[float, Free("only how long an attempt may take")] = 600.0
-    """Longest silence of a stream, in seconds; a longer one fails the attempt, which is repeated.
+    """Longest silence of a stream, in seconds; a longer silence fails the attempt, which is
+    repeated.
 
     ``openai_responses`` and ``anthropic_messages`` stream; completions are read as a whole, within
     ``timeout``."""
     max_connections: Annotated[int, Free("only how fast")] = 28000
     """Requests in flight to the endpoint; capped by the open-file limit of the process."""
     max_response_bytes: Annotated[int, Free("only how long a reply may be")] = 64 * 2**20
-    """Longest decoded body of a reply; a longer one is a ``MalformedResponse``, and the connection
+    """Longest decoded body of a reply; a longer body is a ``MalformedResponse``, and the connection
     is closed."""
     max_retries: Annotated[int, Free("only how often a failure is repeated")] = 10
     """Retries of one request after its first attempt."""
@@ -382,8 +383,8 @@ async def shows_tools(client: object) -> bool | None:
 
 
 def check_client_type(client_type: str, is_chosen: bool = True) -> None:
-    """Raises: ``ConfigError`` unless this release supports the type; a later one is refused when it
-    is chosen."""
+    """Raises: ``ConfigError`` unless this release supports the type; a later type is refused when
+    it is chosen."""
     if client_type in CLIENT_TYPES or (client_type in LATER_CLIENT_TYPES and not is_chosen):
         return
     if client_type in LATER_CLIENT_TYPES:
@@ -398,7 +399,7 @@ PRICE_FIELDS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 
 
 def prices_of(client: object) -> dict[str, float] | None:
-    """Return the prices of a client by ``PRICE_FIELDS``; None if one is missing or its endpoints
+    """Return the prices of a client by ``PRICE_FIELDS``; None if any is missing or its endpoints
     differ.
 
     >>> from verifiers.clients import ClientConfig, as_client

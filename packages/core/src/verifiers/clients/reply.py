@@ -190,7 +190,7 @@ def malformed(body: bytes, where: str, error: ValueError | RecursionError) -> Ma
 
 def streamed_error(error: object) -> StreamedError:
     """Return the error of an answer or event, whose ``code`` or ``type`` stands for a status; 500 for
-    an unknown one.
+    an unknown word.
 
     >>> streamed_error({"type": "overloaded_error", "message": "Overloaded"}).status
     529
@@ -314,7 +314,7 @@ class Vocabulary:
         self._lock = threading.Lock()
 
     def numbers(self, texts: Sequence[str]) -> array[int]:
-        """The numbers of these texts, two bytes each where that is enough; new ones are added."""
+        """The numbers of these texts, two bytes each where that is enough; new texts are added."""
         with self._lock:  # responses of one model may be read in several threads
             number_of = self._numbers.__getitem__
             try:
@@ -400,7 +400,7 @@ _VOCABULARIES: weakref.WeakValueDictionary[str, Vocabulary] = weakref.WeakValueD
 
 
 def _logprobs(logprobs: Logprobs | None) -> array[float] | None:
-    """The log-probability of each sampled token; None where one is no number."""
+    """The log-probability of each sampled token; None where any is no number."""
     if logprobs is None:
         return array("d")
     content = logprobs.content
@@ -531,11 +531,11 @@ def version_spans(versions_T: np.ndarray) -> list[dict[str, int]]:
 
 
 def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
-    """The policy version of the completion: one, or int64 [C] where its tokens have different ones;
-    -1 without one.
+    """The policy version of the completion: one, or int64 [C] where its tokens have different
+    versions; -1 without a version.
 
     Tokens outside of the server's spans ``[{version, start, end}]`` have the oldest of them. A span
-    without a number (weights that were not pushed, after a restart) is -1, beside numbered ones
+    without a number (weights that were not pushed, after a restart) is -1, beside numbered versions
     too.
     """
     for holder in (choice, completion):

@@ -90,8 +90,8 @@ def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
 
 @contextmanager
 def use_client(client: ClientLike, model: ModelLike | None = None) -> Iterator[Client]:
-    """Within the block, calls without ``client=`` use this one, and calls without ``model=`` this
-    model.
+    """Within the block, calls without ``client=`` use this client, and calls without ``model=``
+    this model.
 
     Args:
         client: Anything ``as_client`` accepts.
@@ -261,8 +261,8 @@ def _openai_like(source: object, keep_raw: bool) -> Client:
 
 
 def _adapted(kind: type, source: object, keep_raw: bool) -> Client:
-    """Return the adapter of an object, one while it is in use, so that concurrent calls share its
-    limits."""
+    """Return the adapter of an object, the same while it is in use, so that concurrent calls share
+    its limits."""
     key = (id(source), keep_raw)
     cached = _adapters.get(key)
     if cached is not None and cached.original is source:
@@ -332,7 +332,7 @@ async def client_for(
 
     A client object, ``OpenAI()``, or the shared client of the process may be in use by other calls
     in the same event loop; closing it here would abort their requests. Its resources end with its
-    loop. Raises: ``ConfigError`` that lists the ways to name one.
+    loop. Raises: ``ConfigError`` that lists the ways to name a client.
     """
     resolved, name = client_and_model(client, model, keep_raw=keep_raw)
     try:

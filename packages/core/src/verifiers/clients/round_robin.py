@@ -1,4 +1,4 @@
-"""Several endpoints behind one client: each new rollout is assigned to the next one.
+"""Several endpoints behind one client: each new rollout is assigned to the next endpoint.
 
 The fixed assignment keeps the prefix of a conversation in the cache of one server. There is no
 failover: a request to an endpoint that is down is retried there.
@@ -43,12 +43,12 @@ class RoundRobinClient(Identified):
 
     @property
     def model(self) -> str | None:
-        """The first member's model name, if it has one."""
+        """The first member's model name, if it has a name."""
         client, model = self.members[0]
         return model or getattr(client, "model", None)
 
     async def complete(self, request: ModelRequest) -> Response:
-        """Return one completion of the member assigned to the rollout, or of the next one."""
+        """Return one completion of the member assigned to the rollout, or of the next member."""
         client, model = self._member(request.rollout_id)
         if model is not None:
             request = replace(request, model=model)

@@ -36,7 +36,7 @@ STOP_S = 10.0
 DIALECT_OF = {path: dialect for dialect in DIALECTS.values() for path in dialect.PATHS}
 """Path below ``/v1/`` -> dialect."""
 Answer: TypeAlias = web.StreamResponse | Mapping[str, Any] | bytes
-"""A response, or the JSON value of one, or its text."""
+"""A response, or the JSON value of a response, or its text."""
 
 
 class ModelServer:
@@ -333,8 +333,8 @@ async def send_stream(
     events: AsyncGenerator[bytes, None],
     error_event: Callable[[int, str], bytes],
 ) -> web.StreamResponse:
-    """Answer with server-sent events. *Raises* ModelRefused before the first; a later one is the
-    last event."""
+    """Answer with server-sent events. *Raises* ModelRefused before the first; a later refusal is
+    the last event."""
     reply = web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     )

@@ -6,12 +6,12 @@ whatever is in flight; a request that does not fit waits for others to end, and 
 the run ends as ``BudgetExhausted``. What a request holds, which may be an agent's doing, costs that
 request alone: content or numbers without a bound, and a bound far above that of others, are refused
 as ``ModelRefused``. With a ledger (a journal) this holds across kill -9: a reservation is durable
-before its request is sent, and one that was never settled counts in full.
+before its request is sent, and a reservation that was never settled counts in full.
 
 Metered is every attempt of a request through a client of this package while a budget is current:
 the model's, judges' and those of tools. Not metered is an SDK object that author code calls itself,
 and code that runs in another event loop or process. An attempt that the server refused with an HTTP
-error is free; one that was lost counts in full.
+error is free; an attempt that was lost counts in full.
 
 The bound of a request is one token per byte of its JSON body, ``TEMPLATE_TOKENS`` for what a chat
 template adds, and its ``max_tokens``; so it needs ``max_tokens``, and what is no text, such as images or audio,
@@ -308,7 +308,7 @@ class Budget:
 def metered(
     client: object, request: ModelRequest, send: Callable[[], Awaitable[Response]]
 ) -> Callable[[], Awaitable[Response]]:
-    """``send``, one attempt of a request, within the current budget; unchanged without one."""
+    """``send``, one attempt of a request, within the current budget; unchanged without a budget."""
     budget = _current.get()
     if budget is None:
         return send

@@ -1,4 +1,4 @@
-"""``load_example_dataset``: public datasets by a short name, and a generated one that needs no
+"""``load_example_dataset``: public datasets by a short name, and a generated set that needs no
 network.
 
 A dataset is fetched through ``datasets`` from the repository of its authors, and its columns become
@@ -176,7 +176,7 @@ def _with_choices(question: str, options: Sequence[str]) -> str:
 
 def _gpqa_options(row: Row) -> list[str]:
     """Return the four options, shuffled by a seed derived from the question; the source lists the
-    correct one first."""
+    correct option first."""
     options = [
         row[key]
         for key in (

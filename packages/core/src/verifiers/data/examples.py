@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 CHUNK = 1000
 """Rows to format at a time when iterating over a table."""
 MAX_HELD = 20_000
-"""Rows of a dataset up to which formatted rows are held; of a larger one their hashes are, and a
-row is formatted when it is asked for."""
+"""Rows of a dataset up to which formatted rows are held; of a larger dataset their hashes are, and
+a row is formatted when it is asked for."""
 _HASH_BYTES = 32
 
 
@@ -82,7 +82,7 @@ class RowFormat:
     question_key: str = "question"
     answer_key: str = "answer"
     default_task: Callable[[], str] = lambda: "default"
-    """Returns the task of rows without one; called when a row is formatted."""
+    """Returns the task of rows without a task; called when a row is formatted."""
 
 
 class Table(Sequence[Example]):
@@ -115,7 +115,7 @@ class Table(Sequence[Example]):
     def pair(
         cls, dataset: DatasetLike | None, eval_dataset: DatasetLike | None, **row_format: Any
     ) -> tuple[Table | None, Table | None]:
-        """Create the training and the evaluation table, None for an absent one; see ``of``.
+        """Create the training and the evaluation table, None for an absent table; see ``of``.
 
         A dataset with splits provides ``train``, and ``test`` else ``validation`` without an
         ``eval_dataset``. The splits of a builder function are unknown here, so its evaluation table
@@ -384,10 +384,10 @@ def _endless_order(positions: Sequence[int], generator: random.Random) -> Iterat
 
 
 def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
-    """Format the rows passed for one run: equal ``example_id`` stay equal, rows without one get a
-    new one.
+    """Format the rows passed for one run: equal ``example_id`` stay equal, rows without an id get
+    a new id.
 
-    Non-integer ids are replaced, equal ones by equal ones, and stored as ``src_id``. Accepts any
+    Non-integer ids are replaced, equal ids by equal ids, and stored as ``src_id``. Accepts any
     type of dataset. A prompt of messages is taken as it is, without the system prompt of the
     environment.
 
@@ -454,7 +454,7 @@ def format_row(
     """Return a new row with normalized ``prompt answer info task example_id``; other columns are
     copied.
 
-    Idempotent. Raises: ``DatasetError`` that begins with ``place``.
+    Idempotent. Raises: ``DatasetError`` that begins with ``location``.
     """
     formatted: dict[str, Any] = copy_row(dict(row))
     question = _cell(formatted, row_format.question_key, "question")
@@ -476,7 +476,7 @@ def format_row(
 
 
 def _cell(row: Mapping[str, Any], key: str, canonical: str) -> Any:
-    """Return the value of the configured column, else of the canonical one (rows of
+    """Return the value of the configured column, else of the canonical column (rows of
     other sources)."""
     value = row.get(key)
     return row.get(canonical) if value is None else value

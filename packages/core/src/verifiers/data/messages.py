@@ -243,8 +243,8 @@ def concat_messages(parts: Iterable[Any]) -> Messages:
 
 
 def is_prefix(start: Messages, messages: Messages) -> bool:
-    """Whether ``whole`` begins with all of ``start``; text and messages are never prefixes of each
-    other."""
+    """Whether ``messages`` begins with all of ``start``; text and messages are never prefixes of
+    each other."""
     if isinstance(start, str) or isinstance(messages, str):
         return isinstance(start, str) and isinstance(messages, str) and messages.startswith(start)
     return len(start) <= len(messages) and all(

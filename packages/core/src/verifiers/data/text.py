@@ -78,8 +78,8 @@ def _closing_tag(text: str, position: int) -> int:
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    r"""Return the content of the last balanced ``\boxed{…}``; without one the whole text, or ``""``
-    when ``strict``.
+    r"""Return the content of the last balanced ``\boxed{…}``; without a box the whole text, or
+    ``""`` when ``strict``.
 
     >>> extract_boxed_answer(r"so \boxed{1}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -103,7 +103,7 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
 
 def extract_hash_answer(text: str) -> str:
     """Return the text between the first ``####`` and the next, stripped; the text itself without
-    one.
+    the marks.
 
     >>> extract_hash_answer("6 * 7 = 42\\n#### 42"), extract_hash_answer("42")
     ('42', '42')
@@ -122,7 +122,7 @@ def strip_non_numeric(text: str) -> str:
 
 def ensure_keys(names: Iterable[str]) -> None:
     """Check that environment variables are set. Raises: ``MissingKeyError`` that names all missing
-    ones.
+    variables.
 
     >>> vf.ensure_keys(["NO_SUCH_KEY"])
     Traceback (most recent call last):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 8
-"""Depth of nested objects below which an empty one is generated; a schema may be recursive."""
+"""Depth of nested objects below which an empty object is generated; a schema may be recursive."""
 
 _PLAIN: Mapping[str, Any] = {
     "string": "x",

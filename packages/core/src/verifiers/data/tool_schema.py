@@ -133,9 +133,9 @@ class ToolFunction:
         return str(self.definition["name"])
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the visible arguments to their declared types; missing ones are omitted.
+        """Convert the visible arguments to their declared types; missing arguments are omitted.
 
-        *Raises* ToolCallError that lists the wrong ones, for the model.
+        *Raises* ToolCallError that lists the wrong arguments, for the model.
         """
         import pydantic
 
@@ -229,7 +229,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON value")
 
 
-# ``json.loads`` would make one for each call
+# ``json.loads`` would make a decoder for each call
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
@@ -265,7 +265,7 @@ def _parameters(
 def _hints(
     function: Callable[..., Any], name: str, visible: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
-    """Resolve the types of the visible parameters only: those of hidden ones may not
+    """Resolve the types of the visible parameters only: those of hidden parameters may not
     be importable."""
     written = {p.name: p.annotation for p in visible.values() if p.annotation is not p.empty}
     source: Any = inspect.unwrap(_unwrapped(function))

@@ -117,7 +117,7 @@ class Environment(Identified):
     Args:
         dataset: Rows to train on: a ``datasets.Dataset``, a list of dicts, a dict of columns, the
             path of a JSONL, JSON, CSV or Parquet file, or a function without arguments that returns
-            one of these (called on first use).
+            any of these (called on first use).
         eval_dataset: Rows to evaluate on, in the same forms; default: ``dataset``.
         system_prompt: System message before every question.
         few_shot: Messages between the system message and the question, as examples.
@@ -478,12 +478,12 @@ class Environment(Identified):
 
     @property
     def dataset(self) -> Any:
-        """The formatted training set; None without one."""
+        """The formatted training set; None without a set."""
         return None if self.train_table is None else self.get_dataset()
 
     @property
     def eval_dataset(self) -> Any:
-        """The formatted evaluation set; None without one."""
+        """The formatted evaluation set; None without a set."""
         return None if self._tables[1] is None else self.get_eval_dataset()
 
     def sample_prompts(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
@@ -550,7 +550,7 @@ class Environment(Identified):
         """Keep only the training rows that a file of ``vf-audit --keep`` lists, by their content
         hash.
 
-        *Raises* ConfigError for a file that cannot be read, for one of another environment or of
+        *Raises* ConfigError for a file that cannot be read, for a file of another environment or of
         other arguments, and when it lists rows that the training set does not have.
         """
         self._tables = self._kept_rows("keep_rows", path), self._tables[1]
@@ -746,7 +746,7 @@ class Environment(Identified):
         await maybe_await(self.add_trajectory_step(state, step))
 
     def continued_step(self, state: State) -> TrajectoryStep | None:
-        """The step whose conversation the next turn continues: the newest one; None before the
+        """The step whose conversation the next turn continues: the newest step; None before the
         first."""
         return state.record.transcript[-1] if state.record.transcript else None
 

@@ -5,7 +5,7 @@ Promise: exactly the Python blocks of the Markdown run. Fences are those of Comm
 (https://spec.commonmark.org, "Fenced code blocks", backticks only): a line of three or more
 backticks and an info string, indented by at most three spaces, opens a block; a line of at least as
 many backticks and nothing else closes it. The language is ``python`` or ``py``, in any case; a
-block in another language or without one is text, and a fence inside it opens no block. All
+block in another language or without a name is text, and a fence inside it opens no block. All
 blocks of a reply form one cell, in order: only the last expression of the last block is shown, and
 an exception ends the cell. Reasoning is ignored (``data.text.split_reasoning``).
 
@@ -50,7 +50,7 @@ class Blocks:
     """The Python blocks of one reply."""
 
     code: str | None = None
-    """The code of all closed blocks; None without one."""
+    """The code of all closed blocks; None without a block."""
     open_code: str | None = None
     """The code of an unclosed last block; None when all are closed."""
 
@@ -102,8 +102,8 @@ def output_text(text: str) -> str:
 
 
 def with_reminder(prompt: Messages, reminder: str) -> Messages:
-    """Append a sentence to the last user message of a prompt; a prompt without one is returned
-    unchanged.
+    """Append a sentence to the last user message of a prompt; a prompt without such a message is
+    returned unchanged.
 
     >>> with_reminder([{"role": "user", "content": "6 * 7?"}], "Compute it.")
     [{'role': 'user', 'content': '6 * 7?\\n\\nCompute it.'}]

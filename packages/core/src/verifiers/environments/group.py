@@ -51,7 +51,7 @@ class EnvGroup(Environment):
         env_names: Names of the members, which become the column ``task``; default ``env_0``,
             ``env_1``, ….
 
-    ``example_id`` is renumbered and the old one stored in ``src_id``. The rows of nested groups
+    ``example_id`` is renumbered and the old id stored in ``src_id``. The rows of nested groups
     carry the names of the path, outermost first. Further parameters are those of ``Environment``
     except those that belong to the members.
 

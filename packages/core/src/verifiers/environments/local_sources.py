@@ -76,8 +76,8 @@ class LocalSource:
 def at_path(text: str) -> LocalSource | None:
     """The environment at a path; None when ``text`` is none.
 
-    A path ends with ``.py`` or begins with ``.``, ``/`` or ``~``; ``folder/name`` is one when there
-    is an environment. *Raises* ``UnknownEnvironment`` when nothing is there.
+    A path ends with ``.py`` or begins with ``.``, ``/`` or ``~``; ``folder/name`` is a path when
+    there is an environment. *Raises* ``UnknownEnvironment`` when nothing is there.
     """
     is_path = text.endswith(".py") or text.startswith((".", "/", "~"))
     if not is_path and "/" not in text:

@@ -65,7 +65,7 @@ class PythonEnv(SandboxEnv):
             out.
 
     Further parameters are ``SandboxEnv``'s. What runs in the rollout's interpreter shares it with
-    the model's code; ``run_check`` checks ``artifacts`` in a fresh one.
+    the model's code; ``run_check`` checks ``artifacts`` in a fresh interpreter.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.PythonEnv("", dataset=[{"question": "6 * 7?"}], code_from="blocks", sandbox="unsafe_subprocess")

@@ -3,8 +3,8 @@ finds them here.
 
 An environment is a file or folder of the working folder (``local_sources``), an installed package
 with an entry point in the group ``verifiers.environments``, or, in the historical layout, a module
-named like the id that binds ``load_environment``. The local one comes first. An unknown id imports
-nothing.
+named like the id that binds ``load_environment``. The local environment comes first. An unknown id
+imports nothing.
 
 This module installs nothing and uses no network; ``vf-install`` does.
 """
@@ -84,7 +84,7 @@ class EnvironmentInfo:
 @dataclass(frozen=True, slots=True)
 class FoundEnvironment:
     """The loader of an environment: module, attribute, and the distribution of the module (None:
-    not part of one)."""
+    not part of any)."""
 
     module: str
     attribute: str
@@ -110,7 +110,7 @@ def load_environment(env_id: str, **env_args: object) -> Environment:
             ``environments/sums.py``. The name is a file or folder in ``./environments`` or the
             working folder, else an entry point, with or without a leading ``vf-``, else a module.
             Case and ``-``, ``_``, ``.`` make no difference; the owner is ignored; ``@version`` must
-            be the installed one (``@latest``: any).
+            be the installed version (``@latest``: any).
         env_args: Arguments of the loader, by name.
 
     Raises: ``UnknownEnvironment`` when there is no such environment; ``ConfigError`` for arguments
@@ -232,12 +232,13 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
 
 
 def find_recorded(
-    env_id: str, place: object, flag: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR
+    env_id: str, location: object, flag: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR
 ) -> FoundEnvironment:
     """The installed environment that a file names which another person may have written.
 
-    *Raises* ConfigError for one that is not installed: a path, or a file of the working folder,
-    is code that came with the file perhaps, and the user must name it; otherwise as ``find``.
+    *Raises* ConfigError for an environment that is not installed: a path, or a file of the working
+    folder, is code that came with the file perhaps, and the user must name it; otherwise as
+    ``find``.
     """
     try:
         source = find(env_id, env_dir)
@@ -245,7 +246,7 @@ def find_recorded(
         source = None
     if source is None or source.local is not None or source.distribution is None:
         raise ConfigError(
-            f"{place} names the environment {env_id!r}, which is not installed, and a saved run"
+            f"{location} names the environment {env_id!r}, which is not installed, and a saved run"
             f" does not choose which code runs: name it yourself ({flag})",
             env_id=env_id,
         )
@@ -262,7 +263,7 @@ def find_installed(requested: EnvironmentId) -> FoundEnvironment:
 
 def local(source: LocalSource, env_id: str) -> FoundEnvironment:
     """The loader of a local source. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError`` for
-    one with a mistake."""
+    a source with a mistake."""
     if problem := source.problem():
         raise problem
     return FoundEnvironment(source.module, source.attribute, None, source.version, env_id, source)
@@ -330,7 +331,7 @@ def _meant(requested: EnvironmentId, entry: FoundEnvironment) -> FoundEnvironmen
 def _with_version(
     requested: EnvironmentId, env_id: str, source: FoundEnvironment
 ) -> FoundEnvironment:
-    """``found``. Raises: ``UnknownEnvironment`` when another version is requested."""
+    """``source``. Raises: ``UnknownEnvironment`` when another version is requested."""
     if requested.version not in (None, "latest", source.version):
         installed = (
             f"{source.version} is installed"
@@ -435,10 +436,8 @@ def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> FoundEnvi
 
 def _distribution_of(module: str) -> tuple[str | None, str | None]:
     """Return name and version of the distribution of a top-level module; None for a module without
-    one.
-
-    Reads two files of each distribution; ``packages_distributions`` looks at every file that they
-    installed, which takes most of a second.
+    a distribution. Reads two files of each distribution; ``packages_distributions`` looks at every
+    file that they installed, which takes most of a second.
     """
     import importlib_metadata
 

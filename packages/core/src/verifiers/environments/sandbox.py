@@ -62,7 +62,7 @@ class SandboxUse:
 
 
 def sandbox_ready_wait_time(state: State) -> float:
-    """Seconds until the sandbox of the rollout was open; 0 without one."""
+    """Seconds until the sandbox of the rollout was open; 0 without a sandbox."""
     return _use_of(state).ready_wait_s
 
 
@@ -254,7 +254,7 @@ class SandboxEnv(StatefulToolEnv):
         """Run a shell command. Files stay until the end of the conversation; there is no network.
 
         Args:
-            command: The command, as one would write it in a terminal.
+            command: The command, as a person writes it in a terminal.
         """
         return command_text(
             await self.run_code(state, ["bash", "-c", command]), self.timeout_per_command_seconds
@@ -445,7 +445,7 @@ async def _nothing_to_close(_: asyncio.Lock) -> None:
 
 
 def _use_of(state: State) -> SandboxUse:
-    """Return the ``SandboxUse`` of a rollout; a new one where the setup failed before
+    """Return the ``SandboxUse`` of a rollout; a new object if the setup failed before
     storing it."""
     use = state.get("sandbox")
     return use if isinstance(use, SandboxUse) else SandboxUse(SandboxSpec())

@@ -72,7 +72,7 @@ class StatefulToolEnv(ToolEnv):
     ) -> dict[str, Any]:
         """Call ``update_tool_args`` with the model's arguments, then check what it returns.
 
-        *Raises* ToolError for a call that cannot run, ToolCallError for one that names a hidden
+        *Raises* ToolError for a call that cannot run, ToolCallError for a call that names a hidden
         parameter, and for wrong arguments also when ``update_tool_args`` fails on them.
         """
         name = call["name"]

@@ -269,7 +269,8 @@ class ToolEnv(MultiTurnEnv):
     async def _in_thread(self, tool: str, call: Callable[[], Any], state: State | None) -> Any:
         """Call a synchronous tool in a thread.
 
-        A thread cannot be killed: one that runs past the time limit of the rollout is abandoned.
+        A thread cannot be killed: a thread that runs past the time limit of the rollout is
+        abandoned.
         """
         run_limit_s = None if state is None or state.run is None else state.run.rollout_timeout_s
         limits_s = [limit for limit in (run_limit_s, self.timeout_seconds) if limit is not None]
@@ -331,7 +332,7 @@ def _takes_state(call_tool: Callable[..., Any]) -> bool:
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, Message]]) -> list[Message]:
-    """Await all and return the results in order. When one raises, the others are cancelled and
+    """Await all and return the results in order. When a call raises, the others are cancelled and
     awaited first."""
     tasks = [asyncio.ensure_future(call) for call in work]
     try:

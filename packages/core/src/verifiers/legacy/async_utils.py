@@ -48,7 +48,8 @@ async def maybe_call_with_named_args(function: Callable[..., Any], **kwargs: obj
 
 
 async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
-    """A semaphore of ``limit`` slots, or one that never blocks for None and numbers below 1."""
+    """A semaphore of ``limit`` slots, or a context that never blocks for None and numbers below
+    1."""
     return asyncio.Semaphore(limit) if limit is not None and limit > 0 else nullcontext()
 
 

@@ -1,6 +1,6 @@
 """Values that older code awaits and newer code does not: both work.
 
-Hooks, and the results of ``evaluate``, were coroutines in older versions. The present ones are
+Hooks, and the results of ``evaluate``, were coroutines in older versions. The present results are
 plain values; the classes and methods of ``legacy.classes`` get the forms below, so that an
 ``await`` in front of them stays harmless.
 """

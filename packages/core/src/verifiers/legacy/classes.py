@@ -80,7 +80,7 @@ def add_methods(cls: type, table: Mapping[str, str]) -> None:
 
 def add_properties(cls: type, table: Mapping[str, str]) -> None:
     """Add the older names of attributes in ``table`` to ``cls``; they read and assign the present
-    ones.
+    attributes.
 
     Those of functions ``module:name``, which take the object, can only be read.
     """

@@ -113,8 +113,8 @@ async def parse_is_truncated(response: HasChoices, message_type: str = "chat") -
 def get_error_chain(
     error: BaseException, parent_type: type[BaseException] | None = None
 ) -> list[BaseException]:
-    """The exception and its causes, outermost first; with ``parent_type`` only the leading ones of
-    that class."""
+    """The exception and its causes, outermost first; with ``parent_type`` only the leading causes
+    of that class."""
     chain = error_chain(error)
     if parent_type is None:
         return chain
@@ -165,7 +165,7 @@ def error_info(error: BaseException) -> ErrorInfo:
 
 
 def error_type_name(error: object) -> str:
-    """The class of an error, also of one that was saved."""
+    """The class of an error, also of an error that was saved."""
     return str(error.get("error")) if isinstance(error, Mapping) else type(error).__name__
 
 

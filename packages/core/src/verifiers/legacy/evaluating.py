@@ -59,7 +59,7 @@ class EvalConfig:
 
 @dataclass
 class EvalRunConfig:
-    """Several evaluations, one after the other. ``heartbeat_url`` must be None."""
+    """Several evaluations, in sequence. ``heartbeat_url`` must be None."""
 
     evals: list[EvalConfig]
     heartbeat_url: str | None = None

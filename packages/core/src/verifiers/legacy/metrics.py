@@ -1,4 +1,4 @@
-"""Older ``verifiers.utils.metric_utils``: numbers of saved rollouts that arrive one by one.
+"""Older ``verifiers.utils.metric_utils``: numbers of saved rollouts that arrive in turn.
 
 Runs have their statistics in ``GenerateMetadata``; these classes are for code that shows them while
 it runs.
@@ -71,7 +71,7 @@ class MeanMetric(_Collected, ABC):
 
 
 class RewardMetric(MeanMetric):
-    """Mean reward; a rollout without one counts as 0.0, and an unknown reward (None, NaN) is
+    """Mean reward; a rollout without a reward counts as 0.0, and an unknown reward (None, NaN) is
     skipped."""
 
     def extract(self, output: Output) -> float | None:

@@ -96,7 +96,7 @@ def register() -> None:
 def resolve(module: str, name: str) -> Any:
     """The current value of ``name`` in an older or existing module.
 
-    *Raises* ImportError for a known but unavailable name, AttributeError for an unknown one.
+    *Raises* ImportError for a known but unavailable name, AttributeError for an unknown name.
     """
     short = module.removeprefix(f"{PACKAGE}.")
     if name.startswith("_"):

@@ -71,14 +71,14 @@ class ToolMonitorRubric(Rubric):
         return count_metric(tool_name)
 
     def add_tool_metric(self, tool_name: str) -> None:
-        """Count the calls of a tool; one that is counted stays as it is."""
+        """Count the calls of a tool; a tool that is counted stays as it is."""
         if tool_name not in self.tool_names:
             self.tool_names.append(tool_name)
             if metric_name(tool_name) not in self.measured_by.get_reward_func_names():
                 self.measured_by.add_metric(self.get_tool_call_count_func(tool_name))
 
     def remove_tool_metric(self, tool_name: str) -> None:
-        """Count the calls of a tool no longer; one that is not counted is ignored."""
+        """Count the calls of a tool no longer; a tool that is not counted is ignored."""
         if tool_name in self.tool_names:
             self.tool_names.remove(tool_name)
             index = self.measured_by.get_reward_func_names().index(metric_name(tool_name))

@@ -178,7 +178,7 @@ MOVED: dict[str, str] = {
     "workers.ray": "runs.workers.ray",
     "workers.serving": "runs.workers.serving",
 }
-"""Old module path below ``verifiers`` -> current one, below ``verifiers`` or in a package of
+"""Old module path below ``verifiers`` -> current path, below ``verifiers`` or in a package of
 ``DISTRIBUTIONS``."""
 DISTRIBUTIONS = {
     "verifiers_agents": "verifiers-agents",
@@ -189,7 +189,7 @@ DISTRIBUTIONS = {
 
 
 class _Alias(Loader):
-    """Loads a module by importing the current one in its place."""
+    """Loads a module by importing the current module in its place."""
 
     def __init__(self, new: str):
         self._new = new
@@ -197,7 +197,7 @@ class _Alias(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """*Raises* ModuleNotFoundError naming the distribution to install, for a module that moved
-        to another one."""
+        to another distribution."""
         package = self._new.partition(".")[0]
         try:
             module = importlib.import_module(self._new)

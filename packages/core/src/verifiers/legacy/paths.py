@@ -73,7 +73,8 @@ def find_latest_incomplete_eval_results_path(
     env_dir_path: str | Path | None = None,
     output_dir: str | Path | None = None,
 ) -> Path | None:
-    """The most recently written incomplete run of this environment and model; None without one."""
+    """The most recently written incomplete run of this environment and model; None without a
+    run."""
     module = env_id.rsplit("/", 1)[-1].replace("-", "_")
     module_folder = Path("environments", module)
     root = (

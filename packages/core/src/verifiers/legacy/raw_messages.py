@@ -28,7 +28,7 @@ def from_raw_message(message: Mapping[str, Any]) -> Message:
 
 
 def from_raw_content_part(part: object) -> dict[str, Any]:
-    """A content part without None values. *Raises* ValueError for one without a type."""
+    """A content part without None values. *Raises* ValueError for a part without a type."""
     fields = strip_nones(as_mapping(part, "a content part"))
     if not isinstance(fields.get("type"), str):
         raise ValueError(f"a content part needs a type, which this lacks: {fields!r}")

@@ -119,8 +119,8 @@ async def tear_down(env: Environment) -> None:
 
 
 def mark_timed_out(env: Environment, state: State) -> None:
-    """Record that the rollout reached its time limit. One that continues records its own end, and
-    stays marked."""
+    """Record that the rollout reached its time limit. A rollout that continues records its own end,
+    and stays marked."""
     state["timed_out"], state["is_completed"] = True, True
     state["stop_condition"] = StopReason.TIMEOUT.value
 

@@ -1,7 +1,7 @@
 """Older ``verifiers.utils.save_utils``: convert, write, read and collect saved rollouts.
 
-Runs save rollouts durably, one by one (``results_path``). These functions are for code that manages
-its own files.
+Runs save rollouts durably, as they finish (``results_path``). These functions are for code that
+manages its own files.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def validate_resume_metadata(
     """Compare the metadata in a folder with the facts of a run that would continue there.
 
     More examples than saved are allowed. *Raises* OtherRun, a ValueError, naming the differences;
-    ConfigError when the folder has no metadata file or a broken one.
+    ConfigError when the folder has no metadata file or a broken file.
     """
     if not Path(results_path, METADATA_NAME).is_file():
         raise ConfigError(
@@ -286,7 +286,7 @@ def sanitize_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get_hf_hub_dataset_name(results: GenerateOutputs) -> str:
-    """The name under which results are published unless one is given: ``gsm8k_gpt-5_n20_r3``."""
+    """The name under which results are published unless a name is given: ``gsm8k_gpt-5_n20_r3``."""
     facts = results.metadata
     model = str(facts["model"]).replace("/", "-")
     return f"{facts['env_id']}_{model}_n{facts['num_examples']}_r{facts['rollouts_per_example']}"

@@ -250,8 +250,8 @@ def _native_handlers(rubric: Rubric) -> list[Handler]:
 
 
 def _semaphore(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """A semaphore that never blocks, for methods that declare one: the caller already holds the
-    real one."""
+    """A semaphore that never blocks, for methods that declare a semaphore: the caller already holds
+    the real semaphore."""
     return {"score_sem": nullcontext()} if "score_sem" in declared else {}
 
 
@@ -453,7 +453,7 @@ def _states_of(columns: Mapping[str, Sequence[Any] | None], states: Sequence[Any
 
 
 def _state_with(original: Any, fields: Mapping[str, Any]) -> State:
-    """The ``State`` itself with the fields set, or a new one that copies a plain mapping."""
+    """The ``State`` itself with the fields set, or a new state that copies a plain mapping."""
     state = original if isinstance(original, State) else State(original or {})
     for name, value in fields.items():
         if name == "info" and value is None:

@@ -29,7 +29,7 @@ def get_or_create_thread_attr(
 
 
 def get_or_create_thread_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of this thread, made on first use; a closed one is replaced."""
+    """The event loop of this thread, made on first use; a closed loop is replaced."""
     loop: asyncio.AbstractEventLoop = get_or_create_thread_attr("loop", asyncio.new_event_loop)
     if loop.is_closed():
         loop = _LOCAL.loop = asyncio.new_event_loop()
@@ -48,7 +48,7 @@ def register_executor(
 
 
 def unregister_executor(name: str) -> None:
-    """Forget a pool; one that is not known is ignored."""
+    """Forget a pool; a name that is not known is ignored."""
     _EXECUTORS.pop(name, None)
 
 

@@ -43,7 +43,7 @@ class StateUsageTracker:
     def increment(
         self, input_tokens: int = 0, output_tokens: int = 0, *, mark_seen: bool = True
     ) -> None:
-        """Add counts. *Raises* ValueError for a negative one."""
+        """Add counts. *Raises* ValueError for a negative count."""
         if input_tokens < 0 or output_tokens < 0:
             raise ValueError(
                 f"token counts must be 0 or more, not {input_tokens} and {output_tokens}"
@@ -53,7 +53,7 @@ class StateUsageTracker:
         self._is_seen = self._is_seen or mark_seen
 
     def increment_from_response(self, response: object) -> None:
-        """Add the counts of a response; one without ``usage`` changes nothing."""
+        """Add the counts of a response; a response without ``usage`` changes nothing."""
         if field(response, "usage") is not None:
             self.increment(*extract_usage_tokens(response))
 

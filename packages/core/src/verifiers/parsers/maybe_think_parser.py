@@ -19,7 +19,7 @@ class MaybeThinkParser(ThinkParser):
 
     def parse(self, text: str) -> Any:
         """``extract_fn`` of the stripped text after the last ``</think>``; of the whole stripped
-        text without one."""
+        text without the tag."""
         _, closed, tail = text.rpartition(CLOSE)
         return self.extract_fn((tail if closed else text).strip())
 

@@ -94,7 +94,7 @@ class XMLParser(Parser):
         """``extract_fn`` of the ``answer_field``: the last one in a text, the first one in the
         newest message with one, after its reasoning.
 
-        None when nothing has it.
+        field. None when nothing has it.
         """
         is_last = self.last or isinstance(completion, str)
         for message in reversed(self.get_assistant_messages(completion)):
@@ -157,7 +157,7 @@ class XMLParser(Parser):
         """Mean over assistant messages of 0.4 · share of fields + 0.2 for a tag + 0.2 first + 0.2
         last.
 
-        *Share*: of the fields with an opening or a closing tag; 0 unless one of them is complete.
+        *Share*: of the fields with an opening or a closing tag; 0 unless any of them is complete.
         *First*: the text starts with a tag of the first field; *last*: it ends with a closing tag
         of the last. A message without any tag gets 0.0, and so does a completion without messages.
         Where a field is named ``think``, ``reasoning_content`` counts as that field, at the start.
@@ -216,8 +216,8 @@ def _first_content(text: str, tag: str) -> str | None:
 
 
 def _last_content(text: str, tag: str) -> str | None:
-    """The same for the last of the contents that follow each other: an opening tag inside one is
-    part of it."""
+    """The same for the last of the contents that follow each other: an opening tag inside a content
+    is part of it."""
     content, end = None, 0
     while (start := text.find(f"<{tag}>", end)) >= 0 and (
         close := text.find(f"</{tag}>", start)

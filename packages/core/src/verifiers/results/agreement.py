@@ -183,7 +183,7 @@ def _share(part: int, total: int) -> float:
 
 
 def label_of(output: Mapping[str, Any], column: str) -> bool | None:
-    """The label of a rollout in ``column``, ``human`` or ``info.human``; None without one.
+    """The label of a rollout in ``column``, ``human`` or ``info.human``; None without a label.
 
     *Raises* ConfigError for a value that is neither yes nor no.
 

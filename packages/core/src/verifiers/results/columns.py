@@ -76,7 +76,7 @@ class Column(Sequence[Any]):
 def smallest(values: np.ndarray, kind: str) -> np.ndarray:
     """The values in the smallest type that holds each to the bit: NaN, and the sign of zero.
 
-    Equal values are a view of one.
+    Equal values are a view of that value.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         for smaller in _SMALLER.get(kind, ()):
@@ -186,7 +186,7 @@ class KeyColumn:
         return None if number < 0 else number
 
     def replaced(self) -> list[int]:
-        """Numbers of the rows that a newer one replaces, in order."""
+        """Numbers of the rows that a newer row replaces, in order."""
         order, sorted_codes = self._sorted()
         return sorted(order[:-1][sorted_codes[1:] == sorted_codes[:-1]].tolist())
 

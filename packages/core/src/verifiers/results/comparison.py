@@ -13,9 +13,9 @@ is rarely right, against the mean of sixteen), so that a sign is no coin and the
 examples says too little: the standard error is then at least that of rollouts which both runs could
 have drawn, and the test is the t test.
 
-A verdict is never "no difference": it says how many examples would show one of a given size.
-Unknown values (NaN) are left out; an example without a known value in one of the runs is not a
-pair.
+A verdict is never "no difference": it says how many examples would show a difference of a given
+size. Unknown values (NaN) are left out; an example without a known value in one of the runs is not
+a pair.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def _pairs(runs: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
 def incomparable_because(
     baseline: Measured, run: Measured, metrics: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """(reasons against a comparison, notes on a possible one)."""
+    """(reasons against a comparison, notes on a possible comparison)."""
     if baseline.env_id != run.env_id:
         return [
             f"they are of two environments, {baseline.env_id or '?'} and {run.env_id or '?'}"

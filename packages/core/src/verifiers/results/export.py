@@ -102,8 +102,8 @@ def _disk_rows(outputs: Iterable[RolloutOutput]) -> list[dict[str, Any]]:
 
 
 def _write_parquet(rollouts: Callable[[], Iterator[RolloutOutput]], target: Path) -> None:
-    """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice where later ones have other
-    columns or types.
+    """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice where later batches have
+    other columns or types.
 
     The file appears whole, or not at all.
     """
@@ -177,7 +177,7 @@ def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | N
 
 
 def _common_type(merged: pa.DataType | None, values: list[Any]) -> tuple[Any, Any]:
-    """(the Arrow type of the values and of those before them, of type ``known``; the values as an
+    """(the Arrow type of the values and of those before them, of type ``merged``; the values as an
     array of their own).
 
     Both are None when no single type fits.

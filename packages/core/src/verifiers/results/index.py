@@ -137,7 +137,7 @@ class RowIndex:
         self.columns: dict[str, Any] = {name: Column("f8") for name in NUMBERS}
         self.columns |= {name: NameColumn() for name in (*NAMES, *INNER_NAMES)}
         self.columns |= {"example": Column("i8"), "key": Column("S")}
-        """``key``: 16 digits of the hash of an example, and the number of an equal one."""
+        """``key``: 16 digits of the hash of an example, and the number of an equal example."""
         self.metrics: dict[str, Column] = {}
         self.usage: dict[str, Column] = {}
         """Counts of ``token_usage`` by name, NaN where a rollout has none."""
@@ -366,7 +366,7 @@ class RowIndex:
     def _line(self, file: IO[bytes], number: int) -> bytes:
         if not 0 <= number < len(self):
             raise LookupError(f"{self.path} has no row {number}")
-        start = self.ends[number - 1] if number else 0  # an empty line before this one counts to it
+        start = self.ends[number - 1] if number else 0  # an empty line before this row counts to it
         file.seek(start)
         line: bytes = file.read(self.ends[number] - start)
         return line

@@ -8,7 +8,7 @@ that another user wrote is not believed, and a journal that lost its last lines,
 there, is read from where it differs. Absent, damaged, of another user, machine or version, the
 index is made anew. Deleting it loses nothing.
 
-Parts are appended while the run continues, so that a killed one has them; what does not fit is cut
+Parts are appended while the run continues, so that a killed run has them; what does not fit is cut
 off first.
 """
 

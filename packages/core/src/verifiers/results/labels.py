@@ -3,7 +3,7 @@ them.
 
 ``vf-view`` appends to it; loading the evaluation gives each labelled rollout the column ``label``,
 which ``results.agreement("label")`` and ``vf-compare RUN --labels label`` compare with a judge. The
-newest label of a rollout counts, and only while its completion is the one that was read.
+newest label of a rollout counts, and only while its completion is that which was read.
 """
 
 from __future__ import annotations

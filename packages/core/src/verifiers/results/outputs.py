@@ -209,7 +209,7 @@ class GenerateOutputs:
         return [self[name] for name in self.keys()]
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of the run as JSON values, unknown ones None; latency is in milliseconds.
+        """The numbers of the run as JSON values, unknown numbers None; latency is in milliseconds.
 
         Beside the fields of the metadata: ``usage`` (the sums over the rollouts), ``path``,
         ``seconds``, ``errors`` (class -> count), ``error_causes`` (class, message and line ->
@@ -381,7 +381,7 @@ class GenerateOutputs:
         return Measurements.of(self.outputs)
 
     def _failures(self) -> Iterable[ErrorInfo]:
-        """The errors of the rollouts that have one."""
+        """The errors of the rollouts that have an error."""
         return (error for error in self["errors"] if error is not None)
 
     def _has_states(self) -> bool:
@@ -461,8 +461,8 @@ def make_dataset(
     """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS``, each metric, and
     ``state_columns``.
 
-    ``state_columns`` are those of the run unless given; one that no rollout has is read from its
-    state.
+    ``state_columns`` are those of the run unless given; a column that no rollout has is read from
+    its state.
 
     Args:
         results: The results.

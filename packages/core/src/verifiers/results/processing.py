@@ -2,7 +2,7 @@
 adapter.
 
 Ids come from the recorded turns; where a rollout has none, its text is tokenised again
-(``source="retokenised"``), and the ids may differ from the sampled ones. Only ``tensors`` pads.
+(``source="retokenised"``), and the ids may differ from the sampled ids. Only ``tensors`` pads.
 """
 
 from __future__ import annotations

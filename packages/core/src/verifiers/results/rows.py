@@ -149,8 +149,8 @@ def saved_times(row: Mapping[str, Any]) -> Mapping[str, float]:
 def saved_row(
     row: Mapping[str, Any], location: str, metric_names: Sequence[str] = ()
 ) -> RolloutOutput:
-    """As ``row_from_disk``. *Raises* JournalError that names ``place``, ``file:line``, for a row of
-    another shape."""
+    """As ``row_from_disk``. *Raises* JournalError that names ``location``, ``file:line``, for a row
+    of another shape."""
     try:
         return row_from_disk(row, metric_names)
     except (LookupError, TypeError, ValueError, AttributeError) as error:

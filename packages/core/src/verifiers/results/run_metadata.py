@@ -231,9 +231,9 @@ class GenerateMetadata(AttributeDict):
 def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = None) -> list[float]:
     """Whether each rollout solved its task: 1, 0, or NaN where that is unknown.
 
-    It is the metric ``success``; without one whether the reward reaches ``threshold``, or the
-    reward itself where no threshold is given. All are NaN when one of them is neither 0 nor 1: a
-    graded reward does not say what solved means.
+    It is the metric ``success``; without the metric whether the reward reaches ``threshold``, or
+    the reward itself where no threshold is given. All are NaN when any of them is neither 0 nor 1:
+    a graded reward does not say what solved means.
 
     >>> graded = [{"reward": 0.7, "metrics": {}}, {"reward": 1.0, "metrics": {}}]
     >>> successes(graded), successes(graded, 0.5)

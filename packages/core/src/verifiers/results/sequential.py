@@ -1,7 +1,7 @@
-"""Confidence intervals that stay valid however often one looks: for stopping an evaluation when it
-is decided.
+"""Confidence intervals that stay valid however often they are looked at: for stopping an evaluation
+when it is decided.
 
-A fixed-sample interval that is looked at after every example, until it says what one hopes for, is
+A fixed-sample interval that is looked at after every example, until it says what was hoped for, is
 wrong far more often than it claims. A confidence sequence contains the true mean at *all* times
 with probability 1 - alpha, so a run may stop whenever it is narrow enough or excludes zero. Values
 must be bounded, independent and in random order; here one value is one example, the mean over its
@@ -17,7 +17,7 @@ import numpy as np
 from verifiers.errors import ConfigError
 
 NUM_POINTS = 1000
-"""Candidate means; an interval is wider than the exact one by at most a step at each end."""
+"""Candidate means; an interval is wider than the exact interval by at most a step at each end."""
 MAX_SHARE = 0.5
 """Largest share of the capital that one value may lose."""
 
@@ -27,7 +27,7 @@ class ConfidenceSequence:
     against each mean.
 
     For every candidate mean two gamblers bet that the values lie above or below it; a candidate is
-    out once one of them has multiplied its capital by 2 / ``alpha``, which is improbable for the
+    out once any of them has multiplied its capital by 2 / ``alpha``, which is improbable for the
     true mean at any time (Ville's inequality). ``batch`` sequences are computed side by side, for
     simulations.
 
@@ -68,8 +68,8 @@ class ConfidenceSequence:
             self._limits = MAX_SHARE / self._means, MAX_SHARE / (1 - self._means)
 
     def add(self, values: float | np.ndarray) -> None:
-        """Add the next value, or one of each sequence [batch]. *Raises* ConfigError for one outside
-        the range."""
+        """Add the next value, or one of each sequence [batch]. *Raises* ConfigError for a value
+        outside the range."""
         numbers = np.atleast_1d(np.asarray(values, dtype=float))
         scaled = (numbers - self.low) / (self.high - self.low)
         if not ((scaled >= -1e-9) & (scaled <= 1 + 1e-9)).all():
@@ -77,7 +77,7 @@ class ConfidenceSequence:
             raise ConfigError(f"the value {outside:g} is outside {self.low:g} to {self.high:g}")
         x = np.clip(scaled, 0.0, 1.0)
         t = self.num_values + 1
-        variance = (0.25 + self._squares) / t  # of the values before this one
+        variance = (0.25 + self._squares) / t  # of the values before this value
         bet = np.sqrt(2 * math.log(2 / self.alpha) / (variance * t * math.log(t + 1)))[:, None]
         distance = x[:, None] - self._means
         self._log_capital[0] += np.log1p(np.minimum(bet, self._limits[0]) * distance)

@@ -189,7 +189,7 @@ def share_interval(values: Sequence[float] | Counter[float]) -> tuple[float, flo
     """Wilson interval (95 %) of the mean of independent values between 0 and 1, one for each
     example; or their counts.
 
-    The number of values is replaced by the effective one, p (1 - p) over the squared standard
+    The number of values is replaced by the effective number, p (1 - p) over the squared standard
     error, which is larger where every value is itself a mean (at p = 0 and p = 1 by the number
     itself, the widest case), and is corrected for the uncertainty of that error by the ratio of the
     normal quantile to Student's.
@@ -216,7 +216,7 @@ def share_interval(values: Sequence[float] | Counter[float]) -> tuple[float, flo
         + (Z95**3 + Z95) / (4 * freedom)
         + (5 * Z95**5 + 16 * Z95**3 + 3 * Z95) / (96 * freedom**2)
     )
-    # a few examples may have far too small a one
+    # a few examples may have far too small a value
     effective = max(1.0, min(effective, 4 * size)) * (Z95 / student) ** 2
     z = Z95
     center = (p + z * z / (2 * effective)) / (1 + z * z / effective)

@@ -1,5 +1,5 @@
 """The numbers of a run as text, as the summary of ``vf-eval`` and ``vf-tui`` show them; an unknown
-one is "unknown"."""
+number is "unknown"."""
 
 from __future__ import annotations
 

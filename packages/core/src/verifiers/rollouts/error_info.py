@@ -83,7 +83,7 @@ class ErrorInfo(AttributeDict):
     @property
     def author_line(self) -> str | None:
         """``"sums.py:12"``: the deepest line of the first exception's traceback in the author's
-        code; None without one.
+        code; None without such a line.
 
         Frames of this product, of Python's library and of installed packages do not count.
         """

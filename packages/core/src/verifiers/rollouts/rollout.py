@@ -85,7 +85,7 @@ class Rollout:
     none of their own."""
     turn_sum: str = ""
     """The metric of the reward that is the sum of its turns' rewards, so that credit per turn
-    counts them once; empty without one."""
+    counts them once; empty without a turn's reward."""
     id: str = ""
     model: str = ""
     sampling_args: Any = None
@@ -212,7 +212,7 @@ class Rollout:
 def transcript_of(saved: Mapping[str, Any]) -> Transcript:
     """The turns of a saved rollout.
 
-    Version 0.2.0 wrote a turn's reward without saying whose it is: one that differs from the
+    Version 0.2.0 wrote a turn's reward without saying whose it is: a reward that differs from the
     rollout's is the environment's.
     """
     steps = saved.get("trajectory") or ()

@@ -94,7 +94,7 @@ class Transcript(list[Any]):
 
     @property
     def turns(self) -> list[Turn]:
-        """Every turn; a mapping of an author becomes a step that continues the one before."""
+        """Every turn; a mapping of an author becomes a step that continues the step before."""
         for index, step in enumerate(self):
             if not isinstance(step, Turn):
                 self[index] = TrajectoryStep(**step, previous=self[index - 1] if index else None)

@@ -84,7 +84,7 @@ class RewardFunction:
 
     def under(self, name: str, function: Callable[..., Any] | None = None) -> RewardFunction:
         """A copy with another name, and with another callable of the same parameters if there is
-        one."""
+        any."""
         return replace(self, name=name, function=self.function if function is None else function)
 
     @property
@@ -193,7 +193,7 @@ def _parameters(
 
 
 def _scores_groups(parameters: Sequence[str], name: str, stage: str | None) -> bool:
-    """Whether a function scores a whole group: by ``stage`` if there is one, else by its plural
+    """Whether a function scores a whole group: by ``stage`` if it has a stage, else by its plural
     parameter names.
 
     *Raises* ConfigError when it mixes singular and plural names, or when ``stage`` contradicts

@@ -3,8 +3,8 @@ rules do not accept.
 
 With ``use_judge_fallback`` the judge is called when the rules reject an answer, cannot verify it in
 time or cannot parse the gold answer (in words). A completion that the rules accept needs no judge
-call; nor does one without an answer, whose reward is 0.0. Judge failures leave the reward unknown,
-as in ``JudgeRubric``.
+call; nor does a completion without an answer, whose reward is 0.0. Judge failures leave the reward
+unknown, as in ``JudgeRubric``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """``JudgeRubric``: rewards from other models (judges) that assess a response.
 
 The constructor creates no client and needs no key. When a judge fails, is truncated, returns no
-parseable verdict or one that may be quoted from the response, the reward is *unknown*, never 0.
-Equal questions of a rollout share one call; only the client retries calls; judge tokens are counted
-in ``state["usage"]``. Prompts and the parsing of verdicts are in ``judging``.
+parseable verdict or a verdict that may be quoted from the response, the reward is *unknown*, never
+0. Equal questions of a rollout share one call; only the client retries calls; judge tokens are
+counted in ``state["usage"]``. Prompts and the parsing of verdicts are in ``judging``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class JudgeRubric(Rubric):
         score_range: Lowest and highest score; scores are mapped to 0…1. None: scores are used as
             they are.
         require_all: The reward is unknown unless every judge gave a score; False uses the available
-            ones.
+            scores.
 
     Example, with the author's reward function::
 
@@ -286,8 +286,8 @@ class JudgeRubric(Rubric):
         state: MutableMapping[str, Any] | None,
         is_whole_reply: bool = False,
     ) -> str:
-        """A judge's text, from the state's cache or from the judge. ``whole``: truncated text is a
-        failure."""
+        """A judge's text, from the state's cache or from the judge. ``is_whole_reply``: truncated
+        text is a failure."""
         cache = _cache_of(state, _label(model))
         if question in cache:
             return cache[question]

@@ -223,7 +223,7 @@ def _nonce(question: str) -> str:
 
 
 def _unified(text: str) -> str:
-    """A text with one form of each character, and without invisible ones."""
+    """A text with one form of each character, and without invisible characters."""
     if text.isascii():
         return text
     text = unicodedata.normalize("NFKC", text)
@@ -236,10 +236,10 @@ def read_score(
     """The number in the last ``<score>…</score>`` of a judge's own text; ``8/10`` is 8 where 10 is
     the upper end.
 
-    *Raises* ScoringError without a ``<score>``, when a later one is not closed (the preceding one
+    *Raises* ScoringError without a ``<score>``, when a later tag is not closed (the preceding tag
     may be a quotation), when the content is not a single number, when the number is outside
     ``score_range``, or when it may be quoted from the data: a judge asked for the tag of
-    ``verdict`` wrote a plain one with text after it, or with a number that the data has.
+    ``verdict`` wrote a plain tag with text after it, or with a number that the data has.
     """
     text = split_reasoning(text)[1]
     tag = f"<{verdict.tag}>"
@@ -270,8 +270,8 @@ def read_yes_no(text: str) -> bool:
 def read_letter(text: str, letters: str = "ABC", verdict: Verdict = PLAIN_VERDICT) -> str:
     """The letter in the box at the end of a judge's text, or the only letter of its text.
 
-    *Raises* ScoringError without one, and for a box that may be quoted: one with a sentence after
-    it, or with a letter that the data has in a box, where the judge was asked for the tag of
+    *Raises* ScoringError without a letter, and for a box that may be quoted: a box with a sentence
+    after it, or with a letter that the data has in a box, where the judge was asked for the tag of
     ``verdict``.
 
     >>> read_letter("They agree: \\\\boxed{A} - CORRECT"), read_letter(" b.")

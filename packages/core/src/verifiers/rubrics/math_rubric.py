@@ -85,7 +85,7 @@ class MathRubric(Rubric):
 
 
 def boxed_answer_parser(strict: bool = True) -> MaybeThinkParser:
-    r"""The last ``\boxed{…}`` after any thinking; ``""`` without one, and if strict also where
+    r"""The last ``\boxed{…}`` after any thinking; ``""`` without a box, and if strict also where
     thinking has no end."""
     extract = functools.partial(extract_boxed_answer, strict=True)
     return MaybeThinkParser(functools.partial(_finished, extract) if strict else extract)

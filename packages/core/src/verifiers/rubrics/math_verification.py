@@ -33,7 +33,7 @@ MAX_MEMORY_BYTES = 2 << 30
 MAX_DEFAULT_WORKERS = 8
 MAX_NUMBER_CHARS = 200
 """Longest answer that can be a plain number: the engine would spend its whole time on
-a longer one."""
+a longer number."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 

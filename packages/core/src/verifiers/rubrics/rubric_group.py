@@ -176,7 +176,7 @@ class RubricGroup(Rubric):
 
     def plan(self) -> Plan:
         """The children's plans combined; ``success`` is that of the group, else of the first child
-        that names one."""
+        that names a metric."""
         plans = [child.plan() for child in self.rubrics]
         by_child = _distinct([plan.functions for plan in plans])
         weights: dict[str, float] = {}

@@ -63,7 +63,7 @@ class Plan:
     @property
     def turn_sum(self) -> str:
         """Name of the weighted function that adds up the rewards of the turns (``sums_turns``); ""
-        without one."""
+        without such a function."""
         sums = (
             f.name
             for f in self.functions
@@ -119,8 +119,8 @@ async def score_group(plan: Plan, states: Sequence[State]) -> None:
 
 
 def can_be_scored(rollout: Rollout) -> bool:
-    """Whether functions are called for a rollout: it has no error, or a scorable one (caused by the
-    model)."""
+    """Whether functions are called for a rollout: it has no error, or a scorable error (caused by
+    the model)."""
     error = rollout.error
     return error is None or isinstance(error, ScoringError) or getattr(error, "scorable", False)
 
@@ -186,8 +186,8 @@ def _conclude(plan: Plan, rollout: Rollout) -> None:
 
 
 async def _set_advantages(function: RewardFunction | None, states: Sequence[State]) -> None:
-    """Set ``advantage``, also on turns without one; an ``@advantage`` method sees the rollouts with
-    a known reward."""
+    """Set ``advantage``, also on turns without an advantage; an ``@advantage`` method sees the
+    rollouts with a known reward."""
     rollouts = [state.record for state in states]
     rewards = [NAN if rollout.reward is None else rollout.reward for rollout in rollouts]
     if function is None:
@@ -231,7 +231,7 @@ def _record(rollout: Rollout, name: str, value: float | ScoringError) -> None:
 
 
 def _batches(functions: Sequence[RewardFunction]) -> Iterator[list[RewardFunction]]:
-    """The functions in order: synchronous ones share a call of a worker thread, a coroutine
+    """The functions in order: synchronous functions share a call of a worker thread, a coroutine
     function is alone."""
     for is_async, batch in itertools.groupby(functions, lambda function: function.is_async):
         if is_async:
@@ -312,7 +312,7 @@ async def _provide(
 async def call(
     function: Callable[..., Any], *args: object, limit_s: float | None = None, **kwargs: object
 ) -> Any:
-    """Call an author's callable within ``limit_s``, a synchronous one in a worker thread; its
+    """Call an author's callable within ``limit_s``, a synchronous callable in a worker thread; its
     exceptions propagate."""
     if inspect.iscoroutinefunction(function):
         value = function(*args, **kwargs)

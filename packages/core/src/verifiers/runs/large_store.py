@@ -55,7 +55,7 @@ class LargeRunStore(RunStore):
         )
         self._num_before, self._num_unread = len(index), 0
         self._is_newest = np.ones(len(index), dtype=bool)
-        """Of each row that was saved before: whether no newer one replaces it, and ``find`` was not
+        """Of each row that was saved before: whether no newer row replaces it, and ``find`` was not
         asked for it."""
         self._is_newest[index.keys.replaced()] = False
         self.num_saved = int(self._is_newest.sum())

@@ -117,7 +117,7 @@ class RunOptions:
     save_results: bool = False
     """Save in the default directory when ``results_path`` is None."""
     resume: bool = True
-    """Resume the run in the directory; False refuses a directory that holds one."""
+    """Resume the run in the directory; False refuses a directory that holds a run."""
     accept_changed_code: bool = False
     """Resume a run whose environment's source files or functions have changed since; its metadata
     lists them."""
@@ -161,13 +161,13 @@ class RunOptions:
     progress: Progress | None = None
     """Counters that the run updates, for displays."""
     on_start: Callable[..., Any] | None = None
-    """Called once as ``on_start(num_pending)``, before the first rollout; one of two parameters as
-    ``on_start(inputs, pending_inputs)``, with the rows of the plan. Sync or async, like the other
-    callbacks."""
+    """Called once as ``on_start(num_pending)``, before the first rollout; a callback of two
+    parameters as ``on_start(inputs, pending_inputs)``, with the rows of the plan. Sync or async,
+    like the other callbacks."""
     on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
-    """Called as ``on_progress(outputs, metadata)`` with the rollouts that just became durable; one
-    of three parameters as ``on_progress(all_outputs, outputs, metadata)``. May be a list of
-    callbacks."""
+    """Called as ``on_progress(outputs, metadata)`` with the rollouts that just became durable; a
+    callback of three parameters as ``on_progress(all_outputs, outputs, metadata)``. May be a list
+    of callbacks."""
     on_log: Callable[[str], Any] | None = None
     """Called as ``on_log(text)`` with log lines: the run directory, resumed rollouts, warnings."""
     push_to_hub: bool = False
@@ -278,7 +278,7 @@ def check_sampling(sampling_args: Mapping[str, Any]) -> None:
 
 
 def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | None:
-    """The value of ``name`` (one of ``COUNTS``): ``value``, or that of an older keyword.
+    """The value of ``name`` (a name of ``COUNTS``): ``value``, or that of an older keyword.
 
     *Raises* ConfigError when both are given, or the value is not a positive integer.
     """

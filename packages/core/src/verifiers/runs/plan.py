@@ -107,7 +107,7 @@ class Plan:
         """For one example at a time the hash of each of its rollouts; formats no row that was
         formatted before.
 
-        Rows of equal content are numbered: the second and later ones have their number after the
+        Rows of equal content are numbered: the second and later rows have their number after the
         hash (``9f86….2``), so that every rollout has a unique key on disk and separate seeds.
         """
         if isinstance(self.examples, Table):
@@ -147,7 +147,7 @@ class Plan:
 
 
 def numbered(example: Example, counts: dict[str, int]) -> Example:
-    """The example; the second and later ones of equal content with their number after the hash
+    """The example; the second and later examples of equal content with their number after the hash
     (``9f86….2``).
 
     ``counts`` holds how many of each hash came before, and is updated. Rollouts then have keys and
@@ -184,7 +184,7 @@ class Pending:
 
     plan: Plan
     flags: bytearray
-    """1 at the index of each pending rollout, 0 at that of a finished one."""
+    """1 at the index of each pending rollout, 0 at that of a finished rollout."""
 
     def __len__(self) -> int:
         return self.flags.count(1)

@@ -193,7 +193,7 @@ def _state_of(
 
 
 def _raised(info: ErrorInfo | None) -> RolloutError | None:
-    """The error of a saved rollout as it was raised; None for one of its scoring."""
+    """The error of a saved rollout as it was raised; None for an error of its scoring."""
     if info is None or info.is_scoring_error:
         return None
     kind = getattr(errors, str(info.get("error")), RolloutError)

@@ -286,7 +286,7 @@ async def generate_group(
     """Run all siblings of one example concurrently with ``generate``, score the group and set
     advantages.
 
-    When one of them raises (a ``RunError``), the others are cancelled and awaited first.
+    When any of them raises (a ``RunError``), the others are cancelled and awaited first.
     """
     try:
         async with asyncio.TaskGroup() as group:

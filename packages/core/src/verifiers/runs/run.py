@@ -1,8 +1,8 @@
 """``Run``: one call of ``evaluate`` or ``generate``, from plan to results.
 
 ``evaluate`` and ``generate`` make a ``Plan``; a ``Run`` opens the run directory, compares the plan
-with the rollouts saved there (by content hash and sibling), generates and scores the pending ones,
-and returns the results::
+with the rollouts saved there (by content hash and sibling), generates and scores the pending
+rollouts, and returns the results::
 
     run = Run(env, plan, client, model, sampling_args, options)
     results = await run.execute(given_client)
@@ -235,7 +235,7 @@ class Run:
 
     async def execute(self, given_client: ClientLike | None = None) -> GenerateOutputs:
         """Return when every rollout is durable (at once when all are). ``given_client`` is the
-        client in the authors' state; None = the resolved one."""
+        client in the authors' state; None = the resolved client."""
         if self.env.max_workers is not None:
             workers().max_threads = self.env.max_workers
         self.stopping = self._stopping_rule()
@@ -432,7 +432,7 @@ class Run:
     async def _pending(
         self, store: RunStore, directory: RunDirectory | None, stack: ExitStack
     ) -> Pending:
-        """Read the saved rollouts into ``store``; return the pending ones."""
+        """Read the saved rollouts into ``store``; return the pending jobs."""
         store.open(stack)
         by_group = (
             groups_are_units(self.env.rubric)
@@ -540,7 +540,7 @@ class Run:
                 await self._tell_decision(store, progress)
 
     def generator(self, context: RunContext) -> AbstractAsyncContextManager[GenerateJob]:
-        """What makes the rollout of each job; a subclass may take saved ones."""
+        """What makes the rollout of each job; a subclass may take saved rollouts."""
         return job_generator(self.env, context, self.options)
 
     def _stopping_rule(self) -> StoppingRule | None:
@@ -629,7 +629,7 @@ class Run:
 
     def _start_arguments(self, jobs: Pending) -> list[Any]:
         """What ``on_start`` is passed: the number of pending rollouts, or the rows of the plan and
-        the pending ones."""
+        the pending jobs."""
         if self.options.on_start is None or num_positional(self.options.on_start) < 2:
             return [len(jobs)]
         counts = zip(self.plan.examples, self.plan.siblings, strict=True)

@@ -2,9 +2,9 @@
 saved run is.
 
 The rule reads finished examples in the order of the plan and skips none, so that quick rollouts do
-not count before slow ones; with a shuffled plan the examples are a random sample, and the interval
-is valid at whatever time the run stops (``results.sequential``). Rollouts that already run are
-finished and saved.
+not count before slow rollouts; with a shuffled plan the examples are a random sample, and the
+interval is valid at whatever time the run stops (``results.sequential``). Rollouts that already run
+are finished and saved.
 """
 
 from __future__ import annotations

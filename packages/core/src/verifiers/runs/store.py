@@ -1,7 +1,7 @@
 """The finished rollouts of a run, with or without a journal, by their index in the plan.
 
 A rollout is acknowledged (counted, reported, returned) only after its bytes are durable, where
-there is a journal. Those of an earlier run and of this one are returned in the same format. Those
+there is a journal. Those of an earlier run and of this run are returned in the same format. Those
 of a large run are not held in memory: ``large_store``.
 """
 
@@ -44,7 +44,7 @@ COST_SHARE = 0.02
 """Largest share of the run time spent on computing metadata; a long run computes it less often."""
 SERVED_MODELS = "served_models"
 """Column of a rollout, and fact of a run: names under which the server answered, where the
-requested one is not all."""
+requested name is not all."""
 LARGE_PLAN = 20_000
 """Rollouts of a plan from which on they are not held."""
 
@@ -181,7 +181,7 @@ class RunStore:
     def _note_turns(self, state: State) -> list[str]:
         """Count the turns, and those without tokens, by reason.
 
-        Returns the names under which the server answered; none when each is the requested one.
+        Returns the names under which the server answered; none when each is the requested name.
         """
         turns, requested = state.record.transcript.turns, state.record.model
         self.num_turns += len(turns)
@@ -257,7 +257,7 @@ class RunStore:
 
 
 def other_than(requested: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts of each name of a model; empty when the requested one is the only name."""
+    """The counts of each name of a model; empty when the requested name is the only name."""
     return {} if counts.keys() <= {requested} else dict(sorted(counts.items()))
 
 

@@ -6,7 +6,7 @@ import os
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process with this id runs, also one of another user.
+    """Whether a process with this id runs, also a process of another user.
 
     >>> is_alive(os.getpid()), is_alive(2**22 + 1)
     (True, False)

@@ -30,7 +30,7 @@ MAX_ROW_BYTES = 2**30
 MAX_OUTPUT_BYTES = 16 * 2**20
 """Limit of the output of a child process, and of a status reply."""
 MAX_LINE_BYTES = 64 * 2**10
-"""Longest line of a child process; a longer one is read in parts."""
+"""Longest line of a child process; a longer line is read in parts."""
 _CHUNK_BYTES = 2**16
 
 
@@ -53,8 +53,8 @@ def size_text(num_bytes: int) -> str:
 
 
 def open_regular(path: str | PathLike[str], flags: int) -> int:
-    """``os.open`` of a regular file. A link to one is followed, unless ``flags`` say otherwise.
-    *Raises* OSError, also for a pipe, a socket or a device."""
+    """``os.open`` of a regular file. A link to such a file is followed, unless ``flags`` say
+    otherwise. *Raises* OSError, also for a pipe, a socket or a device."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     kind = os.fstat(fd).st_mode
     if stat.S_ISREG(kind):

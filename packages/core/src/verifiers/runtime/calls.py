@@ -77,8 +77,8 @@ def blocking(work: Work[T]) -> T:
     """The value of ``work()``, always blocking; under a running loop it runs in an extra thread.
 
     The thread has the context of the caller. The calling loop is blocked meanwhile, so a
-    cancellation of the calling task (``asyncio.run`` turns Ctrl-C into one) is polled and
-    forwarded.
+    cancellation of the calling task (``asyncio.run`` turns Ctrl-C into a cancellation) is polled
+    and forwarded.
     """
     if not _loop_is_running():
         return run_in_private_loop(work)
@@ -135,7 +135,7 @@ def run_in_private_loop(
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's loop when it is installed, the standard one otherwise."""
+    """uvloop's loop when it is installed, the standard loop otherwise."""
     try:
         import uvloop
     except ImportError:

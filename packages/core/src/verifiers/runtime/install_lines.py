@@ -2,8 +2,8 @@
 from there.
 
 They are on no public index, where ``verifiers`` is another project: installing a plain name could
-take that one. ``direct_url.json`` (PEP 610) holds where an installed distribution came from; one
-that is not installed comes from the same place as ``verifiers``.
+take that project. ``direct_url.json`` (PEP 610) holds where an installed distribution came from; a
+distribution that is not installed comes from the same place as ``verifiers``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Origin:
 
 
 def install_line(distribution: str, extra: str = "") -> str:
-    """The shell command that installs a distribution with one of its extras:
+    """The shell command that installs a distribution with any of its extras:
     ``install_line("verifiers", "math")``.
 
     ``uv pip install -e '…/packages/core[math]'`` in a checkout, ``pip install 'verifiers[math] @

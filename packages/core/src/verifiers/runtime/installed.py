@@ -50,10 +50,10 @@ _read: dict[str, tuple[list[object], list[tuple[EntryPoint, Distribution] | Brok
 def entry_points(
     group: str, distributions: Iterable[Any] | None = None
 ) -> Iterator[tuple[EntryPoint, Distribution] | Broken]:
-    """The entry points of a group with their distributions (the first, for one on the path twice),
-    or what is broken.
+    """The entry points of a group with their distributions (the first, for a distribution on the
+    path twice), or what is broken.
 
-    ``distributions``: those to read instead of the installed ones.
+    ``distributions``: those to read instead of the installed distributions.
     """
     if distributions is not None:
         return _of_each(group, distributions)
@@ -137,7 +137,7 @@ def _installed(group: str) -> list[tuple[EntryPoint, Distribution] | Broken]:
 
     try:
         entries = list(importlib_metadata.entry_points(group=group))
-    except Exception:  # noqa: BLE001  one unreadable distribution fails the whole list: each is read alone
+    except Exception:  # noqa: BLE001  a bad distribution fails the whole list: each is read alone
         return list(_of_each(group, importlib_metadata.distributions()))
     return [_checked(entry, entry.dist) for entry in entries if entry.dist is not None]
 

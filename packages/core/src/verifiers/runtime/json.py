@@ -47,8 +47,8 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
 
 
 def decode_row(encoded: bytes) -> dict[str, Any]:
-    """The row of one JSON object. *Raises* ValueError when the bytes are not a JSON object, or one
-    that is nested too deeply."""
+    """The row of one JSON object. *Raises* ValueError when the bytes are not a JSON object, or an
+    object that is nested too deeply."""
     try:
         row = _DECODER.decode(encoded)
         if _may_be_deep(encoded):
@@ -68,7 +68,7 @@ def canonical_json(value: object) -> bytes:
     value with a lone surrogate, which UTF-8 cannot encode, is written in ASCII.
 
     *Raises* TypeError for a value that JSON cannot represent: a marker would give different values
-    one hash.
+    the same hash.
 
     >>> canonical_json({"b": 1, "a": ["é", {3, 1, 2}]}).decode()
     '{"a":["é",[1,2,3]],"b":1}'

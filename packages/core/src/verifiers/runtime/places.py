@@ -14,7 +14,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 def raised_at(error: BaseException) -> str | None:
     """The innermost line of author code in an error's traceback: ``file:line in function``; None
-    without one."""
+    without such a line."""
     return last_of_author(traceback.extract_tb(error.__traceback__))
 
 

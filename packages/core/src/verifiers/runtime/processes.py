@@ -110,7 +110,7 @@ class ProcessPool:
         return answer["value"]
 
     def close(self) -> None:
-        """Kill all processes; busy ones are reaped by the threads that wait for them."""
+        """Kill all processes; busy processes are reaped by the threads that wait for them."""
         with self._lock:
             idle, self._idle = self._idle, []
             busy = list(self._busy)

@@ -60,9 +60,9 @@ def spell_out(
 def set_extra_attributes(target: object, keywords: Mapping[str, Any]) -> None:
     """Set the keywords of a subclass that are no parameters as attributes of ``target``.
 
-    *Raises* ConfigError for an unknown keyword of a class of this library; of a subclass for one
-    that resembles a parameter, unless the subclass declares it, and for one that would hide a
-    method or property.
+    *Raises* ConfigError for an unknown keyword of a class of this library; of a subclass for a
+    keyword that resembles a parameter, unless the subclass declares it, and for a keyword that
+    would hide a method or property.
     """
     cls: Any = type(target)
     parameters = parameters_of(cls)

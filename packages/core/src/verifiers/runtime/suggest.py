@@ -1,4 +1,4 @@
-"""Suggest the known name closest to a misspelled one, and check for unknown keywords.
+"""Suggest the known name closest to a misspelled name, and check for unknown keywords.
 
 Names are compared without case, and with ``-`` equal to ``_``.
 """
@@ -51,7 +51,7 @@ def closest(name: str, candidates: Iterable[str]) -> str:
 
 
 def check_keywords(names: Iterable[str], allowed: Collection[str], where: str) -> None:
-    """Check keywords passed to ``where``. *Raises* one ConfigError naming all unknown ones.
+    """Check keywords passed to ``where``. *Raises* one ConfigError naming all unknown keywords.
 
     >>> check_keywords(["max_turn"], ["max_turns", "rubric"], "MultiTurnEnv")
     Traceback (most recent call last):

@@ -30,7 +30,7 @@ IDLE_SHARE = 0.05
 not computing."""
 HEALTHY_LAG_S = 0.02
 """While the loop wakes later than this, the machine is too busy to distinguish waiting threads from
-starved ones."""
+starved threads."""
 PROMPT_LAG_S = 0.002
 PROMPT_WINDOWS = 4
 """A loop with at most ``PROMPT_LAG_S`` for so many windows is not blocked: a thread that holds the
@@ -96,7 +96,7 @@ class Workers:
     while jobs are queued *and* its threads wait on I/O. It does not grow while threads hold the
     interpreter lock: more threads would only delay the loop.
 
-    Threads end with their loop; idle ones end after a second. A call that exceeds its limit is
+    Threads end with their loop; idle threads end after a second. A call that exceeds its limit is
     abandoned together with its thread, which cannot be killed: the run stops after ``MAX_STUCK`` of
     them have not returned.
     """

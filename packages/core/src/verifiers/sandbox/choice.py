@@ -1,6 +1,6 @@
 """Find a sandbox backend: by name, or for ``"auto"`` the first of ``AUTO`` whose probe passes.
 
-Names are looked up in ``BACKENDS`` (the built-in ones and those added with ``register``), then
+Names are looked up in ``BACKENDS`` (the built-in backends and those added with ``register``), then
 among the entry points of the group ``verifiers.sandboxes`` of the installed distributions. A probe
 runs code in the sandbox (or service). When no probe passes, ``SandboxUnavailable`` gives the reason
 for each: there is no silent fallback to weaker isolation.

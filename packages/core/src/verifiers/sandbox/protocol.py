@@ -132,7 +132,8 @@ class ExecResult:
     stdout: str = ""
     stderr: str = ""
     value: str | None = None
-    """``repr`` of the trailing expression of Python code; None without one, or when it is None."""
+    """``repr`` of the trailing expression of Python code; None without an expression, or when it is
+    None."""
     error: str | None = None
     """Traceback of Python code, or why a command could not be started."""
     exit_code: int | None = None

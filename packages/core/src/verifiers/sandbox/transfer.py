@@ -1,7 +1,7 @@
 """Copy folders into a sandbox and out of it, as tar archives that the sandbox's own ``tar`` packs
 and unpacks.
 
-Promise: an archive out of a sandbox is untrusted, and this process never unpacks one. It is
+Promise: an archive out of a sandbox is untrusted, and this process never unpacks it. It is
 unpacked in another
 sandbox, below the folder that it belongs to: ``tar`` refuses names with ``..``, strips a leading
 ``/``, and makes links that point elsewhere last. What a sandbox can send is bounded (64 MB,

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, cast
 
 CHUNK = 2**20
 MAX_HEADER = 2**20
-"""Bytes of the headers of one member, with its extended ones."""
+"""Bytes of the headers of one member, with its extended headers."""
 MAX_DEPTH, MAX_PATH, MAX_LINKS = 256, 3072, 40
 """Folders and characters of a path below the root, and links on the way."""
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
@@ -95,8 +95,8 @@ class Stream:
         return self._position
 
     def seek(self, position: int) -> None:
-        """Skip to a later position. *Raises* BadArchive for an earlier one, which a damaged size
-        leads to."""
+        """Skip to a later position. *Raises* BadArchive for an earlier position, which a damaged
+        size leads to."""
         if position < self._position:
             raise BadArchive("it is damaged: a member has a size below 0")
         header_bytes, self._header_bytes = self._header_bytes, None

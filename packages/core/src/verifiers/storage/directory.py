@@ -294,8 +294,8 @@ class RunDirectory:
         *,
         accept_changed_code: bool = False,
     ) -> RunDirectory:
-        """Open the directory for a run of ``config``: a new one, or one that resumes or extends the
-        stored run.
+        """Open the directory for a run of ``config``: a new directory, or a directory that resumes
+        or extends the stored run.
 
         ``config`` must be equal for rollouts of one run; ``noted`` is for readers (library version,
         counts, base URL). Neither may contain secrets. ``accept_changed_code`` resumes a run that
@@ -407,7 +407,7 @@ def _stored_run(
 def _is_same_run(
     stored: Mapping[str, Any], new_fingerprint: str, new_config: Mapping[str, Any]
 ) -> bool:
-    """Whether a run of ``new_config`` may resume a stored one; older versions are compared by what
+    """Whether a run of ``new_config`` may resume a stored run; older versions are compared by what
     they stored."""
     if stored["fingerprint"] == new_fingerprint:
         return True

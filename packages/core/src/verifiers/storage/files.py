@@ -38,8 +38,8 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
     last fsync makes the new name durable.
 
     Two fsyncs take milliseconds: for small files that change rarely. Permissions and hard links of
-    the old file are lost, a symbolic link is replaced by a file. Neither it nor one in the place of
-    the temporary file is followed. Of two concurrent writers, one wins. A kill may leave a
+    the old file are lost, a symbolic link is replaced by a file. Neither it nor a link in the place
+    of the temporary file is followed. Of two concurrent writers, one wins. A kill may leave a
     temporary file ``.<name>.<pid>.tmp``.
 
     *Raises* OSError, with the old file unchanged and the temporary file removed.
@@ -142,7 +142,7 @@ class HeldFile:
 
 def _busy(path: Path) -> RunBusy:
     holder: dict[str, Any] = {}
-    # no lock file, or an incomplete one: the holder is unknown
+    # no lock file, or an incomplete file: the holder is unknown
     with contextlib.suppress(OSError, TypeError, ValueError):
         holder = dict(read_json(path.parent / LOCK_NAME))
     pid, host = holder.get("pid"), holder.get("host")

@@ -1,9 +1,9 @@
 """The identity of a component or an environment as JSON.
 
 Guarantees: components with equal parameters have equal identities on every machine and in every
-process; components that differ in a parameter have different ones, unless the parameter is marked
-as ``Free``. An identity contains no memory address, no secret and no dataset (every row has a
-content hash), and computing one never raises.
+process; components that differ in a parameter have different identities, unless the parameter is
+marked as ``Free``. An identity contains no memory address, no secret and no dataset (every row has
+a content hash), and computing it never raises.
 
 Complete by default: ``Identified`` records the arguments of every constructor, including those of
 authors' subclasses. Construction hashes nothing; the identity is computed once per run.
@@ -129,7 +129,8 @@ class Constructor:
     free: AbstractSet[str]
 
     def by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments:
-        """Arguments by name, without free ones, so that recording does not keep a dataset alive."""
+        """Arguments by name, without free arguments, so that recording does not keep a dataset
+        alive."""
         arguments = _Arguments(zip(self.positional, args, strict=False))
         if len(args) > len(self.positional):
             arguments["args"] = args[len(self.positional) :]

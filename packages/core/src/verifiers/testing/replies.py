@@ -54,7 +54,8 @@ class Replies:
 
 
 def last_user_text(request: ModelRequest) -> str:
-    """The text of the last user message, or the whole prompt in completion mode; "" without one."""
+    """The text of the last user message, or the whole prompt in completion mode; "" without a
+    message."""
     if isinstance(request.prompt, str):
         return request.prompt
     for message in reversed(request.prompt):

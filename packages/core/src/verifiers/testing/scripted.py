@@ -157,8 +157,8 @@ class ReplayClient:
                 self.model = self.model or record["response"]["model"]
 
     async def complete(self, request: ModelRequest) -> Response:
-        """The recorded answer; the last one is given again. Raises: ``ConfigError`` for a request
-        never recorded."""
+        """The recorded answer; the last answer is given again. Raises: ``ConfigError`` for a
+        request never recorded."""
         answers = self._answers.get(_request_key(request))
         if not answers:
             raise ConfigError(

@@ -48,7 +48,7 @@ def _dialect(path: str) -> Dialect | None:
 
 
 def answer_body(path: str, body: bytes, response: Response, request: ModelRequest) -> bytes:
-    """The answer to a request in its own form: a stream where it asks for one, else JSON."""
+    """The answer to a request in its own form: a stream where it asks for a stream, else JSON."""
     fields = decode_message(body)
     dialect = _dialect(path)
     if dialect is None and path.endswith("/chat/completions") and fields.get("stream"):

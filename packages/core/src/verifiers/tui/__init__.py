@@ -3,5 +3,5 @@ rollout's conversation.
 
 Uses ``view.library``, as ``vf-view`` does, so both show the same numbers. Control characters in
 model text are escaped, so that a rollout cannot move the cursor or restyle the terminal. Needs the
-extra ``tui``; no other package imports this one.
+extra ``tui``; no other package imports this package.
 """

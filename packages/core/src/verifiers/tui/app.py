@@ -328,7 +328,7 @@ class RunsApp(App[None]):
         self.push_screen(RunsScreen(self.library))
 
     def action_leave(self) -> None:
-        """Leave this screen for the one below it."""
+        """Leave this screen for the screen below it."""
         if len(self.screen_stack) > 2:
             self.pop_screen()
 
@@ -336,7 +336,7 @@ class RunsApp(App[None]):
 def ordered(
     entries: Sequence[Any], value: Callable[[Any], Any], is_reversed: bool = False
 ) -> list[Any]:
-    """The entries sorted by a value, equal ones in their order; those with an unknown value are
+    """The entries sorted by a value, equal entries in their order; those with an unknown value are
     last.
 
     >>> ordered(["a", "bb", "c"], {"a": 1.0, "bb": None, "c": 2.0}.get, is_reversed=True)

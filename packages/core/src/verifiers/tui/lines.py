@@ -22,7 +22,8 @@ CURSOR = Style(bgcolor="#2a3f6b", color="#ffffff")
 
 
 class Lines(ScrollView, can_focus=True):
-    """Shows ``entries``; ``line(entry)`` renders one. Enter or a click posts ``Lines.Opened``."""
+    """Shows ``entries``; ``line(entry)`` renders an entry. Enter or a click posts
+    ``Lines.Opened``."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "down", show=False),

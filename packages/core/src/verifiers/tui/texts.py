@@ -41,7 +41,7 @@ def numbers_text(facts: Mapping[str, Any]) -> Text:
 
 
 def heading(title: str, sorted_by: str) -> Text:
-    """The titles of the columns; the one that sorts is underlined."""
+    """The titles of the columns; the column that sorts is underlined."""
     text = Text(title, no_wrap=True)
     start = title.index(sorted_by)
     text.stylize("bold underline", start, start + len(sorted_by))

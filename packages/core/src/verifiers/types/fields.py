@@ -38,7 +38,7 @@ class _DataclassFields:
 
 class Immutable(msgspec.Struct, frozen=True):
     """A frozen dataclass to its users (``replace``, ``fields``, ``asdict``), made in a tenth of the
-    time of one.
+    time of a frozen dataclass.
 
     A frozen dataclass assigns each field by a call of ``object.__setattr__``; several of these are
     made per turn.

@@ -14,7 +14,7 @@ Content: TypeAlias = str | Sequence[Mapping[str, Any]]
 
 
 class AttributeDict(dict[str, Any]):
-    """A dict whose keys also read and write as attributes; a missing one is an AttributeError."""
+    """A dict whose keys also read and write as attributes; a missing key is an AttributeError."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ def _restore(cls: type[dict[str, Any]], items: Mapping[str, Any]) -> Any:
 
 class Message(dict[str, Any]):
     """One chat message: ``{"role": …, "content": …}``; the known fields read as attributes, absent
-    ones as None.
+    fields as None.
 
     >>> m = UserMessage("hello")
     >>> m.content, m["role"], m.tool_calls, "tool_calls" in m
@@ -339,7 +339,7 @@ class Tool(_Function):
 
     @classmethod
     def from_wire(cls, tool: Mapping[str, Any]) -> Tool:
-        """From the nested OpenAI format or the flat one."""
+        """From the nested OpenAI format or the flat format."""
         f = tool.get("function") or tool
         return cls(
             f.get("name") or "",

@@ -35,7 +35,7 @@ class ModelRequest(Immutable, frozen=True):
     sampling_args: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Sampling parameters of the request, such as ``temperature``."""
     seed: int | None = None
-    """Seed of the sampling, where the server takes one."""
+    """Seed of the sampling, if the server takes it."""
     timeout_s: float | None = None
     """Time limit of the call with its retries, in seconds; None = the client's."""
     require_tokens: bool = False
@@ -49,8 +49,8 @@ class ModelRequest(Immutable, frozen=True):
     """Which of several samples of an equal prompt this is (sibling and turn); None keeps the reply
     out of a cache."""
     state: Mapping[str, Any] | None = None
-    """The state of the rollout, for a client that reads it; None outside of one, and in another
-    process."""
+    """The state of the rollout, for a client that reads it; None outside of a rollout, and in
+    another process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModelRequest, self._without_state()

@@ -89,7 +89,7 @@ class Catalog:
         self._changed = threading.Condition()
         self._sources: dict[str, Source] = {}
         self._is_searched = self._is_searching = False
-        self._is_folder = functools.cache(os.path.isdir)  # a new one in every search
+        self._is_folder = functools.cache(os.path.isdir)  # a new cache in every search
         self._affordable = self._due = 0.0
         """When the folders may be searched again without a large share of the time, and when they
         are."""
@@ -128,7 +128,7 @@ class Catalog:
                 threading.Thread(target=self._search, name="vf-view-search", daemon=True).start()
 
     def _search(self) -> None:
-        """Find all runs; during the first search they can be seen one by one."""
+        """Find all runs; during the first search they can be seen in turn."""
         started, sources = time.monotonic(), {}
         try:
             for source in self._scan():

@@ -156,7 +156,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings as one level: ``{"env_args": {"unit": "word"}}`` is ``{"env_args.unit":
     "word"}``.
 
-    Numbers and booleans stay, other values become text; empty ones and None are left out.
+    Numbers and booleans stay, other values become text; empty objects and None are left out.
     """
     values_by_path: dict[str, Any] = {}
     for name, value in settings.items():

@@ -2,7 +2,7 @@
 
 A ``file://`` page can neither fetch files nor load modules, but it can load scripts. So each
 response is written as a script that passes its JSON to the page, and the page's modules are joined
-into one script. The folder appears atomically; an existing one is replaced only when it is an
+into one script. The folder appears atomically; an existing folder is replaced only when it is an
 earlier copy.
 """
 

@@ -30,7 +30,7 @@ from verifiers.view.listing import Listing
 
 MAX_INDEXES, MAX_INDEXED_ROWS = 16, 1_000_000
 """Number of indexes in memory, and of their rows, 60 to 100 bytes each; the least recently used is
-dropped first. The one in use stays."""
+dropped first. The index in use stays."""
 READ_S = 0.4
 """Seconds that one request may spend reading a file; then it returns a partial result."""
 FIRST_READ_S = 0.1

@@ -68,10 +68,10 @@ class Listing:
         """The entries that are new or changed since change ``after``, 0 for all, for about
         ``budget_s`` seconds.
 
-        ``generation`` is that of an earlier part; changes of another one are counted anew, and all
-        entries returned. Returns ``runs``; ``gone``, the ids that were removed since; ``seen``, the
-        number of the last change included; ``next``, the same while there is more to ask for, else
-        null; ``total``, how many runs were found so far.
+        ``generation`` is that of an earlier part; changes of another generation are counted anew,
+        and all entries returned. Returns ``runs``; ``gone``, the ids that were removed since;
+        ``seen``, the number of the last change included; ``next``, the same while there is more to
+        ask for, else null; ``total``, how many runs were found so far.
         """
         deadline = time.monotonic() + budget_s
         after = after if generation in ("", self._generation) else 0

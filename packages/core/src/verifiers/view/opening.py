@@ -21,7 +21,7 @@ def open_view(runs: GenerateOutputs | str | Path, browser: bool = True) -> OpenV
     Args:
         runs: Results, a run directory, or a folder of runs. Results that were not saved are written
             to a temporary folder.
-        browser: Open a browser where there is one.
+        browser: Open a browser if there is any.
 
     The server runs on a thread of this process, on a free port of 127.0.0.1, until ``close`` or the
     end of the process. A notebook shows the returned object as a link.

@@ -84,7 +84,8 @@ def page(
 
 
 def _agent(row: RolloutOutput) -> dict[str, Any] | None:
-    """The agent program of the rollout (``AgentEnv``) with its log and files; None without one."""
+    """The agent program of the rollout (``AgentEnv``) with its log and files; None without an
+    agent."""
     agent = row.get("agent")
     if not isinstance(agent, Mapping) or "ended" not in agent:
         return None
@@ -238,8 +239,8 @@ def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
 
 
 def _trained_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of one turn of a trained rollout (``turn_tokens``); a single one where all tokens
-    share it."""
+    """The numbers of one turn of a trained rollout (``turn_tokens``); a single number where all
+    tokens share it."""
     ids, texts = turn.get("completion_ids") or (), turn.get("texts") or ()
     names = ("policy_logprobs", "old_logprobs", "mask", "advantage", "weight", "reward")
     return {

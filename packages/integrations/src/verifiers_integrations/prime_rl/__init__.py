@@ -5,9 +5,9 @@
 
     python -m verifiers_integrations.prime_rl rl.toml --era 2025 --out configs/my_exp
 
-Every key is converted to its counterpart; a table or key without one raises an error that names it.
-Written against the files of prime-rl; prime-rl itself needs CUDA and was not run. Its calls on
-environments are methods of core.
+Every key is converted to its counterpart; a table or key without a counterpart raises an error that
+names it. Written against the files of prime-rl; prime-rl itself needs CUDA and was not run. Its
+calls on environments are methods of core.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The file has the format of ``vf-train``: ``model``, ``[env]`` with id and args, and the fields of
 ``TinkerConfig`` in ``[trainer.args]``. The same command resumes a stopped run; ``--fresh`` starts a
-new one. The numbers of the last step are one JSON object on stdout.
+new run. The numbers of the last step are one JSON object on stdout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``TinkerClient``: a client for environments, with tools, over a sampling client of the service.
 
 Token ids in and out, with the log-probability of each by the service, and the policy version at the
-time of the request. A request in flight when the weights change is finished with the old ones.
+time of the request. A request in flight when the weights change is finished with the old weights.
 
 The service returns log-probabilities of the unprocessed distribution. With a temperature other than
 1, top_p or top_k they differ from those of the sampled distribution, which is valid for evaluation

@@ -48,7 +48,7 @@ class TinkerConfig:
     model: str = ""
     """Base model, by its name at the service."""
     base_url: Annotated[str | None, PLACEMENT] = None
-    """URL of the service; None = the hosted one."""
+    """URL of the service; None = the hosted service."""
     tokenizer: str | None = None
     """Name or folder; None = that of the model at the service."""
     output_dir: Annotated[str | None, PLACEMENT] = None

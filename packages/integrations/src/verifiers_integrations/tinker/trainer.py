@@ -52,7 +52,7 @@ SAVED = "tinker.json"
 class TinkerTrainer:
     """Trains ``config.model`` in ``env`` (an environment, its id, or a list of several).
 
-    service: a ``tinker.ServiceClient``; None creates one with ``config.base_url`` and
+    service: a ``tinker.ServiceClient``; None creates a client with ``config.base_url`` and
     TINKER_API_KEY.
     tokenizer: None takes ``config.tokenizer``, else that of the service.
     """
@@ -165,7 +165,7 @@ class TinkerTrainer:
         except RunError as error:
             try:
                 self._save_unsaved()
-            except Exception as failed:  # noqa: BLE001 - the error that ended training is the one to raise
+            except Exception as failed:  # noqa: BLE001 - the error that ended training is raised
                 log.warning("step %d could not be saved: %s", self.step, failed)
             raise error
         if batch is None:

@@ -44,10 +44,10 @@ def step_weights(
 ) -> StepWeights:
     """The weight of every token of every sample of one optimizer step, over all ranks.
 
-    Trained tokens are those with loss in a live sample. Rollouts and groups without one are in no
-    denominator; a forked rollout counts once and its samples share its weight. ``max_len`` (tokens)
-    is the constant of "constant_length". Denominators count the samples of one component
-    (`Sample.component`) alone, so that each is a mean of its own.
+    Trained tokens are those with loss in a live sample. Rollouts and groups without such a token
+    are in no denominator; a forked rollout counts once and its samples share its weight.
+    ``max_len`` (tokens) is the constant of "constant_length". Denominators count the samples of one
+    component (`Sample.component`) alone, so that each is a mean of its own.
 
     *Raises* ConfigError for an unknown name and for "constant_length" without ``max_len``.
     """

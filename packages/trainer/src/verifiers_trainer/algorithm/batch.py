@@ -299,8 +299,8 @@ def _sample_stats(by_rollout: Sequence[RolloutSamples]) -> dict[str, float]:
 def _group_stats(
     credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings
 ) -> dict[str, float]:
-    """How many groups have a signal and how many have none; one that several updates divide counts
-    in the first."""
+    """How many groups have a signal and how many have none; a group that several updates divide
+    counts in the first."""
     dead = sum(part.is_dead for part in credited) + sum(
         group.is_dead(settings) for group in discarded
     )

@@ -1,5 +1,5 @@
-"""Measure how far the trained policy is from the one that sampled, over the tokens of one optimizer
-step.
+"""Measure how far the trained policy is from the policy that sampled, over the tokens of one
+optimizer step.
 
 The numbers go to ``metrics.jsonl``; they change neither loss nor batch.
 """
@@ -46,7 +46,8 @@ class RatioMeter:
         row: Mapping[str, Tensor],
         values_by_name: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Count one row of T tokens; of ``others``, each [T], the mean is part of the summary."""
+        """Count one row of T tokens; of ``values_by_name``, each [T], the mean is part of the
+        summary."""
         counted = row["loss_mask"] & (row["weight"] != 0)
         current = counted & (_oldest(row) == self.version)
         d = torch.where(counted, log_pi - log_mu, 0.0).double().clamp(-20, 20)

@@ -44,14 +44,14 @@ LOSSES = Registry("loss")
 class LossInput:
     """The arguments of a loss: one row, every tensor of shape [T], log-probabilities in nats.
 
-    Example, one prompt token and two sampled ones, the second twice as likely as when it was
+    Example, one prompt token and two sampled tokens, the second twice as likely as when it was
     sampled::
 
         LossInput(log_pi=tensor([0., -.69, -.69]), log_mu=tensor([0., -.69, -1.39]), advantage=tensor([0., 1., 1.]),
                   loss_mask=tensor([False, True, True]), seq_ids=tensor([0, 0, 0]))
     """
 
-    log_pi: Tensor  # float [T], the only one that carries a gradient
+    log_pi: Tensor  # float [T], the only tensor that carries a gradient
     log_mu: Tensor  # float [T]
     advantage: Tensor  # float [T]
     loss_mask: Tensor  # bool [T]
@@ -78,8 +78,8 @@ class LossInput:
         [T].
 
         ``anchor="recomputed"`` gives ``log_old``: the policy when the batch was built, which is the
-        trained one while the row holds no ``old_logprobs``. That policy also replaces μ for trained
-        text that no policy sampled.
+        trained policy while the row holds no ``old_logprobs``. That policy also replaces μ for
+        trained text that no policy sampled.
         """
         log_old = row.get("old_logprobs", log_pi.detach())
         log_mu = torch.where(row["version"] != NOT_SAMPLED, row["sampler_logprobs"], log_old)
@@ -117,7 +117,7 @@ class LossInput:
 
     @property
     def log_r(self) -> Tensor:
-        """log r: against ``log_old`` when there is one, else against ``log_mu``; clamped."""
+        """log r: against ``log_old`` if there is any, else against ``log_mu``; clamped."""
         return _clamp(self.log_pi - (self.log_mu if self.log_old is None else self.log_old))
 
 
@@ -310,7 +310,7 @@ def masked_is(
 
     Source: IcePop in Ring-1T, arXiv 2510.18855, there with [0.5, 5] and as a factor of PPO's
     clipped term: the mask is on o/μ. In the first update of a batch, where o = π, both have the
-    same gradient; ``loss="masked_is"`` has no clip in later ones, and masks by their π. As one
+    same gradient; ``loss="masked_is"`` has no clip in later steps, and masks by their π. As one
     equation it is INTELLECT-3's, arXiv 2512.16144, equation 1.
     """
     return _keep(row, -row.log_rho.exp() * row.advantage, mask_ratio_low, mask_ratio_high)
@@ -476,7 +476,8 @@ def gkd(row: LossInput, *, reverse: float = 1.0) -> Tensor:
 
     Source: GKD, arXiv 2306.13649, equation 4 with on-policy data alone (λ = 1); there too the
     gradient is not taken through sampling. Its divergence between the two ends is the generalised
-    Jensen-Shannon one (equation 1), here their weighted sum: they agree for ``reverse`` 1 and 0.
+    Jensen-Shannon divergence (equation 1), here their weighted sum: they agree for ``reverse`` 1
+    and 0.
     """
     if row.reverse_kl is None or row.forward_kl is None:
         raise ConfigError(
@@ -496,9 +497,9 @@ class NamedObjective:
     loss: str
     """The name in ``LOSSES``."""
     aggregation: str = "token_mean"
-    """The ``aggregation`` of the source; one that the caller sets wins."""
+    """The ``aggregation`` of the source; an aggregation that the caller sets wins."""
     advantage: str = "mean"
-    """The ``advantage`` of the source; one that the caller sets wins."""
+    """The ``advantage`` of the source; an advantage that the caller sets wins."""
     reads: Mapping[str, str] = field(default_factory=dict)
     """Setting of a bound -> the parameter of the loss it sets; any other bound is refused."""
     bounds: Mapping[str, float] = field(default_factory=dict)

@@ -80,7 +80,7 @@ class PackedRow:
 
     def to_tensors(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """The arrays [T] as tensors on ``device``, integers as int64; without ``sample_indices``
-        and absent ones."""
+        and absent fields."""
         import torch
 
         tensors = {}
@@ -146,7 +146,7 @@ def pack(
     gives each sample its own row. ``share_prompts`` lays siblings with the same prompt after one
     copy of it; the gradient is the same.
 
-    *Raises* ValueError for a sample longer than ``max_tokens``, and for one whose first token
+    *Raises* ValueError for a sample longer than ``max_tokens``, and for a sample whose first token
     carries loss.
     """
     used = [i for i, weight in enumerate(weights) if weight.any()]

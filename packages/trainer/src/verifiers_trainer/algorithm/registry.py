@@ -65,7 +65,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         if callable.
 
         "file.py:function" is a file in the working folder or in a folder on the path. *Raises*
-        ConfigError for an unknown name (with the nearest one) and for a path that cannot be
+        ConfigError for an unknown name (with the nearest name) and for a path that cannot be
         imported.
         """
         if callable(choice):

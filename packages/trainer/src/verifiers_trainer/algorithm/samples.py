@@ -2,7 +2,7 @@
 the sampled ids.
 
 A sample is a branch of the rollout's transcript (``verifiers.rollouts.transcript``) with its
-advantages and the mask of the tokens that carry loss: the sampled ones, and on request the
+advantages and the mask of the tokens that carry loss: the sampled tokens, and on request the
 environment's between turns, never the first prompt. Masks come from turn boundaries, never from
 token ids, so an end token that equals the pad token is trained.
 
@@ -121,7 +121,7 @@ def rollout_samples(
     A turn whose advantage is NaN carries no loss. A rollout gives no samples, and ``excluded`` says
     why, when its advantage is NaN, or that of every turn, when it is longer than ``max_seq_len``
     tokens in any sample (or than ``max_completion_len`` after its first prompt), or when a limit
-    cut it (``is_truncated``) or one of its turns and ``mask_truncated`` is set. *Raises* ValueError
+    cut it (``is_truncated``) or any of its turns and ``mask_truncated`` is set. *Raises* ValueError
     when the number of advantages is not that of the turns.
     """
     if isinstance(advantage, float) or np.ndim(advantage) == 0:

@@ -62,7 +62,8 @@ def _stats_by_environment(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def reward_histogram(groups: Sequence[Group]) -> dict[float, int]:
-    """How many rollouts have each reward, rounded to three digits; NaN counts the unknown ones."""
+    """How many rollouts have each reward, rounded to three digits; NaN counts the unknown
+    rewards."""
     rewards = np.round(np.concatenate([group.rewards for group in groups]), 3)
     values, counts = np.unique(rewards, return_counts=True)
     return {float(value): int(count) for value, count in zip(values, counts, strict=True)}

@@ -477,8 +477,8 @@ def _batches(rows: Sequence[dict[str, Any]]) -> list[_MeasuredBatch]:
 def architecture(name: str) -> Architecture:
     """Return the sizes of a model by its name, from its ``config.json``.
 
-    *Raises* ``ConfigError`` for a model whose file is not on this machine, and for one with
-    experts.
+    *Raises* ``ConfigError`` for a model whose file is not on this machine, and for a model
+    with experts.
     """
     if name == builtin_models.TINY:
         sizes = {

@@ -33,7 +33,7 @@ Print = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a run samples: ``url`` of a running server, ``launches`` to start one, else the
+    """Where a run samples: ``url`` of a running server, ``launches`` to start a server, else the
     embedded engine.
 
     Several ``trainer_devices`` mean one process for each, also without a server.
@@ -122,8 +122,8 @@ def _has_server(without_gpu: bool) -> bool:
 
 
 def run(plan: Plan, decision: Decision, words: Sequence[str], echo: Print) -> tuple[int, str]:
-    """Start the server, if ``decision`` launches one, and the trainer; show their logs and wait for
-    the trainer.
+    """Start the server, if ``decision`` launches a server, and the trainer; show their logs and
+    wait for the trainer.
 
     Returns the exit code and the stdout of the trainer. ``words`` are the arguments of
     ``vf-train``.
@@ -178,8 +178,8 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], echo: Print) -> tu
 
 
 def _watch(server: Child, trainer: Child, signals: Signals) -> int:
-    """Wait for the trainer, which is also ``server`` without one. *Raises* ``RunError`` when the
-    server exits."""
+    """Wait for the trainer, which is also ``server`` without a server. *Raises* ``RunError`` when
+    the server exits."""
     num_forwarded = 0
     while (code := trainer.exit_code) is None:
         if server is not trainer and server.exit_code is not None:

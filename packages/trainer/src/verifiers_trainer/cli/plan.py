@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def first_step(self) -> int:
-        """Optimizer step of the checkpoint; 0 without one."""
+        """Optimizer step of the checkpoint; 0 without a checkpoint."""
         return step_of(self.checkpoint) if self.checkpoint else 0
 
 
@@ -84,9 +84,9 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a command line.
 
-    ``resume`` is None (from a checkpoint if there is one), "" (there must be one) or a path;
-    ``fresh`` never resumes. *Raises* ``ConfigError`` with every problem, ``CheckpointError`` for a
-    checkpoint that cannot be used.
+    ``resume`` is None (from a checkpoint if there is any), "" (there must be a checkpoint) or a
+    path; ``fresh`` never resumes. *Raises* ``ConfigError`` with every problem, ``CheckpointError``
+    for a checkpoint that cannot be used.
     """
     settings, config, problems = _read(words, output_dir, resume, fresh)
     env = None

@@ -5,8 +5,8 @@ One optimizer step is taken on a few rollouts, in a temporary folder and with ar
 that differ, so that the gradient is never zero. The step changes the weights of the model: reload
 it afterwards.
 
-The first failed check ends the list, since later ones would fail for the same reason. Accelerators,
-servers and processes that this process does not use are not checked.
+The first failed check ends the list, since later checks would fail for the same reason.
+Accelerators, servers and processes that this process does not use are not checked.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def serve(call: Call) -> None:
 
 def _api_key(variable: str | None, host: str) -> str:
     """The key of the endpoint, empty for none. *Raises* ``ConfigError`` where other machines reach
-    it without one."""
+    it without a key."""
     if variable is None:
         if not is_loopback(host):
             raise ConfigError(

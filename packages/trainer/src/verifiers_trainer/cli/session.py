@@ -76,11 +76,11 @@ class Session:
 
         # before the plan hides devices
         devices, environment = launch.visible_devices(), dict(os.environ)
-        given = self.words, self.output_dir, self.resume, self.fresh
+        choices = self.words, self.output_dir, self.resume, self.fresh
         if self.dump_config:
-            print(printed_settings(*given), end="")
+            print(printed_settings(*choices), end="")
             return 0
-        plan = make_plan(*given)
+        plan = make_plan(*choices)
         decision = launch.decide(self.engine, self.vllm_url, plan.settings.gpus, devices)
         if self.tmux is not None:
             return self._start_tmux(plan, decision, environment, result)
@@ -154,7 +154,7 @@ class Session:
     # --- modes ------------------------------------------------------------------------------------
 
     def _dry_run(self, plan: Plan, result: dict[str, Any]) -> int:
-        """Show the run and run the preflight checks; return 2 when one fails."""
+        """Show the run and run the preflight checks; return 2 when a check fails."""
         from verifiers_trainer.cli.preflight import preflight
         from verifiers_trainer.trainer import RLTrainer
 

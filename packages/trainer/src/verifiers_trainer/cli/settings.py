@@ -499,8 +499,8 @@ PART_OF_BATCH_SIZE = ("gradient_accumulation_steps", "per_device_train_batch_siz
 
 
 def to_toml(settings: TrainSettings, config: RLConfig) -> str:
-    """Return all settings of the run as TOML: explicit settings, then defaults and derived ones,
-    without secrets.
+    """Return all settings of the run as TOML: explicit settings, then defaults and derived
+    settings, without secrets.
 
     ``output_dir`` is written when it is explicit or cannot be derived from ``run_name``; a bound,
     when the loss reads it and does not define it.

@@ -199,7 +199,7 @@ class Placement:
     link_bytes_per_s: float = 100e9
     """Of one device to the others."""
     sync_bytes_per_s: float = 1e9
-    """From the trainer's weights to the serving ones: through a disk or a link."""
+    """From the trainer's weights to the serving weights: through a disk or a link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +380,7 @@ def _least_s(work: Workload, placement: Placement, token_s: float, training_s: f
     A slot is free again when the longest rollout of its group has finished. The longest of the
     batch finishes later; then the batch is trained, and the next rollouts start: all batches in
     flight wait for this together. A batch alone has none of them to fill its slots, and generates
-    as many groups one after the other as its unluckiest place needs.
+    as many groups in sequence as its unluckiest place needs.
     """
     group_s = work.longest_tokens(work.group_size) * token_s + work.env_s
     tail_s = work.longest_tokens(work.batch_size * work.surplus) * token_s + work.env_s - group_s

@@ -46,7 +46,7 @@ EXIT_CODES = (
 @contextmanager
 def importing() -> Iterator[None]:
     """Import torch and all around it without garbage collection, and keep what that makes out of
-    later ones.
+    later collections.
 
     It is a million objects that live as long as the process: collections would walk through them
     many times during the import, and again in every training. A program that has imported torch

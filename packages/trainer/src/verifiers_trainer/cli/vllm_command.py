@@ -170,7 +170,7 @@ def num_gpus(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def require_device(executable: Executable, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ``ConfigError`` when there is no GPU and the executable is known to need one."""
+    """Raise ``ConfigError`` when there is no GPU and the executable is known to need a GPU."""
     if executable.is_cpu_build is False and num_gpus(environ) == 0:
         raise ConfigError(
             f"vLLM ({executable.origin}) needs a GPU, and none is visible here: train without one"

@@ -74,7 +74,7 @@ def is_in_pieces(parameter: object) -> TypeGuard[Managed]:
 
 
 def holds(parameter: object) -> TypeGuard[Managed]:
-    """Whether DeepSpeed manages a parameter; it does not manage frozen ones under
+    """Whether DeepSpeed manages a parameter; it does not manage frozen parameters under
     stages 1 and 2."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
@@ -196,7 +196,7 @@ def load_state(
 
 
 def forget_whole(model: nn.Module) -> None:
-    """Drop the whole weights that stage 3 holds after a forward pass; the next one gathers them
+    """Drop the whole weights that stage 3 holds after a forward pass; the next pass gathers them
     again."""
     offload = next(
         (
@@ -347,7 +347,7 @@ def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
 
 
 def _is_first() -> bool:
-    """Whether this is rank 0, the only one that logs."""
+    """Whether this is rank 0, the only rank that logs."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -372,7 +372,7 @@ class Piece(NamedTuple):
     start: int
     """Index in the whole, flattened parameter of the piece's first element."""
     offset: int
-    """Index of the piece in flat tensors as long as the one that ``master`` is a view of."""
+    """Index of the piece in flat tensors as long as the tensor that ``master`` is a view of."""
     flat: Tensor | None
     """That flat tensor; None under stages 1 and 2, where the parameter does not reference it."""
 

@@ -12,7 +12,7 @@ how the run was split: any number of processes, split or not, resumes from it.
 Gathering is a collective: **every process must call it, in the same order**, outside of any
 rank-0-only block. For a model that is not split nothing is sent. ``adopt`` checks which splits are
 supported, and makes accelerate split on a CPU too, which it does not do by default, so that the
-code for GPUs can be tested without one.
+code for GPUs can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
 
 
 def is_split(model: nn.Module) -> bool:
-    """Whether this process holds only parts of the parameters, even while whole ones remain after a
-    forward pass."""
+    """Whether this process holds only parts of the parameters, even while whole tensors remain
+    after a forward pass."""
     return any(isinstance(module, FSDPModule) for module in model.modules()) or deepspeed.is_split(
         model
     )
 
 
 def is_managed(model: nn.Module) -> bool:
-    """Whether weights must be set by ``scatter``: the tensors that compute are not the ones that
+    """Whether weights must be set by ``scatter``: the tensors that compute are not those that
     are trained."""
     return is_split(model) or any(deepspeed.holds(parameter) for parameter in model.parameters())
 
@@ -83,8 +83,8 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def whole_tensors(model: nn.Module, *, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor) of every parameter, tied ones once, on every process and on its own
-    device.
+    """(name, whole tensor) of every parameter, tied parameters once, on every process and on its
+    own device.
 
     One at a time: a yielded tensor may be dropped before the next is gathered, so memory holds one
     whole tensor more.
@@ -117,7 +117,7 @@ class WholeCopy:
     """Rank 0's whole copy of a split policy, for the engine, for servers and for files.
 
     It is made before the model is split, and is an ordinary module, with its adapter if there is
-    one. ``refresh`` copies the policy's weights into it, one tensor at a time. On the other
+    any. ``refresh`` copies the policy's weights into it, one tensor at a time. On the other
     processes ``model`` is None.
     """
 
@@ -129,7 +129,7 @@ class WholeCopy:
 
     @torch.no_grad()
     def refresh(self, model: nn.Module, *, trained_only: bool = True) -> None:
-        """Copy the weights of the policy, in place; frozen ones only with
+        """Copy the weights of the policy, in place; frozen weights only with
         ``trained_only=False``."""
         for name, tensor in whole_tensors(model, trained_only=trained_only):
             if self.model is None:
@@ -186,7 +186,7 @@ def part_like(tensor: Tensor, target: Tensor) -> Tensor:
 def scatter(
     tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> tuple[list[str], list[str]]:
-    """Copy whole tensors into the split ones of the same names; returns the names (missing,
+    """Copy whole tensors into the split tensors of the same names; returns the names (missing,
     unexpected).
 
     Raises ``ValueError`` for another shape.
@@ -222,8 +222,8 @@ def in_place_of(parameters: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
 
 
 def forget_whole(model: nn.Module) -> None:
-    """Drop the gathered weights that a forward pass left in place of the split ones; the next pass
-    gathers them again.
+    """Drop the gathered weights that a forward pass left in place of the split weights; the next
+    pass gathers them again.
 
     They are rounded to the compute precision, and changes made to them are lost.
     """

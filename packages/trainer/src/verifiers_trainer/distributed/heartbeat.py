@@ -37,7 +37,8 @@ _WAITING = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{
 
 
 class Heartbeat:
-    """Signs of life of ``rank``, and the watch over the next one, from construction until ``stop``.
+    """Signs of life of ``rank``, and the watch over the next rank, from construction until
+    ``stop``.
 
     ``store``: torch's; ``block``: a number of this use of it, the same on all ranks;
     ``publish(store, message)`` tells all ranks of a loss.
@@ -71,7 +72,7 @@ class Heartbeat:
             thread.start()
 
     def stop(self) -> None:
-        """End the beats; the rank that watches this one expects none from now on."""
+        """End the beats; the rank that watches this rank expects none from now on."""
         self._stopped.set()
         for thread in self._threads:
             thread.join(GRACE_S)  # not for ever: the process that holds the store may be stopped

@@ -41,7 +41,7 @@ def warn_of_unused_split() -> None:
 
 def unused_split(words: Sequence[str]) -> str | None:
     """The sentence about an unused part of the file in the command ``words`` of the launcher; None
-    without one."""
+    without a part."""
     from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 
     if {"--use_deepspeed", "--use-deepspeed", "--use_fsdp", "--use-fsdp"} & set(words):

@@ -11,8 +11,8 @@ process nothing is connected, sent or copied.
     with ranks.together(): ...                                     an error in here ends all ranks
 
 DDP, FSDP2 or DeepSpeed reduce gradients; only the time-out of their collectives is set here. A rank
-that waits inside one is woken when the process it waits for ends, or ended by its ``Heartbeat``
-when that process is stopped or unreachable.
+that waits inside a collective is woken when the process it waits for ends, or ended by its
+``Heartbeat`` when that process is stopped or unreachable.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Launched(Protocol):
 class Ranks:
     """The processes of a run; connects at first use.
 
-    ``timeout_s`` bounds every exchange among all of them; ``rank_timeout_s`` the silence of one (0:
-    not watched).
+    ``timeout_s`` bounds every exchange among all of them; ``rank_timeout_s`` the silence of a rank
+    (0: not watched).
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class Ranks:
             ) from error
 
     def _finish(self, begin: Callable[[], Any], what: str) -> None:
-        """Run an exchange among all ranks, and stop waiting as soon as one of them fails."""
+        """Run an exchange among all ranks, and stop waiting as soon as any of them fails."""
         started = time.monotonic()
         try:
             work = begin()

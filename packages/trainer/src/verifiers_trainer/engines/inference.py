@@ -47,8 +47,8 @@ UNUSABLE = (
 def open_engine(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RLConfig, env: Environment
 ) -> EmbeddedEngine | VLLMEngine:
-    """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded one over
-    ``model``.
+    """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded engine
+    over ``model``.
 
     Logs the engine and the reason.
     """
@@ -99,7 +99,7 @@ def choose_engine(model: object, config: RLConfig) -> tuple[str | None, str]:
 
 
 def _model_served_at(url: str) -> str | None:
-    """The first model of a vLLM server at ``url``; None without one."""
+    """The first model of a vLLM server at ``url``; None without a model."""
     try:
         _ask(f"{url}/version")
         return str(_ask(f"{url}/v1/models")["data"][0]["id"])
@@ -149,7 +149,7 @@ def open_embedded(
 def training_client(
     engine: EmbeddedEngine | VLLMEngine, tokenizer: Tokenizer, config: RLConfig
 ) -> Client:
-    """The client of rollouts: that of ``policy_client``, or one that sends token ids
+    """The client of rollouts: that of ``policy_client``, or a client that sends token ids
     (``history="exact"``).
 
     Raises ``ConfigError`` for an engine that does not accept token ids.

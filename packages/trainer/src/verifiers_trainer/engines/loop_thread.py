@@ -54,7 +54,7 @@ class LoopThread:
         """Run ``work`` on the loop and return its result; raise ``late()`` after ``timeout_s``
         seconds.
 
-        Where the work waits for others, ``progressed`` says when one of them was last finished (on
+        Where the work waits for others, ``progressed`` says when any of them was last finished (on
         the monotonic clock), and the seconds count from there.
         """
         assert self.loop is not None

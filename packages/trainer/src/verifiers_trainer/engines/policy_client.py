@@ -87,7 +87,7 @@ class PolicyClient:
     ) -> tuple[Turn, ...]:
         """The turns of a completion as sampled.
 
-        Raises ``ConfigError`` when this client did not sample one of its assistant messages.
+        Raises ``ConfigError`` when this client did not sample any of its assistant messages.
         """
         if isinstance(completion, str):
             raise ConfigError(

@@ -33,17 +33,17 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the completion; the tokens that spell them stay in ``token_ids``."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the completion, end-of-turn tokens included; the sampled one stays in
+    """Ids that end the completion, end-of-turn tokens included; the sampled id stays in
     ``token_ids``."""
     min_tokens: int = 0
     """Stop rules apply only from this number of tokens on."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, addend to its logit)."""
     top_logprobs: int = 0
-    """Number of most likely tokens to report at each position, beside the sampled one."""
+    """Number of most likely tokens to report at each position, beside the sampled token."""
     prompt_logprobs: int | None = None
-    """Report the log-prob of each prompt token and of this number of most likely ones; None reports
-    none."""
+    """Report the log-prob of each prompt token and of this number of most likely tokens; None
+    reports none."""
 
     @property
     def penalised(self) -> bool:

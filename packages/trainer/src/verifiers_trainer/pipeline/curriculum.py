@@ -45,7 +45,7 @@ def difficulty_at(schedule: Sequence[Sequence[Any]] | None, epochs: float) -> An
 
 def reader_of(key: str | Callable[[Mapping[str, Any]], Any]) -> Callable[[Mapping[str, Any]], Any]:
     """A function from a row to its difficulty, from a column name, a function, or the import path
-    of one.
+    of a function.
 
     Raises ``ConfigError`` for a path that cannot be imported.
     """
@@ -173,8 +173,8 @@ def effective_weights(
 
 
 def members(env: Environment) -> list[Environment]:
-    """The environments that run rollouts: the members of a group (nested ones included), or ``env``
-    itself."""
+    """The environments that run rollouts: the members of a group (nested groups included), or
+    ``env`` itself."""
     if isinstance(env, EnvGroup):
         return [inner for member in env.envs for inner in members(member)]
     return [env]

@@ -229,7 +229,7 @@ class CustomRollouts:
         self._in_training: tuple[Group, ...] = ()
         """Groups of the newest batch: saved while some of its optimizer steps are to come."""
         self._goes_on = False
-        """Whether the next batch is one of which steps were taken, and which was counted."""
+        """Whether the next batch is a batch of which steps were taken, and which was counted."""
         self._record_dropped = record_dropped
         self.state = PipelineState()
         self.version = 0

@@ -34,7 +34,7 @@ ADVICE_UNKNOWN = (
     "Correct what leaves rewards unknown: an unknown reward is in no group's comparison"
 )
 MAX_KINDS = 20
-"""Kinds of failures that are logged one by one."""
+"""Kinds of failures that are logged each by itself."""
 NO_SIGNAL_ROLLOUTS = 4096
 """Rollouts without any signal since the start of a run that end it, and at least one pass over a
 set of up to four times as many."""
@@ -145,7 +145,7 @@ class SignalMeter:
         self._per_pass, self._may_be_solved = rollouts_per_pass, may_be_solved
         self._since = time.monotonic()
         self._histogram: Counter[float] = Counter()
-        """Rewards of the streak, rounded to three digits; NaN counts the unknown ones."""
+        """Rewards of the streak, rounded to three digits; NaN counts the unknown rewards."""
         self._unscored = Unscored()
         self._finding = ""
         self._trains_own_rewards = config.credit == "turn" and config.gamma == 0
@@ -241,7 +241,7 @@ class SignalMeter:
         }
 
     def is_solved(self) -> bool:
-        """Whether the last rollouts all had the best reward of a run that has seen a lower one,
+        """Whether the last rollouts all had the best reward of a run that has seen a lower reward,
         which is logged.
 
         Raises ``NoLearningSignal`` when it is not, and no batch since the start of the run had a

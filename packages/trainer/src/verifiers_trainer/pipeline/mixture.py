@@ -23,8 +23,8 @@ from verifiers_trainer.pipeline.schedule import Schedule
 def joined(
     environments: Sequence[Environment], names: Sequence[str | None] | None = None
 ) -> Environment:
-    """Join environments into one, each under its name, its id, or ``env_<n>``; repeated names get a
-    number."""
+    """Join environments into a group, each under its name, its id, or ``env_<n>``; repeated names
+    get a number."""
     if len(environments) == 1:
         return environments[0]
     aliases = list(names) if names else [None] * len(environments)
@@ -36,7 +36,7 @@ def joined(
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, repeated ones with a number.
+    """The names, repeated names with a number.
 
     >>> distinct(["sums", "wordle", "sums"])
     ['sums', 'wordle', 'sums-2']

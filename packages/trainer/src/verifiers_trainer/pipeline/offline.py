@@ -127,7 +127,7 @@ def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[
     many are left out.
 
     Where an example has more than ``max_per_example``, those with the highest rewards, the first of
-    equal ones. Raises ``DatasetError`` when none is left.
+    equal rollouts. Raises ``DatasetError`` when none is left.
     """
     left_out: Counter[str] = Counter()
     selected: list[Rollout] = []
@@ -159,7 +159,7 @@ def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[
 
 
 def _why_not(rollout: Rollout, seen: set[bytes], config: RLConfig) -> str | None:
-    """Why a rollout is not imitated; None when it is. ``known`` has the tokens of its siblings so
+    """Why a rollout is not imitated; None when it is. ``seen`` has the tokens of its siblings so
     far."""
     if rollout.error is not None:
         return "failed"

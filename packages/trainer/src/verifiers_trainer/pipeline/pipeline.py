@@ -87,7 +87,7 @@ class Pipeline:
             │                             │               └──────_drop_stale─► gone, counted as stale
             └──_next_index──► skipped     └───────► state.discarded ──_count_discarded──► in a batch's statistics
 
-    A checkpoint saves ready and discarded groups; running ones begin again. One that an error
+    A checkpoint saves ready and discarded groups; running groups begin again. A group that an error
     forces between the optimizer steps of a batch saves the batch's groups too: it is built again,
     and trained from its next step on.
     """
@@ -203,7 +203,7 @@ class Pipeline:
             self._record_dropped(self.version + 1, groups, numbers)
 
     async def advance(self, version: int, served: int) -> None:
-        """Set the trained policy version and the ``served`` one; start the groups
+        """Set the trained policy version and the ``served`` version; start the groups
         that this allows."""
         self.version, self.served = version, served
         self._count_solved()
@@ -280,7 +280,7 @@ class Pipeline:
     @property
     def _exhausted(self) -> bool:
         """Whether the next batches' limit of started groups (``oversample``) is reached, dropped
-        ones included."""
+        groups included."""
         ahead = (self.config.max_off_policy_steps + 1) * self._groups_per_batch
         begun = self.state.next_index - self.state.base - len(self.state.skipped)
         return begun >= math.ceil(self.config.oversample * ahead)
@@ -294,7 +294,7 @@ class Pipeline:
         return self.config.batch_size // self.config.rollouts_per_example
 
     def _admit(self) -> None:
-        """Start as many groups as the capacity allows, requeued ones first; none for the policy
+        """Start as many groups as the capacity allows, requeued groups first; none for the policy
         after the last step."""
         group = self.config.rollouts_per_example
         # a resumed, longer run starts them with this policy
@@ -385,7 +385,7 @@ class Pipeline:
         return state
 
     def fail(self, error: BaseException) -> None:
-        """End the run with this error, unless an earlier one did; ``next_batch`` raises it."""
+        """End the run with this error, unless an earlier error did; ``next_batch`` raises it."""
         self._failure = self._failure or error
 
     def _collect(self, group: Group) -> None:

@@ -112,7 +112,7 @@ class Signal:
     """The extreme rewards of the run."""
     batches: int = 0
     rollouts: int = 0
-    """Batches without a learning signal since the last one with it, and their rollouts."""
+    """Batches without a learning signal since the last batch with it, and their rollouts."""
     at_best: int = 0
     """Rollouts in a row with the best reward."""
 

@@ -52,7 +52,7 @@ class PipelineThread:
         return batch
 
     def set_version(self, version: int, served: int | None = None) -> None:
-        """Set the trained policy version and the ``served`` one; start the groups
+        """Set the trained policy version and the ``served`` version; start the groups
         that this allows."""
         self._wait(
             self.pipeline.advance(version, version if served is None else served),

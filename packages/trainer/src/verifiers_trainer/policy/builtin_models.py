@@ -82,8 +82,8 @@ def build_tiny_tokenizer(tags: tuple[str, ...] = DEFAULT_TAGS) -> PreTrainedToke
     token.
 
     Other characters become the unknown token. End of turn is ``<|im_end|>``; the pad token is
-    another one. Tags are ordinary text (they survive decoding without special tokens), chat markers
-    are special.
+    another token. Tags are ordinary text (they survive decoding without special tokens), chat
+    markers are special.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

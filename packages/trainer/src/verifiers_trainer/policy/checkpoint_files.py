@@ -4,7 +4,7 @@ anything.
 A checkpoint is a folder ``checkpoint-<step>`` of safetensors and JSON files. It is written under a
 temporary name, each file is fsynced, ``MANIFEST.json`` (size and checksum of every file) comes
 last, and a rename makes it appear. A reader verifies the manifest and takes the newest valid
-folder; older ones are removed only after a newer one verifies.
+folder; older folders are removed only after a newer folder verifies.
 
     model or adapter                what ``save_pretrained`` writes, and the tokenizer
     optimizer.safetensors + .json   tensors, and the rest
@@ -56,7 +56,7 @@ SCALER = "scaler.json"
 SCHEMA = 2
 CHECKSUM = "xxh3_128"
 CHECKSUMS: dict[str, Callable[[], Any]] = {CHECKSUM: xxhash.xxh3_128, "sha256": hashlib.sha256}
-"""By its name in the manifest; the second one, 15 times slower, is that of older checkpoints."""
+"""By its name in the manifest; the second, 15 times slower, is that of older checkpoints."""
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def steps_in(output_dir: Path) -> list[tuple[int, Path]]:
 
 
 def newest_valid(output_dir: Path) -> Path | None:
-    """The newest checkpoint that verifies; damaged ones are skipped with a warning."""
+    """The newest checkpoint that verifies; damaged checkpoints are skipped with a warning."""
     for _, folder in steps_in(output_dir):
         try:
             verify(folder)
@@ -258,7 +258,7 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
             index, _, name = key.partition(".")
             value = described["state"][key] if key in described["state"] else file.get_tensor(key)
             state.setdefault(int(index), {})[name] = value
-        # older ones had empty groups
+        # older files had empty groups
         written = [group for group in described["param_groups"] if group["params"]]
         if deepspeed.is_split_optimizer(optimizer):
             deepspeed.load_state(optimizer, state, written)
@@ -278,8 +278,8 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
 def save_scheduler(folder: Path, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
     """Write the state of a learning-rate scheduler.
 
-    An infinite value, such as the best one of "reduce_lr_on_plateau" before any evaluation, is what
-    a new scheduler has, so it is left out.
+    An infinite value, such as the best value of "reduce_lr_on_plateau" before any evaluation, is
+    what a new scheduler has, so it is left out.
     """
     state = {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"}
     finite = {k: v for k, v in state.items() if not (isinstance(v, float) and math.isinf(v))}
@@ -290,7 +290,7 @@ def load_scheduler(folder: Path, scheduler: torch.optim.lr_scheduler.LRScheduler
     """Restore what ``save_scheduler`` wrote. Raises ``CheckpointError`` when it does not fit."""
     with reading(folder):
         current, saved = scheduler.state_dict(), read_json(folder / "scheduler.json")
-        # older checkpoints have one more, for a group without parameters
+        # older checkpoints have another, for a group without parameters
         for name in ("base_lrs", "_last_lr"):
             if name in saved:
                 saved[name] = saved[name][: len(current[name])]

@@ -42,7 +42,7 @@ def folder_client(folder: str) -> FolderClient:
 
 def model_folder(folder: str) -> Path:
     """The folder itself when it holds a model, else its newest checkpoint. *Raises* ``ConfigError``
-    without one."""
+    without a checkpoint."""
     path = Path(folder).expanduser()
     if not _is_model(path):
         numbered = {

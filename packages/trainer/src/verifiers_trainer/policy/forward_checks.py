@@ -36,7 +36,7 @@ different lengths."""
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """Outcome of a start-up check: the measured difference and the allowed one, in nats."""
+    """Outcome of a start-up check: the measured difference and the allowed difference, in nats."""
 
     difference: float
     tolerance: float
@@ -75,7 +75,7 @@ def _at_least_fp32(values: Tensor) -> Tensor:
 
 def layer_dtype(model: nn.Module) -> torch.dtype | None:
     """The dtype that the model's first linear layer computes in, measured; None for a model without
-    one."""
+    such a layer."""
     dtypes: list[torch.dtype] = []
     layer = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
     if layer is None:

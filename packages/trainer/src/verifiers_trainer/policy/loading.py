@@ -124,7 +124,7 @@ def _require_folder(model_name: str) -> None:
 
 
 def _builtin_name(model_name: str) -> str | None:
-    """``model_name`` when it is a builtin, None when it is not one; a misspelt builtin is a
+    """``model_name`` when it is a builtin, None when it is not; a misspelt builtin is a
     ConfigError."""
     if not str(model_name).startswith("builtin:") or Path(model_name).exists():
         return None

@@ -221,7 +221,7 @@ def _chunk_tokens(device: str, weight: Tensor | None) -> int:
     vocabulary.
 
     The C library maps a block of 32 MiB or more separately and returns it to the system when freed;
-    smaller blocks stay in the heap, fragmented by longer-lived ones, and memory grows with the
+    smaller blocks stay in the heap, fragmented by longer-lived blocks, and memory grows with the
     number of chunks.
     """
     if device != "cpu":
@@ -291,7 +291,7 @@ def install_logprob_forward(
 
     Afterwards ``model(input_ids=, position_ids=, labels=, inv_temperature=, loss_mask=,
     num_chunks=)`` takes one row, [T] or [1, T]; entry t of every argument and result describes
-    token t. ``labels`` defaults to ``input_ids``, which are the same tokens, not shifted ones. With
+    token t. ``labels`` defaults to ``input_ids``, which are the same tokens, not shifted. With
     ``loss_mask`` the head is computed only where it is True. A row with shared prompts comes with
     its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.PackedRow`). With ``teacher``, a model with
     the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``entropy``
@@ -338,7 +338,7 @@ def is_installed(model: nn.Module) -> bool:
 def uninstall(model: nn.Module) -> None:
     """Restore the instance's previous forward; do nothing when none was installed.
 
-    A forward that something has wrapped meanwhile stays where it is and calls the previous one.
+    A forward that something has wrapped meanwhile stays where it is and calls the previous forward.
     """
     lm = find_causal_lm(model)
     state: _Installed | None = lm.__dict__.get(_STATE)

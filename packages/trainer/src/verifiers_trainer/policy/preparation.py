@@ -103,7 +103,7 @@ def ensure_chat_template(
 
 
 def probe_template(tokenizer: PreTrainedTokenizerBase, env: Environment, config: RLConfig) -> None:
-    """Warn when ``env`` has several turns and the chat template rewrites earlier ones, or raise if
+    """Warn when ``env`` has several turns and the chat template rewrites earlier turns, or raise if
     that is required.
 
     With ``history="exact"`` earlier turns are never rendered again; then the end token of a turn
@@ -193,8 +193,8 @@ def within_prompt_limit(
 def _cut_in_text(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, env: Environment, limit: int
 ) -> list[Example]:
-    """The examples with prompts of at most ``limit`` tokens: longer ones without the beginning of
-    their text.
+    """The examples with prompts of at most ``limit`` tokens: longer prompts without the beginning
+    of their text.
 
     The text is cut, not the tokens, so that every turn of a conversation begins with the same
     prompt. Prompts that do not fit without any text, or have parts that are no text, are left out.
@@ -218,7 +218,7 @@ def _cut_in_text(
         ):
             continue
         fewest = bisect_left(range(total), -limit, key=lambda count: -size(count))
-        while size(fewest) > limit:  # fewer characters may be more tokens, by one or two
+        while size(fewest) > limit:  # fewer characters may be more tokens, by a few
             fewest += 1
         fitting.append(
             replace(example, row={**example.row, "prompt": _without_beginning(prompt, fewest)})
@@ -377,7 +377,8 @@ def save_merged(model: Any, folder: Path) -> None:
     """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is
     not changed.
 
-    A head tied to the embeddings is untied where the adapter covers one of them: both are written.
+    A head tied to the embeddings is untied where the adapter covers either of them: both are
+    written.
     """
     if not hasattr(model, "peft_config"):
         model.save_pretrained(folder)

@@ -106,7 +106,7 @@ class Reference:
         return {fsdp.plain(name): weight.cpu().contiguous() for name, weight in gathered if keep}
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write the copy, if there is one; for a split model pass the gathered ``state``."""
+        """Write the copy, if there is any; for a split model pass the gathered ``state``."""
         if self.weights is not None:
             save_file(self.state() if state is None else state, folder / FILE)
 

@@ -168,7 +168,7 @@ class TrainingRun:
         self.full_copy = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=device)
 
     def open_reference(self) -> None:
-        """Load the teacher, or copy the present weights as the reference if ``beta`` needs one; the
+        """Load the teacher, or copy the present weights as the reference if ``beta`` needs it; the
         first time."""
         if self.reference is None and self.settings.teacher is not None:
             self.reference = open_teacher(self.settings, self.tokenizer)
@@ -222,7 +222,7 @@ def either(first: str, a: object, second: str, b: object) -> Any:
 
 
 def server_of(client: object) -> str | None:
-    """The server URL of a client: a URL, an OpenAI client, or one of core's; None for None.
+    """The server URL of a client: a URL, an OpenAI client, or a client of core's; None for None.
 
     Raises ``ConfigError`` for a client without ``base_url``: weights must be pushed to its server.
     """
@@ -328,7 +328,7 @@ def choose_history(env: Environment, settings: RLConfig) -> None:
 
 def check_advantage(env: Environment, advantage: object) -> None:
     """Raise ``ConfigError`` for "environment" where the environment has no advantages; warn of
-    unused ones."""
+    unused advantages."""
     rubrics = _rubrics(env)
     if advantage != "environment":
         if any(rubric.has_advantages for rubric in rubrics):

@@ -130,8 +130,8 @@ class StepRecorder:
             append_dropped(self.run.folder, step, groups, settings.log_unique_prompts)
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Write an evaluation's metrics and return True; return False when they are the last ones
-        written."""
+        """Write an evaluation's metrics and return True; return False when they are the last
+        metrics written."""
         if metrics is self._evaluation:
             return False
         self._evaluation = metrics

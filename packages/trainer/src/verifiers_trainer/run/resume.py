@@ -1,7 +1,8 @@
 """``Checkpoints``: write the checkpoints of a training run, and resume from them.
 
 File formats are in ``policy.checkpoint_files``, the pipeline's state in ``pipeline.saved_state``;
-this module combines them, and compares the configuration of a checkpoint with the present one.
+this module combines them, and compares the configuration of a checkpoint with the present
+configuration.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class StartingPoint(NamedTuple):
 
 
 class Checkpoints:
-    """Writes the checkpoints of ``run``, removes old ones, and finds the one to resume from."""
+    """Writes the checkpoints of ``run``, removes old checkpoints, and finds the checkpoint to
+    resume from."""
 
     def __init__(self, run: TrainingRun, metrics_file: MetricsFile):
         self.run, self.metrics_file = run, metrics_file
@@ -191,13 +193,13 @@ class Checkpoints:
     # --- resume -----------------------------------------------------------------------------------
 
     def starting_point(self, requested: str | bool | None) -> StartingPoint:
-        """Find the checkpoint to resume from: a path, or for True the newest valid one; otherwise
-        start at step 0.
+        """Find the checkpoint to resume from: a path, or for True the newest valid checkpoint;
+        otherwise start at step 0.
 
         Starting at step 0 moves an earlier run in the output folder aside. Rank 0 decides for all
         ranks. Raises, on every rank, ``RunMismatch`` listing every difference for a checkpoint of
-        another configuration, and ``CheckpointError`` for one that is damaged, missing, or holds
-        only weights.
+        another configuration, and ``CheckpointError`` for a checkpoint that is damaged, missing, or
+        holds only weights.
         """
         pipeline = PipelineState()
 
@@ -237,7 +239,7 @@ class Checkpoints:
                 " from it; give the folder as the model to start afresh with these weights",
                 path=str(folder),
             )
-        saved.pop(OBJECTIVE, None)  # for readers: the settings behind it are compared one by one
+        saved.pop(OBJECTIVE, None)  # for readers: the settings behind it are compared in turn
         accepted = saved.pop(CHANGED_CODE, [])
         changed = _require_same(
             saved, configuration(self.run), folder, self.run.settings.accept_changed_code

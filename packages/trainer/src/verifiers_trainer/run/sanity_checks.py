@@ -48,11 +48,11 @@ other weights differ by several times that."""
 
 
 def check_forward(model: PreTrainedModel, config: RLConfig) -> None:
-    """Compare our forward pass with the stock one; on a difference fall back to the stock parts
+    """Compare our forward pass with the stock pass; on a difference fall back to the stock parts
     with a warning.
 
-    Logs the precision that the layers compute in, as measured, and warns where it is not the one
-    that is set.
+    Logs the precision that the layers compute in, as measured, and warns where it is not what is
+    set.
     """
     with threads_for(model):  # the engine that sets them starts afterwards
         is_half = bool(config.bf16 or config.fp16)
@@ -139,8 +139,8 @@ def compared_on(
 
 
 def _sampled_whole(groups: Sequence[Group], version: int, config: RLConfig) -> list[PackedRow]:
-    """Rows of the first rollout that ``version`` sampled whole; none without one. Its advantages
-    are 1."""
+    """Rows of the first rollout that ``version`` sampled whole; none without such a rollout. Its
+    advantages are 1."""
     for group in sorted(groups, key=lambda group: group.index):
         for rollout in group.rollouts:
             if not rollout.turns or not all(_is_of(turn, version) for turn in rollout.turns):

@@ -17,11 +17,11 @@ class Step:
     """What a training step knows; the trainer fills it from top to bottom of ``RLTrainer.step``."""
 
     batch: TrainBatch
-    """The data: the whole batch, or the part of it that one of several updates trains on."""
+    """The data: the whole batch, or the part of it that any of several updates trains on."""
     rows: list[PackedRow]
     """Those of this process."""
     meter: RatioMeter
-    """How far the trained policy is from the one that sampled, over the tokens of the step."""
+    """How far the trained policy is from the policy that sampled, over the tokens of the step."""
     keeps_tokens: bool = False
     """Whether ``row_logprobs`` are kept."""
     row_logprobs: list[torch.Tensor] = field(default_factory=list)

@@ -180,7 +180,7 @@ class Wandb(WandbCallback):
     completions."""
 
     _owned: Any = None
-    """The run that this object started; one that the user's script started is neither renamed nor
+    """The run that this object started; a run that the user's script started is neither renamed nor
     finished."""
 
     def setup(self, args: Any, state: TrainerState, model: Module, **kwargs: object) -> None:
@@ -196,7 +196,7 @@ class Wandb(WandbCallback):
         super().setup(args, state, model, **kwargs)
 
     def _id_of(self, folder: Path, is_resumed: bool) -> str:
-        """The id in the run's folder, or a new one, which is written there."""
+        """The id in the run's folder, or a new id, which is written there."""
         path = folder / WANDB_ID
         if not (is_resumed and path.is_file()):
             folder.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ class RLFields(Settings, TrainingArguments):  # type: ignore[misc]  # the defaul
 class RLConfig(RLFields):
     """Settings of ``RLTrainer``; also takes every field of ``transformers.TrainingArguments``.
 
-    *Raises* ``ConfigError`` for unknown names, with the nearest known one.
+    *Raises* ``ConfigError`` for unknown names, with the nearest known name.
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {}
@@ -185,7 +185,7 @@ class RLConfig(RLFields):
         return Path(self.output_dir or "outputs")
 
     def private_copy(self) -> RLConfig:
-        """Return a copy that can be changed without changing this one."""
+        """Return a copy that can be changed without changing this configuration."""
         result = copy.copy(self)
         result._explicit, result._other_spellings = set(self._explicit), dict(self._other_spellings)
         return result
@@ -245,7 +245,7 @@ class RLConfig(RLFields):
     @property
     def reshaping(self) -> list[str]:
         """The sampling arguments in force that make the sampled distribution another than the
-        trained one."""
+        trained distribution."""
         return sorted(self.sampling().keys() & RESHAPING)
 
     @property
@@ -259,7 +259,7 @@ class RLConfig(RLFields):
     def bounds(self) -> dict[str, Any]:
         """Every bound that the loss reads, by setting, with the value in force.
 
-        A bound that the caller set wins over the one of the loss's source. Without
+        A bound that the caller set wins over that of the loss's source. Without
         ``epsilon_high``, a clip is as wide above as below.
         """
         values = {name: getattr(self, name) for name in bounds_read(self.loss)} | dict(

@@ -231,7 +231,7 @@ def check_components(config: Any, world_size: int) -> list[str]:
 
 
 def check_teacher(config: Any, world_size: int) -> list[str]:
-    """Require a teacher where the loss reads one, and a loss that reads the teacher."""
+    """Require a teacher where the loss reads it, and a loss that reads the teacher."""
     if config.teacher is None:
         if config.component == "ref_kl":
             return [f"the loss {config.loss!r} needs a teacher: set teacher"]

@@ -250,7 +250,7 @@ class Settings:
     training computes in float32; True then keeps the frozen weights under a LoRA adapter in
     bfloat16, if the CPU has instructions for it."""
     max_grad_norm: Annotated[float, Meta(ge=0.0, le=1e9)] = 1.0
-    """Largest norm of the gradient; a longer one is scaled down to it. 0 = no limit."""
+    """Largest norm of the gradient; a longer gradient is scaled down to it. 0 = no limit."""
     logging_steps: Annotated[float, LOGGING] = 1
     """Optimizer steps from one log line to the next; below 1 a share of the run."""
     save_strategy: Annotated[Literal["no", "steps", "epoch", "best"], SAVING] = "steps"
@@ -325,7 +325,7 @@ class Settings:
     loss. Also the denominator of the aggregation "constant_length", which is otherwise
     ``max_seq_len``."""
     shuffle_dataset: bool = True
-    """Draw the training examples in an order shuffled by ``seed``, a new one in each pass; False
+    """Draw the training examples in an order shuffled by ``seed``, a new order in each pass; False
     keeps the order of the rows."""
     updates_per_batch: Few = 1
     """Optimizer steps that the rollouts of a batch are divided among, whole groups together where
@@ -341,7 +341,7 @@ class Settings:
     them, any other weighs them by reward."""
     min_reward: Annotated[float, Meta()] | None = None
     """With "sft": imitate rollouts of at least this reward; None = of any, unknown
-    ones included."""
+    rewards included."""
     max_per_example: Count | None = None
     """With "sft": imitate at most as many rollouts of an example, those with the
     highest rewards."""
@@ -368,7 +368,7 @@ class Settings:
     max_tokens: Annotated[Count | None, SAMPLES, Also("max_new_tokens")] = None
     """Tokens per turn; None = what is left of ``max_seq_len``."""
     temperature: Annotated[float, Meta(ge=1e-6, le=2.0), SAMPLES] = 1.0
-    """Sampling temperature; the trained distribution is the one at this temperature."""
+    """Sampling temperature; the trained distribution is that at this temperature."""
     top_p: Annotated[float, Meta(ge=1e-9, le=1.0), RESHAPES] = 1.0
     """Sample from the likeliest tokens whose probabilities sum to this; 1 = from all."""
     top_k: Annotated[Annotated[int, Meta(ge=-1, le=10**9)] | None, RESHAPES] = None
@@ -389,7 +389,7 @@ class Settings:
     decoding."""
     truncated_sampling: Annotated[Literal["warn", "refuse"], ALARMS] = "warn"
     """Whether to "warn" about or "refuse" top_p, top_k, min_p and penalties, which make the sampled
-    distribution another than the trained one."""
+    distribution another than the trained distribution."""
     sampling_args: dict[str, Any] = field(default_factory=dict)
     """Additional sampling arguments of every request."""
 
@@ -472,8 +472,8 @@ class Settings:
 
     # --- pipeline ---------------------------------------------------------------------------------
     max_off_policy_steps: Annotated[int, Meta(ge=0, le=16), Also("num_batches_ahead")] = 1
-    """Largest age of a token's policy in batches, which are optimizer steps where a batch is one; 0
-    = synchronous."""
+    """Largest age of a token's policy in batches, which are optimizer steps if a batch is one step;
+    0 = synchronous."""
     max_concurrent: Annotated[Count, SPEED] = 1024
     """Rollouts in flight."""
     max_concurrent_scoring: Annotated[Count | None, SPEED] = None
@@ -481,7 +481,7 @@ class Settings:
     max_concurrent_tools: Annotated[Count | None, SPEED] = None
     """Tool calls at a time."""
     stale_policy: Literal["wait", "drop"] = "wait"
-    """Rollouts that reach ``max_off_policy_steps``: "wait" for them, or train on finished ones
+    """Rollouts that reach ``max_off_policy_steps``: "wait" for them, or train on finished rollouts
     first and "drop" those that become too old, which favours short rollouts."""
     generation_timeout: Annotated[Seconds, TIMEOUTS, Also("async_generation_timeout")] = 600.0
     """Seconds without a finished rollout after which training stops."""
@@ -504,7 +504,7 @@ class Settings:
     no_signal_steps: Annotated[Number | None, ALARMS] = None
     """Consecutive batches without any group of differing rewards before training stops; 0 = only
     warn. None: a run without any such group since its start stops after 4,096 rollouts and a pass
-    over a small set, a solved one when 512 rollouts and such a pass all had the best reward, and
+    over a small set, a solved set when 512 rollouts and such a pass all had the best reward, and
     any other continues, with warnings."""
     skip_solved: bool = False
     """Stop sampling an example once two groups in a row solved it: a mean reward of at least 0.9 of
@@ -547,7 +547,7 @@ class Settings:
     """Where rollouts are sampled: "embedded" (in this process, on the trained parameters
     themselves), "vllm" (the server at ``vllm_server_host`` and ``_port``), the URL of a vLLM
     server, several with commas between them, or "auto": the server when a URL is given or the
-    default one serves this model, else embedded."""
+    default server serves this model, else embedded."""
     inference_base_url: Annotated[str | None, PLACEMENT] = None
     """URL of the server, or of several, when ``inference`` is not a URL."""
     vllm_server_host: Annotated[str, PLACEMENT] = "0.0.0.0"
@@ -585,11 +585,11 @@ class Settings:
     embedded_threads: Annotated[Annotated[int, Meta(ge=1, le=10**4)] | None, SPEED] = None
     """Threads of torch's CPU kernels, for the whole process while the engine runs; None = one for a
     model of at most 2 million parameters, unless OMP_NUM_THREADS is set, and torch's own number for
-    a larger one."""
+    a larger model."""
 
     # --- evaluation -------------------------------------------------------------------------------
     eval_num_examples: Annotated[Count, MinusOne("all"), EVALUATION] = 64
-    """Examples of an evaluation, the first ones of the set; -1 = all."""
+    """Examples of an evaluation, the first of the set; -1 = all."""
     eval_rollouts_per_example: Annotated[Few, EVALUATION] = 1
     """Rollouts of each example of an evaluation."""
     eval_sampling_args: Annotated[dict[str, Any], EVALUATION] = field(default_factory=dict)
@@ -682,7 +682,8 @@ _CHOICES = {
     if get_origin(part) is Literal
 }
 RESHAPING = frozenset(name for name in DECLARED if mark(name, str) == RESHAPES)
-"""Sampling arguments that make the sampled distribution differ from the trained one, on purpose."""
+"""Sampling arguments that make the sampled distribution differ from the trained distribution, on
+purpose."""
 SAMPLING_FIELDS = frozenset(name for name in DECLARED if mark(name, str))
 """Sampling arguments that are settings, and therefore not allowed in ``sampling_args``."""
 

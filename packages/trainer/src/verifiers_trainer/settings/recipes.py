@@ -46,7 +46,7 @@ NAMES = frozenset(name for recipe in RECIPES.values() for name in recipe.setting
 
 
 def settings_of(recipe: str | None) -> Mapping[str, Any]:
-    """Return the settings of a recipe; none without a recipe, or for an unknown one.
+    """Return the settings of a recipe; none without a recipe, or for an unknown name.
 
     >>> settings_of("best_of_group")["advantage"], settings_of(None)
     ('best', {})

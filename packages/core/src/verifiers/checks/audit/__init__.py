@@ -70,11 +70,11 @@ def audit_environment(
     budget_s: float = 60.0,
 ) -> AuditReport:
     """Audit the reward of an environment: an id, an ``Environment``, or a function that returns
-    one. Blocks.
+    an environment. Blocks.
 
     Args:
-        env_or_id: An id, an ``Environment``, or a function that returns one. An environment passed
-            as an object is not closed.
+        env_or_id: An id, an ``Environment``, or a function that returns an environment. An
+            environment passed as an object is not closed.
         n: Rows that are tried.
         seed: Chooses the rows and the search.
         search_steps: Programs that are tried beside the fixed non-solutions; 0 for none.

@@ -38,7 +38,7 @@ class Oracle:
     """What solves the rows of an environment."""
 
     source: str
-    """"oracle" (the environment's own), "answer" (the row's), or "" without one."""
+    """"oracle" (the environment's own), "answer" (the row's), or "" without a right answer."""
     policy: Policy | None
     write: Format
     """The format in which a right answer earns most."""
@@ -158,7 +158,7 @@ def _answering(write: Format) -> Policy:
 
 
 def _formats(env: Environment) -> dict[str, Format]:
-    """Name -> format, the most specific first: of equal ones the first is kept."""
+    """Name -> format, the most specific first: of equal formats the first is kept."""
     formats: dict[str, Format] = {"as asked": _as_asked(env)}
     if isinstance(env.parser, XMLParser):
         formats["answer field"] = _xml(env.parser)
@@ -204,7 +204,7 @@ def _after_thinking(write: Format) -> Format:
 
 def _as_in_shots(turn: Turn, text: str) -> str:
     """The last solved example of the prompt with the number or word at its end replaced; the text
-    alone without one."""
+    alone without an end."""
     prompt = turn.request.prompt
     shots = (
         []

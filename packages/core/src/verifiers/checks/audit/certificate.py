@@ -1,7 +1,7 @@
 """Certificates: the result of an audit, stored as ``audit.json`` beside an environment's code.
 
 A certificate holds the hash of the package's files. It is stale when they have changed since;
-``vf-install --list`` shows both. Reading one imports nothing.
+``vf-install --list`` shows both. Reading a certificate imports nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def folder_of(source: FoundEnvironment) -> Path | None:
 
 
 def read_certificate(env_id: str) -> Certificate | None:
-    """The certificate of an environment, by id or path; None without one. *Raises* as
+    """The certificate of an environment, by id or path; None without a certificate. *Raises* as
     ``registry.find``."""
     folder = folder_of(registry.find(env_id))
     return None if folder is None else certificate_in(folder)

@@ -3,7 +3,7 @@
 A ``NonSolution`` is a name, a family, and a policy. Families: "blind" (does not look at the row),
 "question" (copies or rearranges it), "format" (the form without an answer), "many" (several answers
 at once), "injection" (texts addressed to a judge or a parser), "tools", "code", "search". The
-families "hedge" and "odd form" have the right answer, beside a wrong one or wrongly written: a
+families "hedge" and "odd form" have the right answer, beside a wrong answer or wrongly written: a
 rubric that accepts it is too lenient, but a policy cannot earn by it without the answer.
 """
 
@@ -65,8 +65,8 @@ class NonSolution:
     family: str
     policy: Policy
     slot: Slot | None = None
-    """The text in the answer's place, to tell when it happens to be the right answer; None: it is
-    never one."""
+    """The text in the answer's place, to tell when it happens to be the right answer; None: it
+    never is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Answers:
     texts: tuple[str, ...]
     """The most frequent first, each once."""
     share: float
-    """Share of the rows that have the most frequent one."""
+    """Share of the rows that have the most frequent answer."""
 
     @classmethod
     def of(cls, examples: Sequence[Example], played: Sequence[Example] = ()) -> Answers:
-        """The answers of ``examples``; of equally frequent ones those of ``played``
+        """The answers of ``examples``; of equally frequent answers those of ``played``
         rows come last."""
         counts = Counter(text for example in examples if (text := answer_text(example)))
         answers = {answer_text(example) for example in played}
@@ -262,7 +262,7 @@ def _of_heard(change: Callable[[str], str]) -> Slot:
 
 
 def data_of(question: str) -> str:
-    """What a question is about: the middle one of its paragraphs, else its quoted or fenced part,
+    """What a question is about: the middle of its paragraphs, else its quoted or fenced part,
     else the text after its first colon, else its last line.
 
     >>> data_of("Sort these words: pear apple"), data_of('What is the plural of "ox"?'), data_of("Add.\\n1 2")

@@ -1,4 +1,4 @@
-"""Which rows a model can learn from: pass rates by row, and the file that keeps the useful ones.
+"""Which rows a model can learn from: pass rates by row, and the file that keeps the useful rows.
 
 In a group whose rollouts all solve the row, or all fail, every advantage is 0. Only rows that a
 model solves sometimes are useful to it.

@@ -73,7 +73,7 @@ class AuditReport:
     success_metric: str | None = None
     """What counts as solved; "reward" where every reward is 0 or 1."""
     oracle: Paid | None = None
-    """What a right answer earned; None without one."""
+    """What a right answer earned; None without an oracle."""
     non_solutions: tuple[Paid, ...] = ()
     """The highest reward first."""
     profile: tuple[RowProfile, ...] = ()

@@ -62,7 +62,7 @@ def _check_leaks(rows: Sequence[Example], findings: Findings) -> None:
 
 def _leak(example: Example) -> str:
     """The place where a prompt names its answer, or shows it outside of the question; "" without
-    one."""
+    a leak."""
     answer = answer_text(example).strip()
     if not answer:
         return ""
@@ -99,7 +99,7 @@ def _prompt_key(example: Example) -> str:
 
 
 def _row_key(example: Example, is_single: bool) -> str:
-    """What makes a row another one: its prompt; of several turns also its answer and ``info``."""
+    """What makes two rows differ: their prompt; of several turns also its answer and ``info``."""
     key_of_turns = (
         ""
         if is_single

@@ -217,7 +217,7 @@ def version_option(name: str) -> click.Option:
 
 
 def one_word(call: Call, what: str) -> str:
-    """The only positional argument. *Raises* ``ConfigError`` when there is not exactly one."""
+    """The only positional argument. *Raises* ``ConfigError`` when there is not exactly one word."""
     if len(call.words) != 1:
         extra = f", not {len(call.words)}: {' '.join(call.words)}" if call.words else ""
         raise ConfigError(f"give {what}{extra}")

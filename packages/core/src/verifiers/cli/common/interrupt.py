@@ -48,7 +48,7 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int:
-        """By convention 128 + the signal: 130 for Ctrl-C, 143 for SIGTERM; 0 without one."""
+        """By convention 128 + the signal: 130 for Ctrl-C, 143 for SIGTERM; 0 without a signal."""
         return 128 + self.signum if self.signum is not None else 0
 
     def __enter__(self) -> Interrupt:

@@ -236,7 +236,7 @@ class Form:
 
 
 def convert(value: object, hint: object) -> Any:
-    """Return the value, read by its notation if it has one; a whole number with a range of floats
+    """Return the value, read by its notation if it has any; a whole number with a range of floats
     is a float.
 
     *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
@@ -277,7 +277,7 @@ def accept(assignment: Assignment, hint: object) -> Any:
             return convert(candidate, hint)
         except ValueError as error:
             errors.append(error)
-    raise errors[-2]  # the error of the number, where there is one: "not 0" rather than "not '0'"
+    raise errors[-2]  # the error of the number, if there is any: "not 0" rather than "not '0'"
 
 
 def _numbers(text: str) -> list[int | float]:
@@ -350,7 +350,7 @@ def unknown_key(key: str, section: str, choices: Iterable[str]) -> str:
 
 
 def store(table: dict[str, Any], path: Sequence[str], value: object) -> None:
-    """Set a value in nested tables; missing tables are created, existing ones are copied first.
+    """Set a value in nested tables; missing tables are created, existing tables are copied first.
 
     >>> table = {"a": {"b": 1}}
     >>> store(table, ("a", "c", "d"), 2)

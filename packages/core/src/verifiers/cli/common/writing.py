@@ -1,5 +1,5 @@
-"""Write files for the user, all or none: create new ones, and replace existing ones only where that
-is allowed.
+"""Write files for the user, all or none: create new files, and replace existing files only where
+that is allowed.
 
 A new folder is written under a temporary name and renamed. Symbolic links out of the base folder
 are refused.
@@ -91,8 +91,8 @@ def _appear(folder: Path, texts: Mapping[str, str], created: list[Path]) -> None
 def _fill_in(
     folder: Path, texts: Mapping[str, str], created: list[Path], before: dict[Path, bytes]
 ) -> None:
-    """Add files to an existing folder: create the new ones exclusively, then replace the existing
-    ones."""
+    """Add files to an existing folder: create the new files exclusively, then replace the existing
+    files."""
     paths = {folder / name: text for name, text in texts.items()}
     existing = [path for path in paths if path.exists()]
     for path, text in paths.items():

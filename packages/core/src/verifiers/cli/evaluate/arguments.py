@@ -181,7 +181,7 @@ def _take_dotted(setting: Assignment, line: CommandLine) -> None:
 
 
 def _take_positional(words: Iterable[str], line: CommandLine) -> None:
-    """Sort positional words into environment ids and files; one that begins with a dash is an
+    """Sort positional words into environment ids and files; a word that begins with a dash is an
     unknown option."""
     plain: list[str] = []
     after_unknown = False

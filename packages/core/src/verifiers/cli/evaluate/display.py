@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 SILENT_S = 30.0
 """Seconds without a finished rollout after which the display shows what the oldest
-ones wait for."""
+rollouts wait for."""
 LINE_EVERY_S = 10.0
 RATE_WINDOW_S = 30.0
 """Seconds over which the display of a running evaluation averages tokens per second."""
 LATER = 1.25
-"""Factor by which an estimate of the time left must exceed the shown one to be shown."""
+"""Factor by which an estimate of the time left must exceed the shown estimate to be shown."""
 BAR_CHARS = 24
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 NUM_OLDEST = 3
 """Number of running rollouts listed when none finishes."""
 NUM_NEIGHBOURS = 4
-"""Runs before and after the current one that have a line in the block."""
+"""Runs before and after the current run that have a line in the block."""
 
 
 class TokenRate:
@@ -120,7 +120,7 @@ def status_line(
 
 def sampled_tokens(progress: Progress) -> int:
     """Tokens sampled by this start: of finished rollouts, and of the finished turns of running
-    ones."""
+    rollouts."""
     states = [state for _, state in progress.running.values() if state is not None]
     running: int = sum(state["usage"].get("output_tokens", 0) for state in states)
     return progress.output_tokens + running

@@ -1,7 +1,7 @@
 """``vf-eval --export``: write a finished run in other formats, beside its journal.
 
 Each format is one entry of ``FORMATS``. The journal, one JSON object per line, is always written
-and is not one of them. The packages that a format needs are checked before the first rollout.
+and is not among them. The packages that a format needs are checked before the first rollout.
 """
 
 from __future__ import annotations

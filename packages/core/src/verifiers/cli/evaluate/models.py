@@ -191,7 +191,7 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
 
 
 def registry_path(settings: EvalSettings) -> Path | None:
-    """The configured registry (flag, file, ``VF_ENDPOINTS``), else the first default one that
+    """The configured registry (flag, file, ``VF_ENDPOINTS``), else the first default file that
     exists."""
     configured = settings.endpoints_path or os.environ.get("VF_ENDPOINTS")
     if configured:
@@ -205,7 +205,7 @@ def _registry(settings: EvalSettings) -> Mapping[str, EndpointGroup]:
 
 
 def price_list(settings: EvalSettings) -> dict[str, tuple[float, float]]:
-    """Model -> its prices in the registry, the higher ones where it has several.
+    """Model -> its prices in the registry, the higher if it has several.
 
     Without those of the evaluated model under ``-b``, which names another server than the registry
     does.

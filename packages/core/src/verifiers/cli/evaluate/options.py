@@ -45,7 +45,7 @@ class Flag:
 def flag(default: Any, help_: str, names: str = "") -> Any:
     """A setting with its default, which is a new table for each object, and its flags.
 
-    Without a long flag in ``names`` it has the one of its own name: ``max_tokens`` is
+    Without a long flag in ``names`` it has the flag of its name: ``max_tokens`` is
     ``--max-tokens``.
     """
     metadata = {"flag": Flag(names, help_)}

@@ -1,7 +1,7 @@
 """The summary of a finished run on stdout: as text, or as one JSON object.
 
-Numbers come from ``GenerateOutputs.summary``; an unknown one is "unknown" or null, never 0. Model
-text is truncated and its control characters are escaped.
+Numbers come from ``GenerateOutputs.summary``; an unknown number is "unknown" or null, never 0.
+Model text is truncated and its control characters are escaped.
 """
 
 from __future__ import annotations

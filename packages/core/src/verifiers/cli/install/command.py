@@ -2,8 +2,8 @@
 
 Prints each command before running it, with a warning that installing runs the environment's code.
 The exit code is 0 only when the environment resolves and imports. A package of the index, whose
-name may belong to an unrelated project, is inspected before it is installed: one that would write
-over another package is refused, and when it does not declare the environment, or its name may
+name may belong to an unrelated project, is inspected before it is installed: a package that would
+write over another package is refused, and when it does not declare the environment, or its name may
 deceive, the user is asked (``look_alikes``). ``sources`` chooses the packages, ``installer`` runs
 the commands.
 """
@@ -142,8 +142,8 @@ def _by_name() -> dict[str, tuple[str, Any]]:
 
 
 def _check_others(command: str, before: dict[str, str]) -> None:
-    """*Raises* ``RunError`` when a distribution that ``command`` installed took something from one
-    that was there."""
+    """*Raises* ``RunError`` when a distribution that ``command`` installed took something from a
+    distribution that was there."""
     installed = _by_name()
     present = [distribution for name, (_, distribution) in installed.items() if name in before]
     for name, (version, distribution) in installed.items():
@@ -422,7 +422,7 @@ def _list(call: Call) -> None:
 
 
 def _audit_of(env_id: str) -> str | None:
-    """The certificate of an environment in words; None without one."""
+    """The certificate of an environment in words; None without a certificate."""
     from verifiers.checks.audit.certificate import read_certificate
     from verifiers.errors import UsageError
 

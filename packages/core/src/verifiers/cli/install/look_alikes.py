@@ -64,7 +64,7 @@ def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | 
 
 
 def other_origin(package: Distribution) -> str | None:
-    """Why the package of an index may not be the installed one of its name, which came from
+    """Why the package of an index may not be the installed package of its name, which came from
     elsewhere; None else."""
     try:
         present = importlib_metadata.distribution(package.name)

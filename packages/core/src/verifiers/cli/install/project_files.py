@@ -62,7 +62,7 @@ class Workspace:
 
     def projects(self) -> Iterator[Project]:
         """The existing members, sorted by folder. *Raises* ``ConfigError`` for an
-        unreadable one."""
+        unreadable file."""
         folders = {folder for glob in self.members for folder in self.root.glob(glob)}
         for folder in sorted(folders):
             if (folder / PYPROJECT).is_file() and self.contains(folder):
@@ -71,7 +71,7 @@ class Workspace:
 
 def find_workspace(start: Path) -> Workspace | None:
     """The uv workspace of ``start``: the nearest folder, upwards, whose ``pyproject.toml`` declares
-    one."""
+    a workspace."""
     for folder in (start.resolve(), *start.resolve().parents):
         table = table_at(read_toml(folder), "tool", "uv").get("workspace")
         if isinstance(table, dict):

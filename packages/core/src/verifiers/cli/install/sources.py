@@ -211,8 +211,8 @@ def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Pack
 
 
 def _needs_no_installation(env_id: EnvironmentId, env_dir: str) -> FoundEnvironment | None:
-    """The file or folder of an environment without a project. *Raises* ``UsageError`` for one that
-    has a mistake."""
+    """The file or folder of an environment without a project. *Raises* ``UsageError`` for a source
+    that has a mistake."""
     if (source := in_folder(Path(env_dir), env_id.name)) is not None:
         return registry.local(source, env_id.without_version)
     source = in_folder(Path(), env_id.name)

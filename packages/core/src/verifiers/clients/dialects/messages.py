@@ -3,11 +3,11 @@
 Source: https://platform.claude.com/docs/en/api/messages. Differences from a conversation of this
 library:
 
-* A system message at the start is the field ``system``; later ones stay where they are.
+* A system message at the start is the field ``system``; later messages stay where they are.
 * Results of tools are parts of a user message; one user message with several becomes several tool
   messages.
 * Thinking with a signature is kept verbatim in ``thinking_blocks`` and sent back; thinking without
-  one is ``reasoning_content`` alone, marked by the signature `UNSIGNED`.
+  a signature is ``reasoning_content`` alone, marked by the signature `UNSIGNED`.
 * Marks for the cache (``cache_control``) and ``is_error`` of a result are not part of a
   conversation and are not kept.
 * Arguments of tools are objects, so their spelling is not kept, only their value.
@@ -51,7 +51,7 @@ from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usa
 NAME = "messages"
 PATHS = ("messages", "messages/count_tokens")
 DEFAULT_MAX_TOKENS = 8192
-"""Sent when a call has no limit of tokens, because the API requires one."""
+"""Sent when a call has no limit of tokens, because the API requires a limit."""
 UNSIGNED = "unsigned"
 """The signature of thinking that no vendor signed."""
 

@@ -720,8 +720,8 @@ def concession(status: int, body: bytes) -> str | None:
 def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
     """Read an answer.
 
-    Raises: ``MalformedResponse`` that names ``where`` and the field; `StreamedError` for one with
-    the status "failed".
+    Raises: ``MalformedResponse`` that names ``where`` and the field; `StreamedError` for an answer
+    with the status "failed".
     """
     with reading_answer(NAME, where):
         return _response_read(body, request, where)
@@ -762,7 +762,7 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
 
 
 class ResponseStream:
-    """Puts events together: the last one holds the whole answer.
+    """Puts events together: the last event holds the whole answer.
 
     >>> stream = stream_reader()
     >>> stream.feed('{"type": "response.in_progress", "response": {}}')

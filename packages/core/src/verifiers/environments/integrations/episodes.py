@@ -55,7 +55,7 @@ def seed_of(row: Mapping[str, Any], seed: int) -> int:
 
 def opened(prompt: Messages, observation: Content) -> Messages:
     """Append the first observation to a prompt: to its last message if that is a user message, else
-    as a new one."""
+    as a new message."""
     if isinstance(prompt, str):
         return prompt + message_text({"content": observation})
     last = prompt[-1] if prompt else None

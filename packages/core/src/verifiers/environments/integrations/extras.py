@@ -1,8 +1,8 @@
 """Optional dependencies of the integrations: whether one is installed, and the command that
 installs it.
 
-Promise: only an absent library is reported as not installed. One that is installed and fails to
-import raises its own error, since reinstalling would not help.
+Promise: only an absent library is reported as not installed. A library that is installed and fails
+to import raises its own error, since reinstalling would not help.
 """
 
 from __future__ import annotations

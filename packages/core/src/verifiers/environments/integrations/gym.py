@@ -1,4 +1,4 @@
-"""``GymEnv``: a Gymnasium environment, or one with the same interface, through text.
+"""``GymEnv``: a Gymnasium environment, or an environment with the same interface, through text.
 
 Promise: one environment object per rollout, reset with the seed of the row and closed after the
 rollout. The reward of a step is stored on its turn. Text that ``action_parser`` cannot read ends
@@ -74,7 +74,7 @@ class GymEnv(MultiTurnEnv):
 
     The question of a row precedes the first observation. Each turn has ``reward``, and
     ``extras["terminated"]``, ``extras["truncated"]`` and ``extras["gym_info"]``, the ``info`` of
-    its step; the last one is ``state["gym_info"]``, and ``state["gym_done"]`` whether the episode
+    its step; the last dict is ``state["gym_info"]``, and ``state["gym_done"]`` whether the episode
     ended. Further parameters are ``MultiTurnEnv``'s.
 
     *Raises* ConfigError when Gymnasium is not installed or a setting is invalid.

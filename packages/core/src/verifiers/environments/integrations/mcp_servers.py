@@ -65,7 +65,7 @@ class ServerSpec:
     command: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
-    """Variables that the server sees in addition to the basic ones."""
+    """Variables that the server sees in addition to the basic variables."""
     description: str = ""
 
     @classmethod
@@ -349,7 +349,7 @@ class _Server:
     async def _read(
         self, stdout: asyncio.StreamReader, arrived: MemoryObjectSendStream[Any]
     ) -> None:
-        """Forward the server's messages until it closes its stdout or one is too long."""
+        """Forward the server's messages until it closes its stdout or a line is too long."""
         import anyio
         import mcp_types
         from mcp.shared.message import SessionMessage

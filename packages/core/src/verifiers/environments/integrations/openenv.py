@@ -221,7 +221,7 @@ class OpenEnvEnv(MultiTurnEnv):
         self, message: Message, session: _Session
     ) -> list[tuple[dict[str, Any], str | None]]:
         """The actions of a turn, each with the id of its tool call. *Raises* ValueError without
-        one."""
+        a call."""
         text = message_text(message)
         if self.action_parser is not None:
             return [(await maybe_await(self.action_parser(text)), None)]

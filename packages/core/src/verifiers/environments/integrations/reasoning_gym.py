@@ -216,7 +216,8 @@ def _generators(gym: object) -> list[Generator]:
 
 
 def _check(generator: Generator, registered: Mapping[str, tuple[Any, Any]]) -> None:
-    """*Raises* ConfigError for an unknown generator, or one that refuses its configuration."""
+    """*Raises* ConfigError for an unknown generator, or a generator that refuses its
+    configuration."""
     if generator.name not in registered:
         hint = closest(generator.name, registered)
         raise ConfigError(f"Reasoning Gym has no generator {generator.name!r}{hint}", key="gym")

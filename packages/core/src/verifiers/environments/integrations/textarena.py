@@ -70,8 +70,8 @@ class TextArenaEnv(MultiTurnEnv):
             where the game repeats its history) to the user message.
         seed: Seed of the rows.
 
-    The move is the answer that the parser reads in the last message of the model; without one the
-    move is empty, and the rules of the game for invalid moves apply. Reward functions read the
+    The move is the answer that the parser reads in the last message of the model; without an answer
+    the move is empty, and the rules of the game for invalid moves apply. Reward functions read the
     finished game from ``state["ta_env"]``. A game counts as won at a reward of 1
     (``pass_threshold``): many games pay part of it for coming close, and some for wrong moves.
     Further parameters are those of ``MultiTurnEnv``.
@@ -164,7 +164,7 @@ class TextArenaEnv(MultiTurnEnv):
             state.pop(key, None)
 
     def _new_text(self, state: State) -> str:
-        """Return the part of the observation that is new since the last one."""
+        """Return the part of the observation that is new since the last observation."""
         observation = _as_text(state["ta_env"].get_observation()[1])
         before, state["ta_observation"] = state.get("ta_observation") or "", observation
         return observation.removeprefix(before).strip()
@@ -188,7 +188,7 @@ class TextArenaEnv(MultiTurnEnv):
 
 
 def format_prompt(parser: Parser) -> str | None:
-    """Return an instruction with the format of a parser; None for a parser without one."""
+    """Return an instruction with the format of a parser; None for a parser without a format."""
     show = getattr(parser, "get_format_str", None)
     return f"Write every message in this format:\n{show()}" if callable(show) else None
 

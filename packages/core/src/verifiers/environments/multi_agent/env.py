@@ -57,9 +57,9 @@ class MultiAgentEnv(MultiTurnEnv):
     of the roles that training trains; default: those without a client.
 
     A reward function with the name of a role gives that role's reward: a metric, ``reward/<role>``
-    in training. A role without one has the reward of the rollout. ``completion`` is the record of
-    all turns, each message with the ``name`` of its role; ``state["views"][role]`` is what a role
-    saw and said.
+    in training. A role without a reward has the reward of the rollout. ``completion`` is the record
+    of all turns, each message with the ``name`` of its role; ``state["views"][role]`` is what a
+    role saw and said.
 
     *Raises* ConfigError for fewer than two roles, two of one name, and a trained role with a
     client.
@@ -153,7 +153,7 @@ class MultiAgentEnv(MultiTurnEnv):
 
     @stop(priority=-100)
     async def no_next_role(self, state: State) -> bool:
-        """Whether no role acts next. Keeps the one that does as ``state["role"]``."""
+        """Whether no role acts next. Keeps the role that does as ``state["role"]``."""
         role = await maybe_await(self.next_role(state))
         if role is not None and role not in self.roles:
             raise ConfigError(f"next_role returned {role!r}; the roles are {', '.join(self.roles)}")

@@ -25,9 +25,9 @@ from verifiers.types import Message, Messages
 class TwoPlayerEnv(MultiAgentEnv):
     """A zero-sum game of two players; subclasses define its rules in five methods.
 
-    ``roles``: the first player, then the second. Each one's reward is its payoff, unknown where the
-    rollout ended before the game; ``reward`` is that of the first trained player. ``rubric`` adds
-    metrics.
+    ``roles``: the first player, then the second. Each player's reward is its payoff, unknown where
+    the rollout ended before the game; ``reward`` is that of the first trained player. ``rubric``
+    adds metrics.
 
     >>> from verifiers.testing import ScriptedClient
     >>> class HigherNumber(vf.TwoPlayerEnv):

@@ -27,7 +27,7 @@ NO_TASK_REWARD = -1.0
 
 
 class ProposerSolverEnv(MultiAgentEnv):
-    """A role that writes tasks, and one that solves them; subclasses define ``task_of`` and
+    """A role that writes tasks, and a role that solves them; subclasses define ``task_of`` and
     ``score``.
 
     ``roles``: the proposer, then the solver. ``attempts``: how often the solver attempts a task, 2
@@ -119,8 +119,8 @@ class ProposerSolverEnv(MultiAgentEnv):
 
     @setup(priority=90)
     def open_task(self, state: State) -> None:
-        """Set ``state["proposed_task"]``, None until there is one, and ``state["scores"]`` of its
-        attempts."""
+        """Set ``state["proposed_task"]``, None until there is a task, and ``state["scores"]`` of
+        its attempts."""
         state["proposed_task"], state["scores"] = None, []
 
     def next_role(self, state: State) -> str | None:

@@ -90,7 +90,7 @@ class SimulatedUserEnv(MultiAgentEnv):
 
     @setup(priority=90)
     def open_conversation(self, state: State) -> None:
-        """Give the user its instructions, and the first message where the row has one."""
+        """Give the user its instructions, and the first message if the row has any."""
         first = [message for message in state["prompt"] if message["role"] == "user"]
         state["user_begins"] = not first
         view = [SystemMessage(self.user_prompt(state)), UserMessage(FIRST_REQUEST)]

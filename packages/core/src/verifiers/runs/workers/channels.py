@@ -4,8 +4,8 @@ this machine.
 A worker process is a fresh interpreter (not forked, so it inherits no lock, thread or event loop).
 It uses a separate socket, so output that an environment prints never mixes with messages. When
 either end dies the other reads the end of the stream. A second socket carries the worker's pulse: a
-worker that is stopped, or whose interpreter is held, is killed, and so is one that does not end
-with its run. A rollout that blocks the worker's event loop stops no pulse.
+worker that is stopped, or whose interpreter is held, is killed, and so is a worker that does not
+end with its run. A rollout that blocks the worker's event loop stops no pulse.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRACE_S = 5.0
 SILENT_S = 60.0
 """Seconds without a pulse after which a worker is killed."""
 CHECKS = 4
-"""Silent parts of ``SILENT_S`` in a row: one may pass because the caller's own loop was busy."""
+"""Silent parts of ``SILENT_S`` in a row: a part may pass because the caller's own loop was busy."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -136,7 +136,7 @@ class ProcessChannel(StreamChannel):
             self.kill()
 
     def kill(self) -> None:
-        """Kill the worker and its children; one that has ended stays as it is."""
+        """Kill the worker and its children; a worker that has ended stays as it is."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 

@@ -29,7 +29,7 @@ class Setup:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that were changed after the environment was loaded, for ``set_kwargs``."""
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """Identity of the caller's environment; a worker with another one refuses to start."""
+    """Identity of the caller's environment; a worker with another identity refuses to start."""
     model: str = ""
     sampling_args: Mapping[str, Any] = field(default_factory=dict)
     score: bool = True
@@ -65,7 +65,7 @@ class Generate:
     number: int
     job: Job
     seed: int | None = None
-    """Base of the sampling seeds; a run may sample an example again with another one."""
+    """Base of the sampling seeds; a run may sample an example again with another seed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The caller's side of the workers: starts them, replaces dead ones, sends each rollout to the
+"""The caller's side of the workers: starts them, replaces dead workers, sends each rollout to the
 least busy.
 
 Guarantees: the rollouts of a worker that dies are run again by others; a rollout that has lost
@@ -46,7 +46,7 @@ from verifiers.types import StopReason
 log = logging.getLogger(__name__)
 
 MAX_DEATHS = 2
-"""Workers that a rollout may lose before it is run alone in one."""
+"""Workers that a rollout may lose before it is run alone in a worker."""
 START_S = 120.0
 """Seconds a worker may take to load its environment."""
 START_AGAIN_S = (0.5, 5.0)

@@ -146,7 +146,7 @@ def _on_this_node(error: BaseException) -> ConfigError:
 
 
 def _lost(error: BaseException) -> WorkerLost | ConfigError:
-    """The error of a dead worker; of one whose node cannot import this project, which no other
+    """The error of a dead worker; of a worker whose node cannot import this project, which no other
     worker would survive."""
     text = str(error)
     if missing := re.search(r"ModuleNotFoundError: (.+)", text):

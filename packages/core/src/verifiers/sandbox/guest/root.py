@@ -1,4 +1,4 @@
-"""A root file system of a session's own, writable: over the read-only one of the outer sandbox, or
+"""A root file system of a session's own, writable: over the read-only root of the outer sandbox, or
 over an image's.
 
 ``enter``: folders that exist only to hold mounts are made anew in memory, so the code can add files
@@ -27,7 +27,7 @@ itself is in its place too."""
 
 
 def enter(folder: str, mounts: dict[str, str]) -> None:
-    """Make ``folder`` the root of this process. ``places``: path inside -> folder of the session to
+    """Make ``folder`` the root of this process. ``mounts``: path inside -> folder of the session to
     mount there."""
     _mirror("/", folder, os.stat("/").st_dev, {*mounts, "/sandbox"})
     for inside, source in mounts.items():

@@ -50,7 +50,7 @@ def _map_user() -> None:
 
 
 def _mount_files(settings: dict[str, Any]) -> None:
-    """Mount writable files, ``/proc`` and terminals of the session over the read-only ones of the
+    """Mount writable files, ``/proc`` and terminals of the session over the read-only files of the
     outer sandbox."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     safe = kernel.MS_NOSUID | kernel.MS_NODEV

@@ -3,7 +3,7 @@ kills processes.
 
 Model-written code runs only in workers and their children. When this process is PID 1 of its
 namespace, the kernel kills all others when it ends; elsewhere (on a remote machine) it kills its
-descendants one by one.
+descendants in turn.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Supervisor:
         self._has_run = True
 
     def kill(self) -> None:
-        """Kill every process but this one."""
+        """Kill every process but this process."""
         if self._is_pid_1:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
@@ -70,8 +70,8 @@ class Supervisor:
         self._worker = None
 
     def reap(self) -> None:
-        """Collect processes that have ended. A worker takes all others with it: one may hold its
-        connection open."""
+        """Collect processes that have ended. A worker takes all others with it: a process may hold
+        its connection open."""
         had_worker = self._worker is not None
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:

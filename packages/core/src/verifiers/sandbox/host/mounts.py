@@ -97,8 +97,8 @@ class Mounts:
 
 
 def mounts(packages: tuple[str, ...], further: tuple[tuple[str, str], ...] = ()) -> Mounts:
-    """The mounts of a sandbox with these packages, and ``further`` ones: (path inside, path of the
-    host).
+    """The mounts of a sandbox with these packages, and ``further`` mounts: (path inside, path of
+    the host).
 
     *Raises* ConfigError for a package that is not installed, and for a path of the host that does
     not exist.
@@ -145,9 +145,9 @@ def _add_python(result: Mounts) -> None:
 
 def variables() -> dict[str, str]:
     """The variables of the code: ``ENVIRONMENT``, and where the interpreter finds its own library
-    if it has one.
+    if it has any.
 
-    The path that is compiled into it is one of the host; elsewhere it would load the system's
+    The path that is compiled into it is a path of the host; elsewhere it would load the system's
     library of that name.
     """
     return ENVIRONMENT | ({} if _shared_library() is None else {"LD_LIBRARY_PATH": LIBRARIES})
@@ -189,7 +189,7 @@ def _loaded() -> list[Path]:
 
 
 def _shared_library() -> Path | None:
-    """The library of an interpreter that was built as one."""
+    """The library of an interpreter that was built as a shared library."""
     path = Path(sysconfig.get_config_var("LIBDIR") or "") / (
         sysconfig.get_config_var("INSTSONAME") or ""
     )

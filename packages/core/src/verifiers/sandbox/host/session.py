@@ -46,8 +46,8 @@ class Processes(Protocol):
         ...
 
     async def cause(self) -> str | None:
-        """Why the last worker ended: one of ``LIMITS``, None when unknown. The output area is then
-        complete."""
+        """Why the last worker ended: a limit of ``LIMITS``, None when unknown. The output area is
+        then complete."""
         ...
 
     async def clear(self) -> None:
@@ -203,8 +203,8 @@ class Session:
         return ExecResult(stdout, stderr, error=error, truncated=truncated, limit=cause)
 
     async def _replace(self) -> None:
-        """Start a new worker; its first answer implies that all processes of the previous one have
-        ended."""
+        """Start a new worker; its first answer implies that all processes of the previous worker
+        have ended."""
         self._area.renew()
         if self._state == "open":
             with contextlib.suppress(WorkerGone, TimeoutError):  # the next call raises the error

@@ -153,8 +153,8 @@ class Zygote:
 
 
 def zygote_for(command: str, packages: tuple[str, ...], further: Further = ()) -> Zygote:
-    """Return the zygote for these packages and mounts. Starting one takes as long as importing the
-    packages.
+    """Return the zygote for these packages and mounts. Starting a zygote takes as long as importing
+    the packages.
 
     *Raises* SandboxUnavailable when it does not start, ConfigError when a package cannot be
     imported inside.

@@ -181,7 +181,7 @@ def naps(marker: str) -> list[int]:
     """Ids of the processes ``sleep MARKER``."""
     pids = []
     for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # no process, or one that has just ended
+        with contextlib.suppress(OSError):  # no process, or a process that has just ended
             if (process / "cmdline").read_bytes() == f"sleep\0{marker}\0".encode():
                 pids.append(int(process.name))
     return pids

@@ -2,8 +2,8 @@
 obtained.
 
 ``BAIT`` holds the addresses of the targets on the host. An attack in ``READING`` succeeds when its
-value contains the secret; one in ``DOING`` when its value is ``'reached'``. Negative control: in a
-plain child process (``unsafe_subprocess``) that runs as root they succeed.
+value contains the secret; an attack in ``DOING`` when its value is ``'reached'``. Negative control:
+in a plain child process (``unsafe_subprocess``) that runs as root they succeed.
 """
 
 from __future__ import annotations

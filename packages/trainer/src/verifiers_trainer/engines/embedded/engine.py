@@ -337,7 +337,7 @@ def share_parameters(model: torch.nn.Module) -> Any:
 
 
 def shares_parameters(model: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Whether every parameter of ``one`` is also one of ``other``'s; False once a Parameter was
-    replaced."""
+    """Whether every parameter of ``model`` is also a parameter of ``other``'s; False once a
+    Parameter was replaced."""
     parameter_ids = {id(parameter) for parameter in other.parameters()}
     return all(id(parameter) in parameter_ids for parameter in model.parameters())

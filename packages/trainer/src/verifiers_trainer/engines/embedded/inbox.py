@@ -1,7 +1,7 @@
 """The queue in front of a generation loop: decides when waiting requests join the running batch.
 
 Joining costs a prefill and a copy of the batch's cache, so an idle loop waits a few milliseconds
-for more requests after the first, and a busy one admits requests when they are many or have waited
+for more requests after the first, and a busy loop admits requests when they are many or have waited
 long enough.
 """
 
@@ -39,7 +39,7 @@ class Inbox:
             return True
 
     def abort(self, request_id: str) -> None:
-        """Forget a waiting request, or report a running one through ``take_aborted``."""
+        """Forget a waiting request, or report a running request through ``take_aborted``."""
         with self._arrived:
             remaining = deque(entry for entry in self._waiting if entry[1].request_id != request_id)
             if len(remaining) == len(self._waiting):

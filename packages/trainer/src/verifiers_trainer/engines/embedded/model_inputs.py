@@ -1,7 +1,7 @@
 """One forward pass over a left-padded batch, with the inputs that each kind of model and attention
 expects.
 
-A pass can be aborted between two layers, so that a weight update does not wait for a long one. The
+A pass can be aborted between two layers, so that a weight update does not wait for a long pass. The
 cache is restored and the whole pass is repeated: no pass mixes weights.
 """
 

@@ -1,11 +1,11 @@
-"""Generation in one left-padded batch: rows leave when they finish and new ones join between two
+"""Generation in one left-padded batch: rows leave when they finish and new rows join between two
 steps.
 
 All rows end in the same cache column, so a decoding step is one forward pass of one column. Of
-prompts that join together, equal ones are prefilled once, and so are the tokens with which all of a
-pass begin (solved examples). With ``max_rows=1`` this is the deterministic mode: one request at a
-time with a separate cache, so that the result depends on weights, prompt, sampling parameters and
-seed alone.
+prompts that join together, equal prompts are prefilled once, and so are the tokens with which all
+of a pass begin (solved examples). With ``max_rows=1`` this is the deterministic mode: one request
+at a time with a separate cache, so that the result depends on weights, prompt, sampling parameters
+and seed alone.
 
 A row's cache is freed with the row: no later request reads keys computed under older weights. A row
 that is running during a weight update keeps its old keys and continues under the new weights.

@@ -131,7 +131,7 @@ class Drawn(NamedTuple):
 
 class TokenCounts:
     """Token occurrences of each row, for penalties: prompt tokens as a set, sampled
-    ones counted."""
+    tokens counted."""
 
     def __init__(
         self, prompts: Sequence[np.ndarray], outputs: Sequence[np.ndarray], vocabulary: int, device

@@ -178,7 +178,7 @@ def alternatives(drawn: Drawn, row: int, count: int) -> Alternatives:
 
 
 def completed_stop_text(tokens_T: np.ndarray, stops: tuple[str, ...], decode: Decode) -> str | None:
-    """The stop text that the last token completed (the one that begins first), or None.
+    """The stop text that the last token completed (the text that begins first), or None.
 
     Only the tail is decoded: a text token has at least one byte, so a stop text of n bytes is
     within the last n tokens, plus the token it begins inside and a few tokens without text.

@@ -204,7 +204,7 @@ class ExactHistory:
         return min(candidates, key=text.index, default=None)
 
     def _last_end(self, text: str) -> str:
-        """The text from its last EOS token on; empty without one."""
+        """The text from its last EOS token on; empty without an EOS token."""
         end = self._tokenizer.eos_token
         return text[text.rindex(end) :] if end and end in text else ""
 

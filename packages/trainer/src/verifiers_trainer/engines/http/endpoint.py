@@ -3,8 +3,8 @@ thread.
 
 Routes: ``GET /health, /version, /v1/models, /weight_info``; ``POST /v1/chat/completions,
 /v1/completions``. Field names are vLLM's. Every route but ``/health`` requires the bearer token,
-which is random unless ``Address`` sets one, because other users of the machine can reach the port.
-A client that disconnects aborts its request, also when streaming.
+which is random unless ``Address`` sets a token, because other users of the machine can reach the
+port. A client that disconnects aborts its request, also when streaming.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class Endpoint(ModelServer):
     async def _complete(
         self, prompts: list[np.ndarray], body: ChatBody | TextBody
     ) -> list[list[Generation]]:
-        """The choices of each prompt. When one fails, or the client disconnects, the others are
-        aborted."""
+        """The choices of each prompt. When a choice fails, or the client disconnects, the others
+        are aborted."""
         requests = self._requests(prompts, body)
         with self._submitted([request for siblings in requests for request in siblings]) as futures:
             await _first_failure_or_all(list(futures.values()))
@@ -206,7 +206,7 @@ class Endpoint(ModelServer):
     async def _events(
         self, prompts: list[np.ndarray], body: ChatBody | TextBody, parser: ToolCallParser | None
     ) -> AsyncGenerator[bytes, None]:
-        """The choices as events, token by token. Raises BadRequest when one fails."""
+        """The choices as events, token by token. Raises BadRequest when a choice fails."""
         serving, arrivals = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
         flat = [each for siblings in self._requests(prompts, body) for each in siblings]
         flat = [
@@ -263,8 +263,8 @@ class Endpoint(ModelServer):
     def _submitted(
         self, requests: list[GenerationRequest]
     ) -> Iterator[dict[str, asyncio.Future[Generation]]]:
-        """Submit requests; yield the futures of their completions by id. Pending ones are aborted
-        on exit."""
+        """Submit requests; yield the futures of their completions by id. Pending requests are
+        aborted on exit."""
         futures = {request.request_id: self._loop.create_future() for request in requests}
         self._waiting.update(futures)
         try:
@@ -287,8 +287,8 @@ def _put(
 
 
 def _events(reply: StreamedReply, index: int, arrival: tuple[Any, ...]) -> list[bytes]:
-    """The events of a token, or of a completion that is finished. Raises BadRequest for one that
-    failed."""
+    """The events of a token, or of a completion that is finished. Raises BadRequest for a
+    completion that failed."""
     if len(arrival) > 1:
         return list(reply.token(index, *arrival))
     generation: Generation = arrival[0].result()
@@ -298,7 +298,7 @@ def _events(reply: StreamedReply, index: int, arrival: tuple[Any, ...]) -> list[
 
 
 async def _first_failure_or_all(futures: list[asyncio.Future[Generation]]) -> None:
-    """Wait for all completions. Raises BadRequest as soon as one fails."""
+    """Wait for all completions. Raises BadRequest as soon as a completion fails."""
     for future in asyncio.as_completed(futures):
         if (error := (await future).error) is not None:
             raise BadRequest(error, status=500)

@@ -40,7 +40,7 @@ class _NotACall(ValueError):
 def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
     """Calls written as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-    The last one may lack its closing tag: some models end their turn instead. Tags inside JSON
+    The last call may lack its closing tag: some models end their turn instead. Tags inside JSON
     strings are text.
 
     >>> parse_hermes('Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
@@ -85,8 +85,8 @@ def _end_of_reasoning(text: str) -> int:
 
 
 def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
-    """A completion that consists of calls: ``{"name": ..., "parameters": {...}}``, several after
-    one another, with semicolons between them, or as a list; after ``<|python_tag|>`` or not.
+    """A completion that consists of calls: ``{"name": ..., "parameters": {...}}``, several in
+    a row, with semicolons between them, or as a list; after ``<|python_tag|>`` or not.
 
     >>> parse_llama3_json('{"name": "add", "parameters": {"a": 1}}')
     ('', [{'name': 'add', 'arguments': '{"a": 1}'}])
@@ -125,7 +125,7 @@ TOOL_CALL_PARSERS: dict[str, ToolCallParser | None] = {
 def resolve_tool_call_parser(
     parser: str | ToolCallParser | None, chat_template: str | None = None
 ) -> ToolCallParser | None:
-    """The parser of that name; ``auto`` is the one whose format the chat template shows.
+    """The parser of that name; ``auto`` is the parser whose format the chat template shows.
 
     A callable or None is returned as it is. Raises ConfigError for an unknown name.
     """

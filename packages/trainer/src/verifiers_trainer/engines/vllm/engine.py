@@ -164,7 +164,7 @@ class VLLMEngine:
         """Connect to the servers and check their features; a no-op when started.
 
         Raises ``EndpointUnreachable`` for a server that does not respond in time, ``ConfigError``
-        for one whose tokens cannot be trained on or that cannot take new weights.
+        for a server whose tokens cannot be trained on or that cannot take new weights.
         """
         if self.servers:
             return

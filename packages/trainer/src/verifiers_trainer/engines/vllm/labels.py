@@ -1,8 +1,8 @@
 """Read the label of a server's weights after a completion; it then holds for the completion too.
 
 Only the trainer changes labelled weights, so a server that has a label of this run after its
-response had it while sampling. However many completions wait, at most one read is running and one
-is queued.
+response had it while sampling. However many completions wait, at most one read is running and
+another is queued.
 """
 
 from __future__ import annotations

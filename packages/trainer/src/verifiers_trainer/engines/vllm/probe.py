@@ -2,8 +2,8 @@
 log-probabilities.
 
 One short prompt is sampled at two temperatures. The gap between the two likeliest tokens grows with
-1 / temperature in processed log-probabilities, and is constant in raw ones. Wrong weights are
-detected by the ratio of the first step (``run.sanity_checks``).
+1 / temperature in processed log-probabilities, and is constant in raw log-probabilities. Wrong
+weights are detected by the ratio of the first step (``run.sanity_checks``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MESSAGES = [{"role": "user", "content": "Say hi."}]
 PLAIN = "Say hi."
 TEMPERATURES = (1.0, 0.5)
 NUM_LIKELY = 5
-"""Number of likely tokens to request: servers include the sampled one, so 2 need not be the two
+"""Number of likely tokens to request: servers include the sampled token, so 2 need not be the two
 likeliest."""
 SMALLEST_GAP = 1e-3
 """Nats; the gap of two equally likely tokens is not informative."""

@@ -1,4 +1,4 @@
-"""Weight transfer to inference servers, one method per module; ``choice`` selects one.
+"""Weight transfer to inference servers, one method per module; ``choice`` selects the method.
 
 lora_dir   adapter files under a name that is never reused
 reload     a folder of safetensors files that the server reads again; works everywhere

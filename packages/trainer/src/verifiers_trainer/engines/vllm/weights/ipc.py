@@ -26,7 +26,7 @@ Handle = Callable[[torch.Tensor], Any]
 
 
 class IpcSync:
-    """``weights`` returns the tensors to share; ``handle`` creates the handle of one."""
+    """``weights`` returns the tensors to share; ``handle`` creates the handle of a tensor."""
 
     name = "ipc"
     keeps_files = False
