@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -16,6 +17,15 @@ from pathlib import Path
 import pytest
 
 from support.eval_command import Ran
+from verifiers import errors
+from verifiers.cli.common.streams import (
+    EPILOG,
+    EXIT_CODES,
+    FOUND,
+    INTERRUPTED,
+    UNEXPECTED,
+    CheckFailed,
+)
 from verifiers.runtime.install_lines import install_line
 
 REPOSITORY = Path(__file__).parents[2]
@@ -120,7 +130,7 @@ def test_help_has_an_example_and_says_how_to_complete(command, run):
     assert f"{command}" in ran.out.partition("Completion in bash: ")[2]
     for flag in ("--help", "--version", "--json", "--verbose", "--quiet"):
         assert flag in ran.out
-    assert "Exit codes: 0 done, 2 something to correct, 3 " in ran.out
+    assert EPILOG in " ".join(ran.out.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -261,3 +271,9 @@ def test_the_script_of_each_shell_is_printed(shell, run):
     assert ran.code == 0, ran.err
     assert "vf-eval" in ran.out
     assert f"_VF_EVAL_COMPLETE={shell}_complete" in ran.out
+
+
+def test_exit_codes_of_errors_are_in_the_table():
+    classes = [cls for _, cls in inspect.getmembers(errors, inspect.isclass)]
+    codes = {cls.exit_code for cls in classes if issubclass(cls, errors.VerifiersError)}
+    assert {*codes, FOUND, UNEXPECTED, INTERRUPTED, CheckFailed.exit_code} <= EXIT_CODES.keys()

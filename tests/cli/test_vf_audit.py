@@ -58,9 +58,9 @@ def test_the_page_says_what_was_paid_for_what(vf_audit):
     assert "non-solutions earned nothing" in ran.out
 
 
-def test_a_way_to_be_paid_is_exit_2_with_its_place_and_fix(vf_audit):
+def test_a_way_to_be_paid_is_exit_1_with_its_place_and_fix(vf_audit):
     ran = vf_audit("honest", "-a", '{"lenient": true}')
-    assert ran.code == 2
+    assert ran.code == 1
     assert "error non-solution-is-paid: " in ran.out
     assert "at:  environments/honest/__init__.py:" in ran.out
     assert "vf-audit: honest: non-solution-is-paid" in ran.err
@@ -69,7 +69,7 @@ def test_a_way_to_be_paid_is_exit_2_with_its_place_and_fix(vf_audit):
 def test_json_is_one_object_with_every_non_solution(vf_audit):
     ran = vf_audit("honest", "-a", '{"lenient": true}', "--json", "--search", "0")
     content = json.loads(ran.out)
-    assert (content["ok"], content["exit_code"]) == (False, 2)
+    assert (content["ok"], content["exit_code"]) == (False, 1)
     assert content["errors"][0]["code"] == "non-solution-is-paid"
     assert content["oracle"]["reward"] == 1.0
     assert content["best_non_solution"]["reward"] == 1.0
@@ -117,7 +117,7 @@ def test_a_failed_audit_is_stored_as_failed(vf_audit):
 
     source = Path("environments/honest/__init__.py")
     source.write_text(HONEST.replace("lenient: bool = False", "lenient: bool = True"))
-    assert vf_audit("honest", "--certify").code == 2
+    assert vf_audit("honest", "--certify").code == 1
     assert str(read_certificate("honest")).startswith("audit FAILED: non-solution-is-paid")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.cli.common.streams import CheckFailed
 from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ no model. With -m it also says which training rows that model solves never, alwa
   vf-audit gsm8k --certify                       store the result beside the package
   vf-audit small-tasks -m local --keep useful.jsonl
 
-ENV is an id or a path. The exit code is 2 when a way was found.
+ENV is an id or a path. The exit code is 1 when a way was found.
 """
 KEYS = (
     "environment errors warnings notes success_metric oracle non_solutions best_non_solution"
@@ -39,7 +40,7 @@ KEYS = (
 
 
 def run(call: Call) -> None:
-    """Audit the environment. *Raises* ``UsageError``; ``ConfigError`` that names what was found."""
+    """Audit the environment. *Raises* ``UsageError``; ``CheckFailed`` that names what was found."""
     from dataclasses import replace
 
     from verifiers.checks import audit_environment
@@ -82,7 +83,7 @@ def run(call: Call) -> None:
     _show(call, report)
     if not report.ok:
         codes = ", ".join(finding.code for finding in report.errors)
-        raise ConfigError(
+        raise CheckFailed(
             f"{report.environment}: {codes}", names=[finding.code for finding in report.errors]
         )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.cli.common.streams import FOUND
 from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ p is adjusted for the number of comparisons (Holm).
   vf-compare BASE NEW --fail-if-worse        exit code 1 when NEW is worse, for CI
   vf-compare RUN --labels info.human         how far a judge is to be trusted
 """
-WORSE = 1
-"""Exit code of ``--fail-if-worse``."""
 
 
 def run(call: Call) -> None:
@@ -62,7 +61,7 @@ def run(call: Call) -> None:
         if difference.verdict == "worse" or difference.verdict == "lower"
     ]
     if options["fail_if_worse"] and worse:
-        call.exit_code = WORSE
+        call.exit_code = FOUND
         call.note(
             f"vf-compare: {len(worse)} of {len(comparison.differences)} comparisons are worse"
         )

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from verifiers.cli.common.command import INTERRUPTED, SCHEMA
-from verifiers.cli.common.streams import fail
+from verifiers.cli.common.command import SCHEMA
+from verifiers.cli.common.streams import INTERRUPTED, fail
 from verifiers.errors import RunError
 
 

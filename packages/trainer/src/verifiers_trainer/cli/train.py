@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from verifiers.cli.common.streams import EPILOG
 from verifiers.errors import ConfigError
 from verifiers.runtime.terminal import escape_control
 from verifiers_trainer.cli import capacity
@@ -37,10 +38,6 @@ ABOUT = """Train a model in an environment by reinforcement learning.
 Any key of the file can be set as --section.key VALUE; the command line has precedence, then later files.
 Repeat the command to continue a stopped run: it resumes from the newest valid checkpoint in the output folder.
 """
-EXIT_CODES = (
-    "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by"
-    " SIGTERM)."
-)
 
 
 @contextmanager
@@ -95,7 +92,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     "vf-train",
     cls=_Command,
     help=ABOUT,
-    epilog=EXIT_CODES,
+    epilog=EPILOG,
     context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
 )
 @click.argument(
@@ -211,7 +208,7 @@ def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: boo
 
 @click.command(
     "vf-train quickstart",
-    epilog=EXIT_CODES,
+    epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(

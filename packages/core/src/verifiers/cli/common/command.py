@@ -19,14 +19,12 @@ import click
 
 from verifiers.cli.common.completion import Completer, answer_the_shell, how_to, paths
 from verifiers.cli.common.reader import raise_together, unknown_option
-from verifiers.cli.common.streams import fail, results_stream
+from verifiers.cli.common.streams import EPILOG, INTERRUPTED, fail, results_stream
 from verifiers.errors import ConfigError
 from verifiers.runtime.terminal import escape_control
 
 SCHEMA = 1
-INTERRUPTED = 130
 COMMON = ("json", "verbose", "quiet")
-EPILOG = "Exit codes: 0 done, 2 something to correct, 3 the command failed, 130 interrupted."
 
 
 @dataclass(slots=True)

@@ -12,12 +12,27 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from verifiers.errors import VerifiersError
+from verifiers.errors import ConfigError, VerifiersError
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.terminal import escape_control
 
-UNEXPECTED = 3
-"""Exit code of an error that is not a ``VerifiersError``."""
+EXIT_CODES = {
+    0: "done",
+    1: "a check found something",
+    2: "something to correct",
+    3: "it failed",
+    130: "interrupted",
+    143: "ended by SIGTERM",
+}
+"""What the exit code of every command means."""
+FOUND, UNEXPECTED, INTERRUPTED = 1, 3, 130
+EPILOG = f"Exit codes: {', '.join(f'{code} {means}' for code, means in EXIT_CODES.items())}."
+
+
+class CheckFailed(ConfigError):
+    """A check ran, and found what its message says (``names``)."""
+
+    exit_code = FOUND
 
 
 def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dict[str, Any]]:

@@ -18,6 +18,7 @@ import click
 from verifiers.cli.common.command import version_option
 from verifiers.cli.common.completion import Completer, environments, how_to, paths, words
 from verifiers.cli.common.reader import Assignment, Form, accept, read_words, store, unknown_option
+from verifiers.cli.common.streams import EPILOG
 from verifiers.cli.evaluate.options import (
     REPLACED,
     CommandSettings,
@@ -39,11 +40,6 @@ ABOUT = """Evaluate a model in an environment and save every rollout.
 
 The same command continues a run that was interrupted.
 """
-EXIT_CODES = (
-    "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by"
-    " SIGTERM)."
-)
-
 DOTTED: dict[tuple[str, ...], str] = {
     ("env", "args"): "env_args",
     ("env_args",): "env_args",
@@ -126,7 +122,7 @@ def click_command() -> click.Command:
         "vf-eval",
         params=options,
         help=ABOUT,
-        epilog=f"{EXIT_CODES}\n\n{how_to('vf-eval')}",
+        epilog=f"{EPILOG}\n\n{how_to('vf-eval')}",
         context_settings={"ignore_unknown_options": True, "max_content_width": 110},
     )
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from verifiers.checks import CheckReport, audit_environment, check_environment
+from verifiers.cli.common.streams import CheckFailed
 from verifiers.cli.evaluate.display import Display
 from verifiers.cli.evaluate.options import EvalSettings, Evaluation
 from verifiers.cli.evaluate.planning import load
 from verifiers.environments.base import Environment
-from verifiers.errors import ConfigError
 from verifiers.runtime.terminal import escape_control
 
 AUDITED_ROWS = 4
@@ -26,7 +26,7 @@ AUDIT_BUDGET_S = 20.0
 def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
     """Check each environment once per set of arguments; warnings go to the display.
 
-    *Raises* ``ConfigError`` with every report that has errors.
+    *Raises* ``CheckFailed`` with every report that has errors.
     """
     subjects: dict[tuple[str, str], Any] = {}
     for evaluation in evaluations:
@@ -40,7 +40,7 @@ def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
             _show(report, display)
             _audit(subject, display)
     if refused := [report for report in reports if not report.ok]:
-        raise ConfigError(
+        raise CheckFailed(
             "\n".join(["the check found errors; no evaluation was run", *map(str, refused)]),
             names=[finding.code for report in refused for finding in report.errors],
         )

@@ -20,7 +20,7 @@ import click
 
 from verifiers.cli.common.completion import answer_the_shell
 from verifiers.cli.common.reader import raise_together
-from verifiers.cli.common.streams import UNEXPECTED, fail, results_stream
+from verifiers.cli.common.streams import INTERRUPTED, UNEXPECTED, fail, results_stream
 from verifiers.cli.evaluate.arguments import CommandLine, click_command, parse
 from verifiers.cli.evaluate.entries import resolve
 from verifiers.cli.evaluate.options import Evaluation
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from verifiers.cli.evaluate.summary import Report
     from verifiers.results.outputs import GenerateOutputs
     from verifiers.runs.rollout import Progress
-
-INTERRUPTED = 130
 
 
 def main() -> None:
