@@ -150,10 +150,10 @@ def samples_view(rollout: Any) -> Any:
         ),
         "short": rollout_samples(rollout.turns, 1.0, max_seq_len=60, mask_truncated=True),
         "roles": joined(
-            [
-                rollout_samples(rollout.of_role(role).turns, 1.0)
+            {
+                role: rollout_samples(rollout.of_role(role).turns, 1.0)
                 for role in rollout.role_rewards or [""]
-            ]
+            }
         ),
     }
     names = "token_ids loss_mask sampler_logprobs versions advantages inv_temperature num_trained".split()

@@ -14,6 +14,7 @@ from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.group import apply_length_rules
+from verifiers_trainer.algorithm.samples import turn_spans
 from verifiers_trainer.algorithm.statistics import rollout_stats
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
@@ -287,3 +288,29 @@ def test_a_proposer_and_a_solver_learn_together(tmp_path):
     control_tasks, control = shares("proposer", trained_roles=["proposer"])
     assert control_tasks[1] > control_tasks[0] + 0.3
     assert control[1] < solved[1] - 0.2
+
+
+def spans_as_trained(batch):
+    """Of each rollout, whether every turn is where its own tokens are in the samples."""
+    found = []
+    for group, samples_of_group in zip(batch.groups, batch.samples_G, strict=True):
+        for played, samples in zip(group.rollouts, samples_of_group, strict=True):
+            for turn, (sample, start, end) in zip(
+                played.turns, turn_spans(played, samples), strict=True
+            ):
+                ids = samples.samples[sample].token_ids[start:end]
+                found.append(np.array_equal(ids, turn.completion_ids))
+    return found
+
+
+def test_a_turn_is_where_its_tokens_are_whoever_of_the_siblings_began():
+    first = rollout({"a": 0.0, "b": 1.0}, "aba")
+    second = rollout({"a": 1.0, "b": 0.0}, "bab")
+    assert spans_as_trained(batch_of(first, second)) == [True] * 6
+
+
+@pytest.mark.parametrize("loss", ["distill", "sft"])
+def test_without_rewards_the_turns_of_all_roles_are_where_their_tokens_are(loss):
+    members = [rollout({"a": 0.0, "b": 1.0}, "aba"), rollout({"a": 1.0, "b": 0.0}, "bab")]
+    batch = batch_of(*members, loss=loss, teacher="builtin:tiny" if loss == "distill" else None)
+    assert spans_as_trained(batch) == [True] * 6

@@ -186,7 +186,10 @@ def _samples_of(
 
     return [
         joined(
-            [samples_of(_part_of(rollout, role), part, number) for role, part in advantages.items()]
+            {
+                role: samples_of(_part_of(rollout, role), part, number)
+                for role, part in advantages.items()
+            }
         )
         for number, (rollout, advantages) in enumerate(zip(group.rollouts, credit, strict=True))
     ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,13 +82,14 @@ class RolloutSamples(Immutable, frozen=True):
     excluded: str | None = None
     """"overlong", "truncated", "unscored" or "empty" when the rollout carries no loss; None when it
     does."""
-    num_of_role: tuple[int, ...] = ()
-    """How many of the samples are of each role, one after another; empty where roles have no
-    rewards of their own."""
+    num_of_role: tuple[tuple[str, int], ...] = ()
+    """(role, how many of the samples are of it), one after another; the role is "" where all are
+    compared together. Empty for samples that were not joined."""
 
     @property
     def num_forks(self) -> int:
-        return sum(max(0, num - 1) for num in self.num_of_role or (len(self.samples),))
+        counts = [num for _, num in self.num_of_role] or [len(self.samples)]
+        return sum(max(0, num - 1) for num in counts)
 
 
 def merge_turns(turns: Sequence[Turn], *, mask_env_responses: bool = True) -> list[Sample]:
@@ -152,13 +153,13 @@ def rollout_samples(
     return RolloutSamples(tuple(samples), None if samples else "empty")
 
 
-def joined(parts: Sequence[RolloutSamples]) -> RolloutSamples:
+def joined(of_role: Mapping[str, RolloutSamples]) -> RolloutSamples:
     """The samples of the roles of one rollout together; ``excluded`` says why when none of them has
     any."""
-    samples = tuple(sample for part in parts for sample in part.samples)
-    return RolloutSamples(
-        samples, None if samples else parts[0].excluded, tuple(len(part.samples) for part in parts)
-    )
+    samples = tuple(sample for part in of_role.values() for sample in part.samples)
+    counts = tuple((role, len(part.samples)) for role, part in of_role.items())
+    reason = next(iter(of_role.values())).excluded
+    return RolloutSamples(samples, None if samples else reason, counts)
 
 
 def is_overlong(
@@ -184,10 +185,8 @@ def turn_spans(rollout: Rollout, samples: RolloutSamples) -> list[tuple[int, int
     at (-1, 0, 0).
     """
     spans = [(-1, 0, 0)] * len(rollout.turns)
-    roles = list(rollout.role_rewards) or [""]
-    counts = samples.num_of_role or (len(samples.samples),)
     remaining = iter(enumerate(samples.samples))
-    for role, count in zip(roles, counts, strict=True):
+    for role, count in samples.num_of_role or (("", len(samples.samples)),):
         members = [n for n, turn in enumerate(rollout.turns) if not role or turn.role == role]
         for number, sample in itertools.islice(remaining, count):
             for index, start, end in sample.turns:
