@@ -30,7 +30,11 @@ from verifiers.types import Message, ModelRequest, Response, ResponseTokens, Usa
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import message_of_text
-from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
+from verifiers_trainer.engines.http.tool_calls import (
+    ToolCallParser,
+    for_tools,
+    resolve_tool_call_parser,
+)
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -209,7 +213,7 @@ class TokenClient:
         reasoning = ""
         if self._parse_reasoning is not None:
             reasoning, text = self._parse_reasoning(text)
-        parser = self._parse_calls if request.tools else None
+        parser = for_tools(self._parse_calls, request.tools) if request.tools else None
         return message_of_text(text, finish, parser, str(self._count), reasoning)
 
     # --- OpenAI interface -------------------------------------------------------------------------

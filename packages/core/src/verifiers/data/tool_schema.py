@@ -158,6 +158,11 @@ def tool_from_function(function: Callable[..., Any], args_to_skip: Iterable[str]
     return ToolFunction.of(function, args_to_skip).definition
 
 
+def defined_name(tool: Mapping[str, Any]) -> str:
+    """The name in a tool definition, with or without the outer ``{"type": "function"}`` object."""
+    return str((tool.get("function") or tool).get("name"))
+
+
 def tool_name(function: Callable[..., Any]) -> str:
     """Return the ``__name__`` of a callable, or of the function of a partial. *Raises* ConfigError
     if invalid."""

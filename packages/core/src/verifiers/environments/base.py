@@ -26,6 +26,7 @@ from verifiers.data.messages import are_messages, check_parts, normalize_chat, n
 from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
+from verifiers.parsers.parser import is_plain
 from verifiers.rollouts.author_code import decorated, maybe_await
 from verifiers.rollouts.contract import LoadedFrom
 from verifiers.rollouts.loop import new_state
@@ -263,6 +264,13 @@ class Environment(Identified):
                 "the environment parses with %s and its rubric with %s",
                 type(parser).__name__,
                 type(rubric.parser).__name__,
+            )
+        elif rubric is not None and parser is not None and (names := _reading_plain(rubric)):
+            self.logger.warning(
+                "%s of the rubric parse with its plain Parser, which returns the text itself, and"
+                " not with the environment's %s: pass parser= to the Rubric too",
+                ", ".join(names),
+                type(parser).__name__,
             )
 
     def __repr__(self) -> str:
@@ -831,6 +839,15 @@ def _close_started() -> None:
             env.close()
         except Exception as error:  # noqa: BLE001 - there is no caller at interpreter exit; it is logged
             env.logger.warning("closing at exit failed: %s: %s", type(error).__name__, error)
+
+
+def _reading_plain(rubric: Rubric) -> list[str]:
+    """Names of the reward functions that take a parser which returns the text itself."""
+    return [
+        function.name
+        for function in rubric.functions
+        if "parser" in function.required + function.optional and is_plain(function.rubric.parser)
+    ]
 
 
 def _checked_few_shot(few_shot: Sequence[Mapping[str, Any]] | None) -> Any:

@@ -21,6 +21,11 @@ def identity(text: object) -> Any:
     return text
 
 
+def is_plain(parser: object) -> bool:
+    """Whether it is a ``Parser`` that returns the text itself."""
+    return type(parser) is Parser and parser.extract_fn is identity
+
+
 class Parser(Identified):
     """Return ``extract_fn`` of the last assistant message; no format is required.
 

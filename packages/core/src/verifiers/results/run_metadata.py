@@ -69,6 +69,7 @@ FACTS: dict[str, Any] = {
     "spent": None,
     "origin": None,
     "cached": None,
+    "coverage": None,
 }
 """Facts that are not computed from the rollouts, with defaults. ``time`` is in seconds; ``date`` is
 ISO 8601; ``success_metric``: the function whose value, 0 or 1, says whether a rollout solved its
@@ -81,7 +82,8 @@ name alone; ``prices``: see ``clients.protocol.prices_of``; ``stopped``: ``low h
 against`` of the interval that ended the run before its plan; ``spent``: ``usd tokens requests lost
 max_cost_usd max_total_tokens`` of a run with a limit, over all its sessions; ``origin``: ``path
 fingerprint env_args date avg_reward num_rollouts`` of the run whose rollouts were scored again;
-``cached``: ``folder hits misses`` of the last call with a cache."""
+``cached``: ``folder hits misses`` of the last call with a cache; ``coverage``: see
+``results.coverage.Coverage.counts``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ class GenerateMetadata(AttributeDict):
         spent: dict[str, Any] | None
         origin: dict[str, Any] | None
         cached: dict[str, Any] | None
+        coverage: dict[str, int | None] | None
         num_examples: int
         rollouts_per_example: int
         num_rollouts: int

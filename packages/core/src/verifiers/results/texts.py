@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from verifiers.results.coverage import coverage_lines
+
 MAX_CAUSES = 5
 
 
@@ -41,6 +43,7 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "ended by",
             ", ".join(f"{count} × {reason}" for reason, count in facts["stop_conditions"].items()),
         )
+    yield from coverage_lines(facts.get("coverage"), max_tokens_of(facts))
     yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
     if facts["cost_usd"] is not None:
         yield "cost", dollars(facts["cost_usd"], facts["num_rollouts"])
@@ -51,6 +54,12 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "latency", f"median {latency['median_ms']}, 95% within {latency['p95_ms']}"
     if facts["seconds"] is not None:
         yield "time", _time(facts)
+
+
+def max_tokens_of(facts: Mapping[str, Any]) -> object:
+    """The limit of a reply in a run's facts or metadata; None if the server chose it."""
+    local = (facts.get("local_model") or {}).get("sampling") or {}
+    return (facts.get("sampling_args") or {}).get("max_tokens", local.get("max_tokens"))
 
 
 def cause_text(causes: Mapping[str, int]) -> str:

@@ -27,6 +27,7 @@ from verifiers.rubrics import judging
 from verifiers.rubrics.arguments import RewardFunction
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
 from verifiers.runtime.signatures import spell_out
+from verifiers.runtime.suggest import closest
 from verifiers.types import ModelRequest, Response, UserMessage
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class JudgeRubric(Rubric):
         self.require_all = require_all
         self._clients: dict[Any, tuple[Client, str]] = {}
         self._in_flight = _InFlight()
+        self._reported_slots: set[str] = set()
         _check_mapping(self.judge_client, self.judge_models)
         super().__init__(funcs=funcs, weights=weights, parser=parser, **further)
         for name in ("judge", "judge_model", "judge_prompt", "judge_sampling_args"):
@@ -204,7 +206,18 @@ class JudgeRubric(Rubric):
         values |= {name: judging.value_text(value) for name, value in slots.items()}
         fence = judging.fence_for([text for name, text in values.items() if name in slot_names])
         settings = {"fence": fence, "score_range": judging.range_text(self.score_range)}
-        return judging.fill_template(self.judge_prompt, settings | values)
+        filled = settings | values
+        fillable = dict.fromkeys([*filled, "response"])
+        for name in sorted(slot_names - filled.keys() - self._reported_slots):
+            self._reported_slots.add(name)
+            self.logger.warning(
+                "judge_prompt has the slot {%s}, which nothing fills, so the judge reads it as it"
+                " stands%s; slots: %s",
+                name,
+                closest(name, fillable),
+                ", ".join(f"{{{slot}}}" for slot in fillable),
+            )
+        return judging.fill_template(self.judge_prompt, filled)
 
     async def judge_score(self, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
         """Combined score of all judges, 0 to 1 with a range; raw scores are written to

@@ -33,9 +33,11 @@ from verifiers.clients.protocol import prices_of
 from verifiers.clients.resolve import client_for
 from verifiers.clients.spending import Budget
 from verifiers.data.examples import examples_from
+from verifiers.data.tool_schema import defined_name
 from verifiers.errors import ConfigError, JournalError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.comparison import Measured
+from verifiers.results.coverage import Coverage
 from verifiers.results.run_metadata import Measurements
 from verifiers.rollouts.author_code import maybe_await
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
@@ -230,6 +232,8 @@ class Run:
         """What the run has spent, where that is limited."""
         self.stopping: StoppingRule | None = None
         """Ends the run before its plan does, once it is decided."""
+        self._told: set[str] = set()
+        """Kinds of ``Coverage.warnings`` that were logged."""
         self._config: dict[str, Any] | None = None
         self._fingerprint: str | None = None
 
@@ -272,6 +276,7 @@ class Run:
                 if len(work):
                     store.write_metadata(self.metadata(store, store.measurements(), "running"))
                     await self._generate(work, store, given_client)
+                    await self._tell_coverage(store)
                     await self._tell_missing_logprobs(store)
                     await self._tell_changed_model(store)
                 status = "complete"
@@ -360,6 +365,7 @@ class Run:
             cached=None if self.cache is None else self.cache.summary(),
             spent=None if self.budget is None else self.budget.summary(),
             stopped=None if decision is None else dataclasses.asdict(decision),
+            coverage=store.coverage.counts(),
         )
 
     @property
@@ -427,6 +433,8 @@ class Run:
             keep_states=options.keep_states,
             fills_advantages=not options.independent_scoring,
             on_progress=options.on_progress,
+            coverage=Coverage([defined_name(tool) for tool in self.env.tool_defs], self.env.parser),
+            on_first=self._tell_coverage,
         )
 
     async def _pending(
@@ -449,9 +457,9 @@ class Run:
                 f"{self.path} holds {len(self.outside_plan)} rollouts outside this plan (removed or"
                 " edited examples, or a smaller plan); they stay there and are not counted"
             )
-        counted = (
-            (read_metadata(self.path) or {}).get("num_rollouts") if self.path is not None else None
-        )
+        saved = (read_metadata(self.path) or {}) if self.path is not None else {}
+        store.coverage.resume(saved.get("coverage"))
+        counted = saved.get("num_rollouts")
         if isinstance(counted, int) and counted > store.num_saved:
             await self._warn(
                 f"{self.path}/results.jsonl has lost rows: metadata.json counted {counted}"
@@ -575,6 +583,14 @@ class Run:
             await self._call_back("on_log", decision.sentence())
         else:
             await self._warn(self.stopping.so_far().sentence())
+
+    async def _tell_coverage(self, store: RunStore) -> None:
+        """Warn, once of each kind, of what did not happen in most rollouts."""
+        limit = {**self.env.sampling_args, **self.sampling_args}.get("max_tokens")
+        for kind, sentence in store.coverage.warnings(limit).items():
+            if kind not in self._told:
+                self._told.add(kind)
+                await self._warn(sentence)
 
     async def _tell_missing_logprobs(self, store: RunStore) -> None:
         """Warn when log-probabilities were asked for and are not complete for every turn."""

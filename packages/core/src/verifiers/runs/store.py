@@ -11,13 +11,14 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from verifiers.errors import JournalError
 from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
+from verifiers.results.coverage import FIRST, Coverage
 from verifiers.results.rows import (
     DISK_FIELDS,
     RolloutOutput,
@@ -69,6 +70,8 @@ class RunStore:
         keep_states: bool = False,
         fills_advantages: bool = True,
         on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        coverage: Coverage | None = None,
+        on_first: Callable[[RunStore], Awaitable[None]] | None = None,
     ):
         self.plan, self.logger, self.directory = plan, logger, directory
         self.state_columns, self.keep_states = state_columns, keep_states
@@ -87,6 +90,7 @@ class RunStore:
         """Model turns stored by this call."""
         self.without_tokens: Counter[str] = Counter()
         """Reason -> stored turns without token data."""
+        self.coverage, self._on_first = coverage or Coverage(), on_first
         self._metadata_of = metadata
         self._metadata: GenerateMetadata | None = None
         self._next_report = 0.0
@@ -168,6 +172,11 @@ class RunStore:
                 ]
             )
         self._keep(jobs, outputs, states)
+        for output in outputs:
+            self.coverage.add(output)
+        if self._on_first is not None and self.coverage.rollouts >= FIRST:
+            look, self._on_first = self._on_first, None
+            await look(self)
         if self.on_progress is not None or time.monotonic() >= self._next_write:
             await self._report(jobs, outputs)
 

@@ -23,6 +23,8 @@ from typing import Any
 
 from verifiers.checks.audit.certificate import read_certificate
 from verifiers.errors import ConfigError, UsageError
+from verifiers.results.coverage import coverage_lines
+from verifiers.results.texts import max_tokens_of
 from verifiers.runtime.alive import is_alive
 from verifiers.runtime.decoding import read_json
 from verifiers.storage.directory import (
@@ -195,6 +197,7 @@ def _evaluation(source: Source) -> dict[str, Any]:
         "planned": (
             examples * siblings if isinstance(examples, int) and isinstance(siblings, int) else None
         ),
+        "coverage": list(coverage_lines(metadata.get("coverage"), max_tokens_of(metadata))),
         "errors": metadata.get("num_errors"),
         "unscored": metadata.get("num_unscored"),
         "metrics": metadata.get("avg_metrics") or {},

@@ -224,6 +224,17 @@ def alarms(numbers: Mapping[str, Any]) -> dict[str, str]:
             numbers.get("rollouts/errors", 0) / total > 0.1,
             "more than 10 % of the rollouts failed",
         ),
+        "truncated": (
+            numbers.get("rollouts/truncated", 0) / total > 0.5,
+            "more than half of the rollouts were cut by a limit: raise max_tokens",
+        ),
+        "calls_as_text": (
+            numbers.get("rollouts/calls_as_text", 0) / total > 0.5,
+            (
+                "more than half of the rollouts have tool calls as text and none that was read:"
+                " set tool_call_parser to the format of the model"
+            ),
+        ),
         "fill": (
             numbers.get("packing/rows", 0) > 1 and numbers.get("packing/fill", math.nan) < 0.7,
             "packed rows are less than 70 % full (packing/fill): raise micro_batch_tokens",

@@ -579,9 +579,9 @@ class Settings:
     embedded_max_batch_tokens: Annotated[Count | None, SPEED] = None
     """Most prompt tokens of one forward pass of the embedded engine; None = 1,024 on a CPU, 8,192
     on a GPU."""
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "none"] = "auto"
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "none"] = "auto"
     """Format of tool calls in completions: auto (read from the chat template), hermes, llama3_json,
-    or none."""
+    qwen3_coder, or none."""
     embedded_threads: Annotated[Annotated[int, Meta(ge=1, le=10**4)] | None, SPEED] = None
     """Threads of torch's CPU kernels, for the whole process while the engine runs; None = one for a
     model of at most 2 million parameters, unless OMP_NUM_THREADS is set, and torch's own number for

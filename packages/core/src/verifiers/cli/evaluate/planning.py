@@ -19,6 +19,7 @@ from verifiers.cli.evaluate.models import Choice, price_list
 from verifiers.cli.evaluate.options import EvalSettings, Evaluation
 from verifiers.cli.evaluate.toml_args import environment_defaults
 from verifiers.clients.protocol import CLIENT_TYPES, vendor_of
+from verifiers.data.tool_schema import defined_name
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
@@ -211,7 +212,7 @@ class Prepared:
             "answer": example.row.get("answer"),
             "error": None,
         }
-        tools = [tool_name(tool) for tool in self.env.tool_defs]
+        tools = [defined_name(tool) for tool in self.env.tool_defs]
         lines = [f"── the first prompt: example {example.example_id} ──", transcript(output)]
         return [*lines, f"tools: {', '.join(tools)}"] if tools else lines
 
@@ -222,11 +223,6 @@ class Prepared:
         return Run(
             self.env, plan, self.choice.client, self.choice.model or "", sampling, options
         ).config()
-
-
-def tool_name(tool: Mapping[str, Any]) -> str:
-    """The name in a tool definition, with or without the outer ``{"type": "function"}`` object."""
-    return str((tool.get("function") or tool).get("name"))
 
 
 def defaults_of(

@@ -26,7 +26,7 @@ RUN_KEYS = (
     "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors"
     " num_unscored avg_reward reward_stderr success_metric avg_success success_stderr avg_metrics"
     " pass_at_k pass_at_k_interval pass_all_k stop_conditions errors usage cost_usd latency"
-    " throughput seconds resumed env_args sampling_args stopped spent exported"
+    " throughput seconds resumed env_args sampling_args stopped spent exported coverage"
 ).split()
 MAX_MESSAGE_CHARS = 1200
 MAX_MESSAGES = 12

@@ -44,6 +44,7 @@ export async function runPage(main, { parts, query }) {
       h("span", { class: "facts" }, [run.planned && run.rollouts !== run.planned ? `${count(rows.total)} of ${count(run.planned)} rollouts` : "", ago(run.date), duration(1000 * (run.seconds ?? NaN)), bytes(run.size)].filter((text) => text && text !== "–").join(" · ")),
       isOver() && run.success !== null && run.success !== undefined ? h("span", { class: "facts", title: solved() }, `success ${number(run.success)}`) : null,
       isOver() && passed.length > 1 ? h("span", { class: "facts", title: solved() }, passed.map(([k, p]) => `pass@${k} ${number(p)}${interval(k)}`).join(" · ")) : null,
+      (run.coverage || []).map(([name, text]) => h("span", { class: "facts bad" }, `${name}: ${text}`)),
       auditLink(run),
       others.length ? select("Compare with another run", [["", "compare with …"], ...others.map((other) => [other.id, `${runName(other)} · ${other.name}`])], "", (other) => (location.hash = address(["compare", id, other]))) : null),
     h("details", { class: "settings" }, h("summary", null, "Settings"), list([["folder", run.path], ["model", run.model], ["endpoint", run.metadata.base_url], ["fingerprint", run.metadata.fingerprint], ["audit of the environment", run.audit || "none"]]),

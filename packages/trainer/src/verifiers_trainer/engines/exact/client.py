@@ -25,7 +25,7 @@ from verifiers.types import Message, ModelRequest, Response
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat, Tokenizer
 from verifiers_trainer.engines.http.replies import message_of_reply
-from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
+from verifiers_trainer.engines.http.tool_calls import for_tools, resolve_tool_call_parser
 
 CHAT_ONLY = ("chat_template_kwargs", "parallel_tool_calls", "separate_reasoning", "tool_choice")
 """Arguments of the chat route that are handled here, because the text route does not have them."""
@@ -77,7 +77,7 @@ class ExactClient:
         tokens = response.tokens
         assert tokens is not None
         message, finish_reason = self._message(
-            response, bool(offered), bool(chat_options.get("separate_reasoning"))
+            response, offered or (), bool(chat_options.get("separate_reasoning"))
         )
         self._history.remember(
             messages, message, tokens.prompt_ids, tokens.completion_ids, request.rollout_id
@@ -113,12 +113,12 @@ class ExactClient:
         return prompt_ids
 
     def _message(
-        self, response: Response, tools_offered: bool, separate_reasoning: bool
+        self, response: Response, tools: Sequence[Any], separate_reasoning: bool
     ) -> tuple[Message, str]:
         """The assistant message for the environment, and its finish reason."""
         assert response.tokens is not None
         opened = self._chat.opens_thought(np.asarray(response.tokens.prompt_ids))
-        parser = self._parse_calls if tools_offered else None
+        parser = for_tools(self._parse_calls, tools) if tools else None
         return message_of_reply(
             response.text, response.finish_reason, parser, response.id, opened, separate_reasoning
         )

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from aiohttp import web
 
@@ -28,7 +29,7 @@ from verifiers.errors import EndpointUnreachable, ModelRefused, ModelUnavailable
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import chat_reply, text_reply
 from verifiers_trainer.engines.http.streaming import StreamedReply
-from verifiers_trainer.engines.http.tool_calls import ToolCallParser
+from verifiers_trainer.engines.http.tool_calls import ToolCallParser, for_tools
 from verifiers_trainer.engines.http.wire import (
     ChatBody,
     TextBody,
@@ -156,7 +157,9 @@ class Endpoint(ModelServer):
             body.add_generation_prompt,
             body.continue_final_message,
         )
-        parser = self._serving.tool_call_parser if offered else None
+        parser = None
+        if offered:
+            parser = for_tools(self._serving.tool_call_parser, msgspec.json.decode(tools))
         if body.stream:
             return await send_stream(
                 request, self._events([prompt_ids], body, parser), _error_event

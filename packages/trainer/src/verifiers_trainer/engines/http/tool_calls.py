@@ -7,15 +7,18 @@ validates arguments and tool names.
 
     hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen, SmolLM and most others
     llama3_json   {"name": ..., "parameters": {...}}; {...}                    Llama 3.1 and later
+    qwen3_coder   <tool_call><function=NAME><parameter=KEY>VALUE</parameter>…  Qwen3-Coder, Qwen3.5 and later
     none          the text is passed through
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from verifiers.data.text import OPEN, split_reasoning
@@ -41,7 +44,7 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
     """Calls written as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
     The last call may lack its closing tag: some models end their turn instead. Tags inside JSON
-    strings are text.
+    strings are text, and so is a tag that no object follows: the model writes of it.
 
     >>> parse_hermes('Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     ('Let me see.', [{'name': 'add', 'arguments': '{"a": 1}'}])
@@ -115,11 +118,74 @@ def _llama3_calls(text: str) -> list[ToolCall]:
     return calls
 
 
+def parse_qwen3_coder(
+    text: str, tools: Iterable[Mapping[str, Any]] = ()
+) -> tuple[str, list[ToolCall]]:
+    """Calls written as XML, whose values are texts: a value whose schema in ``tools`` has another
+    type is read as JSON, if it is JSON.
+
+    >>> call = "<tool_call>\\n<function=add>\\n<parameter=a>\\n1\\n</parameter>\\n</function>\\n</tool_call>"
+    >>> parse_qwen3_coder(call)
+    ('', [{'name': 'add', 'arguments': '{"a": "1"}'}])
+    """
+    functions = [tool.get("function") or tool for tool in tools]
+    schemas = {function.get("name"): function.get("parameters") or {} for function in functions}
+    position = _end_of_reasoning(text)
+    around: list[str] = [text[:position]]
+    calls: list[ToolCall] = []
+    for start in _XML_CALL.finditer(text, position):
+        if start.start() < position:
+            return text, []  # inside the value of another call
+        around.append(text[position : start.start()])
+        properties, position = schemas.get(start["name"], {}).get("properties") or {}, start.end()
+        arguments: dict[str, Any] = {}
+        while (opened := _XML_PARAMETER.match(text, position)) is not None:
+            end = text.find("</parameter>", opened.end())
+            if end < 0:
+                return text, []
+            value = text[opened.end() : end].removeprefix("\n").removesuffix("\n")
+            arguments[opened["name"]] = _typed(value, properties.get(opened["name"]))
+            position = end + len("</parameter>")
+        if (closed := _XML_END.match(text, position)) is None:
+            return text, []
+        calls.append(_call({"name": start["name"], "arguments": arguments}, "arguments"))
+        position = closed.end()
+    if not calls:
+        return text, []
+    return "".join([*around, text[position:]]).strip(), calls
+
+
+_XML_CALL = re.compile(r"(?:<tool_call>\s{0,9})?<function=(?P<name>[^<>\s]{1,200})>")
+_XML_PARAMETER = re.compile(r"\s{0,9}<parameter=(?P<name>[^<>\s]{1,200})>")
+_XML_END = re.compile(r"\s{0,9}</function>(?:\s{0,9}</tool_call>)?")
+
+
+def _typed(text: str, schema: object) -> Any:
+    """The text as its schema's type; the text itself for a string, and if it is not JSON."""
+    declared = schema.get("type", "string") if isinstance(schema, Mapping) else "string"
+    if declared == "string" or (isinstance(declared, list) and "string" in declared):
+        return text
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 TOOL_CALL_PARSERS: dict[str, ToolCallParser | None] = {
     "hermes": parse_hermes,
     "llama3_json": parse_llama3_json,
+    "qwen3_coder": parse_qwen3_coder,
     "none": None,
 }
+
+
+def for_tools(
+    parser: ToolCallParser | None, tools: Iterable[Mapping[str, Any]]
+) -> ToolCallParser | None:
+    """The parser for a request with these tools: a format whose values are texts needs schemas."""
+    if parser is parse_qwen3_coder:
+        return functools.partial(parse_qwen3_coder, tools=list(tools))
+    return parser
 
 
 def resolve_tool_call_parser(
@@ -143,16 +209,32 @@ def resolve_tool_call_parser(
 
 
 def tool_call_format(chat_template: str | None) -> str:
-    """The tool-call format in a chat template; hermes when none is found.
+    """The tool-call format in a chat template; hermes when it shows none; a format that is not read
+    is warned of.
 
     >>> tool_call_format('Respond in the format {"name": function name, "parameters": dictionary}.')
     'llama3_json'
     """
     template = chat_template or ""
+    if "<function=" in template:
+        return "qwen3_coder"
     if _OPEN in template:
         return "hermes"
-    llama = _PYTHON_TAG in template or '{"name": function name, "parameters":' in template
-    return "llama3_json" if llama else "hermes"
+    if _PYTHON_TAG in template or '{"name": function name, "parameters":' in template:
+        return "llama3_json"
+    if unread := next((mark for mark in UNREAD if mark in template), None):
+        log.warning(
+            "the chat template writes tool calls with %r, a format that no tool_call_parser here"
+            " reads: they stay text. Give tool_call_parser a function, or train with a server of"
+            " vLLM and its parser",
+            unread,
+        )
+    return "hermes"
+
+
+log = logging.getLogger(__name__)
+UNREAD = ("<|channel|>", "[TOOL_CALLS]", "<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>")
+"""Marks of tool calls of gpt-oss (harmony), Mistral, DeepSeek and Kimi."""
 
 
 def _refuse_constant(name: str) -> Any:
