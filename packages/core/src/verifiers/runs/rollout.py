@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from verifiers.clients.resolve import client_for
 from verifiers.data.examples import Example, RowFormat, Table, copy_row, examples_from
 from verifiers.errors import ModelError, RolloutTimeout, RunError
+from verifiers.parsers import Parser
 from verifiers.rollouts.author_code import Hook, ends_the_run
 from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate
@@ -40,6 +41,7 @@ class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
     """What a run needs of an environment beside the loop: data, rubric and identity."""
 
     sampling_args: dict[str, Any]
+    parser: Parser | None
     rubric: Rubric
     monitor_rubric: Rubric
     """Metrics of every rollout beside the rubric's."""
