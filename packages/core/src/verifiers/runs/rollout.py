@@ -41,7 +41,7 @@ class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
     """What a run needs of an environment beside the loop: data, rubric and identity."""
 
     sampling_args: dict[str, Any]
-    parser: Parser | None
+    parser: Parser
     rubric: Rubric
     monitor_rubric: Rubric
     """Metrics of every rollout beside the rubric's."""
