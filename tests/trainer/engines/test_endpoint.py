@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+import time
 
 import aiohttp
 import pytest
@@ -21,6 +23,8 @@ from support.embedded import (
     small_model,
 )
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+from verifiers_trainer.engines.http import endpoint
+from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 MODES = ("padded", "deterministic")
@@ -558,3 +562,65 @@ async def test_information_routes():
     assert models["data"][0]["id"] == "policy"
     assert models["data"][0]["max_model_len"] == 256
     assert weights == {"weight_version": 4}
+
+
+# --- long prompts ---------------------------------------------------------------------------------
+
+LONG = {
+    "chat": ("chat/completions", ask),
+    "text": ("completions", lambda text: {"prompt": text}),
+    "texts": ("completions", lambda text: {"prompt": ["a", text]}),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("unit", ["reverse: abc ", " "], ids=["words", "spaces"])
+async def test_a_prompt_of_megabytes_is_refused_unread_and_others_are_answered(engine, kind, unit):
+    route, body_of = LONG[kind]
+    body = body_of(unit * (4_000_000 // len(unit)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sending = asyncio.ensure_future(post(engine, [body], route))
+    lags = []
+    async with aiohttp.ClientSession() as http:
+        while not sending.done():
+            began = time.monotonic()
+            async with http.get(engine.base_url.removesuffix("/v1") + "/health") as response:
+                assert response.status == 200
+            lags.append(time.monotonic() - began)
+            await asyncio.sleep(0.01)
+    (answer,) = await sending
+    assert "maximum context length is 256 tokens" in refusal(answer)["message"]
+    assert max(lags) < 1.0
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024 < 150
+
+
+async def test_negative_control_the_tokenizer_reads_all_of_it_for_seconds(engine):
+    chat, text = ChatFormat(build_tiny_tokenizer()), "reverse: abc " * 300_000
+    began = time.monotonic()
+    assert len(chat.encode(text)) > 10**6
+    unbounded_s = time.monotonic() - began
+    began = time.monotonic()
+    with pytest.raises(BadRequest, match="maximum context length is 256"):
+        ChatFormat(build_tiny_tokenizer(), 256).encode(text)
+    assert time.monotonic() - began < unbounded_s / 5
+
+
+async def test_a_long_prompt_that_is_truncated_is_read(engine):
+    body = {"prompt": "a" * 60_000, "truncate_prompt_tokens": 20, "max_tokens": 1}
+    ((status, response),) = await post(engine, [body], "completions")
+    assert (status, response.get("usage", {}).get("prompt_tokens")) == (200, 20), response
+
+
+async def test_a_template_that_loops_is_refused_in_time(monkeypatch):
+    monkeypatch.setattr(endpoint, "TOKENIZE_S", 0.3)
+    monkeypatch.setattr(ChatFormat, "_render", lambda *_: time.sleep(2))
+    with serving() as started:
+        (answer,) = await post(started, [ask()])
+        assert "took more than 0.3 s" in refusal(answer)["message"]
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+
+
+async def test_the_choices_of_a_request_are_bounded(engine):
+    (answer,) = await post(engine, [{"prompt": ["a"] * 101, "n": 100}], "completions")
+    assert "101 prompts with n=100 are more than 10000" in refusal(answer)["message"]

@@ -263,7 +263,7 @@ class EmbeddedEngine:
     ) -> Serving:
         return Serving(
             generator=generator,
-            chat=ChatFormat(tokenizer),
+            chat=ChatFormat(tokenizer, self._max_seq_len),
             tool_call_parser=self._parser,
             served_model=self._served_model,
             max_seq_len=self._max_seq_len,

@@ -29,6 +29,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from verifiers.clients.serving import STOP_S
 from verifiers.errors import ModelUnavailable
 from verifiers_trainer.engines.embedded.batch import Batch
 from verifiers_trainer.engines.embedded.gate import GateClosed, StepGate
@@ -103,7 +104,7 @@ class PaddedGenerator:
         self._gate.close()
         waiting = self._inbox.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(STOP_S)
         self._report([Generation(request, error=STOPPED) for request in waiting])
 
     def submit(self, request: GenerationRequest) -> None:

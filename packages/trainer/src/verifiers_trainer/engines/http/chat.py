@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,10 @@ from verifiers.runtime.decoding import decode_message
 
 _CACHED_PROMPTS = 1024
 _CACHED_BYTES = 16_384
+_SHORT_CHARS = 2**16
+"""A text that is tokenized without a look at its length."""
+_LOOK_CHARS = 16
+"""Characters for each token of the limit that are looked at first, four times the usual."""
 _RESERVED = frozenset(
     "conversation messages tools documents chat_template tokenize tokenizer_kwargs"
     " add_generation_prompt padding continue_final_message truncation max_length return_tensors"
@@ -30,6 +34,16 @@ class BadRequest(ModelRefused):
         self, message: str, field: str | None = None, code: str | None = None, status: int = 400
     ):
         super().__init__(message, field=field, code=code, status=status)
+
+
+def overlong(num_tokens: object, max_seq_len: int) -> BadRequest:
+    """The error of a prompt that does not fit, in words that clients recognise."""
+    return BadRequest(
+        f"This model's maximum context length is {max_seq_len} tokens. However, your prompt has"
+        f" {num_tokens} tokens, which leaves no room for a completion. Please reduce its length.",
+        "prompt",
+        code="context_length_exceeded",
+    )
 
 
 class Tokenizer(Protocol):
@@ -49,6 +63,9 @@ class Tokenizer(Protocol):
     def convert_tokens_to_ids(self) -> Callable[..., Any]: ...
 
     @property
+    def get_vocab(self) -> Callable[[], dict[str, int]]: ...
+
+    @property
     def all_special_tokens(self) -> list[str]: ...
 
     @property
@@ -59,11 +76,13 @@ class ChatFormat:
     """Renders prompts and decodes completions for the endpoint.
 
     Siblings of a group send the same prompt, so rendered prompts are cached by the bytes of the
-    request. Not thread-safe.
+    request. Threads may render and decode at the same time. ``max_seq_len``: of the model; a text
+    that is longer for certain is refused without reading all of it, which takes seconds and
+    gigabytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, max_seq_len: int | None = None):
+        self._tokenizer, self._max_seq_len = tokenizer, max_seq_len
         self._piece = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
         self._cached_prompt = lru_cache(maxsize=_CACHED_PROMPTS)(self._render)
 
@@ -74,21 +93,49 @@ class ChatFormat:
         template_kwargs: bytes = b"null",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        is_truncated: bool = False,
     ) -> np.ndarray:
         """Prompt ids, int32 [P], of the JSON of ``messages``, ``tools`` and the template's
         variables.
 
         They end with the generation prompt, unless ``add_generation_prompt`` is off, or with
-        ``continue_final_message`` inside the last message. Raises BadRequest when the template
-        fails.
+        ``continue_final_message`` inside the last message. ``is_truncated``: the caller takes a part
+        of them. Raises BadRequest when the template fails.
         """
-        key = (messages, tools, template_kwargs, add_generation_prompt, continue_final_message)
+        key = (
+            messages,
+            tools,
+            template_kwargs,
+            add_generation_prompt,
+            continue_final_message,
+            is_truncated,
+        )
         long = len(messages) + len(tools or b"") + len(template_kwargs) > _CACHED_BYTES
         return self._render(*key) if long else self._cached_prompt(*key)
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, is_truncated: bool = False) -> np.ndarray:
         """int32 [P] of plain text, with the special tokens the tokenizer puts around it."""
+        self._check_length(text, is_truncated)
         return np.array(self._tokenizer(text)["input_ids"], np.int32)
+
+    def _check_length(self, text: str, is_truncated: bool) -> None:
+        """Raises BadRequest for a text that has too many tokens for certain: it is longer than so many
+        of the longest, or its beginning alone has twice as many."""
+        limit = self._max_seq_len
+        if limit is None or len(text) <= _SHORT_CHARS:
+            return
+        if len(text) > limit * self._longest_token:
+            raise overlong(f"more than {len(text) // self._longest_token}", limit)
+        beginning = text[: limit * _LOOK_CHARS]
+        if not is_truncated and len(beginning) < len(text):
+            num_tokens = len(self._tokenizer(beginning, add_special_tokens=False)["input_ids"])
+            if num_tokens > 2 * limit:
+                raise overlong(f"more than {num_tokens}", limit)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def decode(
         self, token_ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True
@@ -117,6 +164,7 @@ class ChatFormat:
         kwargs_json: bytes,
         answer: bool,
         unfinished: bool,
+        is_truncated: bool,
     ) -> np.ndarray:
         if getattr(self._tokenizer, "chat_template", None) is None:
             raise BadRequest(
@@ -144,6 +192,7 @@ class ChatFormat:
         except Exception as error:  # a template is a program and may raise anything
             message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
             raise BadRequest(message, "messages") from error
+        self._check_length(text, is_truncated)
         return np.array(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
 
 

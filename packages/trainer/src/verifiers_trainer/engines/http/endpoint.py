@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from aiohttp import web
 from verifiers.clients.dialects import chat, sse
 from verifiers.clients.serving import START_S, Answer, ModelServer, models_body, send_stream
 from verifiers.errors import EndpointUnreachable, ModelRefused, ModelUnavailable
+from verifiers.runtime.worker_threads import call_in_thread
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import chat_reply, text_reply
 from verifiers_trainer.engines.http.streaming import StreamedReply
@@ -38,6 +39,11 @@ from verifiers_trainer.engines.http.wire import (
     sampling_params,
 )
 from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator, OnToken
+
+TOKENIZE_S = 60.0
+MAX_CHOICES = 10_000
+"""Completions of one request."""
+_Ids = TypeVar("_Ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +156,14 @@ class Endpoint(ModelServer):
         body = decode_body(await self.body(request), ChatBody)
         tools = bytes(body.tools)
         offered = tools not in (b"null", b"[]") and body.tool_choice != "none"
-        prompt_ids = self._serving.chat.prompt_ids(
+        prompt_ids = await self._tokenized(
+            self._serving.chat.prompt_ids,
             bytes(body.messages),
             tools if offered else None,
             bytes(body.chat_template_kwargs),
             body.add_generation_prompt,
             body.continue_final_message,
+            body.truncate_prompt_tokens is not None,
         )
         parser = None
         if offered:
@@ -169,21 +177,33 @@ class Endpoint(ModelServer):
 
     async def _text(self, request: web.BaseRequest) -> Answer:
         body = decode_body(await self.body(request), TextBody)
-        prompt_ids = self._text_prompts(body.prompt)
+        prompt_ids = await self._tokenized(
+            self._text_prompts, body.prompt, body.truncate_prompt_tokens is not None
+        )
         if body.stream:
             return await send_stream(request, self._events(prompt_ids, body, None), _error_event)
         prompts = await self._complete(prompt_ids, body)
         return text_reply(prompts, body, self._serving.chat, self._serving.served_model)
 
-    def _text_prompts(self, prompt: Any) -> list[np.ndarray]:
+    async def _tokenized(self, render: Callable[..., _Ids], *arguments: object) -> _Ids:
+        """What ``render`` makes in a thread of its own. Raises BadRequest when it takes too long."""
+        try:
+            return await call_in_thread(render, *arguments, limit_s=TOKENIZE_S)
+        except TimeoutError:
+            raise BadRequest(
+                f"the chat template and the tokenizer took more than {TOKENIZE_S:g} s", "messages"
+            ) from None
+
+    def _text_prompts(self, prompt: Any, is_truncated: bool) -> list[np.ndarray]:
         """The prompts of a text completion: one, or each entry of a list of texts or of lists of
         ids."""
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str)
-        return [self._text_prompt(each) for each in (prompt if several else [prompt])]
+        prompts = prompt if several else [prompt]
+        return [self._text_prompt(each, is_truncated) for each in prompts]
 
-    def _text_prompt(self, prompt: object) -> np.ndarray:
+    def _text_prompt(self, prompt: object, is_truncated: bool) -> np.ndarray:
         if isinstance(prompt, str):
-            return self._serving.chat.encode(prompt)
+            return self._serving.chat.encode(prompt, is_truncated)
         vocabulary = range(self._serving.chat.vocabulary)
         if not isinstance(prompt, list) or not all(
             type(token) is int and token in vocabulary for token in prompt
@@ -251,6 +271,10 @@ class Endpoint(ModelServer):
                 f" {serving.served_model!r}"
             )
             raise BadRequest(message, "model", "model_not_found", status=404)
+        if len(prompts) * (body.n or 1) > MAX_CHOICES:
+            raise BadRequest(
+                f"{len(prompts)} prompts with n={body.n or 1} are more than {MAX_CHOICES}", "n"
+            )
         requests = []
         for prompt_ids in [
             fit_prompt(prompt_ids, body, serving.max_seq_len) for prompt_ids in prompts

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from verifiers.runtime.decoding import check_values
-from verifiers_trainer.engines.http.chat import BadRequest
+from verifiers_trainer.engines.http.chat import BadRequest, overlong
 from verifiers_trainer.engines.requests import SamplingParams
 
 _NEUTRAL: dict[str, tuple] = {
@@ -288,13 +288,7 @@ def fit_prompt(prompt_ids: np.ndarray, body: GenerateBody, max_seq_len: int) -> 
     if len(prompt_ids) == 0:
         raise BadRequest("the prompt is empty", "prompt")
     if len(prompt_ids) >= max_seq_len:
-        raise BadRequest(
-            f"This model's maximum context length is {max_seq_len} tokens. However, your prompt has"
-            f" {len(prompt_ids)} tokens, which leaves no room for a completion. Please reduce its"
-            " length.",
-            "prompt",
-            code="context_length_exceeded",
-        )
+        raise overlong(len(prompt_ids), max_seq_len)
     return prompt_ids
 
 
