@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from verifiers_trainer.engines.vllm.control import Server
-from verifiers_trainer.engines.vllm.weights.protocol import Deadline, has_label_of, label_of
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, LabelledSync, label_of, post
 from verifiers_trainer.engines.vllm.weights.transfer import metadata, transfer
 
 CHUNK_BYTES = 2**30
@@ -25,12 +25,10 @@ Handle = Callable[[torch.Tensor], Any]
 """The handle of a tensor's memory, as the receiving process opens it."""
 
 
-class IpcSync:
+class IpcSync(LabelledSync):
     """``weights`` returns the tensors to share; ``handle`` creates the handle of a tensor."""
 
     name = "ipc"
-    keeps_files = False
-    names_weights = False
 
     def __init__(
         self,
@@ -41,23 +39,19 @@ class IpcSync:
         handle: Handle | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ):
-        self._run, self._model, self._weights, self._features = run, model, weights, features
+        super().__init__(run, model)
+        self._weights, self._features = weights, features
         self._handle, self._chunk_bytes = handle or cuda_handle, chunk_bytes
         self._ready: dict[str, int] = {}
         """Server URL -> its number of repairs at initialisation."""
 
-    def prepare(self, version: int) -> None:
-        """No-op: weights are read when they are shared."""
-
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
         if self._ready.get(server.url) != server.serving.repairs:
-            server.call(
-                "POST",
-                "/init_weight_transfer_engine",
+            body, stage = (
                 {"init_info": {"packed": False}},
-                stage="making the server ready for shared memory",
-                timeout_s=deadline.left_s,
+                "making the server ready for shared memory",
             )
+            post(server, "/init_weight_transfer_engine", body, stage, deadline)
             self._ready[server.url] = server.serving.repairs
 
         def send() -> None:
@@ -66,12 +60,6 @@ class IpcSync:
 
         transfer(server, version, label_of(self._run, version), self._features, deadline, send)
         return self._model
-
-    def holds(self, server: Server, deadline: Deadline) -> bool:
-        return has_label_of(server, self._run, deadline)
-
-    def retire(self, servers: list[Server], version: int) -> None:
-        """No-op: older versions use no resources."""
 
     def close(self, servers: list[Server]) -> None:
         self._ready.clear()
@@ -82,13 +70,9 @@ class IpcSync:
         copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
         handles = [self._handle(copy) for copy in copies.values()]
         pickled = base64.b64encode(pickle.dumps(handles)).decode("ascii")
-        server.call(
-            "POST",
-            "/update_weights",
-            {"update_info": {**metadata(copies), "ipc_handles_pickled": pickled}},
-            stage=f"handing over the weights of version {version}",
-            timeout_s=deadline.left_s,
-        )
+        info = {**metadata(copies), "ipc_handles_pickled": pickled}
+        stage = f"handing over the weights of version {version}"
+        post(server, "/update_weights", {"update_info": info}, stage, deadline)
         del copies  # their memory must stay allocated until here
 
 

@@ -22,7 +22,7 @@ import torch
 
 from verifiers.errors import WeightSyncError
 from verifiers_trainer.engines.vllm.control import Server
-from verifiers_trainer.engines.vllm.weights.protocol import Deadline, has_label_of, label_of
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, LabelledSync, label_of
 from verifiers_trainer.engines.vllm.weights.transfer import metadata, transfer
 
 BUFFER_BYTES = 2**30
@@ -53,12 +53,10 @@ class Collectives(Protocol):
         """Enter a group as rank 0; returns when all ranks have."""
 
 
-class NcclSync:
+class NcclSync(LabelledSync):
     """``weights`` returns the tensors to send, on the device that sends them."""
 
     name = "nccl"
-    keeps_files = False
-    names_weights = False
 
     def __init__(
         self,
@@ -69,21 +67,18 @@ class NcclSync:
         collectives: Collectives,
         buffer_bytes: int = BUFFER_BYTES,
     ):
-        self._run, self._model, self._weights, self._features = run, model, weights, features
+        super().__init__(run, model)
+        self._weights, self._features = weights, features
         self._collectives, self._buffer_bytes = collectives, buffer_bytes
         self._groups: dict[str, Collective] = {}
         """URL of a server -> the group with its workers."""
         self._repairs_at_join: dict[str, int] = {}
         """Server URL -> its number of repairs when it joined: a restarted server is in no group."""
 
-    def prepare(self, version: int) -> None:
-        """No-op: weights are read when they are sent."""
-
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
         label = label_of(self._run, version)
-        if self._repairs_at_join.get(server.url) != server.serving.repairs or not has_label_of(
-            server, self._run, deadline
-        ):
+        is_present = self._repairs_at_join.get(server.url) == server.serving.repairs
+        if not is_present or not self.holds(server, deadline):
             self._leave(server.url)
         try:
             group = self._groups.get(server.url) or self._join(server, deadline)
@@ -96,12 +91,6 @@ class NcclSync:
             self._leave(server.url)  # other ranks may be blocked; the next push joins a new group
             raise
         return self._model
-
-    def holds(self, server: Server, deadline: Deadline) -> bool:
-        return has_label_of(server, self._run, deadline)
-
-    def retire(self, servers: list[Server], version: int) -> None:
-        """No-op: older versions use no resources."""
 
     def close(self, servers: list[Server]) -> None:
         for url in list(self._groups):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from verifiers_trainer.engines.vllm.control import Server
 
@@ -71,6 +71,30 @@ class WeightSync(Protocol):
 
     def close(self, servers: list[Server]) -> None:
         """Free all resources, also on the servers that respond."""
+
+
+class LabelledSync:
+    """Base of the transfers of all weights, which servers label with the run and the version."""
+
+    keeps_files = False
+    names_weights = False
+
+    def __init__(self, run: int, model: str):
+        self._run, self._model = run, model
+
+    def prepare(self, version: int) -> None:
+        """No-op: weights are read when they are sent."""
+
+    def holds(self, server: Server, deadline: Deadline) -> bool:
+        return has_label_of(server, self._run, deadline)
+
+    def retire(self, servers: list[Server], version: int) -> None:
+        """No-op: older versions use no resources."""
+
+
+def post(server: Server, path: str, body: object, stage: str, deadline: Deadline) -> Any:
+    """The answer of a control route. Raises ``WeightSyncError`` that names the stage."""
+    return server.call("POST", path, body, stage=stage, timeout_s=deadline.left_s)
 
 
 def label_of(run: int, version: int) -> int:

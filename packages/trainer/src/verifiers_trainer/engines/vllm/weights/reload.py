@@ -15,7 +15,7 @@ from pathlib import Path
 
 from verifiers.errors import WeightSyncError
 from verifiers_trainer.engines.vllm.control import Server
-from verifiers_trainer.engines.vllm.weights.protocol import Deadline, has_label_of, label_of
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, LabelledSync, label_of, post
 
 
 def pause(server: Server, deadline: Deadline) -> None:
@@ -56,15 +56,21 @@ def resume(server: Server, deadline: Deadline) -> None:
     server.call("POST", "/resume", stage=stage, timeout_s=deadline.left_s)
 
 
-class ReloadSync:
+def name_weights(server: Server, version: int, label: int, deadline: Deadline) -> None:
+    """Set the label of the server's weights."""
+    stage = f"naming the weights of version {version}"
+    post(server, "/update_weight_version", {"new_version": str(label)}, stage, deadline)
+
+
+class ReloadSync(LabelledSync):
     """Folders ``weights-v<N>`` below ``folder``; ``write`` puts the whole model into a folder."""
 
     name = "reload"
     keeps_files = True
-    names_weights = False
 
     def __init__(self, folder: Path, run: int, model: str, write: Callable[[Path], None]):
-        self.folder, self._run, self._model, self._write = folder.absolute(), run, model, write
+        super().__init__(run, model)
+        self.folder, self._write = folder.absolute(), write
         self._current: Path | None = None
 
     def prepare(self, version: int) -> None:
@@ -88,34 +94,13 @@ class ReloadSync:
 
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
         pause(server, deadline)
-        timeout_s = deadline.left_s
-        server.call(
-            "POST",
-            "/collective_rpc",
-            {
-                "method": "reload_weights",
-                "kwargs": {"weights_path": str(self._current)},
-                "timeout": timeout_s,
-            },
-            stage=f"reloading the weights of version {version}",
-            timeout_s=timeout_s,
-        )
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(self._current)}}
+        stage = f"reloading the weights of version {version}"
+        post(server, "/collective_rpc", call | {"timeout": deadline.left_s}, stage, deadline)
         forget_prefixes(server, deadline)
-        server.call(
-            "POST",
-            "/update_weight_version",
-            {"new_version": str(label_of(self._run, version))},
-            stage=f"naming the weights of version {version}",
-            timeout_s=deadline.left_s,
-        )
+        name_weights(server, version, label_of(self._run, version), deadline)
         resume(server, deadline)
         return self._model
-
-    def holds(self, server: Server, deadline: Deadline) -> bool:
-        return has_label_of(server, self._run, deadline)
-
-    def retire(self, servers: list[Server], version: int) -> None:
-        """No-op: ``prepare`` deletes the files of the earlier version."""
 
     def close(self, servers: list[Server]) -> None:
         if self._current is not None:

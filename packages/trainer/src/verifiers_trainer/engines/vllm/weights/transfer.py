@@ -13,8 +13,13 @@ from typing import Any
 
 from verifiers_trainer.engines.vllm.control import Server
 from verifiers_trainer.engines.vllm.features import UPDATE_BRACKETS
-from verifiers_trainer.engines.vllm.weights.protocol import Deadline
-from verifiers_trainer.engines.vllm.weights.reload import forget_prefixes, pause, resume
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, post
+from verifiers_trainer.engines.vllm.weights.reload import (
+    forget_prefixes,
+    name_weights,
+    pause,
+    resume,
+)
 
 
 def transfer(
@@ -29,32 +34,18 @@ def transfer(
     brackets = UPDATE_BRACKETS in features
     pause(server, deadline)
     if brackets:
-        _post(server, "/start_weight_update", {}, "starting the weight update", deadline)
+        post(server, "/start_weight_update", {}, "starting the weight update", deadline)
     send()
     if brackets:
-        closing = {"weight_version": str(label)}
-        _post(
-            server,
-            "/finish_weight_update",
-            closing,
+        closing, stage = (
+            {"weight_version": str(label)},
             f"finishing the update to version {version}",
-            deadline,
         )
+        post(server, "/finish_weight_update", closing, stage, deadline)
     forget_prefixes(server, deadline)
     if not brackets:
-        naming = {"new_version": str(label)}
-        _post(
-            server,
-            "/update_weight_version",
-            naming,
-            f"naming the weights of version {version}",
-            deadline,
-        )
+        name_weights(server, version, label, deadline)
     resume(server, deadline)
-
-
-def _post(server: Server, path: str, body: object, stage: str, deadline: Deadline) -> Any:
-    return server.call("POST", path, body, stage=stage, timeout_s=deadline.left_s)
 
 
 def metadata(tensors: dict[str, Any]) -> dict[str, list[Any]]:
