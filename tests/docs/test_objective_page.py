@@ -10,7 +10,11 @@ from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
 from verifiers_trainer.algorithm.losses import OBJECTIVES
 
-PAGE = (Path(__file__).parents[2] / "docs/train/objective.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "\n\n".join(
+    (DOCS / page).read_text(encoding="utf-8")
+    for page in ("reference/losses.md", "train/objective.md")
+)
 
 
 def rows_below(header):

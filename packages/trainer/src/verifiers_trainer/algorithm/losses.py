@@ -619,7 +619,7 @@ OBJECTIVES: Mapping[str, NamedObjective] = {
     ),
 }
 """Every name of the setting ``loss`` with what it means. ``settings`` derives from it,
-docs/train/objective.md shows it, and tests/trainer/algorithm/test_oracle.py holds each row against
+docs/reference/losses.md shows it, and tests/trainer/algorithm/test_oracle.py holds each row against
 its source."""
 
 
