@@ -3,7 +3,7 @@
     python docs/pictures.py curve outputs/quickstart     the learning curve of a finished `vf-train quickstart`
     python docs/pictures.py view                         the page of an evaluation with the local model, in Chromium
     python docs/pictures.py guide FOLDER                 the page of the training of the guide in that folder, too
-    python docs/pictures.py tokens outputs/quickstart    a trained rollout of a finished `vf-train quickstart`, likewise
+    python docs/pictures.py tokens outputs/quickstart    a trained rollout of a finished `vf-train quickstart`, as above
 
 ``view``, ``guide`` and ``tokens`` need chromium and chromedriver on the path, and selenium.
 """

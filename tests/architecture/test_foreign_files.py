@@ -129,8 +129,10 @@ def test_no_other_file_does_it(rule):
         name = name_of(path)
         if "envs" in path.parts or "guest" in path.parts or name in allowed:
             continue
-        if found := [ast.unparse(c) for c in calls(path.read_text(encoding="utf-8")) if breaks(c)]:
-            broken[name] = found
+        if readers_found := [
+            ast.unparse(c) for c in calls(path.read_text(encoding="utf-8")) if breaks(c)
+        ]:
+            broken[name] = readers_found
     assert broken == {}, way_out
 
 

@@ -76,12 +76,12 @@ def is_decoder(node: ast.AST) -> bool:
 
 def test_no_other_file_decodes_json_by_itself():
     allowed = GUARDED | USERS | OURS
-    found = {
+    decoders_found = {
         name_of(path): uses
         for path in native_files()
         if "envs" not in path.parts and (uses := decoders(path.read_text(encoding="utf-8")))
     }
-    assert {name: found[name] for name in found.keys() - allowed} == {}, (
+    assert {name: decoders_found[name] for name in decoders_found.keys() - allowed} == {}, (
         "decode it with verifiers.runtime.decoding.decode_message"
     )
 

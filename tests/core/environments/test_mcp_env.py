@@ -167,7 +167,7 @@ def test_one_set_serves_all_rollouts_and_all_runs_and_ends_with_the_environment(
     assert gone(pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a keeper needs a subreaper")
+@pytest.mark.skipif(sys.platform != "linux", reason="a reaper needs a subreaper")
 @pytest.mark.parametrize("end", ["closed", "crash", "deaf"])
 def test_a_daemon_of_a_server_ends_with_it(end, monkeypatch):
     monkeypatch.setattr(mcp_servers, "EXIT_LIMIT_S", 0.5)
@@ -179,10 +179,10 @@ def test_a_daemon_of_a_server_ends_with_it(end, monkeypatch):
     assert gone(int(daemon))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a keeper needs a subreaper")
-def test_without_a_keeper_a_daemon_outlives_its_server(monkeypatch):
+@pytest.mark.skipif(sys.platform != "linux", reason="a reaper needs a subreaper")
+def test_without_a_reaper_a_daemon_outlives_its_server(monkeypatch):
     """Negative control."""
-    monkeypatch.setattr(mcp_servers, "_kept", lambda command, environment: command)
+    monkeypatch.setattr(mcp_servers, "_reaped", lambda command, environment: command)
     with mcp_env() as env:
         (daemon,) = answers(run(env, call("daemon")))
     assert is_running(int(daemon))

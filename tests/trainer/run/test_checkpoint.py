@@ -418,9 +418,8 @@ def test_pending_rollouts_come_back_as_they_were(tmp_path):
         (turn,), float("nan"), {"f": float("nan")}, "ModelError: x", None, False, row, []
     )
     scored = Rollout((Turn([1], [2], [-0.5], 7),), 0.1 + 0.2, {"f": 1e-300}, None, "stop", True)
-    state = PipelineState(
-        9, 4, 8, [Group(6, 11, (unknown, scored))], [Group(5, 10, (scored,))], [7, 8]
-    )
+    ready, discarded = [Group(6, 11, (unknown, scored))], [Group(5, 10, (scored,))]
+    state = PipelineState(9, 4, 8, ready=ready, discarded=discarded, requeue=[7, 8])
     save_pipeline(tmp_path, state, 4, {"loss": "cispo"})
 
     loaded, version, configuration = load_pipeline(tmp_path)

@@ -214,7 +214,7 @@ def test_a_function_is_its_name_and_an_object_its_class():
 
     values = RLConfig(loss=len, advantage=OwnAdvantage()).resume_values()
     assert values["loss"] == "len"
-    assert values["advantage"].endswith("Own")
+    assert values["advantage"].endswith("OwnAdvantage")
 
 
 # --- checkpoints of version 0.2.0 -----------------------------------------------------------------

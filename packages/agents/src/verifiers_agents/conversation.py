@@ -30,7 +30,7 @@ MIN_QUOTED = 12
 
 @dataclass(frozen=True, slots=True)
 class FinishedCall:
-    """One finished call."""
+    """A finished call."""
 
     prompt: Sequence[Message]
     answer: Message
@@ -41,7 +41,7 @@ class FinishedCall:
 
 
 class Conversation:
-    """The calls of one rollout in order.
+    """The calls of a rollout in order.
 
     >>> conversation = Conversation()
     >>> call = vf.ToolCall("c1", "add", '{"a":1,"b":2}')
@@ -120,7 +120,7 @@ class Conversation:
         return roles
 
     def _threads(self) -> list[list[int]]:
-        """Numbers of the calls of each conversation; a second continuation of one call is a thread
+        """Numbers of the calls of each conversation; a second continuation of a call is a thread
         of its own."""
         threads: list[list[int]] = []
         for number, call in enumerate(self.calls):

@@ -55,7 +55,7 @@ class AgentEnv(AgentTurns):
 
     Args:
         agent: A name ("codex", "opencode", "pi", "claude-code", "qwen-code", "mini-swe-agent", or
-            of an entry point in ``verifiers.agents``; "codex@0.169.0" for one version), an
+            of an entry point in ``verifiers.agents``; "codex@0.169.0" for a version), an
             ``Agent``, or an async function of the state for a framework in this process, which
             takes its base URL from ``vf.model_gateway(state)``.
         command: Any other program, with placeholders as in ``Agent``; a word that names a file of

@@ -56,7 +56,7 @@ MODEL = "policy"
 KEEP_ALIVE_S = 5.0
 """Seconds without an answer before a stream begins, and between its keep-alive events."""
 MAX_WAITING, MAX_WAITING_BYTES = 64, 16 * 2**20
-"""Requests of one agent that wait for an answer, and their bytes; a single one may be longer."""
+"""Requests of an agent that wait for an answer, and their bytes; a single one may be longer."""
 MAX_REFUSALS, MAX_REFUSAL_CHARS = 20, 500
 SOCKET = "gateway.sock"
 PREFIX = "verifiers-gateway-"
@@ -70,7 +70,7 @@ MODEL_FIELDS = {"id": MODEL, "type": "model", "display_name": MODEL}
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One model call of an agent; ``answer`` and ``refuse`` may be called from any thread, the
+    """A model call of an agent; ``answer`` and ``refuse`` may be called from any thread, the
     first call counts."""
 
     dialect: str
@@ -365,10 +365,10 @@ def _sweep() -> None:
     """Remove the folders of gateways whose process was killed: nothing listens there any more. Their
     process ids say nothing here, they may be those of another container."""
     for folder in _base().glob(f"{PREFIX}*-*"):
-        with socket.socket(socket.AF_UNIX) as asked, contextlib.suppress(OSError):
-            asked.settimeout(1.0)
+        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+            connection.settimeout(1.0)
             try:
-                asked.connect(str(folder / SOCKET))
+                connection.connect(str(folder / SOCKET))
                 continue
             except ConnectionRefusedError:
                 is_over = True

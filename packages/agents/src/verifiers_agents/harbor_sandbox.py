@@ -32,7 +32,7 @@ from verifiers_agents.harbor.dockerfile import Dockerfile, read_dockerfile
 from verifiers_agents.harbor.images import ImageStore
 
 WALL_S = 6 * 3600.0
-"""Longest life of one sandbox; Harbor's own limits are shorter."""
+"""Longest life of a sandbox; Harbor's own limits are shorter."""
 ROOT_USERS = (None, "root", "0", 0)
 _LAYERS: dict[str, building.Layer] = {}
 """Hash of an environment -> what it makes of its image; built once in a process."""

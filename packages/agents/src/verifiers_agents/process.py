@@ -100,7 +100,7 @@ class AgentFolders:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one agent process."""
+    """Bounds of an agent process."""
 
     max_output_bytes: int
     max_log_bytes: int
@@ -200,7 +200,7 @@ def check_backend(backend: SandboxBackend) -> None:
 
 
 class AgentProcess:
-    """One agent in one sandbox. ``open`` prepares it, ``run`` runs it, ``collect`` reads what it
+    """An agent in one sandbox. ``open`` prepares it, ``run`` runs it, ``collect`` reads what it
     left."""
 
     def __init__(self, agent: Agent, sandbox: Sandbox, paths: AgentFolders, limits: Limits):

@@ -58,7 +58,7 @@ that is trained."""
 
 @dataclass(slots=True, eq=False)
 class AgentRun:
-    """The agent of one running rollout: ``state["agent_run"]``."""
+    """The agent of a running rollout: ``state["agent_run"]``."""
 
     route: Route
     conversation: Conversation = field(default_factory=Conversation)
@@ -354,7 +354,7 @@ class AgentTurns(MultiTurnEnv):
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
     ) -> Response:
-        """One completion of the agent's call, with its tools and those of its sampling arguments
+        """A completion of the agent's call, with its tools and those of its sampling arguments
         that count."""
         run = _running(state)
         if run is None or (call := run.call) is None:

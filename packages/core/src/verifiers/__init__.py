@@ -7,7 +7,7 @@
 Names are imported on first use, so ``import verifiers`` is fast and needs neither torch nor
 datasets nor openai. ``__init__.pyi`` lists the same names for type checkers and editors. Names and
 modules of older versions (``verifiers.envs``, ``verifiers.utils.data_utils``) resolve to the
-current ones; the tables are in ``compat``.
+current modules; the tables are in ``compat``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tables of older names of core; the rest of the code uses canonical names only.
 
 Each table maps an old name to the canonical one. Using an old name logs one debug line per process;
-passing both names of one argument is a ``ConfigError``. ``legacy.modules`` makes the modules of
+passing both names of an argument is a ``ConfigError``. ``legacy.modules`` makes the modules of
 ``MODULES`` importable.
 """
 
@@ -98,7 +98,7 @@ ENVIRONMENT_PROPERTIES = {
 }
 """Attributes of environments that older tools read -> functions that compute them."""
 TOOL_PROPERTIES = {"tool_monitor_rubric": "verifiers.legacy.monitors:tool_monitor_rubric"}
-"""Likewise of tool environments."""
+"""The same of tool environments."""
 TIMES = {
     name: f"{name}_ms"
     for name in ("setup", "generation", "scoring", "model", "env", "total", "overhead")
@@ -451,7 +451,7 @@ def hook(owner: object, name: str, table: Mapping[str, str]) -> Any:
 def rename(
     keywords: Mapping[str, Any], table: Mapping[str, str], where: str = "the call"
 ) -> dict[str, Any]:
-    """``keywords`` with canonical names. *Raises* ConfigError when both names of one argument are
+    """``keywords`` with canonical names. *Raises* ConfigError when both names of an argument are
     passed."""
     renamed = {name: value for name, value in keywords.items() if name not in table}
     for old in keywords.keys() & table.keys():

@@ -6,7 +6,7 @@ the run.
     │   ├─ ConfigError(ValueError)            ├─ MissingKeyError
     │   ├─ DatasetError(ValueError)           ├─ UnknownEnvironment(ValueError, LookupError)
     │   ├─ EnvironmentLoadError(RuntimeError) ├─ RunBusy        ├─ RunMismatch
-    ├─ RolloutError               failure of one rollout: recorded on it, never raised by a run
+    ├─ RolloutError               failure of a rollout: recorded on it, never raised by a run
     │   ├─ ModelError: RateLimited · ModelUnavailable · ModelRefused · MalformedResponse ─ EmptyModelResponseError
     │   ├─ OverlongPromptError    the rollout loop turns it into a stop condition
     │   ├─ EnvironmentFault · RolloutTimeout · ScoringError · AgentError: AgentFailure
@@ -105,7 +105,7 @@ class RunMismatch(UsageError):
 
 def where_of(error: BaseException) -> str | None:
     """The function or hook that failed, with the author's file and line where they are known; None
-    without one."""
+    without a place."""
     facts = error.facts if isinstance(error, VerifiersError) else {}
     name = next(
         (str(facts[fact]) for fact in ("function", "hook", "waiting_for") if facts.get(fact)), None
@@ -116,7 +116,7 @@ def where_of(error: BaseException) -> str | None:
 
 
 class RolloutError(VerifiersError):
-    """Failure of one rollout. ``retryable``: running it again may help; ``scorable``: caused by the
+    """Failure of a rollout. ``retryable``: running it again may help; ``scorable``: caused by the
     model's output."""
 
 
@@ -162,7 +162,7 @@ class EnvironmentFault(RolloutError):
 
 
 class RolloutTimeout(RolloutError):
-    """The run's time limit of one rollout expired (``waiting_for``, ``elapsed_s``)."""
+    """The run's time limit of a rollout expired (``waiting_for``, ``elapsed_s``)."""
 
 
 class ScoringError(RolloutError):

@@ -55,7 +55,7 @@ WITH_TOKENS = {"logprobs": True, "return_tokens_as_token_ids": True}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportSample:
-    """One token sample for a peer, split before the first sampled token.
+    """A token sample for a peer, split before the first sampled token.
 
     Example: ``ExportSample([1, 15], [7, 2, 9, 8], [1, 1, 0, 1], [-.1, -.7, 0, -.2], [4, 4, -2, 5],
     1.0, True)``

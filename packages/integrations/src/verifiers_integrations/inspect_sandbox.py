@@ -38,7 +38,7 @@ ROOT_USERS = (None, "root", "0")
 
 @sandboxenv(name="verifiers")
 class VerifiersSandbox(SandboxEnvironment):  # type: ignore[misc]  # Inspect is not installed where types are checked
-    """A sandbox of one sample. Its working folder is ``/workspace``."""
+    """A sandbox of a sample. Its working folder is ``/workspace``."""
 
     def __init__(self, sandbox: Sandbox):
         super().__init__()

@@ -47,7 +47,7 @@ class InspectClient:
         self._model = model
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion. What Inspect raises is this rollout's ``ModelError``."""
+        """A completion. What Inspect raises is this rollout's ``ModelError``."""
         model = self._model or load("model").get_model()
         args = dict(request.sampling_args) | (
             {} if request.seed is None else {"seed": request.seed}

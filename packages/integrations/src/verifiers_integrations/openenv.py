@@ -1,6 +1,6 @@
 """An environment as a server that OpenEnv's clients reset and step: ``vf-serve-env``.
 
-Each WebSocket at ``/ws`` is a session. ``reset`` starts a rollout of one example, and ``step`` is
+Each WebSocket at ``/ws`` is a session. ``reset`` starts a rollout of an example, and ``step`` is
 the answer to its next model call: the client is the model. Promise:
 
 * a session plays the environment's own loop, with its tools, turns, limits and rewards, over as

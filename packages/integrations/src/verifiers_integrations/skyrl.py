@@ -93,7 +93,7 @@ class _TokenIdClient:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Result of the rollout of one prompt: token samples, reward, metrics."""
+    """Result of the rollout of a prompt: token samples, reward, metrics."""
 
     samples: list[ExportSample]
     reward: float
@@ -163,7 +163,7 @@ class _Generator:
         client: ClientLike,
         sampling: Mapping[str, Any],
     ) -> list[_Outcome]:
-        """Run and score the siblings of one prompt."""
+        """Run and score the siblings of a prompt."""
         prompts, extras = batch["prompts"], batch.get("env_extras") or [{}] * len(batch["prompts"])
         tasks = [task_of(prompts[index], extras[index]) for index in indices]
         column = extras[indices[0]][KEY]

@@ -12,8 +12,8 @@ Keys, ``C`` completion tokens::
     versions         list[int]     [C] policy version; -1 where unknown or not sampled
     reward           float|null    of the rollout; null = unknown, which is not 0
     advantage        float|null    reward less the mean of its group's known rewards
-    example_id       int           rows of one example form a group
-    rollout          int           rows of one rollout share it
+    example_id       int           rows of an example form a group
+    rollout          int           rows of a rollout share it
 
 ``write_trajectories`` is ``vf.export_trajectories`` and takes a run directory as well.
 ``read_trajectories`` checks every line; turning rows into groups to train on is

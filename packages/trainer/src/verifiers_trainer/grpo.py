@@ -57,7 +57,7 @@ class GRPOConfig(RLConfig):
         def __init__(self, **settings: object) -> None: ...
 
     def _derive_batch(self, world_size: int) -> None:
-        """Set ``batch_size`` to the rollouts of one batch, gradient accumulation included."""
+        """Set ``batch_size`` to the rollouts of a batch, gradient accumulation included."""
         steps, micro = self.gradient_accumulation_steps, self.micro_batch_size
         self._derive_updates_of_generation(steps)
         if self.is_given("batch_size"):

@@ -138,7 +138,7 @@ class HFLoop(Trainer):
         raise NotImplementedError
 
     def step(self, model: torch.nn.Module, batch: Any) -> Generator[Tensor]:
-        """One optimizer step. Yields the loss three times, for the loop to do its part in the
+        """An optimizer step. Yields the loss three times, for the loop to do its part in the
         meantime:
 
         clip the gradients of the backward passes; ``optimizer.step()``; step the scheduler and

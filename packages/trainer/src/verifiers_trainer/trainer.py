@@ -350,7 +350,7 @@ class RLTrainer(HFLoop):
             raise
 
     def step(self, model: torch.nn.Module, batch: TrainBatch) -> Generator[Tensor]:
-        """One optimizer step, from top to bottom; transformers' loop does what stands in brackets::
+        """An optimizer step, from top to bottom; transformers' loop does what stands in brackets::
 
             fix log-probabilities        those of the batch under its old policy and the reference, once
             for row in rows:             a packed row of several samples
@@ -439,7 +439,7 @@ class RLTrainer(HFLoop):
         num_items_in_batch: Tensor | int | None = None,
         meter: RatioMeter | None = None,
     ) -> Any:
-        """Weighted loss of one packed row: Σ_t weight_t · loss_t, times the world size (ranks
+        """Weighted loss of a packed row: Σ_t weight_t · loss_t, times the world size (ranks
         average gradients)."""
         row = inputs.to_tensors(self.args.device)
         options = {
@@ -563,7 +563,7 @@ class RLTrainer(HFLoop):
         )
 
     def sample_batch(self, rows: Iterable[Any]) -> list[Any]:
-        """Rows for one step, without repetition in a pass over ``rows``, shuffled by the seed."""
+        """Rows for a step, without repetition in a pass over ``rows``, shuffled by the seed."""
         return custom_batches.sample_rows(list(rows), self._drawn_step, self.args)
 
     def compute_rewards(
@@ -594,7 +594,7 @@ class RLTrainer(HFLoop):
         return self.server.client
 
     def generate(self, prompts: Sequence[Any]) -> list[Any]:
-        """One completion by the present policy for each prompt (messages, text, or a row); blocks
+        """A completion by the present policy for each prompt (messages, text, or a row); blocks
         until all are in."""
         return evaluation.complete(self.client, self.env, prompts)
 
@@ -757,7 +757,7 @@ class RLTrainer(HFLoop):
 
     @property
     def num_steps_per_epoch(self) -> int:
-        """Batches of one pass over the examples."""
+        """Batches of a pass over the examples."""
         return self.training_run.num_steps_per_epoch
 
     @property

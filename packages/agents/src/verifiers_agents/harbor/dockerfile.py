@@ -1,4 +1,4 @@
-"""Read the Dockerfile of a task: ``FROM``, ``RUN``, ``COPY``, ``WORKDIR`` and ``ENV`` of one build
+"""Read the Dockerfile of a task: ``FROM``, ``RUN``, ``COPY``, ``WORKDIR`` and ``ENV`` of a build
 stage.
 
 Promise: an instruction that cannot be honoured is refused with its name and line. ``LABEL``,

@@ -62,7 +62,7 @@ LIMITS = Limits(max_output_bytes=16 * 2**20, max_log_bytes=128 * 1024, max_file_
 
 @dataclass(slots=True)
 class HarborRun:
-    """One rollout of a task: ``state["harbor"]``."""
+    """A rollout of a task: ``state["harbor"]``."""
 
     task: HarborTask
     ends_at: float | None

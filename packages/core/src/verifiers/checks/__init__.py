@@ -141,7 +141,7 @@ def _begin(
 
 
 class _Check:
-    """The check of one environment that has been built."""
+    """The check of an environment that has been built."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ THANKS = {"role": "user", "content": "Thanks."}
 
 @dataclass(frozen=True, slots=True)
 class TokenWindow:
-    """Tokens around a position of one rendering: ``AROUND`` before it and ``AROUND`` from it on."""
+    """Tokens around a position of a rendering: ``AROUND`` before it and ``AROUND`` from it on."""
 
     ids: tuple[int, ...]
     text: str

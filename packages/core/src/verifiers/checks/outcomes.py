@@ -27,7 +27,7 @@ HOOK = "hook-raises-or-returns-a-wrong-type"
 
 @dataclass(frozen=True, slots=True)
 class PolicyRollout:
-    """One finished rollout; ``policy`` is the name of a scripted policy, or "client"."""
+    """A finished rollout; ``policy`` is the name of a scripted policy, or "client"."""
 
     policy: str
     example: Example

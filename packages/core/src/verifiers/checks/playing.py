@@ -1,7 +1,7 @@
 """Run rollouts for a check, and verify that each runs its clean-up once.
 
 Every example is run with every scripted policy (siblings, scored as one group), or once with the
-caller's client. Rollouts of one policy run concurrently, policies one after another; after the
+caller's client. Rollouts of a policy run concurrently, policies one after another; after the
 first policy with a rollout that does not end, no further policy is run.
 """
 

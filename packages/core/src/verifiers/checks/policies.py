@@ -30,7 +30,7 @@ Policy = Callable[[Environment, Example, ModelRequest], Any]
 
 
 class ScriptedPolicy:
-    """A ``Client`` that replies to every request of one example with a policy."""
+    """A ``Client`` that replies to every request of an example with a policy."""
 
     model = "scripted"
 

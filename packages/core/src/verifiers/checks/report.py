@@ -16,7 +16,7 @@ from verifiers.runtime.redaction import redacted_text
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem: ``Finding("no-reward-function", "no function …", "vf_x.py:12 (Game)", "give
+    """A problem: ``Finding("no-reward-function", "no function …", "vf_x.py:12 (Game)", "give
     …")``."""
 
     code: str
@@ -30,7 +30,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """All findings of ``check_environment`` for one environment."""
+    """All findings of ``check_environment`` for an environment."""
 
     environment: str
     errors: tuple[Finding, ...] = ()

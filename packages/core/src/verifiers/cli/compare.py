@@ -87,7 +87,7 @@ def _load(words: list[str]) -> list[Measured]:
 
 
 def _compare_with_labels(call: Call, metrics: list[str]) -> None:
-    """Compare a judge's metrics of one run with labels. *Raises* ``ConfigError``."""
+    """Compare a judge's metrics of a run with labels. *Raises* ``ConfigError``."""
     from verifiers.results import load_results
 
     word = one_word(call, "one run with --labels: vf-compare RUN --labels info.human")

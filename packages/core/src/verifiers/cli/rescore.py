@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ABOUT = """Score the rollouts of a saved run again, with the environment's present rubric, as a new run.
 
 The model is not called; a judge of the rubric is. The environment and its arguments are those of the run unless they
-are given; one that is not installed must be given. The metadata of the new run names the old one.
+are given; an environment that is not installed must be given. The metadata of the new run names the old run.
 
 \b
   vf-rescore outputs/evals/reverse-text--m/1f00c2a4

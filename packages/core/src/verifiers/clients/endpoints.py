@@ -44,7 +44,7 @@ _SECRET = re.compile(
 
 
 class EndpointGroup(list[EndpointConfig]):
-    """The variants of one alias; ``group["model"]``, ``["url"]`` and ``["key"]`` return those of
+    """The variants of an alias; ``group["model"]``, ``["url"]`` and ``["key"]`` return those of
     the first."""
 
     def __getitem__(self, key: str | SupportsIndex | slice) -> Any:

@@ -297,7 +297,7 @@ class HttpClient(Identified):
         body: bytes | None,
         headers: Mapping[str, str] | None,
     ) -> tuple[int, bytes, tuple[str | None, str | None]]:
-        """Return (status, body, headers retry-after-ms and Retry-After) of one HTTP exchange."""
+        """Return (status, body, headers retry-after-ms and Retry-After) of a HTTP exchange."""
         data: Any = body if body is None or len(body) < 2**20 else io.BytesIO(body)
         try:
             with Deadline(self.config.timeout):
@@ -481,7 +481,7 @@ async def _close(pool: Pool) -> None:
 
 
 def request_headers(request: ModelRequest) -> CIMultiDict[str] | None:
-    """Return the headers of one request beside those of the session, in aiohttp's type, which it
+    """Return the headers of a request beside those of the session, in aiohttp's type, which it
     would make of them."""
     if request.rollout_id is None and not request.headers:
         return None

@@ -15,7 +15,7 @@ from collections import deque
 
 
 class AdaptiveLimiter:
-    """A limiter of one event loop. Pair each `enter` with one `leave`.
+    """A limiter of an event loop. Pair each `enter` with one `leave`.
 
     Example: ``ticket = limiter.enter_now() or await limiter.enter()`` … ``limiter.leave()``
     """

@@ -139,7 +139,7 @@ def _packaged_file() -> Path | None:
 
 
 class LocalClient(InProcessClient):
-    """The client of one local model. The constructor starts nothing."""
+    """The client of a local model. The constructor starts nothing."""
 
     is_local = True
 

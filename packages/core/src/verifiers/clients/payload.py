@@ -99,7 +99,7 @@ def _unsupported(arguments: Mapping[str, Any], name: str, instead: str) -> Confi
 def to_body(
     request: ModelRequest, max_tokens_name: str, without: Collection[str] = frozenset()
 ) -> bytes:
-    """Return the JSON body of one request. Raises: ``ConfigError`` for an argument that JSON cannot
+    """Return the JSON body of a request. Raises: ``ConfigError`` for an argument that JSON cannot
     store."""
     return encode(to_fields(request, max_tokens_name, without))
 
@@ -107,7 +107,7 @@ def to_body(
 def to_fields(
     request: ModelRequest, max_tokens_name: str, without: Collection[str] = frozenset()
 ) -> dict[str, Any]:
-    """Return the fields of the body of one request; ``without``: see `sendable`."""
+    """Return the fields of the body of a request; ``without``: see `sendable`."""
     standard, extra = split_arguments(request, max_tokens_name)
     body: dict[str, Any] = {"model": request.model}
     if request.message_type == "completion":

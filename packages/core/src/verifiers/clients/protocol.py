@@ -1,4 +1,4 @@
-"""The protocol of model clients, and the settings of one endpoint.
+"""The protocol of model clients, and the settings of an endpoint.
 
 The promise: a `Client` turns one `ModelRequest` into one `Response` or raises an error of
 ``errors.py``; no other detail of a provider leaves this package. Constructing a client opens
@@ -81,7 +81,7 @@ class Client(Protocol):
     """
 
     async def complete(self, request: ModelRequest) -> Response:
-        """Return the completion of one request.
+        """Return the completion of a request.
 
         Raises: ``ModelError`` and ``OverlongPromptError`` for this request alone;
         ``AuthenticationFailed``, ``ModelNotFound`` and ``EndpointUnreachable`` when no other
@@ -114,7 +114,7 @@ class NamedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """One variant of a registry entry: a model name and its endpoint. Its fields also read by the
+    """A variant of a registry entry: a model name and its endpoint. Its fields also read by the
     registry's keys.
 
     >>> endpoint = vf.EndpointConfig("small", "qwen3-4b", "http://127.0.0.1:8000/v1")
@@ -207,7 +207,7 @@ class ClientConfig:
     api_base_url: Annotated[str, Free("a server may move; the run notes it")] = VENDOR
     """``"vendor"`` is the vendor's own: OpenAI's, or Anthropic's for ``anthropic_messages``."""
     timeout: Annotated[float, Free("only how long an attempt may take")] = 3600.0
-    """Time limit of one attempt, in seconds."""
+    """Time limit of an attempt, in seconds."""
     connect_timeout: Annotated[float, Free("only how long an attempt may take")] = 5.0
     """Time limit of opening a connection, in seconds."""
     idle_timeout: Annotated[float, Free("only how long an attempt may take")] = 600.0
@@ -222,7 +222,7 @@ class ClientConfig:
     """Longest decoded body of a reply; a longer body is a ``MalformedResponse``, and the connection
     is closed."""
     max_retries: Annotated[int, Free("only how often a failure is repeated")] = 10
-    """Retries of one request after its first attempt."""
+    """Retries of a request after its first attempt."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of every request."""
     extra_headers_from_state: Mapping[str, str] = field(default_factory=dict)

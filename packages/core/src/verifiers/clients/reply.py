@@ -93,7 +93,7 @@ without it (``reasoning_details``, signatures)."""
 
 
 class Entry(msgspec.Struct, gc=False):
-    """One sampled token of ``logprobs.content``."""
+    """A sampled token of ``logprobs.content``."""
 
     logprob: Any = None
     token: Any = None
@@ -315,7 +315,7 @@ class Vocabulary:
 
     def numbers(self, texts: Sequence[str]) -> array[int]:
         """The numbers of these texts, two bytes each where that is enough; new texts are added."""
-        with self._lock:  # responses of one model may be read in several threads
+        with self._lock:  # responses of a model may be read in several threads
             number_of = self._numbers.__getitem__
             try:
                 numbers = list(map(number_of, texts))

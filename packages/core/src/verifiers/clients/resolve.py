@@ -207,7 +207,7 @@ def _configured(
 def endpoint_settings(
     shared: ClientConfig, endpoint: EndpointConfig | ClientConfig
 ) -> tuple[ClientConfig, str | None]:
-    """Return (settings, model name) of one endpoint of a group, with the shared timeouts and
+    """Return (settings, model name) of an endpoint of a group, with the shared timeouts and
     limits."""
     if isinstance(endpoint, ClientConfig):
         return endpoint, None
@@ -328,7 +328,7 @@ async def close(client: object) -> None:
 async def client_for(
     client: ClientLike | None, model: ModelLike | None, *, keep_raw: bool = False
 ) -> AsyncIterator[tuple[Client, str]]:
-    """Yield (client, model name) of one call, and close the client if it was created for this call.
+    """Yield (client, model name) of a call, and close the client if it was created for this call.
 
     A client object, ``OpenAI()``, or the shared client of the process may be in use by other calls
     in the same event loop; closing it here would abort their requests. Its resources end with its

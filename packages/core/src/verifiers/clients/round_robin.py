@@ -1,6 +1,6 @@
 """Several endpoints behind one client: each new rollout is assigned to the next endpoint.
 
-The fixed assignment keeps the prefix of a conversation in the cache of one server. There is no
+The fixed assignment keeps the prefix of a conversation in the cache of a server. There is no
 failover: a request to an endpoint that is down is retried there.
 """
 

@@ -40,13 +40,13 @@ Answer: TypeAlias = web.StreamResponse | Mapping[str, Any] | bytes
 
 
 class ModelServer:
-    """One server; ``start`` returns once it listens, and ``respond`` runs on its loop."""
+    """A server; ``start`` returns once it listens, and ``respond`` runs on its loop."""
 
     thread_name = "verifiers-server"
     max_body_bytes = 64 * 2**20
-    """Of the decoded body of a request; a longer one is refused."""
+    """Of the decoded body of a request; a longer body is refused."""
     max_held_bytes = 128 * 2**20
-    """Of the long bodies of all requests that are being answered; further ones are read later."""
+    """Of the long bodies of all requests that are being answered; further bodies are read later."""
     max_idle = open_file_limit() // 2
     """Connections of a socket without a request in flight; beyond them the oldest is closed, so that
     files are left."""
@@ -187,7 +187,10 @@ class IdleConnections:
         self._since: dict[bool, dict[web.RequestHandler, float]] = {False: {}, True: {}}
         """Is it the Unix socket -> connection -> when its last request ended; the oldest first."""
         self._loop = asyncio.get_running_loop()
-        self._made, self._lost = server.connection_made, server.connection_lost
+        self._connection_made, self._connection_lost = (
+            server.connection_made,
+            server.connection_lost,
+        )
         server.connection_made = self._opened  # type: ignore[method-assign, assignment]
         server.connection_lost = self._closed  # type: ignore[method-assign, assignment]
         self._sweep()
@@ -202,11 +205,11 @@ class IdleConnections:
             self._add(connection)
 
     def _opened(self, connection: web.RequestHandler, transport: asyncio.Transport) -> None:
-        self._made(connection, transport)
+        self._connection_made(connection, transport)
         self._add(connection)
 
     def _closed(self, connection: web.RequestHandler, error: BaseException | None = None) -> None:
-        self._lost(connection, error)
+        self._connection_lost(connection, error)
         self._forget(connection)
 
     def _add(self, connection: web.RequestHandler) -> None:

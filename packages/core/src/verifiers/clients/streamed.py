@@ -34,7 +34,7 @@ ANTHROPIC_VERSION = "2023-06-01"
 
 
 class StreamedClient(HttpClient):
-    """A client of one dialect."""
+    """A client of a dialect."""
 
     dialect: ClassVar[Dialect]
 

@@ -15,7 +15,7 @@ from typing import Any
 from verifiers.errors import ConfigError
 
 LIMIT_S = 20.0
-"""Seconds that a template may take for one conversation."""
+"""Seconds that a template may take for a conversation."""
 
 
 def rendered(tokenizer: Any, messages: Any, **options: Any) -> Any:

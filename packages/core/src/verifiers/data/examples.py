@@ -384,7 +384,7 @@ def _endless_order(positions: Sequence[int], generator: random.Random) -> Iterat
 
 
 def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
-    """Format the rows passed for one run: equal ``example_id`` stay equal, rows without an id get
+    """Format the rows passed for a run: equal ``example_id`` stay equal, rows without an id get
     a new id.
 
     Non-integer ids are replaced, equal ids by equal ids, and stored as ``src_id``. Accepts any

@@ -171,7 +171,7 @@ def strip_nones(value: object) -> Any:
 
 
 def message_text(message: object) -> str:
-    """Return the text of one message: its content, or its text parts joined by newlines; ``""``
+    """Return the text of a message: its content, or its text parts joined by newlines; ``""``
     without text.
 
     >>> message_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})

@@ -31,7 +31,7 @@ class TokenTexts:
         self._text_of: dict[int, str] = {}
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """One text per token; of several tokens that form one character, the last gets the
+        """A text per token; of several tokens that form one character, the last gets the
         character."""
         texts = [self._text(token) for token in ids]
         first = 0

@@ -424,7 +424,7 @@ class Environment(Identified):
         max_retries: int = 0,
         state_columns: Sequence[str] = (),
     ) -> list[RolloutOutput]:
-        """Run and score siblings of one example, with advantages; records the failure
+        """Run and score siblings of an example, with advantages; records the failure
         of a rollout."""
         from verifiers.results.rows import state_to_output
         from verifiers.runs.rollout import scored_group
@@ -538,7 +538,7 @@ class Environment(Identified):
         return [name for name in self.changes if name in vars(self)]
 
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
-        """Bound the tokens of one conversation."""
+        """Bound the tokens of a conversation."""
         self.max_seq_len = max_seq_len
 
     def set_interleaved_rollouts(self, interleaved_rollouts: bool) -> None:
@@ -587,7 +587,7 @@ class Environment(Identified):
         self.max_workers = max_workers
 
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
-        """Bound the completion tokens of one rollout, over all its turns; -1 = no bound."""
+        """Bound the completion tokens of a rollout, over all its turns; -1 = no bound."""
         self.max_total_completion_tokens = max_total_completion_tokens
 
     def add_rubric(self, rubric: Rubric) -> None:
@@ -647,7 +647,7 @@ class Environment(Identified):
         model: str,
         sampling_args: Mapping[str, Any] | None = None,
     ) -> State:
-        """Create the state of one rollout of the row ``input``, which is not copied."""
+        """Create the state of a rollout of the row ``input``, which is not copied."""
         return new_state(self, input, client, model, sampling_args)
 
     async def get_model_response(
@@ -659,7 +659,7 @@ class Environment(Identified):
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
     ) -> Response:
-        """One completion of ``prompt`` with the state's client, model, tools and sampling arguments
+        """A completion of ``prompt`` with the state's client, model, tools and sampling arguments
         as defaults.
 
         Raises ``ModelError`` when the endpoint returns none, ``OverlongPromptError`` when the

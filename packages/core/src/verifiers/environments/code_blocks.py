@@ -47,7 +47,7 @@ _FENCE = re.compile(r"( {0,3})(`{3,})[ \t]*([^`]*)")
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The Python blocks of one reply."""
+    """The Python blocks of a reply."""
 
     code: str | None = None
     """The code of all closed blocks; None without a block."""

@@ -1,7 +1,7 @@
 """``PythonEnv``: the model runs Python in one interpreter per rollout, which keeps its state
 between calls.
 
-Promise: definitions of one call are available in the next; the value of a trailing expression is
+Promise: definitions of a call are available in the next; the value of a trailing expression is
 shown as ``Out[n]: …`` and an exception as its traceback; a call past its time limit is stopped, and
 its output says that the variables are
 lost. A rollout installs nothing: packages come from the Python environment in which ``verifiers``

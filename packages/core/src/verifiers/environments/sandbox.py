@@ -45,7 +45,7 @@ closes last."""
 
 @dataclass(slots=True)
 class SandboxUse:
-    """The sandbox of one rollout and its usage: ``state["sandbox"]``. The numbers remain after it
+    """The sandbox of a rollout and its usage: ``state["sandbox"]``. The numbers remain after it
     is closed."""
 
     spec: SandboxSpec
@@ -131,7 +131,7 @@ class SandboxEnv(StatefulToolEnv):
         memory_gb: Memory of a sandbox.
         cpu_cores: Cores of a sandbox.
         disk_size_gb: Disk space of a sandbox.
-        timeout_per_command_seconds: Time limit of one call.
+        timeout_per_command_seconds: Time limit of a call.
         timeout_minutes: Time limit of a sandbox.
         environment_vars: The variables that the code sees; it sees no others.
         working_dir: Working directory of the code.
@@ -367,7 +367,7 @@ class SandboxEnv(StatefulToolEnv):
             await self._prove(state)
 
     async def _prove(self, state: State) -> None:
-        """Open the sandbox of one rollout while the others wait; its failure is raised in those
+        """Open the sandbox of a rollout while the others wait; its failure is raised in those
         that waited too."""
         before = self._refusal
         async with self._proof_lock.here():

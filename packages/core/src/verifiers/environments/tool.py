@@ -52,7 +52,7 @@ class ToolEnv(MultiTurnEnv):
         max_turns: Model calls after which a rollout ends.
         error_formatter: Function from an exception to the text that the model reads.
         stop_errors: Exception classes that end the rollout instead.
-        parallel_tool_calls: Run the calls of one message together; their results keep the order of
+        parallel_tool_calls: Run the calls of a message together; their results keep the order of
             the calls.
         max_tool_result_chars: Longer results of a tool are cut to this many characters.
 
@@ -71,7 +71,7 @@ class ToolEnv(MultiTurnEnv):
     """
 
     max_calls_per_turn: int = 128
-    """Most calls of one assistant message that run; the others get an error text."""
+    """Most calls of an assistant message that run; the others get an error text."""
     remedy: str = ""
     """Advice appended to the warning about a chat template that shows no tools."""
 
@@ -145,7 +145,7 @@ class ToolEnv(MultiTurnEnv):
             self.monitor_rubric.add_metric(_of_trajectory(tool, self.num_calls))
 
     def num_calls(self, state: State, messages: Messages, tool: str | None) -> float:
-        """Count the calls in the messages of one turn: all, or those of ``tool``; the metrics sum
+        """Count the calls in the messages of a turn: all, or those of ``tool``; the metrics sum
         over turns."""
         return count_calls(messages, tool)
 

@@ -102,7 +102,7 @@ async def _states(
     client: ClientLike | None = None,
     model: ModelLike | None = None,
 ) -> Any:
-    """States of one rollout or of a group. ``gen_sem`` limits model calls,
+    """States of a rollout or of a group. ``gen_sem`` limits model calls,
     ``score_sem`` scoring."""
     from verifiers.runs.rollout import scored_group, scored_rollout
 

@@ -64,8 +64,8 @@ def setup_openai_client(config: ClientConfig) -> AsyncOpenAI:
 
 
 def setup_anthropic_client(config: ClientConfig) -> AsyncAnthropic:
-    """An ``AsyncAnthropic``, likewise. *Raises* ModuleNotFoundError where ``anthropic`` is not
-    installed."""
+    """An ``AsyncAnthropic`` of a configuration. *Raises* ModuleNotFoundError where ``anthropic`` is
+    not installed."""
     from anthropic import AsyncAnthropic
 
     arguments = _sdk_arguments(resolve_client_config(config))

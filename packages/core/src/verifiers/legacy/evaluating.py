@@ -19,7 +19,7 @@ from verifiers.results.statistics import known_values, mean
 
 @dataclass
 class EvalConfig:
-    """One evaluation, for ``run_evaluation``; ``num_workers``, ``disable_env_server``,
+    """An evaluation, for ``run_evaluation``; ``num_workers``, ``disable_env_server``,
     ``disable_tui``: no effect."""
 
     env_id: str
@@ -168,7 +168,7 @@ def filter_inputs(
 
 
 def get_env_outputs(results: GenerateOutputs, env_id: str) -> GenerateOutputs:
-    """The rollouts of one environment of a group, as results."""
+    """The rollouts of an environment of a group, as results."""
     return results.filter(lambda output: output_env_id(output) == env_id)
 
 

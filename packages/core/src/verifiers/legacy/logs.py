@@ -63,7 +63,7 @@ def warning_once(logger: logging.Logger, msg: str) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: ``timestamp level name message module function line``,
+    """A JSON object a record: ``timestamp level name message module function line``,
     ``exception`` where there is any."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -52,7 +52,7 @@ class MeanMetric(_Collected, ABC):
 
     @abstractmethod
     def extract(self, output: Output) -> float | None:
-        """The number of one rollout, None to skip it."""
+        """The number of a rollout, None to skip it."""
 
     def add_output(self, output: Output) -> None:
         """Take one rollout."""

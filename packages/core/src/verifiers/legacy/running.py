@@ -97,12 +97,12 @@ def stop_conditions(env: Environment) -> list[Callable[..., Any]]:
 
 
 def cleanup_handlers(env: Environment) -> list[Callable[..., Any]]:
-    """The bound ``@cleanup`` methods, likewise."""
+    """The bound ``@cleanup`` methods, in the same order."""
     return [method for _, method, _ in decorated(env, "cleanup")]
 
 
 def teardown_handlers(env: Environment) -> list[Callable[..., Any]]:
-    """The bound ``@teardown`` methods, likewise."""
+    """The bound ``@teardown`` methods, in the same order."""
     return [method for _, method, _ in decorated(env, "teardown")]
 
 

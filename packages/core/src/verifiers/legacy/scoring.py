@@ -316,7 +316,7 @@ class FinishedScores(RolloutScores, Finished):
 
 
 async def clean_up(rubric: Rubric, state: Mapping[str, Any]) -> None:
-    """Run the cleanup handlers of ``rubric`` for one rollout, once.
+    """Run the cleanup handlers of ``rubric`` for a rollout, once.
 
     Called from an override, run those that it stands for; a decorated override stands for itself
     alone.
@@ -438,7 +438,7 @@ def _copy_back(state: State, original: object) -> None:
 
 
 def _states_of(columns: Mapping[str, Sequence[Any] | None], states: Sequence[Any]) -> list[State]:
-    """One state per row of the columns; None columns are skipped. *Raises* ConfigError for
+    """A state per row of the columns; None columns are skipped. *Raises* ConfigError for
     different lengths."""
     present = {name: values for name, values in columns.items() if values is not None}
     for name, values in present.items():

@@ -78,7 +78,7 @@ class TemplateClient(Client, Identified):
         )
 
     async def to_native_tool(self, tool: Tool) -> Any:
-        """One tool in the provider's form."""
+        """A tool in the provider's form."""
         raise NotImplementedError(f"{type(self).__name__} must define to_native_tool(self, tool)")
 
     async def to_native_tools(self, tools: Sequence[Tool] | None) -> Any:
@@ -116,7 +116,7 @@ class TemplateClient(Client, Identified):
         tools: Sequence[Tool] | None = None,
         **kwargs: Any,
     ) -> Response:
-        """One completion, by the steps.
+        """A completion, by the steps.
 
         *Raises* the errors of this package unchanged, ``EmptyModelResponseError`` for no answer,
         and ``ModelError`` for any other failure; refused keys of the SDKs pass.
@@ -138,7 +138,7 @@ class TemplateClient(Client, Identified):
     # --- as every client
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion through ``get_response``. Raises as ``Client.complete``."""
+        """A completion through ``get_response``. Raises as ``Client.complete``."""
         arguments = _arguments(self.get_response, request)
         try:
             answer = await self.get_response(**arguments)
@@ -176,7 +176,7 @@ class TemplateClient(Client, Identified):
 
 
 def _arguments(get_response: Callable[..., Any], request: ModelRequest) -> dict[str, Any]:
-    """Keywords of one call: state and headers only where ``get_response`` accepts them."""
+    """Keywords of a call: state and headers only where ``get_response`` accepts them."""
     sampling_args = {
         name: value for name, value in request.sampling_args.items() if value is not None
     }

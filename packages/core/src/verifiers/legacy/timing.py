@@ -14,7 +14,7 @@ _SUMS = ("total", "overhead")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The seconds of one part of a rollout, to read only; when the part began and ended is not
+    """The seconds of a part of a rollout, to read only; when the part began and ended is not
     kept.
 
     >>> Span(0.5).duration, Span(0.5)["duration"]

@@ -70,7 +70,7 @@ def parse_completion_logprobs(env: Environment, completion: HasChoices) -> list[
 
 
 def parse_completion_tokens(env: Environment, completion: HasChoices) -> list[int]:
-    """The token ids of an OpenAI text completion, likewise."""
+    """The token ids of an OpenAI text completion, as of a chat completion."""
     return [_token_id(token) for token in completion.choices[0].logprobs.tokens]
 
 

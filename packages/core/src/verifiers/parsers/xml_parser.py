@@ -80,9 +80,9 @@ class XMLParser(Parser):
         ``last`` takes the last occurrence instead; ``strip=False`` keeps surrounding white space.
         """
         find = _last_content if last else _first_content
-        _, rest = self._split(text)
+        _, reply = self._split(text)
         contents = {
-            name: find(text if name == THINK else rest, name)
+            name: find(text if name == THINK else reply, name)
             for names in self.field_sets
             for name in names
         }
@@ -91,7 +91,7 @@ class XMLParser(Parser):
         return SimpleNamespace(**contents)
 
     def parse_answer(self, completion: Any) -> Any:
-        """``extract_fn`` of the ``answer_field``: the last one in a text, the first one in the
+        """``extract_fn`` of the ``answer_field``: the last content in a text, the first in the
         newest message with one, after its reasoning.
 
         field. None when nothing has it.
@@ -108,14 +108,14 @@ class XMLParser(Parser):
     def _split(self, text: str) -> tuple[str, str]:
         """(Reasoning, where the fields other than ``think`` are read): a reply that begins with
         fields, and reasons after them, is read as it is."""
-        reasoning, rest = split_reasoning(text)
+        reasoning, reply = split_reasoning(text)
         if (
             not reasoning
             or text.lstrip().startswith(OPEN)
-            or any(map(rest.__contains__, self._tags))
+            or any(map(reply.__contains__, self._tags))
         ):
-            return reasoning, rest
-        return ("", text) if OPEN in text[: len(text) - len(rest)] else (reasoning, rest)
+            return reasoning, reply
+        return ("", text) if OPEN in text[: len(text) - len(reply)] else (reasoning, reply)
 
     @functools.cached_property
     def _tags(self) -> list[str]:
@@ -166,16 +166,16 @@ class XMLParser(Parser):
 
     def _message_reward(self, message: object) -> float:
         text = message_text(message).strip()
-        reasoning, rest = self._split(text)
+        reasoning, reply = self._split(text)
         if not any(THINK in names for names in self.field_sets):
-            text = rest
+            text = reply
         elif message_field(message, "reasoning_content") or (
-            reasoning and not text.startswith(OPEN) and any(map(rest.__contains__, self._tags))
+            reasoning and not text.startswith(OPEN) and any(map(reply.__contains__, self._tags))
         ):  # the server has taken the block out, or the template has opened it
-            text = f"{OPEN}{CLOSE}{rest}"
+            text = f"{OPEN}{CLOSE}{reply}"
         tagged = [
             any(
-                tag in (text if name == THINK else rest)
+                tag in (text if name == THINK else reply)
                 for name in names
                 for tag in (f"<{name}>", f"</{name}>")
             )

@@ -21,7 +21,7 @@ _KEY_DIGITS = 32
 
 
 class Column(Sequence[Any]):
-    """Values of one type: ``f8`` (NaN = unknown), ``i8``, ``i4``, or short texts ``S`` ("" = None).
+    """Values of a type: ``f8`` (NaN = unknown), ``i8``, ``i4``, or short texts ``S`` ("" = None).
 
     >>> column = Column("f8", [0.5, 2.0])
     >>> column.extend([7.0, None])
@@ -181,7 +181,7 @@ class KeyColumn:
         return np.where(sorted_codes[positions] == codes, order[positions], -1)
 
     def newest(self, key: str) -> int | None:
-        """The number of the newest row of one key."""
+        """The number of the newest row of a key."""
         number = int(self.find([key])[0])
         return None if number < 0 else number
 

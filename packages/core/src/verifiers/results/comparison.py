@@ -65,7 +65,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A metric of one run minus that of the baseline, over the examples of both.
+    """A metric of a run minus that of the baseline, over the examples of both.
 
     ``difference ± stderr``: mean over the examples, and its standard error; ``low`` to ``high``:
     its 95% interval; ``p``: of ``test``; ``p_adjusted``: by Holm's method over the comparison. All
@@ -319,7 +319,7 @@ def paired_difference(
     detect: float = DETECT,
     notes: Sequence[str] = (),
 ) -> Difference:
-    """The difference of one metric over the examples of both runs."""
+    """The difference of a metric over the examples of both runs."""
     before, after = baseline.values[metric], run.values[metric]
     pairs = [
         (known_values(values), known_values(after[key]))

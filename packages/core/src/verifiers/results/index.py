@@ -118,7 +118,7 @@ MAX_VALUE_CHARS = 80
 
 
 class RowIndex:
-    """The index of one file. ``metric_names``: names of the metrics, for older versions without a
+    """The index of a file. ``metric_names``: names of the metrics, for older versions without a
     ``metrics`` field.
 
     >>> def best(path):
@@ -278,7 +278,7 @@ class RowIndex:
             return self._stored(file, number)
 
     def row(self, number: int) -> RolloutOutput:
-        """One saved rollout, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError``:
+        """A saved rollout, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError``:
         file changed."""
         return next(self.rows([number]))
 

@@ -258,7 +258,7 @@ class GenerateOutputs:
         return GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts), states)
 
     def rollout(self, example_id: object, sibling: int = 0) -> RolloutOutput:
-        """One rollout of an example; ``sibling`` counts its rollouts from 0.
+        """A rollout of an example; ``sibling`` counts its rollouts from 0.
 
         *Raises* KeyError for an example without rollouts, IndexError for a sibling that it does not
         have.
@@ -467,8 +467,8 @@ def make_dataset(
 
     Args:
         results: The results.
-        rollouts_per_example: Take this many consecutive rollouts as those of one example, for
-            ``average_reward``; None = those of one example id.
+        rollouts_per_example: Take this many consecutive rollouts as those of an example, for
+            ``average_reward``; None = those of an example id.
         push_to_hub: Publish the dataset as ``hub_name``.
         hub_name: "owner/name" of the published dataset.
         state_columns: Saved state keys that become columns.

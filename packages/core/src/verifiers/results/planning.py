@@ -17,7 +17,7 @@ SIBLINGS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Standard deviations of a reward: of the examples' true means, and of the siblings of one
+    """Standard deviations of a reward: of the examples' true means, and of the siblings of an
     example."""
 
     between: float

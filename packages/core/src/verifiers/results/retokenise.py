@@ -20,7 +20,7 @@ def text_turns(
     tools: Iterable[Mapping[str, Any]] | None,
     tokenizer: Any,
 ) -> list[Turn]:
-    """One turn per assistant message: the rendered conversation before it, and the tokens that it
+    """A turn per assistant message: the rendered conversation before it, and the tokens that it
     adds.
 
     Two texts, prompt and completion, are one turn. A completion without an assistant message is one

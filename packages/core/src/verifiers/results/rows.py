@@ -53,7 +53,7 @@ class RolloutInput(TypedDict, total=False):
 
 
 class RolloutOutput(AttributeDict):
-    """One finished rollout: the fields ``FIELDS``, each metric by name, and the requested state
+    """A finished rollout: the fields ``FIELDS``, each metric by name, and the requested state
     columns.
 
     >>> from verifiers.testing import ScriptedClient

@@ -73,7 +73,7 @@ def _cluster_sums(
 def clustered_stderr(
     values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | np.ndarray
 ) -> float:
-    """Standard error of the mean of the known values when values of one cluster (example) are
+    """Standard error of the mean of the known values when values of a cluster (example) are
     correlated.
 
     sqrt(G/(G-1) * sum over clusters of (sum of deviations in the cluster)^2) / n, for n values in G

@@ -169,7 +169,7 @@ class StoredOutputs(GenerateOutputs):
         return None if math.isnan(value) and not self._fills_advantages else float(value)
 
     def _advantage_at(self, index: int) -> float:
-        """The advantage of one rollout, computed from its group alone."""
+        """The advantage of a rollout, computed from its group alone."""
         if self._every_advantage is not None:
             return float(self._every_advantage[index])
         examples = _examples(self._index, self._numbers, self._example_ids)

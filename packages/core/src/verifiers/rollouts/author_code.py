@@ -338,7 +338,7 @@ def passes(error: BaseException, stops_run: bool = False) -> bool:
 
 
 def ends_the_run(error: BaseException) -> bool:
-    """Whether an exception concerns the whole run and must not be recorded as the failure of one
+    """Whether an exception concerns the whole run and must not be recorded as the failure of a
     rollout."""
     if isinstance(error, asyncio.CancelledError):
         return is_cancelled()

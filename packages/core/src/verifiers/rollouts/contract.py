@@ -58,7 +58,7 @@ class RolloutEnvironment(Protocol):
         ...
 
     async def get_model_response(self, state: State, prompt: Messages) -> Response:
-        """One completion. *Raises* ModelError, OverlongPromptError."""
+        """A completion. *Raises* ModelError, OverlongPromptError."""
         ...
 
     def add_model_response(

@@ -56,7 +56,7 @@ class Timing(AttributeDict):
 
 @dataclass(slots=True)
 class Rollout:
-    """One rollout. Example, of one turn::
+    """A rollout. Example, of one turn::
 
     Rollout([Turn([1, 15], [7, 2], [-0.1, -0.7])], reward=1.0, metrics={"exact_match": 1.0},
             stop="max_turns_reached")
@@ -134,7 +134,7 @@ class Rollout:
         return sum(turn.num_tokens - turn.num_prompt for turn in self.turns)
 
     def of_role(self, role: str) -> Rollout:
-        """What is trained of one role: its turns and reward, and whether a limit cut it."""
+        """What is trained of a role: its turns and reward, and whether a limit cut it."""
         turns = Transcript(turn for turn in self.turns if turn.role == role)
         return replace(
             self,

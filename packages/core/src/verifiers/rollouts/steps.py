@@ -23,7 +23,7 @@ _ARRAYS = ("prompt_ids", "completion_ids", "completion_logprobs")
 
 
 class TrajectoryStepTokens(View):
-    """The tokens of one model call, as sampled; lists when read by key.
+    """The tokens of a model call, as sampled; lists when read by key.
 
     Keys: ``prompt_ids``, ``prompt_mask`` (all 0), ``completion_ids``, ``completion_mask`` (all 1),
     ``completion_logprobs``, ``overlong_prompt``, ``is_truncated``, ``version`` (of the policy: one
@@ -150,7 +150,7 @@ class TrajectoryStepTokens(View):
 
 
 class TrajectoryStep(Turn, View):
-    """One model call: ``prompt completion response tokens reward advantage is_truncated
+    """A model call: ``prompt completion response tokens reward advantage is_truncated
     trajectory_id extras``.
 
     Token data are in ``tokens`` only: a ``response`` with tokens is stored without them, because

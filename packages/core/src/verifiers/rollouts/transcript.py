@@ -6,8 +6,8 @@ earlier thoughts, an agent that rewrites its history and a sub-agent make severa
 token is in exactly one of them, once. ``branches`` alone decides what continues what.
 
 On disk a turn stores the index of the turn that it continues (``parent``, null for none), the
-number of leading messages shared with it (``shared``) and the rest of its prompt; its tokens
-likewise.
+number of leading messages shared with it (``shared``) and the rest of its prompt; its tokens are
+stored in the same way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_SAMPLED = -2
 
 
 class Branch(Immutable, frozen=True, eq=False):
-    """One token sequence of a rollout: turns that continue each other, T tokens together.
+    """A token sequence of a rollout: turns that continue each other, T tokens together.
 
     A prompt [1, 15], the completion [7, 2] and an environment's token 9 before the completion [2]::
 

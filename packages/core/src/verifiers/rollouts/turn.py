@@ -26,7 +26,7 @@ _NO_IDS, _NO_LOGPROBS = np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 class Turn:
-    """One model call. The second of a conversation, in which the environment added the token 9 and
+    """A model call. The second of a conversation, in which the environment added the token 9 and
     the policy was updated while it was generated::
 
         Turn(prompt_ids=[1, 15, 7, 2, 9], completion_ids=[4, 2], sampler_logprobs=[-0.1, -0.7],

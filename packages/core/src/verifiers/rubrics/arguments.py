@@ -216,7 +216,7 @@ def _scores_groups(parameters: Sequence[str], name: str, stage: str | None) -> b
 
 @dataclass(slots=True)
 class ArgumentResolver:
-    """Arguments for the individual functions of one rollout. Objects come from the rubric that
+    """Arguments for the individual functions of a rollout. Objects come from the rubric that
     holds the function."""
 
     states: Sequence[State]
@@ -229,7 +229,7 @@ class ArgumentResolver:
     core_names: ClassVar[Collection[str]] = SINGULAR
 
     def arguments(self, function: RewardFunction) -> dict[str, Any]:
-        """Keyword arguments for one call. *Raises* ScoringError naming a required parameter that
+        """Keyword arguments for a call. *Raises* ScoringError naming a required parameter that
         has no source."""
         rubric = function.rubric
         provided = self.provided.get(id(rubric), {})
@@ -285,7 +285,7 @@ class GroupArgumentResolver(ArgumentResolver):
 
 
 def rollout_value(state: State, name: str) -> Any:
-    """A core value of one rollout. Message lists are copies; a missing completion is empty."""
+    """A core value of a rollout. Message lists are copies; a missing completion is empty."""
     if name == "state":
         return state
     value = state[name]

@@ -112,7 +112,7 @@ class HybridMathRubric(JudgeRubric):
 
         *Raises* ScoringError when the judge failed or gave no verdict.
         """
-        if "math_verify_score" not in state:  # functions of one rollout may run together
+        if "math_verify_score" not in state:  # functions of a rollout may run together
             await self.math_verify_score(self.parser, completion, answer, state)
         score = float(state["math_verify_score"])
         response = await maybe_await(self.parser.parse_answer(completion))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from verifiers.parsers import Parser
 
 ANSWER_SHARE = 0.9
-"""Fraction of ``timeout_s`` for one judge, so that the other verdicts count when one judge does not
+"""Fraction of ``timeout_s`` for a judge, so that the other verdicts count when one judge does not
 answer."""
 
 
@@ -372,7 +372,7 @@ class EnvironmentClient:
         self._clients: dict[str, Client] = {}
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion by that client. *Raises* as ``Client.complete``."""
+        """A completion by that client. *Raises* as ``Client.complete``."""
         if _is_local(request.model):
             where = request.model
         else:

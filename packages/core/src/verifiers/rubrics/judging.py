@@ -212,7 +212,7 @@ def verdict_of(template: str, question: str) -> Verdict:
 
 
 def letter_verdict_of(template: str, question: str) -> Verdict:
-    """Likewise, of a judge that answers with a letter."""
+    """The same, of a judge that answers with a letter."""
     theirs, ours = (Counter(_BOX_IN_DATA.findall(_unified(text))) for text in (question, template))
     letters = frozenset(letter.upper() for letter in theirs - ours)
     return Verdict(_nonce(question), letters, "letter")

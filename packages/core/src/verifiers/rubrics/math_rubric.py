@@ -30,7 +30,7 @@ class MathRubric(Rubric):
     ``weights``.
 
     Args:
-        timeout_seconds: Time limit of one comparison.
+        timeout_seconds: Time limit of a comparison.
         max_workers: Worker processes; default: one per core, two to eight.
         max_verify_chars: Longer answers count as wrong.
         strict: Refuse what the engine alone accepts: several values beside a single gold answer

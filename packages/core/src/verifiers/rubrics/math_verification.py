@@ -196,7 +196,7 @@ def load_engine(engine: str) -> None:
 
 
 def compare_in_worker(engine: str, gold: str, answer: str, strict: bool) -> str:
-    """The ``Outcome`` of one comparison, as text. Runs in a worker process; ``engine`` is the name
+    """The ``Outcome`` of a comparison, as text. Runs in a worker process; ``engine`` is the name
     of the module."""
     math_verify = importlib.import_module(engine)
     if strict:
@@ -262,7 +262,7 @@ def _is_one_value(gold: Any, answer: Any, text: str) -> bool:
 
 def _are_as_near_as_their_size(gold: Any, answer: Any) -> bool:
     """Whether two expressions that the engine takes for equal are so relatively, where they are
-    ``TINY`` numbers: exact ones exactly."""
+    ``TINY`` numbers: exact numbers exactly."""
     import sympy
 
     gold, answer = (side.rhs if isinstance(side, sympy.Eq) else side for side in (gold, answer))

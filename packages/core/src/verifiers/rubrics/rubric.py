@@ -81,8 +81,8 @@ class Rubric(Identified):
         weights: Weight of each function in the reward; default 1. A function of weight 0 is
             recorded as a metric alone.
         parser: Reads answers out of completions; functions receive it as ``parser``.
-        parallelize_scoring: Run the functions of one rollout concurrently.
-        timeout_s: Time limit of one call of a function, in seconds; None = no limit. Beyond it the
+        parallelize_scoring: Run the functions of a rollout concurrently.
+        timeout_s: Time limit of a call of a function, in seconds; None = no limit. Beyond it the
             reward is unknown.
         success: Name of the function whose value says whether the task was solved: 1 or 0, whatever
             the reward adds to it. It is recorded as the metric ``success``, and is what pass@k and
@@ -287,7 +287,7 @@ class Rubric(Identified):
 
     @property
     def weights(self) -> Sequence[float]:
-        """One weight per function, a list that may be changed or assigned."""
+        """A weight per function, a list that may be changed or assigned."""
         return self._weights
 
     @weights.setter
@@ -411,7 +411,7 @@ class Rubric(Identified):
     async def score_group_stage(self, states: Sequence[State]) -> None:
         """Group metrics, the rewards that need them, advantages, then the cleanup handlers.
 
-        ``states`` are all rollouts of one example, after ``score_individual``.
+        ``states`` are all rollouts of an example, after ``score_individual``.
         """
         try:
             await score_group(self.plan(), states)
@@ -436,7 +436,7 @@ class Rubric(Identified):
     async def score_group(
         self, states: Sequence[State], score_sem: Semaphore | None = None
     ) -> RolloutScores:
-        """Score rollouts of one example in place; ``score_sem`` limits how many at a time."""
+        """Score rollouts of an example in place; ``score_sem`` limits how many at a time."""
         plan, slot = self.plan(), score_sem or nullcontext()
 
         async def score_one(state: State) -> None:

@@ -148,7 +148,7 @@ class RubricGroup(Rubric):
         return next((function for function in functions if function is not None), None)
 
     def get_group_weights(self) -> list[float]:
-        """One weight per child, as a new list."""
+        """A weight per child, as a new list."""
         return list(self._group_weights)
 
     def set_group_weights(self, weights: Sequence[float] | Mapping[str, float]) -> None:

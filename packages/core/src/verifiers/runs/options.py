@@ -107,7 +107,7 @@ class RunOptions:
     max_retries: Number = 0
     """Times a rollout is run again after a retryable error other than a ``ModelError``."""
     rollout_timeout_s: Seconds | None = 3600.0
-    """Time limit of one rollout's generation, in seconds; None = no limit."""
+    """Time limit of a rollout's generation, in seconds; None = no limit."""
     abort_after: Number = 32
     """Consecutive failures of one cause that stop the run; 0 = never."""
     seed: Annotated[int, Meta()] | None = None

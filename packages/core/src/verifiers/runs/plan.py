@@ -17,7 +17,7 @@ NUM_COMPARED = 2_000
 
 
 class Job(Immutable, frozen=True):
-    """One planned rollout: the ``sibling``-th of an example that has ``siblings`` of them."""
+    """A planned rollout: the ``sibling``-th of an example that has ``siblings`` of them."""
 
     example: Example
     sibling: int

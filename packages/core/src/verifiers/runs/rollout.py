@@ -1,4 +1,4 @@
-"""One rollout of a run, or the siblings of one example: generated, tried again, and scored.
+"""A rollout of a run, or the siblings of an example: generated, tried again, and scored.
 
 ``generate_and_score`` returns a state, failed or not; its failure is recorded there. ``runner``
 runs many of them.
@@ -272,7 +272,7 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
     )
 
 
-# --- the rollouts of one example
+# --- the rollouts of an example
 
 
 GenerateJob = Callable[[RunEnvironment, Job, RunContext], Coroutine[Any, Any, State]]
@@ -285,7 +285,7 @@ async def generate_group(
     context: RunContext,
     generate: GenerateJob = generate_and_score,
 ) -> list[State]:
-    """Run all siblings of one example concurrently with ``generate``, score the group and set
+    """Run all siblings of an example concurrently with ``generate``, score the group and set
     advantages.
 
     When any of them raises (a ``RunError``), the others are cancelled and awaited first.
@@ -385,7 +385,7 @@ async def scored_group(
     sampling_args: Mapping[str, Any] | None = None,
     **limits: Any,
 ) -> list[State]:
-    """Run and score siblings of one example, with advantages; otherwise as ``scored_rollout``."""
+    """Run and score siblings of an example, with advantages; otherwise as ``scored_rollout``."""
     async with _single_run(env, client, model, sampling_args, **limits) as context:
         return await generate_group(env, _jobs(env, rows), context)
 

@@ -296,7 +296,7 @@ class Run:
         return self.env.score_rollouts if setting is None else setting
 
     def config(self) -> dict[str, Any]:
-        """The configuration that all rollouts of one run share, without secrets; computed once."""
+        """The configuration that all rollouts of a run share, without secrets; computed once."""
         if self._config is None:
             self._config = identity_of(self.env) | {
                 "model": self.model,

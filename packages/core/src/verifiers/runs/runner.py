@@ -45,7 +45,7 @@ class Sink(Protocol):
         """Return once these are durable; several are stored atomically."""
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:
-        """Receive all siblings of one example with their advantages, after they were stored."""
+        """Receive all siblings of an example with their advantages, after they were stored."""
 
 
 class Runner:

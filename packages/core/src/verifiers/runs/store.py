@@ -57,7 +57,7 @@ def is_large(plan: Plan, directory: RunDirectory | None, keep_states: bool) -> b
 
 
 class RunStore:
-    """The finished rollouts (and states) of one run; ``metadata(rows, status)`` summarises them."""
+    """The finished rollouts (and states) of a run; ``metadata(rows, status)`` summarises them."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ CLEANUP_S = 10.0
 POLL_S = 0.05
 
 
-# --- two forms of one coroutine function
+# --- two forms of a coroutine function
 
 
 def either(
@@ -181,7 +181,7 @@ def num_positional(function: Callable[..., Any]) -> int:
 
 
 class PerLoop(Generic[T]):
-    """One resource per running event loop, closed when that loop shuts down.
+    """A resource per running event loop, closed when that loop shuts down.
 
     ``make()`` runs inside the loop on first use there; ``close(resource)`` is awaited in the same
     loop. One client object can thereby serve many blocking calls, each with a private loop, from

@@ -27,7 +27,7 @@ type."""
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
-    """One JSON object as ASCII bytes without a line end, for any value.
+    """A JSON object as ASCII bytes without a line end, for any value.
 
     >>> encode_row({"a": float("nan"), "b": "\\u2028", "c": object()})
     b'{"a":null,"b":"\\\\u2028","c":{"__unserializable__":"object"}}'
@@ -47,7 +47,7 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
 
 
 def decode_row(encoded: bytes) -> dict[str, Any]:
-    """The row of one JSON object. *Raises* ValueError when the bytes are not a JSON object, or an
+    """The row of a JSON object. *Raises* ValueError when the bytes are not a JSON object, or an
     object that is nested too deeply."""
     try:
         row = _DECODER.decode(encoded)

@@ -69,7 +69,7 @@ def workers() -> Workers:
 
 
 class Step(Protocol):
-    """One call of a job: ``step(context)``. ``time_limit_s`` None sets no limit."""
+    """A call of a job: ``step(context)``. ``time_limit_s`` None sets no limit."""
 
     @property
     def name(self) -> str: ...
@@ -88,10 +88,10 @@ class Raised:
 
 
 class Workers:
-    """The worker threads of one event loop, for synchronous functions, with a time limit on every
+    """The worker threads of an event loop, for synchronous functions, with a time limit on every
     call.
 
-    All functions of one rollout are handed to a thread together, finished jobs return to the loop
+    All functions of a rollout are handed to a thread together, finished jobs return to the loop
     in batches, and one timer per loop checks the limits. The pool starts with one thread and grows
     while jobs are queued *and* its threads wait on I/O. It does not grow while threads hold the
     interpreter lock: more threads would only delay the loop.
@@ -133,7 +133,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         job = _Job(steps, context, loop.create_future())
         self._open += 1
-        # jobs of one loop iteration are submitted together, which wakes a thread once
+        # jobs of a loop iteration are submitted together, which wakes a thread once
         if not self._outbox:
             loop.call_soon(self._hand_over)
         self._outbox.append(job)

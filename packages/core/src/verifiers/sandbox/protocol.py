@@ -124,7 +124,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """The result of one call.
+    """The result of a call.
 
     Example: ``ExecResult(stdout="1\\n", value="42")``
     """
@@ -160,7 +160,7 @@ class Availability:
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """A sandbox of one rollout. Calls run sequentially."""
+    """A sandbox of a rollout. Calls run sequentially."""
 
     async def exec(self, code_or_argv: str | list[str], *, timeout_s: float) -> ExecResult:
         """Run Python code in the persistent interpreter (text), or a command (list).

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, cast
 
 CHUNK = 2**20
 MAX_HEADER = 2**20
-"""Bytes of the headers of one member, with its extended headers."""
+"""Bytes of the headers of a member, with its extended headers."""
 MAX_DEPTH, MAX_PATH, MAX_LINKS = 256, 3072, 40
 """Folders and characters of a path below the root, and links on the way."""
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
@@ -49,7 +49,7 @@ class BadArchive(tarfile.ReadError):
 
 
 class Budget:
-    """Bytes that may still be read and made: of one archive, or of all layers of an image."""
+    """Bytes that may still be read and made: of an archive, or of all layers of an image."""
 
     def __init__(self, num_bytes: int):
         self._num_bytes = self._bytes_left = num_bytes

@@ -249,7 +249,7 @@ def is_complete(path: str | os.PathLike[str]) -> bool:
 
 
 class RunDirectory:
-    """One run directory, locked by this process; opened by ``create_or_resume``, closed by
+    """A run directory, locked by this process; opened by ``create_or_resume``, closed by
     ``close`` or ``with``.
 
     >>> def save(path, rows):
@@ -297,7 +297,7 @@ class RunDirectory:
         """Open the directory for a run of ``config``: a new directory, or a directory that resumes
         or extends the stored run.
 
-        ``config`` must be equal for rollouts of one run; ``noted`` is for readers (library version,
+        ``config`` must be equal for rollouts of a run; ``noted`` is for readers (library version,
         counts, base URL). Neither may contain secrets. ``accept_changed_code`` resumes a run that
         differs in its code only.
 

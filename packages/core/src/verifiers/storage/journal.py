@@ -46,7 +46,7 @@ MAX_LINGER_S = 0.05
 
 
 class Journal:
-    """One open journal; opened by ``Journal.open``, closed by ``close`` or a ``with`` block.
+    """An open journal; opened by ``Journal.open``, closed by ``close`` or a ``with`` block.
 
     ``append`` may be called from any event loop and any thread of the process that opened it, not
     from a forked child.
@@ -122,7 +122,7 @@ class Journal:
         return journal
 
     async def append(self, rows: Row | Iterable[Row]) -> None:
-        """Return when the rows are on disk. The rows of one call are one write: all are recovered,
+        """Return when the rows are on disk. The rows of a call are one write: all are recovered,
         or none.
 
         Cancelling the wait does not undo the write. Rows are encoded before the first suspension
@@ -304,7 +304,7 @@ def scan_journal(
 
 
 def _lines(rows: Row | Iterable[Row]) -> bytes:
-    """The lines of one append."""
+    """The lines of an append."""
     if isinstance(rows, Mapping):
         return _line(rows)
     rows = list(rows)

@@ -43,7 +43,7 @@ class Behaviour:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One request as it arrived."""
+    """A request as it arrived."""
 
     index: int
     """0 for the first of its kind: completions and everything else are counted apart."""

@@ -43,7 +43,7 @@ class ByteTokenizer:
         return self.vocab_size
 
     def __call__(self, text: str | Sequence[str], **_: Any) -> dict[str, Any]:
-        """``{"input_ids", "attention_mask"}`` of one text, or lists of them."""
+        """``{"input_ids", "attention_mask"}`` of a text, or lists of them."""
         if isinstance(text, str):
             ids = self.encode(text)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -105,7 +105,7 @@ class ByteTokenizer:
         return ids if tokenize else self.decode(ids)
 
     def render(self, message: Mapping[str, Any]) -> str:
-        """The text of one message: reasoning in ``<think>``, content, tool calls in
+        """The text of a message: reasoning in ``<think>``, content, tool calls in
         ``<tool_call>``."""
         content = message.get("content") or ""
         if isinstance(content, list):

@@ -252,7 +252,7 @@ class RowsScreen(ListScreen):
 
 
 class RolloutScreen(Screen[None]):
-    """One rollout; previous and next follow the list it was opened from."""
+    """A rollout; previous and next follow the list it was opened from."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right,l", "turn(1)", "next"),

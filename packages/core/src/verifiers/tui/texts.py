@@ -49,7 +49,7 @@ def heading(title: str, sorted_by: str) -> Text:
 
 
 def run_line(run: Mapping[str, Any]) -> Text:
-    """One run of the list."""
+    """A run of the list."""
     is_training = run["kind"] == "training"
     rollouts = f"step {run['rollouts']}" if is_training else _count(run["rollouts"])
     reward = _number(run["reward"])
@@ -66,7 +66,7 @@ def run_line(run: Mapping[str, Any]) -> Text:
 
 
 def row_line(facts: Mapping[str, Any], preview: Mapping[str, str]) -> Text:
-    """One rollout of a run: the values of its columns by name, and its first words."""
+    """A rollout of a run: the values of its columns by name, and its first words."""
     sibling = "" if math.isnan(facts["sibling"]) else f".{int(facts['sibling'])}"
     reward = facts["reward"]
     line = Text(no_wrap=True)

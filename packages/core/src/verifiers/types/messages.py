@@ -38,7 +38,7 @@ def _restore(cls: type[dict[str, Any]], items: Mapping[str, Any]) -> Any:
 
 
 class Message(dict[str, Any]):
-    """One chat message: ``{"role": …, "content": …}``; the known fields read as attributes, absent
+    """A chat message: ``{"role": …, "content": …}``; the known fields read as attributes, absent
     fields as None.
 
     >>> m = UserMessage("hello")
@@ -194,7 +194,7 @@ class AssistantMessage(Message):
 
 
 class ToolMessage(Message):
-    """The result of one tool call.
+    """The result of a tool call.
 
     Args:
         content: What the tool returned, or its error.

@@ -1,4 +1,4 @@
-"""One model call: the request and the response."""
+"""A model call: the request and the response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verifiers.types.messages import AssistantMessage, Content, Message, Message
 
 
 class ModelRequest(Immutable, frozen=True):
-    """One model call. ``prompt`` is a list of messages, or text when ``message_type`` is
+    """A model call. ``prompt`` is a list of messages, or text when ``message_type`` is
     "completion".
 
     >>> request = vf.ModelRequest([vf.UserMessage("hi")], "m", sampling_args={"temperature": 0.0})
@@ -67,7 +67,7 @@ class ModelRequest(Immutable, frozen=True):
 
 
 class Usage(Fields, Immutable, frozen=True):
-    """Token counts of one call, from the server; ``total_tokens`` is their sum.
+    """Token counts of a call, from the server; ``total_tokens`` is their sum.
 
     >>> vf.Usage(prompt_tokens=12, completion_tokens=3).total_tokens
     15
@@ -93,7 +93,7 @@ class Usage(Fields, Immutable, frozen=True):
 
 @dataclass(frozen=True, slots=True, init=False)
 class ResponseTokens(Fields):
-    """The tokens of one call exactly as the server processed and sampled them.
+    """The tokens of a call exactly as the server processed and sampled them.
 
     Args:
         prompt_mask: Accepted where it is 0 for each token of the prompt.
@@ -167,7 +167,7 @@ def float_array(values: np.ndarray | Sequence[float]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One HTTP attempt that did not succeed."""
+    """A HTTP attempt that did not succeed."""
 
     status: int | None
     reason: str
@@ -238,7 +238,7 @@ class ResponseMessage(AssistantMessage):
 
 
 class Response(Fields, Immutable, frozen=True, weakref=True):
-    """One completion. Also has ``choices[0].message`` and ``usage.prompt_tokens`` like OpenAI
+    """A completion. Also has ``choices[0].message`` and ``usage.prompt_tokens`` like OpenAI
     objects.
 
     >>> response = vf.Response(vf.AssistantMessage("4"), usage=vf.Usage(12, 1))

@@ -42,7 +42,7 @@ _STEP = re.compile(r"(step|dropped)-(\d+)\.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One run: its id, its folder, and whether it is an "evaluation" or a "training"."""
+    """A run: its id, its folder, and whether it is an "evaluation" or a "training"."""
 
     id: str
     folder: Path

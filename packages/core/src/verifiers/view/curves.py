@@ -17,7 +17,7 @@ from verifiers.runtime.decoding import decode_json
 
 
 class Curves:
-    """The parsed ``lines`` of one metrics file."""
+    """The parsed ``lines`` of a metrics file."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -28,7 +28,7 @@ ROWS_PER_FILE = 20
 """Complete rollouts in one file."""
 PREVIEWS_PER_FILE = 200
 MAX_COMPARED = 12
-"""Evaluations of one environment whose pairs are compared in a copy."""
+"""Evaluations of an environment whose pairs are compared in a copy."""
 REPORT_EVERY_S = 2.0
 MARKER = "vf-view-copy"
 """Marks the page of a copy, to distinguish it from other folders."""

@@ -70,7 +70,7 @@ class Library:
         return {**part, "folders": [str(folder) for folder in self.catalog.folders]}
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """One run: its summary, its settings, and the steps of a training run that have saved
+        """A run: its summary, its settings, and the steps of a training run that have saved
         rollouts."""
         source = self.catalog.get(run_id)
         steps = source.steps() if source.kind == TRAINING else []
@@ -149,7 +149,7 @@ class Library:
         return {"previews": {str(number): rollout.preview(*pair) for number, pair in texts}}
 
     def rollout(self, run_id: str, number: int, step: int | None = None) -> dict[str, Any]:
-        """One complete rollout."""
+        """A complete rollout."""
         of_number: dict[str, Any] = self.rollouts(run_id, [number], step)["rollouts"][str(number)]
         return of_number
 
@@ -256,7 +256,7 @@ class Library:
         }
 
     def label(self, run_id: str, number: int, label: bool | None) -> dict[str, Any]:
-        """Write a person's label of one rollout, None to take it back. Raises ``ValueError`` for a
+        """Write a person's label of a rollout, None to take it back. Raises ``ValueError`` for a
         training."""
         source = self.catalog.get(run_id)
         if source.kind == TRAINING:

@@ -52,7 +52,7 @@ class Listing:
         self._is_searched = False
 
     def entry(self, source: Source) -> dict[str, Any]:
-        """The entry of one run. Raises: ``OSError`` when it was removed."""
+        """The entry of a run. Raises: ``OSError`` when it was removed."""
         entry = self._entries.get(source.id)
         if (
             entry is not None

@@ -206,7 +206,7 @@ def _part(part: object) -> dict[str, Any]:
 
 
 def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
-    """The numbers of one model turn; ``logprobs`` in nats, one per sampled token."""
+    """The numbers of a model turn; ``logprobs`` in nats, one per sampled token."""
     numbers: dict[str, Any] = {
         "truncated": bool(step.get("is_truncated")),
         "reward": step.get("reward"),
@@ -239,7 +239,7 @@ def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
 
 
 def _trained_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of one turn of a trained rollout (``turn_tokens``); a single number where all
+    """The numbers of a turn of a trained rollout (``turn_tokens``); a single number where all
     tokens share it."""
     ids, texts = turn.get("completion_ids") or (), turn.get("texts") or ()
     names = ("policy_logprobs", "old_logprobs", "mask", "advantage", "weight", "reward")

@@ -66,7 +66,7 @@ class Settings:
         return self.max_turns * self.max_names_per_turn
 
     def draw(self, rng: random.Random) -> list[int]:
-        """The number of new names in each turn of one game."""
+        """The number of new names in each turn of a game."""
         turns = rng.randint(self.min_turns, self.max_turns)
         return [rng.randint(self.min_names_per_turn, self.max_names_per_turn) for _ in range(turns)]
 

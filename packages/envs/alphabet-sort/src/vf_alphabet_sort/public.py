@@ -16,7 +16,7 @@ from vf_alphabet_sort.games import Name, Settings, deal, game_key, make_row
 
 
 class PublicGames:
-    """One game per row of a dataset's ``train`` split, from its ``names`` column (lists of names),
+    """A game per row of a dataset's ``train`` split, from its ``names`` column (lists of names),
     in seeded order.
 
     Rows with too few names are skipped. ``held_out()`` and ``train()`` raise DatasetError when the

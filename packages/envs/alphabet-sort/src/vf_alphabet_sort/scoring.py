@@ -93,7 +93,7 @@ def num_matched(answer: str, target: str) -> int:
 
 
 def turn_similarity(text: str, turn: int, target: str, autojunk: bool = False) -> float:
-    """Similarity of one reply: that of its last block, provided each block is better than the one
+    """Similarity of a reply: that of its last block, provided each block is better than the one
     before.
 
     0.0 without a block, and 0.0 when a block is not strictly better than the one before it, so that

@@ -35,7 +35,7 @@ LEVELS: dict[int, Level] = {
 
 
 def make_sum(level: Level, rng: random.Random) -> tuple[str, int]:
-    """One sum and its value, for example ``("12 + 7 * 3", 33)``."""
+    """A sum and its value, for example ``("12 + 7 * 3", 33)``."""
     numbers = [rng.randint(level.least, level.most) for _ in range(level.terms)]
     signs = [rng.choice("+-" if "-" in level.operators else "+") for _ in numbers[1:]]
     if "*" in level.operators:

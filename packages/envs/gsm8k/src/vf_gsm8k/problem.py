@@ -3,7 +3,7 @@ registry of stories.
 
 A story is a function of a ``Draw`` that returns a ``Problem``, or None when the sampled numbers are
 inconsistent (a fractional answer, change from too little money); it is then called again. The
-numbers identify a problem: two problems of one story with equal numbers are equal, even with
+numbers identify a problem: two problems of a story with equal numbers are equal, even with
 different names in the text.
 """
 
@@ -35,7 +35,7 @@ class Problem:
 
 
 class Draw:
-    """Samples the values of one problem and records the numbers."""
+    """Samples the values of a problem and records the numbers."""
 
     def __init__(self, generator: random.Random):
         self._generator = generator

@@ -54,7 +54,7 @@ def load_environment(
         style: "words": the rules, and moves such as "check". "letters": the card and the moves as
             one letter each, for a model that learns the game from nothing.
         num_train_examples: Training rows; they repeat the six deals in turn.
-        num_eval_examples: Evaluation rows, likewise.
+        num_eval_examples: Evaluation rows, in the same way.
 
     Raises:
         ConfigError: An invalid argument, by name.
@@ -176,7 +176,7 @@ class PolicyClient:
         }
 
     async def complete(self, request: vf.ModelRequest) -> vf.Response:
-        """One move."""
+        """A move."""
         assert isinstance(request.prompt, list)
         texts = tuple(
             message["content"] for message in request.prompt if message["content"] != RULES

@@ -72,7 +72,7 @@ def load_environment(
             replies), or "auto": blocks for a model whose chat template is known to omit tools, else
             the tool.
         sandbox: "auto", or the name of a sandbox backend.
-        timeout_per_command_seconds: Time limit of one execution.
+        timeout_per_command_seconds: Time limit of an execution.
         pip_install_packages: Packages that code can import, which must be installed.
         seed: Determines the problems; equal arguments give equal problems on every machine.
         system_prompt: System message of every problem; "" or None sends none. The default explains

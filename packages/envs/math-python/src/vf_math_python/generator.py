@@ -50,7 +50,7 @@ def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]
 
 
 def _problems(name: str, generator: random.Random, held_out: bool) -> Iterator[dict[str, Any]]:
-    """The different problems of one kind, until ``MAX_DRAWS`` consecutive draws fail."""
+    """The different problems of a kind, until ``MAX_DRAWS`` consecutive draws fail."""
     seen: set[str] = set()
     failures = 0
     while failures < MAX_DRAWS:

@@ -30,7 +30,7 @@ HELD_OUT_EVERY = 5
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One article: ``Item("axes", 1250, {"north": 14, "south": 3, "east": 0, "west": 120})``."""
+    """An article: ``Item("axes", 1250, {"north": 14, "south": 3, "east": 0, "west": 120})``."""
 
     name: str
     price_cents: int

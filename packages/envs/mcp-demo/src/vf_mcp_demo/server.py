@@ -42,7 +42,7 @@ def make_server(seed: int) -> MCPServer:
 
     @server.tool()
     def get_price(item: str) -> int:
-        """Price of one piece of an item, in cents."""
+        """Price of a piece of an item, in cents."""
         entry = catalogue.get(item)
         if entry is None:
             raise ToolError(f"there is no item {item!r}; list_items names all")

@@ -18,7 +18,7 @@ DEFAULT_LENGTHS = {"word": (3, 6), "sentence": (20, 80), "paragraph": (80, 180)}
 """Characters of a generated text, minimum and maximum, by default."""
 
 SENTENCE_LENGTHS = (20, 60)
-"""Characters of one sentence inside a longer paragraph."""
+"""Characters of a sentence inside a longer paragraph."""
 
 MAX_MISSES = 1000
 """Consecutive repeated texts after which the bounds are considered exhausted."""

@@ -68,7 +68,7 @@ async def correct(completion: Any, answer: str, task: str) -> float:
 def _split(
     name: str, num_held_out: int, num_train: int, num_shots: int, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The (held-out, training) rows of one task: at most half of its rows are held out."""
+    """The (held-out, training) rows of a task: at most half of its rows are held out."""
     task = TASKS[name]
     shown = {question for question, _ in task.shots}
     pairs = [pair for pair in task.pairs() if pair[0] not in shown]

@@ -60,7 +60,7 @@ TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task. ``pairs`` returns every question with its answer; ``is_right(reply, answer)``
+    """A task. ``pairs`` returns every question with its answer; ``is_right(reply, answer)``
     decides the reward."""
 
     instruction: str

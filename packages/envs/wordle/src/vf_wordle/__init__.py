@@ -34,7 +34,7 @@ HARD = (
 
 
 class WordleEnv(vf.MultiTurnEnv):
-    """One secret word per row (``answer``). ``state["moves"]`` holds the evaluated moves so far."""
+    """A secret word per row (``answer``). ``state["moves"]`` holds the evaluated moves so far."""
 
     def __init__(self, rules: Rules, **parameters: Any):
         super().__init__(max_turns=rules.max_guesses, **parameters)

@@ -31,7 +31,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One reply: ``Move("crane", "XGYXX")``, or ``Move(problem="'zzzzz' is not in the word
+    """A reply: ``Move("crane", "XGYXX")``, or ``Move(problem="'zzzzz' is not in the word
     list.")``."""
 
     word: str = ""

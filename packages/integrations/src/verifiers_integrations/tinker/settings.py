@@ -70,7 +70,7 @@ class TinkerConfig:
     max_steps: Annotated[Count, RUN_LENGTH] = 500
     max_seq_len: Count = 2048
     max_tokens: Count | None = None
-    """Maximum tokens of one turn; None = the remainder of ``max_seq_len``."""
+    """Maximum tokens of a turn; None = the remainder of ``max_seq_len``."""
     temperature: float = 1.0
     """Only 1.0: the service returns log-probabilities of the unprocessed distribution."""
     history: Literal["render", "exact"] = "render"

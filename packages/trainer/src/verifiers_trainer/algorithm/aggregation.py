@@ -42,11 +42,11 @@ class StepWeights:
 def step_weights(
     samples: Sequence[Sample], aggregation: str, *, max_len: int | None = None
 ) -> StepWeights:
-    """The weight of every token of every sample of one optimizer step, over all ranks.
+    """The weight of every token of every sample of an optimizer step, over all ranks.
 
     Trained tokens are those with loss in a live sample. Rollouts and groups without such a token
     are in no denominator; a forked rollout counts once and its samples share its weight.
-    ``max_len`` (tokens) is the constant of "constant_length". Denominators count the samples of one
+    ``max_len`` (tokens) is the constant of "constant_length". Denominators count the samples of a
     component (`Sample.component`) alone, so that each is a mean of its own.
 
     *Raises* ConfigError for an unknown name and for "constant_length" without ``max_len``.
@@ -82,7 +82,7 @@ def step_weights(
 
 @dataclass(slots=True)
 class _Counts:
-    """Trained tokens of one component by rollout and by group, of those that have any."""
+    """Trained tokens of a component by rollout and by group, of those that have any."""
 
     max_len: int
     rollouts: Counter[int] = field(default_factory=Counter)
@@ -122,6 +122,6 @@ AGGREGATIONS: dict[str, Callable[[Sample, _Counts], float]] = {
     "sequence_sum": _sequence_sum,
     "prompt_mean": _prompt_mean,
 }
-"""Weight of one trained token of a sample.
+"""Weight of a trained token of a sample.
 
 Source: Dr. GRPO, arXiv 2503.20783, for constant_length; DAPO, arXiv 2503.14476, for token_mean."""

@@ -1,4 +1,4 @@
-"""Build a batch from groups of finished rollouts: the rows of one optimizer step, or of
+"""Build a batch from groups of finished rollouts: the rows of an optimizer step, or of
 ``updates_per_batch`` of them.
 
 ``build`` credits the rollouts, turns turns into samples, weighs the tokens over the whole step and
@@ -62,7 +62,7 @@ class BatchSettings(GroupSettings, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """The data of one optimizer step."""
+    """The data of an optimizer step."""
 
     rows_R: list[list[PackedRow]]
     """Rows of each rank, as many on every rank."""
@@ -202,7 +202,7 @@ def _part_of(rollout: Rollout, role: str) -> Rollout:
 def _step(
     credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings, world: int
 ) -> TrainBatch:
-    """The data of one optimizer step on these rollouts."""
+    """The data of an optimizer step on these rollouts."""
     groups = [item.group for item in credited]
     by_rollout = [rollout for item in credited for rollout in item.samples]
     samples = [sample for rollout in by_rollout for sample in rollout.samples]

@@ -1,4 +1,4 @@
-"""Measure how far the trained policy is from the policy that sampled, over the tokens of one
+"""Measure how far the trained policy is from the policy that sampled, over the tokens of an
 optimizer step.
 
 The numbers go to ``metrics.jsonl``; they change neither loss nor batch.
@@ -132,7 +132,7 @@ class RatioMeter:
 
 
 def _oldest(row: Mapping[str, Tensor]) -> Tensor:
-    """The oldest version of the answer that each token [T] is in: a run of sampled tokens of one
+    """The oldest version of the answer that each token [T] is in: a run of sampled tokens of a
     sample."""
     version, sample = row["version"], row["seq_ids"]
     sampled = version != NOT_SAMPLED

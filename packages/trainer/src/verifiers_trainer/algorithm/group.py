@@ -1,4 +1,4 @@
-"""``Group``: the sibling rollouts of one example, and what of them is compared."""
+"""``Group``: the sibling rollouts of an example, and what of them is compared."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def is_zeroed(rollout: Rollout, settings: GroupSettings) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The sibling rollouts of one example. ``index`` counts groups in the order in which their
+    """The sibling rollouts of an example. ``index`` counts groups in the order in which their
     rollouts began."""
 
     index: int

@@ -62,8 +62,8 @@ class LossInput:
     reverse_kl: Tensor | None = (
         None  # float [T], KL(π‖teacher) over the vocabulary; it carries a gradient too
     )
-    forward_kl: Tensor | None = None  # float [T], KL(teacher‖π), likewise
-    entropy: Tensor | None = None  # float [T], H(π) over the vocabulary, likewise
+    forward_kl: Tensor | None = None  # float [T], KL(teacher‖π)
+    entropy: Tensor | None = None  # float [T], H(π) over the vocabulary
 
     @classmethod
     def of(
@@ -642,7 +642,7 @@ def bounds_read(choice: str | LossFunction) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """Losses and metrics of the tokens of one row, each [T]."""
+    """Losses and metrics of the tokens of a row, each [T]."""
 
     losses: Tensor
     metrics: Mapping[str, Tensor]

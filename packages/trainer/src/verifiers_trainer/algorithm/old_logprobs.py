@@ -54,7 +54,7 @@ def annotate(
 def needs_old(rows: Sequence[PackedRow], steps_per_batch: int, anchor: str) -> bool:
     """Whether these rows are compared with the policy of the batch after it has changed.
 
-    In the first step of a batch both are the same policy, so a batch of one step
+    In the first step of a batch both are the same policy, so a batch of a step
     (``steps_per_batch=1``) needs no forward pass. Otherwise ``anchor="recomputed"`` needs it, and
     so does trained text that no policy sampled.
     """

@@ -194,7 +194,7 @@ def shared(
 
 
 def filler_row() -> PackedRow:
-    """One token of weight zero that carries no loss."""
+    """A token of weight zero that carries no loss."""
     zero, zero_f32 = np.zeros(1, np.int32), np.zeros(1, np.float32)
     return PackedRow(
         token_ids=zero,
@@ -228,7 +228,7 @@ class Part:
 def shared_prompt_parts(
     samples: Sequence[Sample], used: Sequence[int], max_tokens: int
 ) -> list[Part]:
-    """Group the samples ``used`` of one group with equal prompts into parts of at most
+    """Group the samples ``used`` of a group with equal prompts into parts of at most
     ``max_tokens``.
 
     A longer sample is a part alone. The prompt is everything before the first token with loss.

@@ -23,7 +23,7 @@ _imports: ContextVar[bool] = ContextVar("verifiers_trainer_imports", default=Tru
 
 
 class Registry(Mapping[str, Callable[..., Any]]):
-    """Named functions of one kind; ``kind`` is the word its errors use, for example "loss".
+    """Named functions of a kind; ``kind`` is the word its errors use, for example "loss".
 
     >>> greetings = Registry("greeting")
     >>> @greetings.register("hello")

@@ -31,7 +31,7 @@ teacher ("ref_kl"). Each is a mean over its own tokens of the step."""
 
 
 class Sample(Immutable, frozen=True, eq=False):
-    """One token sequence to learn from.
+    """A token sequence to learn from.
 
     Example, a prompt [1, 15], the completion [7, 2] and an environment's token 9 before the
     completion [2]::
@@ -76,7 +76,7 @@ class Sample(Immutable, frozen=True, eq=False):
 
 
 class RolloutSamples(Immutable, frozen=True):
-    """The samples of one rollout, or the reason why it has none."""
+    """The samples of a rollout, or the reason why it has none."""
 
     samples: tuple[Sample, ...]
     excluded: str | None = None
@@ -117,7 +117,7 @@ def rollout_samples(
     live: bool = True,
     component: str = "rl",
 ) -> RolloutSamples:
-    """The samples of one rollout with their advantage: one number, or one per turn (credit="turn").
+    """The samples of a rollout with their advantage: one number, or one per turn (credit="turn").
 
     A turn whose advantage is NaN carries no loss. A rollout gives no samples, and ``excluded`` says
     why, when its advantage is NaN, or that of every turn, when it is longer than ``max_seq_len``

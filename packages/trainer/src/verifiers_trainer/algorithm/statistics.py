@@ -48,7 +48,7 @@ def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _stats_by_environment(groups: Sequence[Group]) -> dict[str, float]:
-    """``env/<name>/{reward,share,errors}``: mean known reward, share of the groups; nothing for one
+    """``env/<name>/{reward,share,errors}``: mean known reward, share of the groups; nothing for an
     environment."""
     stats: dict[str, float] = {}
     for name in sorted({group.env for group in groups} - {""}):

@@ -42,7 +42,7 @@ SIBLINGS = 4
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check: ``Finding("packing", True, "difference 2e-06")``."""
+    """Result of a check: ``Finding("packing", True, "difference 2e-06")``."""
 
     name: str
     ok: bool | None

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Settings of the quickstart for one environment: ``PRESETS["reverse-text"].noun
+    """Settings of the quickstart for an environment: ``PRESETS["reverse-text"].noun
     == "words"``."""
 
     noun: str
@@ -315,7 +315,7 @@ def statistics_of(results: GenerateOutputs, exact: str) -> dict[str, Any]:
     """Return mean reward and share of exact completions (metric ``exact``), with standard errors
     and 95% intervals.
 
-    Errors are clustered by example: rollouts of one example are not independent.
+    Errors are clustered by example: rollouts of an example are not independent.
     """
     examples = results["example_ids"]
     reward = results["rewards"]

@@ -38,7 +38,7 @@ GPUS = {"trainer-gpus": ("trainer", "gpus"), "inference-gpus": ("inference", "gp
 
 
 def read_toml(path: str) -> list[Assignment]:
-    """Read the settings of one file, in order. *Raises* ``ConfigError`` for an unreadable file or
+    """Read the settings of a file, in order. *Raises* ``ConfigError`` for an unreadable file or
     invalid TOML."""
     file = TomlFile.read(path)
     document = file.document

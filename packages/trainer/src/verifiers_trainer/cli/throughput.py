@@ -35,9 +35,9 @@ import math
 from dataclasses import dataclass, replace
 
 FLOAT32, HALF = 4, 2
-"""Bytes of one number."""
+"""Bytes of a number."""
 ADAMW_BYTES = 2 * FLOAT32
-"""State of AdamW for one trained parameter: two moments."""
+"""State of AdamW for a trained parameter: two moments."""
 ADAMW_TRAFFIC = 7 * FLOAT32
 """Bytes that one update of AdamW moves per trained parameter: reads weight, gradient, two moments,
 writes all but the gradient."""
@@ -63,12 +63,12 @@ class Architecture:
 
     @property
     def attention_width(self) -> int:
-        """Queries of one token, over all heads."""
+        """Queries of a token, over all heads."""
         return self.heads * self.head_width
 
     @property
     def kv_width(self) -> int:
-        """Keys of one token, over all heads; values are as many."""
+        """Keys of a token, over all heads; values are as many."""
         return self.kv_heads * self.head_width
 
     @property
@@ -92,7 +92,7 @@ class Architecture:
 
     @property
     def kv_numbers(self) -> int:
-        """Keys and values of one token, over all layers."""
+        """Keys and values of a token, over all layers."""
         return 2 * self.layers * self.kv_width
 
 
@@ -134,7 +134,7 @@ class DeviceSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One rollout, on average, and how many a batch takes."""
+    """A rollout, on average, and how many a batch takes."""
 
     batch_size: float
     group_size: int
@@ -224,7 +224,7 @@ class MeasuredSpeed:
     """Speeds of an earlier run, which replace those of the formulas where they are known."""
 
     train_tokens_per_s: float | None = None
-    """Computed tokens of one trainer process."""
+    """Computed tokens of a trainer process."""
     sampled_tokens_per_s: float | None = None
     """Of one inference device."""
     sampled_batch: float | None = None
@@ -251,7 +251,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one batch: generated, trained for all its optimizer steps, weights
+    """Seconds of a batch: generated, trained for all its optimizer steps, weights
     synchronised."""
 
     generate_s: float
@@ -280,7 +280,7 @@ def trained_parameters(model: Architecture, training: Training) -> int:
 
 
 def train_flops(model: Architecture, training: Training, context: float) -> float:
-    """Operations of one token in rollouts of ``context`` tokens: forward, backward, and the extra
+    """Operations of a token in rollouts of ``context`` tokens: forward, backward, and the extra
     forward passes."""
     attention = 2 * model.layers * model.attention_width * context
     forwards = training.extra_forwards + training.passes * training.checkpointing
@@ -289,7 +289,7 @@ def train_flops(model: Architecture, training: Training, context: float) -> floa
 
 
 def exchange_s(model: Architecture, training: Training, placement: Placement) -> float:
-    """Seconds of one all-reduce of the gradients; the gather and scatter of shards move half as
+    """Seconds of an all-reduce of the gradients; the gather and scatter of shards move half as
     much again."""
     count = placement.trainers
     moved = 2 * (count - 1) / count * FLOAT32 * trained_parameters(model, training)
@@ -417,7 +417,7 @@ def _in_flight(work: Workload, placement: Placement) -> float:
 
 
 def sync_bytes(model: Architecture, training: Training) -> float:
-    """Bytes of one push of weights to a server: the adapter in 32 bits, or all weights in 16."""
+    """Bytes of a push of weights to a server: the adapter in 32 bits, or all weights in 16."""
     return (
         FLOAT32 * trained_parameters(model, training) if training.rank else HALF * model.parameters
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DataSheet:
-    """One accelerator."""
+    """An accelerator."""
 
     flops: float
     """Operations per second on bfloat16 matrices, dense."""

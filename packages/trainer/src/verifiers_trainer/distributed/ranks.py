@@ -1,4 +1,4 @@
-"""``Ranks``: the processes of one training run, their exchanges, and how an error on one ends all.
+"""``Ranks``: the processes of a training run, their exchanges, and how an error on one ends all.
 
 Rank 0 generates, packs and writes; the others train their share of the rows. Everything but
 gradients is exchanged here: small values through the key-value store of torch's launcher, arrays

@@ -45,7 +45,7 @@ class PolicyClient:
         return self._engine.served_model
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion by the present policy; see ``Client.complete`` for what it raises."""
+        """A completion by the present policy; see ``Client.complete`` for what it raises."""
         seed = (
             request.seed
             if request.seed is not None

@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one completion. Neutral values disable a rule; ``temperature=0`` is
+    """Sampling parameters of a completion. Neutral values disable a rule; ``temperature=0`` is
     greedy.
 
     >>> SamplingParams(max_tokens=16, temperature=0.7, seed=3).top_k
@@ -61,7 +61,7 @@ OnToken = Callable[[int, float, "Alternatives | None"], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
-    """One completion to produce; compared by identity."""
+    """A completion to produce; compared by identity."""
 
     request_id: str
     prompt_ids: np.ndarray
@@ -79,7 +79,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """The most likely tokens of one position, best first."""
+    """The most likely tokens of a position, best first."""
 
     token_ids: np.ndarray
     """int32 [K]."""
@@ -101,7 +101,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """One finished completion, or its ``error``."""
+    """A finished completion, or its ``error``."""
 
     request: GenerationRequest
     token_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))

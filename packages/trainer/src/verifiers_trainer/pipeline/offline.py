@@ -334,7 +334,7 @@ class OfflineRollouts:
 
     @property
     def num_batches(self) -> int:
-        """Batches of one pass."""
+        """Batches of a pass."""
         return len(self._pass(0))
 
     @functools.cached_property

@@ -78,7 +78,7 @@ class InFlightGroup:
 
 
 class Pipeline:
-    """The rollouts of one training run, on one event loop: ``open``, then ``next_batch`` and
+    """The rollouts of a training run, on one event loop: ``open``, then ``next_batch`` and
     ``advance`` in turn.
 
     A group is where it is held, each arrow a method::

@@ -61,7 +61,7 @@ class Schedule:
 
 
 def digest(examples: Sequence[Example]) -> str:
-    """One hash of all examples and their order: group indices are comparable only between equal
+    """A hash of all examples and their order: group indices are comparable only between equal
     digests."""
     total = hashlib.sha256()
     for example in examples:

@@ -81,7 +81,7 @@ def warm_up(
 def _supervised_step(
     model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: Sequence[PackedRow]
 ) -> float:
-    """One update on the packed answers; returns the loss. Gradients are cleared."""
+    """A update on the packed answers; returns the loss. Gradients are cleared."""
     device, total = next(model.parameters()).device, 0.0
     model.train()
     with threads_for(model):  # the engine that sets them starts with the first probe

@@ -69,7 +69,7 @@ def _is_model(path: Path) -> bool:
 
 
 class FolderClient(InProcessClient):
-    """The client of one model folder. The constructor loads nothing."""
+    """The client of a model folder. The constructor loads nothing."""
 
     base_url = None
     """The model runs in this process; the port of its endpoint is no part of a run's facts."""

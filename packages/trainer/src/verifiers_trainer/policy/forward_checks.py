@@ -93,7 +93,7 @@ def check_packing(
     """Compare two short samples packed and alone; 1e-3 allowed in fp32. Where it fails, rows must
     hold one sample.
 
-    In half precision (of the weights, or with ``is_half`` of the forward pass) rows of one shape
+    In half precision (of the weights, or with ``is_half`` of the forward pass) rows of a shape
     are compared, see `_apart_in_half`. Every rank of a sharded run must call it.
     """
     with _quiet(model):

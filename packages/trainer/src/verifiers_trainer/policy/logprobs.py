@@ -1,7 +1,7 @@
 """Compute log-probability and entropy of every token of a packed row in bounded memory: logits of a
 chunk at a time.
 
-`install_logprob_forward` replaces the forward of one causal-LM *instance*, also inside a PEFT or
+`install_logprob_forward` replaces the forward of a causal-LM *instance*, also inside a PEFT or
 distributed wrapper, so the wrapper's hooks still fire. The replaced forward runs the backbone with
 ``use_cache=False`` and no attention mask: only then does transformers separate samples with reset
 ``position_ids``; with either, they silently attend to each other. Samples that share a prompt get
@@ -43,18 +43,18 @@ _STATE = "_logprob_head"
 
 @dataclass
 class LogprobOutput(ModelOutput):
-    """The result of the installed forward for one row of T tokens."""
+    """The result of the installed forward for a row of T tokens."""
 
     logprobs: Tensor | None = (
         None  # [T], entry t of token t; 0 where nothing predicts the token or no loss is taken
     )
     entropy: Tensor | None = (
-        None  # [T], nats, of the distribution token t was drawn from; 0 likewise
+        None  # [T], nats, of the distribution token t was drawn from; 0 as above
     )
     reverse_kl: Tensor | None = (
-        None  # [T], KL(π‖teacher) of that distribution; None without a teacher; 0 likewise
+        None  # [T], KL(π‖teacher) of that distribution; None without a teacher
     )
-    forward_kl: Tensor | None = None  # [T], KL(teacher‖π), likewise
+    forward_kl: Tensor | None = None  # [T], KL(teacher‖π)
 
 
 # --- the head -------------------------------------------------------------------------------------

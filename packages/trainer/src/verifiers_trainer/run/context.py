@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TrainingRun:
-    """The policy, settings, environments and processes of one run. ``open`` creates it."""
+    """The policy, settings, environments and processes of a run. ``open`` creates it."""
 
     settings: RLConfig
     """The private copy in force, the same object as ``trainer.args``."""
@@ -142,7 +142,7 @@ class TrainingRun:
 
     @property
     def num_steps_per_epoch(self) -> int:
-        """Batches of one pass over the examples."""
+        """Batches of a pass over the examples."""
         return math.ceil(
             len(self.examples) * self.settings.rollouts_per_example / self.settings.batch_size
         )
@@ -152,7 +152,7 @@ class TrainingRun:
     def copy_policy(self, is_split: bool) -> None:
         """Copy the policy before training: the reference, or rank 0's whole copy of a split policy.
 
-        The reference of a split policy is split likewise, so ``open_reference`` creates it when
+        The reference of a split policy is split as well, so ``open_reference`` creates it when
         training begins.
         """
         if not is_split:

@@ -130,7 +130,7 @@ def parts(run: TrainingRun) -> list[dict[str, list[Any]]]:
 
 
 def complete(client: PolicyClient, env: Environment, prompts: Sequence[Any]) -> list[Any]:
-    """One completion for each prompt by the present policy: a list of one message, or text where
+    """A completion for each prompt by the present policy: a list of one message, or text where
     prompts are text."""
 
     async def sample(prompt: object) -> Any:

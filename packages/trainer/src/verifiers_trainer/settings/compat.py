@@ -144,7 +144,7 @@ def warn_without_effect(name: str) -> None:
 def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
     """Rename keywords to canonical names.
 
-    *Raises* ``ConfigError`` when two names of one setting have different values.
+    *Raises* ``ConfigError`` when two names of a setting have different values.
 
     >>> canonical({"group_size": 4, "num_epochs": 3}, {}.get)
     {'rollouts_per_example': 4, 'num_train_epochs': 3}

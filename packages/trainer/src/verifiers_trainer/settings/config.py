@@ -250,7 +250,7 @@ class RLConfig(RLFields):
 
     @property
     def max_turn_tokens(self) -> int | None:
-        """Maximum tokens of one turn; None = the remainder of ``max_seq_len``."""
+        """Maximum tokens of a turn; None = the remainder of ``max_seq_len``."""
         bounds = [
             bound for bound in (self.max_tokens, self.max_completion_len) if bound is not None
         ]

@@ -297,16 +297,16 @@ class Settings:
 
     # --- batch ------------------------------------------------------------------------------------
     rollouts_per_example: Annotated[Few, Also("num_generations", "group_size")] = 16
-    """Size of a group: the rollouts of one example, whose mean reward is the baseline."""
+    """Size of a group: the rollouts of an example, whose mean reward is the baseline."""
     batch_size: Count = 512
-    """Rollouts of a batch: of one optimizer step, or of ``updates_per_batch``. A multiple of
+    """Rollouts of a batch: of an optimizer step, or of ``updates_per_batch``. A multiple of
     ``rollouts_per_example`` and of ``micro_batch_size``."""
     micro_batch_size: Annotated[Count, SPEED] = 8
     """Rollouts of maximum length in one forward pass: with packing, the tokens of a packed row are
     bounded by ``micro_batch_size`` x ``max_seq_len`` (and by 1024, on a CPU 512, where attention
     has no kernel for them)."""
     micro_batch_tokens: Annotated[Annotated[int, Meta(ge=2, le=10**9)] | None, SPEED] = None
-    """Tokens of one packed row, in place of the bound by ``micro_batch_size``; a longer sample is a
+    """Tokens of a packed row, in place of the bound by ``micro_batch_size``; a longer sample is a
     separate row."""
     packing: Annotated[bool, SPEED] = True
     """Pack samples end to end into rows; False puts each sample in a separate row."""
@@ -314,7 +314,7 @@ class Settings:
     """Compute the prompt that the rollouts of a group share once per packed row. The gradient is
     the same. Only with ``packing``, and with PyTorch attention over the whole context."""
     max_seq_len: Annotated[int, Meta(ge=2, le=10**9)] = 2048
-    """Tokens of one conversation; longer rollouts carry no loss and are never truncated."""
+    """Tokens of a conversation; longer rollouts carry no loss and are never truncated."""
     max_prompt_len: Count | None = None
     """Tokens of an example's prompt; see ``prompt_overflow``."""
     prompt_overflow: Literal["skip", "truncate_left"] | None = None
@@ -486,7 +486,7 @@ class Settings:
     generation_timeout: Annotated[Seconds, TIMEOUTS, Also("async_generation_timeout")] = 600.0
     """Seconds without a finished rollout after which training stops."""
     rollout_timeout: Annotated[Seconds | None, TIMEOUTS] = None
-    """Seconds for one rollout; None = ``generation_timeout``."""
+    """Seconds for a rollout; None = ``generation_timeout``."""
     rank_timeout: Annotated[float, Meta(ge=0.0, le=1e9), TIMEOUTS] = 60.0
     """Seconds without a sign of life of a process of several after which the others end, also
     inside a collective; 0 = only ``ddp_timeout`` bounds the wait."""
@@ -496,7 +496,7 @@ class Settings:
     acts on them, as in GRPO. With advantage="best" a kept group has no best: it fills its place in
     the batch, and nothing of it is trained."""
     oversample: Annotated[float, Meta(ge=1.0, le=1000.0)] = 2.0
-    """At most this many times ``batch_size`` rollouts are generated for one step."""
+    """At most this many times ``batch_size`` rollouts are generated for a step."""
     min_group_fraction: Annotated[float, Meta(ge=1e-9, le=1.0)] = 0.75
     """Smallest share of a group's rollouts that must have a reward."""
     max_error_fraction: Annotated[Share, ALARMS] = 0.5
@@ -565,7 +565,7 @@ class Settings:
     """Folder for the files of lora_dir and reload, on a disk that the server sees; default
     ``<output_dir>/sync``."""
     sync_timeout: Annotated[Seconds, TIMEOUTS] = 300.0
-    """Seconds for one push of weights, its retry included; also how long a server may be
+    """Seconds for a push of weights, its retry included; also how long a server may be
     unreachable."""
     sync_every: Few = 1
     """Optimizer steps per push; at most ``max_off_policy_steps`` + 1."""
@@ -577,7 +577,7 @@ class Settings:
     embedded_concurrency: Annotated[Few | None, SPEED] = None
     """Requests that decode together; None = the rollouts in flight, at most four batches."""
     embedded_max_batch_tokens: Annotated[Count | None, SPEED] = None
-    """Most prompt tokens of one forward pass of the embedded engine; None = 1,024 on a CPU, 8,192
+    """Most prompt tokens of a forward pass of the embedded engine; None = 1,024 on a CPU, 8,192
     on a GPU."""
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "none"] = "auto"
     """Format of tool calls in completions: auto (read from the chat template), hermes, llama3_json,

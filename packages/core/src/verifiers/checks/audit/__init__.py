@@ -157,7 +157,7 @@ async def a_audit_environment(
 
 @dataclass(slots=True)
 class _Audit:
-    """One audit; its results beside the findings."""
+    """An audit; its results beside the findings."""
 
     findings: Findings
     n: int
@@ -215,7 +215,7 @@ class _Audit:
 
 @dataclass(slots=True)
 class _Subject:
-    """One environment under audit, which is no group."""
+    """An environment under audit, which is no group."""
 
     env: Environment
     player: Player

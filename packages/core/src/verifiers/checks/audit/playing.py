@@ -35,7 +35,7 @@ scored."""
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a policy sees of one model call."""
+    """What a policy sees of a model call."""
 
     example: Example
     request: ModelRequest
@@ -69,7 +69,7 @@ Policy = Callable[[Turn], Any]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One scored rollout of a policy."""
+    """A scored rollout of a policy."""
 
     example: Example
     state: State
@@ -141,7 +141,7 @@ class Player:
         return trials
 
     async def play_one(self, policy: Policy, example: Example) -> Trial:
-        """One scored rollout. *Raises* as a run does, for errors that would stop it."""
+        """A scored rollout. *Raises* as a run does, for errors that would stop it."""
         client = PolicyClient(policy, example)
         async with client_for(client, None) as (resolved, name):
             context = RunContext(resolved, name, seed=self.seed, rollout_timeout_s=self.timeout_s)

@@ -23,7 +23,7 @@ MAX_PIECES = 4
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One reply as a rule: ``pieces`` joined by ``separator``, written in ``form``."""
+    """A reply as a rule: ``pieces`` joined by ``separator``, written in ``form``."""
 
     pieces: tuple[str, ...]
     separator: str = " "

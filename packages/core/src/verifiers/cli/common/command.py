@@ -29,7 +29,7 @@ COMMON = ("json", "verbose", "quiet")
 
 @dataclass(slots=True)
 class Call:
-    """One call of a command: its arguments, its output stream, and its results."""
+    """A call of a command: its arguments, its output stream, and its results."""
 
     words: list[str]
     """Positional arguments."""

@@ -27,7 +27,7 @@ from verifiers.runtime.values import describe, fits, parts
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One key with its value and source: ``Assignment(("trainer", "args", "max_steps"), 10,
+    """A key with its value and source: ``Assignment(("trainer", "args", "max_steps"), 10,
     "x.toml:12")``."""
 
     path: tuple[str, ...]
@@ -295,7 +295,7 @@ def _numbers(text: str) -> list[int | float]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The settings of one table: names with their annotations, and aliases."""
+    """The settings of a table: names with their annotations, and aliases."""
 
     hints: Mapping[str, Any]
     aliases: Mapping[str, str] = field(default_factory=dict)

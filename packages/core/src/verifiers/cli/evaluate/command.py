@@ -157,7 +157,7 @@ class _Command:
             await _close_all(everything, display)
 
     async def _evaluate(self, prepared: Prepared, display: Display) -> None:
-        """One run; a ``RunError`` is reported and the next run starts."""
+        """A run; a ``RunError`` is reported and the next run starts."""
         from verifiers.runs.rollout import Progress
 
         progress = Progress()

@@ -140,7 +140,7 @@ def waiting_lines(progress: Progress, now: float) -> list[str]:
 
 
 def _waiting(started: float, state: State | None, now: float) -> str:
-    """The turn of one rollout, what it waits for, and its age."""
+    """The turn of a rollout, what it waits for, and its age."""
     if state is None:
         return f"  not started: waits for its start, {duration(now - started)} old"
     awaited = state.waiting_for or "the environment"
@@ -218,7 +218,7 @@ class PlainDisplay(Display):
 
 
 class BarDisplay(Display):
-    """One refreshed block at the bottom of the terminal; notices scroll above it."""
+    """A refreshed block at the bottom of the terminal; notices scroll above it."""
 
     tick_s = 0.25
 

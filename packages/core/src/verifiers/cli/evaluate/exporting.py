@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format: its file name in the run directory, its writer, and the package it needs."""
+    """A format: its file name in the run directory, its writer, and the package it needs."""
 
     name: str
     write: Callable[[Any, Path], object]

@@ -206,7 +206,7 @@ ProgressKind = Literal["auto", "bar", "plain", "json", "none"]
 
 @dataclass(frozen=True, slots=True)
 class EvalSettings:
-    """All settings of one evaluation, except its environment."""
+    """All settings of an evaluation, except its environment."""
 
     model: Text | None = flag(
         None, "Model name or endpoint alias; 'local': the built-in one.", "-m"
@@ -319,7 +319,7 @@ class EvalSettings:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation with all its settings. ``combination``: key varied by an ablation -> its value
+    """An evaluation with all its settings. ``combination``: key varied by an ablation -> its value
     here."""
 
     env_id: str
@@ -405,7 +405,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def contradictions(settings: EvalSettings) -> list[str]:
-    """One sentence for each pair of conflicting settings."""
+    """A sentence for each pair of conflicting settings."""
     problems = []
     if settings.fresh and settings.resume is not None:
         problems.append(

@@ -61,7 +61,7 @@ RUN_OPTIONS = {
 
 @dataclass(slots=True)
 class Prepared:
-    """One evaluation, ready to run."""
+    """An evaluation, ready to run."""
 
     evaluation: Evaluation
     env: Environment

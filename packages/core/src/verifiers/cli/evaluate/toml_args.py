@@ -29,7 +29,7 @@ DEFAULTS = ("num_examples", "rollouts_per_example", "max_tokens", "temperature",
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One evaluation of a file or a command line."""
+    """An evaluation of a file or a command line."""
 
     env_id: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads the tables of one file; appends to ``problems``."""
+    """Reads the tables of a file; appends to ``problems``."""
 
     file: TomlFile
     problems: list[str]

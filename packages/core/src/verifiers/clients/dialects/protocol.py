@@ -18,7 +18,7 @@ from verifiers.types import Message, ModelRequest, Response, Tool
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """How the calls of one tool are written in the dialect of the request that offered it."""
+    """How the calls of a tool are written in the dialect of the request that offered it."""
 
     kind: str
     """"function", "custom" (one free text) or "local_shell"."""
@@ -28,7 +28,7 @@ class ToolForm:
 
 @dataclass(frozen=True, slots=True)
 class DialectRequest:
-    """One model call as a program sent it, and what is needed to answer in kind."""
+    """A model call as a program sent it, and what is needed to answer in kind."""
 
     messages: list[Message]
     model: str
@@ -61,14 +61,14 @@ class DialectRequest:
 
 
 class StreamReader(Protocol):
-    """Puts the events of one stream together."""
+    """Puts the events of a stream together."""
 
     @property
     def is_done(self) -> bool:
         """Whether the last event arrived; a stream that ends before it was cut."""
 
     def feed(self, data: str) -> None:
-        """Read the data of one event. Raises: `StreamedError`; ``ValueError`` for data that is no
+        """Read the data of an event. Raises: `StreamedError`; ``ValueError`` for data that is no
         such event."""
 
     def body(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class StreamReader(Protocol):
 
 
 class Dialect(Protocol):
-    """One wire dialect; the modules ``chat``, ``responses`` and ``messages`` have these names."""
+    """A wire dialect; the modules ``chat``, ``responses`` and ``messages`` have these names."""
 
     @property
     def NAME(self) -> str: ...

@@ -260,7 +260,7 @@ def _part_read(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _assistant_read(items: Sequence[Mapping[str, Any]]) -> Message:
-    """The message of one turn's items, with what of them has to go back verbatim."""
+    """The message of a turn's items, with what of them has to go back verbatim."""
     message = _plain_message(items)
     verbatim = [dict(item) for item in items if _is_signed(item)]
     if [_bare(item) for item in items] != [_bare(item) for item in _items_of(message, verbatim)]:

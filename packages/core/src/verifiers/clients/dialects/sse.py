@@ -15,7 +15,7 @@ COMMENT = b": keep-alive\n\n"
 
 
 def event(data: Mapping[str, Any] | bytes, name: str | None = None) -> bytes:
-    r"""Return the bytes of one event.
+    r"""Return the bytes of an event.
 
     >>> event({"a": 1}, "ping")
     b'event: ping\ndata: {"a":1}\n\n'

@@ -5,7 +5,7 @@ Promise: a server starts on first use from any loop and runs until ``stop``. A d
 restarted by the next call, once per call; a call interrupted by its death is repeated, so a server
 may see a call twice. A server sees ``HOME LOGNAME PATH SHELL TERM USER`` and the variables of its
 ``ServerSpec``; one whose message is longer than ``MAX_MESSAGE_BYTES`` counts as dead. It ends with
-the processes that it started; on Linux a keeper ends daemons too.
+the processes that it started; on Linux a reaper ends daemons too.
 
 The connections belong to an event loop in a dedicated thread, because each blocking call of an
 environment has its own loop that ends with the call. Models and messages are in ``mcp``. A child
@@ -47,9 +47,9 @@ MAX_MESSAGE_BYTES = MAX_OUTPUT_BYTES
 """Longest message of a server, which is a line of its stdout."""
 EXIT_LIMIT_S = 2.0
 """Seconds that a server may take to exit when its stdin is closed, and again after SIGTERM."""
-_KEEP = (
-    "import sys; sys.path.insert(0, {root!r}); from verifiers.sandbox.guest.keeper import keep;"
-    " keep(sys.argv[1:])"
+_REAP = (
+    "import sys; sys.path.insert(0, {root!r}); from verifiers.sandbox.guest.reaper import reap;"
+    " reap(sys.argv[1:])"
 )
 log = logging.getLogger("verifiers.mcp")
 
@@ -185,7 +185,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Connection:
-    """One run of a server: its session, its tools, and the event that ends it."""
+    """A run of a server: its session, its tools, and the event that ends it."""
 
     def __init__(self) -> None:
         self.session: Any = None
@@ -195,7 +195,7 @@ class _Connection:
 
 
 class _Server:
-    """One server; used on the loop of the servers only."""
+    """A server; used on the loop of the servers only."""
 
     def __init__(self, spec: ServerSpec, start_limit_s: float):
         self.spec, self.start_limit_s = spec, start_limit_s
@@ -320,7 +320,7 @@ class _Server:
         self._fault = ""
         environment = get_default_environment() | dict(self.spec.env)
         process = await asyncio.create_subprocess_exec(
-            *_kept([self.spec.command, *self.spec.args], environment),
+            *_reaped([self.spec.command, *self.spec.args], environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -392,8 +392,8 @@ async def _write(
     arrived.close()
 
 
-def _kept(command: list[str], environment: Mapping[str, str]) -> list[str]:
-    """The command under a keeper, where there is one. *Raises* FileNotFoundError as the command
+def _reaped(command: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The command under a reaper, if there is any. *Raises* FileNotFoundError as the command
     does."""
     if sys.platform != "linux":
         return command
@@ -402,14 +402,14 @@ def _kept(command: list[str], environment: Mapping[str, str]) -> list[str]:
     return [
         sys.executable,
         "-c",
-        _KEEP.format(root=str(Path(verifiers.__file__).parents[1])),
+        _REAP.format(root=str(Path(verifiers.__file__).parents[1])),
         *command,
     ]
 
 
 async def _end_process(process: Any, limit_s: float) -> None:
     """Close the stdin of a server; after ``limit_s`` SIGTERM to all that it started, after the same
-    again its keeper's signal to kill them."""
+    again its reaper's signal to kill them."""
     with contextlib.suppress(OSError):
         process.stdin.close()
     for number, end, wait_s in (

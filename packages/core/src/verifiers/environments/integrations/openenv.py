@@ -357,7 +357,7 @@ class _Session:
         return value
 
     def form_of_answers(self) -> str:
-        """How an answer is written, where it is neither a tool call nor the value of one field."""
+        """How an answer is written, where it is neither a tool call nor the value of a field."""
         if self.takes_tools or self._only_field():
             return ""
         return (

@@ -1,7 +1,7 @@
 """``ReasoningGymEnv``: questions of Reasoning Gym, scored by the generator of the question.
 
 Promise: rows are generated on first use from one seed; training and evaluation rows are disjoint
-indices of one sequence. Scoring generates the entry again; if the question then differs, the reward
+indices of a sequence. Scoring generates the entry again; if the question then differs, the reward
 is unknown. The isolation of scorers from model text is in ``reasoning_gym_scoring``.
 
 A few generators (in 0.1.25: isomorphic_strings, knight_swap, polynomial_multiplication,
@@ -39,7 +39,7 @@ MAX_CACHED_ENTRIES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """One generator of a mixture, for example ``Generator("chain_sum", 2.0, {"max_terms": 4})``."""
+    """A generator of a mixture, for example ``Generator("chain_sum", 2.0, {"max_terms": 4})``."""
 
     name: str
     weight: float

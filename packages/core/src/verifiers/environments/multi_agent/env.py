@@ -181,7 +181,7 @@ class MultiAgentEnv(MultiTurnEnv):
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
     ) -> Response:
-        """One completion by the client of the role that acts, with its model and its sampling
+        """A completion by the client of the role that acts, with its model and its sampling
         arguments."""
         role = self.roles[state["role"]]
         if client is None and role.client is not None:

@@ -105,8 +105,8 @@ class SimulatedUserEnv(MultiAgentEnv):
             return self.user if state["user_begins"] else self.assistant
         if role_of(turns[-1]) == self.assistant:
             return self.user
-        _, said = split_reasoning(message_text(turns[-1]["completion"][0]))
-        return None if self.end_mark in said else self.assistant
+        _, spoken_text = split_reasoning(message_text(turns[-1]["completion"][0]))
+        return None if self.end_mark in spoken_text else self.assistant
 
     def observe(self, state: State, role: str) -> Messages | str | None:
         """The user is shown what the assistant says, never the row's prompt."""

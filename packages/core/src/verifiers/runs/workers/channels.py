@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Channel(Protocol):
-    """One end of a connection between a pool and a worker."""
+    """An end of a connection between a pool and a worker."""
 
     async def send(self, message: Message) -> None:
         """*Raises* WorkerLost when the other end is closed."""

@@ -54,7 +54,7 @@ START_AGAIN_S = (0.5, 5.0)
 
 
 class WorkerPool:
-    """Workers of one run. ``async with WorkerPool(...) as pool: Runner(...,
+    """Workers of a run. ``async with WorkerPool(...) as pool: Runner(...,
     generate=pool.generate)``.
 
     *Raises*, on entry, what a worker raises while it loads the environment, and RunError when none
@@ -190,7 +190,7 @@ class WorkerPool:
 
 
 class _Remote:
-    """One running worker, as the pool sees it."""
+    """A running worker, as the pool sees it."""
 
     def __init__(
         self,

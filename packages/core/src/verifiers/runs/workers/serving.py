@@ -73,7 +73,7 @@ def build(setup: Setup) -> RunEnvironment:
 
 
 class _Serving:
-    """The rollouts of one worker."""
+    """The rollouts of a worker."""
 
     def __init__(self, channel: Channel, env: RunEnvironment, setup: Setup):
         self.channel, self.env, self.cleans_up = channel, env, setup.cleans_up

@@ -93,7 +93,7 @@ class Bubblewrap:
 
 
 class _Namespaces:
-    """``Processes`` of one session; its supervisor handles requests over ``_control``."""
+    """``Processes`` of a session; its supervisor handles requests over ``_control``."""
 
     def __init__(self, spec: SandboxSpec, zygote: Zygote):
         self._settings = {

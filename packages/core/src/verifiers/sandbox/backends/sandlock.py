@@ -88,7 +88,7 @@ class Sandlock:
 
 
 class _SupervisedProcesses:
-    """``Processes`` of one session: a process of ``sandlock_supervisor`` runs the worker under
+    """``Processes`` of a session: a process of ``sandlock_supervisor`` runs the worker under
     sandlock."""
 
     def __init__(self, spec: SandboxSpec):

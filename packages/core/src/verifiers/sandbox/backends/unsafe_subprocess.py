@@ -58,7 +58,7 @@ class UnsafeSubprocess:
 
 
 class _Child:
-    """``Processes`` of one plain child and its process group."""
+    """``Processes`` of a plain child and its process group."""
 
     def __init__(self, spec: SandboxSpec):
         self._spec = spec

@@ -107,7 +107,7 @@ def _only(allowed: tuple[int, ...], error: int) -> list[bytes]:
 
 
 def _refuse_when(number: int, argument: int, checks: list[bytes]) -> list[bytes]:
-    """Apply ``checks`` to one argument of one system call; for what they permit, load the number
+    """Apply ``checks`` to one argument of a system call; for what they permit, load the number
     again."""
     body = [_op(_LOAD, 0, 0, argument), *checks, _op(_LOAD, 0, 0, _NUMBER)]
     return [_op(_JUMP_EQUAL, 0, len(body), number), *body]

@@ -1,4 +1,4 @@
-"""One session: separate namespaces, files and limits, with a supervisor as its first process.
+"""A session: separate namespaces, files and limits, with a supervisor as its first process.
 
 The supervisor (PID 1 of its namespace) handles requests from the host over ``control``: start a
 worker on a connection, kill all processes, report why the last worker ended. Model-written code

@@ -116,7 +116,7 @@ def _failure(error: OSError | ValueError) -> dict[str, Any]:
 
 
 def reseed() -> None:
-    """Reseed NumPy so that sessions of one zygote draw different numbers. ``random`` reseeds itself
+    """Reseed NumPy so that sessions of a zygote draw different numbers. ``random`` reseeds itself
     on fork."""
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()

@@ -38,7 +38,7 @@ class WorkerGone(Exception):
 
 
 class Channel(asyncio.Protocol):
-    """One connection. ``max_header_bytes`` and ``max_body_bytes`` bound an answer."""
+    """A connection. ``max_header_bytes`` and ``max_body_bytes`` bound an answer."""
 
     def __init__(self, max_header_bytes: int, max_body_bytes: int):
         self._max_sizes = (max_header_bytes, max_body_bytes)

@@ -1,4 +1,4 @@
-"""Supervisor process of one sandlock session: confines the worker, reports why it ended, and kills
+"""Supervisor process of a sandlock session: confines the worker, reports why it ended, and kills
 remaining processes.
 
 Arguments ``FD POLICY``: stdin is the worker's connection, stdout its output area. The cause of the

@@ -30,7 +30,7 @@ MAX_ESCAPED_BYTES = 6
 
 
 class Processes(Protocol):
-    """Interface that a backend implements for one sandbox: start and kill its processes."""
+    """Interface that a backend implements for a sandbox: start and kill its processes."""
 
     async def start(self, connection: socket.socket, area_fd: int) -> None:
         """Kill running processes, then start a worker on this connection; both descriptors are

@@ -43,7 +43,7 @@ _lock = threading.Lock()
 
 
 class Zygote:
-    """One zygote. ``fork`` may be called from any thread."""
+    """A zygote. ``fork`` may be called from any thread."""
 
     def __init__(self, command: str, packages: tuple[str, ...], further: Further = ()):
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

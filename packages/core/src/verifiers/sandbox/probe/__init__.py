@@ -52,7 +52,7 @@ class Bait:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of one attack."""
+    """Result of an attack."""
 
     attack: Attack
     reached: bool

@@ -64,7 +64,7 @@ class EmbeddedEngine:
         continuous batching was slower in every case measured (benchmarks/README.md).
     max_seq_len: longest sequence in tokens, prompt and completion together.
     concurrency: most requests that decode together; more of them wait.
-    max_batch_tokens: most tokens of the prompts of one prefill.
+    max_batch_tokens: most tokens of the prompts of a prefill.
     kv_bytes: bound on the key/value caches in bytes; 2 GiB on a CPU, 30 % of the free memory of an
     accelerator.
     threads: torch's threads for this process, from ``start`` to ``stop``. None: one for a model of

@@ -17,7 +17,7 @@ _HEADROOM = 64
 
 
 class BufferLayer(CacheLayerMixin):
-    """Keys and values of one layer: buffers [B, H, capacity, D] of which the first ``length``
+    """Keys and values of a layer: buffers [B, H, capacity, D] of which the first ``length``
     columns are in use."""
 
     is_sliding = False
@@ -80,7 +80,7 @@ class BatchCache(Cache):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one column of one row takes over all layers."""
+        """Bytes one column of a row takes over all layers."""
         states = [state for layer in self.buffers for state in (layer.keys, layer.values)]
         return sum(state.shape[1] * state.shape[3] * state.element_size() for state in states)
 

@@ -1,4 +1,4 @@
-"""One forward pass over a left-padded batch, with the inputs that each kind of model and attention
+"""A forward pass over a left-padded batch, with the inputs that each kind of model and attention
 expects.
 
 A pass can be aborted between two layers, so that a weight update does not wait for a long pass. The

@@ -62,7 +62,7 @@ class PaddedGenerator:
 
     ``version`` returns the present policy version; ``max_rows`` bounds the rows that decode
     together and ``kv_bytes`` the memory of their caches (a single request is always admitted);
-    ``max_batch_tokens`` bounds the tokens of one prefill pass, unless a single prompt is longer.
+    ``max_batch_tokens`` bounds the tokens of a prefill pass, unless a single prompt is longer.
     Running rows wait for ``_PASSES_TO_JOIN`` such passes at most.
     """
 
@@ -91,7 +91,7 @@ class PaddedGenerator:
         self._thread: threading.Thread | None = None
 
     def start(self, on_finished: OnFinished, deadline_s: float) -> None:
-        """Measure the cache of one token with a forward pass, then serve."""
+        """Measure the cache of a token with a forward pass, then serve."""
         self._on_finished = on_finished
         with torch.inference_mode():
             cache = BatchCache()

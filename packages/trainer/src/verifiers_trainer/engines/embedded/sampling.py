@@ -117,7 +117,7 @@ def _bias(params: Sequence[SamplingParams], device: torch.device) -> Any:
 
 
 class Drawn(NamedTuple):
-    """One token for each row."""
+    """A token for each row."""
 
     tokens: torch.Tensor
     """int64 [B]."""

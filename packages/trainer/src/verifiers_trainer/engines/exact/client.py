@@ -46,7 +46,7 @@ class ExactClient:
         )
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion; see ``Client.complete`` for what it raises."""
+        """A completion; see ``Client.complete`` for what it raises."""
         if request.message_type == "completion":
             return await self._inner.complete(request)
         sampling, chat_options = _split(request.sampling_args)

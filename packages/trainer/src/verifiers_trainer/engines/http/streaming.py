@@ -33,7 +33,7 @@ _UNFINISHED = "\ufffd"
 
 
 class StreamedReply:
-    """The events of one request; ``requests`` are all its completions in the order of their
+    """The events of a request; ``requests`` are all its completions in the order of their
     choices."""
 
     def __init__(
@@ -106,7 +106,7 @@ class StreamedReply:
 
 
 class _Choice:
-    """The progress of one streamed completion."""
+    """The progress of a streamed completion."""
 
     def __init__(
         self,

@@ -94,11 +94,11 @@ def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
     >>> parse_llama3_json('{"name": "add", "parameters": {"a": 1}}')
     ('', [{'name': 'add', 'arguments': '{"a": 1}'}])
     """
-    reasoning, rest = split_reasoning(text)
+    reasoning, answer = split_reasoning(text)
     if calls := _llama3_calls(text):  # first: a closing tag within a call is text of the call
         return "", calls
-    if reasoning and (calls := _llama3_calls(rest)):
-        return text[: len(text) - len(rest)].strip(), calls
+    if reasoning and (calls := _llama3_calls(answer)):
+        return text[: len(text) - len(answer)].strip(), calls
     return text, []
 
 

@@ -1,7 +1,7 @@
 """vLLM servers as the trainer's inference engine, over HTTP; vllm is never imported.
 
     features   the features of a server version
-    control    the control routes of one server, each call with a deadline and a name
+    control    the control routes of a server, each call with a deadline and a name
     probe      checks of the first completions, before training uses any
     engine     ``VLLMEngine``: weight pushes and repairs of all servers; ``VersionedClient``: their completions, each
                with the policy version that sampled it

@@ -40,7 +40,7 @@ class Serving:
 
 @dataclass(slots=True)
 class Server:
-    """One server. ``url`` is its root, without ``/v1``."""
+    """A server. ``url`` is its root, without ``/v1``."""
 
     url: str
     api_key: str
@@ -63,7 +63,7 @@ class Server:
         timeout_s: float,
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """The decoded response of one call. Raises ``WeightSyncError`` on a time-out or a status
+        """The decoded response of a call. Raises ``WeightSyncError`` on a time-out or a status
         other than 2xx."""
         started = time.monotonic()
 

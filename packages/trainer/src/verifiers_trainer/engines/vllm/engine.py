@@ -64,7 +64,7 @@ API_KEY_VAR = "VLLM_API_KEY"
 LABEL_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 10.0
 MAX_REPAIRS = 3
-"""Maximum number of repairs for one request."""
+"""Maximum number of repairs for a request."""
 MAX_RETRIES = 3
 
 OpenSync = Callable[[Sequence[Server], int, frozenset[str], str], WeightSync]
@@ -443,7 +443,7 @@ class VersionedClient:
         return self._server.serving.model
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion by the policy being served; see ``Client.complete`` for what it raises.
+        """A completion by the policy being served; see ``Client.complete`` for what it raises.
 
         Raises ``WeightSyncError`` too, when a repair fails or takes too long.
         """

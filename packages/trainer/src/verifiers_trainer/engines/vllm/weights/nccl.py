@@ -1,6 +1,6 @@
 """Broadcast all weights to the servers' GPUs over NCCL and HTTP, without importing vllm.
 
-The trainer is rank 0 of a group with all workers of one server, joined by a unique id that is sent
+The trainer is rank 0 of a group with all workers of a server, joined by a unique id that is sent
 over HTTP. Both sides enter the group at the same time and begin with one all-reduce of a single
 fp32 zero. Weights are sent packed, the bytes of tensor after tensor; a chunk is sent once it
 *exceeds* the buffer size. ``nccl_library`` implements ``Collective`` with NCCL.

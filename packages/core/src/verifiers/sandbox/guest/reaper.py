@@ -1,7 +1,7 @@
-"""Keeper: run one command, and end whatever it leaves behind, daemons included (Linux).
+"""Reaper: run one command, and end whatever it leaves behind, daemons included (Linux).
 
 The command has this process's streams, environment and process group. A process whose parent has
-ended becomes a child of the keeper, also in a session of its own. When the command ends, and on
+ended becomes a child of the reaper, also in a session of its own. When the command ends, and on
 SIGUSR1, all of them are killed; SIGTERM to the group is the command's affair.
 """
 
@@ -14,7 +14,7 @@ from . import kernel
 from .supervisor import end_descendants
 
 
-def keep(command: list[str]) -> None:
+def reap(command: list[str]) -> None:
     """Run ``command`` to its end. Does not return."""
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     pid = os.posix_spawnp(command[0], command, os.environ)
