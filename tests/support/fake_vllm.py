@@ -407,9 +407,8 @@ class FakeVLLM:
             ids.append(token)
             logprobs.append(float(shown[token]))
             less_likely = shown.topk(num_likely - 1).values.tolist() if num_likely else []
-            likely.append(
-                [float(shown[token]), *less_likely]
-            )  # the sampled one counts as one of them
+            # the sampled one counts as one of them
+            likely.append([float(shown[token]), *less_likely])
             labels.append(self.label)
             if token == self.tokenizer.eos_token_id:
                 break

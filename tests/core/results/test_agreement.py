@@ -39,12 +39,7 @@ def test_an_agreement_has_the_table_and_leaves_out_the_unknown():
         measured.specificity,
         measured.accuracy,
         measured.judged_mean,
-    ) == (
-        0.5,
-        0.5,
-        0.5,
-        0.5,
-    )
+    ) == (0.5, 0.5, 0.5, 0.5)
     assert math.isnan(measured.corrected_mean)  # no better than chance
     assert measured.to_dict()["corrected_mean"] is None
 

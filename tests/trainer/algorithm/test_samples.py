@@ -95,11 +95,9 @@ def test_versions_may_change_inside_a_completion():
 
 
 def test_turns_merge_alike_whether_they_are_linked_or_compared():
-    first, grown, diverged = (
-        turn([1, 15, 9], [7, END]),
-        [1, 15, 9, 7, END, 30],
-        [1, 15, 9, 8, END, 30],
-    )
+    first = turn([1, 15, 9], [7, END])
+    grown = [1, 15, 9, 7, END, 30]
+    diverged = [1, 15, 9, 8, END, 30]
     for previous in (None, first):
         assert len(merge_turns([first, turn(grown, [4], previous=previous)])) == 1
         assert len(merge_turns([first, turn(diverged, [4], previous=previous)])) == 2

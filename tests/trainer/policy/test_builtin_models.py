@@ -28,11 +28,9 @@ def test_its_weights_depend_on_the_seed_alone_and_the_global_seed_is_untouched()
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    first, two, other_seed = (
-        build_tiny_model(seed=1),
-        build_tiny_model(seed=1),
-        build_tiny_model(seed=2),
-    )
+    first = build_tiny_model(seed=1)
+    two = build_tiny_model(seed=1)
+    other_seed = build_tiny_model(seed=2)
     assert torch.rand(1) == expected
     weights = [model.model.layers[0].mlp.up_proj.weight for model in (first, two, other_seed)]
     assert torch.equal(weights[0], weights[1])

@@ -82,9 +82,8 @@ def change(total, coins):
 
 
 def round_tables():
-    seatings = (
-        (0, *permutation) for permutation in permutations(range(1, 6))
-    )  # Ada is 0, Ben is 1
+    # Ada is 0, Ben is 1
+    seatings = ((0, *permutation) for permutation in permutations(range(1, 6)))
     return sum(1 not in (order[1], order[-1]) for order in seatings)
 
 

@@ -12,15 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import (
-    Annotated,
-    Any,
-    Protocol,
-    Self,
-    TypeAlias,
-    TypedDict,
-    runtime_checkable,
-)
+from typing import Annotated, Any, Protocol, Self, TypeAlias, TypedDict, runtime_checkable
 
 from verifiers import compat
 from verifiers.errors import ConfigError

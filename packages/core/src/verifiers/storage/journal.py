@@ -344,9 +344,8 @@ def _whole_writes(
     end, expected = 0, 0
     bodies: list[bytes] = []
     ends: list[int] = []
-    for number, line in enumerate(
-        journal_lines(file, path), first_line
-    ):  # a binary file splits at \n only
+    # a binary file splits at \n only
+    for number, line in enumerate(journal_lines(file, path), first_line):
         end += len(line)
         if end > size or not line.endswith(b"\n"):
             return

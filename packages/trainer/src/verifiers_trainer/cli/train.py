@@ -207,9 +207,7 @@ def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: boo
 
 
 @click.command(
-    "vf-train quickstart",
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    "vf-train quickstart", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.option(
     "--env",

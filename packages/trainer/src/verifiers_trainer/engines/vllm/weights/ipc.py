@@ -47,10 +47,8 @@ class IpcSync(LabelledSync):
 
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
         if self._ready.get(server.url) != server.serving.repairs:
-            body, stage = (
-                {"init_info": {"packed": False}},
-                "making the server ready for shared memory",
-            )
+            body = {"init_info": {"packed": False}}
+            stage = "making the server ready for shared memory"
             post(server, "/init_weight_transfer_engine", body, stage, deadline)
             self._ready[server.url] = server.serving.repairs
 

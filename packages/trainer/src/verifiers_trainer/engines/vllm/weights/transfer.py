@@ -37,10 +37,8 @@ def transfer(
         post(server, "/start_weight_update", {}, "starting the weight update", deadline)
     send()
     if brackets:
-        closing, stage = (
-            {"weight_version": str(label)},
-            f"finishing the update to version {version}",
-        )
+        closing = {"weight_version": str(label)}
+        stage = f"finishing the update to version {version}"
         post(server, "/finish_weight_update", closing, stage, deadline)
     forget_prefixes(server, deadline)
     if not brackets:
