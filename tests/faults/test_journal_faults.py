@@ -7,6 +7,7 @@ The journal alone, as every run uses it; whole runs are in ``test_resume.py``.
 import json
 import os
 import random
+import shutil
 from collections import Counter
 from contextlib import ExitStack
 
@@ -364,3 +365,70 @@ def test_without_the_lock_two_writers_do_the_same_row_twice(tmp_path, monkeypatc
         for _ in range(2):
             stack.enter_context(Journal.open(path)).append_sync({"key": 0})
     assert keys(path) == [0, 0]
+
+
+# --- other programs -------------------------------------------------------------------------------
+
+
+def deleted(path):
+    path.unlink()
+
+
+def replaced(path):
+    os.replace(path, path.with_name("moved"))
+    path.write_bytes(b"")
+
+
+def cut(path):
+    os.truncate(path, 10)
+
+
+def write_around(path, fault, last=True):
+    with Journal.open(path) as journal:
+        journal.append_sync(numbered(0, 3))
+        fault()
+        if not last:
+            journal.append_sync({"key": 3})
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["in the middle", "after the last row"])
+@pytest.mark.parametrize("fault", [deleted, replaced, cut])
+def test_a_journal_that_another_program_takes_away_is_an_error(tmp_path, fault, last):
+    path = tmp_path / "results.jsonl"
+    with pytest.raises(JournalError, match=f"{path} was {fault.__name__}"):
+        write_around(path, lambda: fault(path), last)
+    if fault is deleted:
+        assert keys(path) == [0, 1, 2]
+        with Journal.open(path) as journal:
+            assert journal.num_recovered == 3
+
+
+def test_a_journal_whose_folder_is_gone_is_an_error(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(JournalError, match=r"was deleted by another program .*No such file"):
+        write_around(folder / "results.jsonl", lambda: shutil.rmtree(folder))
+
+
+SCORED, TO_DELETE = [], []
+
+
+def deletes(state):
+    if len(SCORED) == 2:
+        TO_DELETE.pop().unlink()
+    SCORED.append(state["example_id"])
+    return 1.0
+
+
+def test_a_run_whose_journal_is_deleted_ends_with_an_error_and_continues_with_every_row(tmp_path):
+    """It ended as complete, with results that no file had."""
+    path = tmp_path / "run" / "results.jsonl"
+    TO_DELETE.append(path)
+    env = single_turn(4, rubric=vf.Rubric(funcs=[deletes]))
+    options = {"results_path": path.parent, "max_concurrent": 1}
+    with pytest.raises(JournalError, match="it was written again with every acknowledged row"):
+        env.evaluate(ScriptedClient("x"), "m", **options)
+    results = env.evaluate(ScriptedClient("x"), "m", **options)
+    assert len(results.outputs) == 4
+    assert len({row["example_id"] for row in read_journal(path)}) == 4
+    assert len(SCORED) == 5  # the third was not acknowledged, and is scored again

@@ -28,7 +28,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NoReturn, TypeAlias
 from zlib import crc32
 
 from verifiers.errors import ConfigError, JournalError, UsageError
@@ -146,7 +146,7 @@ class Journal:
 
     def close(self) -> None:
         """Write pending rows, stop the writer and release the file. Blocks for one
-        commit at most."""
+        commit at most. *Raises* JournalError when the file was deleted or cut meanwhile."""
         if self._file is None or self._file.fd < 0:
             return
         with self._changed:
@@ -156,6 +156,8 @@ class Journal:
             self._writer.join()
         try:
             failpoint("journal.finish")
+            if self._cause is None:
+                self._check_place(self._durable_bytes)
         finally:
             self._file.release()
 
@@ -227,6 +229,7 @@ class Journal:
             failpoint("journal.after_write")
             sync_file(self._file.fd)
             failpoint("journal.after_fsync")
+            self._check_place(self._durable_bytes + len(content))
             self._durable_bytes += len(content)
         except Exception as cause:  # noqa: BLE001  every waiter gets the error
             with self._changed:
@@ -234,6 +237,41 @@ class Journal:
             # best effort: unacknowledged rows should not count on resume
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fd, self._durable_bytes)
+
+    def _check_place(self, num_bytes: int) -> None:
+        """*Raises* JournalError when rows are lost because another program deleted, replaced or cut
+        the file. A deleted one is written again, with every acknowledged row."""
+        assert self._file is not None
+        opened = os.fstat(self._file.fd)
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+            if not os.path.samestat(there, opened):
+                self._raise_lost("replaced", "")
+        except FileNotFoundError:
+            try:
+                with open(self.path, "xb") as file, open(os.dup(self._file.fd), "rb") as deleted:
+                    deleted.seek(0)
+                    while left := self._durable_bytes - file.tell():
+                        file.write(deleted.read(min(left, 2**20)))
+                    file.flush()
+                    sync_file(file.fileno())
+                sync_folder(self.path.parent)
+            except OSError as error:
+                self._raise_lost("deleted", f" ({error.strerror})")
+            raise JournalError(
+                f"{self.path} was deleted while it was being written; it was written again with"
+                " every acknowledged row. Run the same command again.",
+                path=str(self.path),
+            ) from None
+        if opened.st_size < num_bytes:
+            self._raise_lost("cut", "")
+
+    def _raise_lost(self, what: str, why: str) -> NoReturn:
+        raise JournalError(
+            f"{self.path} was {what} by another program while the run wrote it{why}: restore it, or"
+            " run the same command again, which repeats what is not in it.",
+            path=str(self.path),
+        )
 
     def _acknowledge(self, batch: list[_Append]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop | None, list[_Waiter]] = defaultdict(list)
@@ -258,6 +296,8 @@ class Journal:
                 waiter.set_exception(failure)
 
     def _failure(self, cause: Exception) -> JournalError:
+        if isinstance(cause, JournalError):  # says itself what is left
+            return JournalError(str(cause), path=str(self.path))
         return JournalError(
             f"{self.path} could not be written ({cause}); every acknowledged row is in it. "
             "Free space or repair the disk, then run the same command again.",
