@@ -220,6 +220,17 @@ def test_without_package_or_key_it_is_refused_with_the_reason(name, monkeypatch)
         asyncio.run(backend_for(name))
 
 
+def backend_of(machine, monkeypatch):
+    """A backend whose service gives this machine."""
+
+    async def create(self, spec):
+        return machine
+
+    monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
+    names = {"name": "double", "distribution": "double"}
+    return type("Double", (services.RemoteBackend,), {**names, "create": create})()
+
+
 class Failing(Here):
     """A service that fails at its n-th command."""
 
@@ -241,16 +252,7 @@ class Failing(Here):
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_a_service_that_fails_on_the_way_is_said_and_the_machine_is_ended(at, monkeypatch):
     machine = Failing(at)
-
-    async def create(self, spec):
-        return machine
-
-    monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
-    backend = type(
-        "Down",
-        (services.RemoteBackend,),
-        {"name": "down", "distribution": "down", "create": create},
-    )()
+    backend = backend_of(machine, monkeypatch)
     with pytest.raises(vf.SandboxError, match="the service is down"):
         asyncio.run(backend.open(SPEC))
     assert machine.ended
@@ -282,16 +284,7 @@ def test_a_malformed_reply_of_the_guest_init_ends_its_own_sandbox_and_nothing_el
     reply, monkeypatch
 ):
     machine = Lying()
-
-    async def create(self, spec):
-        return machine
-
-    monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
-    backend = type(
-        "Lies",
-        (services.RemoteBackend,),
-        {"name": "lies", "distribution": "lies", "create": create},
-    )()
+    backend = backend_of(machine, monkeypatch)
 
     async def use():
         sandbox = await backend.open(SPEC)
@@ -311,16 +304,7 @@ def test_a_malformed_reply_of_the_guest_init_ends_its_own_sandbox_and_nothing_el
 
 def test_a_close_that_is_cancelled_still_ends_the_machine(monkeypatch):
     machine = Lying()
-
-    async def create(self, spec):
-        return machine
-
-    monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
-    backend = type(
-        "Slow",
-        (services.RemoteBackend,),
-        {"name": "slow", "distribution": "slow", "create": create},
-    )()
+    backend = backend_of(machine, monkeypatch)
 
     async def use():
         sandbox = await backend.open(SPEC)
@@ -336,16 +320,7 @@ def test_a_close_that_is_cancelled_still_ends_the_machine(monkeypatch):
 
 def test_a_service_that_fails_later_is_the_sandboxes_error_and_no_doing_of_the_code(monkeypatch):
     machine = Failing(at=99)
-
-    async def create(self, spec):
-        return machine
-
-    monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
-    backend = type(
-        "Down",
-        (services.RemoteBackend,),
-        {"name": "down", "distribution": "down", "create": create},
-    )()
+    backend = backend_of(machine, monkeypatch)
 
     async def use():
         sandbox = await backend.open(SPEC)

@@ -186,3 +186,20 @@ def files_hash(folder: Path, *names: str) -> dict[str, str]:
     """Size and checksum of files of a checkpoint, as its manifest gives them."""
     files = json.loads((folder / "MANIFEST.json").read_text())["files"]
     return {name: str(files[name]) for name in names}
+
+
+def evaluated_by_the_policy(folder: Path) -> Path:
+    """The folder of an evaluation by the tiny policy itself: 8 examples x 4 rollouts with their
+    tokens."""
+    with small_trainer(folder / "trainer", inference="embedded") as trainer:
+        trainer.start_engine()
+        toy_env(count=8).evaluate(
+            trainer.client,
+            trainer.client.model,
+            num_examples=8,
+            rollouts_per_example=4,
+            results_path=str(folder / "run"),
+            state_columns=["trajectory"],
+            sampling_args={"temperature": 1.0, "max_tokens": 4},
+        )
+    return folder / "run"

@@ -79,40 +79,21 @@ async def test_two_hosts_are_refused(runs):
     assert await asked(app, "/api/runs", []) == 421
 
 
-def test_another_sites_page_is_refused_and_a_followed_link_is_not(served):
-    assert (
-        served.get(
-            "/api/runs",
-            Sec_Fetch_Site="cross-site",
-            Sec_Fetch_Mode="no-cors",
-            Sec_Fetch_Dest="script",
-        )[0]
-        == 403
-    )
-    assert (
-        served.get(
-            "/api/runs", Sec_Fetch_Site="same-site", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty"
-        )[0]
-        == 403
-    )
-    assert (
-        served.get(
-            "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="iframe"
-        )[0]
-        == 403
-    )
-    assert (
-        served.get(
-            "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document"
-        )[0]
-        == 200
-    )
-    assert (
-        served.get(
-            "/api/runs", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty"
-        )[0]
-        == 200
-    )
+@pytest.mark.parametrize(
+    ("path", "site", "mode", "target", "status"),
+    [
+        ("/api/runs", "cross-site", "no-cors", "script", 403),
+        ("/api/runs", "same-site", "cors", "empty", 403),
+        ("/", "cross-site", "navigate", "iframe", 403),
+        ("/", "cross-site", "navigate", "document", 200),
+        ("/api/runs", "same-origin", "cors", "empty", 200),
+    ],
+)
+def test_another_sites_page_is_refused_and_a_followed_link_is_not(
+    served, path, site, mode, target, status
+):
+    headers = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode, "Sec_Fetch_Dest": target}
+    assert served.get(path, **headers)[0] == status
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 import verifiers as vf
-from support.training import metrics_of, run, small_config, small_policy, small_trainer, toy_env
+from support.training import (
+    evaluated_by_the_policy,
+    metrics_of,
+    run,
+    small_config,
+    small_policy,
+    toy_env,
+)
 from verifiers.errors import ConfigError, DatasetError, RunMismatch
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
@@ -34,19 +41,7 @@ def trainer_of(folder, dataset=None, env=None, **settings):
 @pytest.fixture(scope="module")
 def saved_run(tmp_path_factory):
     """An evaluation by the tiny policy itself: 8 examples x 4 rollouts with their tokens."""
-    folder = tmp_path_factory.mktemp("saved")
-    with small_trainer(folder / "trainer", inference="embedded") as trainer:
-        trainer.start_engine()
-        toy_env(count=8).evaluate(
-            trainer.client,
-            trainer.client.model,
-            num_examples=8,
-            rollouts_per_example=4,
-            results_path=str(folder / "run"),
-            state_columns=["trajectory"],
-            sampling_args={"temperature": 1.0, "max_tokens": 4},
-        )
-    return folder / "run"
+    return evaluated_by_the_policy(tmp_path_factory.mktemp("saved"))
 
 
 # --- which rollouts -------------------------------------------------------------------------------

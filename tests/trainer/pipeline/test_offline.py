@@ -11,12 +11,12 @@ import pytest
 import verifiers as vf
 from support.training import (
     digits,
+    evaluated_by_the_policy,
     metrics_of,
     rows,
     run,
     small_config,
     small_policy,
-    small_trainer,
     toy_env,
 )
 from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
@@ -52,20 +52,7 @@ def trainer_of(folder, dataset, env=None, model=None, **settings):
 @pytest.fixture(scope="module")
 def saved_run(tmp_path_factory):
     """The folder of an evaluation by the tiny policy itself, with its trajectories."""
-    folder = tmp_path_factory.mktemp("saved")
-    with small_trainer(folder / "trainer", inference="embedded") as trainer:
-        trainer.start_engine()
-        env = toy_env(count=8)
-        env.evaluate(
-            trainer.client,
-            trainer.client.model,
-            num_examples=8,
-            rollouts_per_example=4,
-            results_path=str(folder / "run"),
-            state_columns=["trajectory"],
-            sampling_args={"temperature": 1.0, "max_tokens": 4},
-        )
-    return folder / "run"
+    return evaluated_by_the_policy(tmp_path_factory.mktemp("saved"))
 
 
 # --- what is read ---------------------------------------------------------------------------------
