@@ -1,5 +1,6 @@
 """Results: every spelling of a column, the summary, files and datasets."""
 
+import csv
 import json
 import math
 import pickle
@@ -452,3 +453,16 @@ def test_a_sample_is_printed_with_control_characters_spelled_out(capsys):
     assert "[bold]x" in printed
     for part in ("Step 3", "ToolError", "unknown"):
         assert part in printed
+
+
+def test_results_are_saved_as_csv_and_other_files_are_refused(tmp_path):
+    results = results_of(four_states())
+    results.save(tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    texts = [json.loads(row["completion"])[0]["content"] for row in rows]
+    assert texts == [output["completion"][0]["content"] for output in results.outputs]
+    with pytest.raises(ConfigError, match=r"not as \.json"):
+        results.save(tmp_path / "rows.json")
+    with pytest.raises(ConfigError, match=r"pandas\.read_csv"):
+        load_results(tmp_path / "rows.csv")

@@ -241,6 +241,36 @@ def test_a_function_or_an_import_path_serves_as_loss_and_is_masked():
     )
 
 
+@pytest.mark.parametrize(
+    ("combine", "returned"),
+    [
+        (torch.mean, r"shape \[\]"),
+        (torch.sum, r"shape \[\]"),
+        (lambda losses: losses[:, None], r"shape \[5, 1\]"),
+        (lambda losses: losses[1:], r"shape \[4\]"),
+        (lambda losses: losses.tolist(), "list"),
+        (lambda losses: None, "NoneType"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_per_token_is_refused(combine, returned):
+    """Negative control: a mean broadcasts over the row."""
+
+    def mine(row: LossInput):
+        return combine(-row.advantage * row.log_pi)
+
+    line = f"test_losses.py:{mine.__code__.co_firstlineno}"
+    with pytest.raises(ConfigError, match=rf"'mine' .*{line}\) returned {returned} for 5 tokens"):
+        resolve_loss(mine)(golden_row())
+
+    row = replace(golden_row(), loss_mask=torch.tensor([True, True, True, True, False]))
+    row.log_pi.requires_grad_()
+    broadcast = torch.where(row.loss_mask, (-row.advantage * row.log_pi).mean(), 0.0)
+    (gradient,) = torch.autograd.grad(broadcast.sum(), row.log_pi)
+    assert gradient[-1] != 0  # it reaches the masked token
+    (gradient,) = torch.autograd.grad(resolve_loss("reinforce")(row).sum(), row.log_pi)
+    assert gradient[-1] == 0
+
+
 @pytest.mark.parametrize("path", ["no_such_module:f", "math:no_such_function", "math:pi"])
 def test_an_import_path_that_does_not_load_says_so(path):
     with pytest.raises(ConfigError, match=path):

@@ -60,6 +60,10 @@ def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> l
     return [averages[key] if not math.isnan(averages[key]) else math.nan for key in keys]
 
 
+OTHER_FILES = frozenset(".json .txt .xlsx .tsv .feather .arrow .pkl .html .md .gz .zip".split())
+"""Suffixes of files that are not written; another suffix is part of a folder's name."""
+
+
 def save(
     rollouts: Callable[[], Iterator[RolloutOutput]], metadata: Mapping[str, Any], path: str | Path
 ) -> None:
@@ -79,6 +83,11 @@ def save(
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(target, b"".join(encode_row(row) + b"\n" for row in rows))
         return
+    if target.suffix in OTHER_FILES:
+        raise ConfigError(
+            f"results are saved as a folder, .jsonl, .parquet or .csv, not as {target.suffix}",
+            path=str(target),
+        )
     if (target / RESULTS_NAME).exists():
         raise ConfigError(
             f"{target / RESULTS_NAME} already exists; save into another directory", path=str(target)

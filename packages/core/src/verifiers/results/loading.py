@@ -62,6 +62,12 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
         raise ConfigError(
             f"{file} does not exist; give a run directory (with {RESULTS_NAME}) or a results file"
         )
+    if file.suffix in (".parquet", ".csv"):
+        raise ConfigError(
+            f"{file} is for other programs (pandas.read_{file.suffix[1:]}); load_results reads a"
+            " run directory or a .jsonl file, which results.save(path) also writes",
+            path=str(file),
+        )
     stored = read_metadata(file.parent) or {}
     metric_names = list(stored.get("avg_metrics") or ())
     outside = frozenset(stored.get("outside_plan") or ())

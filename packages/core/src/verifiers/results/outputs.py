@@ -7,6 +7,7 @@ order of their examples, siblings together.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -355,8 +356,17 @@ class GenerateOutputs:
         return polars.from_arrow(self.to_arrow())
 
     def save(self, path: str | Path) -> None:
-        """Write a run directory, or one ``.jsonl`` or ``.parquet`` file. *Raises* ConfigError for a
-        used directory."""
+        """Write a run directory, or one ``.jsonl``, ``.parquet`` or ``.csv`` file. *Raises*
+        ConfigError for a used directory, and for the name of a file of another kind.
+
+        In CSV, lists and objects are JSON texts.
+        """
+        if Path(path).suffix == ".csv":
+            frame = self.to_pandas()
+            for name in frame.columns:
+                frame[name] = frame[name].map(_as_cell)
+            frame.to_csv(path, index=False)
+            return
         save(self.rollouts, self.metadata, path)
 
     def known_states(self) -> list[State] | None:
@@ -511,3 +521,10 @@ def make_dataset(
     if push_to_hub:
         dataset.push_to_hub(hub_name)
     return dataset
+
+
+def _as_cell(value: Any) -> Any:
+    """A value in a cell of a CSV file: arrays and objects as JSON."""
+    if not isinstance(value, Mapping | list) and not hasattr(value, "tolist"):
+        return value
+    return json.dumps(json_ready(value), ensure_ascii=False, default=lambda array: array.tolist())

@@ -10,6 +10,7 @@ its values too, before they are made: ``{},`` takes twenty times its bytes in me
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from os import PathLike
 from typing import Any
@@ -80,9 +81,24 @@ def check_values(content: str | bytes, max_values: int = MAX_VALUES) -> None:
 
 
 def decode_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML text. *Raises* ValueError."""
+    """The table of a TOML text. *Raises* ValueError.
+
+    >>> decode_toml("a = True")
+    Traceback (most recent call last):
+    ...
+    ValueError: Invalid value (at line 1, column 5): TOML writes true, not True
+    """
     try:
         table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        number = re.search(r"at line (\d+)", str(error))
+        line = text.splitlines()[int(number[1]) - 1] if number else ""
+        if word := re.search(r"=\s*(True|False|None)\b", line):
+            instead = "has no None: leave the key out"
+            if word[1] != "None":
+                instead = f"writes {word[1].lower()}, not {word[1]}"
+            raise ValueError(f"{error}: TOML {instead}") from None
+        raise
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     check_depth(table)

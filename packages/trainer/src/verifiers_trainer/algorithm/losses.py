@@ -155,7 +155,25 @@ def loss_parameters(choice: str | LossFunction) -> frozenset[str] | None:
 
 def _function_of(choice: str | LossFunction) -> LossFunction:
     objective = named_objective(choice)
-    return LOSSES.resolve(choice if objective is None else objective.loss)
+    return LOSSES.resolve(choice if objective is None else objective.loss, OBJECTIVES)
+
+
+def _per_token(losses: object, function: LossFunction, row: LossInput) -> Tensor:
+    """The losses of a function. *Raises* ConfigError for another shape than [T]: a mean or a sum
+    would broadcast, and train something else."""
+    if isinstance(losses, Tensor) and losses.shape == row.log_pi.shape:
+        return losses
+    returned = (
+        f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+    )
+    code = getattr(function, "__code__", None)
+    position = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    raise ConfigError(
+        f"the loss {getattr(function, '__name__', function)!r}{position} returned {returned} for"
+        f" {len(row.log_pi)} tokens: return a tensor with one number per token, without mean or"
+        " sum; the setting aggregation combines them",
+        key="loss",
+    )
 
 
 def kl_penalty(log_pi: Tensor, log_ref: Tensor, loss_mask: Tensor, kind: str = "k3") -> Tensor:
@@ -223,7 +241,7 @@ def _masked(function: LossFunction) -> LossFunction:
 
     @functools.wraps(function)
     def masked(row: LossInput, **parameters: object) -> Tensor:
-        losses = function(row.without_masked(), **parameters)
+        losses = _per_token(function(row.without_masked(), **parameters), function, row)
         return torch.where(row.loss_mask, losses, torch.zeros_like(losses))
 
     masked.masks_itself = True  # type: ignore[attr-defined]

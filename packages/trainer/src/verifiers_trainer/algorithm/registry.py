@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -60,12 +60,14 @@ class Registry(Mapping[str, Callable[..., Any]]):
 
         return add
 
-    def resolve(self, choice: str | Callable[..., Any]) -> Callable[..., Any]:
+    def resolve(
+        self, choice: str | Callable[..., Any], presets: Iterable[str] = ()
+    ) -> Callable[..., Any]:
         """The function for a registered name, for "package.module:function", or ``choice`` itself
         if callable.
 
         "file.py:function" is a file in the working folder or in a folder on the path. *Raises*
-        ConfigError for an unknown name (with the nearest name) and for a path that cannot be
+        ConfigError for an unknown name (with the nearest, ``presets`` included) and for a path that cannot be
         imported.
         """
         if callable(choice):
@@ -74,7 +76,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
             return self._functions[choice]
         if ":" in choice:
             return self._import(choice)
-        near = close_match(choice, self._functions, SIMILAR)
+        near = close_match(choice, [*presets, *self._functions], SIMILAR)
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(self._functions)}"
         raise ConfigError(
             f"unknown {self.kind} {choice!r}; {hint} (or give 'package.module:function' or"

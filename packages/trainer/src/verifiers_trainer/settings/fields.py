@@ -106,7 +106,7 @@ class Inherited:
 
     # --- optimizer and arithmetic
     per_device_train_batch_size: Annotated[int, SPEED]
-    num_train_epochs: Annotated[float, RUN_LENGTH, Also("num_epochs")]
+    num_train_epochs: Annotated[float, RUN_LENGTH, Also("num_epochs", "epochs")]
     lr_scheduler_kwargs: dict[str, Any] | str | None
     warmup_steps: Annotated[float, Also("warmup_ratio")]  # below 1 it is a share of the steps
     optim: str
@@ -237,7 +237,7 @@ class Settings:
     # --- run, optimizer and checkpoints (fields of transformers, other defaults) ------------------
     output_dir: Annotated[str | None, PLACEMENT] = None
     """Folder of the run; default ``outputs/<run_name or the time>``."""
-    learning_rate: Annotated[float, Meta(ge=0.0, le=1e3)] | None = None
+    learning_rate: Annotated[Annotated[float, Meta(ge=0.0, le=1e3)] | None, Also("lr")] = None
     """Default 1e-5 with LoRA, else 1e-6."""
     lr_scheduler_type: str = "constant"
     """Schedule of the learning rate, by a name of transformers: constant, linear, cosine,
@@ -449,12 +449,12 @@ class Settings:
     """Samples whose geometric mean of o/μ is outside (low, high) carry no loss."""
     opsm_delta: Ratio | None = None
     """Samples with a negative advantage whose mean of log μ - log π is larger carry no loss."""
-    beta: Annotated[float, Meta(ge=0.0, le=1e9), Also("kl_coef")] = 0.0
+    beta: Annotated[float, Meta(ge=0.0, le=1e9), Also("kl_coef", "kl_loss_coef")] = 0.0
     """Weight of the KL penalty to the reference, which is the policy before training, or the
     ``teacher``."""
     kl_type: Literal["k1", "k2", "k3"] = "k3"
     """KL estimator: k2 or k3; k1 is refused, since its gradient is zero in expectation."""
-    entropy_coef: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    entropy_coef: Annotated[float, Meta(ge=0.0, le=1e9), Also("entropy_coeff")] = 0.0
     """Weight of a bonus for the entropy of the policy at each trained token, in nats, over the
     whole vocabulary (PPO, arXiv 1707.06347, equation 9)."""
     sync_ref_model: bool = False
