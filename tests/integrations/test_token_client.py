@@ -8,12 +8,12 @@ import pytest
 
 import verifiers as vf
 from support.integration_envs import CALL, ScriptedTokens, tool_env
+from verifiers.data.text import split_reasoning
 from verifiers.errors import MalformedResponse, ModelError
 from verifiers.types import ModelRequest
 from verifiers_integrations import token_client
 from verifiers_integrations.common import export_samples, generate_group, peer_task
 from verifiers_integrations.token_client import TokenClient
-from verifiers_trainer.engines.http.reasoning import split_reasoning
 
 TOOLS = tool_env(1).tool_defs
 ASK = [{"role": "user", "content": "4 + 1"}]

@@ -109,7 +109,7 @@ def _roles(state: State) -> list[str]:
 
 
 def agent_failed(state: State) -> float:
-    """1 where the agent program failed, else 0."""
+    """1 if the agent program failed, else 0."""
     return float(isinstance(state["error"], AgentError))
 
 

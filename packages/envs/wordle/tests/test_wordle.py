@@ -424,7 +424,7 @@ def test_it_loads_by_its_id_and_is_clean_but_for_the_size_of_its_reward():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ({"num_train_examples": 0}, "num_train_examples"),
         (

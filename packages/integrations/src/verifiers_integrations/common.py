@@ -66,7 +66,7 @@ class ExportSample:
     response_mask: list[int]
     """1 = sampled by the policy, 0 = written by the environment."""
     logprobs: list[float]
-    """Log-probabilities under the processed distribution that was sampled; 0.0 where
+    """Log-probabilities under the processed distribution that was sampled; 0.0 if
     the mask is 0."""
     versions: list[int]
     temperature: float

@@ -8,7 +8,7 @@ Keys, ``C`` completion tokens::
     prompt_ids       list[int]     ids before the first sampled token
     completion_ids   list[int]     [C] sampled tokens and, between turns, the environment's
     completion_mask  list[0|1]     [C] 1 = sampled by the policy
-    logprobs         list[float]   [C] of the distribution that was sampled; 0.0 where the mask is 0; null when unknown
+    logprobs         list[float]   [C] of the distribution that was sampled; 0.0 if the mask is 0; null when unknown
     versions         list[int]     [C] policy version; -1 where unknown or not sampled
     reward           float|null    of the rollout; null = unknown, which is not 0
     advantage        float|null    reward less the mean of its group's known rewards

@@ -27,7 +27,7 @@ MOVED: dict[str, str] = {
     "engines.model_inputs": "engines.embedded.model_inputs",
     "engines.padded": "engines.embedded.padded",
     "engines.prompt_logprobs": "engines.embedded.padded",
-    "engines.reasoning": "engines.http.reasoning",
+    "engines.reasoning": "verifiers.data.text",
     "engines.replies": "engines.http.replies",
     "engines.sampling": "engines.embedded.sampling",
     "engines.sharing": "engines.embedded.engine",

@@ -79,7 +79,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """A task folder. Times in seconds, sizes in MB; None where the task leaves the choice to the
+    """A task folder. Times in seconds, sizes in MB; None if the task leaves the choice to the
     environment."""
 
     name: str
@@ -201,7 +201,7 @@ class _Reader:
         self._host_variables = host_variables
 
     def get(self, key: str) -> Any:
-        """The value of ``table.key``; None where it is absent or waived."""
+        """The value of ``table.key``; None if it is absent or waived."""
         value: Any = self._config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None

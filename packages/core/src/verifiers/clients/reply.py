@@ -400,7 +400,7 @@ _VOCABULARIES: weakref.WeakValueDictionary[str, Vocabulary] = weakref.WeakValueD
 
 
 def _logprobs(logprobs: Logprobs | None) -> array[float] | None:
-    """The log-probability of each sampled token; None where any is no number."""
+    """The log-probability of each sampled token; None if any is no number."""
     if logprobs is None:
         return array("d")
     content = logprobs.content
@@ -416,7 +416,7 @@ def _logprobs(logprobs: Logprobs | None) -> array[float] | None:
 def _by_text(
     completion: Completion, logprobs: Logprobs | None, values: array[float] | None
 ) -> TokenLogprobs | None:
-    """The sampled tokens by their texts; None where the server gave none, or names them by their
+    """The sampled tokens by their texts; None if the server gave none, or names them by their
     ids.
 
     A rollout holds them for as long as its results are held: each different text is held once, and

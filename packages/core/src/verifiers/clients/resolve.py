@@ -283,7 +283,7 @@ def _has_create(source: object) -> bool:
 
 def client_of_model(model: object) -> Client | None:
     """The client of a live model object or of the ``Path`` of a saved model, by the resolvers that
-    are registered or installed; None where none knows it."""
+    are registered or installed; None if none knows it."""
     resolvers = chain(_resolvers, _installed_resolvers())
     return next((client for resolver in resolvers if (client := resolver(model)) is not None), None)
 

@@ -38,7 +38,7 @@ class KeptRows:
         return hashlib.sha256("".join(sorted(self.hashes)).encode()).hexdigest()[:16]
 
     def of(self, table: Table, env_id: str, env_args: Mapping[str, Any] | None, key: str) -> Table:
-        """The rows of ``table`` that the file lists; ``env_args`` is None where nothing says how it
+        """The rows of ``table`` that the file lists; ``env_args`` is None if nothing says how it
         was built.
 
         *Raises* ConfigError for the profile of another environment or of other arguments, and for

@@ -64,7 +64,7 @@ def setup_openai_client(config: ClientConfig) -> AsyncOpenAI:
 
 
 def setup_anthropic_client(config: ClientConfig) -> AsyncAnthropic:
-    """An ``AsyncAnthropic`` of a configuration. *Raises* ModuleNotFoundError where ``anthropic`` is
+    """An ``AsyncAnthropic`` of a configuration. *Raises* ModuleNotFoundError if ``anthropic`` is
     not installed."""
     from anthropic import AsyncAnthropic
 

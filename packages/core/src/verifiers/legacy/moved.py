@@ -255,7 +255,7 @@ _FINDER = _MovedModules()
 def register(package: str, moved: dict[str, str]) -> None:
     """Make the modules of ``package`` importable by their old paths, the keys of ``moved``."""
     for old, new in moved.items():
-        elsewhere = new.partition(".")[0] in DISTRIBUTIONS
+        elsewhere = new.partition(".")[0] in {"verifiers", *DISTRIBUTIONS}
         _FINDER.paths[f"{package}.{old}"] = new if elsewhere else f"{package}.{new}"
     if _FINDER not in sys.meta_path:  # first, because a folder of the same name may exist
         sys.meta_path.insert(0, _FINDER)

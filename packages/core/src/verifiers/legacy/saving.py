@@ -237,7 +237,7 @@ class GenerateOutputsBuilder:
         return json.dumps(json_ready(list(tools)), sort_keys=True) if tools else None
 
     def compute_base_url(self, client: object) -> str:
-        """The URL of a client or of its settings, several joined by commas; "" where
+        """The URL of a client or of its settings, several joined by commas; "" if
         it has none."""
         if isinstance(client, ClientConfig):
             return self.format_base_url(

@@ -160,7 +160,7 @@ class XMLParser(Parser):
         *Share*: of the fields with an opening or a closing tag; 0 unless any of them is complete.
         *First*: the text starts with a tag of the first field; *last*: it ends with a closing tag
         of the last. A message without any tag gets 0.0, and so does a completion without messages.
-        Where a field is named ``think``, ``reasoning_content`` counts as that field, at the start.
+        If a field is named ``think``, ``reasoning_content`` counts as that field, at the start.
         """
         return self._mean_over_assistant_messages(completion, self._message_reward)
 

@@ -28,7 +28,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """A judge against labels. Shares are 0 to 1; NaN where they are unknown.
+    """A judge against labels. Shares are 0 to 1; NaN if they are unknown.
 
     ``sensitivity``: of the labelled yes, how many the judge calls yes; ``specificity``: of the
     labelled no, how many it

@@ -103,7 +103,7 @@ def _listed(values: np.ndarray) -> list[Any]:
 
 
 class NameColumn(Sequence["str | None"]):
-    """Names of which few are different; None where there is none.
+    """Names of which few are different; None if there is none.
 
     >>> column = NameColumn(["stop", None, "stop"])
     >>> column[:], column.codes[:], column.names
@@ -171,7 +171,7 @@ class KeyColumn:
         self.codes.extend(codes)
 
     def find(self, keys: Iterable[str]) -> np.ndarray:
-        """The number of the newest row of each key, -1 where there is none: an array."""
+        """The number of the newest row of each key, -1 if there is none: an array."""
         codes = np.array([_code_of(key) for key in keys], "S16")
         order, sorted_codes = self._sorted()
         if not len(order):

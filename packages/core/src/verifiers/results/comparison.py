@@ -4,7 +4,7 @@ compared. No I/O.
 The unit is the example: the siblings of an example are averaged first, so its standard error is
 clustered over them, and the difference of two runs is taken within each example that both have. The
 interval is Student's t. The p-value is
-exact where that is possible: McNemar's test for 0/1 values, sign flips for at most ``MAX_FLIPPED``
+exact if that is possible: McNemar's test for 0/1 values, sign flips for at most ``MAX_FLIPPED``
 examples that differ; else the t test. Over several metrics, environments and runs the p-values are
 adjusted by Holm's method.
 
@@ -69,7 +69,7 @@ class Difference:
 
     ``difference ± stderr``: mean over the examples, and its standard error; ``low`` to ``high``:
     its 95% interval; ``p``: of ``test``; ``p_adjusted``: by Holm's method over the comparison. All
-    in units of the metric. NaN where it is unknown.
+    in units of the metric. NaN if it is unknown.
     """
 
     env_id: str

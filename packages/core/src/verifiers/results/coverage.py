@@ -80,7 +80,7 @@ class Coverage:
                 setattr(self, name, count)
 
     def counts(self) -> dict[str, int | None]:
-        """The counts as a JSON object; None where nothing could be counted."""
+        """The counts as a JSON object; None if nothing could be counted."""
         return {
             "rollouts": self.rollouts,
             "truncated": self.truncated,
@@ -149,7 +149,7 @@ def _is_unparsed(parser: Parser, completion: Any) -> bool:
 def coverage_lines(
     counts: Mapping[str, Any] | None, max_tokens: object
 ) -> Iterator[tuple[str, str]]:
-    """(name, value) of the lines of a summary, for ``Coverage.counts``; nothing where all is well.
+    """(name, value) of the lines of a summary, for ``Coverage.counts``; nothing if all is well.
 
     >>> list(coverage_lines({"rollouts": 6, "truncated": 6, "unparsed": 0}, 48))
     [('truncated', '6 of 6 (max_tokens 48)')]

@@ -166,7 +166,7 @@ def _write_batches(
 
 
 def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:
-    """Column -> JSON values of ``BATCH_SIZE`` rollouts at a time; None where a rollout has no such
+    """Column -> JSON values of ``BATCH_SIZE`` rollouts at a time; None if a rollout has no such
     column."""
     while batch := [json_ready(row) for row in itertools.islice(rollouts, BATCH_SIZE)]:
         names = dict.fromkeys(name for row in batch for name in row)

@@ -140,7 +140,7 @@ class RowIndex:
         """``key``: 16 digits of the hash of an example, and the number of an equal example."""
         self.metrics: dict[str, Column] = {}
         self.usage: dict[str, Column] = {}
-        """Counts of ``token_usage`` by name, NaN where a rollout has none."""
+        """Counts of ``token_usage`` by name, NaN if a rollout has none."""
         self.keys = KeyColumn()
         self.ends = Column("i8")
         """Byte offset of the end of each line."""
@@ -318,7 +318,7 @@ class RowIndex:
     ) -> tuple[list[Any], int]:
         """(the values of ``info.<key>`` from row ``first`` on, the row number to continue from).
 
-        Numbers stay numbers, other values become text; None where there is none. Stops after about
+        Numbers stay numbers, other values become text; None if there is none. Stops after about
         ``budget_s`` seconds. Raises: as ``row``; ``ValueError`` for a name that does not begin with
         ``info.``.
         """

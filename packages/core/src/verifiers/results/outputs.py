@@ -345,7 +345,7 @@ class GenerateOutputs:
     def to_polars(self) -> Any:
         """The rollouts as a ``polars.DataFrame``, one row per rollout; unknown numbers are null.
 
-        *Raises* ConfigError where polars is not installed.
+        *Raises* ConfigError if polars is not installed.
         """
         try:
             import polars

@@ -69,7 +69,7 @@ class ProcessedOutputs(AttributeDict):
 
         ``prompt_ids``, ``prompt_attention_mask`` [N, P]; ``completion_ids``,
         ``completion_attention_mask``, ``completion_mask`` [N, C] int64; ``completion_logprobs`` [N,
-        C] float32, NaN where there are none; ``rewards`` [N] float32.
+        C] float32, NaN if there are none; ``rewards`` [N] float32.
         """
         import torch
 

@@ -110,7 +110,7 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
     """Read a saved rollout, also of older versions, whose metrics are only at the top level
     (``metric_names``).
 
-    ``advantage`` stays None where it is null: unknown or not computed yet, which only the whole
+    ``advantage`` stays None if it is null: unknown or not computed yet, which only the whole
     group shows.
 
     *Raises* KeyError for a row without prompt, completion and reward: of something else.

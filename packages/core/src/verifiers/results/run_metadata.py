@@ -138,7 +138,7 @@ class GenerateMetadata(AttributeDict):
     pass_at_k_interval pass_all_k usage
     cost_usd``. ``time_ms``: ``time`` in milliseconds.
 
-    ``avg_success`` is the share of solved rollouts, NaN where nothing says what solved means: a
+    ``avg_success`` is the share of solved rollouts, NaN if nothing says what solved means: a
     graded reward, and neither a success metric nor a ``pass_threshold``; pass@k is empty then.
     Intervals are 95 %, over the examples.
 
@@ -232,7 +232,7 @@ class GenerateMetadata(AttributeDict):
 
 
 def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = None) -> list[float]:
-    """Whether each rollout solved its task: 1, 0, or NaN where that is unknown.
+    """Whether each rollout solved its task: 1, 0, or NaN if that is unknown.
 
     It is the metric ``success``; without the metric whether the reward reaches ``threshold``, or
     the reward itself where no threshold is given. All are NaN when any of them is neither 0 nor 1:

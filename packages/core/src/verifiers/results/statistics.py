@@ -97,7 +97,7 @@ def solved(
     measured: Sequence[float] | np.ndarray | None,
     threshold: float | None,
 ) -> np.ndarray:
-    """``outputs.successes`` of columns; ``measured``: the metric ``success``, NaN where a rollout
+    """``outputs.successes`` of columns; ``measured``: the metric ``success``, NaN if a rollout
     has none."""
     values = np.asarray(rewards, float)
     if threshold is not None:
@@ -130,7 +130,7 @@ def pass_all_k(n: int, correct: int, k: int) -> float:
 @dataclass(frozen=True, slots=True)
 class PassRates:
     """pass@k and pass^k of a run by ``str(k)``, and a 95 % interval (low, high) of each; empty
-    where there are none."""
+    if there are none."""
 
     any_of: dict[str, float] = field(default_factory=dict)
     all_of: dict[str, float] = field(default_factory=dict)

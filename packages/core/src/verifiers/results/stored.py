@@ -37,7 +37,7 @@ class StoredOutputs(GenerateOutputs):
         numbers: Row numbers of the rollouts, in the order of the results: an array of integers.
         facts: Facts of the metadata.
         state_columns: Names of the extra columns of a rollout; None = all.
-        labels: Row number -> a person's label; None where the run has no labels.
+        labels: Row number -> a person's label; None if the run has no labels.
         fills_advantages: Whether a group without advantages gets reward minus group mean.
         example_ids: For the results that a run returns: the id of its plan for each rollout, an
             array of integers; its rollouts have no ``DISK_FIELDS``.
@@ -177,7 +177,7 @@ class StoredOutputs(GenerateOutputs):
         return float(self._filled(self._numbers[group], examples[group])[group == index][0])
 
     def _advantages(self) -> np.ndarray:
-        """The advantage of each rollout, NaN where it is unknown."""
+        """The advantage of each rollout, NaN if it is unknown."""
         if self._every_advantage is None:
             examples = _examples(self._index, self._numbers, self._example_ids)
             self._every_advantage = self._filled(self._numbers, examples)

@@ -12,7 +12,7 @@ MAX_CAUSES = 5
 
 
 def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, value) of each number of ``GenerateOutputs.summary``; ``throughput`` too where the
+    """(name, value) of each number of ``GenerateOutputs.summary``; ``throughput`` too if the
     command has it.
 
     Names are not escaped. Lines without a value are left out.

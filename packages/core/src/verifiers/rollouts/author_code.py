@@ -205,7 +205,7 @@ class Options(AttributeDict):
     """The arguments of a decorator.
 
     ``priority``: higher runs first, ties run in alphabetical order. ``stage``: "rollout", "group",
-    or None where the parameters decide (rewards and metrics). ``weight``: of a reward.
+    or None if the parameters decide (rewards and metrics). ``weight``: of a reward.
     """
 
     def __init__(self, priority: int = 0, stage: str | None = None, weight: float = 1.0):

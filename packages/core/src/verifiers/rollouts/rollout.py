@@ -81,7 +81,7 @@ class Rollout:
     """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus
     mean. None before."""
     role_rewards: dict[str, float] = field(default_factory=dict)
-    """The reward of each role that took a turn to train, NaN when unknown; empty where roles have
+    """The reward of each role that took a turn to train, NaN when unknown; empty if roles have
     none of their own."""
     turn_sum: str = ""
     """The metric of the reward that is the sum of its turns' rewards, so that credit per turn
@@ -180,7 +180,7 @@ class Rollout:
     def from_json(cls, saved: Mapping[str, Any]) -> Rollout:
         """The rollout of ``to_json``, or of a saved row; unknown numbers are NaN.
 
-        ``advantage`` stays None where it is null: unknown or not computed, which only the whole
+        ``advantage`` stays None if it is null: unknown or not computed, which only the whole
         group shows. *Raises* ValueError, KeyError or TypeError for a value of another shape.
         """
         row = {name: saved[name] for name in INPUT_COLUMNS if name in saved}

@@ -41,8 +41,8 @@ class Branch(Immutable, frozen=True, eq=False):
     token_ids: np.ndarray  # int32 [T]
     sampled: np.ndarray  # bool [T]: sampled by the model, not written by the environment
     sampler_logprobs: np.ndarray | None
-    """float32 [T], nats, 0 where nothing was sampled; None when a turn has none."""
-    versions: np.ndarray  # int32 [T], NOT_SAMPLED where nothing was sampled
+    """float32 [T], nats, 0 if nothing was sampled; None when a turn has none."""
+    versions: np.ndarray  # int32 [T], NOT_SAMPLED if nothing was sampled
     turns: tuple[tuple[int, int, int], ...]
     """(index among the merged turns, start, end) of each completion."""
 

@@ -32,7 +32,7 @@ class View(_Dict):
         raise NotImplementedError
 
     def write(self, key: str, value: Any) -> bool:
-        """Store the value elsewhere; False where the view stores it."""
+        """Store the value elsewhere; False if the view stores it."""
         raise NotImplementedError
 
     def __missing__(self, key: str) -> Any:

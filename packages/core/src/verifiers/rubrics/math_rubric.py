@@ -42,7 +42,7 @@ class MathRubric(Rubric):
     The default parser takes the last ``\boxed{…}`` after any thinking; unboxed answers do not
     count. The result of another parser is compared unchanged.
 
-    Metric ``math_verify_timeouts``: 1.0 where the model's answer could not be verified in time.
+    Metric ``math_verify_timeouts``: 1.0 if the model's answer could not be verified in time.
 
     *Raises* ConfigError when the extra ``math`` is not installed.
 

@@ -172,7 +172,7 @@ class Saved(Protocol):
     """Different rollouts that are saved."""
 
     def find(self, keys: Sequence[str]) -> Sequence[Any]:
-        """The newest rollout of each key, None where there is none."""
+        """The newest rollout of each key, None if there is none."""
 
     def has_error(self, rollout: Any) -> bool:
         """Whether this rollout ended in an error."""

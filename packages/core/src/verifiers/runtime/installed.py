@@ -95,7 +95,7 @@ def agents_part(name: str) -> Any:
 
 
 def headers(distribution: Distribution) -> Mapping[str, str]:
-    """The headers of a distribution's metadata, ``Name`` and ``Version`` among them; empty where it
+    """The headers of a distribution's metadata, ``Name`` and ``Version`` among them; empty if it
     has none.
 
     Each use of importlib's ``name``, ``version`` and ``metadata`` parses the whole file, with the
@@ -111,7 +111,7 @@ def headers(distribution: Distribution) -> Mapping[str, str]:
 
 
 def _state() -> list[object] | None:
-    """What differs once an installed distribution has changed; None where that cannot be told."""
+    """What differs once an installed distribution has changed; None if that cannot be told."""
     import importlib_metadata
 
     state: list[object] = []

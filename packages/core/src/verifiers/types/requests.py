@@ -96,8 +96,8 @@ class ResponseTokens(Fields):
     """The tokens of a call exactly as the server processed and sampled them.
 
     Args:
-        prompt_mask: Accepted where it is 0 for each token of the prompt.
-        completion_mask: Accepted where it is 1 for each token of the completion.
+        prompt_mask: Accepted if it is 0 for each token of the prompt.
+        completion_mask: Accepted if it is 1 for each token of the completion.
 
     >>> tokens = vf.ResponseTokens(np.array([1, 15, 9]), np.array([7, 2]), np.array([-0.1, -0.7]), version=4)
     >>> len(tokens.prompt_ids), len(tokens.completion_ids) == len(tokens.completion_logprobs)

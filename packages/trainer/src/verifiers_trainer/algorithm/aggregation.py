@@ -28,7 +28,7 @@ class StepWeights:
         StepWeights(weights=([0, .2, .2, .2], [0, .2, .2]), num_tokens=5, num_rollouts=2, num_groups=1)
     """
 
-    weights: tuple[np.ndarray, ...]  # float64 [T] per sample, 0 where no loss is taken
+    weights: tuple[np.ndarray, ...]  # float64 [T] per sample, 0 if no loss is taken
     num_tokens: int
     num_rollouts: int
     num_groups: int

@@ -73,7 +73,7 @@ class TrainBatch:
     num_tokens: int
     """Tokens that carry loss, over all ranks."""
     updates: tuple[TrainBatch, ...] = ()
-    """The parts that one optimizer step each is taken on, in their order; empty where the batch is
+    """The parts that one optimizer step each is taken on, in their order; empty if the batch is
     one step."""
     part_of: TrainBatch | None = None
     """The batch that this is one update of."""
@@ -84,7 +84,7 @@ class TrainBatch:
     weights: tuple[np.ndarray, ...] = ()
     """float64 [T] of each sample, in the order of ``samples_G``; on rank 0 alone."""
     first_G: tuple[int, ...] = ()
-    """Number of each group's first rollout: above 0 where several updates divide a group; on rank 0
+    """Number of each group's first rollout: above 0 if several updates divide a group; on rank 0
     alone."""
 
     @property

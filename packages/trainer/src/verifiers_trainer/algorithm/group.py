@@ -68,10 +68,10 @@ class Group:
     example_id: int
     rollouts: tuple[Rollout, ...]
     env: str = ""
-    """Name of the environment of the group's rollouts; empty where there is only one
+    """Name of the environment of the group's rollouts; empty if there is only one
     environment."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each reward function in the reward; empty where that is not known."""
+    """Weight of each reward function in the reward; empty if that is not known."""
     component: str = ""
     """The part of the loss that trains the group, one of ``COMPONENTS``; empty: that of the setting
     ``loss``."""
@@ -88,7 +88,7 @@ class Group:
 
     @property
     def scores(self) -> np.ndarray:
-        """float64 [G, F], a column for each reward function with a weight; a row of NaN where the
+        """float64 [G, F], a column for each reward function with a weight; a row of NaN if the
         reward is unknown.
 
         *Raises* ConfigError when the weights of the reward functions are unknown.
@@ -108,10 +108,10 @@ class Group:
 
     @property
     def advantages(self) -> np.ndarray:
-        """float64 [G], the advantages that the environment computed; NaN where the reward is
+        """float64 [G], the advantages that the environment computed; NaN if the reward is
         unknown, or it failed.
 
-        *Raises* ConfigError where it computed none.
+        *Raises* ConfigError if it computed none.
         """
         return np.array([self._advantage_of(rollout) for rollout in self.rollouts])
 

@@ -382,7 +382,7 @@ def dppo_kl(
     log_ratio_penalty: float = 0.0,
     ratio_cap: float | None = None,
 ) -> Tensor:
-    """As `dppo_tv`, with k = 0 where the Bernoulli KL(μ‖π) of the token exceeds δ and π moves
+    """As `dppo_tv`, with k = 0 if the Bernoulli KL(μ‖π) of the token exceeds δ and π moves
     further away.
 
     Source: DPPO with binary KL, arXiv 2602.04879.

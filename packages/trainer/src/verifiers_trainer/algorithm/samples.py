@@ -43,9 +43,9 @@ class Sample(Immutable, frozen=True, eq=False):
 
     token_ids: np.ndarray  # int32 [T]
     loss_mask: np.ndarray  # bool [T]
-    # float32 [T], nats, log μ of the sampling policy; 0 where nothing was sampled
+    # float32 [T], nats, log μ of the sampling policy; 0 if nothing was sampled
     sampler_logprobs: np.ndarray
-    versions: np.ndarray  # int32 [T], NOT_SAMPLED where nothing was sampled
+    versions: np.ndarray  # int32 [T], NOT_SAMPLED if nothing was sampled
     advantages: np.ndarray  # float32 [T], 0 where masked
     inv_temperature: float = 1.0
     rollout: int = 0
@@ -83,7 +83,7 @@ class RolloutSamples(Immutable, frozen=True):
     """"overlong", "truncated", "unscored" or "empty" when the rollout carries no loss; None when it
     does."""
     num_of_role: tuple[tuple[str, int], ...] = ()
-    """(role, how many of the samples are of it), one after another; the role is "" where all are
+    """(role, how many of the samples are of it), one after another; the role is "" if all are
     compared together. Empty for samples that were not joined."""
 
     @property

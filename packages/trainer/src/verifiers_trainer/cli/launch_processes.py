@@ -103,7 +103,7 @@ class Child:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """Return a function for a forked child that makes it exit with its parent; None where the OS
+    """Return a function for a forked child that makes it exit with its parent; None if the OS
     has none."""
     if not sys.platform.startswith("linux"):
         return None

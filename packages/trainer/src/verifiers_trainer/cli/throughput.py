@@ -264,7 +264,7 @@ class StepTime:
     sampled_tokens_per_s: float
     """Of all inference devices, over ``generate_s``."""
     concurrent: float
-    """Sequences that decode together on one inference device; 0 where the speed was measured."""
+    """Sequences that decode together on one inference device; 0 if the speed was measured."""
     bottleneck: str
 
 

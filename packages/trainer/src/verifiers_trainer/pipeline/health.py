@@ -130,7 +130,7 @@ class SignalMeter:
     the run.
 
     ``signal`` is the part of the counts that a checkpoint saves. One pass over the set is
-    ``rollouts_per_pass`` rollouts; ``may_be_solved`` is False where a subclass or a schedule of
+    ``rollouts_per_pass`` rollouts; ``may_be_solved`` is False if a subclass or a schedule of
     difficulties selects the rows, because other rows may follow.
     """
 

@@ -126,7 +126,7 @@ def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[
     """The rollouts to imitate, by the settings ``SELECTING`` and the bounds on length; logs how
     many are left out.
 
-    Where an example has more than ``max_per_example``, those with the highest rewards, the first of
+    If an example has more than ``max_per_example``, those with the highest rewards, the first of
     equal rollouts. Raises ``DatasetError`` when none is left.
     """
     left_out: Counter[str] = Counter()

@@ -90,7 +90,7 @@ def layer_dtype(model: nn.Module) -> torch.dtype | None:
 def check_packing(
     model: nn.Module, *, lengths: tuple[int, int] = (11, 7), is_half: bool = False
 ) -> SelfCheck:
-    """Compare two short samples packed and alone; 1e-3 allowed in fp32. Where it fails, rows must
+    """Compare two short samples packed and alone; 1e-3 allowed in fp32. If it fails, rows must
     hold one sample.
 
     In half precision (of the weights, or with ``is_half`` of the forward pass) rows of a shape

@@ -5,7 +5,7 @@ chunk at a time.
 distributed wrapper, so the wrapper's hooks still fire. The replaced forward runs the backbone with
 ``use_cache=False`` and no attention mask: only then does transformers separate samples with reset
 ``position_ids``; with either, they silently attend to each other. Samples that share a prompt get
-an explicit mask instead. The head runs in chunks. Where all logits of a row together are small,
+an explicit mask instead. The head runs in chunks. If all logits of a row together are small,
 they are stored for the backward pass; otherwise each chunk is recomputed there.
 
 `forward_checks` compares this with the stock model. No weight, buffer or configuration is changed.
@@ -46,7 +46,7 @@ class LogprobOutput(ModelOutput):
     """The result of the installed forward for a row of T tokens."""
 
     logprobs: Tensor | None = (
-        None  # [T], entry t of token t; 0 where nothing predicts the token or no loss is taken
+        None  # [T], entry t of token t; 0 if nothing predicts the token or no loss is taken
     )
     entropy: Tensor | None = (
         None  # [T], nats, of the distribution token t was drawn from; 0 as above

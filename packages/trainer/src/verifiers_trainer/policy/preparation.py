@@ -79,7 +79,7 @@ def ensure_chat_template(
     """Give a base model's tokenizer ``PLAIN_TEMPLATE``, with a warning, where the environment uses
     chat messages.
 
-    *Raises* ConfigError where a server renders the messages, which would not know that template.
+    *Raises* ConfigError if a server renders the messages, which would not know that template.
     """
     if env.message_type != "chat" or getattr(tokenizer, "chat_template", None):
         return

@@ -73,7 +73,7 @@ def evaluate(
     """Evaluate ``num_examples`` of the evaluation set (or of ``rows``); return metrics named
     ``<prefix>_<name>``.
 
-    ``success`` and ``pass_at_<k>`` are NaN where the reward is graded and no success metric is
+    ``success`` and ``pass_at_<k>`` are NaN if the reward is graded and no success metric is
     named, so that every evaluation of a run has the same metrics.
 
     Save the results in ``<output_dir>/<prefix>/step-<step>``. Unknown rewards are counted, and

@@ -29,7 +29,7 @@ class History:
         return len(self.rows)
 
     def to_pandas(self) -> Any:
-        """The lines as a ``pandas.DataFrame``, one column per metric; NaN where a line has no such
+        """The lines as a ``pandas.DataFrame``, one column per metric; NaN if a line has no such
         metric."""
         import pandas
 

@@ -199,7 +199,7 @@ class RLConfig(RLFields):
         return self.is_given(name) or name in recipes.settings_of(self.recipe)
 
     def other_spelling(self, name: str) -> Any:
-        """The value that the caller gave under a name of ``compat``; None where it
+        """The value that the caller gave under a name of ``compat``; None if it
         was not given."""
         return self._other_spellings.get(name)
 

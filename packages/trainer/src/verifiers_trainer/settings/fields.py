@@ -537,7 +537,7 @@ class Settings:
     """Prompt of a later turn: the whole conversation rendered anew by the chat "template", or the
     "exact" tokens of the turns so far plus the new messages. With "exact" a conversation is one
     sample even where the template drops earlier reasoning, and the model sees that reasoning again.
-    Where it is not set, an ``AgentEnv`` chooses "exact"."""
+    If it is not set, an ``AgentEnv`` chooses "exact"."""
     require_increasing_context: Annotated[bool, ALARMS] = False
     """Refuse, in place of warning about, a chat template that rewrites earlier turns: every turn of
     a multi-turn rollout is then a separate sample, unless ``history`` is "exact"."""

@@ -41,7 +41,7 @@ class Certificate:
     """Whether the files are those that were audited."""
     date: str
     non_solution_reward: float
-    """What the best non-solution earned; NaN where no reward is known without a model."""
+    """What the best non-solution earned; NaN if no reward is known without a model."""
     content: Mapping[str, Any]
 
     def __str__(self) -> str:

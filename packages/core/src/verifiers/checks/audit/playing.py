@@ -81,13 +81,13 @@ class Trial:
 
     @property
     def reward(self) -> float:
-        """NaN where it is unknown."""
+        """NaN if it is unknown."""
         reward = self.state["reward"]
         return math.nan if reward is None else float(reward)
 
     @property
     def success(self) -> float:
-        """The metric ``success``, else whether the reward reaches the threshold; NaN where neither
+        """The metric ``success``, else whether the reward reaches the threshold; NaN if neither
         is known."""
         by_threshold = math.nan
         if self.threshold is not None and not math.isnan(self.reward):

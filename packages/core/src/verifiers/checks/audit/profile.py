@@ -33,7 +33,7 @@ async def profile_rows(
     """Run ``num_rows`` of the training rows (-1 = all) ``rollouts_per_example`` times each with a
     model.
 
-    *Raises* ConfigError where nothing says what solved means, and as a run does.
+    *Raises* ConfigError if nothing says what solved means, and as a run does.
     """
     table = (env.train_table if env.train_table is not None else env.eval_table).take(num_rows)
     examples = list(table)

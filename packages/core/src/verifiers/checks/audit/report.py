@@ -26,7 +26,7 @@ class Paid:
     family: str
     reward: float
     success: float
-    """Share of the rows counted as solved; NaN where nothing says what solved means."""
+    """Share of the rows counted as solved; NaN if nothing says what solved means."""
     share_wrong_paid: float
     """Of the rows where it was not the right answer, the share that was paid like a solution."""
     num_rows: int

@@ -80,7 +80,7 @@ def other_origin(package: Distribution) -> str | None:
 
 
 def look_alike(name: str, env_ids: Collection[str]) -> str | None:
-    """The known id that ``name`` can be mistaken for; None where it is known itself, or none is
+    """The known id that ``name`` can be mistaken for; None if it is known itself, or none is
     that close.
 
     >>> look_alike("revers-text", ["reverse-text"]), look_alike("w0rd-game", ["word-game"])

@@ -197,7 +197,7 @@ def refuse_rest(arguments: Mapping[str, Any], dialect: str) -> None:
 
 
 def count(usage: object, *names: str) -> int:
-    """Return a number at a path of names; 0 where there is none."""
+    """Return a number at a path of names; 0 if there is none."""
     for name in names:
         usage = usage.get(name) if isinstance(usage, Mapping) else None
     return usage if isinstance(usage, int) and not isinstance(usage, bool) else 0

@@ -231,7 +231,7 @@ class MultiAgentEnv(MultiTurnEnv):
 
 
 def role_of(step: TrajectoryStep) -> str:
-    """The role that took a turn; "" where there are none."""
+    """The role that took a turn; "" if there are none."""
     role: str = step["extras"].get("role", "")
     return role
 

@@ -25,7 +25,7 @@ from verifiers.types import Message, Messages
 class TwoPlayerEnv(MultiAgentEnv):
     """A zero-sum game of two players; subclasses define its rules in five methods.
 
-    ``roles``: the first player, then the second. Each player's reward is its payoff, unknown where
+    ``roles``: the first player, then the second. Each player's reward is its payoff, unknown if
     the rollout ended before the game; ``reward`` is that of the first trained player. ``rubric``
     adds metrics.
 

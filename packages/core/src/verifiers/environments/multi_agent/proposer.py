@@ -109,7 +109,7 @@ class ProposerSolverEnv(MultiAgentEnv):
     def task_reward(self, scores: Sequence[float]) -> float:
         """Return the proposer's reward for a task with these scores of its attempts.
 
-        Default: 1 minus their mean, and 0 where all are 0: a task that none solves may have no
+        Default: 1 minus their mean, and 0 if all are 0: a task that none solves may have no
         solution.
         """
         mean = sum(scores) / len(scores)

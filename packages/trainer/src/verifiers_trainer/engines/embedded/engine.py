@@ -147,7 +147,7 @@ class EmbeddedEngine:
 
     @property
     def tools_shown(self) -> bool | None:
-        """Whether the chat template shows the tools of a request; None where it does not say."""
+        """Whether the chat template shows the tools of a request; None if it does not say."""
         return shows_tools(self._tokenizer)
 
     @property

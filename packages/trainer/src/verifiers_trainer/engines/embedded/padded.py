@@ -317,7 +317,7 @@ class PaddedGenerator:
 
 
 def _shared_prefix(prompts: list[np.ndarray]) -> int:
-    """Number of tokens with which all ``prompts`` begin, at least one left over in each; 0 where it
+    """Number of tokens with which all ``prompts`` begin, at least one left over in each; 0 if it
     is not worth it."""
     if len(prompts) == 1:
         return 0
