@@ -223,6 +223,8 @@ class Environment(Identified):
         self._warnings: set[str] = set()
         self.loaded_from: LoadedFrom | None = None
         """How it was loaded; None when it was constructed directly."""
+        self.source_digests: Mapping[str, str] = {}
+        """Path -> SHA-256 of the local files whose code runs, as they were when it was loaded."""
         self.changes: dict[str, Any] = {}
         """Settings that ``set_kwargs`` changed since loading; with ``loaded_from``, they rebuild
         the environment."""

@@ -84,11 +84,11 @@ def at_path(text: str) -> LocalSource | None:
         return None
     path = Path(os.path.expanduser(text))
     if os.path.isfile(path):
-        return _of_file(path) if path.suffix == ".py" else None
+        return _in_its_project(_of_file(path)) if path.suffix == ".py" else None
     if os.path.isdir(path) and (source := _in_project(path, path.resolve().name)) is not None:
         return source
     if os.path.isfile(f"{path}.py"):
-        return _of_file(Path(f"{path}.py"))
+        return _in_its_project(_of_file(Path(f"{path}.py")))
     if not is_path:
         return None
     if os.path.isdir(path):
@@ -219,6 +219,15 @@ def _in_project(folder: Path, name: str) -> LocalSource | None:
     if (folder / "__init__.py").is_file():
         return _of_file(folder / "__init__.py", version=version)
     return None
+
+
+def _in_its_project(source: LocalSource) -> LocalSource:
+    """The source with the version and the loader that its project declares."""
+    for folder in (source.root, source.root.parent):
+        if (folder / PYPROJECT).is_file():
+            project = _in_project(folder, source.env_id)
+            return project if project is not None and project.file == source.file else source
+    return source
 
 
 def _python_files(folder: Path) -> list[Path]:

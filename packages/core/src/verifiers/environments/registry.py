@@ -35,6 +35,7 @@ from verifiers.environments.local_sources import (
 )
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
 from verifiers.rollouts.contract import LoadedFrom
+from verifiers.runtime.importing import digests_of, is_in_namespace
 from verifiers.runtime.installed import Broken, entry_points, headers
 from verifiers.runtime.places import raised_at, short_path
 from verifiers.runtime.redaction import remember_secrets
@@ -143,6 +144,7 @@ def load(
     env.env_version = source.version or ""
     # a worker's working folder may be another
     path_or_id = str(source.local.file) if source.local else env_id
+    env.source_digests = digests_of(source.local.file) if source.local else {}
     env.loaded_from, env.changes = LoadedFrom(load_environment, path_or_id, dict(env_args)), {}
     return env
 
@@ -205,6 +207,9 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
     sources = [source for source in in_folders if source is not None]
     fitting = [s for s in sources if requested.version in (None, "latest", s.version)]
     installed = _installed(requested)
+    if installed is not None and installed.distribution is None:
+        # a module without metadata: the local file itself, if its folder is on the path
+        installed = None if any(_is_source_of(installed, s) for s in sources) else installed
     for source in fitting:
         # another script in the working folder is not meant
         is_meant = source is in_folders[0] or source.problem() is None
@@ -392,6 +397,8 @@ def _modules(name: str) -> Iterator[LocalSource]:
     imports nothing."""
     for module in dict.fromkeys(module_names(name)):
         if module in sys.stdlib_module_names or module in ("verifiers", "__main__"):
+            continue
+        if is_in_namespace(module):  # a local file, perhaps of another folder
             continue
         if (file := _source_file(module)) is not None:
             yield LocalSource(file, module, file.parent)

@@ -295,4 +295,7 @@ def code_of(env: EnvironmentParts) -> dict[str, str]:
     rubrics = [environment.rubric for environment in environments]
     functions = [function for rubric in rubrics for function in rubric.get_reward_funcs()]
     parsers = [getattr(environment, "parser", None) for environment in environments]
-    return source_hashes([*environments, *parsers, *rubrics, *functions, *tools])
+    digests: dict[str, str] = {}
+    for environment in environments:
+        digests |= getattr(environment, "source_digests", {})
+    return source_hashes([*environments, *parsers, *rubrics, *functions, *tools], digests)

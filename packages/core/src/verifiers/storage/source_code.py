@@ -8,10 +8,11 @@ import hashlib
 import inspect
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from verifiers.runtime.bounded import open_file, read_file
+from verifiers.runtime.importing import is_in_namespace
 from verifiers.runtime.syntax import parse_python
 from verifiers.storage.described import STABLE_MODULES
 
@@ -20,7 +21,9 @@ _NOT_AUTHORS = STABLE_MODULES | {"__main__", "verifiers_sandboxes"}
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
-def source_hashes(objects: Iterable[object]) -> dict[str, str]:
+def source_hashes(
+    objects: Iterable[object], digests: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """File name, relative to its package or folder -> 16 hex digits of the SHA-256 of its content;
     never raises.
 
@@ -28,7 +31,7 @@ def source_hashes(objects: Iterable[object]) -> dict[str, str]:
     which stand for their classes), and what these modules import, also inside functions, from
     beside themselves: from the same package, or for a module without a package from the same
     folder. Installed libraries, modules imported by a computed name and data files are not
-    included.
+    included. ``digests``: path -> SHA-256 of files as they were when they were run.
     """
     pending = [
         source for value in objects if (source := _author_file(_module_name(value))) is not None
@@ -41,14 +44,14 @@ def source_hashes(objects: Iterable[object]) -> dict[str, str]:
         root, prefix = _root(module, path)
         paths[path] = (prefix / path.relative_to(root)).as_posix() if path != root else path.name
         for name in {*_names_of_values(module), *_imported_names(module, path)}:
-            imported = _author_file(name) or _unloaded_file(
-                name, root.parent if prefix.parts else root
-            )
+            loaded = None if is_in_namespace(name) else _author_file(name)
+            imported = loaded or _file_below(name, root.parent if prefix.parts else root)
             if imported is not None and _is_beside(imported[1], root):
                 pending.append(imported)
     hashes: dict[str, str] = {}
     for path, label in sorted(paths.items()):
-        if (digest := _digest(path)) is not None:
+        digest = (digests or {}).get(str(path), "")[:16] or _digest(path)
+        if digest is not None:
             hashes[label if label not in hashes else f"{path.parent.name}/{label}"] = digest
     return hashes
 
@@ -113,9 +116,10 @@ def _author_file(name: str | None) -> tuple[str, Path] | None:
     return (name, Path(file).resolve()) if isinstance(file, str) and file.endswith(".py") else None
 
 
-def _unloaded_file(name: str, base: Path) -> tuple[str, Path] | None:
-    """The name and the source file, below ``base``, of a module that a function will import."""
-    if name not in sys.modules:
+def _file_below(name: str, base: Path) -> tuple[str, Path] | None:
+    """The name and the source file, below ``base``, of a module that a function will import, or of
+    a namespace, whose names others may have too."""
+    if name not in sys.modules or is_in_namespace(name):
         path = base.joinpath(*name.split("."))
         for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
             if file.is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ from verifiers.runs.rollout import GenerateJob, RunContext, RunEnvironment
 from verifiers.runs.workers.channels import OpenChannel, ProcessChannel
 from verifiers.runs.workers.messages import Setup
 from verifiers.runs.workers.pool import WorkerPool
+from verifiers.runtime.importing import paths_without_namespaces
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ def setup_of(
         max_scoring=_share(options.max_concurrent_scoring, options.num_workers),
         max_tools=_share(options.max_concurrent_tools, options.num_workers),
         max_threads=env.max_workers,
-        import_paths=list(sys.path),
+        import_paths=paths_without_namespaces(),
     )
 
 
