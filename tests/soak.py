@@ -7,9 +7,10 @@ promise checked.
 A round is one ``vf-eval`` and one ``vf-train`` (``builtin:tiny``) side by side. Each is disturbed
 several times and then repeated undisturbed until it says that it is done: kill -9, SIGTERM, Ctrl-C
 once and twice at random times and at failpoints, a full disk, a model server that refuses, stalls,
-lies, dies and returns. Between two attempts the command is repeated with another configuration or
-edited source, run twice at once, and given a damaged copy. What may happen is drawn from the seed
-and the round alone; when it happens depends on the machine.
+lies, dies and returns, a stranger's requests, a worker that is stopped. Between two attempts the
+command is repeated with another configuration or edited source, run twice at once, and given a
+damaged copy. What may happen is drawn from the seed and the round alone; when it happens depends on
+the machine.
 
 One line per round, and one JSON object of counts at the end, on stdout or in ``--report``; a report
 that exists is continued at its next round. The first violation ends the soak with exit code 1; it
@@ -34,6 +35,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -371,6 +373,16 @@ def _descendants(pid: int) -> list[int]:
     return descendants
 
 
+def _workers(pid: int) -> list[int]:
+    """The children of a command that are its workers."""
+    workers = []
+    for child in _descendants(pid):
+        with contextlib.suppress(OSError):
+            if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
+                workers.append(child)
+    return workers
+
+
 # --- disturbances ---------------------------------------------------------------------------------
 
 
@@ -384,6 +396,10 @@ class Disturbance:
     signals: tuple[int, ...] = ()
     failpoint: str = ""
     is_full_disk: bool = False
+    is_hostile: bool = False
+    """Requests of a stranger to its endpoint, or to the model server of a command without one."""
+    stops_child: bool = False
+    """A worker is stopped, if there are any."""
 
 
 SIGNALS = (
@@ -393,16 +409,27 @@ SIGNALS = (
     Disturbance("Ctrl-C twice", (130, 1, -2), (signal.SIGINT, signal.SIGINT)),
 )
 FULL_DISK = Disturbance("full disk", (3,), is_full_disk=True)
+HOSTILE = Disturbance("hostile requests", (), is_hostile=True)
+STOPPED_WORKER = Disturbance("worker stopped", (), stops_child=True)
 NOTHING = Disturbance("nothing", ())
 
 
-def draw(rng: random.Random, points: Sequence[str]) -> Disturbance:
+def draw(rng: random.Random, points: Sequence[str], has_workers: bool = False) -> Disturbance:
     """One disturbance; half of them are kill -9."""
-    kind = rng.choices(("kill", "signal", "failpoint", "error", "disk"), (4, 3, 3, 1, 1))[0]
+    kinds = {
+        "kill": 8,
+        "signal": 6,
+        "failpoint": 6,
+        "error": 2,
+        "disk": 2,
+        "hostile": 2,
+        "stop": 2 * has_workers,
+    }
+    kind = rng.choices(list(kinds), list(kinds.values()))[0]
     if kind in ("kill", "signal"):
         return SIGNALS[0] if kind == "kill" else rng.choice(SIGNALS[1:])
-    if kind == "disk":
-        return FULL_DISK
+    if kind in ("disk", "hostile", "stop"):
+        return {"disk": FULL_DISK, "hostile": HOSTILE, "stop": STOPPED_WORKER}[kind]
     point, number = rng.choice(points), rng.randint(1, 5 if points[0].startswith("journal") else 3)
     if kind == "failpoint":
         return Disturbance(f"kill -9 at {point}", (-9,), failpoint=f"{point}:{number}")
@@ -417,12 +444,19 @@ def disturb(
     the exit code."""
     reached, pause_s = rng.randint(0, goal), rng.choice((0.0, rng.uniform(0.0, 2.0)))
     # the process that forks ignores Ctrl-C; its child does not any more once it has opened its log
-    if what.signals and not command.wait(lambda: command.log.exists() and progress() >= reached):
+    is_active = what.signals or what.is_hostile or what.stops_child
+    if is_active and not command.wait(lambda: command.log.exists() and progress() >= reached):
         time.sleep(pause_s)
+        if what.is_hostile:
+            for port in listening_ports(command.process.pid) or listening_ports(os.getpid()):
+                pester(port)
+        if what.stops_child and (workers := _workers(command.process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(workers), signal.SIGSTOP)
         for number in what.signals:
             command.send(number)
             time.sleep(rng.uniform(0.0, 0.2))
-        code = command.end(ENDS_S)
+        code = command.end(ENDS_S if what.signals else HANG_S)
     else:
         code = command.end()
     require(
@@ -432,10 +466,50 @@ def disturb(
     return code
 
 
+def listening_ports(pid: int) -> list[int]:
+    """The TCP ports at which a process listens."""
+    inodes, ports = set(), []
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                ports.append(int(words[1].rpartition(":")[2], 16))
+    return ports
+
+
+def pester(port: int) -> None:
+    """Idle connections, half requests, what is no HTTP, another site's page, and a body of very many
+    objects: each is closed or refused."""
+    body = b'{"messages": [' + b"{}," * 2_000_000 + b"{}]}"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    refused = {
+        b"GET / HTTP/1.1\r\nno header\r\n\r\n": (400,),
+        head + b"Origin: http://evil.example\r\nContent-Length: 2\r\n\r\n{}": (403,),
+        head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body): (400, 401),
+    }
+    with contextlib.ExitStack() as stack, contextlib.suppress(ConnectionError):
+        for sent in [b""] * 50 + [b"GET / HTTP/1.1\r\nHost: loc"] * 50:
+            opened = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            opened.sendall(sent)
+        for request, statuses in refused.items():
+            with socket.create_connection(("127.0.0.1", port), 30) as opened:
+                with contextlib.suppress(ConnectionError):  # refused before all of it was read
+                    opened.sendall(request)
+                answer = opened.recv(65536)
+            require(
+                int(answer.split()[1]) in statuses,
+                f"{request[:80]!r} was answered with {answer[:80]!r}, not with {statuses}",
+            )
+
+
 # --- the evaluation -------------------------------------------------------------------------------
 
 NUM_ROWS, SIBLINGS = 40, 2
 ZIPPED = {"Content-Encoding": "gzip"}
+OBJECTS = gzip.compress(b'{"choices": [' + b"{}," * 8_000_000 + b"{}]}", 1)
 BOMB, LONG_BOMB = (gzip.compress(bytes(size * 2**20), 9) for size in (4, 70))
 BEHAVIOURS: dict[str, Callable[[random.Random], Any]] = {
     "500": lambda _: 500,
@@ -455,8 +529,9 @@ BEHAVIOURS: dict[str, Callable[[random.Random], Any]] = {
     "cut JSON": lambda _: Behaviour(body='{"choices": [{"mess'),
     "bomb": lambda _: Behaviour(headers=ZIPPED, body=BOMB),
     "bomb above the limit": lambda _: Behaviour(headers=ZIPPED, body=LONG_BOMB),
+    "bomb of objects": lambda _: Behaviour(headers=ZIPPED, body=OBJECTS),
 }
-RARE = ("silence", "silence inside the body", "bomb above the limit")
+RARE = ("silence", "silence inside the body", "bomb above the limit", "bomb of objects")
 """A silent request costs its rollout the whole time limit; a long bomb costs a second of this
 machine."""
 
@@ -614,7 +689,8 @@ class EvaluationRun:
             self.words += ["-w", str(workers), "-A"]
             for _ in range(num_disturbed):
                 server.rate = self.rng.choice((0.0, 0.1, 0.3)) if num_disturbed else 0.0
-                if self._attempt(draw(self.rng, JOURNAL_POINTS), server) == 0:
+                what = draw(self.rng, JOURNAL_POINTS, workers > 0 and not arguments["isolated"])
+                if self._attempt(what, server) == 0:
                     break
                 self._between()
             server.rate = 0.0
