@@ -6,15 +6,19 @@ import json
 import math
 import pickle
 import tracemalloc
+from functools import partial
 
 import pytest
 
+import verifiers as vf
 from core.results.test_results import disk_row, failed_reward, write_journal
 from verifiers.errors import JournalError, ModelUnavailable
 from verifiers.results import GenerateOutputs, export, load_results, loading
 from verifiers.results.labels import completion_hash, write_label
 from verifiers.results.rows import row_for_disk, row_from_disk, state_to_output
 from verifiers.results.stored import StoredOutputs
+from verifiers.runtime import bounded
+from verifiers.storage import journal
 
 NAN = math.nan
 
@@ -169,3 +173,14 @@ def test_a_trajectory_gives_states(tmp_path, load):
     in_memory, on_disk = load(tmp_path)
     assert "states" in on_disk
     assert on_disk["states"][0]["answer"] == in_memory["states"][0]["answer"] == "0"
+
+
+def test_a_line_without_end_is_damage_and_not_an_unfinished_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "lines_of", partial(bounded.lines_of, max_bytes=2**20))
+    with open(tmp_path / "results.jsonl", "wb") as file:
+        file.truncate(loading.LARGE_BYTES)  # a hole: it takes no space on the disk
+    with pytest.raises(JournalError, match=r"a line of .*results.jsonl is longer than 1 MiB"):
+        vf.load_results(tmp_path)
+    with open(tmp_path / "results.jsonl", "wb") as file:  # negative control
+        file.write(b'{"example_id": 0')
+    assert len(vf.load_results(tmp_path)) == 0

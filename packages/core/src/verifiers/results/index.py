@@ -375,7 +375,7 @@ class RowIndex:
         """The complete writes after the last read: end offsets of their lines, and the lines."""
         if self.is_journal is None:
             with open_file(self.path) as file:
-                first = file.readline()
+                first = next(journal_lines(file, self.path), b"")
             if not first.endswith(b"\n"):  # nothing was written yet
                 return iter(())
             self.is_journal = b'"crc32":' in first

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.bounded import TooLong, lines_of, open_file, open_regular
+from verifiers.runtime.bounded import MAX_FILE_BYTES, TooLong, lines_of, open_file, open_regular
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import sync_file, write_all
@@ -60,7 +60,7 @@ def read_labels(folder: Path) -> dict[str, tuple[str, bool]]:
     labels: dict[str, tuple[str, bool]] = {}
     try:
         with open_file(folder / LABELS_NAME) as file:
-            for raw in lines_of(file):
+            for raw in lines_of(file, MAX_FILE_BYTES):
                 _note_label(labels, raw)
     except FileNotFoundError:
         pass

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from verifiers.runtime.bounded import lines_of, open_file
+from verifiers.runtime.bounded import MAX_FILE_BYTES, lines_of, open_file
 from verifiers.runtime.decoding import decode_json
 
 
@@ -35,7 +35,7 @@ class Curves:
             self._identity = (stat.st_dev, stat.st_ino)
         with open_file(self.path) as file:
             file.seek(self._end)
-            for raw in lines_of(file):
+            for raw in lines_of(file, MAX_FILE_BYTES):
                 if not raw.endswith(b"\n"):
                     return
                 self._end += len(raw)
