@@ -2,8 +2,8 @@
 
 Promise: the checks see of the agent's sandbox only the declared artifacts, as data; the reward file
 is read after every process of the checks has ended. A script that writes no reward, that writes
-none that is a finite number, that
-overruns its time or that is killed gives no verdict: ``ScoringError``.
+none that is a finite number, that overruns its time or that is killed gives no verdict:
+``ScoringError``.
 
 Limit: code of the agent that ``tests/test.sh`` itself runs shares the sandbox with the checks and
 can forge them. A task avoids it with ``[[verifier.collect]]``: run the agent's program there, and

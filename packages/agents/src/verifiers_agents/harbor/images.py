@@ -8,9 +8,9 @@ image along.
 
 Promise: nothing is downloaded or executed. An archive is unpacked below one new folder: names that
 lead out of it are refused, links are followed as if that folder were the root, device files are
-left out (``sandbox.unpacking``). A folder
-appears in the cache under its name only when it is complete: archives have their end marks, layers
-their digests. What is unpacked is bounded by the size of its source (``MAX_RATIO``).
+left out (``sandbox.unpacking``). A folder appears in the cache under its name only when it is
+complete: archives have their end marks, layers their digests. What is unpacked is bounded by the
+size of its source (``MAX_RATIO``).
 
 *Source*: https://github.com/opencontainers/image-spec (``layer.md``, ``image-layout.md``,
 ``config.md``).

@@ -3,11 +3,10 @@ and costs nothing.
 
 The promise: an entry is used for an equal request only: same endpoint and client settings,
 messages, tools, sampling arguments, seed, and the same sample (``ModelRequest.sample``: which
-sibling, which turn), so that siblings stay
-different samples. An entry is one file, written atomically: concurrent processes and kill -9 leave
-whole entries or none. Its checksum is over the key of its request too, so an entry that was damaged,
-changed, moved to the name of another, or that cannot be read as a reply is a miss. Secrets in the
-request are not written.
+sibling, which turn), so that siblings stay different samples. An entry is one file, written
+atomically: concurrent processes and kill -9 leave whole entries or none. Its checksum is over the
+key of its request too, so an entry that was damaged, changed, moved to the name of another, or that
+cannot be read as a reply is a miss. Secrets in the request are not written.
 
 Only requests that say which sample they are, are cached: those of environments and of judges. The
 model behind an endpoint is taken to be the same while its name is; delete the folder when that has

@@ -249,8 +249,8 @@ def _ask(base_url: str, route: str, key: str) -> Any:
 
 def _num_threads() -> int:
     """Return half of the cores: threads of llama.cpp wait for each other, so a thread that shares
-    its core slows
-    all of them (measured on two busy cores: 12 tokens/s with two threads, 90 with one thread)."""
+    its core slows all of them (measured on two busy cores: 12 tokens/s with two threads, 90 with
+    one thread)."""
     num_cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

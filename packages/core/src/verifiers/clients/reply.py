@@ -1,9 +1,8 @@
 """Decode the body of a provider's response to a `Response`, without SDK objects.
 
 The promise: bytes are decoded once, straight into the required fields; token ids and
-log-probabilities are stored
-exactly as sampled or not at all: never cut, never re-encoded. A body that is not a completion
-raises a ``MalformedResponse`` that names the field, never a KeyError.
+log-probabilities are stored exactly as sampled or not at all: never cut, never re-encoded. A body
+that is not a completion raises a ``MalformedResponse`` that names the field, never a KeyError.
 
 HTTP is in ``http`` and retries are in ``retry``.
 """

@@ -3,9 +3,8 @@ between calls.
 
 Promise: definitions of a call are available in the next; the value of a trailing expression is
 shown as ``Out[n]: …`` and an exception as its traceback; a call past its time limit is stopped, and
-its output says that the variables are
-lost. A rollout installs nothing: packages come from the Python environment in which ``verifiers``
-is installed.
+its output says that the variables are lost. A rollout installs nothing: packages come from the
+Python environment in which ``verifiers`` is installed.
 
 Code comes from calls of the tool ``python``, or from fenced code blocks of a reply (``code_from``),
 for models whose chat template shows no tools. ``code_blocks`` extracts the blocks;

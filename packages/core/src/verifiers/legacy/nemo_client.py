@@ -24,9 +24,9 @@ TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_prob
 
 
 class NeMoRLChatCompletionsClient(TemplateClient):
-    """A client over an ``AsyncOpenAI``, which ``client`` is; a ``ClientConfig`` makes a
+    """A client over an ``AsyncOpenAI``, which ``client`` is; a ``ClientConfig`` makes a client.
 
-    client. *Raises* as ``TemplateClient``.
+    *Raises* as ``TemplateClient``.
     """
 
     def setup_client(self, config: ClientConfig) -> Any:

@@ -92,10 +92,7 @@ class XMLParser(Parser):
 
     def parse_answer(self, completion: Any) -> Any:
         """``extract_fn`` of the ``answer_field``: the last content in a text, the first in the
-        newest message with one, after its reasoning.
-
-        field. None when nothing has it.
-        """
+        newest message with the field, after its reasoning. None when nothing has it."""
         is_last = self.last or isinstance(completion, str)
         for message in reversed(self.get_assistant_messages(completion)):
             answer = getattr(

@@ -3,10 +3,9 @@ compared. No I/O.
 
 The unit is the example: the siblings of an example are averaged first, so its standard error is
 clustered over them, and the difference of two runs is taken within each example that both have. The
-interval is Student's t. The p-value is
-exact if that is possible: McNemar's test for 0/1 values, sign flips for at most ``MAX_FLIPPED``
-examples that differ; else the t test. Over several metrics, environments and runs the p-values are
-adjusted by Holm's method.
+interval is Student's t. The p-value is exact if that is possible: McNemar's test for 0/1 values,
+sign flips for at most ``MAX_FLIPPED`` examples that differ; else the t test. Over several metrics,
+environments and runs the p-values are adjusted by Holm's method.
 
 With unequal numbers of rollouts a difference is skewed even between equal models (one rollout that
 is rarely right, against the mean of sixteen), so that a sign is no coin and the spread of few

@@ -2,10 +2,9 @@
 and unpacks.
 
 Promise: an archive out of a sandbox is untrusted, and this process never unpacks it. It is
-unpacked in another
-sandbox, below the folder that it belongs to: ``tar`` refuses names with ``..``, strips a leading
-``/``, and makes links that point elsewhere last. What a sandbox can send is bounded (64 MB,
-``SandboxLimit`` above).
+unpacked in another sandbox, below the folder that it belongs to: ``tar`` refuses names with ``..``,
+strips a leading ``/``, and makes links that point elsewhere last. What a sandbox can send is
+bounded (64 MB, ``SandboxLimit`` above).
 """
 
 from __future__ import annotations

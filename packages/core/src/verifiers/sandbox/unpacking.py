@@ -1,10 +1,9 @@
 """Unpack tar archives of strangers and of sandboxes with the rights of this process.
 
 Promise: outside the folder nothing is written, linked, deleted or changed in its mode, whatever
-names, links and order
-an archive has: each part of a path is opened below its parent, and the kernel follows no link. A
-damaged header or a missing end mark refuses the archive. What it unpacks to is bounded by a
-``Budget``, and a header by ``MAX_HEADER``.
+names, links and order an archive has: each part of a path is opened below its parent, and the
+kernel follows no link. A damaged header or a missing end mark refuses the archive. What it unpacks
+to is bounded by a ``Budget``, and a header by ``MAX_HEADER``.
 
 ``tarfile.extractall`` does not promise this: its filters resolve paths as text, so names beyond the
 system's longest path defeat them before Python 3.11.13 and 3.12.11 (CVE-2025-4517), and it changes

@@ -2,9 +2,8 @@
 
 Guarantees: after a time-out every process of the sandbox is killed and a new interpreter is ready;
 a worker that dies is replaced and the result names the cause; a worker's answers are validated;
-after ``close`` no process or file
-remains. Files are read and written by the worker: the host never resolves a path or link of the
-sandbox.
+after ``close`` no process or file remains. Files are read and written by the worker: the host never
+resolves a path or link of the sandbox.
 """
 
 from __future__ import annotations
