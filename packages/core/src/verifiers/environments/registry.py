@@ -281,9 +281,9 @@ def _installed(requested: EnvironmentId) -> FoundEnvironment | None:
     spelled = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
     for spelling in (name, spelled):
         if offers := [(e, d) for e, d in entries if normalize_name(e.name) == spelling]:
-            return _meant(
-                requested, replace(_only(requested.name, offers), env_id=requested.without_version)
-            )
+            # as declared, so that every spelling has one folder of runs and one identity
+            declared = replace(requested, name=offers[0][0].name).without_version
+            return _meant(requested, replace(_only(requested.name, offers), env_id=declared))
     source = _first_module(requested.name)
     return None if source is None else _in_module(source, requested)
 
