@@ -581,3 +581,20 @@ async def test_bytes_no_encoder_likes_reach_the_judge():
         state = state_of("\ud800 \u2028 \x00 \x1b[2J")
         await scoring(ClientConfig(api_base_url=server.url)).score_rollout(state)
     assert state["reward"] == pytest.approx(0.3)
+
+
+def test_what_a_judge_wrote_is_saved_also_if_it_is_no_verdict(tmp_path):
+    replies = iter(["Right. <score>8</score>", "I cannot say."])
+    rubric = JudgeRubric(
+        judge_client=ScriptedClient(lambda request: next(replies)), judge_models=["j"]
+    )
+    rows = [{"question": "1 + 1", "answer": "2"}, {"question": "1 + 2", "answer": "3"}]
+    env = vf.SingleTurnEnv(eval_dataset=rows, rubric=rubric)
+    env.evaluate(ScriptedClient("2"), "m", results_path=tmp_path, max_concurrent=1)
+
+    saved = vf.load_results(tmp_path)
+    assert [output["judge_replies"] for output in saved.outputs] == [
+        [{"judge": "j", "reply": "Right. <score>8</score>"}],
+        [{"judge": "j", "reply": "I cannot say."}],
+    ]
+    assert math.isnan(saved.outputs[1]["reward"])

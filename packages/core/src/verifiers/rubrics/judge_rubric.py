@@ -23,6 +23,7 @@ from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError, MissingKeyError, RunError, ScoringError
 from verifiers.rollouts.author_code import maybe_await
+from verifiers.rollouts.state import State
 from verifiers.rubrics import judging
 from verifiers.rubrics.arguments import RewardFunction
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 ANSWER_SHARE = 0.9
 """Fraction of ``timeout_s`` for a judge, so that the other verdicts count when one judge does not
 answer."""
+
+REPLIES = "judge_replies"
+"""Column of a rollout: ``judge`` and ``reply`` of each request to a judge, in order."""
 
 
 class ScoreOptions(ScoringOptions, total=False):
@@ -319,6 +323,7 @@ class JudgeRubric(Rubric):
     ) -> str:
         response = await self._complete(model, question)
         _count_usage(state, response)
+        _save_reply(state, _label(model), response.text)
         if is_whole_reply and response.finish_reason in ("length", "abort"):
             raise ScoringError(
                 f"judge {_label(model)!r} was truncated before its verdict; raise max_tokens in"
@@ -441,6 +446,15 @@ def _count_usage(state: object, response: Response) -> None:
     usage["judge_output_tokens"] = (
         usage.get("judge_output_tokens", 0) + response.usage.completion_tokens
     )
+
+
+def _save_reply(state: object, judge: str, text: str) -> None:
+    """Save what a judge wrote with the rollout, above all if it is no verdict."""
+    if not isinstance(state, State):
+        return
+    state.setdefault(REPLIES, []).append({"judge": judge, "reply": text})
+    if REPLIES not in state.saved_columns:
+        state.saved_columns += (REPLIES,)
 
 
 def _failure(judge: str, error: Exception, limit_s: float | None) -> ScoringError:

@@ -83,7 +83,7 @@ async def rescore(
 
 
 def _extra_columns(output: RolloutOutput) -> list[str]:
-    columns = {*FIELDS, *DISK_FIELDS, *output["metrics"], "judge_response"}
+    columns = {*FIELDS, *DISK_FIELDS, *output["metrics"], "judge_response", "judge_replies"}
     return [name for name in output if name not in columns]
 
 
