@@ -251,8 +251,8 @@ class Journal:
             try:
                 with open(self.path, "xb") as file, open(os.dup(self._file.fd), "rb") as deleted:
                     deleted.seek(0)
-                    while left := self._durable_bytes - file.tell():
-                        file.write(deleted.read(min(left, 2**20)))
+                    while remaining := self._durable_bytes - file.tell():
+                        file.write(deleted.read(min(remaining, 2**20)))
                     file.flush()
                     sync_file(file.fileno())
                 sync_folder(self.path.parent)

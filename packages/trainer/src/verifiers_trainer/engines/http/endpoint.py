@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from aiohttp import web
 
 from verifiers.clients.dialects import chat, sse
 from verifiers.clients.serving import START_S, Answer, ModelServer, models_body, send_stream
 from verifiers.errors import EndpointUnreachable, ModelRefused, ModelUnavailable
+from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.worker_threads import call_in_thread
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import chat_reply, text_reply
@@ -167,7 +167,7 @@ class Endpoint(ModelServer):
         )
         parser = None
         if offered:
-            parser = for_tools(self._serving.tool_call_parser, msgspec.json.decode(tools))
+            parser = for_tools(self._serving.tool_call_parser, decode_message(tools))
         if body.stream:
             return await send_stream(
                 request, self._events([prompt_ids], body, parser), _error_event
