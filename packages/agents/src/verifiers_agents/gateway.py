@@ -56,7 +56,7 @@ MODEL = "policy"
 KEEP_ALIVE_S = 5.0
 """Seconds without an answer before a stream begins, and between its keep-alive events."""
 MAX_WAITING, MAX_WAITING_BYTES = 64, 16 * 2**20
-"""Requests of an agent that wait for an answer, and their bytes; a single one may be longer."""
+"""Requests of an agent that wait for an answer, and their bytes; a single request may be longer."""
 MAX_REFUSALS, MAX_REFUSAL_CHARS = 20, 500
 SOCKET = "gateway.sock"
 PREFIX = "verifiers-gateway-"
@@ -97,7 +97,7 @@ class Call:
         ModelRefused."""
         outcome = await asyncio.shield(self._future)
         if isinstance(outcome, ModelRefused):
-            # a new one: each request that waits raises its own
+            # a new error: each request that waits raises its own
             raise ModelRefused(str(outcome), status=outcome.status)
         return outcome
 

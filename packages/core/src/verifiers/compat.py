@@ -1,8 +1,8 @@
 """Tables of older names of core; the rest of the code uses canonical names only.
 
-Each table maps an old name to the canonical one. Using an old name logs one debug line per process;
-passing both names of an argument is a ``ConfigError``. ``legacy.modules`` makes the modules of
-``MODULES`` importable.
+Each table maps an old name to the canonical name. Using an old name logs one debug line per
+process; passing both names of an argument is a ``ConfigError``. ``legacy.modules`` makes the
+modules of ``MODULES`` importable.
 """
 
 from __future__ import annotations
@@ -440,7 +440,8 @@ def load(target: str) -> Any:
 
 
 def hook(owner: object, name: str, table: Mapping[str, str]) -> Any:
-    """The method ``name`` of ``owner``, or the one that its class defines under an older name."""
+    """The method ``name`` of ``owner``, or the method that its class defines under an older
+    name."""
     for old, new in table.items():
         if new == name and callable(getattr(type(owner), old, None)):
             note(old, new)

@@ -1,7 +1,7 @@
 """Render a conversation by a tokenizer's chat template, within a time limit.
 
-A template is a program, and comes with a stranger's model: one that loops would hold its thread,
-and with it the loop of an endpoint, for ever.
+A template is a program, and comes with a stranger's model: a template that loops would hold its
+thread, and with it the loop of an endpoint, for ever.
 """
 
 from __future__ import annotations

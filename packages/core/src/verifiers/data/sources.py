@@ -81,7 +81,7 @@ class Source:
 
 
 def is_builder(dataset: object) -> TypeGuard[Callable[[], Any]]:
-    """Return whether ``dataset`` is a function that returns one."""
+    """Return whether ``dataset`` is a function that returns a dataset."""
     return callable(dataset) and not hasattr(dataset, "column_names")
 
 

@@ -12,8 +12,8 @@ from verifiers.parsers.parser import Parser
 class ThinkParser(Parser):
     """Parses what follows the thinking; unclosed thinking leaves no answer.
 
-    A message with ``reasoning_content`` (the server extracted the thinking) counts as one whose
-    block is well formed and closed; its content is the tail.
+    A message with ``reasoning_content`` (the server extracted the thinking) counts as a message
+    whose block is well formed and closed; its content is the tail.
 
     >>> parser = ThinkParser()
     >>> parser.parse("<think>2 + 2 is 4</think> four"), parser.parse("<think>2 + 2 is")

@@ -33,7 +33,7 @@ CALL_MARKS = (
 @dataclass
 class Coverage:
     """Counts over finished rollouts. ``tools``: names of the declared tools; ``parser`` reads
-    answers, and one that takes any text counts nothing.
+    answers, and a parser that takes any text counts nothing.
 
     >>> coverage = Coverage(tools=("add",))
     >>> text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
@@ -60,7 +60,7 @@ class Coverage:
 
     def add(self, rollout: Mapping[str, Any]) -> None:
         """Count a finished rollout: a row or a state, with ``completion`` and ``is_truncated``. An
-        unfinished one, which has an error, is not counted."""
+        unfinished rollout, which has an error, is not counted."""
         if rollout.get("error") is not None and not rollout.get("completion"):
             return
         completion = rollout.get("completion") or []

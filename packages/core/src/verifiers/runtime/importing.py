@@ -2,11 +2,11 @@
 
 The promise: the modules of each file are a namespace: what it imports from the files beside it, at
 once or later inside a function, is found there, whatever another file has imported under that name.
-A file that changed, or one that it imported, is run again when it is loaded again. Installed modules
-come first.
+A file that changed, or a file that it imported, is run again when it is loaded again. Installed
+modules come first.
 
 Names of modules are those of the files, so classes pickle and have the same name in every run; the
-namespace that imported last is the one in ``sys.modules``.
+namespace that imported last is that in ``sys.modules``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Namespace:
         self.builtins = {**vars(builtins), "__import__": self._import}
 
     def has_changed(self) -> bool:
-        """Whether a file is no longer the one that was run."""
+        """Whether a file is no longer what was run."""
         return any(_digest(path) != digest for path, digest in self.digests.items())
 
     def load(self, file: Path, module: str) -> ModuleType:
@@ -130,7 +130,7 @@ class _Namespace:
             importlib.invalidate_caches()
 
     def _replaces(self, name: str) -> bool:
-        """Whether a module of another namespace has a name that a file of this one has."""
+        """Whether a module of another namespace has a name that a file of this namespace has."""
         owner, top = _OWNERS.get(name), name.partition(".")[0]
         return owner is not None and owner is not self and (top in self.modules or self.has(top))
 

@@ -1,6 +1,6 @@
 """The configuration of a run: its fingerprint, and how two of them differ.
 
-``runs.run`` assembles the configuration, ``directory`` compares it with the stored one.
+``runs.run`` assembles the configuration, ``directory`` compares it with the stored configuration.
 """
 
 from __future__ import annotations

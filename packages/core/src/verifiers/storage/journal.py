@@ -240,7 +240,7 @@ class Journal:
 
     def _check_place(self, num_bytes: int) -> None:
         """*Raises* JournalError when rows are lost because another program deleted, replaced or cut
-        the file. A deleted one is written again, with every acknowledged row."""
+        the file. A deleted journal is written again, with every acknowledged row."""
         assert self._file is not None
         opened = os.fstat(self._file.fd)
         try:

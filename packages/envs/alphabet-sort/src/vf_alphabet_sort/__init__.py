@@ -67,7 +67,7 @@ def load_environment(
             first.
         difficulty: Preset of the five numbers above; explicit arguments override it.
         num_train_examples: Training games. With a dataset at most its games beyond the held-out
-            ones.
+            games.
         num_eval_examples: Held-out games; with the shipped names, their last names do not occur in
             training games.
         seed: Determines the games; equal arguments give equal games on every machine.

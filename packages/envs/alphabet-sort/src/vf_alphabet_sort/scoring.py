@@ -1,4 +1,4 @@
-"""Score of a conversation: per turn the ``difflib`` ratio of the reply's lines and the right ones.
+"""Score of a conversation: per turn the ``difflib`` ratio of the reply's lines and the right lines.
 
 Pure functions of texts. Cost is bounded: blocks are found in one pass, and of an answer far longer
 than the right list only the beginning is matched.

@@ -29,8 +29,9 @@ def load_environment(
     r"""The gsm8k environment.
 
     Args:
-        num_train_examples: Training problems; -1: 1,000 generated ones, or all that a dataset has.
-        num_eval_examples: Held-out problems; -1: 100 generated ones, or all that a dataset has.
+        num_train_examples: Training problems; -1: 1,000 that are generated, or all that a dataset
+            has.
+        num_eval_examples: Held-out problems; -1: 100 that are generated, or all that a dataset has.
         seed: Determines the problems; equal arguments give equal problems on every machine.
         dataset_name: Source other than the generator: "openai/gsm8k" (or "gsm8k"), the published
             set, loaded on first use, needs a network unless cached; or "gsm_symbolic", a generator

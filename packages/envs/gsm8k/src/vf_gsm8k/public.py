@@ -50,7 +50,7 @@ class PublishedRows:
 
 
 class SymbolicRows:
-    """Problems of ``gsm_symbolic``: consecutive entries of a seed, the held-out ones first, no
+    """Problems of ``gsm_symbolic``: consecutive entries of a seed, the held-out problems first, no
     question twice.
 
     *Raises* ConfigError at once when Reasoning Gym is not installed.

@@ -35,7 +35,7 @@ Output:
 The answer is \\boxed{8}."""
 """Default prompt when code is taken from code blocks (``code_from``)."""
 NUM_TRAIN, NUM_EVAL = 1000, 100
-"""Default numbers of problems, hand-written ones first, then generated ones."""
+"""Default numbers of problems, hand-written problems first, then generated problems."""
 SPLITS = ("train", "test")
 
 
@@ -79,7 +79,7 @@ def load_environment(
             how to run code, by ``code_from``; with blocks, an explanation of their format is
             appended to another prompt.
         split: Alias of dataset_split.
-        eval_split: The split to evaluate on. Default: "test" where there is one.
+        eval_split: The split to evaluate on. Default: "test" if there is any.
         rollouts_per_example: Default of runs of this environment.
         max_concurrent: Default of concurrent rollouts in runs of this environment.
         strict: Refuse lists, sums that are not worked out, false equations, and boxes in thinking
@@ -154,7 +154,7 @@ def _sources(
 
 def own_rows(split: str, count: int, seed: int, name: str) -> list[dict[str, Any]]:
     """``count`` problems of this package: the hand-written ones of the split in seeded order, then
-    generated ones.
+    generated problems.
 
     *Raises* DatasetError when there are fewer; ``name`` is the name of the argument in the message.
     """

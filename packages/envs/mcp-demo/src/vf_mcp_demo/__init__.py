@@ -38,7 +38,7 @@ def load_environment(
         num_eval_examples: Held-out questions, 152 at most; their items do not occur in training
             questions.
         max_turns: Model calls, including those with tool calls.
-        seed: Determines stock and questions; equal arguments give equal ones on every machine.
+        seed: Determines stock and questions; equal arguments give equal questions on every machine.
         system_prompt: Default: an instruction that names the tools' use and the tags. "" sends
             none.
 

@@ -46,7 +46,7 @@ def load_environment(
         max_chars: Maximum characters of a text. Default: 180, 80 or 6 by unit; no bound with a
             dataset.
         num_train_examples: Training texts. With a dataset at most its texts beyond the held-out
-            ones.
+            texts.
         num_eval_examples: Held-out texts, disjoint from the training texts and independent of
             num_train_examples.
         seed: Determines the texts; equal arguments give equal texts on every machine.

@@ -1,8 +1,8 @@
 """The texts to reverse, generated from the shipped words.
 
 They are a pure function of (unit, bounds, count, seed): all different, with lengths within the
-bounds. A longer request begins with the texts of a shorter one, so the held-out set is independent
-of the size of the training set.
+bounds. A longer request begins with the texts of a shorter request, so the held-out set is
+independent of the size of the training set.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def load_environment(
             equal.
         judge_base_url: Endpoint of the judge. Default: OpenAI's API.
         judge_api_key_var: Environment variable with the API key of the judge.
-        seed: Determines order and choice of the questions; equal arguments give equal ones on every
-            machine.
+        seed: Determines order and choice of the questions; equal arguments give equal questions on
+            every machine.
         system_prompt: Default: an instruction that names the tools and the tags. "" sends none.
 
     Raises:

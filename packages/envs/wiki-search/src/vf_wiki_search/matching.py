@@ -1,4 +1,5 @@
-"""Compare a model's answer with the right one, without a judge: equality of the normalised texts.
+"""Compare a model's answer with the right answer, without a judge: equality of the normalised
+texts.
 
 Case, accents, punctuation, articles and thousands separators are ignored; any other difference
 counts.

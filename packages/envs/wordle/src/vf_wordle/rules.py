@@ -58,7 +58,7 @@ class Game:
 
     @property
     def last_marks(self) -> str:
-        """The marks of the last valid guess; empty without one."""
+        """The marks of the last valid guess; empty without a valid guess."""
         return next((move.marks for move in reversed(self.moves) if move.marks), "")
 
 

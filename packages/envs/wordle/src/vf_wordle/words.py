@@ -20,7 +20,7 @@ HELD_OUT_EVERY = 11
 
 @functools.cache
 def load_words(file: str, length: int) -> tuple[str, ...]:
-    """The words of ``answers.txt`` (common ones) or ``guesses.txt`` (all, answers included) of a
+    """The words of ``answers.txt`` (common words) or ``guesses.txt`` (all, answers included) of a
     length, sorted."""
     text = (resources.files(__package__) / file).read_text(encoding="ascii")
     return tuple(word for word in text.split() if len(word) == length)

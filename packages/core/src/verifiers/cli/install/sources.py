@@ -1,7 +1,7 @@
 """Choose the source of an environment: the arguments of ``vf-install`` -> packages to install, the
 most likely first.
 
-The order: a git repository, if one is named; a project folder; a member of the surrounding
+The order: a git repository, if any is named; a project folder; a member of the surrounding
 workspace; a file or folder that needs no installation; an installed package; a package index.
 Installs nothing. A repository is inspected in a shallow clone without a checkout, so that a missing
 branch, folder or version is reported before the installer starts; the installer then fetches ``NAME

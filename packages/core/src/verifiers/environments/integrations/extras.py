@@ -1,4 +1,4 @@
-"""Optional dependencies of the integrations: whether one is installed, and the command that
+"""Optional dependencies of the integrations: whether a library is installed, and the command that
 installs it.
 
 Promise: only an absent library is reported as not installed. A library that is installed and fails

@@ -4,8 +4,8 @@ this process.
 Promise: a server starts on first use from any loop and runs until ``stop``. A dead server is
 restarted by the next call, once per call; a call interrupted by its death is repeated, so a server
 may see a call twice. A server sees ``HOME LOGNAME PATH SHELL TERM USER`` and the variables of its
-``ServerSpec``; one whose message is longer than ``MAX_MESSAGE_BYTES`` counts as dead. It ends with
-the processes that it started; on Linux a reaper ends daemons too.
+``ServerSpec``; a server whose message is longer than ``MAX_MESSAGE_BYTES`` counts as dead. It ends
+with the processes that it started; on Linux a reaper ends daemons too.
 
 The connections belong to an event loop in a dedicated thread, because each blocking call of an
 environment has its own loop that ends with the call. Models and messages are in ``mcp``. A child
