@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -287,20 +288,35 @@ def test_two_tools_of_one_name_are_refused_before_the_model_is_asked():
         ),
     ):
         env.evaluate(client, "m")
-    with (
-        mcp_env(described("one"), described("two")) as env,
-        pytest.raises(ConfigError, match=r"'one' and .* 'two'"),
-    ):
-        env.evaluate(client, "m")
     assert client.requests == []
 
 
-def test_a_tool_name_that_no_provider_takes_is_refused():
-    with (
-        mcp_env(described("math", "--also", "a.b")) as env,
-        pytest.raises(ConfigError, match=r"'math': .*'a\.b'"),
-    ):
-        run(env)
+def test_names_that_no_provider_takes_or_two_servers_have_are_changed_and_called_as_they_are():
+    with mcp_env(described("one"), described("two", "--also", "a.b")) as env:
+        client = ScriptedClient([[call("two_add", a=1, b=2)], [call("a_b")], "Done."])
+        results = env.evaluate(client, "m")
+        names = {tool["function"]["name"] for tool in client.requests[0].tools}
+        assert {"one_add", "two_add", "a_b"} <= names
+        assert all(re.fullmatch("[a-zA-Z0-9_-]{1,64}", name) for name in names)
+        assert answers(results)[0] == "3"
+
+
+def test_tools_are_chosen_left_out_and_renamed():
+    chosen = described("one", tools=["add"]), described("two", exclude=["add"])
+    with mcp_env(*chosen) as env:
+        client = ScriptedClient("Done.")
+        env.evaluate(client, "m")
+        names = {tool["function"]["name"] for tool in client.requests[0].tools}
+        assert "add" in names
+        assert not names & {"one_add", "two_add"}
+    with mcp_env(described(rename={"add": "plus"})) as env:
+        assert answers(run(env, call("plus", a=1, b=2))) == ["3"]
+    for wrong in ({"tools": ["ad"]}, {"exclude": ["ad"]}, {"rename": {"ad": "x"}}):
+        with (
+            mcp_env(described(**wrong)) as env,
+            pytest.raises(ConfigError, match="has no tool 'ad'"),
+        ):
+            run(env)
 
 
 @pytest.mark.parametrize(

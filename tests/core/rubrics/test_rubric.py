@@ -4,12 +4,15 @@ import asyncio
 import math
 import threading
 from contextlib import asynccontextmanager
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import verifiers as vf
 import verifiers.rollouts.author_code as mark
+from support.small_envs import Talk
 from verifiers.errors import (
     ConfigError,
     EnvironmentFault,
@@ -623,3 +626,25 @@ async def test_cancellation_is_not_an_error_of_the_function():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert state["error"] is None
+
+
+async def test_a_prompt_that_does_not_fit_is_the_cause_that_a_reward_function_finds_nothing():
+    def last(completion):
+        return float(completion[-1].content == "x")
+
+    env = vf.SingleTurnEnv(dataset=[{"question": "q"}], rubric=vf.Rubric(funcs=[last]))
+    client = ScriptedClient("x", errors={0: vf.OverlongPromptError("9000 tokens")})
+    results = await env.a_evaluate(client, "m", num_examples=1)
+    assert "the first prompt does not fit the context" in results["errors"][0]["message"]
+    assert "IndexError" in results["errors"][0]["message"]
+    later = ScriptedClient("x", errors={1: vf.OverlongPromptError("9000 tokens")})
+    talk = Talk(rubric=vf.Rubric(funcs=[lambda completion: completion[9]]))  # negative control
+    results = await talk.a_evaluate(later, "m", num_examples=1)
+    assert "first prompt" not in results["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("value", [Decimal("0.5"), Fraction(1, 2)])
+async def test_a_reward_may_be_any_kind_of_number(value):
+    rubric = vf.Rubric(funcs=[lambda completion: value])
+    env = vf.SingleTurnEnv(dataset=[{"question": "q"}], rubric=rubric)
+    assert (await env.a_evaluate(ScriptedClient("x"), "m", num_examples=1))["reward"] == [0.5]

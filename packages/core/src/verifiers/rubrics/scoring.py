@@ -24,6 +24,8 @@ import os
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,7 +39,7 @@ from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.arguments import ArgumentResolver, GroupArgumentResolver, RewardFunction
 from verifiers.runtime.processes import process_pool
 from verifiers.runtime.worker_threads import Raised, call_in_thread, workers
-from verifiers.types import AttributeDict
+from verifiers.types import AttributeDict, StopReason
 
 NAN = math.nan
 SUCCESS = "success"
@@ -260,7 +262,9 @@ async def _values(
         if inspect.isawaitable(outcome):  # a synchronous function that returned a coroutine
             outcome = await _bounded(function, resolver, outcome)
         if isinstance(outcome, Raised):
-            outcomes[index] = [scoring_error(outcome.error, function.name)] * len(resolver.states)
+            outcomes[index] = [
+                scoring_error(outcome.error, function.name, state) for state in resolver.states
+            ]
         elif function.is_group:
             outcomes[index] = _values_of_group(outcome, len(resolver.states), function.name)
         else:
@@ -339,6 +343,8 @@ def value_or_error(value: object, name: str) -> float | ScoringError:
     ``LARGEST``."""
     if isinstance(value, np.generic):
         value = value.item()
+    elif isinstance(value, Decimal | Fraction):
+        value = float(value)
     if not isinstance(value, (int, float)):
         problem = f"{_short_repr(value)}; return a number"
     else:
@@ -368,8 +374,9 @@ def _short_repr(value: object) -> str:
     return text if len(text) <= 60 else f"a {type(value).__name__} ({text[:57]}…)"
 
 
-def scoring_error(error: BaseException, name: str) -> ScoringError:
-    """The ``ScoringError`` for a failed function, with the failure as its cause.
+def scoring_error(error: BaseException, name: str, state: State | None = None) -> ScoringError:
+    """The ``ScoringError`` for a failed function, with the failure as its cause; if ``state`` has no
+    completion because its prompt is too long, it says so.
 
     *Raises* the error itself when it ends the run (``RunError``).
     """
@@ -382,7 +389,18 @@ def scoring_error(error: BaseException, name: str) -> ScoringError:
         text = str(error) or "timed out"
     else:
         text = f"raised {type(error).__name__}: {error}"
-    failure = ScoringError(f"reward function {name!r}: {text}", function=name, **_location(error))
+    message = f"reward function {name!r}: {text}"
+    record = None if state is None else state.record
+    if (
+        record is not None
+        and record.stop == StopReason.PROMPT_TOO_LONG.value
+        and not len(record.transcript)
+    ):
+        message = (
+            "the first prompt does not fit the context of the model, so there is no completion to"
+            f" score; {message}"
+        )
+    failure = ScoringError(message, function=name, **_location(error))
     failure.__cause__ = error
     return failure
 

@@ -13,7 +13,9 @@ with ``InfraError``, and its reward is unknown.
 from __future__ import annotations
 
 import json
+import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -50,10 +52,12 @@ class MCPEnv(ToolEnv):
     """An environment with the tools of MCP servers.
 
     Args:
-        mcp_servers: Mappings or objects with ``name``, ``command``, ``args``, ``env`` and
-            ``description``. ``env`` maps variables to values, or lists variables of this process;
-            the server sees these and ``HOME``, ``LOGNAME``, ``PATH``, ``SHELL``, ``TERM``,
-            ``USER``.
+        mcp_servers: Mappings or objects with ``name``, ``command``, ``args``, ``env``,
+            ``description``, ``tools`` (names of those that are offered; default: all), ``exclude``
+            and ``rename`` (the server's own name -> the name for the model). Names that no provider
+            takes, or that two servers have, are offered as ``cal_search``, ``server_search``.
+            ``env`` maps variables to values, or lists variables of this process; the server sees
+            these and ``HOME``, ``LOGNAME``, ``PATH``, ``SHELL``, ``TERM``, ``USER``.
         max_turns: Model calls after which a rollout ends.
         error_formatter: Function from an exception to the text that the model reads.
         start_timeout_s: Time limit of a server's start, in seconds.
@@ -136,23 +140,36 @@ class MCPEnv(ToolEnv):
             (field(t.get("function") or t, "name") for t in self.tool_defs), "the environment"
         )
         functions = []
-        for server, tool in listed:
-            owner = f"the MCP server {server!r}"
-            if tool.name in owners:
+        specs = {spec.name: spec for spec in self.mcp_servers}
+        for spec in specs.values():
+            names = {tool.name for server, tool in listed if server == spec.name}
+            if unknown := {*(spec.tools or ()), *spec.exclude, *spec.rename} - names:
                 raise ConfigError(
-                    f"{owners[tool.name]} and {owner} both have a tool {tool.name!r}; rename one or"
-                    " leave one out"
+                    f"the MCP server {spec.name!r} has no tool {min(unknown)!r}; its tools are:"
+                    f" {', '.join(sorted(names))}"
                 )
-            owners[tool.name] = owner
+        offered = [(server, tool) for server, tool in listed if specs[server].offers(tool.name)]
+        counts = Counter(tool.name for _, tool in offered)
+        for server, tool in offered:
+            owner, name = f"the MCP server {server!r}", specs[server].rename.get(tool.name)
+            if name is None:  # a legal name, distinct from those of other servers
+                name = tool.name if counts[tool.name] == 1 else f"{server}_{tool.name}"
+                name = re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
+            if name in owners:
+                raise ConfigError(
+                    f"{owners[name]} and {owner} both have a tool {name!r}; rename one or"
+                    f" leave one out (rename or exclude of the server {server!r})"
+                )
+            owners[name] = owner
             try:
-                functions.append(self._function(server, tool))
+                functions.append(self._function(server, tool, name))
             except ConfigError as error:
                 raise ConfigError(f"{owner}: {error}") from error
         for function in functions:
             self._add(function)
         return [function.definition for function in functions]
 
-    def _function(self, server: str, tool: mcp_types.Tool) -> ToolFunction:
+    def _function(self, server: str, tool: mcp_types.Tool, name: str) -> ToolFunction:
         async def call(**arguments: object) -> Any:
             from mcp import MCPError
 
@@ -165,9 +182,9 @@ class MCPEnv(ToolEnv):
                 raise ToolCallError(content if isinstance(content, str) else str(content))
             return content
 
-        call.__name__ = tool.name
+        call.__name__ = name
         return ToolFunction.with_definition(
-            call, Tool(tool.name, tool.description or "", tool.input_schema)
+            call, Tool(name, tool.description or "", tool.input_schema)
         )
 
 

@@ -34,12 +34,13 @@ from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageErro
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, size_text
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.suggest import check_keywords
+from verifiers.storage.described import describe, type_name
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 T = TypeVar("T")
-FIELDS = ("name", "command", "args", "env", "description")
+FIELDS = ("name", "command", "args", "env", "description", "tools", "exclude", "rename")
 STOP_LIMIT_S = 10.0
 MAX_STDERR_BYTES = 4000
 """Bytes of the end of the stderr of a server to keep for error messages."""
@@ -67,6 +68,12 @@ class ServerSpec:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
     """Variables that the server sees in addition to the basic variables."""
     description: str = ""
+    tools: tuple[str, ...] | None = None
+    """The server's own names of the tools that are offered; None = all."""
+    exclude: tuple[str, ...] = ()
+    """Names of tools that are left out."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """The server's own name of a tool -> the name that the model calls."""
 
     @classmethod
     def of(cls, server: object) -> ServerSpec:
@@ -93,9 +100,42 @@ class ServerSpec:
                 key="args",
             )
         env = _environment(fields["name"], fields.get("env", {}))
+        chosen = fields.get("tools")
         return cls(
-            fields["name"], fields["command"], tuple(args), env, fields.get("description", "")
+            fields["name"],
+            fields["command"],
+            tuple(args),
+            env,
+            fields.get("description", ""),
+            None if chosen is None else _names(fields, "tools"),
+            _names(fields, "exclude"),
+            dict(fields.get("rename", {})),
         )
+
+    def identity(self) -> dict[str, Any]:
+        """The fields, without a choice of tools where there is none: older runs have no such
+        keys."""
+        values = {name: getattr(self, name) for name in FIELDS}
+        defaults: dict[str, Any] = {"tools": None, "exclude": (), "rename": {}}
+        return {"class": type_name(type(self))} | {
+            name: describe(value, name)
+            for name, value in values.items()
+            if name not in defaults or value != defaults[name]
+        }
+
+    def offers(self, tool: str) -> bool:
+        """Whether a tool of the server is offered to the model."""
+        return (self.tools is None or tool in self.tools) and tool not in self.exclude
+
+
+def _names(fields: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    names = fields.get(key, ())
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"the {key} of the MCP server {fields['name']!r} must be a list of names of tools",
+            key=key,
+        )
+    return tuple(names)
 
 
 def _environment(server: str, env: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
