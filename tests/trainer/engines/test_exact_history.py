@@ -3,6 +3,7 @@ chat template."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -324,6 +325,15 @@ async def test_two_ways_to_go_on_from_one_answer_both_begin_with_it():
         await client.complete(ModelRequest(after, "m", rollout_id="r"))
     start = server.prompts()[0] + "<think>a</think>1<|im_end|>\n<|im_start|>user\n"
     assert [prompt.startswith(start) for prompt in server.prompts()[1:]] == [True, True]
+
+
+async def test_a_prompt_of_megabytes_is_overlong_without_being_tokenized_as_a_whole():
+    client = TokenServer("1").client()
+    asked = ModelRequest([{"role": "user", "content": "reverse: abc " * 300_000}], "m")
+    began = time.monotonic()
+    with pytest.raises(OverlongPromptError, match="maximum context length is"):
+        await client.complete(asked)
+    assert time.monotonic() - began < 2.0
 
 
 async def test_what_cannot_be_asked_is_one_sentence():

@@ -23,7 +23,7 @@ from verifiers.clients.protocol import Client, shows_tools
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
 from verifiers.types import Message, ModelRequest, Response
 from verifiers_trainer.engines.exact.history import ExactHistory
-from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat, Tokenizer
+from verifiers_trainer.engines.http.chat import OVERLONG, BadRequest, ChatFormat, Tokenizer
 from verifiers_trainer.engines.http.replies import message_of_reply
 from verifiers_trainer.engines.http.tool_calls import for_tools, resolve_tool_call_parser
 
@@ -40,7 +40,7 @@ class ExactClient:
         self, inner: Client, tokenizer: Tokenizer, max_seq_len: int, tool_call_parser: str = "auto"
     ):
         self._inner, self._max_seq_len = inner, max_seq_len
-        self._chat, self._history = ChatFormat(tokenizer), ExactHistory(tokenizer)
+        self._chat, self._history = ChatFormat(tokenizer, max_seq_len), ExactHistory(tokenizer)
         self._parse_calls = resolve_tool_call_parser(
             tool_call_parser, getattr(tokenizer, "chat_template", None)
         )
@@ -53,7 +53,11 @@ class ExactClient:
         offered = request.tools if chat_options.get("tool_choice") != "none" else None
         messages = chat_messages(request.prompt)
         prompt_ids = self._prompt_ids(
-            messages, offered, request.rollout_id, chat_options.get("chat_template_kwargs") or {}
+            messages,
+            offered,
+            request.rollout_id,
+            chat_options.get("chat_template_kwargs") or {},
+            sampling.get("truncate_prompt_tokens") is not None,
         )
         num_prompt = min(len(prompt_ids), sampling.get("truncate_prompt_tokens") or len(prompt_ids))
         if num_prompt >= self._max_seq_len:
@@ -98,15 +102,21 @@ class ExactClient:
         tools: Sequence[Mapping[str, Any]] | None,
         rollout_id: str | None,
         variables: Mapping[str, Any],
+        is_truncated: bool,
     ) -> list[int]:
         try:
             prompt_ids = self._history.prompt_ids(messages, tools, rollout_id, variables)
             if prompt_ids is None:
                 encoded = [json.dumps(list(part)).encode() for part in (messages, tools or ())]
                 prompt_ids = self._chat.prompt_ids(
-                    encoded[0], encoded[1] if tools else None, json.dumps(dict(variables)).encode()
+                    encoded[0],
+                    encoded[1] if tools else None,
+                    json.dumps(dict(variables)).encode(),
+                    is_truncated=is_truncated,
                 ).tolist()
         except BadRequest as error:
+            if error.code == OVERLONG:
+                raise OverlongPromptError(str(error)) from error
             raise ModelRefused(
                 f"history='exact' cannot render this conversation: {error}"
             ) from error

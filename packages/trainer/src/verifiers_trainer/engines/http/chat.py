@@ -17,6 +17,8 @@ _CACHED_PROMPTS = 1024
 _CACHED_BYTES = 16_384
 _SHORT_CHARS = 2**16
 """A text that is tokenized without a look at its length."""
+OVERLONG = "context_length_exceeded"
+"""Code of the error of a prompt that does not fit."""
 _LOOK_CHARS = 16
 """Characters for each token of the limit that are looked at first, four times the usual."""
 _RESERVED = frozenset(
@@ -42,7 +44,7 @@ def overlong(num_tokens: object, max_seq_len: int) -> BadRequest:
         f"This model's maximum context length is {max_seq_len} tokens. However, your prompt has"
         f" {num_tokens} tokens, which leaves no room for a completion. Please reduce its length.",
         "prompt",
-        code="context_length_exceeded",
+        code=OVERLONG,
     )
 
 
