@@ -47,7 +47,8 @@ def opens(call: ast.Call) -> bool:
     """Whether a file is opened for reading, or the text of one is decoded as TOML."""
     function = call.func
     if isinstance(function, ast.Name):
-        return function.id == "open" and _reads(call.args[1:2])
+        is_descriptor = ast.unparse(call.args[0]).startswith("os.dup(") if call.args else False
+        return function.id == "open" and not is_descriptor and _reads(call.args[1:2])
     if not isinstance(function, ast.Attribute):
         return False
     if ast.unparse(function) in ("tomllib.loads", "tomllib.load", "io.open"):

@@ -27,6 +27,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
+from verifiers.runtime.bounded import MAX_ROW_BYTES, TooLong, read_file
+
 
 def import_source(file: Path, module: str, root: Path) -> ModuleType:
     """Import ``module`` from ``file``; ``root`` is the folder that holds it or its top-level
@@ -207,8 +209,8 @@ def _is_file(module: ModuleType | None, file: Path) -> bool:
 
 def _digest(path: str) -> str | None:
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
+        return hashlib.sha256(read_file(path, MAX_ROW_BYTES)).hexdigest()
+    except (OSError, TooLong):
         return None
 
 
