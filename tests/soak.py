@@ -1242,11 +1242,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.nice(10)
     if options.cpus:
         os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[-options.cpus :]))
-    folder = (
-        Path(tempfile.mkdtemp(prefix="soak-"))
-        if options.folder is None
-        else options.folder.absolute()
-    )
+    if options.folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    else:
+        folder = options.folder.absolute()
     began, number, violation = time.monotonic(), options.first_round, None
     soak = Soak(folder, options.seed, options.sabotage)
     num_rounds = 0

@@ -109,11 +109,10 @@ def test_killed_at_random_times_25_rounds_a_run_ends_with_the_planned_rows_once(
     chance = random.Random(5)
     acknowledged, killed = 0, 0
     for number in range(ROUNDS):
-        when = (
-            {"kill_after_s": chance.uniform(0, 0.05)}
-            if number % 2
-            else {"kill_after_lines": chance.randint(1, 9)}
-        )
+        if number % 2:
+            when = {"kill_after_s": chance.uniform(0, 0.05)}
+        else:
+            when = {"kill_after_lines": chance.randint(1, 9)}
         ended = warm.run(CHILD, server.url, tmp_path, "alone", "save", LONG, **when)
         assert ended.killed or "done" in ended.lines[-1], ended.stderr
         killed += ended.killed

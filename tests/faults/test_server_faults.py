@@ -341,11 +341,10 @@ def test_an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_
         return Behaviour(body=bodies[hit.index % 2])
 
     with FakeServer("1", script=script) as server:
-        env = (
-            single_turn(4)
-            if not num_workers
-            else vf.load_environment("reverse-text", num_eval_examples=4)
-        )
+        if not num_workers:
+            env = single_turn(4)
+        else:
+            env = vf.load_environment("reverse-text", num_eval_examples=4)
         asked = {"logprobs": True}
         env.evaluate(
             client_of(server), "m", sampling_args=asked, num_workers=num_workers, max_concurrent=1

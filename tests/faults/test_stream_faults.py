@@ -158,11 +158,10 @@ async def test_an_error_inside_a_stream_is_repeated_as_one_outside(kind, status)
 @pytest.mark.parametrize("is_inside", [True, False])
 def test_a_prompt_that_does_not_fit_is_a_stop_condition_in_either_place(kind, is_inside):
     text = "prompt is too long: 210000 tokens > 200000 maximum"
-    body = (
-        error_stream(kind, 400, text)
-        if is_inside
-        else json.dumps(kind.dialect.error_body(400, text))
-    )
+    if is_inside:
+        body = error_stream(kind, 400, text)
+    else:
+        body = json.dumps(kind.dialect.error_body(400, text))
     behaviour = Behaviour(200 if is_inside else 400, body=body)
     with FakeServer("1", script=lambda hit: behaviour) as server:
         results = single_turn(2).evaluate(client_of(kind, server), "m")

@@ -51,11 +51,10 @@ async def main(address, endpoint):
 
     async def play(config, task, on_delta=None):
         try:
-            data = (
-                v1.TaskData(**task).model_dump()
-                if task.keys() <= v1.TaskData.model_fields.keys()
-                else task
-            )
+            if task.keys() <= v1.TaskData.model_fields.keys():
+                data = v1.TaskData(**task).model_dump()
+            else:
+                data = task
             return read(await client.run(config, "m", sampling, data, on_delta=on_delta))
         except RuntimeError as error:
             return {"failed": str(error)}

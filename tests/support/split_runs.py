@@ -44,11 +44,10 @@ def numbers(weights: dict[str, torch.Tensor]) -> list[float]:
 def ended(trainer: Any, **facts: Any) -> dict[str, Any]:
     """What a rank tells of a finished training; every rank calls it."""
     weights = whole_weights(trainer)
-    lines = (
-        [row for row in metrics_of(trainer.args.folder) if "loss" in row]
-        if trainer.ranks.is_main
-        else []
-    )
+    if trainer.ranks.is_main:
+        lines = [row for row in metrics_of(trainer.args.folder) if "loss" in row]
+    else:
+        lines = []
     trainer.ranks.gather([0.0], "the end")  # the store ends with rank 0's process
     return {
         "weights": digest(weights),

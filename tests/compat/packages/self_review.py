@@ -47,11 +47,10 @@ class SelfReviewEnv(vf.MultiTurnEnv):
 
     @vf.stop(priority=1)
     async def gave_up(self, state: State) -> bool:
-        last = (
-            state["trajectory"][-1]["completion"][-1]
-            if state["trajectory"]
-            else AssistantMessage(content="")
-        )
+        if state["trajectory"]:
+            last = state["trajectory"][-1]["completion"][-1]
+        else:
+            last = AssistantMessage(content="")
         return last.content == "I give up"
 
     @vf.cleanup

@@ -13,11 +13,10 @@ SECRET = "You want to go to Rome and have 30 euros."
 
 def talk(user_replies, replies, question="Book me a train.", info=None, **options):
     user = ScriptedClient(user_replies)
-    prompt = (
-        [{"role": "user", "content": question}]
-        if question
-        else [{"role": "system", "content": "Sell trains."}]
-    )
+    if question:
+        prompt = [{"role": "user", "content": question}]
+    else:
+        prompt = [{"role": "system", "content": "Sell trains."}]
     row = {"prompt": prompt, "info": {"instructions": SECRET} if info is None else info}
     options.setdefault("roles", [vf.Role("user", client=user), "assistant"])
     env = vf.SimulatedUserEnv(dataset=[row], **options)

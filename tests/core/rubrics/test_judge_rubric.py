@@ -125,11 +125,10 @@ def test_what_a_judge_lacks_is_said_before_the_first_rollout(monkeypatch, within
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     scored = within(rubric())
-    env = (
-        scored
-        if isinstance(scored, vf.Environment)
-        else vf.SingleTurnEnv(dataset=[{"question": "2+2", "answer": "4"}], rubric=scored)
-    )
+    if isinstance(scored, vf.Environment):
+        env = scored
+    else:
+        env = vf.SingleTurnEnv(dataset=[{"question": "2+2", "answer": "4"}], rubric=scored)
     client = ScriptedClient("4")
     with pytest.raises(ConfigError, match=said):
         env.evaluate(client, "policy")

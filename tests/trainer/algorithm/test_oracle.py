@@ -326,11 +326,10 @@ def oracle(
                 pairs = tokens_of(sample)
                 log_pi = [logprob(logits, *pair) for pair in pairs]
                 log_mu = [float(np.float32(float(logprob(SAMPLER, *pair)))) for pair in pairs]
-                log_old = (
-                    log_mu
-                    if anchor == "sampler"
-                    else [float(logprob(OLD, *pair)) for pair in pairs]
-                )
+                if anchor == "sampler":
+                    log_old = log_mu
+                else:
+                    log_old = [float(logprob(OLD, *pair)) for pair in pairs]
                 ratios = [a - b for a, b in zip(log_pi, log_old, strict=True)]
                 for i, pair in enumerate(pairs):
                     teacher = float(logprob(REFERENCE, *pair))

@@ -246,11 +246,10 @@ def rollouts(draw) -> list[Turn]:
 @settings(max_examples=150, deadline=None)
 def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
     samples = merge_turns(turns)
-    trained = (
-        np.concatenate([s.sampler_logprobs[s.loss_mask] for s in samples])
-        if samples
-        else np.zeros(0)
-    )
+    if samples:
+        trained = np.concatenate([s.sampler_logprobs[s.loss_mask] for s in samples])
+    else:
+        trained = np.zeros(0)
     assert sorted(trained) == sorted(np.concatenate([t.sampler_logprobs for t in turns]))
     for t in turns:
         locations = [

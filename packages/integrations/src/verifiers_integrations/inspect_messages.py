@@ -138,11 +138,10 @@ def to_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
 def from_assistant(reply: Any) -> Message:
     """Convert an Inspect assistant message to ours."""
     message = Message(role="assistant", content=reply.text)
-    reasoning = (
-        [part.reasoning for part in reply.content if part.type == "reasoning"]
-        if _has_parts(reply)
-        else []
-    )
+    if _has_parts(reply):
+        reasoning = [part.reasoning for part in reply.content if part.type == "reasoning"]
+    else:
+        reasoning = []
     if reasoning:
         message["reasoning_content"] = "\n".join(reasoning)
     if reply.tool_calls:

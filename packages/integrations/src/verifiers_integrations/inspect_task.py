@@ -70,11 +70,10 @@ class InspectClient:
             raise ModelError(f"Inspect's model failed: {type(error).__name__}: {error}") from error
         if not output.choices:
             raise ModelError(f"Inspect's model gave no choice: {output.error or 'no reason given'}")
-        usage = (
-            Usage(output.usage.input_tokens, output.usage.output_tokens)
-            if output.usage
-            else Usage()
-        )
+        if output.usage:
+            usage = Usage(output.usage.input_tokens, output.usage.output_tokens)
+        else:
+            usage = Usage()
         finish = FINISH_REASONS.get(output.stop_reason, "stop")
         return Response(
             from_assistant(output.message), finish, usage, model=output.model or request.model

@@ -172,11 +172,10 @@ class Session:
         return self._ended(self._rollout.result())
 
     def _asks(self, request: ModelRequest) -> dict[str, Any]:
-        prompt = (
-            request.prompt
-            if not isinstance(request.prompt, str)
-            else [{"role": "user", "content": request.prompt}]
-        )
+        if not isinstance(request.prompt, str):
+            prompt = request.prompt
+        else:
+            prompt = [{"role": "user", "content": request.prompt}]
         follows = [_plain(message) for message in prompt[: len(self._seen)]] == [
             _plain(seen) for seen in self._seen
         ]

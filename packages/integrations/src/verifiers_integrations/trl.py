@@ -74,11 +74,10 @@ def to_dataset(env: Environment, split: str = "train", max_samples: int | None =
 
     rows = []
     for task in _tasks(env, max_samples)[split]:
-        prompt = (
-            [dict(message) for message in task["prompt"]]
-            if isinstance(task["prompt"], list)
-            else task["prompt"]
-        )
+        if isinstance(task["prompt"], list):
+            prompt = [dict(message) for message in task["prompt"]]
+        else:
+            prompt = task["prompt"]
         if isinstance(prompt, list):
             prompt[0][ROW] = f"{split}:{task['example_id']}"
         columns = {name: task[name] for name in ("answer", "task", "example_id")}

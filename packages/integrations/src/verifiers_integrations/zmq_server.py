@@ -477,11 +477,10 @@ def message_of(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         content = [_part(part) for part in content]
     if role == "assistant":
-        text = (
-            "".join(part.get("text", "") for part in content)
-            if isinstance(content, list)
-            else content
-        )
+        if isinstance(content, list):
+            text = "".join(part.get("text", "") for part in content)
+        else:
+            text = content
         calls = [_tool_call(call) for call in plain.get("tool_calls") or ()] or None
         thought = plain.get("reasoning_content")
         return _EMPTY | {"content": text, "reasoning_content": thought, "tool_calls": calls}

@@ -237,11 +237,10 @@ class HFLoop(Trainer):
         return fsdp.full_tensor(norm) if isinstance(norm, Tensor) else norm
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> Any:
-        norm = (
-            super()._get_grad_norm(model, grad_norm=grad_norm)
-            if self.accelerator.sync_gradients
-            else 0.0
-        )
+        if self.accelerator.sync_gradients:
+            norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        else:
+            norm = 0.0
         self.grad_norm = math.nan if norm is None else float(norm)
         return norm
 

@@ -151,11 +151,10 @@ async def built_files(sandbox: Sandbox, build: Dockerfile, task: str, timeout_s:
 
 async def _check_programs(sandbox: Sandbox, build: Dockerfile, task: str) -> None:
     checked = await sandbox.exec(["sh", "-c", _NEEDED], timeout_s=60.0)
-    missing = (
-        checked.stdout.splitlines()
-        if checked.exit_code is not None and not checked.error
-        else ["sh"]
-    )
+    if checked.exit_code is not None and not checked.error:
+        missing = checked.stdout.splitlines()
+    else:
+        missing = ["sh"]
     if missing:
         raise ConfigError(
             f"task {task}: its image {build.image!r} has no {', '.join(missing)}, which the sandbox"

@@ -46,11 +46,10 @@ class Data:
 def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
     """Read and check the rows."""
     num_errors = len(findings.errors)
-    train = (
-        readable(env.train_table, "the training set", findings)
-        if env.train_table is not None
-        else ()
-    )
+    if env.train_table is not None:
+        train = readable(env.train_table, "the training set", findings)
+    else:
+        train = ()
     if isinstance(env, EnvGroup):  # the rows are those of the members, which are checked in turn
         return Data(train, (), is_repeatable=True)
     held_out: tuple[Example, ...] = ()

@@ -97,11 +97,10 @@ class RolloutRunner:
         self, policy: str, example: Example, index: int, progress: Progress
     ) -> State:
         scripted = self.client is None
-        client = (
-            ScriptedPolicy(policies_of(self.env)[policy], self.env, example)
-            if scripted
-            else self.client
-        )
+        if scripted:
+            client = ScriptedPolicy(policies_of(self.env)[policy], self.env, example)
+        else:
+            client = self.client
         async with client_for(client, self.model) as (resolved, name):
             context = RunContext(
                 client=resolved,

@@ -77,11 +77,10 @@ def echo(env: Environment, example: Example, request: ModelRequest) -> str:
 
 def answer(env: Environment, example: Example, request: ModelRequest) -> str | list[ToolCall]:
     """A call of each tool, one per turn; then the example's answer in the expected format."""
-    called = (
-        0
-        if isinstance(request.prompt, str)
-        else sum(bool(m.get("tool_calls")) for m in request.prompt)
-    )
+    if isinstance(request.prompt, str):
+        called = 0
+    else:
+        called = sum(bool(m.get("tool_calls")) for m in request.prompt)
     if request.tools and called < len(request.tools):
         function = request.tools[called].get("function") or request.tools[called]
         arguments = example_arguments(function.get("parameters") or {})

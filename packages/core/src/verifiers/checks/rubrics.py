@@ -102,11 +102,10 @@ def check_rewards(
 ) -> None:
     """Check the rewards of finished rollouts as a whole."""
     rewards = [float(state["reward"]) for state in states if _is_known(state["reward"])]
-    location = (
-        place_of(type(env.rubric))
-        if len(env.rubric.functions) != 1
-        else place_of(env.rubric.functions[0].function)
-    )
+    if len(env.rubric.functions) != 1:
+        location = place_of(type(env.rubric))
+    else:
+        location = place_of(env.rubric.functions[0].function)
     if outside := [reward for reward in rewards if abs(reward) > 1 + EQUAL]:
         findings.warn(
             "reward-outside-range",

@@ -277,11 +277,10 @@ class Budget:
 
     def _usd(self, client: object, model: str, read: int, sampled: int) -> float:
         by_field = prices_of(client)
-        prices = (
-            self.prices.get(model)
-            if by_field is None
-            else [by_field[name] for name in PRICE_FIELDS]
-        )
+        if by_field is None:
+            prices = self.prices.get(model)
+        else:
+            prices = [by_field[name] for name in PRICE_FIELDS]
         if prices is not None:
             return (read * prices[0] + sampled * prices[1]) / 1e6
         if self.max_cost_usd is None:

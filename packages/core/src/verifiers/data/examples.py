@@ -225,11 +225,10 @@ class Table(Sequence[Example]):
             raise DatasetError("cannot sample prompts: the dataset is empty")
         if self._order is None:
             self._order = _endless_order(self._row_positions(), random.Random(0))
-        order = (
-            self._order
-            if seed is None
-            else _endless_order(self._row_positions(), random.Random(seed))
-        )
+        if seed is None:
+            order = self._order
+        else:
+            order = _endless_order(self._row_positions(), random.Random(seed))
         examples = self._store.examples([next(order) for _ in range(n)])
         return [copy_row(example.row) for example in examples]
 

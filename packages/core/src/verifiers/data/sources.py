@@ -208,11 +208,10 @@ def _open_file(path: Path) -> Rows:
     }  # fmt: skip
     reader = readers.get(path.suffix.lower())
     if reader is None or not path.is_file():
-        why = (
-            "there is no such file"
-            if reader
-            else "the file type is not one of " + ", ".join(readers)
-        )
+        if reader:
+            why = "there is no such file"
+        else:
+            why = "the file type is not one of " + ", ".join(readers)
         raise DatasetError(
             f"cannot read the dataset {str(path)!r}: {why}. For a dataset of a hub, pass"
             " datasets.load_dataset(...)",

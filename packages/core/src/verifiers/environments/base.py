@@ -197,11 +197,10 @@ class Environment(Identified):
         further: dict[str, Any] = {**kwargs}
         if tool_defs is not None:
             further["tool_defs"] = tool_defs
-        settings = (
-            compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
-            if further
-            else {}
-        )
+        if further:
+            settings = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
+        else:
+            settings = {}
         if dataset is None and eval_dataset is None:
             raise ConfigError(
                 f"{type(self).__name__} needs a dataset: pass dataset=… or eval_dataset=…"

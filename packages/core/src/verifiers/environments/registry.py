@@ -321,11 +321,10 @@ def _meant(requested: EnvironmentId, entry: FoundEnvironment) -> FoundEnvironmen
     if not fitting:
         return entry
     choices = " or ".join(f"{requested.name}@{candidate.version}" for candidate in fitting)
-    how = (
-        f"name its version ({choices})"
-        if entry.version != module.version
-        else "uninstall one of them"
-    )
+    if entry.version != module.version:
+        how = f"name its version ({choices})"
+    else:
+        how = "uninstall one of them"
     raise ConfigError(
         f"environment {requested.name!r} is {entry} and also {module}; {how}, or pass the folder of"
         " its source",
@@ -338,11 +337,10 @@ def _with_version(
 ) -> FoundEnvironment:
     """``source``. Raises: ``UnknownEnvironment`` when another version is requested."""
     if requested.version not in (None, "latest", source.version):
-        installed = (
-            f"{source.version} is installed"
-            if source.version
-            else "the installed version is unknown"
-        )
+        if source.version:
+            installed = f"{source.version} is installed"
+        else:
+            installed = "the installed version is unknown"
         raise UnknownEnvironment(
             f"environment {requested.name!r}: version {requested.version} is requested, but"
             f" {installed}; to change it: vf-install {env_id}",

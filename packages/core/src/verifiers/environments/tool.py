@@ -229,11 +229,10 @@ class ToolEnv(MultiTurnEnv):
 
     async def _answer(self, call: ToolCall, messages: Messages, state: State) -> Message:
         name, call_id = call["name"], call["id"]
-        extras = (
-            {"state": state}
-            if _takes_state(getattr(self.call_tool, "__func__", self.call_tool))
-            else {}
-        )
+        if _takes_state(getattr(self.call_tool, "__func__", self.call_tool)):
+            extras = {"state": state}
+        else:
+            extras = {}
         try:
             arguments = await self.prepare_arguments(call, messages, state)
             async with nullcontext() if state.run is None else state.run.tool_slot:

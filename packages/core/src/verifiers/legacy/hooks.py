@@ -87,11 +87,10 @@ def _with_messages(override: Callable[..., Any]) -> Callable[..., Any]:
         if len(args) > 1 or kwargs:
             return override(env, *args, **kwargs)
         (state,) = args
-        messages = (
-            state.record.transcript[-1].conversation()
-            if state.record.transcript
-            else state["prompt"][:]
-        )
+        if state.record.transcript:
+            messages = state.record.transcript[-1].conversation()
+        else:
+            messages = state["prompt"][:]
         return override(env, messages, state)
 
     return is_completed

@@ -77,11 +77,10 @@ def find_latest_incomplete_eval_results_path(
     run."""
     module = env_id.rsplit("/", 1)[-1].replace("-", "_")
     module_folder = Path("environments", module)
-    root = (
-        (module_folder if module_folder.is_dir() else Path())
-        if env_dir_path is None
-        else Path(env_dir_path, module)
-    )
+    if env_dir_path is None:
+        root = module_folder if module_folder.is_dir() else Path()
+    else:
+        root = Path(env_dir_path, module)
     outputs = root / "outputs" if output_dir is None else Path(output_dir)
     criteria = {"env_id": env_id, "model": model, "num_examples": num_examples}
     criteria["rollouts_per_example"] = rollouts_per_example

@@ -99,11 +99,10 @@ def agreement(
         [float(judged) for judged, _, _ in judged_rows], [key for _, _, key in judged_rows]
     )
     spread = judged_mean * (1 - judged_mean)
-    effective = (
-        min(len(judged_rows), spread / stderr**2)
-        if stderr > 0
-        else len({key for _, _, key in judged_rows})
-    )
+    if stderr > 0:
+        effective = min(len(judged_rows), spread / stderr**2)
+    else:
+        effective = len({key for _, _, key in judged_rows})
     corrected, low, high = corrected_share(
         judged_mean, effective, (true_yes, true_yes + false_no), (true_no, true_no + false_yes)
     )

@@ -187,16 +187,14 @@ class Comparison:
 
 
 def _difference_lines(difference: Difference, a: str, b: str) -> list[str]:
-    stderr = (
-        f" ± {difference.stderr:.3f} (standard error)"
-        if difference.stderr == difference.stderr
-        else ""
-    )
-    interval = (
-        f", 95% from {difference.low:+.3f} to {difference.high:+.3f}"
-        if difference.low == difference.low
-        else ""
-    )
+    if difference.stderr == difference.stderr:
+        stderr = f" ± {difference.stderr:.3f} (standard error)"
+    else:
+        stderr = ""
+    if difference.low == difference.low:
+        interval = f", 95% from {difference.low:+.3f} to {difference.high:+.3f}"
+    else:
+        interval = ""
     lines = [
         f"{b} − {a}  {difference.metric}: {difference.sentence()}",
         f"  means        {a} {difference.baseline_mean:.3f}, {b} {difference.run_mean:.3f}",

@@ -359,11 +359,10 @@ class JudgeRubric(Rubric):
         return self._clients[model]
 
     def _client_for(self, model: ModelLike) -> Any:
-        client = (
-            self.judge_client[model]
-            if isinstance(self.judge_client, Mapping)
-            else self.judge_client
-        )
+        if isinstance(self.judge_client, Mapping):
+            client = self.judge_client[model]
+        else:
+            client = self.judge_client
         return EnvironmentClient() if client is None else client
 
 

@@ -335,11 +335,10 @@ class Rubric(Identified):
             return SUCCESS if SUCCESS in names else None
         if name not in names:
             near = close_match(name, names)
-            hint = (
-                f"did you mean {near!r}?"
-                if near
-                else f"the functions are: {', '.join(names) or 'none'}"
-            )
+            if near:
+                hint = f"did you mean {near!r}?"
+            else:
+                hint = f"the functions are: {', '.join(names) or 'none'}"
             raise ConfigError(
                 f"success={name!r} names no function of the rubric; {hint}", key="success"
             )

@@ -252,11 +252,10 @@ async def _values(
     batch: Sequence[RewardFunction], resolver: ArgumentResolver
 ) -> list[Sequence[float | ScoringError]]:
     """For each function its value of each rollout, or the failure. *Raises* RunError only."""
-    outcomes = (
-        [await _bounded(batch[0], resolver)]
-        if batch[0].is_async
-        else await workers().run(batch, resolver)
-    )
+    if batch[0].is_async:
+        outcomes = [await _bounded(batch[0], resolver)]
+    else:
+        outcomes = await workers().run(batch, resolver)
     for index, outcome in enumerate(outcomes):
         function = batch[index]
         if inspect.isawaitable(outcome):  # a synchronous function that returned a coroutine

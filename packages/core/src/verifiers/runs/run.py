@@ -467,11 +467,10 @@ class Run:
                 " (stop now to restore the file from a copy)"
             )
         if directory is not None:
-            done = (
-                f"; {self.num_resumed} of {len(self.plan)} rollouts are done already"
-                if self.num_resumed
-                else ""
-            )
+            if self.num_resumed:
+                done = f"; {self.num_resumed} of {len(self.plan)} rollouts are done already"
+            else:
+                done = ""
             await self._call_back("on_log", f"results are saved in {self.path}{done}")
             if self._asks_for_logprobs and "trajectory" not in self.options.state_columns:
                 await self._warn(

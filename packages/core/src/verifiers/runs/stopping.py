@@ -43,11 +43,10 @@ class Decision:
         >>> Decision(0.41, 0.47, 200, None).sentence()
         'decided after 200 examples: the mean is between 0.410 and 0.470 (95%, valid at any time)'
         """
-        what = (
-            "the mean is between"
-            if self.against is None
-            else f"the difference to {self.against} is between"
-        )
+        if self.against is None:
+            what = "the mean is between"
+        else:
+            what = f"the difference to {self.against} is between"
         decided = "decided after" if self.is_decided else "not decided with all"
         return (
             f"{decided} {self.num_examples} examples: {what} {self.low:.3f} and {self.high:.3f}"
@@ -79,11 +78,10 @@ class StoppingRule:
         if against is not None:
             self._baseline = _rewards_of(against, plan, run)
             low, high = low - high, high - low
-        steps = (
-            NUM_POINTS
-            if half_width is None
-            else max(NUM_POINTS, round(MIN_STEPS * (high - low) / half_width))
-        )
+        if half_width is None:
+            steps = NUM_POINTS
+        else:
+            steps = max(NUM_POINTS, round(MIN_STEPS * (high - low) / half_width))
         self._sequence = ConfidenceSequence(low, high, num_points=steps)
         self._next, self._position = 0, 0
 

@@ -144,11 +144,10 @@ def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, Any] | None
         return False
     if stored is None:  # stopped before its configuration was written: empty
         return not (path / RESULTS_NAME).exists()
-    is_same = (
-        stored["fingerprint"] == fingerprint
-        if config is None
-        else _is_same_run(stored, fingerprint, config)
-    )
+    if config is None:
+        is_same = stored["fingerprint"] == fingerprint
+    else:
+        is_same = _is_same_run(stored, fingerprint, config)
     return is_same and not is_complete(path)
 
 
@@ -328,11 +327,10 @@ class RunDirectory:
                     lock.path.unlink(missing_ok=True)
                 lock.release()
                 raise
-        changed = (
-            changed_code(resume_differences(stored["config"], frozen_config(config)))
-            if stored
-            else []
-        )
+        if stored:
+            changed = changed_code(resume_differences(stored["config"], frozen_config(config)))
+        else:
+            changed = []
         return cls(path, lock, stored or new_run, stored is not None, config, noted, changed)
 
     @property

@@ -133,11 +133,10 @@ class Library:
         summary["usage"] = {
             name: round(math.fsum(values)) for name, values in counts.items() if any(values)
         }
-        of_all = (
-            {"cost_usd": described["cost"], "seconds": described["seconds"]}
-            if step is None
-            else {"seconds": None}
-        )
+        if step is None:
+            of_all = {"cost_usd": described["cost"], "seconds": described["seconds"]}
+        else:
+            of_all = {"seconds": None}
         return {**summary, **of_all}
 
     def previews(

@@ -80,11 +80,10 @@ def emit(
     folder.mkdir(parents=True, exist_ok=True)
     for name, tables in files.items():
         (folder / name).write_text(tomli_w.dumps(tables), encoding="utf-8")
-    command = (
-        _command_2025(document, folder)
-        if era == "2025"
-        else f"uv run rl @ {(folder / 'rl.toml').as_posix()}"
-    )
+    if era == "2025":
+        command = _command_2025(document, folder)
+    else:
+        command = f"uv run rl @ {(folder / 'rl.toml').as_posix()}"
     click.echo(command)
     return Emitted(tuple(folder / name for name in files), command)
 

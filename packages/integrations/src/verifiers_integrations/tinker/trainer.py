@@ -202,11 +202,10 @@ class TinkerTrainer:
         start = time.monotonic()
         rows = [row for row in batch.rows_R[0] if not row.is_filler]
         config = {"loss_fn_config": self.config.loss_config} if self.config.loss_config else {}
-        rate = (
-            {}
-            if self.config.learning_rate is None
-            else {"learning_rate": self.config.learning_rate}
-        )
+        if self.config.learning_rate is None:
+            rate = {}
+        else:
+            rate = {"learning_rate": self.config.learning_rate}
         computed = self.training.forward_backward(
             [datum(self.sdk, row) for row in rows], self.config.loss, **config
         )
@@ -263,11 +262,10 @@ class TinkerTrainer:
     def _checkpoint_of(self, checkpoint: bool | str | Path) -> Path | None:
         if checkpoint is False:
             return None
-        folder = (
-            checkpoint_files.newest_valid(self.config.folder)
-            if checkpoint is True
-            else Path(checkpoint)
-        )
+        if checkpoint is True:
+            folder = checkpoint_files.newest_valid(self.config.folder)
+        else:
+            folder = Path(checkpoint)
         if folder is None:
             raise CheckpointError(
                 f"{self.config.folder} holds no valid checkpoint", path=str(self.config.folder)

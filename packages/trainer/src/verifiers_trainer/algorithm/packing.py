@@ -103,11 +103,10 @@ def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
     if row.is_filler:
         return []
     bounds = [0, *(np.flatnonzero(np.diff(row.seq_ids)) + 1).tolist(), row.num_tokens]
-    prompts = (
-        set()
-        if row.prompt_seq_ids is None
-        else set(row.prompt_seq_ids[row.prompt_seq_ids != row.seq_ids].tolist())
-    )
+    if row.prompt_seq_ids is None:
+        prompts = set()
+    else:
+        prompts = set(row.prompt_seq_ids[row.prompt_seq_ids != row.seq_ids].tolist())
     spans = [
         (start, end)
         for start, end in itertools.pairwise(bounds)

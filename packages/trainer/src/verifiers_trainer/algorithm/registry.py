@@ -88,11 +88,10 @@ class Registry(Mapping[str, Callable[..., Any]]):
             return _not_imported
         module_name, _, attribute = path.rpartition(":")
         try:
-            module = (
-                _load_file(module_name)
-                if module_name.endswith(".py")
-                else importlib.import_module(module_name)
-            )
+            if module_name.endswith(".py"):
+                module = _load_file(module_name)
+            else:
+                module = importlib.import_module(module_name)
         except Exception as error:
             # the author's module may raise anything; chained, and its text shown
             location = raised_at(error)

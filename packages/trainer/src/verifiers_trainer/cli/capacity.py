@@ -306,11 +306,10 @@ def _defaults(kind: type[DeviceSpeed] | type[Placement], *names: str) -> dict[st
 
 def _of_device(name: str, model: Architecture) -> dict[str, tuple[float, str]]:
     if name == CPU:
-        memory = (
-            float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-            if hasattr(os, "sysconf")
-            else 16e9
-        )
+        if hasattr(os, "sysconf"):
+            memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        else:
+            memory = 16e9
         speeds = {"flops": 2e11, "bytes_per_s": 2e10}
         overheads = {
             "decode_overhead_s": CPU_LAYER_S * model.layers,

@@ -414,11 +414,10 @@ def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Conso
         prompt, answer = first[example]["prompt"][-1]["content"], first[example]["answer"]
         console.print(f"prompt: {prompt}   answer: {answer}", highlight=False, markup=False)
         for name, output in (("before", first[example]), ("after", last[example])):
-            text = (
-                escape_control(str(output["completion"][-1]["content"]))
-                if output["completion"]
-                else ""
-            )
+            if output["completion"]:
+                text = escape_control(str(output["completion"][-1]["content"]))
+            else:
+                text = ""
             console.print(
                 f"  {name:6s} {output['reward']:.2f}  {text}", highlight=False, markup=False
             )

@@ -492,11 +492,10 @@ def trainer_memory(
     divided = placement.trainers if placement.shards else 1
     number = device.number_bytes
     per_token = 34 * model.width * (number / HALF)
-    per_row_token = (
-        model.layers * model.width * number + per_token
-        if training.checkpointing
-        else model.layers * per_token
-    )
+    if training.checkpointing:
+        per_row_token = model.layers * model.width * number + per_token
+    else:
+        per_row_token = model.layers * per_token
     return {
         "weights": (FLOAT32 * trained + number * frozen) / divided,
         "gradients": FLOAT32 * trained / divided,

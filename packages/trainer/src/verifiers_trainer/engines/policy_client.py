@@ -46,11 +46,10 @@ class PolicyClient:
 
     async def complete(self, request: ModelRequest) -> Response:
         """A completion by the present policy; see ``Client.complete`` for what it raises."""
-        seed = (
-            request.seed
-            if request.seed is not None
-            else (self._seed * 1_000_003 + next(self._count)) % 2**31
-        )
+        if request.seed is not None:
+            seed = request.seed
+        else:
+            seed = (self._seed * 1_000_003 + next(self._count)) % 2**31
         sampling = {**self._sampling_args, **request.sampling_args}
         response = await self._client.complete(
             replace(

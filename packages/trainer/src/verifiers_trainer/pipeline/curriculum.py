@@ -154,11 +154,10 @@ def effective_weights(
         finally:
             rubric.set_group_weights(previous)
     names, base = rubric.get_reward_func_names(), rubric.plan().weights
-    listed = (
-        names
-        if isinstance(weights, Mapping) or len(weights) == len(names)
-        else [n for n in names if n in base]
-    )
+    if isinstance(weights, Mapping) or len(weights) == len(names):
+        listed = names
+    else:
+        listed = [n for n in names if n in base]
     by_name = (
         dict(weights) if isinstance(weights, Mapping) else dict(zip(listed, weights, strict=False))
     )

@@ -193,11 +193,10 @@ class SignalMeter:
             advice = "Raise max_seq_len, max_tokens or max_completion_len"
         else:
             is_environments = self.config.advantage == "environment"
-            reason = (
-                "the environment's advantages were all 0"
-                if is_environments
-                else "no group had two different rewards"
-            )
+            if is_environments:
+                reason = "the environment's advantages were all 0"
+            else:
+                reason = "no group had two different rewards"
             advice = ADVICE_UNKNOWN if str(self._unscored) else ADVICE
         if unscored := str(self._unscored):
             reason = f"{unscored}; {reason}"

@@ -193,11 +193,10 @@ def _from_results(
             config.temperature,
             sampled_at,
         )
-    states = (
-        results["states"]
-        if "states" in results
-        else [output_to_state(output) for output in results.outputs]
-    )
+    if "states" in results:
+        states = results["states"]
+    else:
+        states = [output_to_state(output) for output in results.outputs]
     for state in states:
         record = state.rollout()
         turns = tuple(_of_another_run(turn, imitates) for turn in record.turns) or _tokenised(

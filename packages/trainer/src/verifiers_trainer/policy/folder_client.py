@@ -162,11 +162,10 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
 
     from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
-    device = (
-        torch.accelerator.current_accelerator()
-        if torch.accelerator.is_available()
-        else torch.device("cpu")
-    )
+    if torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
+    else:
+        device = torch.device("cpu")
     if not (folder / ADAPTER).is_file():
         model: Any = get_model(str(folder))
         return model.to(device).eval(), get_tokenizer(str(folder))

@@ -395,11 +395,10 @@ def _logprob_forward(
     if input_ids is None or input_ids.numel() != input_ids.shape[-1]:
         raise TypeError("the log-probability forward takes one row of input_ids, [T] or [1, T]")
     tokens = input_ids.reshape(-1)
-    positions = (
-        torch.arange(len(tokens), device=tokens.device)
-        if position_ids is None
-        else position_ids.reshape(-1)
-    )
+    if position_ids is None:
+        positions = torch.arange(len(tokens), device=tokens.device)
+    else:
+        positions = position_ids.reshape(-1)
     labels = tokens if labels is None else labels.reshape(-1)
     is_predicted = positions != 0  # the first token of a sample has no context
     is_predicted[0] = False

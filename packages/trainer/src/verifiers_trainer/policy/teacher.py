@@ -161,11 +161,10 @@ class EndpointTeacher(_Frozen):
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
                 return decode_message(read_stream(response, MAX_FILE_BYTES, path), MAX_REPLY_VALUES)
         except (urllib.error.URLError, OSError, ValueError) as error:
-            detail = (
-                error.read().decode(errors="replace")[:300]
-                if isinstance(error, urllib.error.HTTPError)
-                else ""
-            )
+            if isinstance(error, urllib.error.HTTPError):
+                detail = error.read().decode(errors="replace")[:300]
+            else:
+                detail = ""
             raise EndpointUnreachable(
                 f"the teacher {self.url}/{path} failed: {error} {detail}".rstrip()
             ) from error

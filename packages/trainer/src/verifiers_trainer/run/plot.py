@@ -30,11 +30,10 @@ def draw_learning_curve(
     rows = [row for row in lines if "reward/mean" in row and row.get("batch/pass", 1) == 1]
     steps = np.array([row["step"] for row in rows])
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), height_ratios=(3, 1), sharex=True)
-    solved = (
-        "reward/success"
-        if any(row.get("reward/success") is not None for row in rows)
-        else f"reward/{exact}"
-    )
+    if any(row.get("reward/success") is not None for row in rows):
+        solved = "reward/success"
+    else:
+        solved = f"reward/{exact}"
     for name, colour in (("reward/mean", "tab:blue"), (solved, "tab:green")):
         values = np.array(
             [row.get(name) if row.get(name) is not None else np.nan for row in rows], float

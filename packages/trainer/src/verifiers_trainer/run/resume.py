@@ -127,11 +127,10 @@ class Checkpoints:
         run, ranks = self.run, self.run.ranks
         failpoint("checkpoint.before_sending")
         rngs = ranks.collect(checkpoint_files.rng_to_bytes(), "the states of the random generators")
-        fixed_R = (
-            []
-            if fixed is None
-            else ranks.collect(fixed, "the fixed log-probabilities of the batch")
-        )
+        if fixed is None:
+            fixed_R = []
+        else:
+            fixed_R = ranks.collect(fixed, "the fixed log-probabilities of the batch")
 
         optimizer_state = reference_state = None
         if not run.settings.save_only_model:

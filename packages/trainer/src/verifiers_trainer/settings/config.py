@@ -298,11 +298,10 @@ class RLConfig(RLFields):
         objective = named_objective(self.loss)
         loss = objective.loss if objective is not None and objective.loss != self.loss else ""
         bounds = ", ".join(f"{name} {value}" for name, value in self.loss_parameters().items())
-        length = (
-            f" {self.max_completion_len or self.max_seq_len}"
-            if self.aggregation == "constant_length"
-            else ""
-        )
+        if self.aggregation == "constant_length":
+            length = f" {self.max_completion_len or self.max_seq_len}"
+        else:
+            length = ""
         credit = f" per turn, gamma {self.gamma:g}" if self.credit == "turn" else ""
         reference = "the first policy"
         if self.sync_ref_model:
@@ -461,9 +460,8 @@ class RLConfig(RLFields):
         """
         if not self.counts_epochs:
             return self.max_steps
-        per_epoch = (
-            num_examples * self.rollouts_per_example / self.batch_size
-            if num_batches is None
-            else num_batches
-        )
+        if num_batches is None:
+            per_epoch = num_examples * self.rollouts_per_example / self.batch_size
+        else:
+            per_epoch = num_batches
         return max(1, math.ceil(self.num_train_epochs * per_epoch)) * self.steps_per_batch

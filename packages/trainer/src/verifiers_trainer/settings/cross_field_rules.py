@@ -439,11 +439,10 @@ def check_reshaped_sampling(config: Any, world_size: int) -> list[str]:
     loss = config.loss if isinstance(config.loss, str) else None
     is_anchored = loss in ANCHORED_ON_BATCH and config.anchor == "recomputed"
     if loss in (ANCHORED_ON_BATCH | ANCHORED_ON_SAMPLER) - WEIGHTED_BY_RATIO and not is_anchored:
-        fix = (
-            "leave anchor out"
-            if loss in ANCHORED_ON_BATCH
-            else f"use {', '.join(sorted(WEIGHTED_BY_RATIO))} or ppo"
-        )
+        if loss in ANCHORED_ON_BATCH:
+            fix = "leave anchor out"
+        else:
+            fix = f"use {', '.join(sorted(WEIGHTED_BY_RATIO))} or ppo"
         problems.append(
             f"with {names} the ratio π/μ of a token begins at the mass that sampling kept, and the"
             f" loss {loss!r} drops tokens whose ratio is far from 1: {fix}"

@@ -183,11 +183,10 @@ def _as_asked(env: Environment) -> Format:
             turn.example.example_id, turn.example.hash, {**turn.example.row, "answer": text}
         )
         prompt = turn.request.prompt
-        texts = (
-            [prompt]
-            if isinstance(prompt, str)
-            else [message_text(m) for m in prompt if m.get("role") != "assistant"]
-        )
+        if isinstance(prompt, str):
+            texts = [prompt]
+        else:
+            texts = [message_text(m) for m in prompt if m.get("role") != "assistant"]
         return formatted(env, example, texts)
 
     return write
@@ -206,11 +205,10 @@ def _as_in_shots(turn: Turn, text: str) -> str:
     """The last solved example of the prompt with the number or word at its end replaced; the text
     alone without an end."""
     prompt = turn.request.prompt
-    shots = (
-        []
-        if isinstance(prompt, str)
-        else [message_text(m) for m in prompt[:-1] if m.get("role") == "assistant"]
-    )
+    if isinstance(prompt, str):
+        shots = []
+    else:
+        shots = [message_text(m) for m in prompt[:-1] if m.get("role") == "assistant"]
     if turn.number or not shots:
         return text
     match = re.search(r"(\S+?)(</\w+>|[.}]*)\s*$", shots[-1])

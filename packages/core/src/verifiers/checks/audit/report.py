@@ -111,11 +111,10 @@ class AuditReport:
         return plain
 
     def __str__(self) -> str:
-        verdict = (
-            "no way to be paid without solving it was found"
-            if self.ok
-            else _counted(self.errors, "error")
-        )
+        if self.ok:
+            verdict = "no way to be paid without solving it was found"
+        else:
+            verdict = _counted(self.errors, "error")
         if self.ok and not self.non_solutions:
             verdict = "the reward was not audited"
         warned = f", {_counted(self.warnings, 'warning')}" if self.warnings else ""

@@ -74,11 +74,10 @@ def _leak(example: Example) -> str:
         )
     ) is not None:
         return match[0]
-    system = (
-        []
-        if isinstance(prompt, str)
-        else [message_text(m) for m in prompt if m.get("role") == "system"]
-    )
+    if isinstance(prompt, str):
+        system = []
+    else:
+        system = [message_text(m) for m in prompt if m.get("role") == "system"]
     pattern = rf"(?<![\w.-]){re.escape(answer)}(?![\w-])"
     if len(answer) > 2 and any(re.search(pattern, text) for text in system):
         return f"system message with {answer[:60]}"
@@ -90,11 +89,10 @@ def _leak(example: Example) -> str:
 
 def _prompt_key(example: Example) -> str:
     prompt = example.row["prompt"]
-    text = (
-        prompt
-        if isinstance(prompt, str)
-        else json.dumps([[m.get("role"), message_text(m)] for m in prompt])
-    )
+    if isinstance(prompt, str):
+        text = prompt
+    else:
+        text = json.dumps([[m.get("role"), message_text(m)] for m in prompt])
     return " ".join(text.casefold().split())
 
 

@@ -73,11 +73,10 @@ async def climb(
     best: Program | None = None
     for step in range(steps):
         fresh = step < steps // 3 or best is None
-        program = (
-            _random(rng, answers, changes)
-            if fresh or best is None
-            else _changed(best, rng, answers, changes)
-        )
+        if fresh or best is None:
+            program = _random(rng, answers, changes)
+        else:
+            program = _changed(best, rng, answers, changes)
         if program in scored:
             continue
         scored[program] = await measure(as_non_solution(program, write, answers))

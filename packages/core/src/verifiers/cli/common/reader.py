@@ -72,11 +72,10 @@ class TomlFile:
             return cls(path, decode_toml(text), key_lines(text))
         except FileNotFoundError as error:
             files = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
-            near = (
-                f"; {path.parent} holds {', '.join(file.name for file in files[:8])}"
-                if files
-                else ""
-            )
+            if files:
+                near = f"; {path.parent} holds {', '.join(file.name for file in files[:8])}"
+            else:
+                near = ""
             raise ConfigError(
                 f"{path} cannot be read: {error.strerror}{near}", path=str(path)
             ) from None

@@ -84,9 +84,8 @@ def _nothing_to_evaluate(line: CommandLine) -> str:
     installed = (
         ", ".join(info.id for info in list_environments()) or "none; vf-install installs one"
     )
-    hint = (
-        f" (--resume took {line.flags['resume']!r} for its folder)"
-        if line.flags.get("resume")
-        else ""
-    )
+    if line.flags.get("resume"):
+        hint = f" (--resume took {line.flags['resume']!r} for its folder)"
+    else:
+        hint = ""
     return f"name an environment: vf-eval ENV_ID{hint}; installed: {installed}"

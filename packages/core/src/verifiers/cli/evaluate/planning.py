@@ -191,11 +191,10 @@ class Prepared:
         ]
         if not self.env.score_rollouts:
             functions = ["nothing: this environment does not score"]
-        groups = (
-            ", the siblings of an example together"
-            if getattr(rubric, "has_group_rewards", False)
-            else ""
-        )
+        if getattr(rubric, "has_group_rewards", False):
+            groups = ", the siblings of an example together"
+        else:
+            groups = ""
         return [
             "  scored by  "
             f" {', '.join(functions) or 'no function: every reward is unknown'}{groups}"

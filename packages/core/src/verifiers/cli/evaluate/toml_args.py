@@ -174,11 +174,10 @@ class _Reader:
         """Remove the environment ids from a table and return them."""
         id_values = {key: table.pop(key) for key in ENTRY_KEYS if key in table}
         if len(id_values) != 1:
-            wrong = (
-                "has no env_id"
-                if not id_values
-                else f"has {' and '.join(id_values)}; give one of them"
-            )
+            if not id_values:
+                wrong = "has no env_id"
+            else:
+                wrong = f"has {' and '.join(id_values)}; give one of them"
             self.problem((*where, *list(id_values)[:1]), f"{section} {wrong}")
             return []
         ((key, value),) = id_values.items()

@@ -316,11 +316,10 @@ def _agrees(call: Call, doubt: str) -> bool:
 
 
 def _absent(package: Package, finished: Finished) -> str:
-    offline = (
-        " in the cache, and the installer is offline"
-        if "not found in the cache" in finished.text
-        else ""
-    )
+    if "not found in the cache" in finished.text:
+        offline = " in the cache, and the installer is offline"
+    else:
+        offline = ""
     return f"there is no {package.requirement[0]}{offline}"
 
 

@@ -102,11 +102,10 @@ class Installer:
         """
         flags: list[str] = []
         if upgrade:
-            flags = (
-                ["--upgrade-package", upgrade, "--reinstall-package", upgrade]
-                if self.is_uv
-                else ["--upgrade"]
-            )
+            if self.is_uv:
+                flags = ["--upgrade-package", upgrade, "--reinstall-package", upgrade]
+            else:
+                flags = ["--upgrade"]
         overrides = (
             ["--overrides", str(library_overrides())] if self.is_uv and _this_library() else []
         )

@@ -70,11 +70,10 @@ def run(call: Call) -> None:
         )
     base = Path(options["path"]).expanduser()
     files = shipped(file_names(options))
-    outcomes = (
-        write_files(base, base / FOLDER, files, list(files) if options["force"] else [])
-        if files
-        else {}
-    )
+    if files:
+        outcomes = write_files(base, base / FOLDER, files, list(files) if options["force"] else [])
+    else:
+        outcomes = {}
     call.facts["files"] = {f"{FOLDER}/{name}": outcome for name, outcome in outcomes.items()}
     _print_files(call, base, outcomes)
     if options["prime_rl"] and not options["skip_install"]:
@@ -104,11 +103,10 @@ def _print_files(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
     for name, outcome in outcomes.items():
         call.say(f"  {outcome:<9} {(base / FOLDER / name).as_posix()}")
     if existing := sum(outcome == "kept" for outcome in outcomes.values()):
-        were = (
-            "1 file existed already and is"
-            if existing == 1
-            else f"{existing} files existed already and are"
-        )
+        if existing == 1:
+            were = "1 file existed already and is"
+        else:
+            were = f"{existing} files existed already and are"
         call.note(f"vf-setup: {were} unchanged; --force replaces")
 
 

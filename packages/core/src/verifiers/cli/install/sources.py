@@ -130,11 +130,10 @@ def known_ids() -> list[str]:
     """Ids of installed environments and of members of the workspace around the
     working directory."""
     workspace = find_workspace(Path.cwd())
-    members = (
-        [env_id for project in workspace.projects() for env_id in project.env_ids]
-        if workspace
-        else []
-    )
+    if workspace:
+        members = [env_id for project in workspace.projects() for env_id in project.env_ids]
+    else:
+        members = []
     return sorted({*members, *(info.id for info in registry.list_environments())})
 
 
@@ -152,11 +151,10 @@ def _parse(text: str) -> EnvironmentId:
     except UnknownEnvironment as error:
         folder = Path(text).expanduser()
         if text and folder.exists():
-            why = (
-                "has neither pyproject.toml nor setup.py"
-                if folder.is_dir()
-                else "is not a Python file"
-            )
+            if folder.is_dir():
+                why = "has neither pyproject.toml nor setup.py"
+            else:
+                why = "is not a Python file"
             raise ConfigError(f"{text} cannot be installed: it {why}", path=text) from None
         raise UnknownEnvironment(
             f"{error}; there is no folder {text!r} either", **error.facts

@@ -313,11 +313,10 @@ class _Server:
         except Exception as error:
             await asyncio.wait([connection.life])
             failure = InfraError if self._has_run else ConfigError
-            what = (
-                f"no answer within {self.start_limit_s:g} s"
-                if isinstance(error, TimeoutError)
-                else str(error)
-            )
+            if isinstance(error, TimeoutError):
+                what = f"no answer within {self.start_limit_s:g} s"
+            else:
+                what = str(error)
             raise failure(
                 f"the MCP server {self.spec.name!r} ({self.spec.command}) did not start:"
                 f" {what}{self._fault}{self._stderr_text()}"

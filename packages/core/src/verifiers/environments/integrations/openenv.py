@@ -168,11 +168,10 @@ class OpenEnvEnv(MultiTurnEnv):
         """Perform the actions of the turn here, before a turn limit can end the rollout."""
         await maybe_await(super().add_trajectory_step(state, step))
         session, completion = state["openenv_session"], step["completion"]
-        message = (
-            Message(role="assistant", content=completion)
-            if isinstance(completion, str)
-            else completion[-1]
-        )
+        if isinstance(completion, str):
+            message = Message(role="assistant", content=completion)
+        else:
+            message = completion[-1]
         rewards: list[float] = []
         replies: list[Any] = []
         is_done = False

@@ -95,11 +95,10 @@ class MultiAgentEnv(MultiTurnEnv):
             trained_roles = [name for name in self.roles if name not in with_client]
         for name in trained_roles:
             if name not in self.roles or name in with_client:
-                why = (
-                    "has a client of its own"
-                    if name in with_client
-                    else f"is none of {', '.join(self.roles)}"
-                )
+                if name in with_client:
+                    why = "has a client of its own"
+                else:
+                    why = f"is none of {', '.join(self.roles)}"
                 raise ConfigError(f"trained_roles has {name!r}, which {why}", key="trained_roles")
         self.trained_roles = tuple(trained_roles)
         self._clients: dict[str, Client] = {}

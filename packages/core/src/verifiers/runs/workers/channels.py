@@ -145,11 +145,10 @@ class ProcessChannel(StreamChannel):
             return await super().receive()
         except WorkerLost as error:
             code = await self._exit_code()
-            cause = (
-                f"was killed by signal {-code}"
-                if code is not None and code < 0
-                else f"ended with exit code {code}"
-            )
+            if code is not None and code < 0:
+                cause = f"was killed by signal {-code}"
+            else:
+                cause = f"ended with exit code {code}"
             if self._was_silent:
                 cause = (
                     f"gave no sign of life for {SILENT_S:g} s (stopped, or its interpreter is held)"

@@ -83,11 +83,10 @@ class Zygote:
         settings = json.dumps({"imports": import_names(packages), "path": [mounts.PACKAGES]})
         layout = mounts.mounts(packages, further)
         sources = [str(path) for path in layout.visible.values()]
-        staged = (
-            sources
-            if os.getuid()
-            else [f"{launch.STAGE}/{number}" for number in range(len(sources))]
-        )
+        if os.getuid():
+            staged = sources
+        else:
+            staged = [f"{launch.STAGE}/{number}" for number in range(len(sources))]
         fds = {path: _memory_file(text) for path, text in FILES.items()}
         arguments = [command, *_options(layout, staged, fds), mounts.INTERPRETER, "-c"]
         arguments += [

@@ -159,11 +159,10 @@ class ExactHistory:
         if not has_mark and "tool_calls" in plain[index]:
             prefix = self._render(plain[: index + 1], tools, variables, answer=False)
             rendered = self._render(plain, tools, variables)
-            after = (
-                self._last_end(prefix) + rendered[len(prefix) :]
-                if rendered.startswith(prefix)
-                else ""
-            )
+            if rendered.startswith(prefix):
+                after = self._last_end(prefix) + rendered[len(prefix) :]
+            else:
+                after = ""
         end = self._first_end(after)
         if end is None:
             raise ConfigError(

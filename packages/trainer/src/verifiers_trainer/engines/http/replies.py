@@ -56,11 +56,10 @@ def text_reply(
     choices: list[dict[str, Any]] = []
     for siblings in prompts:
         ids = siblings[0].request.prompt_ids.tolist()
-        echoed = (
-            chat.decode(ids, skip_special_tokens=body.skip_special_tokens is not False)
-            if body.echo
-            else ""
-        )
+        if body.echo:
+            echoed = chat.decode(ids, skip_special_tokens=body.skip_special_tokens is not False)
+        else:
+            echoed = ""
         for generation in siblings:
             text = echoed + completion_text(generation, body, chat)
             choice = {**choice_fields(len(choices), generation, body), "text": text}

@@ -69,11 +69,10 @@ def choose(method: str, situation: Situation) -> Choice:
 def _automatic(situation: Situation) -> Choice:
     if situation.has_adapter and situation.adapter_refused is None:
         return Choice("lora_dir", "only the adapter moves, as files under a new name each time")
-    merged = (
-        f"the adapter is merged, since {situation.adapter_refused}; "
-        if situation.has_adapter
-        else ""
-    )
+    if situation.has_adapter:
+        merged = f"the adapter is merged, since {situation.adapter_refused}; "
+    else:
+        merged = ""
     by_speed = (
         ("nccl", "all weights move, by a broadcast to the server's GPUs"),
         ("ipc", "all weights move, on the one GPU that trainer and server share"),

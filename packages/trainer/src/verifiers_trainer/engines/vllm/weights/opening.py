@@ -170,11 +170,10 @@ def shares_device(urls: list[str], device: torch.device | str) -> bool:
     mine = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if (theirs := os.environ.get(INFERENCE_DEVICES)) is not None:
         index = torch.device(device).index or 0
-        ours = (
-            mine.split(",")
-            if mine
-            else [str(number) for number in range(torch.cuda.device_count())]
-        )
+        if mine:
+            ours = mine.split(",")
+        else:
+            ours = [str(number) for number in range(torch.cuda.device_count())]
         return ours[index] in theirs.split(",")
     return _num_physical_devices() == 1
 
