@@ -450,3 +450,19 @@ TYPED = ToolFunction.of(typed)
 def test_arguments_of_any_shape_are_accepted_or_refused_with_a_bounded_text(arguments):
     accepted, said = said_or(ToolCallError, TYPED.arguments, arguments)
     assert isinstance(accepted["n"], int) if said is None else len(said) < 1500
+
+
+def test_a_description_in_the_annotation_is_shown_unless_the_docstring_has_one():
+    def take(count: Annotated[int, "How many."], size: Annotated[int, "Unused."] = 1) -> int:
+        """Take.
+
+        Args:
+            size: How large.
+        """
+        return count
+
+    properties = ToolFunction.of(take).definition["function"]["parameters"]["properties"]
+    assert [properties[name]["description"] for name in ("count", "size")] == [
+        "How many.",
+        "How large.",
+    ]

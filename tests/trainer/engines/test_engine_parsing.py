@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verifiers.data.messages import message_text
 from verifiers.data.text import split_reasoning
 from verifiers.errors import ConfigError
+from verifiers_trainer.engines.http.chat import _plain_text
 from verifiers_trainer.engines.http.replies import message_of_reply
 from verifiers_trainer.engines.http.tool_calls import (
     TOOL_CALL_PARSERS,
@@ -210,3 +212,8 @@ def test_a_reply_that_is_cut_in_a_thought_of_the_template_calls_nothing(separate
             f"so {CALL}", "length", parse_hermes, "1", opened, separate_reasoning
         )
         assert bool(message.tool_calls) is not opened  # negative control: without the template
+
+
+def test_text_parts_of_a_message_are_joined_as_rewards_read_them():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert _plain_text(parts) == message_text({"role": "user", "content": parts}) == "a\nb"

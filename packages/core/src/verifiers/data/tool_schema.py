@@ -83,6 +83,10 @@ class ToolFunction:
         visible = {p.name: p for p in declared if p.name not in hidden}
         description, described = _documentation(function)
         hints = _hints(function, name, visible)
+        for parameter, hint in hints.items():  # Annotated[int, "How many."]
+            texts = [text for text in getattr(hint, "__metadata__", ()) if isinstance(text, str)]
+            if texts and not described.get(parameter):
+                described[parameter] = texts[0]
         takes_any = any(
             p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()
         )

@@ -275,7 +275,7 @@ def _plain_text(content: object) -> str:
             "messages hold content that is not text; the embedded engine serves text only",
             "messages",
         )
-    return "".join(texts)
+    return "\n".join(texts)  # as vLLM, and as rewards read them (data.messages.message_text)
 
 
 def _plain_call(call: dict) -> dict:
