@@ -232,7 +232,7 @@ class Run:
         """What the run has spent, where that is limited."""
         self.stopping: StoppingRule | None = None
         """Ends the run before its plan does, once it is decided."""
-        self._told: set[str] = set()
+        self._logged_warnings: set[str] = set()
         """Kinds of ``Coverage.warnings`` that were logged."""
         self._config: dict[str, Any] | None = None
         self._fingerprint: str | None = None
@@ -587,8 +587,8 @@ class Run:
         """Warn, once of each kind, of what did not happen in most rollouts."""
         limit = {**self.env.sampling_args, **self.sampling_args}.get("max_tokens")
         for kind, sentence in store.coverage.warnings(limit).items():
-            if kind not in self._told:
-                self._told.add(kind)
+            if kind not in self._logged_warnings:
+                self._logged_warnings.add(kind)
                 await self._warn(sentence)
 
     async def _tell_missing_logprobs(self, store: RunStore) -> None:

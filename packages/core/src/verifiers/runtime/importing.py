@@ -83,9 +83,9 @@ class _Namespace:
         if submodule or file.name == "__init__.py":
             top_file = Path(self.root, top, "__init__.py")
         self.activate()
-        taken = sys.modules.get(top)
-        if top in sys.stdlib_module_names or (taken is not None and top not in self.modules):
-            if not _is_file(taken, top_file):
+        loaded = sys.modules.get(top)
+        if top in sys.stdlib_module_names or (loaded is not None and top not in self.modules):
+            if not _is_file(loaded, top_file):
                 top = f"local_file_{top}"
             elif top not in self.modules:
                 del sys.modules[top]  # of another namespace of this file
@@ -190,8 +190,8 @@ class _Finder(MetaPathFinder):
         if namespace is None or not namespace.has(top):
             return None
         if path is None:
-            others = [entry for entry in sys.path if os.path.realpath(entry) not in _ROOTS]
-            if PathFinder.find_spec(fullname, others, target) is not None:
+            entries = [entry for entry in sys.path if os.path.realpath(entry) not in _ROOTS]
+            if PathFinder.find_spec(fullname, entries, target) is not None:
                 return None
             path = [namespace.root]
         spec = PathFinder.find_spec(fullname, path, target)
