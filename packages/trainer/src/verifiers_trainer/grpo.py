@@ -11,15 +11,26 @@ in ``settings.compat``.
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from verifiers.environments.base import Environment
+from verifiers.environments.single_turn import SingleTurnEnv
 from verifiers.errors import ConfigError
+from verifiers.rollouts.author_code import maybe_await
+from verifiers.rollouts.state import State
+from verifiers.rubrics import Rubric
+from verifiers.rubrics.arguments import function_name
 from verifiers_trainer.settings import compat
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+
+    from verifiers.data.examples import DatasetLike
 
 LARGEST_MICRO_BATCH = 8
 
@@ -103,9 +114,86 @@ class GRPOTrainer(RLTrainer):
 
     trainer = vf.GRPOTrainer(model=model, processing_class=tokenizer, env=env,
     args=vf.grpo_defaults("my-run"))
+
+    With TRL's arguments it makes the environment, of one turn, from rewards and rows:
+
+        trainer = vf.GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=rows)
+
+    A reward function gets lists over the siblings of an example: ``prompts``, ``completions``, each
+    column that it names (or all, with ``**kwargs``), and returns a number for each, None if unknown.
     """
 
     config_class = GRPOConfig
+
+    def __init__(
+        self,
+        model: Any,
+        env: Any = None,
+        args: Any = None,
+        *arguments: Any,
+        reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        train_dataset: DatasetLike | None = None,
+        **keywords: Any,
+    ):
+        if reward_funcs is not None:
+            if env is not None or train_dataset is None:
+                raise ConfigError(
+                    "GRPOTrainer takes env, or reward_funcs with train_dataset", key="reward_funcs"
+                )
+            env = environment_of(reward_funcs, train_dataset, keywords.pop("eval_dataset", None))
+        elif train_dataset is not None:
+            raise ConfigError(
+                "train_dataset goes with reward_funcs; an environment has its rows, which dataset="
+                " replaces",
+                key="train_dataset",
+            )
+        super().__init__(model, env, args, *arguments, **keywords)
+
+
+def environment_of(
+    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
+    train_dataset: DatasetLike,
+    eval_dataset: DatasetLike | None = None,
+) -> Environment:
+    """The environment of one turn that TRL's arguments describe. Prompts that are texts are
+    completed without a chat template.
+
+    *Raises* ConfigError for a reward that is no function, such as the name of a reward model.
+    """
+    functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+    if wrong := [function for function in functions if not callable(function)]:
+        raise ConfigError(
+            f"reward_funcs has {wrong[0]!r}, which is no function: a reward model is called by a"
+            " function of yours",
+            key="reward_funcs",
+        )
+    first = next(iter(train_dataset), None)
+    is_text = isinstance(first, Mapping) and isinstance(first.get("prompt"), str)
+    return SingleTurnEnv(
+        dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        message_type="completion" if is_text else "chat",
+        rubric=Rubric([_of_siblings(function) for function in functions]),
+    )
+
+
+def _of_siblings(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A reward function of TRL as a function of a group."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    async def reward(
+        prompts: Sequence[Any], completions: Sequence[Any], states: Sequence[State]
+    ) -> list[float]:
+        rows = [state.record.row for state in states]
+        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        values = {"prompts": list(prompts), "completions": list(completions), **columns}
+        chosen = values if takes_all else {n: v for n, v in values.items() if n in parameters}
+        rewards = await maybe_await(function(**chosen))
+        return [math.nan if value is None else float(value) for value in rewards]
+
+    reward.__name__ = reward.__qualname__ = function_name(function)
+    return reward
 
 
 def grpo_defaults(run_name: str = "grpo", **overrides: object) -> GRPOConfig:

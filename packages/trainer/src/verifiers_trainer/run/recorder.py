@@ -155,6 +155,10 @@ class StepRecorder:
             for name, value in step.batch.whole_batch.stats.items()
             if name.startswith(("groups/", "rollouts/"))
         }
+        if self.run.settings.component != "rl":
+            # what is imitated may be as long as it is
+            counts.pop("rollouts/truncated", None)
+            numbers = {**numbers, "rollouts/truncated": 0}
         active = alarms({**numbers, **counts, "time/wait_generation": 0.0, **self._batch_times})
         if self._parted:
             active["success"] = SENTENCE

@@ -23,6 +23,38 @@ RENAMED: dict[str, str] = dict(
 )
 """Other name -> canonical name, with the same value: those of the lines in ``fields``."""
 
+INSTEAD: dict[str, str] = {
+    "cache_implementation": "the embedded engine has one cache",
+    "cast_lm_head_to_fp32": "log-probabilities are computed in float32 always",
+    "chat_template_kwargs": 'sampling_args={"extra_body": {"chat_template_kwargs": {…}}}',
+    "generation_kwargs": "each sampling argument is a setting (min_p, stop, …), or in sampling_args",
+    "importance_sampling_level": 'loss="gspo" weighs sequences, loss="grpo" tokens',
+    "max_tool_calling_iterations": "max_turns of the environment",
+    "multi_objective_aggregation": 'advantage="gdpo" normalises each reward function',
+    "off_policy_mask_threshold": "opsm_delta",
+    "pad_to_multiple_of": "rows are packed; micro_batch_tokens is their length",
+    "reward_weights": "weights of the environment's Rubric",
+    "sapo_temperature_neg": 'loss_kwargs={"temperature_neg": …} of loss="sapo"',
+    "sapo_temperature_pos": 'loss_kwargs={"temperature_pos": …} of loss="sapo"',
+    "top_entropy_quantile": "there is no mask of tokens by their entropy",
+    "use_bias_correction_kl": "there is none: kl_type chooses the estimate",
+    "use_transformers_paged": "the embedded engine decides this itself",
+    "use_vllm": 'inference="vllm"; False is inference="embedded"',
+    "vllm_enable_sleep_mode": "vLLM runs as a server of its own (vf-vllm), on its own devices",
+    "vllm_gpu_memory_utilization": "a flag of vf-vllm: --gpu-memory-utilization",
+    "vllm_group_port": "the trainer chooses a free port for weights",
+    "vllm_importance_sampling_cap": "tis_cap",
+    "vllm_importance_sampling_correction": "tis_cap sets it, None leaves it out",
+    "vllm_importance_sampling_mode": "tis_cap weighs tokens, sequence_mask_cap and geo_mask sequences",
+    "vllm_max_model_length": "a flag of vf-vllm: --max-model-len",
+    "vllm_mode": "vLLM runs as a server of its own: vf-vllm",
+    "vllm_model_impl": "a flag of vf-vllm: --model-impl",
+    "vllm_server_base_url": "inference=URL",
+    "vllm_structured_outputs_regex": "guided_regex",
+    "vllm_tensor_parallel_size": "a flag of vf-vllm: --tensor-parallel-size",
+}
+"""Name of a setting of TRL that is none here -> what to use, or why there is none."""
+
 Current = Callable[[str], Any]
 """Returns the current value of a canonical setting."""
 Translation = Callable[[Any, Current], dict[str, Any]]

@@ -31,7 +31,7 @@ from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers_trainer.algorithm.losses import BOUNDS, bounds_read, named_objective
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.settings import compat, recipes
-from verifiers_trainer.settings.compat import known_names
+from verifiers_trainer.settings.compat import INSTEAD, known_names
 from verifiers_trainer.settings.cross_field_rules import (
     ANCHORED_ON_BATCH,
     CHECKS,
@@ -69,6 +69,11 @@ class RLConfig(RLFields):
     from ``loss``."""
 
     def _init(self, **settings: object) -> None:
+        if elsewhere := [f"{name}: {INSTEAD[name]}" for name in settings if name in INSTEAD]:
+            raise ConfigError(
+                f"{type(self).__name__} has another way for {'; '.join(elsewhere)}",
+                key=elsewhere[0].partition(":")[0],
+            )
         check_keywords(settings, known_names(), type(self).__name__)
         other_spellings = {name: settings[name] for name in settings if name in compat.SPELLINGS}
         settings = compat.canonical(settings, self.default_of)

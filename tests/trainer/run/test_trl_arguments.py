@@ -1,0 +1,85 @@
+"""``GRPOTrainer`` with the arguments of TRL's, and the names of TRL's settings."""
+
+import pytest
+
+pytest.importorskip("verifiers_trainer", reason="the trainer is not installed")
+
+import verifiers as vf
+from verifiers.errors import ConfigError
+from verifiers.testing import ScriptedClient
+from verifiers_trainer.grpo import environment_of
+from verifiers_trainer.settings.compat import INSTEAD, known_names
+
+WORDS = ["ab", "cd", "ef", "gh"]
+CHAT = [{"prompt": [{"role": "user", "content": f"say {w}"}], "word": w} for w in WORDS] * 2
+TEXT = [{"prompt": f"say {w}", "word": w} for w in WORDS] * 2
+
+
+def text_of(completion):
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+def near(prompts, completions, word, **columns):
+    assert len(prompts) == len(completions) == len(word) == len(columns["answer"])
+    return [float(w in text_of(c)) for c, w in zip(completions, word, strict=True)]
+
+
+def length(completions):
+    return [len(text_of(c)) / 100 for c in completions]
+
+
+async def only_long(completions):
+    return [1.0 if len(text_of(c)) > 3 else None for c in completions]
+
+
+@pytest.mark.parametrize("rows", [CHAT, TEXT], ids=["chat", "text"])
+def test_it_trains_on_reward_functions_and_rows(tmp_path, rows):
+    args = vf.GRPOConfig(
+        output_dir=str(tmp_path),
+        max_steps=1,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=8,
+        report_to="none",
+        bf16=False,
+    )
+    trainer = vf.GRPOTrainer(
+        model="builtin:tiny", reward_funcs=[near, length], args=args, train_dataset=rows
+    )
+    trainer.train()
+    numbers = next(row for row in trainer.state.log_history if "reward/length" in row)
+    assert numbers["reward/mean"] == pytest.approx(
+        numbers["reward/near"] + numbers["reward/length"]
+    )
+    assert 0 < numbers["reward/length"] <= 0.2
+
+
+def test_a_reward_of_none_is_unknown():
+    env = environment_of(only_long, CHAT)
+    replies = iter(["long enough", "no"])
+    client = ScriptedClient(lambda request: next(replies))
+    results = env.evaluate(client, "m", num_examples=1, rollouts_per_example=2, max_concurrent=1)
+    assert results.rewards[0] == 1.0
+    assert results.rewards[1] != results.rewards[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"reward_funcs": near}, "with train_dataset"),
+        ({"train_dataset": CHAT, "env": "reverse-text"}, "goes with reward_funcs"),
+        ({"reward_funcs": ["a/reward-model"], "train_dataset": CHAT}, "is no function"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, says):
+    with pytest.raises(ConfigError, match=says):
+        vf.GRPOTrainer(model="builtin:tiny", **arguments)
+
+
+@pytest.mark.parametrize("name", sorted(INSTEAD))
+def test_a_setting_of_trl_that_is_none_here_says_what_to_use(name):
+    assert name not in known_names()
+    with pytest.raises(ConfigError, match=name) as caught:
+        vf.GRPOConfig(**{name: True})
+    assert INSTEAD[name] in str(caught.value)
+    assert "did you mean" not in str(caught.value)
