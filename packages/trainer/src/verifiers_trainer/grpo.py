@@ -30,7 +30,7 @@ from verifiers_trainer.trainer import RLTrainer
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from verifiers.data.examples import DatasetLike
+    from verifiers.data.sources import DatasetLike
 
 LARGEST_MICRO_BATCH = 8
 
@@ -167,7 +167,8 @@ def environment_of(
             " function of yours",
             key="reward_funcs",
         )
-    first = next(iter(train_dataset), None)
+    rows: Any = train_dataset
+    first = next(iter(rows), None)
     is_text = isinstance(first, Mapping) and isinstance(first.get("prompt"), str)
     return SingleTurnEnv(
         dataset=train_dataset,
