@@ -109,8 +109,8 @@ def test_json_carries_the_report(vf_eval, server, eval_folder):
     (eval_folder / "toy.py").write_text(BROKEN)
     ran = vf_eval("toy", "-b", server.url, "--check", "--json")
     assert (ran.json["exit_code"], ran.json["error"]["type"], ran.json["runs"]) == (
-        2,
-        "ConfigError",
+        1,
+        "CheckFailed",
         [],
     )
     assert "the board is gone" in ran.json["error"]["message"]
