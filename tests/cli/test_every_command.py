@@ -21,7 +21,7 @@ from verifiers import errors
 from verifiers.cli.common.streams import (
     EPILOG,
     EXIT_CODES,
-    FOUND,
+    HAS_FINDINGS,
     INTERRUPTED,
     UNEXPECTED,
     CheckFailed,
@@ -276,4 +276,10 @@ def test_the_script_of_each_shell_is_printed(shell, run):
 def test_exit_codes_of_errors_are_in_the_table():
     classes = [cls for _, cls in inspect.getmembers(errors, inspect.isclass)]
     codes = {cls.exit_code for cls in classes if issubclass(cls, errors.VerifiersError)}
-    assert {*codes, FOUND, UNEXPECTED, INTERRUPTED, CheckFailed.exit_code} <= EXIT_CODES.keys()
+    assert {
+        *codes,
+        HAS_FINDINGS,
+        UNEXPECTED,
+        INTERRUPTED,
+        CheckFailed.exit_code,
+    } <= EXIT_CODES.keys()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from verifiers.cli.common.command import Call, SmallCommand, one_word
-from verifiers.cli.common.streams import FOUND
+from verifiers.cli.common.streams import HAS_FINDINGS
 from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def run(call: Call) -> None:
         if difference.verdict == "worse" or difference.verdict == "lower"
     ]
     if options["fail_if_worse"] and worse:
-        call.exit_code = FOUND
+        call.exit_code = HAS_FINDINGS
         call.note(
             f"vf-compare: {len(worse)} of {len(comparison.differences)} comparisons are worse"
         )

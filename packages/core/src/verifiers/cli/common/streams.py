@@ -25,14 +25,14 @@ EXIT_CODES = {
     143: "ended by SIGTERM",
 }
 """What the exit code of every command means."""
-FOUND, UNEXPECTED, INTERRUPTED = 1, 3, 130
+HAS_FINDINGS, UNEXPECTED, INTERRUPTED = 1, 3, 130
 EPILOG = f"Exit codes: {', '.join(f'{code} {means}' for code, means in EXIT_CODES.items())}."
 
 
 class CheckFailed(ConfigError):
     """A check ran, and found what its message says (``names``)."""
 
-    exit_code = FOUND
+    exit_code = HAS_FINDINGS
 
 
 def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dict[str, Any]]:

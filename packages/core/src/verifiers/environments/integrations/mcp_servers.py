@@ -100,14 +100,14 @@ class ServerSpec:
                 key="args",
             )
         env = _environment(fields["name"], fields.get("env", {}))
-        chosen = fields.get("tools")
+        tools = fields.get("tools")
         return cls(
             fields["name"],
             fields["command"],
             tuple(args),
             env,
             fields.get("description", ""),
-            None if chosen is None else _names(fields, "tools"),
+            None if tools is None else _names(fields, "tools"),
             _names(fields, "exclude"),
             dict(fields.get("rename", {})),
         )
