@@ -28,7 +28,8 @@ from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftModel
+    from transformers import PreTrainedModel
 
     from verifiers.data.sources import DatasetLike
 
@@ -127,9 +128,9 @@ class GRPOTrainer(RLTrainer):
 
     def __init__(
         self,
-        model: Any,
-        env: Any = None,
-        args: Any = None,
+        model: PreTrainedModel | PeftModel | str,
+        env: Environment | str | Sequence[Environment | str] | None = None,
+        args: RLConfig | None = None,
         *arguments: Any,
         reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         train_dataset: DatasetLike | None = None,
@@ -189,8 +190,8 @@ def _of_siblings(function: Callable[..., Any]) -> Callable[..., Any]:
         rows = [state.record.row for state in states]
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         values = {"prompts": list(prompts), "completions": list(completions), **columns}
-        chosen = values if takes_all else {n: v for n, v in values.items() if n in parameters}
-        rewards = await maybe_await(function(**chosen))
+        arguments = values if takes_all else {n: v for n, v in values.items() if n in parameters}
+        rewards = await maybe_await(function(**arguments))
         return [math.nan if value is None else float(value) for value in rewards]
 
     reward.__name__ = reward.__qualname__ = function_name(function)
@@ -243,7 +244,8 @@ def lora_defaults(r: int = 8, alpha: int = 16, **options: object) -> LoraConfig:
         alpha: Scale: the adapter's output is multiplied by alpha / r.
         options: The other fields of ``peft.LoraConfig``.
     """
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftModel
+    from transformers import PreTrainedModel
 
     defaults: dict[str, Any] = {
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],

@@ -40,7 +40,7 @@ def python_text(result: ExecResult, number: int, timeout_s: float) -> str:
     >>> python_text(ExecResult(stdout="hi\n", value="42"), 3, 30)
     'hi\nOut[3]: 42'
     >>> python_text(ExecResult(timed_out=True, limit="wall"), 1, 30)
-    '(stopped after 30 s, the time limit of a call; all variables are gone)'
+    '(stopped after 30 s, the time limit of one call; all variables are gone)'
     """
     value = "" if result.value is None else f"Out[{number}]: {result.value}"
     notice = _notice(result, timeout_s, "all variables are gone")

@@ -139,7 +139,7 @@ def _limit(max_tokens: object) -> str:
     return f"{value}, so their rewards say little: raise max_tokens (vf-eval -t)"
 
 
-def _is_unparsed(parser: Parser, completion: Any) -> bool:
+def _is_unparsed(parser: Parser, completion: object) -> bool:
     try:
         return parser.parse_answer(completion) in (None, "")
     except Exception:  # noqa: BLE001 - an author's parser; scoring reports what it raises

@@ -523,7 +523,7 @@ def make_dataset(
     return dataset
 
 
-def _as_cell(value: Any) -> Any:
+def _as_cell(value: object) -> object:
     """A value in a cell of a CSV file: arrays and objects as JSON."""
     if not isinstance(value, Mapping | list) and not hasattr(value, "tolist"):
         return value

@@ -251,7 +251,7 @@ def _in_ten(gold: str, answer: str) -> tuple[str, str]:
     return numbers[0], numbers[1]
 
 
-def _is_one_value(gold: Any, answer: Any, text: str) -> bool:
+def _is_one_value(gold: object, answer: object, text: str) -> bool:
     """Whether an equal answer is no list of values beside a single gold value: ``[7, 7]`` for 7."""
     import sympy
 
@@ -260,7 +260,7 @@ def _is_one_value(gold: Any, answer: Any, text: str) -> bool:
     return len(answer.args) == 1 and "," not in text
 
 
-def _are_as_near_as_their_size(gold: Any, answer: Any) -> bool:
+def _are_as_near_as_their_size(gold: object, answer: object) -> bool:
     """Whether two expressions that the engine takes for equal are so relatively, where they are
     ``TINY`` numbers: exact numbers exactly."""
     import sympy
