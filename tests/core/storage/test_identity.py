@@ -136,6 +136,7 @@ OTHER = {
     "envs": [env(add), env(subtract)],
     "error_formatter": repr,
     "extract_fn": str.strip,
+    "last": True,
     "feedback_fn": str.upper,
     "few_shot": [{"role": "user", "content": "0 + 0"}, {"role": "assistant", "content": "0"}],
     "fields": ["think", "answer"],
@@ -437,6 +438,7 @@ def test_signatures_are_those_of_the_constructors():
         "fields",
         "answer_field",
         "extract_fn",
+        "last",
     ]
 
 

@@ -244,8 +244,7 @@ def lora_defaults(r: int = 8, alpha: int = 16, **options: object) -> LoraConfig:
         alpha: Scale: the adapter's output is multiplied by alpha / r.
         options: The other fields of ``peft.LoraConfig``.
     """
-    from peft import LoraConfig, PeftModel
-    from transformers import PreTrainedModel
+    from peft import LoraConfig
 
     defaults: dict[str, Any] = {
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],

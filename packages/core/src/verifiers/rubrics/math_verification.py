@@ -181,7 +181,8 @@ def load_engine(engine: str) -> None:
     without ``/proc`` have only the time limit.
     """
     importlib.import_module(engine)
-    importlib.import_module("sympy")
+    import sympy  # noqa: F401
+
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return
@@ -260,7 +261,7 @@ def _is_one_value(gold: object, answer: object, text: str) -> bool:
     return len(answer.args) == 1 and "," not in text
 
 
-def _are_as_near_as_their_size(gold: object, answer: object) -> bool:
+def _are_as_near_as_their_size(gold: Any, answer: Any) -> bool:
     """Whether two expressions that the engine takes for equal are so relatively, where they are
     ``TINY`` numbers: exact numbers exactly."""
     import sympy

@@ -54,7 +54,7 @@ class Call:
         if not self.quiet:
             print(escape_control(text), file=sys.stderr, flush=True)
 
-    def answer_now(self, text: str, **facts: Any) -> None:
+    def answer_now(self, text: str, **facts: object) -> None:
         """Print the result of an action that then runs until a signal ends it."""
         if self.json:
             print(_answer(facts), file=self.out)

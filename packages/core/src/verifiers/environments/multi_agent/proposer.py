@@ -97,12 +97,12 @@ class ProposerSolverEnv(MultiAgentEnv):
         """Return the task that the proposer's reply ``text`` to a row is; None when it is none."""
         raise NotImplementedError(f"{type(self).__name__} must define task_of(self, row, text)")
 
-    def score(self, task: Any, text: str) -> float:
+    def score(self, task: object, text: str) -> float:
         """Return how well the solver's reply ``text`` solves the task, from 0 to 1; "" when a limit
         truncated it."""
         raise NotImplementedError(f"{type(self).__name__} must define score(self, task, text)")
 
-    def question(self, task: Any) -> Messages | str:
+    def question(self, task: object) -> Messages | str:
         """Return what the solver is shown. Default: the task as text."""
         return str(task)
 
