@@ -109,6 +109,9 @@ BY_A_HARD_LINK = [
     ("b", FILE, "", 0o777),
 ]
 
+BEHIND_A_LINK = [("b", LINK, "..", 0o777), ("b/c", LINK, "..", 0o777)]
+"""The second lies in the root, by the first, which leads out and is left out."""
+
 
 def hostile(members, top):
     return archive(
@@ -130,6 +133,7 @@ def hostile(members, top):
 @example(LINK_INSTEAD_OF_A_FOLDER, True)
 @example(THROUGH_A_PARENT, True)
 @example(BY_A_HARD_LINK, False)
+@example(BEHIND_A_LINK, False)
 def test_nothing_outside_the_folder_changes(members, is_layer):
     with outside() as top:
         before = tree(top / "host")

@@ -216,7 +216,8 @@ class _Unpacking:
         self._is_layer = is_layer
         self._mask = 0o777 if is_layer else 0o755
         self._links: list[tuple[str, str]] = []
-        """(folder, name) of each link that was made."""
+        """(folder, name) of each link that was made; the path of the folder has no links, which may
+        be deleted before."""
         self.left_out: list[str] = []
 
     def close(self) -> None:
@@ -228,8 +229,7 @@ class _Unpacking:
             raise _LeadsOut(f"its file {member.name!r} leads out of the image")
         if not parts:
             return
-        above = "/".join(parts[:-1])
-        with self._folder(above, member.name, is_made=True) as parent:
+        with self._folder("/".join(parts[:-1]), member.name, is_made=True) as (parent, above):
             self._make(archive, member, parent, above, parts[-1])
 
     def _make(
@@ -279,7 +279,7 @@ class _Unpacking:
         if source in ("", ".", ".."):
             raise refusal
         try:
-            with self._folder(source_folder, member.name) as origin:
+            with self._folder(source_folder, member.name) as (origin, _):
                 status = os.stat(source, dir_fd=origin, follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
                     raise refusal
@@ -316,7 +316,7 @@ class _Unpacking:
         now."""
         for above, name in self._links:
             try:
-                with self._folder(above, name) as parent:
+                with self._folder(above, name) as (parent, _):
                     target = os.readlink(name, dir_fd=parent)
                     way, _, last = target.rpartition("/")
                     try:
@@ -334,9 +334,9 @@ class _Unpacking:
     @contextlib.contextmanager
     def _folder(
         self, path: str, name: str, *, is_made: bool = False, is_host: bool = False
-    ) -> Iterator[int]:
-        """A descriptor of a folder below the root, whose links are followed as if the root were
-        that of a machine.
+    ) -> Iterator[tuple[int, str]]:
+        """(a descriptor of a folder below the root, its path without links), whose links are
+        followed as if the root were that of a machine.
 
         ``is_made``: missing folders are made; ``is_host``: as a host follows links, which may not
         lead out. ``name`` is the member that an error names. *Raises* BadArchive;
@@ -387,7 +387,7 @@ class _Unpacking:
                         f"its file {name[:100]!r} lies deeper than {MAX_DEPTH} folders or"
                         f" {MAX_PATH} characters"
                     )
-            yield descriptors[-1]
+            yield descriptors[-1], "/".join(names[1:])
         finally:
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
