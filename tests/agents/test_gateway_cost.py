@@ -22,18 +22,13 @@ TOOL = {
 
 
 class CountedJson:
-    """The module ``json``, with the texts that are read and written counted."""
+    """The module ``json``, with the texts that are written counted."""
 
     def __init__(self, counts):
         self._counts = counts
 
     def __getattr__(self, name):
         return getattr(real_json, name)
-
-    def loads(self, text, **options):
-        self._counts["texts read"] += 1
-        self._counts["bytes read"] += len(text)
-        return real_json.loads(text, **options)
 
     def dumps(self, value, **options):
         self._counts["texts written"] += 1
@@ -43,8 +38,15 @@ class CountedJson:
 @pytest.fixture
 def counts(monkeypatch):
     counted = Counter()
-    for module in (serving, gateway):  # the one reads bodies, the other writes keys
-        monkeypatch.setattr(module, "json", CountedJson(counted))
+    monkeypatch.setattr(gateway, "json", CountedJson(counted))
+    decode = serving.decode_message
+
+    def decode_message(text, **bounds):
+        counted["texts read"] += 1
+        counted["bytes read"] += len(text)
+        return decode(text, **bounds)
+
+    monkeypatch.setattr(serving, "decode_message", decode_message)
     parse = DIALECTS["chat"].parse_request
     digest = conversation._digest
     write = gateway.web.StreamResponse.write

@@ -909,7 +909,7 @@ ROWS: dict[int, Row] = {
             ),
             *_in(
                 "core/rubrics/test_judging",
-                "a_tag_in_the_data_is_answered_with_a_nonce_that_the_data_cannot_know",
+                "a_judge_that_may_quote_a_tag_is_read_by_the_one_that_the_data_cannot_know",
                 "more_than_yes_or_no_is_no_verdict",
             ),
         ),
@@ -1004,7 +1004,7 @@ ROWS: dict[int, Row] = {
             ),
             *_in(
                 "core/runtime/test_bounded",
-                "a_file_without_end_is_refused_with_little_memory",
+                "a_stream_without_end_is_refused_with_little_memory",
                 "a_child_that_prints_without_end_is_killed_and_the_end_of_its_stderr_is_kept",
             ),
             *_in(
@@ -1201,17 +1201,73 @@ ROWS: dict[int, Row] = {
             "without_repeats_the_same_server_costs_the_rollouts_it_failed",
         ),
     ),
+    80: Row(
+        "another program deletes, replaces or cuts the journal while a run writes it",
+        "JournalError, never complete; a deleted journal is written again with every acknowledged"
+        " row",
+        _in(
+            JOURNAL,
+            "a_journal_that_another_program_takes_away_is_an_error",
+            "a_journal_whose_folder_is_gone_is_an_error",
+            "a_run_whose_journal_is_deleted_ends_with_an_error_and_continues_with_every_row",
+        ),
+        _in(JOURNAL, "without_the_fault_the_same_rows_are_taken"),
+    ),
+    81: Row(
+        "a run folder or a settings file names code or an endpoint",
+        "opening, comparing and printing run none of it; only an installed environment, or what the"
+        " user names, is loaded, and keys go where the user says",
+        _in(
+            "faults/test_named_code",
+            "scoring_again_takes_an_installed_environment_alone_from_the_run",
+            "opening_and_comparing_run_nothing",
+            "printing_the_settings_of_an_eval_file_runs_nothing",
+            "printing_the_settings_of_a_training_file_runs_nothing",
+            "a_training_on_a_saved_run_takes_an_installed_environment_alone_from_it",
+            "a_saved_run_does_not_choose_where_keys_are_sent",
+        ),
+        _in(
+            "faults/test_named_code",
+            "an_installed_environment_is_taken_but_not_what_shadows_it",
+        ),
+    ),
+    82: Row(
+        "connections without a request, bytes that are no HTTP, pages of other sites at a server",
+        "closed in time, one line of the log, refused; programs and the own pages are answered",
+        _in(
+            "faults/test_hostile_requests",
+            "a_connection_without_a_request_is_closed_and_the_server_answers",
+            "what_is_no_http_is_at_most_one_line_of_the_log_for_many",
+            "a_page_of_another_site_is_refused",
+        ),
+        _in(
+            "faults/test_hostile_requests",
+            "negative_control_programs_and_own_pages_are_answered",
+        ),
+    ),
 }
 
 PROMISES: dict[str, tuple[int, ...]] = {
-    "A rollout acknowledged is on disk: it survives kill -9 and power loss.": (3, 4, 5, 6, 7),
+    "A rollout acknowledged is on disk: it survives kill -9 and power loss.": (3, 4, 5, 6, 7, 80),
     "Interrupted at any instant, the same command finishes the run and does only what is pending. "
     "No row twice, none missing, none from another configuration.": (1, 2, 8, 9, 10, 60, 71, 73),
     "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
         *(18, 19, 20, 27, 28, 29, 33),
     ),
     "An unknown reward is unknown. Never 0, never in a mean.": (21, 22, 23),
-    "Every wait has a bound and says what it waits for.": (16, 17, 24, 25, 26, 44, 45, 70, 72, 78),
+    "Every wait has a bound and says what it waits for.": (
+        16,
+        17,
+        24,
+        25,
+        26,
+        44,
+        45,
+        70,
+        72,
+        78,
+        82,
+    ),
     "The number of requests is bounded by one retry layer, which obeys the server and spreads out.": (
         *(11, 12, 13, 14, 15),
     ),
@@ -1220,7 +1276,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
         *(37, 38, 39, 40, 41, 42, 43, 46, 76),
     ),
     "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
-    "Model output is data.": (52, 53, 54, 56, 57, 74, 75, 79),
+    "Model output is data.": (52, 53, 54, 56, 57, 74, 75, 79, 81),
     "A key that a run holds is in none of its files and on none of its streams.": (58,),
     "A misspelt setting stops the run before the first request and names the right one.": (
         47,

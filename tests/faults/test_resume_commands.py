@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shlex
+import signal
 import zlib
 
 import pytest
@@ -14,15 +16,21 @@ import verifiers as vf
 from support.eval_command import last_word
 from support.small_envs import add_one, single_turn
 from verifiers.results import loading
-from verifiers.testing import FakeServer
+from verifiers.testing import Behaviour, FakeServer
 
 NUM_ROWS, FAILS_AT = 6, 3
 
 
-def refuses_from(number):
-    """A script: the key is refused from this completion on, which stops the run with its rows
-    saved."""
-    return lambda hit: 401 if hit.index >= number else None
+def interrupts_at(number):
+    """A script: Ctrl-C during this completion, which stops the run with its rows saved."""
+
+    def script(hit):
+        if hit.index == number:
+            os.kill(os.getpid(), signal.SIGINT)
+            return Behaviour(delay_s=30)
+        return None
+
+    return script
 
 
 FLAGS = {
@@ -43,17 +51,17 @@ def test_the_printed_command_finishes_the_run_that_it_is_printed_for(words, vf_e
     common = ["-m", "m", "-n", str(NUM_ROWS), "-r", "1", "-c", "1", "-A", *flags]
     if before:
         with FakeServer(
-            last_word, refuses_from(2) if "unfinished" in before else None, models=["m"]
+            last_word, interrupts_at(2) if "unfinished" in before else None, models=["m"]
         ) as server:
             vf_eval(*target, "-b", server.url, *common)
-    with FakeServer(last_word, refuses_from(FAILS_AT), models=["m"]) as server:
+    with FakeServer(last_word, interrupts_at(FAILS_AT), models=["m"]) as server:
         url = server.url
         ran = vf_eval(*target, "-b", url, *common)
         asked = server.count
     if ran.code == 0:  # the finished run of before
         assert before == "a finished run"
         return
-    assert ran.code == 2, ran.err
+    assert ran.code == 130, ran.err
     (line,) = [line for line in ran.err.splitlines() if line.startswith("to resume: ")]
     path = next(part for part in ran.err.split("finished rollouts are in ")[1].splitlines())
     done = (eval_folder / path / "results.jsonl").read_bytes().count(b"\n")

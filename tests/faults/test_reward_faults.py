@@ -125,7 +125,7 @@ def test_a_reward_of_the_wrong_kind_is_unknown_and_names_its_function():
     results = single_turn(
         5, rubric=vf.Rubric(funcs=[returned, exact], weights=[1.0, 0.0])
     ).evaluate(ScriptedClient("x"), "m")
-    assert [e.where for e in results["errors"]] == ["given"] * 5
+    assert [e.where for e in results["errors"]] == ["returned"] * 5
     assert results.metadata.num_unscored == 5
     assert results["metrics"]["exact"] == [0.0] * 5
 

@@ -29,8 +29,8 @@ from verifiers.testing import ByteTokenizer, FakeServer, ScriptedClient
 FOLDER = Path(__file__).parents[1] / "data/golden"
 PACKAGES = Path(__file__).parents[1] / "compat/packages"
 OPTIONS = {"max_concurrent": 1, "state_columns": ["trajectory"]}
-ADDED = {"agent_failed"}
-"""Metrics that the dumps' commit did not have."""
+ADDED = {"agent_failed", "judge_replies"}
+"""Metrics and columns that the dumps' commit did not have."""
 OF_THE_CLOCK = {
     "timing",
     "trajectory_id",
@@ -115,7 +115,7 @@ def state_view(state: vf.State) -> dict[str, Any]:
     keys = {
         key: plain(value)
         for key, value in state.items()
-        if key not in {"trajectory", "client", "tool_defs", *OF_THE_CLOCK}
+        if key not in {"trajectory", "client", "tool_defs", *OF_THE_CLOCK, *ADDED}
     }
     computed = {key: plain(state[key]) for key in ("input", "id", "turn", "timed_out")}
     steps = [plain(dict(step)) for step in state["trajectory"]]

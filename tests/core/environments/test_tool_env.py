@@ -199,7 +199,7 @@ async def test_messages_pass_through_with_the_call_they_answer():
         return Message(role="tool", content="mine")
 
     env = tool_env(addressed, unaddressed)
-    assert await respond(env, call("given"), call("unaddressed", id="c2")) == [
+    assert await respond(env, call("addressed"), call("unaddressed", id="c2")) == [
         {"role": "tool", "content": "mine", "tool_call_id": "other"},
         {"role": "tool", "content": "mine", "tool_call_id": "c2"},
     ]

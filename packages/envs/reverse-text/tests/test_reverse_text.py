@@ -181,8 +181,8 @@ def test_an_endless_answer_is_scored_in_bounded_time_and_poorly():
         ("<reversed_text></reversed_text>", 0.0, 0.0, None),
         (
             "<reversed_text>hello</reversed_text> no: <reversed_text>olleh</reversed_text>",
-            0.4,
-            0.0,
+            1.0,
+            1.0,
             None,
         ),
         ("", 0.0, 0.0, 0.0),

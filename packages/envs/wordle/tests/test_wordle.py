@@ -367,9 +367,9 @@ def test_a_game_plays_on_without_brackets():
     )
 
 
-def test_of_several_guesses_in_one_reply_the_first_counts():
+def test_of_several_guesses_in_one_reply_the_last_counts():
     state = rollout(
-        load_environment(), "crane", ["<guess>[crane]</guess><guess>[point]</guess>", say("crane")]
+        load_environment(), "crane", ["<guess>[point]</guess><guess>[crane]</guess>", say("crane")]
     )
     assert state["metrics"]["length_bonus"] == 1.0
 

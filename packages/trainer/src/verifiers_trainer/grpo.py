@@ -122,6 +122,14 @@ class GRPOTrainer(RLTrainer):
 
     A reward function gets lists over the siblings of an example: ``prompts``, ``completions``, each
     column that it names (or all, with ``**kwargs``), and returns a number for each, None if unknown.
+
+    Args:
+        model: As ``RLTrainer``'s, as are the arguments that are not listed.
+        env: The environment, or None with ``reward_funcs``.
+        args: The settings.
+        arguments: Further positional arguments of ``RLTrainer``.
+        reward_funcs: A function or several; their rewards are added.
+        train_dataset: Rows with ``prompt``, messages or a text, and columns for the functions.
     """
 
     config_class = GRPOConfig
