@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shlex
-import signal
 import zlib
 
 import pytest
@@ -16,19 +14,18 @@ import verifiers as vf
 from support.eval_command import last_word
 from support.small_envs import add_one, single_turn
 from verifiers.results import loading
-from verifiers.testing import Behaviour, FakeServer
+from verifiers.testing import FakeServer
 
 NUM_ROWS, FAILS_AT = 6, 3
 
 
-def interrupts_at(number):
-    """A script: Ctrl-C during this completion, which stops the run with its rows saved."""
+def deletes_journal_at(number, folder):
+    """A script: another program deletes the journal during this completion, which stops the run;
+    the rows that were saved are written again."""
 
     def script(hit):
         if hit.index == number:
-            os.kill(os.getpid(), signal.SIGINT)
-            return Behaviour(delay_s=30)
-        return None
+            max(folder.rglob("results.jsonl"), key=lambda path: path.stat().st_mtime_ns).unlink()
 
     return script
 
@@ -51,17 +48,19 @@ def test_the_printed_command_finishes_the_run_that_it_is_printed_for(words, vf_e
     common = ["-m", "m", "-n", str(NUM_ROWS), "-r", "1", "-c", "1", "-A", *flags]
     if before:
         with FakeServer(
-            last_word, interrupts_at(2) if "unfinished" in before else None, models=["m"]
+            last_word,
+            deletes_journal_at(2, eval_folder) if "unfinished" in before else None,
+            models=["m"],
         ) as server:
             vf_eval(*target, "-b", server.url, *common)
-    with FakeServer(last_word, interrupts_at(FAILS_AT), models=["m"]) as server:
+    with FakeServer(last_word, deletes_journal_at(FAILS_AT, eval_folder), models=["m"]) as server:
         url = server.url
         ran = vf_eval(*target, "-b", url, *common)
         asked = server.count
     if ran.code == 0:  # the finished run of before
         assert before == "a finished run"
         return
-    assert ran.code == 130, ran.err
+    assert ran.code == 3, ran.err
     (line,) = [line for line in ran.err.splitlines() if line.startswith("to resume: ")]
     path = next(part for part in ran.err.split("finished rollouts are in ")[1].splitlines())
     done = (eval_folder / path / "results.jsonl").read_bytes().count(b"\n")

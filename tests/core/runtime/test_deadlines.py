@@ -105,7 +105,8 @@ async def test_thousands_of_long_limits_cost_one_timer_and_leave_nothing_behind(
     assert len(deadlines._TICKERS[loop].waiting) == 2000
     gate.set()
     await asyncio.gather(*tasks)
-    assert len(timers) <= 2  # the ticker's, and a sleep's where the loop takes it from here
+    # the ticker's, which a slow machine sets again, and a sleep's where the loop takes it from here
+    assert len({callback for _, callback, *_ in timers}) <= 2
     assert not deadlines._TICKERS[loop].waiting
     await asyncio.sleep(TICK_S + 0.1)
     assert not deadlines._TICKERS[loop]._is_ticking
