@@ -358,3 +358,18 @@ def test_an_environment_changed_by_hand_is_refused(game):
 def test_bad_values_are_refused(game, options, says):
     with pytest.raises(vf.ConfigError, match=says):
         game().evaluate(ScriptedClient(echo), "m", **options)
+
+
+@pytest.mark.parametrize("name", ["my_sums", "my-sums", "my_sums.py"])
+def test_a_local_environment_runs_in_workers_under_every_spelling_of_its_id(
+    name, tmp_path, monkeypatch
+):
+    (tmp_path / "my_sums.py").write_text(
+        "import verifiers as vf\n\n\ndef exact(completion, answer):\n    return 1.0\n\n\n"
+        "def load_environment():\n"
+        "    rows = [{'question': '1 + 1', 'answer': '2'}]\n"
+        "    return vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric([exact]))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    results = vf.load_environment(name).evaluate(ScriptedClient("2"), "m", num_workers=1)
+    assert results.rewards == [1.0]

@@ -60,6 +60,8 @@ def build(setup: Setup) -> RunEnvironment:
     load, env_id, env_args = setup.loaded_from
     env: RunEnvironment = load(env_id, **env_args)
     env.set_kwargs(**setup.changes)
+    # loaded by path here, where the caller may have named it by an id of another spelling
+    env.env_id = setup.identity.get("env_id", env.env_id)
     identity = identity_of(env)
     if differences := [
         name for name in identity if identity[name] != setup.identity.get(name, identity[name])
