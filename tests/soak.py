@@ -697,6 +697,8 @@ class EvaluationRun:
             for _ in range(num_disturbed):
                 server.rate = self.rng.choice((0.0, 0.1, 0.3)) if num_disturbed else 0.0
                 what = draw(self.rng, JOURNAL_POINTS, workers > 0 and not arguments["isolated"])
+                if what.is_hostile:  # the stranger asks the model server, which must then be right
+                    server.rate = 0.0
                 if self._attempt(what, server) == 0:
                     break
                 self._between()
