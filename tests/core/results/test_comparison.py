@@ -224,6 +224,38 @@ def test_no_verdict_says_that_there_is_no_difference():
     )
 
 
+def test_an_interval_that_rewards_from_0_to_1_cannot_have_is_a_sentence():
+    result = difference([[0.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [1.0, 0.0]])
+    assert result.high > 1  # Student's, with one degree of freedom
+    assert result.interval() == "too few examples for an interval within ±1"
+    wider = difference([[0.0, 0.0], [0.0, 9.0]], [[9.0, 9.0], [9.0, 0.0]])
+    assert wider.interval().startswith("95% from ")  # negative control: other rewards
+    assert difference([[1.0]] * 3, [[1.0]] * 3).interval() == ""
+
+
+def test_the_examples_needed_are_no_more_than_students_quantiles_ask_for():
+    # a step from the normal quantile to Student's with one degree of freedom overshoots to 43
+    assert examples_needed(0.7, 1.5) == 4
+
+
+def test_the_settings_that_differ_are_named():
+    alike = {"rubric": {"class": "Rubric"}, "max_turns": 1}
+    first = run("a", [[1.0]], model="m", config={**alike, "sampling_args": {"max_tokens": 32}})
+    second = run("b", [[0.0]], model="n", config={**alike, "sampling_args": {"temperature": 0.3}})
+    comparison = compare_runs([first, second])
+    assert comparison.to_dict()["settings"] == {
+        "model": ["m", "n"],
+        "sampling_args.max_tokens": [32, None],
+        "sampling_args.temperature": [None, 0.3],
+    }
+    lines = str(comparison).splitlines()
+    assert lines[2:5] == [
+        "   model: A m, B n",
+        "   sampling_args.max_tokens: A 32, B not set",
+        "   sampling_args.temperature: A not set, B 0.3",
+    ]
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 

@@ -168,7 +168,7 @@ COMMAND = SmallCommand(
             help="Exit with 1 when a run is worse than its baseline.",
         ),
     ],
-    keys=("runs", "differences", "refused", "agreement"),
+    keys=("runs", "differences", "refused", "settings", "agreement"),
     action=run,
 )
 main = COMMAND.main

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ import numpy as np
 from verifiers.errors import ConfigError
 from verifiers.results.distributions import NORMAL, sign_test, t_cdf, t_quantile
 from verifiers.results.statistics import known_values, mean
+from verifiers.results.texts import flat_settings
 
 ALPHA = 0.05
 POWER = 0.8
@@ -37,6 +38,7 @@ DETECT = 0.05
 """Size of a difference for which a comparison names the number of examples that would show it."""
 MAX_FLIPPED = 16
 """Examples that differ, up to which every sign pattern is tried."""
+MAX_SETTING_CHARS = 60
 SAME = 1e-9
 UNDECIDED = "not distinguishable"
 MEASURE = ("reward_functions", "reward_weights", "group_weights", "rubric", "parser")
@@ -92,6 +94,8 @@ class Difference:
     equal: int
     unpaired: tuple[int, int]
     """Examples of only one of the two: of the baseline, of the run."""
+    largest: float
+    """As `largest_difference` of the values."""
     detect: float
     """A size of difference, and how many examples would show it with 80% probability (None:
     unknown)."""
@@ -123,12 +127,24 @@ class Difference:
             return f"{text}, which would show a difference of {self.detect:g}"
         return f"{text}; {self.examples_needed:,} would do for a difference of {self.detect:g}"
 
+    def interval(self) -> str:
+        """The 95% interval in words; empty if it is unknown or has no width."""
+        if not self.stderr > 0:
+            return ""
+        if max(-self.low, self.high) > self.largest:
+            return f"too few examples for an interval within ±{self.largest:g}"
+        return f"95% from {self.low:+.3f} to {self.high:+.3f}"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values; unknown numbers are None."""
-        fields = dataclasses.asdict(self) | {"verdict": self.verdict, "sentence": self.sentence()}
+        texts = {
+            "verdict": self.verdict,
+            "sentence": self.sentence(),
+            "interval": self.interval(),
+        }
         return {
-            name: None if isinstance(v, float) and math.isnan(v) else v
-            for name, v in fields.items()
+            name: None if isinstance(v, float) and not math.isfinite(v) else v
+            for name, v in (dataclasses.asdict(self) | texts).items()
         }
 
 
@@ -162,7 +178,15 @@ class Comparison:
             ],
             "differences": [difference.to_dict() for difference in self.differences],
             "refused": [dataclasses.asdict(pair) for pair in self.refused],
+            "settings": self.settings(),
         }
+
+    def settings(self) -> dict[str, list[Any]]:
+        """Each setting that differs -> its value in each run, None if it is not set."""
+        flats = [{"model": run.model, **flat_settings(run.config)} for run in self.runs]
+        names = sorted({name for values in flats for name in values})
+        values_by_name = {name: [values.get(name) for values in flats] for name in names}
+        return {n: v for n, v in values_by_name.items() if any(value != v[0] for value in v)}
 
     def __str__(self) -> str:
         letters = {run.name: _letter(number) for number, run in enumerate(self.runs)}
@@ -174,6 +198,10 @@ class Comparison:
                 f"{letters[run.name]}  {run.env_id or '?'} · {run.model or '?'} · {counts} ·"
                 f" {run.name}"
             )
+        for name, values in self.settings().items():
+            shown = (str("not set" if v is None else v)[:MAX_SETTING_CHARS] for v in values)
+            pairs = zip(letters.values(), shown, strict=True)
+            lines.append(f"   {name}: {', '.join(f'{letter} {value}' for letter, value in pairs)}")
         for difference in self.differences:
             lines += [
                 "",
@@ -191,10 +219,7 @@ def _difference_lines(difference: Difference, a: str, b: str) -> list[str]:
         stderr = f" ± {difference.stderr:.3f} (standard error)"
     else:
         stderr = ""
-    if difference.low == difference.low:
-        interval = f", 95% from {difference.low:+.3f} to {difference.high:+.3f}"
-    else:
-        interval = ""
+    interval = f", {interval}" if (interval := difference.interval()) else ""
     lines = [
         f"{b} − {a}  {difference.metric}: {difference.sentence()}",
         f"  means        {a} {difference.baseline_mean:.3f}, {b} {difference.run_mean:.3f}",
@@ -352,6 +377,7 @@ def paired_difference(
         lost=int((differences < -SAME).sum()),
         equal=int((abs(differences) <= SAME).sum()),
         unpaired=(len(before.keys() - after.keys()), len(after.keys() - before.keys())),
+        largest=largest_difference(value for a, b in pairs for value in (*a, *b)),
         detect=detect,
         examples_needed=(
             examples_needed(float(differences.std(ddof=1)), detect) if len(pairs) > 1 else None
@@ -362,6 +388,11 @@ def paired_difference(
             else tuple(notes)
         ),
     )
+
+
+def largest_difference(values: Iterable[float]) -> float:
+    """The largest difference of two means: 1 if every known value is from 0 to 1; else infinite."""
+    return 1.0 if all(0 <= value <= 1 for value in known_values(values)) else math.inf
 
 
 def pooled_stderr(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
@@ -462,13 +493,11 @@ def examples_needed(
         return None
     z = NORMAL.inv_cdf(1 - alpha / 2) + NORMAL.inv_cdf(power)
     n = max(2, math.ceil((z * sd / abs(difference)) ** 2))
-    for _ in range(100):  # Student's quantiles depend on n
+    while True:  # Student's quantiles depend on n; they fall with it, so that this ends
         quantiles = t_quantile(1 - alpha / 2, n - 1) + t_quantile(power, n - 1)
-        refined = max(2, math.ceil((quantiles * sd / abs(difference)) ** 2))
-        if refined <= n:
-            break
-        n = refined
-    return n
+        if (quantiles * sd / abs(difference)) ** 2 <= n:
+            return n
+        n += 1
 
 
 def _p_text(p: float) -> str:

@@ -3,12 +3,23 @@ number is "unknown"."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from verifiers.results.coverage import coverage_lines
 
 MAX_CAUSES = 5
+PARTS_IN_CODE = (
+    "rubric",
+    "parser",
+    "environment",
+    "code",
+    "reward_functions",
+    "reward_weights",
+    "group_weights",
+)
+"""Parts of a run's configuration that its code sets, not its user."""
 
 
 def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -177,3 +188,28 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {remainder} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def flat_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user of a run set in its configuration, as `flat`."""
+    return flat({name: value for name, value in config.items() if name not in PARTS_IN_CODE})
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level: ``{"env_args": {"unit": "word"}}`` is ``{"env_args.unit":
+    "word"}``.
+
+    Numbers and booleans stay, other values become text; empty objects and None are left out.
+    """
+    values_by_path: dict[str, Any] = {}
+    for name, value in settings.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            values_by_path |= flat(value, f"{path}.")
+        elif isinstance(value, bool | int | float):
+            values_by_path[path] = value
+        elif value not in (None, "", []):
+            values_by_path[path] = (
+                value if isinstance(value, str) else json.dumps(value, default=str)
+            )
+    return values_by_path

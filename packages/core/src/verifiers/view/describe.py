@@ -24,7 +24,7 @@ from typing import Any
 from verifiers.checks.audit.certificate import read_certificate
 from verifiers.errors import ConfigError, UsageError
 from verifiers.results.coverage import coverage_lines
-from verifiers.results.texts import max_tokens_of
+from verifiers.results.texts import flat, flat_settings, max_tokens_of
 from verifiers.runtime.alive import is_alive
 from verifiers.runtime.decoding import read_json
 from verifiers.storage.directory import (
@@ -41,15 +41,6 @@ from verifiers.view.curves import Curves
 log = logging.getLogger(__name__)
 LISTED = ("env_args", "sampling_args", "seed", "system_prompt", "max_turns")
 """Parts of an evaluation's configuration that the list of runs can show."""
-_UNLISTED = (
-    "rubric",
-    "parser",
-    "environment",
-    "code",
-    "reward_functions",
-    "reward_weights",
-    "group_weights",
-)
 MAX_SETTING_CHARS = 60
 STATUSES = {"complete": "finished"}
 """Status in ``metadata.json`` -> displayed status, where they differ."""
@@ -127,9 +118,7 @@ def _settings(source: Source) -> dict[str, Any]:
     names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
     return {
         "config": config,
-        "flat": flat(
-            {name: value for name, value in config.items() if name not in _UNLISTED} | facts
-        ),
+        "flat": flat_settings(config | facts),
         "noted": stored.get("noted") or {},
         "metadata": metadata,
         "weights": dict(zip(names, weights, strict=False)),
@@ -152,26 +141,6 @@ def _audit(env_id: str) -> dict[str, Any]:
         "audit": str(certificate),
         "certificate": {**certificate.content, "is_fresh": certificate.is_fresh},
     }
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level: ``{"env_args": {"unit": "word"}}`` is ``{"env_args.unit":
-    "word"}``.
-
-    Numbers and booleans stay, other values become text; empty objects and None are left out.
-    """
-    values_by_path: dict[str, Any] = {}
-    for name, value in settings.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            values_by_path |= flat(value, f"{path}.")
-        elif isinstance(value, bool | int | float):
-            values_by_path[path] = value
-        elif value not in (None, "", []):
-            values_by_path[path] = (
-                value if isinstance(value, str) else json.dumps(value, default=str)
-            )
-    return values_by_path
 
 
 def metric_names(source: Source) -> list[str]:

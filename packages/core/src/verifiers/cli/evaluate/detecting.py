@@ -4,12 +4,12 @@ no request."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from itertools import chain
 
 from verifiers.cli.evaluate.planning import Prepared
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.results import load_results
-from verifiers.results.comparison import DETECT
+from verifiers.results.comparison import DETECT, largest_difference
 from verifiers.results.outputs import measured
 from verifiers.results.planning import ASSUMED, Spread, detectable, sizes
 from verifiers.runtime.terminal import escape_control
@@ -27,7 +27,7 @@ def detect_lines(prepared: Sequence[Prepared], difference: float) -> Iterator[st
 
 
 def _lines(prepared: Prepared, difference: float) -> Iterator[str]:
-    spread, origin = _spread(prepared)
+    spread, largest, origin = _spread(prepared)
     yield f"{prepared.label}: to show a difference of {difference:g} between two runs"
     yield "  (at 5%, with probability 80%; both runs have the same rows)"
     yield (
@@ -39,14 +39,19 @@ def _lines(prepared: Prepared, difference: float) -> Iterator[str]:
         yield f"  {size.siblings:>16}    {size.at_least:,} … {size.at_most:,}"
     siblings, rows = prepared.settings.rollouts_per_example, len(prepared.env.eval_table)
     low, high = detectable(spread, rows, siblings)
-    yield f"  all {rows:,} rows × {siblings} show a difference of {low:.3f} … {high:.3f}"
+    shown = f"a difference of {low:.3f} … {high:.3f}"
+    if largest < low:
+        shown = f"no difference: those of rewards from 0 to {largest:g} are too small"
+    elif largest < high:
+        shown = f"a difference of {low:.3f} or more, if both find the same rows hard"
+    yield f"  all {rows:,} rows × {siblings} show {shown}"
     yield ""
 
 
-def _spread(prepared: Prepared) -> tuple[Spread, str]:
-    """The spread of the largest saved run of this environment and model, else an assumption; and
-    where it is from."""
-    best: tuple[int, Spread, Path] | None = None
+def _spread(prepared: Prepared) -> tuple[Spread, float, str]:
+    """The spread and `largest_difference` of the largest saved run of this environment and model,
+    else an assumption; and where they are from."""
+    best: tuple[int, Spread, float, str] | None = None
     folder = prepared.path.parent if prepared.path is not None else None
     for file in sorted(folder.glob(f"*/{RESULTS_NAME}")) if folder is not None else ():
         try:
@@ -56,10 +61,12 @@ def _spread(prepared: Prepared) -> tuple[Spread, str]:
         (run,) = measured([(str(file.parent), results, None)])
         spread = Spread.of(run.values["reward"])
         if spread is not None and (best is None or len(results) > best[0]):
-            best = len(results), spread, file.parent
+            largest = largest_difference(chain.from_iterable(run.values["reward"].values()))
+            best = len(results), spread, largest, f"from {file.parent}"
     if best is not None:
-        return best[1], f"from {best[2]}"
+        return best[1:]
     return (
         ASSUMED,
+        1.0,
         "assumed for a reward of 0 or 1: no saved run of this model has several rollouts per row",
     )

@@ -94,7 +94,7 @@ export async function comparePage(main, { parts, query }) {
     h("a", { class: "button", href: address(["compare", ids[1], ids[0]]) }, "swap")),
   pairs.length ? null : problem("These runs have no example in common."),
   h("div", { class: "cards" }, card("A", interval(sides[0].mean("reward", pairs.flatMap((p) => p.a)).mean, NaN)), card("B", interval(sides[1].mean("reward", pairs.flatMap((p) => p.b)).mean, NaN)),
-    card("B − A", found ? interval(found.difference, found.stderr) : "–", !found ? "" : found.stderr > 0 ? `± one standard error; ${spread(found)}` : spread(found)),
+    card("B − A", found ? interval(found.difference, found.stderr) : "–", !found ? "" : found.stderr > 0 ? `± one standard error; ${found.interval}` : found.interval),
     card("verdict", found ? found.verdict : "–", found ? found.sentence : reason),
     card("better", count(wins)), card("worse", count(losses)), card("same", count(known.length - wins - losses)),
     card("examples", count(pairs.length), [onlyLeft ? `${count(onlyLeft)} only in A` : "", onlyRight ? `${count(onlyRight)} only in B` : ""].filter(Boolean).join(", "))),
@@ -122,8 +122,6 @@ async function compared(ids) {
   }
 }
 
-const spread = (found) => (isKnown(found.low) ? `95% from ${number(found.low)} to ${number(found.high)}` : "");
-
 // Any number of runs, each with the first of its environment.
 export async function comparedPage(main, { parts }) {
   const ids = parts.slice(1);
@@ -132,7 +130,7 @@ export async function comparedPage(main, { parts }) {
   const cell = (text, className = "") => h("td", { class: className }, text);
   const name = (id) => h("td", null, h("a", { href: address(["run", id]) }, visible(`${names.get(id).env_id} · ${names.get(id).model}`)), h("br"), h("small", null, visible(id)));
   const rows = answer.differences.map((found) => h("tr", null, name(found.baseline), name(found.run), cell(number(found.baseline_mean), "number"), cell(number(found.run_mean), "number"),
-    h("td", { class: "number" }, h("a", { href: address(["compare", found.baseline, found.run]) }, interval(found.difference, found.stderr))), cell(spread(found)),
+    h("td", { class: "number" }, h("a", { href: address(["compare", found.baseline, found.run]) }, interval(found.difference, found.stderr))), cell(found.interval),
     cell(`${count(found.won)} / ${count(found.lost)} / ${count(found.equal)}`, "number"), cell(found.sentence, { better: "good", worse: "bad" }[found.verdict] || "")));
   const refused = answer.refused.map((pair) => h("tr", null, name(pair.baseline), name(pair.run), h("td", { colspan: 6 }, visible(`not comparable because ${pair.because.join("; ")}`))));
   replace(main, h("h1", null, `Comparison of ${plural(ids.length, "run")}`),
