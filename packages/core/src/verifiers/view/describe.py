@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import json
 import logging
 import math
 import os
