@@ -17,6 +17,7 @@ import json
 import pickle
 import threading
 import time
+import zlib
 from collections import Counter, deque
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from verifiers_trainer.engines.vllm.features import (
     NCCL_ID,
     PAUSE,
     UPDATE_BRACKETS,
+    WEIGHT_CHECKER,
     WEIGHT_LABEL,
     WEIGHT_SPANS,
     WEIGHT_TRANSFER,
@@ -49,6 +51,7 @@ ROUTES = {  # path -> feature that has it; None: every version
     "/finish_weight_update": UPDATE_BRACKETS,
     "/update_weight_version": WEIGHT_LABEL,
     "/weight_info": WEIGHT_LABEL,
+    "/weight_checker": WEIGHT_CHECKER,
     "/collective_rpc": None,
     "/reset_prefix_cache": None,
 }
@@ -95,7 +98,12 @@ class FakeVLLM:
         """(model asked for, whose weights) of every completion."""
         self.sessions: list[str] = []
         self.token_delay_s = 0.0
+        self.logit_step = 0.0
+        """Logits are rounded to multiples of it, up or down by chance, as half precision does."""
+        self.drops_weights = False
+        """Whether new weights are taken with success and not used."""
         self.starts = 0
+        self._rounding = torch.Generator().manual_seed(0)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -269,6 +277,11 @@ class FakeVLLM:
     async def _weight_info(self, body: Any, request: web.Request) -> Any:
         return {"weight_version": self.label}
 
+    async def _weight_checker(self, body: Any, request: web.Request) -> Any:
+        assert body == {"action": "checksum"}
+        bits = [p.detach().contiguous().view(torch.uint8).numpy() for p in self.model.parameters()]
+        return {"checksum": [zlib.crc32(part) for part in bits]}
+
     async def _get_world_size(self, body: Any, request: web.Request) -> Any:
         return {"world_size": 1}
 
@@ -315,6 +328,8 @@ class FakeVLLM:
     def _load(self, tensors: dict[str, torch.Tensor]) -> None:
         """As the real one: a head that is not named keeps what it had, also when it is tied to the
         embeddings."""
+        if self.drops_weights:
+            return
         head = self.model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         _, unexpected = self.model.load_state_dict(tensors, strict=False)
@@ -401,13 +416,17 @@ class FakeVLLM:
             model = self.adapters.get(asked, self.model)
             with torch.no_grad():
                 logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+            if self.logit_step:
+                chances = torch.rand(logits.shape, generator=self._rounding)
+                logits = (logits / self.logit_step + chances).floor() * self.logit_step
             processed = torch.log_softmax(logits / temperature, -1)
             shown = torch.log_softmax(logits, -1) if self.raw_logprobs else processed
             token = int(torch.multinomial(processed.exp(), 1, generator=draws))
             ids.append(token)
             logprobs.append(float(shown[token]))
-            less_likely = shown.topk(num_likely - 1).values.tolist() if num_likely else []
+            others = shown.index_fill(0, torch.tensor(token), -torch.inf)
             # the sampled one counts as one of them
+            less_likely = others.topk(max(0, num_likely - 1)).values.tolist()
             likely.append([float(shown[token]), *less_likely])
             labels.append(self.label)
             if token == self.tokenizer.eos_token_id:

@@ -8,7 +8,7 @@ import pytest
 
 import verifiers as vf
 from support.training import small_config, small_policy, toy_env
-from verifiers_trainer.cli.preflight import CHECKS, preflight
+from verifiers_trainer.cli.preflight import CHECKS, _Probe, preflight
 from verifiers_trainer.engines import inference
 
 
@@ -34,6 +34,23 @@ def test_everything_is_tried_and_found_in_order(findings):
     assert all(finding.ok for finding in findings_made.values()), findings_made
     assert "reward digits" in findings_made["environment"].message.replace("rewards", "reward")
     assert "serves version 1" in findings_made["weight push"].message
+
+
+def test_the_forward_pass_is_checked_on_the_model_as_training_prepared_it(tmp_path, monkeypatch):
+    """bf16 is accelerate's wrapper around the forward, which is there once training has begun."""
+    before = _Probe.train
+
+    def train(self, *arguments, **keywords):
+        self.args.__dict__["bf16"] = self.accelerator.native_amp = True
+        monkeypatch.setattr(self.accelerator.state, "_mixed_precision", "bf16")
+        return before(self, *arguments, **keywords)
+
+    monkeypatch.setattr(_Probe, "train", train)
+    config = small_config(tmp_path / "run", report_to="none")
+    findings_made = preflight(small_policy(), toy_env(), config, tmp_path / "probe")
+    forward = next(finding for finding in findings_made if finding.name == "forward")
+    assert forward.ok
+    assert "the layers compute in bfloat16" in forward.message
 
 
 def test_a_model_that_earns_nothing_yet_is_tried_all_the_same(findings):

@@ -73,15 +73,36 @@ def test_what_training_needs_is_switched_on_unless_it_was_given():
     assert "--enable-lora" not in without.words
 
 
-def test_the_backend_of_weight_transfer_is_named_where_there_are_gpus(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+@pytest.fixture
+def gpus(monkeypatch):
+    """Make the machine have a number of GPUs."""
+
+    def have(count):
+        monkeypatch.setattr(vllm_command, "num_nvidia_devices", lambda: count)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return have
+
+
+def test_the_backend_of_weight_transfer_is_that_of_the_trainer_where_there_are_gpus(
+    gpus, monkeypatch
+):
+    """The trainer's ``auto`` takes ipc on a machine with one GPU, and nccl between GPUs."""
+    gpus(2)
     assert '{"backend": "nccl"}' in built().words
-    ipc = built("--weight-transfer-config", '{"backend": "ipc"}')
-    assert ipc.variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
-    assert (
-        "--weight-transfer-config"
-        not in built(executable=Executable(("vllm",), Version("0.12"), False, "")).words
-    )
+    assert any("another GPU (nccl)" in note for note in built().notes)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # the trainer has the other
+    assert '{"backend": "nccl"}' in built().words
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in built().variables
+    older = Executable(("vllm",), Version("0.12"), False, "")
+    assert "--weight-transfer-config" not in built(executable=older).words
+    gpus(1)
+    for made in (built(), built("--weight-transfer-config", '{"backend": "ipc"}')):
+        assert made.words.count('{"backend": "ipc"}') == 1
+        assert made.variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+    assert any("the only GPU here (ipc)" in note for note in built().notes)
+    given = built("--weight-transfer-config", '{"backend": "nccl"}')
+    assert not any("weights are taken" in note for note in given.notes)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "--weight-transfer-config" not in built().words
 

@@ -2,6 +2,7 @@
 memory."""
 
 import copy
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from verifiers.errors import ConfigError, WeightSyncError
 from verifiers_trainer.engines.loop_thread import LoopThread
 from verifiers_trainer.engines.vllm.control import Server, Serving
 from verifiers_trainer.engines.vllm.features import features_of, parse_version
+from verifiers_trainer.engines.vllm.probe import check_server
 from verifiers_trainer.engines.vllm.weights.choice import Situation, choose, impossible
 from verifiers_trainer.engines.vllm.weights.export import apart, exported, unservable_adapter
 from verifiers_trainer.engines.vllm.weights.ipc import IpcSync, chunks
@@ -340,14 +342,16 @@ def test_workers_that_never_come_end_the_push_within_its_bound(control):
 
 def test_shared_memory_is_handed_over_in_parts(control):
     base = small_model()
-    alive = []
+    alive, copies, freed = [], [], []
 
     def handle(tensor):
         alive.append(tensor.data_ptr())
-        return tensor.numpy().tobytes()
+        copies.append(weakref.ref(tensor))
+        return tensor.cpu().numpy().tobytes()
 
     with FakeVLLM(base, build_tiny_tokenizer()) as fake:
         server, model = control(fake), moved(base)
+        fake.on_call = lambda path, body: freed.append((path, [c() for c in copies].count(None)))
         sync = IpcSync(
             9, "base-model", lambda: exported(model), FEATURES, handle, chunk_bytes=20_000
         )
@@ -362,8 +366,46 @@ def test_shared_memory_is_handed_over_in_parts(control):
             for name in body["update_info"]["names"]
         ]
         assert names == list(exported(model))
+        assert ("/finish_weight_update", 0) in freed, "a worker may still read the first part"
+        assert all(copy() is None for copy in copies)
         # copies
         assert not {pointer for pointer in alive} & {t.data_ptr() for t in exported(model).values()}
+
+
+# --- the first completions ------------------------------------------------------------------------
+
+
+def asked(fake, control, in_chat=True):
+    """What a check of the server's completions says."""
+    return check_server(control(fake), "base-model", build_tiny_tokenizer(), in_chat)
+
+
+@pytest.mark.parametrize("in_chat", [True, False])
+@pytest.mark.parametrize("step", [0.0, 0.125])
+def test_rounding_is_no_reason_to_refuse_a_server_nor_to_accept_raw_log_probabilities(
+    control, in_chat, step
+):
+    """Logits of a model in half precision are multiples of a step, and not the same in each call."""
+    with FakeVLLM(small_model(), build_tiny_tokenizer()) as fake:
+        fake.logit_step = step
+        for _ in range(5):
+            assert asked(fake, control, in_chat) is None
+        fake.raw_logprobs = True
+        for _ in range(5):
+            with pytest.raises(ConfigError, match=r"raw log-probabilities.* nats apart"):
+                asked(fake, control, in_chat)
+
+
+def test_what_rounding_hides_is_said(control):
+    flat = small_model()
+    with torch.no_grad():
+        flat.get_output_embeddings().weight.mul_(1e-4)
+    with FakeVLLM(flat, build_tiny_tokenizer()) as fake:
+        for fake.raw_logprobs in (True, False):
+            assert "may be raw" in asked(fake, control)
+
+
+# --- adapters -------------------------------------------------------------------------------------
 
 
 def test_adapter_names_are_never_used_twice_and_old_ones_are_unloaded_with_their_files(

@@ -23,7 +23,7 @@ import torch
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.policy import checkpoint_files, preparation
-from verifiers_trainer.policy.forward_checks import check_head, check_packing
+from verifiers_trainer.policy.forward_checks import check_head, check_packing, layer_dtype
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
@@ -187,13 +187,12 @@ def _memory(trainer: _Probe) -> str:
 
 
 def _forward(trainer: _Probe) -> Any:
-    install_logprob_forward(trainer.model)
-    try:
-        head, packed = check_head(trainer.model), check_packing(trainer.model)
-    finally:
-        uninstall(trainer.model)
+    """Check the forward pass of the model as training prepared it: in autocast, for example."""
+    is_half = bool(trainer.args.bf16 or trainer.args.fp16)
+    head, packed = check_head(trainer.model), check_packing(trainer.model, is_half=is_half)
     numbers = (
-        f"log-probabilities differ by {head.difference:.1e} from the stock head,"
+        f"the layers compute in {str(layer_dtype(trainer.model)).removeprefix('torch.')};"
+        f" log-probabilities differ by {head.difference:.1e} from the stock head,"
         f" {packed.difference:.1e} when packed"
     )
     if head.ok and packed.ok:
@@ -274,8 +273,8 @@ CHECKS: tuple[tuple[str, Callable[[_Probe], Any]], ...] = (
     ("tokenizer", _tokenizer),
     ("chat template", _template),
     ("memory", _memory),
-    ("forward", _forward),
     ("optimizer step", _step),
+    ("forward", _forward),
     ("rollouts", _rollouts),
     ("tokens", _tokens),
     ("ratio", _ratio),

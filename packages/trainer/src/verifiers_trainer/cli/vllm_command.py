@@ -25,7 +25,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.suggest import close_match
 from verifiers_trainer.cli.server_flags import SERVER_FLAGS
-from verifiers_trainer.engines.vllm.features import WEIGHT_TRANSFER, features_of, parse_version
+from verifiers_trainer.engines.vllm.features import IPC, WEIGHT_TRANSFER, features_of, parse_version
 
 VARIABLE = "VF_VLLM"
 ISOLATED = "vllm>=0.30"
@@ -165,8 +165,12 @@ def num_gpus(environ: Mapping[str, str] = os.environ) -> int:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
-    devices = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
-    return len(devices) or int(Path("/dev/kfd").exists())
+    return num_nvidia_devices() or int(Path("/dev/kfd").exists())
+
+
+def num_nvidia_devices() -> int:
+    """Return the number of NVIDIA devices of the machine, those hidden from a server included."""
+    return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
 
 
 def require_device(executable: Executable, environ: Mapping[str, str] = os.environ) -> None:
@@ -259,13 +263,19 @@ def _for_training(
         add("max-loras", str(loras))
         add("max-cpu-loras", str(loras + 2))
         _round_rank(flags, notes)
-    if (
-        not executable.is_cpu_build
-        and WEIGHT_TRANSFER in features_of(executable.version)
-        and num_gpus()
-    ):
-        add("weight-transfer-config", json.dumps({"backend": "nccl"}))
-    if '"ipc"' in (_value(flags, "weight-transfer-config") or ""):
+    features = features_of(executable.version)
+    if not executable.is_cpu_build and WEIGHT_TRANSFER in features and num_gpus():
+        # a trainer on the same device shares its memory: between two processes on it NCCL hangs
+        shares = num_nvidia_devices() == 1 and IPC in features
+        before = len(added)
+        add("weight-transfer-config", json.dumps({"backend": "ipc" if shares else "nccl"}))
+        if len(added) > before:
+            notes.append(
+                "weights are taken from a trainer on the same GPU, the only GPU here (ipc)"
+                if shares
+                else "weights are taken from a trainer on another GPU (nccl)"
+            )
+    if '"ipc"' in (_value([*flags, *added], "weight-transfer-config") or ""):
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     return added, variables
 

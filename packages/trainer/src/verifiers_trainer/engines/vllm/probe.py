@@ -1,15 +1,16 @@
 """Check the first completions of a server: equal prompt tokens, token ids, and processed
 log-probabilities.
 
-One short prompt is sampled at two temperatures. The gap between the two likeliest tokens grows with
-1 / temperature in processed log-probabilities, and is constant in raw log-probabilities. Wrong
-weights are detected by the ratio of the first step (``run.sanity_checks``).
+Short prompts are sampled at two temperatures. The spread of the likely tokens grows with
+1 / temperature in processed log-probabilities, and is constant in raw log-probabilities; logits of
+a server are rounded, and not equally in every call. Wrong weights are detected by the ratio of the
+first step (``run.sanity_checks``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError, WeightSyncError
@@ -18,14 +19,15 @@ from verifiers_trainer.engines.vllm.control import Server
 if TYPE_CHECKING:
     from verifiers_trainer.engines.http.chat import Tokenizer
 
-MESSAGES = [{"role": "user", "content": "Say hi."}]
-PLAIN = "Say hi."
-TEMPERATURES = (1.0, 0.5)
+PROMPTS = ("Say hi.", "Name a colour.", "Count to three.", "What is two plus two?")
+LOW = 0.1
+"""The other temperature; the first is 1."""
 NUM_LIKELY = 5
-"""Number of likely tokens to request: servers include the sampled token, so 2 need not be the two
-likeliest."""
-SMALLEST_GAP = 1e-3
-"""Nats; the gap of two equally likely tokens is not informative."""
+"""Number of likely tokens to request: servers include the sampled token, so the last of them need
+not be likely."""
+ROUNDING = 0.25
+"""Nats by which rounding changes a spread from call to call: each of its two logits by one step of
+bfloat16, which is 0.125 from 16 to 32."""
 STAGE = "the first completion"
 TIMEOUT_S = 120.0
 
@@ -33,51 +35,63 @@ TIMEOUT_S = 120.0
 def check_server(server: Server, model: str, tokenizer: Tokenizer, in_chat: bool) -> str | None:
     """Return a warning on what could not be checked, or None. Raises ``ConfigError`` for unusable
     completions."""
-    expected = _expected_ids(tokenizer, in_chat)
-    gaps: list[float] = []
-    for temperature in TEMPERATURES:
-        answer = _ask(server, model, in_chat, temperature)
+    spreads = {1.0: 0.0, LOW: 0.0}
+    for prompt, temperature in product(PROMPTS, spreads):
+        answer = _ask(server, model, prompt, in_chat, temperature)
         choice = answer["choices"][0]
         _require_token_ids(server, answer, choice)
         _require_same_tokens(
-            server, answer.get("prompt_token_ids") or choice.get("prompt_token_ids"), expected
+            server,
+            answer.get("prompt_token_ids") or choice.get("prompt_token_ids"),
+            _expected_ids(tokenizer, prompt, in_chat),
         )
-        if (gap := _gap(choice)) is None:
+        if (spread := _spread(choice)) is None:
             return (
                 f"{server.url} does not list likely tokens, so that its log-probabilities may"
                 " be raw"
             )
-        gaps.append(gap)
-    if gaps[0] < SMALLEST_GAP:
-        return f"{server.url} finds all tokens as likely, so that its log-probabilities may be raw"
-    if gaps[1] < 1.5 * gaps[0]:
+        spreads[temperature] += spread / len(PROMPTS)
+    if abs(LOW * spreads[LOW] - spreads[1.0]) > ROUNDING:
         raise ConfigError(
             f"{server.url} returns raw log-probabilities, which are those of another distribution"
-            " than the one sampled whenever the temperature is not 1: start it with vf-vllm, or"
-            " with --logprobs-mode processed_logprobs"
+            f" than the one sampled whenever the temperature is not 1 (likely tokens are"
+            f" {spreads[1.0]:.2g} nats apart at temperature 1, and {spreads[LOW]:.2g} at {LOW}):"
+            " start it with vf-vllm, or with --logprobs-mode processed_logprobs"
+        )
+    if abs(spreads[LOW] - spreads[1.0]) <= ROUNDING:
+        return (
+            f"{server.url} finds likely tokens equally likely ({spreads[1.0]:.2g} nats apart), so"
+            " that its log-probabilities may be raw"
         )
     return None
 
 
-def _expected_ids(tokenizer: Tokenizer, in_chat: bool) -> list[int]:
+def _messages(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+def _expected_ids(tokenizer: Tokenizer, prompt: str, in_chat: bool) -> list[int]:
     if not in_chat:
-        return list(tokenizer(PLAIN)["input_ids"])
-    text = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+        return list(tokenizer(prompt)["input_ids"])
+    messages = _messages(prompt)
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _ask(server: Server, model: str, in_chat: bool, temperature: float) -> Any:
-    body = {
+def _ask(server: Server, model: str, prompt: str, in_chat: bool, temperature: float) -> Any:
+    body: dict[str, Any] = {
         "model": model,
         "max_tokens": 1,
         "temperature": temperature,
+        "top_p": 1.0,  # or the server takes the filters of the model's generation_config
+        "top_k": -1,
         "seed": 0,
         "return_token_ids": True,
     }
     if in_chat:
-        body |= {"messages": MESSAGES, "logprobs": True, "top_logprobs": NUM_LIKELY}
+        body |= {"messages": _messages(prompt), "logprobs": True, "top_logprobs": NUM_LIKELY}
     else:
-        body |= {"prompt": PLAIN, "logprobs": NUM_LIKELY}
+        body |= {"prompt": prompt, "logprobs": NUM_LIKELY}
     path = "/v1/chat/completions" if in_chat else "/v1/completions"
     try:
         return server.call("POST", path, body, stage=STAGE, timeout_s=TIMEOUT_S)
@@ -108,15 +122,13 @@ def _require_same_tokens(server: Server, actual: Sequence[int], expected: Sequen
             )
 
 
-def _gap(choice: Mapping[str, Any]) -> float | None:
-    """Nats between the two likeliest tokens of the first position; None when they are
-    not listed."""
+def _spread(choice: Mapping[str, Any]) -> float | None:
+    """Nats from the first to the last of the likely tokens of the first position; None when they
+    are not listed."""
     logprobs = choice.get("logprobs") or {}
     if content := logprobs.get("content"):
-        likely = [entry["logprob"] for entry in content[0].get("top_logprobs") or ()]
+        listed = [entry["logprob"] for entry in content[0].get("top_logprobs") or ()]
     else:
-        likely = list(((logprobs.get("top_logprobs") or [None])[0] or {}).values())
-    if len(likely) < NUM_LIKELY - 1:
-        return None
-    best, second = sorted(likely, reverse=True)[:2]
-    return best - second
+        listed = list(((logprobs.get("top_logprobs") or [None])[0] or {}).values())
+    likely = sorted(listed, reverse=True)[: NUM_LIKELY - 1]  # without the sampled token
+    return likely[0] - likely[-1] if len(likely) == NUM_LIKELY - 1 else None

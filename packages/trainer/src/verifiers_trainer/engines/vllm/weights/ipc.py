@@ -1,8 +1,8 @@
 """Share weights on one GPU: the server's workers open the trainer's memory by CUDA IPC handles.
 
-A chunk of tensors is copied, its handles are sent, and the copies stay allocated until the server
-responds: a handle of freed memory would read other data. A chunk is closed *before* the tensor that
-would exceed its size. The handles are pickled in the body, which the server must allow
+A chunk of tensors is copied, its handles are sent, and all copies stay allocated until the server
+has finished the update: a handle of freed memory would read other data. A chunk is closed *before*
+the tensor that would exceed its size. The handles are pickled in the body, which the server must allow
 (``VLLM_ALLOW_INSECURE_SERIALIZATION=1``); use it on loopback only.
 """
 
@@ -52,9 +52,14 @@ class IpcSync(LabelledSync):
             post(server, "/init_weight_transfer_engine", body, stage, deadline)
             self._ready[server.url] = server.serving.repairs
 
+        held: list[dict[str, torch.Tensor]] = []  # their memory must stay allocated to the end
+
         def send() -> None:
             for chunk in chunks(self._weights(), self._chunk_bytes):
-                self._hand_over(server, chunk, version, deadline)
+                held.append(
+                    {name: tensor.detach().clone().contiguous() for name, tensor in chunk.items()}
+                )
+                self._hand_over(server, held[-1], version, deadline)
 
         transfer(server, version, label_of(self._run, version), self._features, deadline, send)
         return self._model
@@ -63,15 +68,13 @@ class IpcSync(LabelledSync):
         self._ready.clear()
 
     def _hand_over(
-        self, server: Server, tensors: dict[str, torch.Tensor], version: int, deadline: Deadline
+        self, server: Server, copies: dict[str, torch.Tensor], version: int, deadline: Deadline
     ) -> None:
-        copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
         handles = [self._handle(copy) for copy in copies.values()]
         pickled = base64.b64encode(pickle.dumps(handles)).decode("ascii")
         info = {**metadata(copies), "ipc_handles_pickled": pickled}
         stage = f"handing over the weights of version {version}"
         post(server, "/update_weights", {"update_info": info}, stage, deadline)
-        del copies  # their memory must stay allocated until here
 
 
 def chunks(tensors: dict[str, torch.Tensor], size: int) -> Iterator[dict[str, torch.Tensor]]:
