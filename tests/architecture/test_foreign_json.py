@@ -7,7 +7,7 @@ import ast
 
 import pytest
 
-from architecture.test_native_code import name_of, native_files
+from architecture.test_native_code import name_of, product_files
 
 DECODERS = {"json.loads", "json.load", "msgspec.json.decode", "json.JSONDecoder"}
 GUARDED = {
@@ -78,7 +78,7 @@ def test_no_other_file_decodes_json_by_itself():
     allowed = GUARDED | USERS | OURS
     decoders_found = {
         name_of(path): uses
-        for path in native_files()
+        for path in product_files()
         if "envs" not in path.parts and (uses := decoders(path.read_text(encoding="utf-8")))
     }
     assert {name: decoders_found[name] for name in decoders_found.keys() - allowed} == {}, (
@@ -87,7 +87,7 @@ def test_no_other_file_decodes_json_by_itself():
 
 
 def test_files_that_decode_into_types_bound_the_values_before():
-    for path in native_files():
+    for path in product_files():
         if name_of(path) in GUARDED:
             assert "check_values(" in path.read_text(encoding="utf-8")
 

@@ -56,17 +56,21 @@ LARGE = {
 MAX_LINES = 515
 
 
-def native_files() -> list[Path]:
+def product_files() -> list[Path]:
     packages = (CORE, AGENTS, INTEGRATIONS, SANDBOXES, TRAINER)
-    paths = [
+    return [
         path
         for package in packages
         for path in package.rglob("*.py")
         if "templates" not in path.parts
     ]
+
+
+def native_files() -> list[Path]:
+    """The product without its older forms."""
     return [
         path
-        for path in paths
+        for path in product_files()
         if "legacy" not in (*path.parts, path.stem) and path != CORE / "compat.py"
     ]
 

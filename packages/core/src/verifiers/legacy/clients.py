@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.protocol import ClientConfig
 from verifiers.clients.resolve import endpoint_settings
+from verifiers.runtime.decoding import read_json
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -88,9 +88,7 @@ def setup_client(
 def load_prime_config() -> dict[str, Any]:
     """The settings in ``~/.prime/config.json``; none where the file is absent or broken."""
     try:
-        config = json.loads(
-            Path.home().joinpath(".prime", "config.json").read_text(encoding="utf-8")
-        )
+        config = read_json(Path.home() / ".prime" / "config.json")
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -3,11 +3,11 @@ forms."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verifiers.data.messages import as_mapping, field, message_text, normalize_message, strip_nones
+from verifiers.runtime.decoding import decode_json
 from verifiers.types import Message, Messages, TextMessage, ToolCall
 
 ROLES = ("text", "system", "user", "assistant", "tool")
@@ -114,7 +114,7 @@ def _message(item: object, location: str) -> Message:
 
 
 def _flat_call(call: object) -> ToolCall:
-    fields = json.loads(call) if isinstance(call, str) else as_mapping(call, "a tool call")
+    fields = decode_json(call) if isinstance(call, str) else as_mapping(call, "a tool call")
     function = fields.get("function") or fields
     name = function.get("name") or ""
     return ToolCall(fields.get("id") or name, name, function.get("arguments") or "{}")

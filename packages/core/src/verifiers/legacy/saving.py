@@ -21,6 +21,7 @@ from verifiers.results import GenerateMetadata, GenerateOutputs, load_results, m
 from verifiers.results import rows as native
 from verifiers.results.rows import RolloutOutput, json_ready
 from verifiers.rollouts.state import State
+from verifiers.runtime.bounded import open_file
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME, read_metadata
 from verifiers.storage.files import atomic_write
@@ -132,7 +133,11 @@ def save_new_outputs(new_outputs: Sequence[Mapping[str, Any]], results_path: str
     """Append rollouts to ``results.jsonl`` in the folder ``results_path``, in place of a torn last
     line."""
     file = Path(results_path, RESULTS_NAME)
-    if file.is_file() and not (written := file.read_bytes()).endswith(b"\n"):
+    written = b""
+    if file.is_file():
+        with open_file(file) as lines:
+            written = lines.read()
+    if written and not written.endswith(b"\n"):
         start = written.rfind(b"\n") + 1
         last = written[start:]
         atomic_write(file, written[:start] + (last + b"\n" if _is_row(last) else b""))
