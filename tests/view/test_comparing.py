@@ -82,7 +82,7 @@ def test_trainings_are_drawn_over_each_other(page, serve, three_trainings):
         " t.textContent)"
     )
     assert len(set(steps)) == len(steps) > 2
-    assert page.texts(".settings th[scope=row]") == ["__proto__", "learning_rate", "model"]
+    assert page.texts(".settings th[scope=row]") == ["model", "__proto__", "learning_rate"]
     page.choose("Horizontal axis", "tokens")
     page.choose("Smoothing", "0")
     page.wait(
@@ -105,6 +105,37 @@ def test_trainings_are_drawn_over_each_other(page, serve, three_trainings):
     shares = [(end - starts[0]) / (max(ends) - starts[0]) for end in ends]
     assert shares == pytest.approx([3 / 5, 1, 4 / 5], abs=2e-3)  # 26 tokens in each step
     page.picture("curves")
+
+
+def test_seeds_are_a_mean_with_a_band_and_other_curves_stand_below(page, serve, tmp_path):
+    for name, seed, rate in (("one", 1, 1e-4), ("two", 2, 1e-4), ("three", 1, 3e-4)):
+        view_runs.training(tmp_path / name, num_steps=4, first=1)
+        state = tmp_path / name / "checkpoint-1"
+        state.mkdir()
+        settings = {"learning_rate": rate, "seed": seed, "run_name": name}
+        (state / "rl_state.json").write_text(json.dumps({"configuration": settings}))
+    file = tmp_path / "two/metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["reward/mean"] += 0.5
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page.open(serve(tmp_path).url + "#/curves/one/two/three")
+    page.wait_text("Learning curves of 3 trainings")
+    count = "return document.querySelectorAll(arguments[0]).length"
+    assert page.js(count, ".over polyline") == 2
+    assert page.js(count, ".over polygon") == 1
+    high = lines[-1]["reward/mean"]
+    raw = f"{high - 0.25:.3f}, mean of 2 ({high - 0.5:.3f} to {high:.3f})"
+    assert raw in page.text("table.compared")
+    page.choose("Seeds", "each")
+    page.wait(lambda: page.js(count, ".over polyline") == 3)
+    assert page.js(count, ".over polygon") == 0
+    assert "entropy" in page.texts(".curve:not(.over) figcaption")
+    page.js(
+        "[...document.querySelectorAll('figcaption button')]"
+        ".find((b) => b.innerText === 'entropy').click()"
+    )
+    page.wait(lambda: page.text(".over figcaption") == "entropy")
 
 
 def test_the_texts_of_a_pair_are_compared(page, served):

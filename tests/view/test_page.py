@@ -278,6 +278,13 @@ def test_a_training_shows_curves_and_the_rollouts_of_each_step(page, served):
     page.picture("training")
     titles = page.texts(".curve figcaption span")
     assert titles[0] == "reward/mean"
+    assert "learner" in page.text(".title")
+    assert "tokens per rollout\n6.5" in page.text(
+        ".cards"
+    )  # all of the batch, not 13 of the trained
+    assert "known from the first checkpoint on" in page.js(
+        "return document.querySelector('details.settings').textContent"
+    )
     assert {"entropy", "loss", "grad_norm"} <= set(titles)
     assert page.js("return document.querySelectorAll('.curve.wide .mark').length") == 3
     points = page.js(
@@ -712,6 +719,43 @@ def test_the_list_shows_the_settings_that_vary_and_on_a_phone_the_reward(page, s
         page.picture("phone")
     finally:
         page.driver.set_window_size(size["width"], size["height"])
+
+
+def test_the_list_has_status_and_date_and_the_settings_that_differ_most_usefully(
+    page, serve, tmp_path
+):
+    for number in (1, 2):
+        config = {
+            "env_id": "sums",
+            "model": "a",
+            "env_args": {"unit": str(number)},
+            "sampling_args": {"temperature": number},
+            "max_turns": number,
+        }
+        with RunDirectory.create_or_resume(tmp_path / f"evals/sums--a/{number}", config) as run:
+            with run.open_journal() as journal:
+                journal.append_sync([{"example_id": 0, "reward": 0.25, "rollout_key": "0"}])
+            counts = {"num_examples": number, "rollouts_per_example": number}
+            run.write_metadata({"status": "complete", **config, **counts, "avg_reward": 0.25})
+    page.driver.set_window_size(1280, 800)
+    try:
+        page.open(serve(tmp_path).url)
+        page.wait(lambda: len(rows_shown(page)) == 2)
+        heads = page.texts(".head [role=columnheader]")
+        assert heads[3:6] == ["sampling.temperature", "env_args.unit", "max_turns"]
+        edges = page.js(
+            "return Object.fromEntries([...document.querySelectorAll('.head > div')]"
+            ".map((head) => [head.innerText.replace('↓', ''), head.getBoundingClientRect().right]))"
+        )
+        right = page.js("return document.querySelector('.table').getBoundingClientRect().right")
+        assert edges["Status"] < edges["Date"] <= right
+        assert edges["Time"] > edges["Date"]
+    finally:
+        page.driver.set_window_size(1400, 900)
+    page.open(page.driver.current_url.split("#")[0] + at("run", "evals/sums--a/1"))
+    page.find("details.settings summary").click()
+    names = page.texts("details.settings th[scope=row]")
+    assert names[:4] == ["model", "sampling_args.temperature", "env_args.unit", "env_id"]
 
 
 def test_a_long_list_of_runs_that_comes_in_parts_is_shown_whole(page, serve, tmp_path, monkeypatch):

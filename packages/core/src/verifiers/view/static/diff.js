@@ -61,10 +61,23 @@ export function diffView(before, after) {
   return h("div", { class: "text difference" }, textDiff(before, after).map(([kind, text]) => h(tags[kind], null, visible(text))));
 }
 
-// A table of the settings in which runs differ, a column for each; null where none does.
+const GROUPS = [/^model$/, /^sampling/, /^env_args/, /^(?!num_examples$|rollouts_per_example$)/];
+const groupOf = (name) => GROUPS.findIndex((group) => group.test(name)) >>> 0;
+
+// What a reader looks for first: the model, sampling, the environment's arguments; counts last.
+export const bySetting = (a, b) => groupOf(a) - groupOf(b) || a.localeCompare(b);
+
+// The settings of a run, folded.
+export function settingsTable(run, more = []) {
+  const settings = Object.entries({ model: run.model, ...run.flat }).filter(([, value]) => value !== "").sort(([a], [b]) => bySetting(a, b));
+  return h("details", { class: "settings" }, h("summary", null, "Settings"),
+    h("table", { class: "compared" }, h("tbody", null, [...settings, ...more].map(([name, value]) => h("tr", null, h("th", { scope: "row" }, visible(name)), h("td", null, visible(String(value))))))));
+}
+
+// A table of the settings in which runs differ, a column for each.
 export function settingsDiff(runs) {
   const flats = runs.map((run) => new Map(Object.entries({ model: run.model, ...run.flat })));
-  const names = [...new Set(flats.flatMap((flat) => [...flat.keys()]))].sort();
+  const names = [...new Set(flats.flatMap((flat) => [...flat.keys()]))].sort(bySetting);
   const differing = names.filter((name) => new Set(flats.map((flat) => JSON.stringify(flat.get(name) ?? null))).size > 1);
   if (!differing.length) return h("p", { class: "none" }, "Their recorded settings are the same.");
   return h("details", { class: "settings", open: true }, h("summary", null, `Settings that differ (${differing.length} of ${names.length})`),

@@ -3,6 +3,17 @@
 import { h, NARROW, svg } from "./dom.js";
 import { count, isKnown, number, short } from "./format.js";
 
+const FIRST = ["reward/success", "eval_success", "eval_reward", "entropy", "loss", "grad_norm", "tokens/completion", "sampler/mismatch_kl", "reward/std", "time/step"];
+const AXES = new Set(["step", "policy_version", "time", "eval_reward_stderr", "reward/non_solution"]);
+
+// The metrics with a known value in some of the lines, those that are looked at first before others, all zeros last.
+export function curveNames(lines) {
+  const isZero = new Map();
+  for (const line of lines) for (const [name, y] of Object.entries(line)) if (isKnown(y) && !AXES.has(name)) isZero.set(name, (isZero.get(name) ?? true) && y === 0);
+  const rank = (name) => (isZero.get(name) ? 200 : FIRST.includes(name) ? FIRST.indexOf(name) : name.startsWith("reward/") ? 50 : 100);
+  return [...isZero.keys()].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+}
+
 export function histogram(values, { title, format = number, bins = 20, range = null, onpick = null } = {}) {
   const [low, high] = range || unit(extent(values));
   const width = 240;
@@ -71,9 +82,9 @@ export function smooth(points, half) {
   if (half < 0.5) return points;
   const keep = 0.5 ** (1 / half);
   let [sum, weight] = [0, 0];
-  return points.map(([x, y]) => {
+  return points.map(([x, y, ...more]) => {
     [sum, weight] = [sum * keep + y, weight * keep + 1];
-    return [x, sum / weight];
+    return [x, sum / weight, ...more];
   });
 }
 
@@ -94,7 +105,7 @@ export function curve({ title, points, marks = [], half = 0, wide = false, level
   const py = (y) => top + (1 - (y - y0) / (y1 - y0)) * (height - top - bottom);
   const line = (pts) => pts.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" ");
   const smoothed = smooth(points, half);
-  const last = smoothed.length ? smoothed[smoothed.length - 1] : marks[marks.length - 1];
+  const last = points.length ? points[points.length - 1] : marks[marks.length - 1];
   const read = h("output", null, last ? number(last[1]) : "–");
   const cursor = svg("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
   const dot = svg("circle", { class: "dot", r: 3, visibility: "hidden" });
@@ -122,7 +133,8 @@ export function curve({ title, points, marks = [], half = 0, wide = false, level
     const [at, value] = smoothed[best];
     for (const [name, set] of Object.entries({ x1: px(at), x2: px(at), visibility: "visible" })) cursor.setAttribute(name, set);
     for (const [name, set] of Object.entries({ cx: px(at), cy: py(value), visibility: "visible" })) dot.setAttribute(name, set);
-    read.textContent = `step ${at}: ${number(value)}`;
+    const raw = points[best][1];
+    read.textContent = `step ${at}: ${number(raw)}${raw === value ? "" : `, smoothed ${number(value)}`}`;
   };
   const hide = () => {
     for (const shape of [cursor, dot]) shape.setAttribute("visibility", "hidden");
@@ -133,20 +145,24 @@ export function curve({ title, points, marks = [], half = 0, wide = false, level
   return h("figure", { class: wide ? "curve wide" : "curve" }, h("figcaption", null, h("span", null, title), read), picture);
 }
 
-// Several curves over each other. `series`: [{name, points: [x, y]}], each of one colour of the page.
-export function overlay({ title, series, axis }) {
-  const [width, height, left, bottom, top] = [1080, 420, 52, 34, 10];
-  const all = series.flatMap((one) => one.points);
+// Several curves over each other. `series`: [{name, points: [x, y], band: [x, low, high]}], each of one colour of the page.
+export function overlay({ title, series, axis, small = false, onpick = null }) {
+  const [width, height, left, bottom, top] = small ? [352, 150, 46, 18, 8] : [1080, 420, 52, 34, 10];
+  const all = series.flatMap((one) => [...one.points, ...(one.band || []).flatMap(([x, low, high]) => [[x, low], [x, high]])]);
   const [x0, x1] = extent(all.map(([x]) => x));
   let [y0, y1] = extent(all.map(([, y]) => y));
   if (y1 - y0 < 1e-12 * Math.max(1, Math.abs(y0))) [y0, y1] = [y0 - 0.5, y1 + 0.5];
   const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (width - left - 10);
   const py = (y) => top + (1 - (y - y0) / (y1 - y0)) * (height - top - bottom);
-  return h("figure", { class: "curve over" }, h("figcaption", null, h("span", null, title)), all.length ? svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title} of ${series.length} trainings over ${axis}` },
-    ticks(y0, y1, 5).map((y) => [svg("line", { class: "grid", x1: left, x2: width - 10, y1: py(y), y2: py(y) }), svg("text", { x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, short(y))]),
-    x1 > x0 ? ticks(x0, x1, Math.min(6, Math.max(1, Math.floor(x1 - x0)))).map((x) => svg("text", { x: px(x), y: height - 18, "text-anchor": "middle" }, count(x))) : null,
-    svg("text", { x: width / 2, y: height - 3, "text-anchor": "middle" }, axis),
-    series.map((one, i) => svg("polyline", { class: `line c${i % 8}`, points: one.points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" ") }, svg("title", null, one.name)))) : h("p", { class: "none" }, "none of these trainings has this metric"));
+  const line = (points) => points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" ");
+  const around = (band) => [...band.map(([x, low]) => [x, low]), ...band.map(([x, , high]) => [x, high]).reverse()];
+  const named = h("span", null, title);
+  return h("figure", { class: small ? "curve" : "curve over" }, h("figcaption", null, onpick ? h("button", { type: "button", class: "quiet", title: "show it large", onclick: onpick }, named) : named), all.length ? svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title} of ${series.length} trainings over ${axis}` },
+    ticks(y0, y1, small ? 3 : 5).map((y) => [svg("line", { class: "grid", x1: left, x2: width - 10, y1: py(y), y2: py(y) }), svg("text", { x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, short(y))]),
+    x1 > x0 && !small ? ticks(x0, x1, Math.min(6, Math.max(1, Math.floor(x1 - x0)))).map((x) => svg("text", { x: px(x), y: height - 18, "text-anchor": "middle" }, count(x))) : null,
+    small ? null : svg("text", { x: width / 2, y: height - 3, "text-anchor": "middle" }, axis),
+    series.map((one, i) => (one.band ? svg("polygon", { class: `band c${i % 8}`, points: line(around(one.band)) }) : null)),
+    series.map((one, i) => svg("polyline", { class: `line c${i % 8}`, points: line(one.points) }, svg("title", null, one.name)))) : h("p", { class: "none" }, "none of these trainings has this metric"));
 }
 
 function ticks(low, high, wanted) {

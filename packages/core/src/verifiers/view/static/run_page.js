@@ -2,12 +2,12 @@
 
 import { ask, Runs } from "./api.js";
 import { auditLink } from "./audit_page.js";
+import { settingsTable } from "./diff.js";
 import { h, replace } from "./dom.js";
 import { ago, bytes, count, duration, number } from "./format.js";
 import { address, follow, runName, select, status, successOf } from "./page.js";
 import { rowsOf } from "./rows.js";
 import { rowsView } from "./rows_view.js";
-import { list, value } from "./transcript.js";
 
 const MAX_OTHERS = 200; // runs to compare with that are offered; any others are marked in the list of runs
 
@@ -47,8 +47,7 @@ export async function runPage(main, { parts, query }) {
       (run.coverage || []).map(([name, text]) => h("span", { class: "facts bad" }, `${name}: ${text}`)),
       auditLink(run),
       others.length ? select("Compare with another run", [["", "compare with …"], ...others.map((other) => [other.id, `${runName(other)} · ${other.name}`])], "", (other) => (location.hash = address(["compare", id, other]))) : null),
-    h("details", { class: "settings" }, h("summary", null, "Settings"), list([["folder", run.path], ["model", run.model], ["endpoint", run.metadata.base_url], ["fingerprint", run.metadata.fingerprint], ["audit of the environment", run.audit || "none"]]),
-      h("h3", null, "Configuration"), value(Object.keys(run.config).length ? run.config : run.metadata)));
+    settingsTable(run, [["folder", run.path], ["endpoint", run.metadata.base_url], ["fingerprint", run.metadata.fingerprint], ["audit of the environment", run.audit || "none"]].filter(([, text]) => text)));
   }
 
   function isOver() { // before, the numbers of the metadata are older than those of the rows

@@ -3,6 +3,7 @@
 import { isCopy, Runs } from "./api.js";
 import { h, replace, visible } from "./dom.js";
 import { ago, bytes, count, duration, interval, isKnown, number } from "./format.js";
+import { bySetting } from "./diff.js";
 import { address, chooser, follow, pageOf, remember, select, shownColumns, status } from "./page.js";
 import { sparkline } from "./plots.js";
 import { Table } from "./table.js";
@@ -23,13 +24,12 @@ export function varying(runs) {
       seen.get(key).add(JSON.stringify((run.settings || {})[name] ?? null));
     }
   }
-  return [...names].filter((name) => runs.some((run) => seen.get(`${run.kind} ${run.env} ${name}`).size > 1)).sort();
+  return [...names].filter((name) => runs.some((run) => seen.get(`${run.kind} ${run.env} ${name}`).size > 1)).sort(bySetting);
 }
 
 export async function runsPage(main, { query }) {
   const known = new Runs();
   let runs = [];
-  let columns = null; // of `runs`
   let [reading, closed, shownAt] = [null, false, 0];
   const view = { q: query.q || "", kind: query.kind || "", status: query.status || "", sort: query.sort || "-date" };
   const picked = new Set((query.pick || "").split("\n").filter(Boolean));
@@ -41,24 +41,24 @@ export async function runsPage(main, { query }) {
     href: (run) => pageOf(run),
   });
 
-  function allColumns() {
+  function allColumns(chosen) {
     const has = (name) => runs.some((run) => isKnown(run[name]));
-    const settings = varying(runs);
+    const settings = varying(chosen);
     return [
       { id: "pick", title: "", width: "1.4rem", className: "pick", cell: (run) => h("input", { type: "checkbox", class: "above", "aria-label": `compare ${run.id}`, checked: picked.has(run.id), onchange: () => pick(run) }) },
-      { id: "env", title: "Run", width: "minmax(11rem, 2fr)", sort: "env", narrow: "minmax(0, 1fr)", cell: (run) => h("div", { class: "two" }, h("b", null, visible(run.env || run.name)), h("small", null, visible(run.kind === "training" ? `training · ${run.id}` : run.id))) },
+      { id: "env", title: "Run", width: "minmax(11rem, 2fr)", sort: "env", narrow: "minmax(0, 1fr)", cell: (run) => h("div", { class: "two" }, h("b", null, visible(run.env || run.name)), h("small", null, visible([run.kind === "training" ? "training" : "", run.name, run.id.slice(0, -run.name.length - 1)].filter(Boolean).join(" · ")))) },
       { id: "model", title: "Model", width: "minmax(6rem, 1.2fr)", sort: "model", cell: (run) => visible(run.model || "–") },
-      ...settings.map((name, i) => ({ id: `setting:${name}`, title: name, width: "minmax(4.5rem, 8rem)", sort: `setting:${name}`, optional: i >= MAX_VARYING, cell: (run) => visible(String((run.settings || {})[name] ?? "–")) })),
-      { id: "reward", title: "Reward", width: "9.5rem", sort: "reward", className: "number", narrow: "8rem", cell: (run) => (run.kind === "training" ? [sparkline(run.curve || [], 64), " ", interval(run.reward, NaN)] : interval(run.reward, run.stderr)) },
+      ...settings.map((name, i) => ({ id: `setting:${name}`, title: name, width: "minmax(5.2rem, 8rem)", sort: `setting:${name}`, optional: i >= MAX_VARYING, cell: (run) => visible(String((run.settings || {})[name] ?? "–")) })),
+      { id: "reward", title: "Reward", width: "7.6rem", sort: "reward", className: "number", narrow: "8rem", cell: (run) => (run.kind === "training" ? [sparkline(run.curve || [], 64), " ", interval(run.reward, NaN)] : interval(run.reward, run.stderr)) },
       { id: "success", title: "Success", width: "4.4rem", sort: "success", className: "number", optional: !has("success"), cell: (run) => number(run.success) },
-      { id: "rollouts", title: "Rollouts", width: "7rem", sort: "rollouts", className: "number", cell: (run) => (run.kind === "training" ? `step ${count(run.rollouts)}${run.planned ? ` / ${count(run.planned)}` : ""}` : progress(run)) },
+      { id: "rollouts", title: "Rollouts", width: "6rem", sort: "rollouts", className: "number", cell: (run) => (run.kind === "training" ? `step ${count(run.rollouts)}${run.planned ? ` / ${count(run.planned)}` : ""}` : progress(run)) },
       { id: "errors", title: "Errors", width: "3.6rem", sort: "errors", className: "number", cell: (run) => (run.errors ? h("span", { class: "bad" }, count(run.errors)) : count(run.errors)) },
       { id: "unscored", title: "Not scored", width: "5.5rem", sort: "unscored", className: "number", optional: !runs.some((run) => run.unscored), cell: (run) => count(run.unscored) },
+      { id: "status", title: "Status", width: "5.6rem", sort: "status", cell: status },
+      { id: "date", title: "Date", width: "4.6rem", sort: "date", className: "number", cell: (run) => h("time", { datetime: run.date, title: run.date }, ago(run.date)) },
       { id: "tokens", title: "Tokens", width: "4rem", sort: "tokens", className: "number", cell: (run) => count(run.tokens) },
       { id: "cost", title: "Cost", width: "5rem", sort: "cost", className: "number", optional: !has("cost"), cell: (run) => (isKnown(run.cost) ? `$${number(run.cost)}` : "–") },
       { id: "seconds", title: "Time", width: "5.5rem", sort: "seconds", className: "number", cell: (run) => duration(1000 * (run.seconds ?? NaN)) },
-      { id: "status", title: "Status", width: "5.6rem", sort: "status", cell: status },
-      { id: "date", title: "Date", width: "5.6rem", sort: "date", className: "number", cell: (run) => h("time", { datetime: run.date, title: run.date }, ago(run.date)) },
       { id: "size", title: "Size", width: "5rem", sort: "size", className: "number", optional: true, cell: (run) => bytes(run.size) },
     ];
   }
@@ -103,7 +103,7 @@ export async function runsPage(main, { query }) {
       const order = typeof left === "number" ? left - right : ORDER.compare(left, right);
       return down ? -order : order;
     });
-    const all = (columns ??= allColumns());
+    const all = allColumns(chosen);
     table.layout(shownColumns("runs", all), view.sort);
     if (!columnMenu.querySelector("[open]")) replace(columnMenu, chooser("runs", all.filter((column) => column.title), show));
     table.show(chosen);
@@ -134,7 +134,6 @@ export async function runsPage(main, { query }) {
   function place() {
     shownAt = performance.now();
     runs = known.all;
-    columns = null;
     if (runs.length) show();
     else replace(main, h("section", { class: "empty" }, h("h1", null, "No runs yet"),
       h("p", null, `There is no run below ${known.folders.join(", ")}. This page shows the first one as soon as it is there:`), h("pre", null, "vf-eval ENVIRONMENT -n 20")));

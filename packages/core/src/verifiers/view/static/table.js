@@ -1,6 +1,6 @@
 // A virtual table that scrolls with the page: only visible rows are in the document.
 
-import { h, NARROW, replace } from "./dom.js";
+import { h, NARROW, replace, visible } from "./dom.js";
 
 const MARGIN = 8; // rows drawn beyond the screen
 
@@ -9,6 +9,9 @@ function leastRem(columns) {
   const least = columns.map((column) => parseFloat(column.width.replace(/^minmax\(/, "")) || 0);
   return least.reduce((sum, width) => sum + width, 0) + 0.8 * (columns.length - 1) + 1.8;
 }
+
+// A long name breaks behind its dots, without any behind underscores.
+const broken = (title) => title.split(title.includes(".") ? /(?<=\.)/ : /(?<=_)/).flatMap((part) => [visible(part), h("wbr")]);
 
 export class Table {
   // columns: [{id, title, width, sort, className, cell, narrow}]; cell(row), or draw(row) of the table, gives what is
@@ -46,9 +49,9 @@ export class Table {
     replace(this.head, this.visible.map((column) => {
       const by = sort.replace(/^-/, "") === column.sort ? (sort.startsWith("-") ? "descending" : "ascending") : null;
       const title = column.sort && this.onsort
-        ? h("button", { type: "button", class: "sort", title: `sort by ${column.title}`, onclick: () => this.onsort(column.sort) }, column.title,
+        ? h("button", { type: "button", class: "sort", title: `sort by ${column.title}`, onclick: () => this.onsort(column.sort) }, broken(column.title),
             h("span", { class: "arrow", "aria-hidden": "true" }, by === "descending" ? "↓" : by ? "↑" : ""))
-        : column.title;
+        : broken(column.title);
       return h("div", { role: "columnheader", class: column.className, "aria-sort": by }, title);
     }));
   }

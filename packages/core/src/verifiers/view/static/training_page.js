@@ -2,15 +2,14 @@
 
 import { ask } from "./api.js";
 import { auditLink } from "./audit_page.js";
-import { h, replace } from "./dom.js";
+import { settingsTable } from "./diff.js";
+import { h, replace, visible } from "./dom.js";
 import { ago, count, duration, interval, isKnown, number, plural } from "./format.js";
 import { address, card, follow, keep, remember, runName, setting, status, stepName } from "./page.js";
-import { curve } from "./plots.js";
+import { curve, curveNames } from "./plots.js";
 import { rowsOf } from "./rows.js";
 import { queryOf, rowsView, viewOf } from "./rows_view.js";
 
-const FIRST = ["reward/success", "eval_success", "eval_reward", "entropy", "loss", "grad_norm", "tokens/completion", "sampler/mismatch_kl", "reward/std", "time/step"];
-const AXES = new Set(["step", "policy_version", "time", "eval_reward_stderr", "reward/non_solution"]);
 const SMOOTHING = [0, 2, 5, 10, 20, 50];
 
 export async function trainingPage(main, { parts, query }) {
@@ -57,8 +56,9 @@ export async function trainingPage(main, { parts, query }) {
 
   function drawHead() {
     const [evals, newest] = [points("eval_reward"), lines[lines.length - 1] || {}];
-    replace(head, h("div", { class: "title" }, h("h1", null, run.env || run.name), h("span", { class: "facts" }, run.model), status(run),
-      h("span", { class: "facts" }, [`step ${count(newest.step)}${run.planned ? ` of ${count(run.planned)}` : ""}`, ago(run.date), duration((run.seconds || 0) * 1000)].join(" · ")), auditLink(run)));
+    replace(head, h("div", { class: "title" }, h("h1", null, run.env || run.name), h("span", { class: "facts" }, visible([run.name, run.model].filter(Boolean).join(" · "))), status(run),
+      h("span", { class: "facts" }, [`step ${count(newest.step)}${run.planned ? ` of ${count(run.planned)}` : ""}`, ago(run.date), duration((run.seconds || 0) * 1000)].join(" · ")), auditLink(run)),
+    settingsTable(run, [["folder", run.path], Object.keys(run.flat).length ? null : ["others", "known from the first checkpoint on"]].filter(Boolean)));
     const rewards = points("reward/mean");
     const early = rewards.slice(0, Math.max(1, Math.floor(rewards.length / 10)));
     const late = rewards.slice(-early.length);
@@ -66,17 +66,14 @@ export async function trainingPage(main, { parts, query }) {
     replace(cards, card("reward now", number(average(late)), `first steps ${number(average(early))}`),
       evals.length ? card("evaluation", interval(evals[evals.length - 1][1], last("eval_reward_stderr")), `first ${number(evals[0][1])}`) : null,
       points("reward/success").length ? card("solved now", number(average(points("reward/success").slice(-early.length)))) : null,
-      card("entropy", number(last("entropy"))), card("tokens per rollout", number(last("tokens/completion") / last("rollouts/trained"), 1)),
+      card("entropy", number(last("entropy"))), card("tokens per rollout", number(last("tokens/completion") / (last("rollouts/generated") ?? last("rollouts/trained")), 1)),
       card("time per step", duration(1000 * last("time/step"))), card("errors", count(points("rollouts/errors").reduce((sum, [, y]) => sum + y, 0))));
   }
 
   function drawCurves() {
-    const names = [...new Set(lines.flatMap((line) => Object.keys(line)))].filter((name) => !AXES.has(name) && points(name).length);
     const words = wanted.toLowerCase();
-    const isZero = (name) => points(name).every(([, y]) => y === 0);
-    const rank = (name) => (isZero(name) ? 200 : FIRST.includes(name) ? FIRST.indexOf(name) : name.startsWith("reward/") ? 50 : 100);
     const evals = lines.filter((line) => isKnown(line.eval_reward)).map((line) => [line.step, line.eval_reward, isKnown(line.eval_reward_stderr) ? 1.96 * line.eval_reward_stderr : 0]);
-    const chosen = names.filter((name) => name !== "reward/mean" && name.toLowerCase().includes(words)).sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+    const chosen = curveNames(lines).filter((name) => name !== "reward/mean" && name.toLowerCase().includes(words));
     const small = (name) => curve({ title: name, points: points(name), half: name.startsWith("eval") ? 0 : half });
     const shown = words ? chosen : chosen.slice(0, 8);
     replace(curves, !words || "reward/mean".includes(words) ? curve({ title: "reward/mean", points: points("reward/mean"), marks: evals, half, wide: true, level: isKnown(last("reward/non_solution")) ? [last("reward/non_solution"), "best non-solution"] : null }) : null,
