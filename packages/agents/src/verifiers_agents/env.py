@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Unpack
@@ -23,6 +24,7 @@ from verifiers.storage.identity import Free
 from verifiers_agents.agent import Agent, Installed
 from verifiers_agents.conversation import Role
 from verifiers_agents.gateway import Route
+from verifiers_agents.host_programs import host_program
 from verifiers_agents.process import (
     AgentFolders,
     AgentProcess,
@@ -59,7 +61,10 @@ class AgentEnv(AgentTurns):
             ``Agent``, or an async function of the state for a framework in this process, which
             takes its base URL from ``vf.model_gateway(state)``.
         command: Any other program, with placeholders as in ``Agent``; a word that names a file of
-            the working directory is copied into the work folder. A program also finds
+            the working directory, or a script elsewhere, is copied into the work folder. A Python
+            of the host's, named by its path (``sys.executable``), a console script and ``uv run``
+            bring their virtual environment and their installation, read-only; ``python3`` is that
+            of the sandbox, which can import ``packages``. A program also finds
             ``OPENAI_BASE_URL``, ``ANTHROPIC_BASE_URL``, ``VF_MODEL`` and ``VF_PROMPT`` in its
             environment.
         dialect: The only API of models that is offered ("chat", "responses", "messages"); default:
@@ -140,7 +145,10 @@ class AgentEnv(AgentTurns):
             raise ConfigError("collect is a list of patterns, not one text", key="collect")
         limits = max_idle_seconds, score_failures
         self.set_agent(agent, command, dialect, agent_args, trained_roles, history, *limits)
-        self.files = {**named_files(self.command or []), **contents(files)}
+        named: dict[str, bytes] = {}
+        if self.command is not None:
+            self.command, named = named_files(self.command)
+        self.files = {**named, **contents(files)}
         self.collect, self.keep_workdirs = list(collect), keep_workdirs
         self.seen_tools = None if tools is None else list(tools)
         self.max_startup_wait_seconds = max_startup_wait_seconds
@@ -175,6 +183,8 @@ class AgentEnv(AgentTurns):
         if self._backend is None and self.described_agent() is not None:
             backend = await backend_for(self.sandbox)
             check_backend(backend)
+            if self.command is not None:  # uv may install what it needs: once, and not on the loop
+                await asyncio.to_thread(host_program, tuple(self.command), os.getcwd())
             self._backend = backend
 
     async def open_process(

@@ -26,11 +26,12 @@ from verifiers.errors import AgentError, ConfigError, SandboxError, SandboxLimit
 from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file, size_text
 from verifiers.runtime.decoding import decode_message
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec
-from verifiers.sandbox.host.mounts import interpreter
+from verifiers.sandbox.host.mounts import interpreter, is_system
 from verifiers.sandbox.unpacking import unpack_sent
 from verifiers_agents import inside
 from verifiers_agents.agent import Agent, Installed, fill
 from verifiers_agents.gateway import MODEL, SOCKET, Route, gateway
+from verifiers_agents.host_programs import host_program
 
 PORT = 8000
 """Where the model's API is, inside: ``http://127.0.0.1:8000``."""
@@ -59,6 +60,14 @@ import glob, json, os
 os.chdir({work!r})
 names = {{name for pattern in {patterns!r} for name in glob.glob(pattern, recursive=True, include_hidden=True)}}
 print(json.dumps(sorted([name, os.path.getsize(name)] for name in names if os.path.isfile(name))))
+"""
+_PREPARE = """
+import os
+os.remove({work!r} + '/.verifiers')
+os.makedirs({home!r}, exist_ok=True)
+for path, target in {links!r}.items():
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.path.lexists(path) or os.symlink(target, path)
 """
 _PACK = "import tarfile\nwith tarfile.open({target!r}, 'w') as file:\n    file.add({work!r}, '.')\n"
 
@@ -130,7 +139,10 @@ def spec_for(
 ) -> SandboxSpec:
     """The spec with what an agent needs: limits that a runtime such as node can start within, and
     where it is isolated its program, the programs of the host that it runs with, and the socket of
-    its model."""
+    its model.
+
+    *Raises* ConfigError for a program of the host that does not run there.
+    """
     spec = replace(
         spec, num_processes=max(spec.num_processes, NUM_PROCESSES), limit_address_space=False
     )
@@ -140,6 +152,9 @@ def spec_for(
     path = []
     if installed is not None:
         mounts[f"{MOUNTED}/package"] = str(installed.folder)
+    elif spec.root is None:
+        program = host_program(agent.command, os.getcwd())
+        mounts |= {seen_at(path): path for path in program.paths}
     for name in agent.needs:
         program = Path(shutil.which(name) or name).resolve()
         if not str(program).startswith("/usr/"):
@@ -153,14 +168,35 @@ def spec_for(
     return replace(spec, mounts=mounts, env=env)
 
 
-def named_files(command: Sequence[str]) -> dict[str, bytes]:
-    """The files of the working directory that a command names by a relative path."""
-    paths = [
-        word
-        for word in command[1:]
-        if not Path(word).is_absolute() and ".." not in Path(word).parts
-    ]
-    return {path: read_file(path, MAX_ROW_BYTES) for path in paths if Path(path).is_file()}
+def seen_at(path: str) -> str:
+    """Where a sandbox has a mounted path of the host: there, but for ``/tmp``, which is its own."""
+    return f"{MOUNTED}/host{path}" if path.startswith("/tmp/") else path
+
+
+def named_files(command: Sequence[str]) -> tuple[list[str], dict[str, bytes]]:
+    """(the command, the files that are copied for it): those of the working directory that it
+    names by a relative path, and a script elsewhere, the first file that it names there, which the
+    command then names without its folder.
+
+    *Raises* ConfigError for a script whose name another file has.
+    """
+    words, files = list(command), {}
+    for number, word in enumerate(command[1:], 1):
+        path, name = Path(word), word
+        if not path.is_file() or is_system(word):
+            continue
+        if path.is_absolute() or ".." in path.parts:
+            if any(words[n] != command[n] for n in range(number)):
+                continue  # an argument
+            words[number] = name = path.name
+            if name in command:
+                raise ConfigError(
+                    f"the command names two files {name!r}, of which one would replace the other"
+                    f" in the work folder: rename {word}",
+                    key="command",
+                )
+        files[name] = read_file(word, MAX_ROW_BYTES)
+    return words, files
 
 
 def script_of(command: Sequence[str]) -> str | None:
@@ -247,11 +283,17 @@ class AgentProcess:
             "home": paths.home,
             "work": paths.work,
         }
+        links: dict[str, str] = {}
+        if installed is None and not paths.has_image:
+            host = host_program(agent.command, os.getcwd())
+            agent = replace(agent, command=host.command)
+            if paths.is_isolated:
+                links = {path: seen_at(path) for path in host.paths if seen_at(path) != path}
         process = cls(agent.filled(values), sandbox, paths, limits)
         if (script := script_of(agent.command)) is not None and script not in files:
             process._absent_script = script
         try:
-            await process._write(files, values)
+            await process._write(files, values, links)
         except BaseException:  # also when cancelled: nothing stays open; raised again
             await process.close()
             raise
@@ -283,8 +325,8 @@ class AgentProcess:
         if (failed := report.get("failed")) is not None:
             raise AgentError(
                 f"the agent {self._agent.name!r} could not be started: {failed}; its sandbox has"
-                " the system's programs, and files that the command names after its first word:"
-                " ['python3', 'agent.py', '{prompt}']"
+                " the system's programs, a program that the command names by its path, and files"
+                " that the command names after its first word: ['python3', 'agent.py', '{prompt}']"
             )
         self.ending.exit_code, self.ending.left_processes = report["exit_code"], report["left"]
         if report.get("flooded"):
@@ -410,12 +452,13 @@ class AgentProcess:
         if not self._folders.is_isolated:
             await asyncio.to_thread(shutil.rmtree, self._folders.root, ignore_errors=True)
 
-    async def _write(self, files: Mapping[str, str | bytes], values: Mapping[str, str]) -> None:
+    async def _write(
+        self, files: Mapping[str, str | bytes], values: Mapping[str, str], links: Mapping[str, str]
+    ) -> None:
         paths, limits, agent = self._folders, self._limits, self._agent
         await self._sandbox.write_file(f"{paths.work}/.verifiers", b"")
         result = await self._sandbox.exec(
-            f"import os\nos.remove({paths.work + '/.verifiers'!r})\nos.makedirs({paths.home!r},"
-            " exist_ok=True)",
+            _PREPARE.format(work=paths.work, home=paths.home, links=dict(links)),
             timeout_s=COLLECT_S,
         )
         if result.error:

@@ -167,8 +167,9 @@ class HarborEnv(AgentTurns, SandboxEnv):
         history = "exact" if runs_program else "template"
         limits = max_idle_seconds, score_failures
         self.set_agent(agent, command, None, agent_args, trained_roles, history, *limits)
-        files = named_files(self.command or ())
+        files: dict[str, bytes] = {}
         if self.command is not None:  # in the work folder they would be artifacts
+            self.command, files = named_files(self.command)
             self.command = [f"{{home}}/{word}" if word in files else word for word in self.command]
         self.agent_files = {
             **{f"~/{path}": content for path, content in files.items()},

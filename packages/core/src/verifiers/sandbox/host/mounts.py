@@ -206,5 +206,10 @@ def _installed_packages(folder: Path) -> list[Path]:
     ]
 
 
+def is_system(path: str) -> bool:
+    """Whether every sandbox has this file of the host at the same path."""
+    return any(_is_below(path, folder) for folder in (*SYSTEM, *TOP_LEVEL))
+
+
 def _is_below(folder: str, parent: str) -> bool:
     return folder == parent or folder.startswith(f"{parent}/")

@@ -1,0 +1,147 @@
+"""The program of a command as it is on the host: what a sandbox has to hold of it so that it runs
+inside as it does outside.
+
+An interpreter brings its virtual environment, its base installation and the folders of source that
+are installed in it; a console script brings the interpreter that its first line names; ``uv run``
+stands for the interpreter that uv selects on the host, where it may install what is missing. All
+else of the host stays invisible.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from verifiers.errors import ConfigError
+from verifiers.sandbox.host.mounts import is_system
+
+START_S = 300.0
+"""Time limit of an interpreter that is asked for its folders, and of what uv installs before."""
+_ASK = (
+    "import json, sys; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, *sys.path]))"
+)
+_PYTHON = re.compile(r"pythonw?[\d.]*t?")
+_METADATA = re.compile(r"(?m)^# /// script$\s(?:^#(?:| .*)$\s)+?^# ///$")
+"""Requirements that a script has in its own comments (PEP 723)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostProgram:
+    """A command as it is run, and the files and folders of the host that it needs at their own
+    paths."""
+
+    command: tuple[str, ...]
+    paths: tuple[str, ...] = ()
+
+
+@functools.lru_cache(maxsize=64)
+def host_program(command: tuple[str, ...], folder: str) -> HostProgram:
+    """The program that a command names in the working directory ``folder``.
+
+    *Raises* ConfigError for an interpreter that does not run, and for what uv refuses.
+    """
+    if Path(command[0]).name == "uv" and command[1:2] == ("run",) and len(command) > 2:
+        command = _without_uv(command, folder)
+    program = _file(command[0], folder)
+    if program is None:
+        return HostProgram(command)
+    paths = dict.fromkeys(_paths(program, folder))
+    outermost = [path for path in paths if paths.keys().isdisjoint(map(str, Path(path).parents))]
+    return HostProgram((program, *command[1:]), tuple(outermost))
+
+
+def _file(word: str, folder: str) -> str | None:
+    """The file of a program that a sandbox does not have by itself; None for one that it has, and
+    for what is no file."""
+    if os.sep in word:
+        path = os.path.normpath(os.path.join(folder, word))
+    elif word in ("python", "python3"):
+        return None
+    else:
+        path = shutil.which(word) or ""
+    return path if os.path.isfile(path) and not is_system(path) else None
+
+
+def _paths(program: str, folder: str) -> list[str]:
+    if _PYTHON.fullmatch(Path(program).name):
+        return _of_interpreter(program, folder)
+    with open(program, "rb") as file:
+        first = file.readline(4096)
+    words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
+    interpreter = _file(words[0], folder) if words else None
+    return [program, *([] if interpreter is None else _paths(interpreter, folder))]
+
+
+def _of_interpreter(program: str, folder: str) -> list[str]:
+    """The folders of an interpreter: its environment, its installation also by the names under
+    which links lead to it, and sources."""
+    asked = _said([program, "-I", "-c", _ASK], folder, f"{program} does not run")
+    _, prefix, base, *path = asked
+    names = [base]
+    link = program
+    while os.path.islink(link):
+        link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+        above = str(Path(link).parents[1])
+        if os.path.realpath(above) == os.path.realpath(base):
+            names.append(above)
+    within = [prefix, *names, os.path.realpath(base)]
+    sources = [
+        entry
+        for entry in path
+        if os.path.isdir(entry) and not any(Path(entry).is_relative_to(top) for top in within)
+    ]
+    return [entry for entry in (*within, *sources) if entry != "/usr" and not is_system(entry)]
+
+
+def _without_uv(command: tuple[str, ...], folder: str) -> tuple[str, ...]:
+    """The command with the interpreter or the console script that ``uv run`` would start."""
+    words = command[2:]
+    number = next((n for n, word in enumerate(words) if word == "--" or _is_python(word)), 0)
+    options, (name, *arguments) = words[:number], [*words[number:], ""]
+    if name == "--":
+        name, *arguments = arguments
+    shown = " ".join(command)
+    if name.startswith("-") or not name:
+        raise ConfigError(
+            f"the agent's command {shown!r} names no Python file; write uv run OPTIONS -- COMMAND",
+            key="command",
+        )
+    arguments.pop()
+    metadata = None
+    if name.endswith(".py") and (script := Path(folder, name)).is_file():
+        metadata = _METADATA.search(script.read_text("utf-8", "replace"))
+    code = f"{metadata[0] if metadata else ''}\n{_ASK}\n"
+    python = _said([command[0], "run", *options, "-"], folder, f"{shown} failed", code)[0]
+    if name.endswith(".py"):
+        return (python, name, *arguments)
+    if _PYTHON.fullmatch(name):
+        return (python, *arguments)
+    return (shutil.which(name, path=str(Path(python).parent)) or name, *arguments)
+
+
+def _is_python(word: str) -> bool:
+    return word.endswith(".py") or _PYTHON.fullmatch(word) is not None
+
+
+def _said(argv: Sequence[str], folder: str, failure: str, code: str = "") -> list[str]:
+    try:
+        ended = subprocess.run(
+            argv, input=code, cwd=folder, capture_output=True, text=True, timeout=START_S
+        )
+        if ended.returncode == 0:
+            said: list[str] = json.loads(ended.stdout.splitlines()[-1])
+            return said
+        why = ended.stderr.strip() or f"exit code {ended.returncode}"
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    raise ConfigError(
+        f"the agent's command: {failure} on this machine: {' '.join(why.split())[-500:]}",
+        key="command",
+    )
