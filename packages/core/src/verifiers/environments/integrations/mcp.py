@@ -1,5 +1,5 @@
 """``MCPEnv``: a tool environment whose tools come from servers of the Model Context Protocol
-(stdio).
+(child processes, or Streamable HTTP).
 
 Promise: the constructor starts nothing. The servers start with the first rollout, once per
 environment, and stop at teardown; their tools are added to those of the environment, under distinct
@@ -57,7 +57,10 @@ class MCPEnv(ToolEnv):
             and ``rename`` (the server's own name -> the name for the model). Names that no provider
             takes, or that two servers have, are offered as ``cal_search``, ``server_search``.
             ``env`` maps variables to values, or lists variables of this process; the server sees
-            these and ``HOME``, ``LOGNAME``, ``PATH``, ``SHELL``, ``TERM``, ``USER``.
+            these and ``HOME``, ``LOGNAME``, ``PATH``, ``SHELL``, ``TERM``, ``USER``. In place of
+            a command, ``url`` is the address of a server (Streamable HTTP, of either generation of
+            the protocol), ``api_key_var`` the variable that holds its key, and ``header_vars``
+            maps further headers to variables.
         max_turns: Model calls after which a rollout ends.
         error_formatter: Function from an exception to the text that the model reads.
         start_timeout_s: Time limit of a server's start, in seconds.

@@ -1,5 +1,5 @@
-"""Tool servers of the Model Context Protocol as child processes, one set for all event loops of
-this process.
+"""Tool servers of the Model Context Protocol, child processes or behind an address, one set for
+all event loops of this process.
 
 Promise: a server starts on first use from any loop and runs until ``stop``. A dead server is
 restarted by the next call, once per call; a call interrupted by its death is repeated, so a server
@@ -9,7 +9,8 @@ with the processes that it started; on Linux a reaper ends daemons too.
 
 The connections belong to an event loop in a dedicated thread, because each blocking call of an
 environment has its own loop that ends with the call. Models and messages are in ``mcp``. A child
-process is not a sandbox.
+process is not a sandbox. A server behind an address (``mcp_http``) counts as dead when it cannot be
+reached or has forgotten its session, and its restart is another connection.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import verifiers
+from verifiers.environments.integrations.mcp_http import (
+    MAX_MESSAGE_BYTES,
+    headers_of,
+    http_streams,
+)
 from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageError
-from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, size_text
+from verifiers.runtime.bounded import size_text
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.suggest import check_keywords
 from verifiers.storage.described import describe, type_name
@@ -40,12 +47,12 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 T = TypeVar("T")
-FIELDS = ("name", "command", "args", "env", "description", "tools", "exclude", "rename")
+FIELDS = tuple(
+    "name command args env description tools exclude rename url api_key_var header_vars".split()
+)
 STOP_LIMIT_S = 10.0
 MAX_STDERR_BYTES = 4000
 """Bytes of the end of the stderr of a server to keep for error messages."""
-MAX_MESSAGE_BYTES = MAX_OUTPUT_BYTES
-"""Longest message of a server, which is a line of its stdout."""
 EXIT_LIMIT_S = 2.0
 """Seconds that a server may take to exit when its stdin is closed, and again after SIGTERM."""
 _REAP = (
@@ -57,13 +64,13 @@ log = logging.getLogger("verifiers.mcp")
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Command, arguments and environment of a server.
+    """Command, arguments and environment of a server, or its address.
 
     Example: ``ServerSpec("files", "npx", ("-y", "server-files"), {"ROOT": "/srv"})``.
     """
 
     name: str
-    command: str
+    command: str = ""
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
     """Variables that the server sees in addition to the basic variables."""
@@ -74,6 +81,12 @@ class ServerSpec:
     """Names of tools that are left out."""
     rename: Mapping[str, str] = field(default_factory=dict)
     """The server's own name of a tool -> the name that the model calls."""
+    url: str = ""
+    """Address of a server that speaks Streamable HTTP, in place of a command."""
+    api_key_var: str | None = None
+    """Variable of this process whose value is sent as ``Authorization: Bearer``."""
+    header_vars: Mapping[str, str] = field(default_factory=dict)
+    """Header -> the variable of this process with its value."""
 
     @classmethod
     def of(cls, server: object) -> ServerSpec:
@@ -86,13 +99,15 @@ class ServerSpec:
             server = {name: getattr(server, name) for name in FIELDS if hasattr(server, name)}
         check_keywords(server, FIELDS, "an MCP server")
         fields = {name: value for name, value in server.items() if value is not None}
-        for name in ("name", "command"):
+        is_remote = bool(fields.get("url"))
+        for name in ("name", "url" if is_remote else "command"):
             if not isinstance(fields.get(name), str) or not fields[name]:
                 raise ConfigError(
-                    f"an MCP server needs a {name}; its fields are:"
-                    f" {', '.join(fields) or 'nothing'}",
+                    f"an MCP server{' without a url' if name == 'command' else ''} needs a {name}; its"
+                    f" fields are: {', '.join(fields) or 'nothing'}",
                     key=name,
                 )
+        _check_kind(fields, is_remote)
         args = fields.get("args", ())
         if isinstance(args, str) or not all(isinstance(arg, str) for arg in args):
             raise ConfigError(
@@ -103,13 +118,16 @@ class ServerSpec:
         tools = fields.get("tools")
         return cls(
             fields["name"],
-            fields["command"],
+            fields.get("command", ""),
             tuple(args),
             env,
             fields.get("description", ""),
             None if tools is None else _names(fields, "tools"),
             _names(fields, "exclude"),
             dict(fields.get("rename", {})),
+            fields.get("url", ""),
+            fields.get("api_key_var"),
+            dict(fields.get("header_vars", {})),
         )
 
     def identity(self) -> dict[str, Any]:
@@ -117,15 +135,43 @@ class ServerSpec:
         keys."""
         values = {name: getattr(self, name) for name in FIELDS}
         defaults: dict[str, Any] = {"tools": None, "exclude": (), "rename": {}}
+        defaults |= {"url": "", "api_key_var": None, "header_vars": {}}
         return {"class": type_name(type(self))} | {
             name: describe(value, name)
             for name, value in values.items()
             if name not in defaults or value != defaults[name]
         }
 
+    def headers(self) -> dict[str, str]:
+        """The headers of a server with an address. *Raises* MissingKeyError."""
+        return headers_of(self.name, self.api_key_var, self.header_vars)
+
     def offers(self, tool: str) -> bool:
         """Whether a tool of the server is offered to the model."""
         return (self.tools is None or tool in self.tools) and tool not in self.exclude
+
+
+def _check_kind(fields: Mapping[str, Any], is_remote: bool) -> None:
+    """*Raises* ConfigError for fields of the other kind of server, and for an address that is none
+    or holds a login; MissingKeyError for a variable that is not set."""
+    name = fields["name"]
+    others = ("command", "args", "env") if is_remote else ("api_key_var", "header_vars")
+    if wrong := [key for key in others if fields.get(key)]:
+        raise ConfigError(
+            f"the MCP server {name!r} has {'a url' if is_remote else 'no url'}, which"
+            f" {wrong[0]} does not go with",
+            key=wrong[0],
+        )
+    if not is_remote:
+        return
+    address = urlsplit(fields["url"])
+    if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
+        raise ConfigError(
+            f"the url of the MCP server {name!r} must be http://HOST/… or https://HOST/…, without"
+            " a login: name the variable of its key in api_key_var",
+            key="url",
+        )
+    headers_of(name, fields.get("api_key_var"), fields.get("header_vars", {}))
 
 
 def _names(fields: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -261,7 +307,7 @@ class _Server:
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
         import anyio
         from mcp import MCPError
-        from mcp_types import CONNECTION_CLOSED
+        from mcp_types import CONNECTION_CLOSED, PARSE_ERROR
 
         for is_last in (False, True):
             running = await self.connection()
@@ -270,9 +316,11 @@ class _Server:
             except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
                 death: Exception = error
             except MCPError as error:
-                if error.code != CONNECTION_CLOSED:
+                if error.code not in (CONNECTION_CLOSED, PARSE_ERROR):
                     raise
                 death = error
+                if self.spec.url:
+                    self._fault = f"; {error.message}"
             log.warning(
                 "the MCP server %r died%s", self.spec.name, "" if is_last else "; restarting it"
             )
@@ -318,7 +366,8 @@ class _Server:
             else:
                 what = str(error)
             raise failure(
-                f"the MCP server {self.spec.name!r} ({self.spec.command}) did not start:"
+                f"the MCP server {self.spec.name!r} ({self.spec.command or redacted_text(self.spec.url)})"
+                f" did not {'answer' if self.spec.url else 'start'}:"
                 f" {what}{self._fault}{self._stderr_text()}"
             ) from error
         self._has_run = True
@@ -326,21 +375,25 @@ class _Server:
 
     async def _live(self, connection: _Connection, ready: asyncio.Future[None]) -> None:
         """Run the server until ``connection.ended``; an error of the start goes to ``ready``."""
-        from mcp import ClientSession
+        from mcp import Client
 
         try:
-            async with _Stderr(self) as stderr:
-                async with self._process(stderr) as streams, ClientSession(*streams) as session:
-                    try:
-                        async with asyncio.timeout(self.start_limit_s):
-                            await session.initialize()
-                            connection.tools = await _all_tools(session)
-                    except Exception as error:  # noqa: BLE001  raised in ``_start``, which awaits it
-                        ready.set_exception(error)
-                        return
-                    connection.session = session
-                    ready.set_result(None)
-                    await connection.ended.wait()
+            async with contextlib.AsyncExitStack() as stack:
+                if self.spec.url:
+                    self._fault = ""
+                    transport = http_streams(self.spec.url, self.spec.headers(), self.start_limit_s)
+                else:
+                    transport = self._process(await stack.enter_async_context(_Stderr(self)))
+                try:
+                    async with asyncio.timeout(self.start_limit_s):
+                        client = await stack.enter_async_context(Client(transport, cache=None))
+                        connection.tools = await _all_tools(client)
+                except Exception as error:  # noqa: BLE001  raised in ``_start``, which awaits it
+                    ready.set_exception(_only(error))
+                    return
+                connection.session = client
+                ready.set_result(None)
+                await connection.ended.wait()
         except Exception as error:  # noqa: BLE001  raised in ``_start``, or logged after the start
             if not ready.done():
                 ready.set_exception(error)
@@ -466,15 +519,18 @@ async def _end_process(process: Any, limit_s: float) -> None:
     process._transport.close()
 
 
-async def _all_tools(session: Any) -> list[Any]:
-    from mcp_types import PaginatedRequestParams
+def _only(error: Exception) -> Exception:
+    """The error that a group is about."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
+
+async def _all_tools(client: Any) -> list[Any]:
     tools: list[Any] = []
     cursor = None
     while True:
-        listed = await session.list_tools(
-            params=PaginatedRequestParams(cursor=cursor) if cursor else None
-        )
+        listed = await client.list_tools(cursor=cursor)
         tools += listed.tools
         cursor = listed.next_cursor
         if not cursor:
