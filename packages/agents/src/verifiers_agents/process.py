@@ -153,8 +153,8 @@ def spec_for(
     if installed is not None:
         mounts[f"{MOUNTED}/package"] = str(installed.folder)
     elif spec.root is None:
-        program = host_program(agent.command, os.getcwd())
-        mounts |= {seen_at(path): path for path in program.paths}
+        host = host_program(agent.command, os.getcwd())
+        mounts |= {seen_at(path): path for path in host.paths}
     for name in agent.needs:
         program = Path(shutil.which(name) or name).resolve()
         if not str(program).startswith("/usr/"):
