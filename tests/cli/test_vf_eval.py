@@ -160,6 +160,18 @@ def test_a_temperature_of_a_higher_layer_beats_the_sampling_args_below_it():
     assert above == {"temperature": 0, "sampling_args": {"temperature": 1}}
 
 
+def test_arguments_are_json_or_pairs_and_may_be_repeated(vf_eval, server):
+    def arguments(*words):
+        ran = vf_eval("toy", "-b", server.url, "-n", "1", "-r", "1", "--json", *words)
+        return ran.json["runs"][0]["env_args"]
+
+    assert arguments("-a", "num_rows=4,broken_rewards=false") == {
+        "num_rows": 4,
+        "broken_rewards": False,
+    }
+    assert arguments("-a", "num_rows=4", "-a", '{"num_rows": 5}') == {"num_rows": 5}
+
+
 def test_the_dumped_configuration_gives_the_same_configuration_and_no_secret(
     vf_eval, server, eval_folder, monkeypatch
 ):
@@ -466,7 +478,7 @@ def test_the_flags_are_frozen(vf_eval):
         " --retry-errors --no-retry-errors --state-columns --save-to-hf-hub --no-save-to-hf-hub"
         " --hf-hub-dataset-name --progress --abbreviated-summary --json --dump-config --dry-run"
         " --verbose --quiet --version --detect --until-half-width --until-decided --reward-range"
-        " --max-cost --max-total-tokens --cache".split()
+        " --max-cost --max-total-tokens --cache --price".split()
     )
 
 

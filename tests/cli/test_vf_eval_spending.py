@@ -43,6 +43,24 @@ def test_the_command_ends_at_the_limit_says_how_to_continue_and_does(vf_eval, se
     )
 
 
+def test_prices_are_given_by_a_flag_or_known_at_the_vendors_own_endpoint(
+    vf_eval, server, monkeypatch
+):
+    words = ("toy", "-m", "m", "-b", server.url, "-n", "2", "-r", "1", "-t", "50", "-A")
+    priced = vf_eval(*words, "--price", "2,8", "--max-cost", "1")
+    assert priced.code == 0
+    assert re.search(r"cost +\$0\.0012", priced.out)
+    assert vf_eval(*words, "--max-cost", "1").code == 2  # negative control: no price
+    assert "must be two numbers, the prices" in vf_eval(*words, "--price", "2").err
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    known = vf_eval("toy", "-m", "gpt-4.1-mini", "-t", "50", "--max-cost", "1", "--dry-run")
+    assert known.code == 0
+    assert "$0.4 and $1.6 per million tokens" in " ".join(known.err.split())
+    unknown = vf_eval("toy", "-m", "gpt-nope", "-t", "50", "--max-cost", "1", "--dry-run")
+    assert "per million" not in unknown.err
+
+
 def test_a_limit_of_tokens_needs_no_price(vf_eval, server):
     ran = vf_eval(
         "toy",

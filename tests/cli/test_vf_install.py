@@ -483,12 +483,15 @@ def test_an_interrupt_ends_the_installer_too_and_is_exit_130(tmp_path):
     assert "Traceback" not in err
 
 
-def test_the_list_names_id_version_and_distribution(vf_install):
+def test_the_list_names_id_version_distribution_and_what_it_is(vf_install):
     ran = vf_install("--list", "--json")
     (entry,) = [listed for listed in ran.json["environments"] if listed["id"] == "reverse-text"]
     assert (entry["version"], entry["distribution"]) == ("0.1.0", "vf-reverse-text")
     assert entry["audit"].startswith("audit passed")
-    lines = vf_install("--list").out.splitlines()
+    assert entry["summary"].startswith("Write a text backwards")
+    printed = vf_install("--list").out
+    assert "\n    Write a text backwards" in printed
+    lines = [line for line in printed.splitlines() if not line.startswith(" ")]
     assert ["reverse-text", "0.1.0", "vf-reverse-text"] in [line.split()[:3] for line in lines]
     assert len({line.index(line.split()[1]) for line in lines}) == 1  # in columns
 

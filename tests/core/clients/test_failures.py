@@ -13,13 +13,22 @@ import pytest
 import verifiers as vf
 from support.small_envs import single_turn
 from verifiers.clients import OpenAIChatCompletionsClient, RetryPolicy
-from verifiers.clients.failures import WORDS, Endpoint, Standing, failure, meaning_of
+from verifiers.clients.failures import (
+    _MESSAGES,
+    WORDS,
+    Endpoint,
+    Standing,
+    _strings,
+    failure,
+    meaning_of,
+)
 from verifiers.errors import (
     AuthenticationFailed,
     EndpointUnreachable,
     ModelRefused,
     ModelUnavailable,
 )
+from verifiers.runtime.redaction import redacted_text
 from verifiers.testing import Behaviour, FakeServer
 from verifiers.types import AssistantMessage, ModelRequest, Response, UserMessage
 
@@ -42,7 +51,24 @@ def test_the_words_of_a_server_say_what_failed(row):
     if row["error"] == "RateLimited":
         assert (caught.limit == "quota") == (row["meaning"] == "quota")
     words = json.dumps(json.loads(body), ensure_ascii=False) if b"\\u" in body else row["body"]
-    assert words in str(caught)
+    assert words in caught.facts["body"]
+    if words.startswith(("{", "[")):
+        assert words not in str(caught)  # its message, not the characters of JSON
+        words = next(iter(_strings(json.loads(body), first=_MESSAGES)))
+    assert " ".join(words.split())[:300] in str(caught)
+
+
+def test_the_message_of_a_refusal_is_shown_before_its_codes():
+    body = error("temperature must be 1", type="invalid_request_error", param="temperature")
+    assert str(failure(400, body.encode(), ENDPOINT, "m")) == (
+        "http://host/v1 refused the request (HTTP 400): temperature must be 1"
+        " (invalid_request_error, temperature)"
+    )
+    listed = {"detail": [{"loc": ["body", "max_tokens"], "msg": "must be above 0"}]}
+    refused = failure(422, json.dumps(listed).encode(), ENDPOINT, "m")
+    assert str(refused).endswith("(HTTP 422): must be above 0 (body, max_tokens)")
+    denied = failure(403, error("not allowed here").encode(), ENDPOINT, "m")
+    assert redacted_text(str(denied)).endswith("MY_KEY): not allowed here")
 
 
 def test_each_meaning_of_the_table_has_rows_here():

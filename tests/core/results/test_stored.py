@@ -12,7 +12,7 @@ import pytest
 
 import verifiers as vf
 from core.results.test_results import disk_row, failed_reward, write_journal
-from verifiers.errors import JournalError, ModelUnavailable
+from verifiers.errors import ConfigError, JournalError, ModelUnavailable
 from verifiers.results import GenerateOutputs, export, load_results, loading
 from verifiers.results.labels import completion_hash, write_label
 from verifiers.results.rows import row_for_disk, row_from_disk, state_to_output
@@ -121,8 +121,19 @@ def test_a_parquet_file_is_the_same_from_both_and_has_a_type_for_every_column(
         assert table["reward"].to_pylist() == [0.0, 1.0, 0.25, 0.5, None, None]
         assert table["completion"][0].as_py()[0]["content"] == "answer 0.0"
         assert table["board"].to_pylist() == [None, None, None, "x", None, None]
+        again = load_results(tmp_path / "disk.parquet")
+        for before, after in zip(in_memory.outputs, again.outputs, strict=True):
+            assert {n: str(v) for n, v in before.items() if v is not None and v == v} == {
+                n: str(v) for n, v in after.items() if v is not None and v == v
+            }
     assert table["answer"].to_pylist() == ['"0"', '"0"', '"1"', "7", '"2"', '"2"']
     assert not list(tmp_path.glob(".*"))
+
+
+def test_another_parquet_file_is_refused_by_name(tmp_path):
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ConfigError, match=r"rows.parquet cannot be read as saved rollouts"):
+        load_results(tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize(("late", "num_reads"), [({}, 1), ({"board": "x"}, 2), ({"answer": 7}, 2)])

@@ -27,7 +27,7 @@ no model. With -m it also says which training rows that model solves never, alwa
 
 \b
   vf-audit reverse-text
-  vf-audit ./environments/sums.py -a '{"seed": 1}'
+  vf-audit ./environments/sums.py -a seed=1
   vf-audit gsm8k --certify                       store the result beside the package
   vf-audit small-tasks -m local --keep useful.jsonl
 
@@ -44,11 +44,11 @@ def run(call: Call) -> None:
     from dataclasses import replace
 
     from verifiers.checks import audit_environment
-    from verifiers.cli.evaluate.options import EvalSettings
+    from verifiers.cli.evaluate.options import EvalSettings, env_args_of
     from verifiers.cli.evaluate.planning import load
 
     env_id, options = one_word(call, "one environment: vf-audit ENV"), call.options
-    arguments = _arguments(options["env_args"])
+    arguments = env_args_of(options["env_args"])
     if options["keep"] and options["model"] is None:
         raise ConfigError("--keep writes the rows that are useful to a model; name it with -m")
     if arguments and options["certify"]:
@@ -86,21 +86,6 @@ def run(call: Call) -> None:
         raise CheckFailed(
             f"{report.environment}: {codes}", names=[finding.code for finding in report.errors]
         )
-
-
-def _arguments(text: str | None) -> dict[str, Any]:
-    """The loader's arguments. *Raises* ``ConfigError`` for a text that is no JSON object."""
-    import json
-
-    try:
-        arguments = json.loads(text) if text is not None else {}
-    except ValueError as error:
-        raise ConfigError(
-            f"--env-args is not JSON ({error}); write an object: '{{\"key\": 1}}'"
-        ) from None
-    if not isinstance(arguments, dict):
-        raise ConfigError(f"--env-args must be a JSON object like '{{\"key\": 1}}', not {text}")
-    return arguments
 
 
 def _profile(call: Call, env: Environment, settings: EvalSettings) -> tuple[Any, ...]:

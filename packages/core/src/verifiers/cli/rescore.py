@@ -23,7 +23,7 @@ are given; an environment that is not installed must be given. The metadata of t
 
 \b
   vf-rescore outputs/evals/reverse-text--m/1f00c2a4
-  vf-rescore RUN -a '{"unit": "word"}'
+  vf-rescore RUN -a unit=word
   vf-rescore RUN --env my-stricter-env
 """
 
@@ -74,7 +74,7 @@ def _environment(
 ) -> tuple[str, dict[str, Any]]:
     """The id and the arguments of the environment: those given over those of the run, which may
     name an installed environment alone. *Raises* ``ConfigError``."""
-    from verifiers.cli.evaluate.options import json_table
+    from verifiers.cli.evaluate.options import env_args_of
     from verifiers.environments.registry import find_recorded
     from verifiers.runtime.redaction import HIDDEN
 
@@ -83,10 +83,7 @@ def _environment(
         raise ConfigError("the run does not name its environment; name it: --env ID", key="env")
     if not options["env"]:
         find_recorded(env_id, path, f"--env {env_id}", options["env_dir_path"])
-    try:
-        changes = json_table(options["env_args"] or "{}")
-    except ValueError as error:
-        raise ConfigError(f"--env-args {error}", key="env_args") from None
+    changes = env_args_of(options["env_args"])
     env_args = {**(facts.env_args if env_id == facts.env_id else {}), **changes}
     if hidden := [name for name, value in env_args.items() if HIDDEN in str(value)]:
         raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
@@ -27,7 +26,7 @@ Sessions run at the same time, each with a rollout of its own. There is no authe
 \b
   vf-serve-env reverse-text
   vf-serve-env reverse-text --wire zmq --port 5000
-  vf-serve-env wordle -a '{"num_eval_examples": 50}' --port 8001 --max-sessions 16
+  vf-serve-env wordle -a num_eval_examples=50 --port 8001 --max-sessions 16
 """
 
 
@@ -43,15 +42,11 @@ class Server(Protocol):
 
 def run(call: Call) -> None:
     """Serve until interrupted. *Raises* ``ConfigError``."""
+    from verifiers.cli.evaluate.options import env_args_of
     from verifiers.environments.registry import load_environment
 
     options = call.options
-    try:
-        args = json.loads(options["env_args"])
-    except ValueError as error:
-        raise ConfigError(f"--env-args: {error}; give a JSON object") from error
-    if not isinstance(args, dict):
-        raise ConfigError("--env-args is not a JSON object", key="env_args")
+    args = env_args_of(options["env_args"])
     is_zmq = options["wire"] == "zmq"
     server_class = part(
         "ZmqServer" if is_zmq else "EnvServer", "verifiers-integrations", "vf-serve-env"

@@ -14,7 +14,7 @@ import asyncio
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,6 +135,8 @@ _PASSES = re.compile(r"(retry|try again) (in|after)|PerMinute", re.IGNORECASE)
 """In the words of a quota that is only a rate."""
 _ECHOES = frozenset(("input", "flagged_input", "prompt", "messages", "body"))
 """Fields of an error that repeat the request, whose words mean nothing."""
+_MESSAGES = frozenset(("error", "message", "detail", "msg"))
+"""Fields of an error that hold its message, or what contains it."""
 _LIMIT_ALONE_TOO_LARGE = (
     re.compile(
         r"is too large: (?P<requested>\d+).*?maximum context length is (?P<room>\d+)",
@@ -216,11 +218,10 @@ def failure(
 
     ``retry_after``: the headers retry-after-ms and Retry-After.
     """
-    error_text, words = _read(body)
-    text = endpoint.redact(error_text)
-    detail = f": {text[:300]}" if text else ""
+    text, words, message = _read(body)
+    detail = f": {endpoint.redact(message)[:300]}" if message else ""
     url = endpoint.url
-    facts = {"url": url, "status": status, "body": text}
+    facts = {"url": url, "status": status, "body": endpoint.redact(text)}
     retry_after_s = parse_retry_after(*retry_after)
     meaning = None if status in (401, 408) or status < 400 else meaning_of(words)
     if status == 402 or meaning == "quota":
@@ -268,8 +269,8 @@ def _by_status(
         )
     if status == 403:
         message = (
-            f"{url} denies access (HTTP 403); if it does so for every request, check the key in"
-            f" {endpoint.key_name}{detail}"
+            f"{url} denies access (HTTP 403; if it does so for every request, check the key in"
+            f" {endpoint.key_name}){detail}"
         )
         return AuthenticationFailed(message, api_key_var=endpoint.api_key_var, **facts)
     if status in (404, 405):
@@ -285,28 +286,33 @@ def _by_status(
     return ModelRefused(f"{url} refused the request (HTTP {status}){detail}", **facts)
 
 
-def _read(body: bytes) -> tuple[str, str]:
-    """The start of a body as one line to show, and the words that say what failed."""
+def _read(body: bytes) -> tuple[str, str, str]:
+    """The start of a body as one line, the words that say what failed, and what to show of them."""
     text = excerpt(body, 2000)
     try:
         content = decode_message(body)
     except ValueError:
-        return text, text
+        return text, text, text
     if "\\u" in text:  # words in another script are escaped
         text = excerpt(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"), 2000)
-    return text, " ".join(_strings(content))[:4000]
+    shown = list(dict.fromkeys(_strings(content, first=_MESSAGES)))
+    more = f" ({', '.join(shown[1:])})" if shown[1:] else ""
+    message = " ".join(f"{shown[0]}{more}".split()) if shown else text
+    return text, " ".join(_strings(content))[:4000], message
 
 
-def _strings(content: object) -> Iterator[str]:
+def _strings(content: object, first: Container[str] = ()) -> Iterator[str]:
+    """The texts in a body without those that repeat the request. With ``first`` the fields that it
+    names come first in their object, and numbers count too: codes."""
     if isinstance(content, Mapping):
-        for name, value in content.items():
+        for name, value in sorted(content.items(), key=lambda item: item[0] not in first):
             if name not in _ECHOES:
-                yield from _strings(value)
+                yield from _strings(value, first)
     elif isinstance(content, list):
         for value in content:
-            yield from _strings(value)
-    elif isinstance(content, str):
-        yield content
+            yield from _strings(value, first)
+    elif isinstance(content, str) or (first and type(content) in (int, float)):
+        yield str(content)
 
 
 class Standing:

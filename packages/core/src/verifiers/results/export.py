@@ -21,7 +21,7 @@ from verifiers.results.rows import (
     row_for_disk,
 )
 from verifiers.results.statistics import mean
-from verifiers.runtime.json import encode_row
+from verifiers.runtime.json import decode_row, encode_row
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
 from verifiers.storage.files import atomic_write
 from verifiers.storage.journal import Journal
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+JSON_TEXT = {b"verifiers": b"json"}
+"""Mark of a column of a Parquet file that is JSON text."""
+STRUCTURED = frozenset("info metrics error timing token_usage tool_defs".split())
+"""Columns of lists and objects, whose texts are JSON in files without marks too."""
+FILLED = "prompt completion timing token_usage tool_defs trajectory".split()
+"""Columns in which an absent field and null mean the same."""
 BATCH_SIZE = 2_000
 """Rollouts that are in memory while a Parquet file is written."""
 
@@ -148,7 +154,12 @@ def _write_batches(
             if not fits:
                 continue
             schema = pa.schema(
-                [(name, pa.string() if kind is None else kind) for name, kind in types.items()]
+                [
+                    pa.field(name, pa.string(), metadata=JSON_TEXT)
+                    if kind is None
+                    else pa.field(name, kind)
+                    for name, kind in types.items()
+                ]
             )
             writer = writer or parquet.ParquetWriter(str(file), schema)
             absent = [None] * len(next(iter(columns.values())))
@@ -163,6 +174,43 @@ def _write_batches(
         if writer is not None:
             writer.close()
     return fits
+
+
+def read_parquet(file: Path) -> Iterator[dict[str, Any]]:
+    """The saved rollouts in a file that `save` wrote. *Raises* ConfigError for another file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(str(file)) as opened:
+            texts = {
+                field.name
+                for field in opened.schema_arrow
+                if pa.types.is_string(field.type)
+                and (
+                    field.name in STRUCTURED or JSON_TEXT.items() <= (field.metadata or {}).items()
+                )
+            }
+            for batch in opened.iter_batches(BATCH_SIZE):
+                for row in batch.to_pylist():
+                    for name in texts:
+                        row[name] = None if row[name] is None else decode_row(row[name].encode())
+                    for name in FILLED:
+                        row[name] = _without_nulls(row.get(name))
+                    yield row
+    except (pa.ArrowException, ValueError) as error:
+        raise ConfigError(
+            f"{file} cannot be read as saved rollouts ({error})", path=str(file)
+        ) from error
+
+
+def _without_nulls(value: object) -> Any:
+    """Without the fields that a struct of Arrow adds to an object that lacks them."""
+    if isinstance(value, list):
+        return [_without_nulls(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return value
 
 
 def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from verifiers.errors import ConfigError, JournalError
 from verifiers.results.columns import Column
+from verifiers.results.export import read_parquet
 from verifiers.results.index_file import open_index
 from verifiers.results.labels import LABEL, completion_hash, read_labels
 from verifiers.results.outputs import GenerateOutputs
@@ -37,7 +38,7 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     """The results in a run directory or a results file; while a run writes, those that are durable.
 
     Args:
-        path: A run directory, or a results file.
+        path: A run directory, or a results file (``.jsonl``, ``.parquet``).
         state_columns: Names of the extra columns to load; None = all.
 
     A file of ``LARGE_BYTES`` or more is indexed: ``results.reward``, ``results.summary()`` and the
@@ -62,12 +63,13 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
         raise ConfigError(
             f"{file} does not exist; give a run directory (with {RESULTS_NAME}) or a results file"
         )
-    if file.suffix in (".parquet", ".csv"):
+    if file.suffix == ".csv":
         raise ConfigError(
-            f"{file} is for other programs (pandas.read_{file.suffix[1:]}); load_results reads a"
-            " run directory or a .jsonl file, which results.save(path) also writes",
+            f"{file} is for other programs (pandas.read_csv); load_results reads a run directory, a"
+            " .jsonl or a .parquet file, which results.save(path) also writes",
             path=str(file),
         )
+    is_parquet = file.suffix == ".parquet"
     stored = read_metadata(file.parent) or {}
     metric_names = list(stored.get("avg_metrics") or ())
     outside = frozenset(stored.get("outside_plan") or ())
@@ -75,10 +77,12 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     facts = {name: value for name, value in stored.items() if name in FACTS or name in PLAN_SIZES}
     facts.setdefault("status", "running" if config else FACTS["status"])
     fills_advantages = not config.get("independent_scoring")
-    if file.stat().st_size >= LARGE_BYTES:
+    if file.stat().st_size >= LARGE_BYTES and not is_parquet:
         return _indexed(file, metric_names, outside, facts, state_columns, fills_advantages)
     rows = [
-        (line, row) for line, row in _newest(_rows(file)) if row.get("rollout_key") not in outside
+        (line, row)
+        for line, row in _newest(read_parquet(file) if is_parquet else _rows(file))
+        if row.get("rollout_key") not in outside
     ]
     outputs = [saved_row(row, f"{file}:{line}", metric_names) for line, row in rows]
     _add_labels(outputs, [row for _, row in rows], read_labels(file.parent))

@@ -34,7 +34,7 @@ from verifiers.types import AttributeDict
 if TYPE_CHECKING:
     pass
 
-MAX_CAUSE_CHARS = 120
+MAX_CAUSE_CHARS = 240
 """Longest message of an error in the numbers of a run."""
 FACTS: dict[str, Any] = {
     "env_id": "",

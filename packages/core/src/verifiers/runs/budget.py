@@ -44,7 +44,8 @@ def check_limits(
     ):
         raise ConfigError(
             f"max_cost_usd needs the prices of {model!r}: give usd_per_million_input_tokens and "
-            "usd_per_million_output_tokens in the endpoint registry or the ClientConfig",
+            "usd_per_million_output_tokens in the endpoint registry or the ClientConfig, or"
+            " --price READ,SAMPLED",
             key="max_cost_usd",
         )
 

@@ -21,6 +21,7 @@ from typing import Any
 from verifiers.cli.evaluate.options import EvalSettings
 from verifiers.clients import ClientConfig, EndpointGroup, as_client, load_endpoints
 from verifiers.clients.http import HttpClient
+from verifiers.clients.list_prices import AS_OF, list_price
 from verifiers.clients.local import is_installed
 from verifiers.clients.protocol import PRICE_FIELDS, VENDOR, Vendor, vendor_of
 from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL, client_of_model
@@ -75,7 +76,8 @@ def choose(settings: EvalSettings) -> Choice:
             return _from_registry(group, settings)
         if settings.api_base_url is None and is_folder(model):
             return _folder(model)
-        return Choice(_client(settings), model, _near_alias(model, registry))
+        near = _near_alias(model, registry)
+        return Choice(_client(settings, model), model, near or _price_note(settings, model))
     vendor = _vendor(settings)
     if settings.api_base_url or os.environ.get(vendor.base_url_var):
         return Choice(_client(settings), None)
@@ -84,7 +86,7 @@ def choose(settings: EvalSettings) -> Choice:
         if vendor != vendor_of(DEFAULT_CLIENT_TYPE):
             return Choice(_client(settings), None)
         return Choice(
-            _client(settings),
+            _client(settings, DEFAULT_OPENAI_MODEL),
             DEFAULT_OPENAI_MODEL,
             f"model: {DEFAULT_OPENAI_MODEL}, because {variable} is set",
         )
@@ -148,7 +150,26 @@ def _refuse_beside_local(settings: EvalSettings) -> None:
         )
 
 
-def _client(settings: EvalSettings) -> Any:
+def _list_price(settings: EvalSettings, model: str) -> tuple[float, float] | None:
+    """The vendor's price of a model at its own endpoint."""
+    if settings.api_base_url or os.environ.get(_vendor(settings).base_url_var):
+        return None
+    return list_price(model)
+
+
+def _price_note(settings: EvalSettings, model: str) -> str | None:
+    price = None if settings.price else _list_price(settings, model)
+    if price is None:
+        return None
+    read, sampled = price
+    return (
+        f"prices: ${read:g} and ${sampled:g} per million tokens read and sampled, as listed in"
+        f" {AS_OF}; --price gives others"
+    )
+
+
+def _client(settings: EvalSettings, model: str = "") -> Any:
+    price = settings.price or _list_price(settings, model) or (None, None)
     return as_client(
         ClientConfig(
             api_base_url=settings.api_base_url
@@ -158,6 +179,7 @@ def _client(settings: EvalSettings) -> Any:
             client_type=settings.api_client_type or DEFAULT_CLIENT_TYPE,
             extra_headers=settings.header,
             extra_headers_from_state=settings.header_from_state,
+            **dict(zip(PRICE_FIELDS, price, strict=True)),
         )
     )
 
@@ -169,6 +191,8 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
     explicit: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if settings.api_base_url is not None:
         explicit |= dict.fromkeys(PRICE_FIELDS)  # the entry's prices do not apply to another server
+    if settings.price is not None:
+        explicit |= zip(PRICE_FIELDS, settings.price, strict=True)
     variants = [
         replace(variant, headers={**variant.headers, **settings.header}, **explicit)
         for variant in group

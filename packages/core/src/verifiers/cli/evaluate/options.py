@@ -13,7 +13,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from verifiers.cli.common.reader import Fields, Form
+from verifiers.errors import ConfigError
 from verifiers.runtime.values import FINITE, MinusOne
 
 DEFAULT_ENV_DIR = "./environments"
@@ -87,15 +88,42 @@ def _client_type(value: object) -> str:
 
 
 def json_table(value: object) -> dict[str, Any]:
-    """A table, or a JSON object as text (JSON can express null, TOML cannot)."""
+    """A table, a JSON object as text (JSON can express null, TOML cannot), ``name=value,…``, or
+    several of them.
+
+    >>> json_table("unit=word,max_chars=4,seed=null")
+    {'unit': 'word', 'max_chars': 4, 'seed': None}
+    """
+    if isinstance(value, list | tuple):
+        return {name: v for text in value for name, v in json_table(text).items()}
+    if isinstance(value, str) and re.match(r"\w+=", value):
+        _, *words = re.split(r"(?:^|,)(\w+)=", value)
+        return dict(zip(words[::2], map(_json_or_text, words[1::2]), strict=True))
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ValueError(f"is not JSON ({error}); write an object: '{{\"key\": 1}}'") from None
+            raise ValueError(
+                f"is not JSON ({error}); write an object, '{{\"key\": 1}}', or key=1"
+            ) from None
     if not isinstance(value, Mapping):
         raise ValueError(f"must be a JSON object like '{{\"key\": 1}}', not {value!r}")
     return dict(value)
+
+
+def env_args_of(text: str | None) -> dict[str, Any]:
+    """The value of ``--env-args``. *Raises* ConfigError."""
+    try:
+        return json_table(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--env-args {error}", key="env_args") from None
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _by_header(value: object, separator: str, format_: str) -> dict[str, str]:
@@ -144,16 +172,18 @@ def _path_or_newest(value: object) -> str:
     return value
 
 
-def _reward_range(value: object) -> tuple[float, float]:
-    """``0,1`` or a list of two numbers."""
-    parts = value.split(",") if isinstance(value, str) else value
-    try:
-        low, high = map(float, parts if isinstance(parts, list) else ())
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"must be two numbers, the lowest and the highest reward: 0,1; not {value!r}"
-        ) from None
-    return low, high
+def _two_numbers(meaning: str) -> Callable[[object], tuple[float, float]]:
+    """The reader of ``0,1``, or of a list of two numbers."""
+
+    def read(value: object) -> tuple[float, float]:
+        parts = value.split(",") if isinstance(value, str) else value
+        try:
+            first, second = map(float, parts if isinstance(parts, list) else ())
+        except (TypeError, ValueError):
+            raise ValueError(f"must be two numbers, {meaning}; not {value!r}") from None
+        return first, second
+
+    return read
 
 
 def _names(value: object) -> tuple[str, ...]:
@@ -187,10 +217,13 @@ Variable = Annotated[str, Form("NAME", _variable)]
 RunPath = Annotated[str, Form("[PATH]", _path_or_newest)]
 Seconds = Annotated[float, Form("SECONDS", _seconds)]
 Workers = Annotated[int, Form("N|auto", _workers)]
-Table = Annotated[Mapping[str, Any], Form("JSON", json_table)]
+Table = Annotated[Mapping[str, Any], Form("JSON|name=value", json_table, repeats=True)]
 Headers = Annotated[Mapping[str, str], Form('"Name: value"', _headers, repeats=True)]
 HeadersFromState = Annotated[Mapping[str, str], Form("NAME=key", _headers_from_state, repeats=True)]
-RewardRange = Annotated[Sequence[float], Form("LOW,HIGH", _reward_range)]
+RewardRange = Annotated[
+    Sequence[float], Form("LOW,HIGH", _two_numbers("the lowest and the highest reward: 0,1"))
+]
+Price = Annotated[Sequence[float], Form("READ,SAMPLED", _two_numbers("the prices: 0.4,1.6"))]
 Ignored = Annotated[str, Form("TEXT", lambda value: value)]
 Names = Annotated[tuple[str, ...], Form("A,B", _names)]
 Formats = Annotated[tuple[ExportFormat, ...], Form("A,B", _formats)]
@@ -216,6 +249,9 @@ class EvalSettings:
     endpoints_path: Text | None = flag(None, "Registry of endpoint aliases.", "-e")
     api_client_type: ClientType | None = flag(
         None, "The API of the endpoint.", "--client --api-client-type"
+    )
+    price: Price | None = flag(
+        None, "US dollars per million tokens; known models of OpenAI and Anthropic have a price."
     )
     header: Headers = flag({}, "Extra request header; may be repeated.")
     header_from_state: HeadersFromState = flag(

@@ -399,8 +399,14 @@ def _list(call: Call) -> None:
     infos = registry.list_environments()
     audits = {info.id: _audit_of(info.id) for info in infos}
     call.facts["environments"] = [
-        {"id": i.id, "version": i.version, "distribution": i.distribution, "audit": audits[i.id]}
-        for i in infos
+        {
+            "id": info.id,
+            "version": info.version,
+            "distribution": info.distribution,
+            "summary": info.summary,
+            "audit": audits[info.id],
+        }
+        for info in infos
     ]
     width = max((len(info.id) for info in infos), default=0)
     versions = max((len(info.version) for info in infos), default=0)
@@ -410,6 +416,8 @@ def _list(call: Call) -> None:
         call.say(
             f"{info.id:<{width}}  {info.version:<{versions}}  {info.distribution:<{names}}  {audit}"
         )
+        if info.summary:
+            call.say(f"    {info.summary}")
     if not infos:
         call.note("vf-install: no environment is installed")
     broken = registry.broken_environments()
