@@ -169,7 +169,7 @@ def _price_note(settings: EvalSettings, model: str) -> str | None:
 
 
 def _client(settings: EvalSettings, model: str = "") -> Any:
-    price = settings.price or _list_price(settings, model) or (None, None)
+    read, sampled = settings.price or _list_price(settings, model) or (None, None)
     return as_client(
         ClientConfig(
             api_base_url=settings.api_base_url
@@ -179,7 +179,8 @@ def _client(settings: EvalSettings, model: str = "") -> Any:
             client_type=settings.api_client_type or DEFAULT_CLIENT_TYPE,
             extra_headers=settings.header,
             extra_headers_from_state=settings.header_from_state,
-            **dict(zip(PRICE_FIELDS, price, strict=True)),
+            usd_per_million_input_tokens=read,
+            usd_per_million_output_tokens=sampled,
         )
     )
 
