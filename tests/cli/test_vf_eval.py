@@ -39,7 +39,7 @@ def test_the_summary_says_what_a_reader_wants_to_know(vf_eval, server):
         "1: 0.500 [0.06, 0.94]  2: 0.500 [0.06, 0.94]",
         "0.500 ± 0.289 (standard error); solved = reward is 1",
         "  exact  ",
-        "8 × max_turns_reached",
+        "8 × its only turn",
         "best: example 1, reward 1.000",
         "worst: example 0, reward 0.000",
         "user: say 1\nassistant: 1\nanswer: 1",

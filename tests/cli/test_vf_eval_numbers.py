@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -257,6 +258,29 @@ def test_plan_and_configuration_are_in_the_one_json_object(vf_eval):
     assert "scored by   exact × 1" in plan["plan"]
     assert tomllib.loads(config["config"])["eval"][0]["env_id"] == "toy"
     assert (plan["runs"], config["runs"], plan["ok"], config["ok"]) == ([], [], True, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["-r", "0"], "--rollouts-per-example"),
+        (["-S", '{"n": 2}'], "'n'"),
+        (["--max-cost", "1", "-t", "9"], "max_cost_usd needs the prices"),
+        (["--max-total-tokens", "9"], "set max_tokens (-t)"),
+        (["--until-decided", "nowhere"], "nowhere"),
+        (["--resume", "run", "-T", "0.3"], "holds a run of another configuration"),
+        (["--resume", "elsewhere"], "is not a run directory"),
+        (["--output-dir", "toy.py"], "is a file"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses(vf_eval, eval_folder, flags, sentence):
+    with FakeServer(odd_only, models=["m"]) as server:
+        words = ["toy", "-b", server.url, "-m", "m", "-n", "2"]
+        done = vf_eval(*words, "--json").json["runs"][0]["path"]
+        os.replace(eval_folder / done, eval_folder / "run")
+        dry, ran = (vf_eval(*words, *flags, *further) for further in (["--dry-run"], []))
+    assert (dry.code, sentence in dry.err) == (ran.code, True) == (2, sentence in ran.err)
+    assert dry.err == ran.err
 
 
 # --- workers and scoring --------------------------------------------------------------------------

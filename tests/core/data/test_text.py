@@ -29,6 +29,17 @@ from verifiers.errors import MissingKeyError
         (r"} stray \boxed{8} }", "8"),
         (r"\boxed{a \\} b", r"a \\"),
         (r"\boxed{}", ""),
+        (r"\boxed {7}", "7"),
+        (r"\fbox{4}", "4"),
+        (r"\fbox{\boxed{4}}", "4"),
+        (r"it is $\boxed 4$.", "4"),
+        (r"\boxed42, so", "42"),
+        (r"\boxed -1,234.5", "-1,234.5"),
+        (r"\boxed x", "x"),
+        (r"\boxed\frac12", r"\frac12"),
+        (r"\boxed\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\boxed\pi", r"\pi"),
+        (r"\boxed{3}, no: \boxed 4", "4"),
     ],
 )
 def test_the_last_balanced_box_is_the_answer(text, answer):
@@ -36,23 +47,32 @@ def test_the_last_balanced_box_is_the_answer(text, answer):
     assert extract_boxed_answer(text, strict=True) == answer
 
 
-@pytest.mark.parametrize("text", ["4", r"\boxed{4", r"\boxed 4", "boxed{4}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4",
+        r"\boxed{4",
+        r"\boxed is",
+        r"\boxed a number",
+        r"\boxed",
+        r"\boxed(4)",
+        "boxed{4}",
+        r"\fboxed{4}",
+    ],
+)
 def test_text_without_a_box_is_itself_or_nothing_when_strict(text):
     assert extract_boxed_answer(text) == text
     assert extract_boxed_answer(text, strict=True) == ""
 
 
-@pytest.mark.parametrize("unit", [r"\boxed{", "{", "}", r"\boxed{1}", r"\boxed ", "\\"])
+@pytest.mark.parametrize(
+    "unit", [r"\boxed{", "{", "}", r"\boxed{1}", r"\boxed ", r"\boxed 4", r"\boxed\a{", "\\"]
+)
 def test_a_megabyte_of_boxes_is_read_in_linear_time(unit):
     bomb = unit * (1_000_000 // len(unit))
     started = time.thread_time()
     extract_boxed_answer(bomb)
     assert time.thread_time() - started < 2.0
-
-
-def test_a_box_with_a_space_is_none():
-    assert extract_boxed_answer(r"\boxed {7}") == r"\boxed {7}"
-    assert extract_boxed_answer(r"\boxed {7}", strict=True) == ""
 
 
 def test_hash_answers():

@@ -2,6 +2,7 @@
 blocks or floods."""
 
 import asyncio
+import itertools
 import json
 import math
 import threading
@@ -302,6 +303,73 @@ async def test_an_error_without_a_message_is_told_by_its_name():
 
     (told,) = await respond(tool_env(silent), call("silent"))
     assert told["content"] == "LookupError"
+
+
+async def test_an_error_that_is_a_key_is_told_with_its_name():
+    def look():
+        return {}["board"]
+
+    (told,) = await respond(tool_env(look), call("look"))
+    assert told["content"] == "KeyError: 'board'"
+    (told,) = await respond(tool_env(look, error_formatter=repr), call("look"))
+    assert told["content"] == "KeyError('board')"
+
+
+def lazily():
+    """A sync generator."""
+    yield "a"
+    yield 2
+
+
+async def lazily_too():
+    """An async generator."""
+    yield "a"
+    yield 2
+
+
+def without_end():
+    """An iterator that does not end."""
+    return itertools.repeat("a")
+
+
+async def without_end_too():
+    """An async generator that does not end."""
+    while True:
+        yield "a"
+
+
+class Cursor:
+    """An iterator with a text of its own."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise StopIteration
+
+    def __str__(self):
+        return "3 rows"
+
+
+def cursor():
+    """An iterator with a text of its own."""
+    return Cursor()
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [(lazily, "['a', 2]"), (lazily_too, "['a', 2]"), (cursor, "3 rows"), (square, "4")],
+)
+async def test_the_values_of_an_iterator_are_told_and_not_its_address(tool, text):
+    (told,) = await respond(tool_env(tool), call(tool.__name__, {"n": 2} if tool is square else {}))
+    assert told["content"] == text
+
+
+@pytest.mark.parametrize("tool", [without_end, without_end_too])
+async def test_an_iterator_without_end_is_read_up_to_the_limit_of_a_result(tool):
+    (told,) = await respond(tool_env(tool, max_tool_result_chars=100), call(tool.__name__))
+    assert told["content"].startswith("['a', 'a'")
+    assert "[... cut: 400 of 500 characters left out ...]" in told["content"]
 
 
 async def test_the_formatter_sees_the_exception_itself():

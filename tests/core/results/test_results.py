@@ -6,7 +6,9 @@ import math
 import pickle
 import runpy
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import verifiers as vf
 from verifiers.errors import ConfigError, JournalError, ModelUnavailable, ScoringError, UsageError
@@ -435,6 +437,43 @@ def test_columns_arrow_has_no_type_for_become_json_text(tmp_path):
     results.save(tmp_path / "rows.parquet")
     assert (tmp_path / "rows.parquet").stat().st_size > 0
     assert make_dataset(results)["info"][:] == ["{}", "{}"]
+
+
+def test_a_lone_surrogate_is_in_every_table_as_its_escape(tmp_path):
+    states, half = four_states()[:2], "a\ud800b"
+    for state in states:
+        state["answer"], state["info"] = half, {"k": [half], half: 1}
+        state["completion"] = [{"role": "assistant", "content": half}]
+    results, shown = results_of(states), r"a\ud800b"
+    with pytest.raises(UnicodeEncodeError):  # negative control
+        pyarrow.array([half])
+    assert results.to_dataset()["answer"][:] == [shown] * 2
+    assert make_dataset(results)[0]["completion"][0]["content"] == shown
+    assert results.to_pandas()["info"][0] == {"k": [shown], shown: 1}
+    assert results.to_arrow().column("answer").to_pylist() == [shown] * 2
+    results.save(tmp_path / "rows.parquet")
+    assert parquet.read_table(tmp_path / "rows.parquet")["answer"].to_pylist() == [shown] * 2
+    results.save(tmp_path / "rows.csv")
+    assert shown in (tmp_path / "rows.csv").read_text()
+    results.to_dataset().save_to_disk(tmp_path / "disk")
+    results.save(tmp_path / "run")
+    assert vf.load_results(tmp_path / "run")["answer"] == [half] * 2  # a journal is exact
+
+
+def test_a_lone_surrogate_of_a_setting_or_a_row_is_saved(tmp_path):
+    half = "a\ud800b"
+    rows = [{"question": half, "answer": half, "info": {half: half}}]
+    env = vf.SingleTurnEnv(
+        dataset=rows,
+        eval_dataset=rows,
+        system_prompt=half,
+        rubric=vf.Rubric([lambda completion: 1]),
+    )
+    for _ in range(2):  # the second resumes
+        results = env.evaluate(vf.testing.ScriptedClient(half), "m", results_path=tmp_path / "run")
+    assert results["prompt"][0][0]["content"] == half
+    row = env.get_dataset()[0]
+    assert (row["answer"], json.loads(row["info"])) == (r"a\ud800b", {half: half})
 
 
 # --- the printed sample

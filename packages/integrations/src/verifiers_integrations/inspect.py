@@ -24,6 +24,7 @@ from verifiers.errors import ConfigError
 from verifiers.results import GenerateOutputs, load_results
 from verifiers.results.rows import json_ready
 from verifiers.results.statistics import clustered_stderr, known_values, mean
+from verifiers.runtime.json import in_utf8
 from verifiers_integrations.inspect_messages import STOP_REASONS, load, to_chat
 
 STATUS = {"complete": "success", "running": "started", "interrupted": "cancelled"}
@@ -134,6 +135,7 @@ def _score_of_all(name: str, values: Sequence[float], examples: Sequence[Any]) -
 
 
 def _sample(output: Mapping[str, Any], epoch: int, model: str) -> Any:
+    output = in_utf8(output)
     log, error = load("log"), output["error"]
     metadata = {
         **{

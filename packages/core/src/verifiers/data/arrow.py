@@ -5,9 +5,9 @@ dicts with different keys, mixed types and 1 beside 1.5. Each column is therefor
 that is exact, else as ``datasets.Json`` (decoded on reading); ``info`` falls back to JSON text,
 which every reader of a row accepts.
 
-Outside ``info``, neither Arrow nor ``datasets.Json`` stores these exactly: lone surrogates, floats
-in a column of mixed types beyond about 15 digits, and integers beyond 64 bits (their column becomes
-JSON text).
+Outside ``info``, neither Arrow nor ``datasets.Json`` stores these exactly: lone surrogates (stored as
+their escapes), floats in a column of mixed types beyond about 15 digits, and integers beyond 64 bits
+(their column becomes JSON text).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verifiers.runtime.json import canonical_json
+from verifiers.runtime.json import canonical_json, in_utf8
 
 INPUT_COLUMNS = ("prompt", "answer", "info", "task", "example_id")
 
@@ -37,6 +37,7 @@ def _column(name: str, values: list[Any]) -> tuple[list[Any], Any]:
     """Return the values to store, and their feature."""
     import datasets
 
+    values = values if name == "info" else in_utf8(values)
     if (feature := _exact_feature(name, values)) is not None:
         return values, feature
     texts = [None if value is None else json.dumps(value) for value in values]

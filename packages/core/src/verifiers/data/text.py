@@ -22,8 +22,13 @@ THINK_BOXED_SYSTEM_PROMPT = (
 """The same for models that reason inside tags; the spaces are those of the prompt that older
 results were made with."""
 
-# an opening box, LaTeX escapes that are not braces ("\\" and "\{"), or a plain brace
-_BRACES = re.compile(r"\\boxed\{|\\\\(?!boxed)|\\[{}]|[{}]")
+# an opening box, or a box of one token without braces; LaTeX escapes that are not braces ("\\" and
+# "\{"); or a plain brace
+_BRACES = re.compile(
+    r"\\(?:boxed|fbox)\s{0,9}(?:\{|(?P<token>[-+]?\d+(?:[.,]\d+)*|[a-zA-Z](?=\s{0,9}(?:[$.,;)\\]|\Z))"
+    r"|\\[dt]?frac\d\d|\\(?!boxed|fbox)[a-zA-Z]{1,20}(?:\{[^{}\n]{0,99}\}){0,2}))"
+    r"|\\\\(?!boxed|fbox)|\\[{}]|[{}]"
+)
 
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -78,8 +83,8 @@ def _closing_tag(text: str, position: int) -> int:
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    r"""Return the content of the last balanced ``\boxed{…}``; without a box the whole text, or
-    ``""`` when ``strict``.
+    r"""Return the content of the last balanced ``\boxed{…}`` or ``\fbox{…}``, or the token of
+    ``\boxed 4``; without a box the whole text, or ``""`` when ``strict``.
 
     >>> extract_boxed_answer(r"so \boxed{1}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -90,7 +95,9 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
     last: tuple[int, int] | None = None
     for match in _BRACES.finditer(text):
         brace = match.group()
-        if brace == "{" or brace.startswith("\\boxed"):
+        if match["token"]:
+            last = match.span("token")
+        elif brace[-1] == "{" and brace != "\\{":
             open_braces.append((match.end(), brace != "{"))
         elif brace == "}" and open_braces:
             start, is_box = open_braces.pop()

@@ -4,8 +4,8 @@ tools.
 Promise: exactly the Python blocks of the Markdown run. Fences are those of CommonMark
 (https://spec.commonmark.org, "Fenced code blocks", backticks only): a line of three or more
 backticks and an info string, indented by at most three spaces, opens a block; a line of at least as
-many backticks and nothing else closes it. The language is ``python`` or ``py``, in any case; a
-block in another language or without a name is text, and a fence inside it opens no block. All
+many backticks and nothing else closes it. The language is ``python`` or ``py``, with a version or not, in any
+case; a block in another language or without a name is text, and a fence inside it opens no block. All
 blocks of a reply form one cell, in order: only the last expression of the last block is shown, and
 an exception ends the cell. Reasoning is ignored (``data.text.split_reasoning``).
 
@@ -22,7 +22,8 @@ from verifiers.data.messages import field
 from verifiers.data.text import split_reasoning
 from verifiers.types import Message, Messages
 
-LANGUAGES = frozenset(("python", "py"))
+_LANGUAGE = re.compile(r"\{?\.?(?:i?python|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
+"""Also as Pandoc and notebooks write it: ``{python}``, ``{.python}``, ``ipython3``."""
 BLOCKS_PROMPT = """\
 You can run Python code. Write it in a block that begins with a line ```python and ends with a line ```. Then stop: \
 the next message shows what the code printed. Variables stay for your next block. When you know the answer, write it \
@@ -82,8 +83,8 @@ def code_blocks(reply: str) -> Blocks:
         match = _FENCE.fullmatch(line)
         if lines is None:
             if match is not None:
-                indent, fence, language = len(match[1]), match[2], match[3].split()
-                lines, is_python = [], bool(language) and language[0].lower() in LANGUAGES
+                indent, fence = len(match[1]), match[2]
+                lines, is_python = [], _LANGUAGE.match(match[3]) is not None
         elif match is not None and match[2].startswith(fence) and not match[3].strip():
             closed += ["\n".join(lines)] if is_python else []
             lines = None

@@ -23,7 +23,7 @@ from verifiers.clients.protocol import shows_tools
 from verifiers.data.messages import field, normalize_chat, normalize_message
 from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_name
 from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
-from verifiers.environments.tool_answers import as_answer, bounded
+from verifiers.environments.tool_answers import all_listed, as_answer, bounded, listed
 from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParseError, UsageError
 from verifiers.rollouts.author_code import fault, maybe_await, passes, setup, stop
 from verifiers.rollouts.state import State
@@ -207,7 +207,8 @@ class ToolEnv(MultiTurnEnv):
             result = await self._in_thread(
                 tool_name, functools.partial(function, **tool_args), kwargs.get("state")
             )
-        return as_answer(await maybe_await(result), tool_call_id)
+        result = await all_listed(await maybe_await(result), self.max_tool_result_chars)
+        return as_answer(result, tool_call_id)
 
     async def prepare_arguments(
         self, call: ToolCall, messages: Messages, state: State
@@ -261,7 +262,10 @@ class ToolEnv(MultiTurnEnv):
         if not failure.scorable:
             raise failure
         try:
-            return str(self.error_formatter(error)) or type(error).__name__
+            text = str(self.error_formatter(error)) or type(error).__name__
+            # the text of a KeyError is the key alone
+            is_key = isinstance(error, KeyError) and self.error_formatter is str
+            return f"{type(error).__name__}: {text}" if is_key else text
         except Exception as failed:
             raise fault("error_formatter", failed) from failed
 
@@ -275,7 +279,7 @@ class ToolEnv(MultiTurnEnv):
         limits_s = [limit for limit in (run_limit_s, self.timeout_seconds) if limit is not None]
 
         def call_tool() -> Any:
-            return call()
+            return listed(call(), self.max_tool_result_chars)
 
         call_tool.__name__ = tool
         return await call_in_thread(call_tool, limit_s=min(limits_s, default=None))

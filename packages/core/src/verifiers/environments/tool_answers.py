@@ -5,12 +5,36 @@ This module calls no tool and depends on no environment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, TypeGuard
 
 from verifiers.types import Message, ToolMessage
 
 PARTS = ("text", "image_url", "input_audio")
+
+
+def listed(result: Any, limit: int) -> Any:
+    """At most ``limit`` values of an iterator, whose text would be its address; another result
+    unchanged.
+
+    >>> listed(iter("abc"), 2), listed("abc", 2)
+    (['a', 'b'], 'abc')
+    """
+    is_shown = not isinstance(result, Iterator) or type(result).__str__ is not object.__str__
+    return result if is_shown else list(itertools.islice(result, limit))
+
+
+async def all_listed(result: Any, limit: int) -> Any:
+    """``listed``, of an asynchronous iterator too."""
+    if not isinstance(result, AsyncIterator):
+        return listed(result, limit)
+    values: list[Any] = []
+    async for value in result:
+        values.append(value)
+        if len(values) == limit:
+            break
+    return values
 
 
 def as_answer(result: object, tool_call_id: str) -> Message:

@@ -1,6 +1,7 @@
 """Results as a dataset, a run directory, one JSON Lines file or one Parquet file.
 
-A column whose values do not fit one Arrow type is written as JSON text, never dropped.
+A column whose values do not fit one Arrow type is written as JSON text, never dropped. Tables have
+the escape of a lone surrogate, which UTF-8 cannot encode; JSON Lines have itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from verifiers.results.rows import (
     row_for_disk,
 )
 from verifiers.results.statistics import mean
-from verifiers.runtime.json import encode_row
+from verifiers.runtime.json import encode_row, in_utf8
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
 from verifiers.storage.files import atomic_write
 from verifiers.storage.journal import Journal
@@ -45,7 +46,7 @@ def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     null."""
     from datasets import Dataset
 
-    plain = [json_ready(row) for row in rows]
+    plain = [in_utf8(json_ready(row)) for row in rows]
     names = dict.fromkeys(name for row in plain for name in row)
     return Dataset.from_dict(
         {name: _arrow_column([row.get(name) for row in plain]) for name in names}
@@ -216,7 +217,7 @@ def _without_nulls(value: object) -> Any:
 def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:
     """Column -> JSON values of ``BATCH_SIZE`` rollouts at a time; None if a rollout has no such
     column."""
-    while batch := [json_ready(row) for row in itertools.islice(rollouts, BATCH_SIZE)]:
+    while batch := [in_utf8(json_ready(row)) for row in itertools.islice(rollouts, BATCH_SIZE)]:
         names = dict.fromkeys(name for row in batch for name in row)
         yield {name: [row.get(name) for row in batch] for name in names}
 

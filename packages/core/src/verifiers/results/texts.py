@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from verifiers.results.coverage import coverage_lines
+from verifiers.types import StopReason
 
 MAX_CAUSES = 5
 PARTS_IN_CODE = (
@@ -20,6 +21,8 @@ PARTS_IN_CODE = (
     "group_weights",
 )
 """Parts of a run's configuration that its code sets, not its user."""
+SINGLE_TURN = "its only turn"
+"""What ends a rollout that has no second turn; saved as the limit of turns."""
 
 
 def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -50,10 +53,12 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         listed = ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items())
         yield "unscored", f"{listed}; not in the mean"
     if facts["stop_conditions"]:
-        yield (
-            "ended by",
-            ", ".join(f"{count} × {reason}" for reason, count in facts["stop_conditions"].items()),
+        is_single = facts["avg_metrics"].get("num_turns") == 1
+        ends = (
+            (count, SINGLE_TURN if is_single and reason == StopReason.MAX_TURNS else reason)
+            for reason, count in facts["stop_conditions"].items()
         )
+        yield "ended by", ", ".join(f"{count} × {end}" for count, end in ends)
     yield from coverage_lines(facts.get("coverage"), max_tokens_of(facts))
     yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
     if facts["cost_usd"] is not None:

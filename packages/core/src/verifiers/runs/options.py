@@ -267,11 +267,15 @@ def _options_of(
 
 
 def check_sampling(sampling_args: Mapping[str, Any]) -> None:
-    """*Raises* ConfigError for a name that is almost a sampling argument, which a server would
-    ignore.
+    """*Raises* ConfigError for ``n``, and for a name that is almost a sampling argument, which a
+    server would ignore.
 
     Other names that are not known here are arguments of the engine, and are sent.
     """
+    if sampling_args.get("n", 1) != 1:
+        raise ConfigError(
+            "sampling_args['n'] must be 1: ask for siblings with rollouts_per_example", key="n"
+        )
     for name in sampling_args:
         if name not in ENGINE_NAMES and (near := close_match(name, ENGINE_NAMES, MISSPELT)):
             raise ConfigError(f"sampling_args has no {name!r}, did you mean {near!r}?", key=name)

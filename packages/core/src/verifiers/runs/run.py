@@ -178,10 +178,6 @@ async def _execute(
     sampling_args: Mapping[str, Any],
     options: RunOptions,
 ) -> GenerateOutputs:
-    if sampling_args.get("n", 1) != 1:
-        raise ConfigError(
-            "sampling_args['n'] must be 1: ask for siblings with rollouts_per_example", key="n"
-        )
     check_sampling(sampling_args)
     check_before_run(env, plan, options)
     async with client_for(client, model, keep_raw=options.keep_raw_responses) as (
@@ -242,19 +238,7 @@ class Run:
         client in the authors' state; None = the resolved client."""
         if self.env.max_workers is not None:
             workers().max_threads = self.env.max_workers
-        self.stopping = self._stopping_rule()
-        if self.options.limits_spending:
-            check_limits(
-                self.options,
-                self.client,
-                self.model,
-                {**self.env.sampling_args, **self.sampling_args},
-            )
-        if self.options.cache_dir is not None and not is_cacheable(self.client):
-            raise ConfigError(
-                f"cache_dir cannot hold the replies of {type(self.client).__name__}: only those of"
-                " a server over HTTP, reached by OpenAI() or a ClientConfig, are cached"
-            )
+        self.check()
         with fewer_collections(), ExitStack() as stack:
             directory = self._open(stack)
             store = self._store(directory)
@@ -286,6 +270,17 @@ class Run:
             finally:
                 outputs = self._finish(store, status)
         return outputs
+
+    def check(self) -> None:
+        """Find what is refused before the first request; *raises* ConfigError."""
+        self.stopping = self._stopping_rule()
+        sampling_args = {**self.env.sampling_args, **self.sampling_args}
+        check_limits(self.options, self.client, self.model, sampling_args)
+        if self.options.cache_dir is not None and not is_cacheable(self.client):
+            raise ConfigError(
+                f"cache_dir cannot hold the replies of {type(self.client).__name__}: only those of"
+                " a server over HTTP, reached by OpenAI() or a ClientConfig, are cached"
+            )
 
     # --- identity ---------------------------------------------------------------------------------
 

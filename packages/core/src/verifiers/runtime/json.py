@@ -84,6 +84,24 @@ def canonical_json(value: object) -> bytes:
         return _SURROGATES.encode(_json_ready(plain)).encode("ascii")
 
 
+def in_utf8(value: Any) -> Any:
+    r"""A JSON value whose lone surrogates, which UTF-8 cannot encode, are the text of their escapes.
+
+    >>> in_utf8({"a": ["b\ud800", "é"]})
+    {'a': ['b\\ud800', 'é']}
+    """
+    try:
+        _ENCODER.encode(value)
+        return value
+    except UnicodeEncodeError:
+        pass
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {in_utf8(key): in_utf8(member) for key, member in value.items()}
+    return [in_utf8(member) for member in value]
+
+
 def _may_be_deep(encoded: bytes) -> bool:
     """Whether there are enough brackets; those within texts count, so that it is quick."""
     return encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH

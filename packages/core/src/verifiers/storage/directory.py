@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -305,18 +306,18 @@ class RunDirectory:
         written or holds rollouts without a configuration.
         """
         path, noted = Path(path), noted or {}
+        stored_run(path, config, accept_changed_code)
         new_run = {
             "fingerprint": fingerprint(config),
             "config": frozen_config(config),
             "noted": frozen_config(noted),
         }
-        _stored_run(path, new_run, accept_changed_code)
         with _removed_on_failure(path):
             path.mkdir(parents=True, exist_ok=True)
             lock, stored = HeldFile(path / LOCK_NAME), None
             try:
                 # again, under the lock: another process may have been first
-                stored = _stored_run(path, new_run, accept_changed_code)
+                stored = stored_run(path, config, accept_changed_code)
                 lock.write_holder()
                 for leftover in path.glob(".*.tmp"):  # of a killed atomic_write
                     leftover.unlink(missing_ok=True)
@@ -362,10 +363,10 @@ class RunDirectory:
         self.close()
 
 
-def _stored_run(
-    path: Path, new_run: Mapping[str, Any], accept_changed_code: bool
+def stored_run(
+    path: Path, config: Mapping[str, Any], accept_changed_code: bool
 ) -> dict[str, Any] | None:
-    """The stored run in ``path`` if it matches ``new_run``, None if there is none. *Raises*
+    """The stored run in ``path`` if it is of ``config``, None if there is none. *Raises*
     RunMismatch."""
     stored = read_config(path)
     if stored is None:
@@ -382,8 +383,8 @@ def _stored_run(
             " its fingerprint. Restore it from a copy, or choose another directory.",
             path=str(path),
         )
-    if not _is_same_run(stored, new_run["fingerprint"], new_run["config"]):
-        differences = resume_differences(stored["config"], new_run["config"])
+    if not _is_same_run(stored, fingerprint(config), present := frozen_config(config)):
+        differences = resume_differences(stored["config"], present)
         if changed_code(differences):
             if accept_changed_code:
                 return stored
@@ -447,4 +448,4 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
 
 
 def _pretty(content: Mapping[str, Any]) -> bytes:
-    return msgspec.json.format(encode_row(content), indent=2) + b"\n"
+    return json.dumps(decode_row(encode_row(content)), indent=2).encode() + b"\n"

@@ -23,7 +23,6 @@ from verifiers.data.tool_schema import defined_name
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
-from verifiers.runs.budget import check_limits
 from verifiers.runs.options import check_sampling, parse
 from verifiers.runs.plan import Plan
 from verifiers.runs.run import Run, check_before_run, warn_of_fewer
@@ -37,6 +36,7 @@ from verifiers.storage.directory import (
     read_config,
     read_metadata,
     run_path,
+    stored_run,
 )
 
 RUN_OPTIONS = {
@@ -105,14 +105,19 @@ class Prepared:
         }
 
     def locate(self) -> None:
-        """Name the run directory. *Raises* ``ConfigError`` when it cannot be written or has no run
-        to resume."""
+        """Check the run and name its directory. *Raises* ``ConfigError`` when it cannot be written
+        or has no run to resume, ``RunMismatch`` for another configuration."""
         settings = self.settings
-        if not settings.save_results or self.choice.model is None:
+        if self.choice.model is None:
             return
+        run = self._run()
+        run.check()
+        if not settings.save_results:
+            return
+        config = run.config()
         if settings.resume:
             self.path = Path(settings.resume)
-            if read_config(self.path) is None:
+            if stored_run(self.path, config, settings.accept_changed_code) is None:
                 raise ConfigError(
                     f"--resume {self.path}: this folder is not a run directory (no config.json);"
                     " name a run directory, or leave --resume out: an unfinished run is resumed"
@@ -121,7 +126,6 @@ class Prepared:
                 )
             return
         name = self.env.env_id or type(self.env).__name__
-        config = self._config()
         key = (default_root(name), name, self.choice.model, fingerprint(config))
         within: dict[str, Any] = {
             "output_dir": settings.output_dir,
@@ -215,13 +219,11 @@ class Prepared:
         lines = [f"── the first prompt: example {example.example_id} ──", transcript(output)]
         return [*lines, f"tools: {', '.join(tools)}"] if tools else lines
 
-    def _config(self) -> Mapping[str, Any]:
+    def _run(self) -> Run:
         plan = _plan(self.env, self.settings)
         options, _ = parse(self.env, self.options())
         sampling = self.settings.sampling()
-        return Run(
-            self.env, plan, self.choice.client, self.choice.model or "", sampling, options
-        ).config()
+        return Run(self.env, plan, self.choice.client, self.choice.model or "", sampling, options)
 
 
 def defaults_of(
@@ -267,9 +269,6 @@ def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepare
     check_sampling(settings.sampling())
     warn_of_fewer(env, settings.num_examples)
     check_before_run(env, plan, options)
-    check_limits(
-        options, choice.client, choice.model or "", {**env.sampling_args, **settings.sampling()}
-    )
     prepared.locate()
     return prepared
 

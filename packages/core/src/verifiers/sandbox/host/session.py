@@ -117,7 +117,7 @@ class Session:
     async def write_file(self, path: str, data: bytes | str) -> None:
         await self._file(
             {"op": "write", "path": os.fspath(path)},
-            data.encode() if isinstance(data, str) else data,
+            data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data,
         )
 
     async def restart(self) -> None:
