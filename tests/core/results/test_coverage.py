@@ -3,109 +3,15 @@ and sound runs are silent."""
 
 import json
 import logging
+import time
 
 import pytest
 
 import verifiers as vf
+from support.coverage_cases import PLANTED, ROWS, SOUND, cut, single
 from verifiers.results.coverage import FIRST
+from verifiers.results.texts import number_lines
 from verifiers.testing import ScriptedClient
-from verifiers.types import AssistantMessage, Response
-
-ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(12)]
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-def right(completion, answer) -> float:
-    return float(completion[-1].content == answer)
-
-
-def read(parser, completion, answer) -> float:
-    return float(parser.parse_answer(completion) == answer)
-
-
-def answer_of(request):
-    return str(int(request.prompt[-1].content.split()[0]) + 1)
-
-
-def calling(request):
-    if request.prompt[-1].role == "tool":
-        return request.prompt[-1].content
-    return AssistantMessage("", tool_calls=[vf.ToolCall("c", "add", {"a": 1, "b": 1})])
-
-
-def cut(text):
-    return lambda request: Response(AssistantMessage(text), finish_reason="length")
-
-
-def single(parser=None, rubric_parser=None, func=right):
-    return vf.SingleTurnEnv(
-        eval_dataset=ROWS, parser=parser, rubric=vf.Rubric([func], parser=rubric_parser)
-    )
-
-
-def tools():
-    return vf.ToolEnv(tools=[add], eval_dataset=ROWS, rubric=vf.Rubric([right]))
-
-
-def judged(prompt):
-    rubric = vf.JudgeRubric(
-        judge_client=ScriptedClient("<score>8</score>"), judge_models=["j"], judge_prompt=prompt
-    )
-    return vf.SingleTurnEnv(eval_dataset=ROWS, rubric=rubric)
-
-
-XML, THINK = vf.XMLParser(["answer"]), vf.ThinkParser()
-BOXED = vf.Parser(vf.extract_boxed_answer)
-CALLS = {
-    "hermes": '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>',
-    "qwen3-coder": "<tool_call>\n<function=add>\n<parameter=a>1</parameter></function></tool_call>",
-    "llama": '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 1}}',
-    "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 1}}]',
-    "harmony": '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}',
-    "anthropic": '<invoke name="add"><parameter name="a">1</parameter></invoke>',
-    "bare json": 'I call {"name": "add", "arguments": {"a": 1, "b": 1}}.',
-    "fenced json": '```json\n{"name": "add", "parameters": {"a": 1}}\n```',
-}
-PLANTED = {
-    "cut in the answer": (single, cut("The answer is"), "cut by a limit"),
-    "cut while reasoning": (single, cut(""), "cut by a limit"),
-    "cut before a call": (tools, cut("I will call the"), "cut by a limit"),
-    **{f"calls as {name}": (tools, text, "tool calls as text") for name, text in CALLS.items()},
-    "no tag": (lambda: single(XML, XML, read), "4", "nothing for XMLParser"),
-    "another tag": (lambda: single(XML, XML, read), "<result>4</result>", "nothing for XMLParser"),
-    "boxed for XML": (lambda: single(XML, XML, read), r"\boxed{4}", "nothing for XMLParser"),
-    "parser of the environment alone": (
-        lambda: single(XML, None, read),
-        "<answer>4</answer>",
-        "pass parser= to the Rubric too",
-    ),
-    "boxed of the environment alone": (
-        lambda: single(BOXED, None, read),
-        r"\boxed{4}",
-        "pass parser= to the Rubric too",
-    ),
-    "two parsers": (lambda: single(XML, THINK, read), "<answer>4</answer>", "and its rubric with"),
-    "a misspelt slot": (lambda: judged("Rate {respones}."), "4", 'did you mean "response"'),
-    "an unknown slot": (lambda: judged("Rate {response} by {rules}."), "4", "the slot {rules}"),
-}
-SOUND = {
-    "right": (single, answer_of),
-    "wrong": (single, "no"),
-    "XML": (lambda: single(XML, XML, read), lambda r: f"<answer>{answer_of(r)}</answer>"),
-    "boxed": (lambda: single(BOXED, BOXED, read), lambda r: rf"\boxed{{{answer_of(r)}}}"),
-    "thinking": (lambda: single(THINK, THINK, read), lambda r: f"<think>…</think>{answer_of(r)}"),
-    "a parser that no function takes": (lambda: single(BOXED), answer_of),
-    "tools that are called": (tools, calling),
-    "tools that are not needed": (tools, answer_of),
-    "JSON that is no call": (tools, '{"name": "Ada", "arguments": "many"}'),
-    "a judge": (lambda: judged("Rate {response} of {question}, {{not a slot}}."), "4"),
-    "few are cut": (single, lambda r: cut("x")(r) if answer_of(r) < "2" else answer_of(r)),
-    "no tools": (single, CALLS["hermes"]),
-}
 
 
 def warnings_of(make, reply, caplog, num_examples=-1):
@@ -145,8 +51,49 @@ def test_counts_are_saved_and_survive_a_second_session(tmp_path):
     folder = tmp_path / "run"
     single().evaluate(ScriptedClient(cut("x")), "m", num_examples=4, results_path=folder)
     results = single().evaluate(ScriptedClient("2"), "m", results_path=folder)
-    expected = {"rollouts": 12, "truncated": 4, "unparsed": None}
-    expected |= {"without_calls": None, "calls_as_text": None}
-    assert results.metadata.coverage == results.summary()["coverage"] == expected
-    assert json.loads((folder / "metadata.json").read_text())["coverage"] == expected
-    assert vf.load_results(folder).metadata.coverage == expected
+    counts = results.metadata.coverage
+    assert (counts["rollouts"], counts["truncated"], counts["groups"]) == (12, 4, 0)
+    assert counts["unparsed"] is counts["without_calls"] is counts["calls_as_text"] is None
+    assert results.summary()["coverage"] == counts
+    assert json.loads((folder / "metadata.json").read_text())["coverage"] == counts
+    assert vf.load_results(folder).metadata.coverage == counts
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unparsed_replies_are_counted_of_the_rollouts_whose_parser_needs_a_format(
+    workers, monkeypatch, tmp_path
+):
+    """In this process and in workers; each member of a group by its own parser."""
+    (tmp_path / "two_kinds.py").write_text(
+        "from support.coverage_cases import both as load_environment\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    env = vf.load_environment("two_kinds")
+    results = env.evaluate(ScriptedClient("4"), "m", num_workers=workers)
+    counts = results.metadata.coverage
+    assert (counts["parsed"], counts["unparsed"]) == (12, 12)
+    assert (counts["with_tools"], counts["without_calls"], counts["calls_as_text"]) == (12, 12, 0)
+
+
+def test_groups_with_equal_rewards_are_counted_and_shown_if_all_are():
+    def lines(reply):
+        results = single().evaluate(ScriptedClient(reply), "m", rollouts_per_example=2)
+        return results.metadata.coverage, dict(number_lines(results.summary()))
+
+    counts, shown = lines("1")  # the answer of the first example
+    assert (counts["groups"], counts["equal_groups"]) == (12, 12)
+    assert shown["groups"].startswith("equal rewards in each of 12")
+    counts, shown = lines(["1", "no", "2", "3"])
+    assert counts["equal_groups"] < 12
+    assert "groups" not in shown
+
+
+def test_a_parser_that_never_returns_is_not_waited_for():
+    parser = vf.Parser(lambda text: time.sleep(20))
+    rubric = vf.Rubric([lambda completion: 1.0], parser=parser, timeout_s=0.2)
+    env = vf.SingleTurnEnv(eval_dataset=ROWS[:1], rubric=rubric)
+    started = time.monotonic()
+    results = env.evaluate(ScriptedClient("4"), "m")
+    assert time.monotonic() - started < 10
+    assert results.metadata.coverage["unparsed"] is None
+    assert results["reward"] == [1.0]

@@ -72,7 +72,15 @@ def test_it_takes_linear_time(size):
 
 
 @pytest.mark.parametrize(
-    "mark", ["<|channel|>commentary to=functions", "[TOOL_CALLS]", "<｜tool▁calls▁begin｜>"]
+    "mark",
+    [
+        "<|channel|>commentary to=functions.name",
+        "[TOOL_CALLS]",
+        "<｜tool▁calls▁begin｜>",
+        "<|tool_calls_section_begin|>",
+        "<tool_call>name\n<arg_key>key</arg_key>",
+        '<minimax:tool_call>\n<invoke name="name">',
+    ],
 )
 def test_a_template_whose_format_is_not_read_is_warned_of(mark, caplog):
     with caplog.at_level(logging.WARNING):

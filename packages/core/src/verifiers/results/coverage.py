@@ -1,153 +1,208 @@
 """What did not happen in the rollouts of a run: a wrong setting often shows as a lack of ability.
 
 Replies that the token limit cut, tool calls that arrived as text, replies in which the parser found
-nothing. A rate that concerns most rollouts is a warning with its fix; the others are numbers of the
-summary, and 0 is silent.
+nothing, unknown rewards, groups with equal rewards. A rate that concerns most rollouts is a warning
+with its fix; the others are numbers of the summary, and 0 is silent. Evaluations count all of their
+rollouts, and trainings those of each batch.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from verifiers.data.messages import field, message_text
 from verifiers.data.tool_schema import defined_name
-from verifiers.parsers.parser import Parser, is_plain
-
-if TYPE_CHECKING:
-    from verifiers.rollouts.rollout import Rollout
+from verifiers.parsers.parser import is_plain
+from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.rollout import Rollout, number
 
 FIRST = 8
 """Rollouts after which a run looks for the first time."""
 MOST = 0.5
 """Share of the rollouts from which on a count is a warning."""
 CALL_MARKS = (
-    "<tool_call>|<function=|<function_call>|<\\|python_tag\\|>|\\[TOOL_CALLS\\]"
-    "|<\\|channel\\|>commentary to=|<invoke name=|<\\|tool_call"
+    *("<arg_key>", "<tool_call>", "<function=", "<function_call>", "<|python_tag|>"),
+    *("[TOOL_CALLS]", "to=functions.", "<invoke name=", "<|tool_call", "<｜tool▁call"),
+    *("<tool_calls>", "<TOOLCALL>", "<|START_ACTION|>", "<|action_start|>", "```tool_code"),
 )
-"""How chat templates of common models write a tool call."""
+"""How chat templates write a tool call: GLM, Hermes and Qwen, Qwen3-Coder, functionary, Llama,
+Mistral, gpt-oss (harmony), MiniMax, Granite and Kimi, DeepSeek, Jamba, Nemotron, Command, InternLM,
+Gemma."""
+IN_METRICS = {
+    "rollouts": "rollouts/generated",
+    "truncated": "rollouts/truncated",
+    "unparsed": "rollouts/unparsed",
+    "without_calls": "rollouts/without_calls",
+    "calls_as_text": "rollouts/calls_as_text",
+    "unscored": "reward/unscored",
+    "equal_groups": "groups/dead",
+    "different_groups": "groups/live",
+}
+"""Count -> its name in ``metrics.jsonl``."""
 
 
 @dataclass
 class Coverage:
-    """Counts over finished rollouts. ``tools``: names of the declared tools; ``parser`` reads
-    answers, and a parser that takes any text counts nothing.
+    """Counts over finished rollouts.
 
-    >>> coverage = Coverage(tools=("add",))
     >>> text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    >>> coverage.add({"completion": [{"role": "assistant", "content": text}], "is_truncated": False})
-    >>> coverage.counts()
-    {'rollouts': 1, 'truncated': 0, 'unparsed': None, 'without_calls': 1, 'calls_as_text': 1}
+    >>> completion = [{"role": "assistant", "content": text}]
+    >>> tools = [{"type": "function", "function": {"name": "add"}}]
+    >>> coverage = Coverage()
+    >>> coverage.add(Rollout(completion=completion, tool_defs=tools, reward=0.0))
+    >>> coverage.calls_as_text, coverage.counts()["unparsed"]
+    (1, None)
     """
 
-    tools: Sequence[str] = ()
-    parser: Parser | None = None
     rollouts: int = 0
     truncated: int = 0
     """Rollouts that a limit of tokens or time cut."""
+    unscored: int = 0
+    """Rollouts whose scoring failed."""
+    parsed: int = 0
+    """Rollouts of environments whose parser needs a format."""
     unparsed: int = 0
-    """Rollouts whose last reply has nothing for the parser."""
+    """Those of them in which the parser found nothing."""
+    with_tools: int = 0
+    """Rollouts to which tools were declared."""
     without_calls: int = 0
-    """Rollouts without a tool call, though tools are declared."""
+    """Those of them without a tool call."""
     calls_as_text: int = 0
-    """Those of them with a text that looks like a call."""
+    """Those of these with a text that looks like a call."""
+    error = None
+    """What left the newest unknown reward unknown."""
 
-    def __post_init__(self) -> None:
-        if is_plain(self.parser):
-            self.parser = None
-
-    def add(self, rollout: Mapping[str, Any]) -> None:
-        """Count a finished rollout: a row or a state, with ``completion`` and ``is_truncated``. An
-        unfinished rollout, which has an error, is not counted."""
-        if rollout.get("error") is not None and not rollout.get("completion"):
+    def add(self, rollout: Rollout) -> None:
+        """Count a finished rollout. An unfinished rollout, which has an error, is not counted."""
+        completion = rollout.completion or []
+        if rollout.error is not None and not completion:
             return
-        completion = rollout.get("completion") or []
         messages = [] if isinstance(completion, str) else completion
         self.rollouts += 1
-        self.truncated += bool(rollout.get("is_truncated"))
-        if self.parser is not None:
-            self.unparsed += _is_unparsed(self.parser, completion)
-        if self.tools and not any(field(message, "tool_calls") for message in messages):
+        self.truncated += rollout.is_truncated
+        self.parsed += rollout.is_unparsed is not None
+        self.unparsed += rollout.is_unparsed is True
+        if rollout.error is not None and math.isnan(number(rollout.reward)):
+            self.unscored += 1
+            self.error = rollout.error
+        if not rollout.tool_defs:
+            return
+        self.with_tools += 1
+        if not any(field(message, "tool_calls") for message in messages):
             self.without_calls += 1
-            self.calls_as_text += looks_like_call(messages, self.tools)
+            self.calls_as_text += looks_like_call(messages, map(defined_name, rollout.tool_defs))
+
+    @classmethod
+    def of(cls, rollouts: Iterable[Rollout]) -> Coverage:
+        """The counts of these rollouts."""
+        coverage = cls()
+        for rollout in rollouts:
+            coverage.add(rollout)
+        return coverage
+
+    @classmethod
+    def of_metrics(cls, numbers: Mapping[str, Any]) -> Coverage:
+        """The counts of a line of ``metrics.jsonl``; failures of scoring are not among them."""
+        counts = {
+            name: numbers.get(IN_METRICS[name], 0)
+            for name in ("truncated", "unparsed", "without_calls", "calls_as_text")
+        }
+        total = numbers.get(IN_METRICS["rollouts"], 0)
+        return cls(rollouts=total, parsed=total, with_tools=total, **counts)
+
+    def metrics(self) -> dict[str, float]:
+        """The counts under their names in ``metrics.jsonl``."""
+        return {
+            metric: getattr(self, name)
+            for name, metric in IN_METRICS.items()
+            if metric.startswith("rollouts/")
+        }
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
         """Go on from the ``counts`` of an earlier session of the run."""
         for name, count in (saved or {}).items():
-            if isinstance(count, int) and name in self.counts():
+            if isinstance(count, int) and name in asdict(self):
                 setattr(self, name, count)
 
     def counts(self) -> dict[str, int | None]:
         """The counts as a JSON object; None if nothing could be counted."""
-        return {
-            "rollouts": self.rollouts,
-            "truncated": self.truncated,
-            "unparsed": None if self.parser is None else self.unparsed,
-            "without_calls": self.without_calls if self.tools else None,
-            "calls_as_text": self.calls_as_text if self.tools else None,
-        }
+        counts: dict[str, int | None] = asdict(self)
+        if not self.parsed:
+            counts["unparsed"] = None
+        if not self.with_tools:
+            counts |= {"without_calls": None, "calls_as_text": None}
+        return counts
 
-    def warnings(self, max_tokens: object = None) -> dict[str, str]:
-        """Count -> a sentence with the fix, for each that concerns most rollouts."""
-        sentences = {
-            "truncated": f"rollouts were cut by a limit{_limit(max_tokens)}",
+    def warnings(self, max_tokens: object = None, parser: object = None) -> dict[str, str]:
+        """Count -> a sentence with the fix, for each that concerns most rollouts. ``parser``: the
+        environment's."""
+        limit = f" (max_tokens {max_tokens})" if max_tokens else ""
+        is_group = parser is None or is_plain(parser)  # each member has a parser
+        name = "the environment's parser" if is_group else type(parser).__name__
+        rules = {
+            "truncated": (
+                self.rollouts,
+                f"rollouts were cut by a limit{limit}, so their rewards say little: raise"
+                " max_tokens (vf-eval -t, --trainer.args.max_tokens)",
+            ),
             "calls_as_text": (
+                self.with_tools,
                 "rollouts have tool calls as text and none that was read: start the server with its"
                 " parser for this model's calls (vLLM: --enable-auto-tool-choice"
-                " --tool-call-parser), or set tool_call_parser"
+                " --tool-call-parser), or set tool_call_parser",
             ),
             "unparsed": (
-                f"replies have nothing for {type(self.parser).__name__}: ask for its format in the"
-                " system prompt (parser.get_format_str()), or use a parser of the format that the"
-                " model writes"
+                self.parsed,
+                f"replies have nothing for {name}: ask for its format in the system prompt"
+                " (parser.get_format_str()), or use a parser of the format that the model writes",
+            ),
+            "unscored": (
+                self.rollouts,
+                "rollouts have no known reward"
+                + (f": {ErrorInfo.of(self.error).text}" if self.error is not None else ""),
             ),
         }
-        counts = {name: getattr(self, name) for name in sentences}
         if self.unparsed <= self.truncated:  # a reply that was cut lacks its end
-            del counts["unparsed"]
+            del rules["unparsed"]
         return {
-            name: f"{count} of {self.rollouts} {sentences[name]}"
-            for name, count in counts.items()
-            if count and count >= MOST * self.rollouts
+            kind: f"{count} of {total} {sentence}"
+            for kind, (total, sentence) in rules.items()
+            if (count := getattr(self, kind)) and count >= MOST * total
         }
 
 
 def looks_like_call(messages: Iterable[object], tools: Iterable[str]) -> bool:
-    """Whether a reply has the text of a call, in a common format or of one of these tools."""
+    """Whether a reply has the text of a call, in a common format or of one of these tools.
+
+    >>> looks_like_call([{"role": "assistant", "content": "I run `add(a=1, b=2)`."}], ["add"])
+    True
+    """
     names = "|".join(map(re.escape, tools))
-    pattern = re.compile(rf'{CALL_MARKS}|"name"\s*:\s*"(?:{names})"' if names else CALL_MARKS)
+    marks = "|".join(map(re.escape, CALL_MARKS))
+    of_tools = rf'|"name"\s*:\s*"(?:{names})"|\b(?:{names})\(' if names else ""
+    pattern = re.compile(marks + of_tools)
     return any(
         field(message, "role") == "assistant" and pattern.search(message_text(message)) is not None
         for message in messages
     )
 
 
-def has_call_as_text(rollout: Rollout) -> bool:
-    """Whether tools were declared to a rollout, none was called, and a reply looks like a call."""
-    messages = rollout.completion or []
-    if not rollout.tool_defs or isinstance(messages, str):
-        return False
-    if any(field(message, "tool_calls") for message in messages):
-        return False
-    return looks_like_call(messages, map(defined_name, rollout.tool_defs))
-
-
-def _limit(max_tokens: object) -> str:
-    value = f" (max_tokens {max_tokens})" if max_tokens else ""
-    return f"{value}, so their rewards say little: raise max_tokens (vf-eval -t)"
-
-
-def _is_unparsed(parser: Parser, completion: object) -> bool:
-    try:
-        return parser.parse_answer(completion) in (None, "")
-    except Exception:  # noqa: BLE001 - an author's parser; scoring reports what it raises
-        return False
+def counts_in_metrics(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The counts of a training: sums over the lines of ``metrics.jsonl``."""
+    counts = dict.fromkeys(IN_METRICS, 0)
+    for line in lines:
+        for name, metric in IN_METRICS.items():
+            if isinstance(value := line.get(metric), int | float) and math.isfinite(value):
+                counts[name] += int(value)
+    return counts | {"groups": counts["equal_groups"] + counts.pop("different_groups")}
 
 
 def coverage_lines(
-    counts: Mapping[str, Any] | None, max_tokens: object
+    counts: Mapping[str, Any] | None, max_tokens: object = None
 ) -> Iterator[tuple[str, str]]:
     """(name, value) of the lines of a summary, for ``Coverage.counts``; nothing if all is well.
 
@@ -160,7 +215,14 @@ def coverage_lines(
         limit = f" (max_tokens {max_tokens})" if max_tokens else ""
         yield "truncated", f"{counts['truncated']} of {total}{limit}"
     if counts.get("unparsed"):
-        yield "unparsed", f"the parser found nothing in {counts['unparsed']} of {total}"
-    if total and counts.get("without_calls") == total:
+        parsed = counts.get("parsed") or total
+        yield "unparsed", f"the parser found nothing in {counts['unparsed']} of {parsed}"
+    with_tools = counts.get("with_tools") or total
+    if total and counts.get("without_calls") == with_tools:
         text = counts["calls_as_text"]
-        yield "tools", "never called" + (f"; {text} of {total} have calls as text" if text else "")
+        yield (
+            "tools",
+            "never called" + (f"; {text} of {with_tools} have calls as text" if text else ""),
+        )
+    if (groups := counts.get("groups")) and counts.get("equal_groups") == groups:
+        yield "groups", f"equal rewards in each of {groups}: there is nothing to learn from them"

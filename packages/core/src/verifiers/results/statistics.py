@@ -92,6 +92,28 @@ def clustered_stderr(
     return NAN
 
 
+def equal_groups(
+    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | np.ndarray
+) -> dict[str, int]:
+    """``groups``: clusters with two known values or more; ``equal_groups``: those of them whose
+    known values are equal.
+
+    >>> equal_groups([1.0, 0.0, 1.0, 1.0, 0.5], [0, 0, 1, 1, 2])
+    {'groups': 2, 'equal_groups': 1}
+    """
+    numbers, known = numbered(clusters), np.asarray(values, float)
+    numbers, known = numbers[~np.isnan(known)], known[~np.isnan(known)]
+    size = int(numbers.max(initial=-1)) + 1
+    low, high = np.full(size, np.inf), np.full(size, -np.inf)
+    np.minimum.at(low, numbers, known)
+    np.maximum.at(high, numbers, known)
+    are_groups = np.bincount(numbers, minlength=size) > 1
+    return {
+        "groups": int(are_groups.sum()),
+        "equal_groups": int((are_groups & (low == high)).sum()),
+    }
+
+
 def solved(
     rewards: Sequence[float] | np.ndarray,
     measured: Sequence[float] | np.ndarray | None,

@@ -86,6 +86,8 @@ class Rollout:
     turn_sum: str = ""
     """The metric of the reward that is the sum of its turns' rewards, so that credit per turn
     counts them once; empty without a turn's reward."""
+    is_unparsed: bool | None = None
+    """Whether the environment's parser found nothing in it; None if its parser takes any text."""
     id: str = ""
     model: str = ""
     sampling_args: Any = None
@@ -172,7 +174,9 @@ class Rollout:
 
     def to_json(self) -> dict[str, Any]:
         """The rollout with its turns, for ``runtime.json.encode_row``; NaN becomes null."""
-        further = {"role_rewards": self.role_rewards, "turn_sum": self.turn_sum}
+        further = {
+            name: getattr(self, name) for name in ("role_rewards", "turn_sum", "is_unparsed")
+        }
         saved = self.fields() | {"trajectory": self.transcript.to_json()}
         return saved | {name: value for name, value in further.items() if value}
 
@@ -202,6 +206,7 @@ class Rollout:
             advantage=saved.get("advantage"),
             role_rewards={k: number(v) for k, v in (saved.get("role_rewards") or {}).items()},
             turn_sum=saved.get("turn_sum") or "",
+            is_unparsed=saved.get("is_unparsed"),
             tool_defs=saved.get("tool_defs"),
             is_completed=bool(saved.get("is_completed")),
             timing=times_of(saved.get("timing") or {}),

@@ -20,12 +20,13 @@ from verifiers.clients.resolve import client_for
 from verifiers.data.examples import Example, RowFormat, Table, copy_row, examples_from
 from verifiers.errors import ModelError, RolloutTimeout, RunError
 from verifiers.parsers import Parser
+from verifiers.parsers.parser import is_plain
 from verifiers.rollouts.author_code import Hook, ends_the_run
 from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.scoring import leave_unscored, measure, scoring_error
+from verifiers.rubrics.scoring import call, leave_unscored, measure, scoring_error
 from verifiers.storage.identity import EnvironmentParts
 from verifiers.types import StopReason
 
@@ -264,12 +265,25 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
     else:
         leave_unscored([state])
     ran = env.for_row(state)
+    state.record.is_unparsed = await _is_unparsed(ran, state["completion"])
     await measure(ran.monitor_rubric.functions, state, ran.logger)
     timing = state["timing"]
     timing["total_ms"] = timing["generation_ms"] + timing["scoring_ms"]
     timing["overhead_ms"] = (
         timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
     )
+
+
+async def _is_unparsed(env: RunEnvironment, completion: object) -> bool | None:
+    """Whether the environment's parser finds nothing in a completion; None if it takes any text,
+    and if it fails, which scoring reports."""
+    if is_plain(env.parser) or not completion:
+        return None
+    try:
+        limit_s = env.rubric.timeout_s
+        return await call(env.parser.parse_answer, completion, limit_s=limit_s) in (None, "")
+    except Exception:  # noqa: BLE001 - an author's parser
+        return None
 
 
 # --- the rollouts of an example

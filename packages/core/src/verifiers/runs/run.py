@@ -33,12 +33,11 @@ from verifiers.clients.protocol import prices_of
 from verifiers.clients.resolve import client_for
 from verifiers.clients.spending import Budget
 from verifiers.data.examples import examples_from
-from verifiers.data.tool_schema import defined_name
 from verifiers.errors import ConfigError, JournalError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.comparison import Measured
-from verifiers.results.coverage import Coverage
 from verifiers.results.run_metadata import Measurements
+from verifiers.results.statistics import equal_groups
 from verifiers.rollouts.author_code import maybe_await
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
@@ -360,7 +359,7 @@ class Run:
             cached=None if self.cache is None else self.cache.summary(),
             spent=None if self.budget is None else self.budget.summary(),
             stopped=None if decision is None else dataclasses.asdict(decision),
-            coverage=store.coverage.counts(),
+            coverage=store.coverage.counts() | equal_groups(measured.rewards, measured.examples),
         )
 
     @property
@@ -428,7 +427,6 @@ class Run:
             keep_states=options.keep_states,
             fills_advantages=not options.independent_scoring,
             on_progress=options.on_progress,
-            coverage=Coverage([defined_name(tool) for tool in self.env.tool_defs], self.env.parser),
             on_first=self._tell_coverage,
         )
 
@@ -581,7 +579,7 @@ class Run:
     async def _tell_coverage(self, store: RunStore) -> None:
         """Warn, once of each kind, of what did not happen in most rollouts."""
         limit = {**self.env.sampling_args, **self.sampling_args}.get("max_tokens")
-        for kind, sentence in store.coverage.warnings(limit).items():
+        for kind, sentence in store.coverage.warnings(limit, self.env.parser).items():
             if kind not in self._logged_warnings:
                 self._logged_warnings.add(kind)
                 await self._warn(sentence)

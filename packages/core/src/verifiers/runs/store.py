@@ -70,7 +70,6 @@ class RunStore:
         keep_states: bool = False,
         fills_advantages: bool = True,
         on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
-        coverage: Coverage | None = None,
         on_first: Callable[[RunStore], Awaitable[None]] | None = None,
     ):
         self.plan, self.logger, self.directory = plan, logger, directory
@@ -90,7 +89,7 @@ class RunStore:
         """Model turns stored by this call."""
         self.without_tokens: Counter[str] = Counter()
         """Reason -> stored turns without token data."""
-        self.coverage, self._on_first = coverage or Coverage(), on_first
+        self.coverage, self._on_first = Coverage(), on_first
         self._metadata_of = metadata
         self._metadata: GenerateMetadata | None = None
         self._next_report = 0.0
@@ -172,8 +171,8 @@ class RunStore:
                 ]
             )
         self._keep(jobs, outputs, states)
-        for output in outputs:
-            self.coverage.add(output)
+        for state in states:
+            self.coverage.add(state.record)
         if self._on_first is not None and self.coverage.rollouts >= FIRST:
             look, self._on_first = self._on_first, None
             await look(self)

@@ -22,7 +22,7 @@ from typing import Any
 
 from verifiers.checks.audit.certificate import read_certificate
 from verifiers.errors import ConfigError, UsageError
-from verifiers.results.coverage import coverage_lines
+from verifiers.results.coverage import counts_in_metrics, coverage_lines
 from verifiers.results.texts import flat, flat_settings, max_tokens_of
 from verifiers.runtime.alive import is_alive
 from verifiers.runtime.decoding import read_json
@@ -239,6 +239,7 @@ def _training(source: Source) -> dict[str, Any]:
         "stderr": None,
         "rollouts": curves.step,
         "planned": goal,
+        "coverage": list(coverage_lines(counts_in_metrics(curves.lines))),
         "errors": int(curves.total("rollouts/errors")),
         "unscored": int(curves.total("reward/unscored")),
         "metrics": {},

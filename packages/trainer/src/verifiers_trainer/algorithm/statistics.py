@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verifiers.results.coverage import has_call_as_text
+from verifiers.results.coverage import Coverage
 from verifiers_trainer.algorithm.group import Group
 
 
@@ -29,8 +29,8 @@ def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
             rollout.error is not None and rollout.error["error"] == "RolloutTimeout"
             for rollout in rollouts
         ),
+        **Coverage.of(rollouts).metrics(),
         "rollouts/truncated": sum(rollout.is_truncated for rollout in rollouts),
-        "rollouts/calls_as_text": sum(map(has_call_as_text, rollouts)),
         "rollouts/generated": len(rollouts),
         "tokens/completion": sum(rollout.num_sampled for rollout in rollouts),
         "tokens/longest": max((rollout.num_sampled for rollout in rollouts), default=0),

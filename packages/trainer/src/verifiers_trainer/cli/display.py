@@ -23,6 +23,7 @@ from rich.table import Column
 from transformers.trainer_callback import TrainerCallback
 from transformers.utils import logging as transformers_logging
 
+from verifiers.results.coverage import counts_in_metrics, coverage_lines
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.terminal import escape_control
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
@@ -248,7 +249,8 @@ def closing_rows(
     """Return the closing table: first and last rewards, paths of the results, next commands."""
     metrics = folder / METRICS
     rows: list[tuple[str, str]] = []
-    ends = edge_rewards(read_metrics(metrics)) if metrics.is_file() else None
+    lines = read_metrics(metrics) if metrics.is_file() else []
+    ends = edge_rewards(lines)
     if ends is not None:
         first, last, edge = ends
         steps = f"{edge} steps" if edge > 1 else "step"
@@ -261,6 +263,7 @@ def closing_rows(
                 ),
             )
         )
+        rows += coverage_lines(counts_in_metrics(lines))
         rows.append(("numbers", str(metrics)))
     if (folder / "completions").is_dir():
         rows.append(("rollouts", f"{folder}/completions/"))

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from verifiers.cli.common.interrupt import Interrupt
 from verifiers.errors import ConfigError, RunMismatch
+from verifiers.results.coverage import counts_in_metrics
 from verifiers.runtime.redaction import redacted, redacted_text, redacted_words
 from verifiers.runtime.terminal import escape_control
 from verifiers.storage.files import LOCK_NAME, HeldFile
@@ -277,15 +278,13 @@ class Session:
         """Fill the keys of ``--json``."""
         newest = checkpoint_files.newest_valid(plan.folder)
         metrics = plan.folder / METRICS
-        steps = (
-            [row for row in read_metrics(metrics) if "reward/mean" in row]
-            if metrics.is_file()
-            else []
-        )
+        lines = read_metrics(metrics) if metrics.is_file() else []
+        steps = [line for line in lines if "reward/mean" in line]
         result.update(
             run_dir=str(plan.folder),
             step=steps[-1]["step"] if steps else 0,
             metrics=steps[-1] if steps else None,
+            coverage=counts_in_metrics(lines),
             checkpoint=str(newest) if newest else None,
         )
 

@@ -18,6 +18,7 @@ from statistics import NormalDist
 import numpy as np
 
 from verifiers.errors import NoLearningSignal, TooManyFaults
+from verifiers.results.coverage import Coverage
 from verifiers.rollouts.rollout import Rollout
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.statistics import reward_histogram
@@ -198,6 +199,9 @@ class SignalMeter:
             else:
                 reason = "no group had two different rewards"
             advice = ADVICE_UNKNOWN if str(self._unscored) else ADVICE
+        coverage = Coverage.of(rollout for group in groups for rollout in group.rollouts)
+        if sentences := [text for kind, text in coverage.warnings().items() if kind != "unscored"]:
+            reason, advice = "; ".join([reason, *sentences]), "Correct that first"
         if unscored := str(self._unscored):
             reason = f"{unscored}; {reason}"
         elapsed_s, bound = time.monotonic() - self._since, self._success_bound()
@@ -231,7 +235,7 @@ class SignalMeter:
             f"no learning signal in {signal.batches} batches ({signal.rollouts} rollouts) {since}:"
             f" {reason} (rewards: {counts}). {advice}"
         )
-        return {
+        return coverage.metrics() | {
             "dead/batches": signal.batches,
             "dead/rollouts": signal.rollouts,
             "dead/seconds": elapsed_s,

@@ -17,6 +17,8 @@ import torch
 
 from verifiers.checks.audit.certificate import non_solution_reward
 from verifiers.data.token_texts import TokenTexts
+from verifiers.parsers import Parser
+from verifiers.results.coverage import Coverage
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.distributed.devices import DATA_SHEETS
@@ -156,10 +158,10 @@ class StepRecorder:
             if name.startswith(("groups/", "rollouts/"))
         }
         if self.run.settings.component != "rl":
-            # what is imitated may be as long as it is
-            counts.pop("rollouts/truncated", None)
-            numbers = {**numbers, "rollouts/truncated": 0}
-        active = alarms({**numbers, **counts, "time/wait_generation": 0.0, **self._batch_times})
+            # what is imitated may be as long as it is, and in another format
+            counts |= {"rollouts/truncated": 0, "rollouts/unparsed": 0}
+        numbers = {**numbers, **counts, "time/wait_generation": 0.0, **self._batch_times}
+        active = alarms(numbers, self.run.env.parser)
         if self._parted:
             active["success"] = SENTENCE
         for name in active.keys() - self._alarms:
@@ -198,8 +200,8 @@ def flops_utilisation(
     return None if peak is None else (4 * parameters + 2 * trained) * tokens_per_s / peak
 
 
-def alarms(numbers: Mapping[str, Any]) -> dict[str, str]:
-    """Abnormal metrics of a step: alarm name -> one sentence."""
+def alarms(numbers: Mapping[str, Any], parser: Parser | None = None) -> dict[str, str]:
+    """Abnormal metrics of a step: alarm name -> one sentence. ``parser``: the environment's."""
     total = numbers.get("rollouts/generated", 0) or math.nan
     groups = (numbers.get("groups/live", 0) + numbers.get("groups/dead", 0)) or math.nan
     rules = {
@@ -228,17 +230,6 @@ def alarms(numbers: Mapping[str, Any]) -> dict[str, str]:
             numbers.get("rollouts/errors", 0) / total > 0.1,
             "more than 10 % of the rollouts failed",
         ),
-        "truncated": (
-            numbers.get("rollouts/truncated", 0) / total > 0.5,
-            "more than half of the rollouts were cut by a limit: raise max_tokens",
-        ),
-        "calls_as_text": (
-            numbers.get("rollouts/calls_as_text", 0) / total > 0.5,
-            (
-                "more than half of the rollouts have tool calls as text and none that was read:"
-                " set tool_call_parser to the format of the model"
-            ),
-        ),
         "fill": (
             numbers.get("packing/rows", 0) > 1 and numbers.get("packing/fill", math.nan) < 0.7,
             "packed rows are less than 70 % full (packing/fill): raise micro_batch_tokens",
@@ -248,4 +239,5 @@ def alarms(numbers: Mapping[str, Any]) -> dict[str, str]:
             "more than 80 % of the step was spent waiting for rollouts",
         ),
     }
-    return {name: sentence for name, (holds, sentence) in rules.items() if holds}
+    abnormal = {name: sentence for name, (holds, sentence) in rules.items() if holds}
+    return abnormal | Coverage.of_metrics(numbers).warnings(parser=parser)

@@ -23,6 +23,7 @@ def pack_state(state: State) -> bytes:
         "attempts": state.attempts,
         "cleaned_up": state.cleaned_up,
         "saved_columns": state.saved_columns,
+        "is_unparsed": state.record.is_unparsed,
         "recorded": ErrorInfo.of(error) if error is not None else None,
     }
     if isinstance(error, BaseException):
@@ -41,6 +42,7 @@ def unpack_state(packed: bytes) -> State:
     state = State(fields)
     state.attempts, state.cleaned_up = attributes["attempts"], attributes["cleaned_up"]
     state.saved_columns = attributes["saved_columns"]
+    state.record.is_unparsed = attributes["is_unparsed"]
     if isinstance(state["error"], BaseException):
         state["error"].recorded = attributes["recorded"]  # type: ignore[attr-defined]  # read by ``rows.ErrorInfo.of``
     return state

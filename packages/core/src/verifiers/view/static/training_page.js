@@ -57,7 +57,8 @@ export async function trainingPage(main, { parts, query }) {
   function drawHead() {
     const [evals, newest] = [points("eval_reward"), lines[lines.length - 1] || {}];
     replace(head, h("div", { class: "title" }, h("h1", null, run.env || run.name), h("span", { class: "facts" }, visible([run.name, run.model].filter(Boolean).join(" · "))), status(run),
-      h("span", { class: "facts" }, [`step ${count(newest.step)}${run.planned ? ` of ${count(run.planned)}` : ""}`, ago(run.date), duration((run.seconds || 0) * 1000)].join(" · ")), auditLink(run)),
+      h("span", { class: "facts" }, [`step ${count(newest.step)}${run.planned ? ` of ${count(run.planned)}` : ""}`, ago(run.date), duration((run.seconds || 0) * 1000)].join(" · ")),
+      (run.coverage || []).map(([name, text]) => h("span", { class: "facts bad" }, `${name}: ${text}`)), auditLink(run)),
     settingsTable(run, [["folder", run.path], Object.keys(run.flat).length ? null : ["others", "known from the first checkpoint on"]].filter(Boolean)));
     const rewards = points("reward/mean");
     const early = rewards.slice(0, Math.max(1, Math.floor(rewards.length / 10)));

@@ -23,6 +23,7 @@ from typing import Any
 
 from verifiers.data.text import OPEN, split_reasoning
 from verifiers.errors import ConfigError
+from verifiers.results.coverage import CALL_MARKS
 
 ToolCall = dict[str, str]
 """``name`` and ``arguments`` (JSON text), in the model's order."""
@@ -218,11 +219,11 @@ def tool_call_format(chat_template: str | None) -> str:
     template = chat_template or ""
     if "<function=" in template:
         return "qwen3_coder"
-    if _OPEN in template:
+    if _OPEN in template and "<arg_key>" not in template:
         return "hermes"
     if _PYTHON_TAG in template or '{"name": function name, "parameters":' in template:
         return "llama3_json"
-    if unread := next((mark for mark in UNREAD if mark in template), None):
+    if unread := next((mark for mark in CALL_MARKS if mark in template), None):
         log.warning(
             "the chat template writes tool calls with %r, a format that no tool_call_parser here"
             " reads: they stay text. Give tool_call_parser a function, or train with a server of"
@@ -233,8 +234,6 @@ def tool_call_format(chat_template: str | None) -> str:
 
 
 log = logging.getLogger(__name__)
-UNREAD = ("<|channel|>", "[TOOL_CALLS]", "<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>")
-"""Marks of tool calls of gpt-oss (harmony), Mistral, DeepSeek and Kimi."""
 
 
 def _refuse_constant(name: str) -> Any:
