@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -354,11 +355,43 @@ def test_several_answers_and_other_values_are_different(aside, strict, gold, ans
     assert aside.run(strict.compare(gold, answer)) is Outcome.DIFFERENT
 
 
+def pairs():
+    """(a mathematician's verdict, that of ``strict=False``, gold, answer) of each line."""
+    lines = (Path(__file__).parents[2] / "data" / "math_pairs.tsv").read_text("utf-8").splitlines()
+    return [line.split("\t") for line in lines[1:] if not line.startswith("#")]
+
+
+def test_the_table_of_pairs_has_many_of_both_verdicts():
+    verdicts = [pair[0] for pair in pairs()]
+    assert min(verdicts.count("equal"), verdicts.count("different")) > 150
+
+
+@pytest.mark.parametrize(("judged", "loose", "gold", "answer"), pairs())
+def test_strictness_judges_as_a_mathematician(aside, strict, judged, loose, gold, answer):
+    """And older versions, with ``strict=False``, as they did."""
+    assert aside.run(strict.compare(gold, answer)) == judged
+    older = MathVerifier(timeout_seconds=10, max_workers=1, strict=False)
+    assert aside.run(older.compare(gold, answer)) == loose
+
+
 @pytest.mark.parametrize(
     ("written", "read"),
     [
         ("42.", "42"),
         ("4.5", "4.5"),
+        (".5", ".5"),
+        ("0.1\\overline{6}", r"\frac{15}{90}"),
+        ("1:2:3", "(1, 2/1, 3/1)"),
+        ("1:02:03", "1:02:03"),
+        ("3 1/2", r"3\frac{1}{2}"),
+        ("1 234", "1234"),
+        ("1 2345", "1 2345"),
+        ("2**10", "2^{10}"),
+        ("5$.", "5"),
+        ("pi/2", r"\pi /2"),
+        ("piece", "piece"),
+        ("2 i", "2i"),
+        ("2 in", "2 in"),
         ("90°", r"90^\circ"),
         ("8√3x", r"8\sqrt{3}x"),
         ("**42**", "42"),

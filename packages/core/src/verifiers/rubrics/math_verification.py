@@ -120,6 +120,10 @@ class MathVerifier:
 
 _PLAIN_NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
 _EQUALITY = re.compile(r"(?<![<>!:\\])=(?!=)")
+_COMMAS = re.compile(r"[,;]|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|\b(?:and|or)\b")
+_OR = re.compile(r"\bor\b|\\lor\b|\\vee\b")
+_NAME = re.compile(r"\|?\\?[a-zA-Z]+(?:_(?:\w|\{[^{}]*\}))?\'*(?:\([^()]*\))?\|?")
+"""What an equation gives a value: ``a_{1}``, ``f(2)``, ``P(X=2)``."""
 _TO_WORK_OUT = re.compile(
     r"(?<=[0-9)}])\s*(?:[-+]|(?:\*|\\times|\\cdot)(?!\s*10\s*\^)|\\div(?![a-z]))\s*(?=[0-9(\\{])"
 )
@@ -127,8 +131,26 @@ SPELLINGS = (
     # what models and people write, what the engine reads
     (r"^\\[(\[](.*)\\[)\]]$", r"\1"),
     (r"^(\*\*|__|\*|`)(.*)\1$", r"\2"),
+    (r"\$?\s*(?<!\\)[.,;]\s*$|\\\\$", ""),
+    (r"^(?:=|≈|\\approx|\\simeq)\s*", ""),
+    (r"^\\text\{[^{}]*(?::|\bis)\s*\}\s*|^(?:[Tt]he )?(?:final )?[Aa]nswer(?: is\b|:)\s*:?\s*", ""),
+    (r"^\(?([A-Z])[).:]$", r"\1"),
+    (r"^([^=<>]*\d[^=<>]*)=\s*([a-zA-Z])$", r"\2=\1"),
     (r"[–−‐‑]", "-"),
-    (r"(?<=\d)(?:\\[,;!]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))", ""),
+    (r"^(-?\d+)(?:\s+|\\[ ,;])(\d+)\s*/\s*(\d+)$", r"\1\\frac{\2}{\3}"),
+    (r"(?<=\d)(?:\\?[ ]|\\[,;!]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))", ""),
+    (r"(?<=[\w)}\]])\*\*(?=[-\w({])", "^"),
+    (r"[€£¥₹]", ""),
+    (r"\\frac\{\\(?:text|mathrm)\{[^{}]*\}\}\{\\(?:text|mathrm)\{[^{}]*\}\}", ""),
+    (r"\\langle", "("),
+    (r"\\rangle", ")"),
+    (r"\\varnothing", r"\\emptyset "),
+    (r"\\log_(?:e|\{e\})", r"\\ln "),
+    (r"\\sqrt\{-1\}", "i"),
+    (r"(?<=\d)\s+(?=i\b)", ""),
+    (r"∛\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))", r"\\sqrt[3]{\1\2}"),
+    (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
     (r"[×✕]", r"\\times "),
     (r"·|∙|⋅", r"\\cdot "),
     (r"÷", r"\\div "),
@@ -149,10 +171,11 @@ SPELLINGS = (
     (r"(?<!\\)%", r"\\%"),
     (r"(?<=\d)[eE]([-+]?\d+)(?![\d.a-zA-Z])", r"\\times 10^{\1}"),
     (r"\^\(?([-+]?\d{2,}|[-+]\d)\)?(?![\d.])", r"^{\1}"),
-    (r"(?<=\d)\s*[.;,]\s*$", ""),
 )
 """In this order, before a strict comparison."""
 _SPELLINGS = [(re.compile(written, re.DOTALL), read) for written, read in SPELLINGS]
+_REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\{?|\((?=\d+\)))(\d+)[})]?")
+_RATIO = re.compile(r"[1-9]\d*(?:\s*:\s*[1-9]\d*){2,}")
 _IN_BASE = re.compile(r"([0-9a-zA-Z]+)_\{?([0-9]{1,2})\}?")
 _HALF_OF_DAY = re.compile(
     r"(?<=\d)(?:\s|\\[,; ]|\\text\w*\{)*\b([ap])\.?\s?m\b\.?\s*\}?", re.IGNORECASE
@@ -169,7 +192,17 @@ def spelled(text: str) -> str:
     """
     for written, read in _SPELLINGS:
         text = written.sub(read, text.strip())
-    return text.strip()
+    if _RATIO.fullmatch(text):  # of three numbers or more, of which the engine reads the first
+        first, *others = text.split(":")
+        text = f"({', '.join(['1', *(f'{other}/{first}' for other in others)])})"
+    return _REPEATING.sub(_as_fraction, text.strip())
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    """A repeating decimal as its fraction: ``0.1\\overline{6}`` is (16 - 1)/90."""
+    whole, once, again = match.groups()
+    numerator = int(whole + once + again) - int(whole + once or "0")
+    return rf"\frac{{{numerator}}}{{{'9' * len(again)}{'0' * len(once)}}}"
 
 
 def load_engine(engine: str) -> None:
@@ -205,25 +238,36 @@ def compare_in_worker(engine: str, gold: str, answer: str, strict: bool) -> str:
         if differs_in_words(gold, answer):
             return Outcome.DIFFERENT.value
         gold, answer = _in_ten(*(_HALF_OF_DAY.sub("", text) for text in (gold, answer)))
-    gold_parsed = _read(math_verify, gold)
+    gold_parsed = _read(math_verify, gold, strict)
     if all(isinstance(expression, str) for expression in gold_parsed):  # no expression was parsed
         return Outcome.UNREADABLE_GOLD.value
-    answer_parsed = _read(math_verify, answer)
+    answer_parsed = _read(math_verify, answer, strict)
 
-    def is_equal(parsed: list[Any]) -> bool:
-        return bool(parsed) and math_verify.verify(gold_parsed, parsed, timeout_seconds=None)
+    def are_equal(left: list[Any], right: list[Any]) -> bool:
+        if not (left and right):
+            return False
+        # an interval for an inequality, and an inequality for an interval
+        options = {"timeout_seconds": None, "allow_set_relation_comp": strict}
+        if math_verify.verify(left, right, **options):
+            return True
+        return strict and _are_exactly_equal(left[0], right[0])
 
-    if not is_equal(answer_parsed):
+    if not are_equal(gold_parsed, answer_parsed):
         return Outcome.DIFFERENT.value
     if not strict:
         return Outcome.EQUAL.value
     is_right = _is_one_value(gold_parsed[0], answer_parsed[0], answer)
-    if not _EQUALITY.search(gold):  # each side of an equation that has digits is a claim
-        sides = [side.strip() for side in _EQUALITY.split(answer) if re.search(r"[0-9]", side)]
-        if len(sides) > 1 or _EQUALITY.search(answer):
-            is_right = is_right and all(is_equal(_read(math_verify, side)) for side in sides)
-        if _PLAIN_NUMBER.fullmatch(gold):
-            is_right = is_right and not all(map(_TO_WORK_OUT.search, sides or [answer]))
+    if not _EQUALITY.search(gold):  # each side of an equation that has a value is a claim
+        are_several = _has_several_values(gold_parsed[0])
+        for part in _outside_brackets(_COMMAS, answer) if are_several else [answer]:
+            sides = _outside_brackets(_EQUALITY, part)
+            claims = [side for side in sides if _is_claim(side)]
+            if len(sides) > 1:
+                values = [_read(math_verify, claim, strict) for claim in claims]
+                first = values[0] if are_several and values else gold_parsed
+                is_right = is_right and all(are_equal(first, value) for value in values)
+            if _PLAIN_NUMBER.fullmatch(gold):
+                is_right = is_right and not all(map(_TO_WORK_OUT.search, claims or [part]))
     is_right = is_right and _are_as_near_as_their_size(gold_parsed[0], answer_parsed[0])
     return (Outcome.EQUAL if is_right else Outcome.DIFFERENT).value
 
@@ -252,11 +296,49 @@ def _in_ten(gold: str, answer: str) -> tuple[str, str]:
     return numbers[0], numbers[1]
 
 
+def _is_claim(side: str) -> bool:
+    """Whether a side of an equation is a value, and not the name of what has it: ``f(2)``."""
+    return re.search(r"[0-9]", side) is not None and not _NAME.fullmatch(side)
+
+
+def _outside_brackets(separator: re.Pattern[str], text: str) -> list[str]:
+    """The parts of a text between separators that are not in brackets."""
+    parts, start, position, depth = [], 0, 0, 0
+    for match in separator.finditer(text):
+        before = text[position : match.start()]
+        depth += sum(map(before.count, "({[")) - sum(map(before.count, ")}]"))
+        position = match.start()
+        if depth <= 0:
+            parts.append(text[start : match.start()].strip())
+            start = match.end()
+    return [*parts, text[start:].strip()]
+
+
+def _has_several_values(gold: object) -> bool:
+    import sympy
+
+    return isinstance(gold, sympy.Set | sympy.Tuple)
+
+
+def _are_exactly_equal(gold: Any, answer: Any) -> bool:
+    """Whether two numbers are equal, of which a decimal is read exactly: ``2^{0.5}``."""
+    import sympy
+
+    sides = [side.rhs if isinstance(side, sympy.Eq) else side for side in (gold, answer)]
+    if not all(isinstance(side, sympy.Expr) and side.is_number for side in sides):
+        return False
+    decimals = set().union(*(side.atoms(sympy.Float) for side in sides))
+    exact = {decimal: sympy.Rational(str(decimal)) for decimal in decimals}
+    return bool(decimals) and bool(
+        sympy.simplify(sides[0].xreplace(exact) - sides[1].xreplace(exact)) == 0
+    )
+
+
 def _is_one_value(gold: object, answer: object, text: str) -> bool:
     """Whether an equal answer is no list of values beside a single gold value: ``[7, 7]`` for 7."""
     import sympy
 
-    if not isinstance(answer, sympy.FiniteSet) or isinstance(gold, sympy.Set | sympy.Tuple):
+    if not isinstance(answer, sympy.FiniteSet) or _has_several_values(gold):
         return True
     return len(answer.args) == 1 and "," not in text
 
@@ -289,13 +371,20 @@ def _are_as_near_as_their_size(gold: Any, answer: Any) -> bool:
     return bool(distance <= size * (1e-12 if is_exact else TINY))
 
 
-def _read(engine: ModuleType, text: str) -> list[Any]:
-    """The parsed expression and its text; empty for text with unbalanced braces."""
+def _read(engine: ModuleType, text: str, strict: bool) -> list[Any]:
+    """The parsed expression and its text; empty for text with unbalanced braces. Inequalities with
+    "or" between them, a list to the engine, are a union if strict."""
     in_box = f"\\boxed{{{text}}}"
     if extract_boxed_answer(in_box, strict=True) != text:
         return []
     only_latex = [engine.LatexExtractionConfig(boxed_match_priority=0)]
     parsed: list[Any] = engine.parse(in_box, extraction_config=only_latex, parsing_timeout=None)
+    if strict and parsed and _OR.search(text):
+        import sympy
+
+        members = getattr(parsed[0], "args", ())
+        if members and all(isinstance(m, sympy.core.relational.Relational) for m in members):
+            parsed[0] = sympy.Union(*(member.as_set() for member in members))
     return parsed
 
 
