@@ -36,7 +36,7 @@ class MathRubric(Rubric):
         strict: Refuse what the engine alone accepts: several values beside a single gold answer
             (``[A, A]``), a sum that is not worked out beside a plain number, a false equation
             (``A + 1 = A``), tiny numbers that are equal by rounding alone, and a box inside thinking
-            that has no end; read usual spellings that it does not know (``8√3``, ``90°``, ``1e-7``, ``0.\overline{3}``).
+            that has no end; read usual spellings that it does not know (``8√3``, ``90°``, ``1e-7``).
             False scores as older versions did.
 
     The default parser takes the last ``\boxed{…}`` after any thinking; unboxed answers do not
