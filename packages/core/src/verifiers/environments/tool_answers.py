@@ -14,18 +14,19 @@ from verifiers.types import Message, ToolMessage
 PARTS = ("text", "image_url", "input_audio")
 
 
-def listed(result: Any, limit: int) -> Any:
+def listed(result: object, limit: int) -> Any:
     """At most ``limit`` values of an iterator, whose text would be its address; another result
     unchanged.
 
     >>> listed(iter("abc"), 2), listed("abc", 2)
     (['a', 'b'], 'abc')
     """
-    is_shown = not isinstance(result, Iterator) or type(result).__str__ is not object.__str__
-    return result if is_shown else list(itertools.islice(result, limit))
+    if isinstance(result, Iterator) and type(result).__str__ is object.__str__:
+        return list(itertools.islice(result, limit))
+    return result
 
 
-async def all_listed(result: Any, limit: int) -> Any:
+async def all_listed(result: object, limit: int) -> Any:
     """``listed``, of an asynchronous iterator too."""
     if not isinstance(result, AsyncIterator):
         return listed(result, limit)

@@ -101,12 +101,12 @@ def equal_groups(
     >>> equal_groups([1.0, 0.0, 1.0, 1.0, 0.5], [0, 0, 1, 1, 2])
     {'groups': 2, 'equal_groups': 1}
     """
-    numbers, known = numbered(clusters), np.asarray(values, float)
-    numbers, known = numbers[~np.isnan(known)], known[~np.isnan(known)]
+    numbers, is_known = numbered(clusters), ~np.isnan(np.asarray(values, float))
+    numbers, rewards = numbers[is_known], np.asarray(values, float)[is_known]
     size = int(numbers.max(initial=-1)) + 1
     low, high = np.full(size, np.inf), np.full(size, -np.inf)
-    np.minimum.at(low, numbers, known)
-    np.maximum.at(high, numbers, known)
+    np.minimum.at(low, numbers, rewards)
+    np.maximum.at(high, numbers, rewards)
     are_groups = np.bincount(numbers, minlength=size) > 1
     return {
         "groups": int(are_groups.sum()),

@@ -193,15 +193,15 @@ def spelled(text: str) -> str:
     for written, read in _SPELLINGS:
         text = written.sub(read, text.strip())
     if _RATIO.fullmatch(text):  # of three numbers or more, of which the engine reads the first
-        first, *others = text.split(":")
-        text = f"({', '.join(['1', *(f'{other}/{first}' for other in others)])})"
+        first, *parts = text.split(":")
+        text = f"({', '.join(['1', *(f'{number.strip()}/{first.strip()}' for number in parts)])})"
     return _REPEATING.sub(_as_fraction, text.strip())
 
 
 def _as_fraction(match: re.Match[str]) -> str:
     """A repeating decimal as its fraction: ``0.1\\overline{6}`` is (16 - 1)/90."""
-    whole, once, again = match.groups()
-    numerator = int(whole + once + again) - int(whole + once or "0")
+    integer, once, again = match.groups()
+    numerator = int(integer + once + again) - int(integer + once or "0")
     return rf"\frac{{{numerator}}}{{{'9' * len(again)}{'0' * len(once)}}}"
 
 

@@ -84,7 +84,7 @@ def canonical_json(value: object) -> bytes:
         return _SURROGATES.encode(_json_ready(plain)).encode("ascii")
 
 
-def in_utf8(value: Any) -> Any:
+def in_utf8(value: object) -> Any:
     r"""A JSON value whose lone surrogates, which UTF-8 cannot encode, are the text of their escapes.
 
     >>> in_utf8({"a": ["b\ud800", "é"]})
@@ -99,7 +99,8 @@ def in_utf8(value: Any) -> Any:
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
         return {in_utf8(key): in_utf8(member) for key, member in value.items()}
-    return [in_utf8(member) for member in value]
+    members: Any = value
+    return [in_utf8(member) for member in members]
 
 
 def _may_be_deep(encoded: bytes) -> bool:
