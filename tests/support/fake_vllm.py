@@ -424,9 +424,9 @@ class FakeVLLM:
             token = int(torch.multinomial(processed.exp(), 1, generator=draws))
             ids.append(token)
             logprobs.append(float(shown[token]))
-            others = shown.index_fill(0, torch.tensor(token), -torch.inf)
+            unsampled = shown.index_fill(0, torch.tensor(token), -torch.inf)
             # the sampled one counts as one of them
-            less_likely = others.topk(max(0, num_likely - 1)).values.tolist()
+            less_likely = unsampled.topk(max(0, num_likely - 1)).values.tolist()
             likely.append([float(shown[token]), *less_likely])
             labels.append(self.label)
             if token == self.tokenizer.eos_token_id:

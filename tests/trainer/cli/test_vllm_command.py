@@ -101,8 +101,8 @@ def test_the_backend_of_weight_transfer_is_that_of_the_trainer_where_there_are_g
         assert made.words.count('{"backend": "ipc"}') == 1
         assert made.variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
     assert any("the only GPU here (ipc)" in note for note in built().notes)
-    given = built("--weight-transfer-config", '{"backend": "nccl"}')
-    assert not any("weights are taken" in note for note in given.notes)
+    as_set = built("--weight-transfer-config", '{"backend": "nccl"}')
+    assert not any("weights are taken" in note for note in as_set.notes)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "--weight-transfer-config" not in built().words
 

@@ -37,7 +37,7 @@ from verifiers_trainer.engines.protocol import Engine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 
-MODES = ("padded", "deterministic")
+MODES = ("padded", "static", "deterministic")
 TEXTS = ["a", "some words", "a much longer prompt than the others " * 2, "b", "some words"]
 
 
@@ -374,9 +374,10 @@ async def test_a_client_that_goes_away_frees_its_place(mode):
     assert took < 1.0, f"the abandoned request kept the engine busy for {took:.1f} s"
 
 
-async def test_diverged_weights_are_an_error_and_not_a_completion():
+@pytest.mark.parametrize("mode", MODES)
+async def test_diverged_weights_are_an_error_and_not_a_completion(mode):
     model = small_model()
-    with serving(model) as engine:
+    with serving(model, mode=mode) as engine:
         with engine.pause(), torch.no_grad():
             model.model.norm.weight.fill_(float("nan"))
         ((status, answer),) = await post(engine, [ask()])
@@ -387,7 +388,8 @@ async def test_diverged_weights_are_an_error_and_not_a_completion():
         await complete(engine, ask())
 
 
-async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on():
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(mode):
     model = small_model()
 
     def explode(module, args, kwargs):
@@ -395,7 +397,7 @@ async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on():
             raise RuntimeError("out of memory, say")
 
     model.model.register_forward_pre_hook(explode, with_kwargs=True)
-    with serving(model) as engine:
+    with serving(model, mode=mode) as engine:
         ((status, answer),) = await post(engine, [ask("\N{SNOWMAN}")])
         assert status == 500
         assert "out of memory" in answer["error"]["message"]

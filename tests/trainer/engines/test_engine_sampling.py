@@ -28,7 +28,7 @@ def many_draws(logits_V: torch.Tensor, n: int = 4000, counts: TokenCounts | None
     table = SamplingTable.build(
         [SamplingParams(max_tokens=1, seed=i, **rules) for i in range(n)], torch.device("cpu")
     )
-    return draw(logits_V.expand(n, -1), table, np.zeros(n, np.int64), counts)[:2]
+    return draw(logits_V.expand(n, -1), table, torch.zeros(n, dtype=torch.int64), counts)[:2]
 
 
 def reference(
@@ -79,7 +79,7 @@ def test_rules_are_per_row():
     ]
     logits_BV = logits(1).expand(3, -1)
     table = SamplingTable.build(rows, torch.device("cpu"))
-    tokens, logprobs, *_ = draw(logits_BV, table, np.zeros(3, np.int64))
+    tokens, logprobs, *_ = draw(logits_BV, table, torch.zeros(3, dtype=torch.int64))
     assert tokens[1] == tokens[2] == logits_BV[0].argmax()
     torch.testing.assert_close(logprobs[1:], torch.zeros(2))
     torch.testing.assert_close(logprobs[0], torch.log_softmax(logits_BV[0], 0)[tokens[0]])
@@ -101,9 +101,11 @@ def test_a_row_does_not_depend_on_its_neighbours():
     for counter in range(20):
         logits_BV = logits(8, seed=counter)
         single = draw(
-            logits_BV[:1], SamplingTable.build(alone, torch.device("cpu")), np.array([counter])
+            logits_BV[:1], SamplingTable.build(alone, torch.device("cpu")), torch.tensor([counter])
         )
-        many = draw(logits_BV, SamplingTable.build(crowd, torch.device("cpu")), np.full(8, counter))
+        many = draw(
+            logits_BV, SamplingTable.build(crowd, torch.device("cpu")), torch.full((8,), counter)
+        )
         assert single.tokens[0] == many.tokens[0]
 
 
@@ -131,7 +133,9 @@ def test_a_bias_is_added_before_everything_else_and_to_its_own_row_alone():
     ]
     logits_BV = logits(1).expand(2, -1)
     kept = logits_BV.clone()
-    drawn = draw(logits_BV, SamplingTable.build(rows, torch.device("cpu")), np.zeros(2, np.int64))
+    drawn = draw(
+        logits_BV, SamplingTable.build(rows, torch.device("cpu")), torch.zeros(2, dtype=torch.int64)
+    )
     assert drawn.tokens[0] == 3
     torch.testing.assert_close(logits_BV, kept)
     torch.testing.assert_close(drawn.logprobs[1], torch.log_softmax(kept[1], 0)[drawn.tokens[1]])
@@ -144,7 +148,7 @@ def test_a_row_that_is_too_short_cannot_draw_its_ends():
     ]
     logits_BV = torch.zeros(400, VOCABULARY)
     table = SamplingTable.build(rules, torch.device("cpu"))
-    early, late = (draw(logits_BV, table, np.full(400, count)) for count in (2, 3))
+    early, late = (draw(logits_BV, table, torch.full((400,), count)) for count in (2, 3))
     assert not torch.isin(early.tokens, torch.tensor([1, 2])).any()
     torch.testing.assert_close(
         early.logprobs, torch.full((400,), -np.log(VOCABULARY - 2), dtype=torch.float32)
@@ -154,14 +158,18 @@ def test_a_row_that_is_too_short_cannot_draw_its_ends():
 
 def test_alternatives_are_of_the_distribution_drawn_from():
     rows = [SamplingParams(max_tokens=1, top_logprobs=3, top_k=2), SamplingParams(max_tokens=1)]
-    drawn = draw(logits(2), SamplingTable.build(rows, torch.device("cpu")), np.zeros(2, np.int64))
+    drawn = draw(
+        logits(2), SamplingTable.build(rows, torch.device("cpu")), torch.zeros(2, dtype=torch.int64)
+    )
     best = logits(2)[0].topk(3)
     assert drawn.top_tokens[0, :2].tolist() == best.indices[:2].tolist()
     torch.testing.assert_close(drawn.top_logprobs[0, :2], torch.log_softmax(best.values[:2], 0))
     assert drawn.top_logprobs[0, 2] == -torch.inf
     assert (
         draw(
-            logits(2), SamplingTable.build(rows[1:] * 2, torch.device("cpu")), np.zeros(2)
+            logits(2),
+            SamplingTable.build(rows[1:] * 2, torch.device("cpu")),
+            torch.zeros(2, dtype=torch.int64),
         ).top_tokens
         is None
     )
@@ -174,9 +182,15 @@ def test_an_apple_gpu_which_has_no_float64_draws_the_same_tokens():
         SamplingParams(max_tokens=1, seed=i, temperature=0.8, top_p=0.9, top_k=7) for i in range(64)
     ]
     there = draw(
-        logits(64).to("mps"), SamplingTable.build(rows, torch.device("mps")), np.zeros(64, np.int64)
+        logits(64).to("mps"),
+        SamplingTable.build(rows, torch.device("mps")),
+        torch.zeros(64, dtype=torch.int64),
     )
-    here = draw(logits(64), SamplingTable.build(rows, torch.device("cpu")), np.zeros(64, np.int64))
+    here = draw(
+        logits(64),
+        SamplingTable.build(rows, torch.device("cpu")),
+        torch.zeros(64, dtype=torch.int64),
+    )
     assert there.tokens.tolist() == here.tokens.tolist()
     torch.testing.assert_close(there.logprobs.cpu(), here.logprobs, atol=1e-5, rtol=0)
 
@@ -185,11 +199,9 @@ def test_a_very_rare_token_has_its_share():
     """Why ``pick`` sums in float64; the negative control in float32 rounds the token's interval to
     zero."""
     probs_BV = torch.tensor([[0.5, 0.5 - 1e-9, 1e-9]])
-    u_B = np.array([1 - 4e-10])
+    u_B = torch.tensor([1 - 4e-10], dtype=torch.float64)
     assert pick(probs_BV, u_B).tolist() == [2]
-    coarse = torch.searchsorted(
-        probs_BV.cumsum(-1), torch.from_numpy(u_B).float()[:, None], right=True
-    )
+    coarse = torch.searchsorted(probs_BV.cumsum(-1), u_B.float()[:, None], right=True)
     assert coarse.item() != 2
 
 
@@ -207,7 +219,8 @@ def test_logits_that_are_not_numbers_give_logprobs_that_are_not():
 
 def test_random_numbers_are_uniform_and_independent_of_neighbouring_seeds_and_counters():
     seeds, counters = np.meshgrid(np.arange(200), np.arange(200), indexing="ij")
-    numbers = uniforms(streams(seeds.ravel().tolist()), counters.ravel()).reshape(200, 200)
+    numbers = uniforms(streams(seeds.ravel().tolist()), torch.from_numpy(counters.ravel()))
+    numbers = numbers.reshape(200, 200).numpy()
     assert numbers.min() >= 0
     assert numbers.max() < 1
     histogram = np.histogram(numbers, bins=100, range=(0, 1))[0]

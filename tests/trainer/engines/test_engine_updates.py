@@ -106,9 +106,10 @@ async def load(
     return answers, models
 
 
-async def test_200_mixed_requests_say_which_weights_computed_every_token():
+@pytest.mark.parametrize("mode", ["padded", "static"])
+async def test_200_mixed_requests_say_which_weights_computed_every_token(mode):
     model = small_model()
-    with serving(model, concurrency=48) as engine:
+    with serving(model, mode=mode, concurrency=48) as engine:
         answers, models = await load(engine, model, 200)
     spans = [len(response["choices"][0]["weight_versions"]) for _, response in answers]
     versions = {
@@ -218,7 +219,10 @@ async def waits_for_pauses(
     return waits, await running
 
 
-async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done_again(monkeypatch):
+@pytest.mark.parametrize("mode", ["padded", "static"])
+async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done_again(
+    monkeypatch, mode
+):
     """A pass takes 8 parts of 25 ms; a pause waits for one. Negative control: uninterrupted, it
     waits for the rest."""
 
@@ -227,10 +231,10 @@ async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done
         slow_parts(built, 0.025)
         return built
 
-    with serving(model()) as engine:
+    with serving(model(), mode=mode) as engine:
         waits, answers = await waits_for_pauses(engine)
     monkeypatch.setattr(padded, "_MAX_INTERRUPTIONS", 0)
-    with serving(model()) as engine:
+    with serving(model(), mode=mode) as engine:
         control_waits, control_answers = await waits_for_pauses(engine)
     assert sum(waits) < 0.6 * sum(control_waits)
     assert [a["choices"][0]["token_ids"] for a in answers] == [

@@ -569,11 +569,13 @@ class Settings:
     unreachable."""
     sync_every: Few = 1
     """Optimizer steps per push; at most ``max_off_policy_steps`` + 1."""
-    embedded_mode: Annotated[Literal["auto", "padded", "continuous", "deterministic"], SPEED] = (
-        "auto"
-    )
-    """How the embedded engine decodes: padded (one batch that rows join and leave) or deterministic
-    (one request at a time); auto and continuous, which older versions distinguished, are padded."""
+    embedded_mode: Annotated[
+        Literal["auto", "padded", "static", "continuous", "deterministic"], SPEED
+    ] = "auto"
+    """How the embedded engine decodes: padded (one batch that rows join and leave), static (slots
+    of fixed addresses, a CUDA graph for each step) or deterministic (one request at a time); auto
+    is static on a CUDA device, for models with full attention, and padded elsewhere; continuous, of
+    older versions, is padded."""
     embedded_concurrency: Annotated[Few | None, SPEED] = None
     """Requests that decode together; None = the rollouts in flight, at most four batches."""
     embedded_max_batch_tokens: Annotated[Count | None, SPEED] = None

@@ -55,7 +55,8 @@ class Batch:
             self._counts = TokenCounts(
                 prompts, self.transcript.outputs(), logits_BV.shape[1], logits_BV.device
             )
-        drawn = draw(logits_BV, self.table, self.transcript.counts, self._counts)
+        counters_B = torch.from_numpy(self.transcript.counts).to(logits_BV.device)
+        drawn = draw(logits_BV, self.table, counters_B, self._counts)
         if self._counts is not None:
             self._counts.add(drawn.tokens)
         self.last = drawn.tokens.unsqueeze(1)

@@ -10,6 +10,7 @@ process holds parts of the parameters.
 from __future__ import annotations
 
 import copy
+import logging
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import torch
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
+from verifiers_trainer.engines.embedded.static import StaticGenerator, cuda_graphs, not_covered
 from verifiers_trainer.engines.embedded.threads import default_threads
 from verifiers_trainer.engines.http.chat import ChatFormat, Tokenizer, shows_tools
 from verifiers_trainer.engines.http.endpoint import Address, Endpoint, Serving
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 
-Mode = Literal["auto", "continuous", "padded", "deterministic"]
+log = logging.getLogger(__name__)
+
+Mode = Literal["auto", "continuous", "padded", "static", "deterministic"]
 
 _CPU_KV_BYTES = 2 * 2**30
 _ACCELERATOR_KV_SHARE = 0.3
@@ -59,9 +63,10 @@ class EmbeddedEngine:
     Constructing it has no side effects; ``start`` makes the sharing copy, so call it after loading
     weights and aligning special tokens. It is a context manager, and stops when garbage-collected.
 
-    mode: ``padded`` (one batch that rows join and leave) or ``deterministic`` (one request at a
-        time, bit for bit reproducible). ``auto`` and ``continuous`` are ``padded``: transformers'
-        continuous batching was slower in every case measured (benchmarks/README.md).
+    mode: ``padded`` (one batch that rows join and leave), ``static`` (slots of fixed addresses, a
+        CUDA graph for each step) or ``deterministic`` (one request at a time, bit for bit
+        reproducible). ``auto`` is ``static`` on a CUDA device and ``padded`` elsewhere, where it is
+        faster; a model that slots do not cover is decoded ``padded``. ``continuous`` is ``padded``.
     max_seq_len: longest sequence in tokens, prompt and completion together.
     concurrency: most requests that decode together; more of them wait.
     max_batch_tokens: most tokens of the prompts of a prefill.
@@ -111,7 +116,7 @@ class EmbeddedEngine:
                 raise ConfigError(f"{field}={value} must be at least 1", field=field)
         self._check_context(model, max_seq_len)
         self._model, self._tokenizer = model, tokenizer
-        self._mode: Mode = "deterministic" if mode == "deterministic" else "padded"
+        self._mode, self._reason = _choose(mode, model)
         self._max_seq_len, self._concurrency = max_seq_len, concurrency
         self._kv_bytes, self._max_batch_tokens = kv_bytes, max_batch_tokens
         self._threads, self._autocast_dtype = threads, autocast_dtype
@@ -152,7 +157,7 @@ class EmbeddedEngine:
 
     @property
     def mode(self) -> Mode:
-        """The mode in use: ``padded`` or ``deterministic``."""
+        """The mode in use: ``padded``, ``static`` or ``deterministic``."""
         return self._mode
 
     @property
@@ -189,6 +194,7 @@ class EmbeddedEngine:
         if self._endpoint is not None:
             return
         replica = share_parameters(self._model)
+        log.info("the embedded engine decodes in mode %s: %s", self._mode, self._reason)
         # its backend cannot be used by two threads that pad and encode
         tokenizer = copy.deepcopy(self._tokenizer)
         generator = self._build_generator(replica, tokenizer)
@@ -248,14 +254,23 @@ class EmbeddedEngine:
         def decode(token_ids: list[int]) -> str:
             return tokenizer.decode(token_ids, skip_special_tokens=True)
 
-        return PaddedGenerator(
+        options: dict[str, Any] = {
+            "decode": decode,
+            "version": self._version,
+            "max_rows": 1 if self._mode == "deterministic" else self._concurrency,
+            "kv_bytes": self._kv_bytes or _default_kv_bytes(replica.device),
+            "max_batch_tokens": self._max_batch_tokens or _prefill_tokens(replica.device),
+            "autocast_dtype": self._autocast_dtype,
+        }
+        if self._mode != "static":
+            return PaddedGenerator(replica, **options)
+        is_cuda = replica.device.type == "cuda"
+        return StaticGenerator(
             replica,
-            decode=decode,
-            version=self._version,
-            max_rows=1 if self._mode == "deterministic" else self._concurrency,
-            kv_bytes=self._kv_bytes or _default_kv_bytes(replica.device),
-            max_batch_tokens=self._max_batch_tokens or _prefill_tokens(replica.device),
-            autocast_dtype=self._autocast_dtype,
+            max_seq_len=self._max_seq_len,
+            capture=cuda_graphs() if is_cuda else None,
+            is_ahead=is_cuda,
+            **options,
         )
 
     def _serving(
@@ -275,6 +290,17 @@ class EmbeddedEngine:
                 "mode": self._mode,
             },
         )
+
+
+def _choose(mode: Mode, model: PreTrainedModel) -> tuple[Mode, str]:
+    """(mode in use, reason)."""
+    if mode in ("padded", "deterministic", "continuous"):
+        return ("padded" if mode == "continuous" else mode), "as set"
+    if mode == "auto" and model.device.type != "cuda":
+        return "padded", "faster than slots without CUDA graphs"
+    if (reason := not_covered(model)) is not None:
+        return "padded", f"slots do not cover the model, {reason}"
+    return "static", "as set" if mode == "static" else "a CUDA graph for each step"
 
 
 def _shut_down(generator: Generator, endpoint: Endpoint, threads: int) -> None:

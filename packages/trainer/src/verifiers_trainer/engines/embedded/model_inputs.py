@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from verifiers.errors import ConfigError
@@ -57,11 +58,7 @@ class ForwardPass:
         self._autocast_dtype = autocast_dtype
         # A 4D mask skips transformers' mask building in every step; it is equivalent for plain
         # attention only.
-        self._ready_mask = (
-            config._attn_implementation == "sdpa"
-            and attends_to_everything(model)
-            and getattr(model, "_supports_attention_backend", False)
-        )
+        self._ready_mask = takes_ready_mask(model)
         self._options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
         if autocast_dtype is not None:
             keep_precision(model.get_output_embeddings())
@@ -72,6 +69,7 @@ class ForwardPass:
                 lambda module, arguments: (arguments[0].contiguous(), *arguments[1:])
             )
         self._give_up = give_up
+        self.is_interruptible = True
         for part in interruptible_parts(model):
             part.register_forward_pre_hook(self._check)
 
@@ -105,7 +103,7 @@ class ForwardPass:
             raise
 
     def _check(self, module: torch.nn.Module, arguments: object) -> None:
-        if self._give_up():
+        if self.is_interruptible and self._give_up():
             raise Interrupted
 
     def _compute(
@@ -121,6 +119,24 @@ class ForwardPass:
         if starts_B is not None:
             positions_BT = (columns_T - starts_B.unsqueeze(1)).clamp_(min=0)
             mask = self._mask(columns_T, past + width, starts_B)
+        return self._logits(ids_BT, positions_BT, mask, cache, options)
+
+    def one_column(
+        self, token_B: torch.Tensor, position_B: torch.Tensor, mask: torch.Tensor, cache: Cache
+    ) -> torch.Tensor:
+        """Logits [B, V] after a token of each row, which stands at its own position; ``mask`` is
+        bool [B, 1, 1, columns]. Nothing on the host depends on a tensor's values."""
+        inputs = token_B.unsqueeze(1), position_B.unsqueeze(1)
+        return self._logits(*inputs, mask, cache, self._options)[:, -1]
+
+    def _logits(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: Cache,
+        options: dict[str, int],
+    ) -> torch.Tensor:
         lower = self._autocast_dtype is not None
         # Entered in each step: cached casts must not outlive a weight update.
         with torch.autocast(ids_BT.device.type, dtype=self._autocast_dtype, enabled=lower):
@@ -176,6 +192,15 @@ def attends_to_everything(model: PreTrainedModel) -> bool:
         config, "use_sliding_window", True
     )
     return _kinds_of_layers(config) == {"full_attention"} and not sliding
+
+
+def takes_ready_mask(model: PreTrainedModel) -> bool:
+    """Whether a 4D mask of what a token attends to is all that ``model`` needs to know of it."""
+    return (
+        model.config.get_text_config()._attn_implementation == "sdpa"
+        and attends_to_everything(model)
+        and getattr(model, "_supports_attention_backend", False)
+    )
 
 
 def interruptible_parts(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -96,9 +96,13 @@ class PaddedGenerator:
         with torch.inference_mode():
             cache = BatchCache()
             self._forward(torch.zeros(1, 1, dtype=torch.int64, device=self._device), cache, None)
-        self._token_bytes = max(1, cache.bytes_per_token)
+            self._prepare(cache)
         self._thread = threading.Thread(target=self._run, name="vf-generate", daemon=True)
         self._thread.start()
+
+    def _prepare(self, cache: BatchCache) -> None:
+        """Plan the memory by the ``cache`` of a token."""
+        self._token_bytes = max(1, cache.bytes_per_token)
 
     def stop(self) -> None:
         self._gate.close()
@@ -220,8 +224,9 @@ class PaddedGenerator:
                 joined.join(joining)
         if joined is None:
             return
-        if self._batch is None:
-            self._batch = joined
+        self._drain()
+        if self._batch is None or self._batch.living == 0:
+            self._batch = self._opened(joined)
             return
         if self._batch.living < self._batch.rows:
             self._batch.compact()
@@ -289,14 +294,23 @@ class PaddedGenerator:
         self._settle()
         self._report(finished)
 
+    def _opened(self, joined: Batch) -> Batch:
+        """The batch that begins with the rows of ``joined``."""
+        return joined
+
+    def _drain(self) -> None:
+        """Take what was computed ahead, before rows move: nothing here."""
+
     def _settle(self) -> None:
         batch = self._batch
         if batch is None:
             return
+        if batch.living and batch.worth_compacting():
+            self._drain()
+            if batch.living:
+                batch.compact()
         if batch.living == 0:
             self._batch = None
-        elif batch.worth_compacting():
-            batch.compact()
 
     def _report(self, finished: list[Generation]) -> None:
         if finished:

@@ -8,11 +8,14 @@ vLLM's: biases, ends excluded by ``min_tokens``, penalties, temperature, min_p, 
 Randomness is counter based: the uniform number of token ``n`` of a request is a hash of (request
 seed, n). A draw depends on the row's logits, parameters and seed alone, not on other rows or
 earlier draws; there is no generator state, and a whole batch is hashed at once.
+
+Everything stays on the device, and nothing on the host depends on what is drawn: a CUDA graph can
+hold a draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,31 +24,51 @@ import torch
 
 from verifiers_trainer.engines.requests import SamplingParams
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MASK64 = (1 << 64) - 1
 
 
-def uniforms(streams_B: np.ndarray, counters_B: np.ndarray) -> np.ndarray:
-    """Uniform numbers in [0, 1), float64 [B], one per (stream, counter).
+def _signed(value: int) -> int:
+    """64 bits as a signed integer: torch has no unsigned arithmetic, and its int64 wraps around."""
+    value &= _MASK64
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GAMMA, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def uniforms(streams_B: torch.Tensor, counters_B: torch.Tensor) -> torch.Tensor:
+    """Uniform numbers in [0, 1), float64 [B], one per (stream, counter), both int64; on the
+    CPU where the device has no float64 (MPS).
 
     Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
     2014), used as a function of the counter.
     """
-    mixed = _mix(streams_B + (counters_B.astype(np.uint64) + np.uint64(1)) * _GAMMA)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    mixed = _mix(streams_B + (counters_B + 1) * _GAMMA)
+    if mixed.device.type == "mps":
+        mixed = mixed.cpu()
+    return _shifted_right(mixed, 11).double() * 2.0**-53
 
 
-def streams(seeds: Sequence[int]) -> np.ndarray:
-    """The stream of each seed, uint64 [B]; hashed, so that neighbouring seeds share no run of
+def streams(seeds: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor:
+    """The stream of each seed, int64 [B]; hashed, so that neighbouring seeds share no run of
     numbers."""
-    seeds_B = np.array([seed & _MASK64 for seed in seeds], np.uint64)
+    seeds_B = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device)
     return _mix(_mix(seeds_B ^ _GAMMA) + _GAMMA)
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+def _mix(z: torch.Tensor) -> torch.Tensor:
+    z = (z ^ _shifted_right(z, 30)) * _FIRST
+    z = (z ^ _shifted_right(z, 27)) * _SECOND
+    return z ^ _shifted_right(z, 31)
+
+
+def _shifted_right(z: torch.Tensor, bits: int) -> torch.Tensor:
+    """As of an unsigned number: zeros come in."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+Entries = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Rows and columns of single logits, int64 [N], and a number for each, [N]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +76,8 @@ class SamplingTable:
     """The sampling parameters of a batch as columns; a column that no row uses is None and costs
     nothing."""
 
-    streams: np.ndarray
-    """uint64 [B]."""
+    streams: torch.Tensor
+    """int64 [B]."""
     temperature: torch.Tensor | None
     """float32 [B, 1]; 1 for greedy rows."""
     greedy: torch.Tensor | None
@@ -65,10 +88,10 @@ class SamplingTable:
     min_p: torch.Tensor | None
     penalties: torch.Tensor | None
     """float32 [3, B, 1]: repetition, presence, frequency."""
-    bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    """Rows and columns, int64 [N], and addends, float32 [N]."""
-    early: tuple[tuple[int, int, tuple[int, ...]], ...]
-    """(row, its min_tokens, the ids that would end it before)."""
+    bias: Entries | None
+    """With addends, float32."""
+    early: Entries | None
+    """Ids that would end a row, with its min_tokens, int64."""
     top: int
     """Maximum number of alternatives that a row reports."""
 
@@ -87,32 +110,62 @@ class SamplingTable:
         ]
         penalised = any(p.penalised for p in params)
         return cls(
-            streams=streams([p.seed for p in params]),
+            streams=streams([p.seed for p in params], device),
             temperature=column([p.temperature or 1.0 for p in params], 1.0),
             greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
             top_k=column([p.top_k or 2**40 for p in params], 2**40, torch.int64),
             top_p=column([p.top_p for p in params], 1.0),
             min_p=column([p.min_p for p in params], 0.0),
             penalties=torch.tensor(penalties, device=device).T.unsqueeze(2) if penalised else None,
-            bias=_bias(params, device),
-            early=tuple(
-                (row, p.min_tokens, p.stop_token_ids)
-                for row, p in enumerate(params)
-                if p.min_tokens
+            bias=_entries(
+                [(row, *entry) for row, p in enumerate(params) for entry in p.logit_bias],
+                torch.float32,
+                device,
+            ),
+            early=_entries(
+                [
+                    (row, token, p.min_tokens)
+                    for row, p in enumerate(params)
+                    if p.min_tokens
+                    for token in p.stop_token_ids
+                ],
+                torch.int64,
+                device,
             ),
             top=max((p.top_logprobs for p in params), default=0),
         )
 
+    @property
+    def tensors(self) -> list[torch.Tensor | None]:
+        """The columns that depend on the parameters, in order."""
+        columns = (self.streams, self.temperature, self.greedy, self.top_k, self.top_p, self.min_p)
+        return [*columns, self.penalties, *(self.bias or [None]), *(self.early or [None])]
 
-def _bias(params: Sequence[SamplingParams], device: torch.device) -> Any:
-    entries = [(row, token, value) for row, p in enumerate(params) for token, value in p.logit_bias]
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What two tables must have in common for ``copy_from``."""
+        return (self.top, *(None if c is None else tuple(c.shape) for c in self.tensors))
+
+    def copy_from(self, other: SamplingTable) -> None:
+        """Take the values of a table of the same ``form``, in place."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            if mine is not None and theirs is not None:
+                mine.copy_(theirs)
+
+
+def _entries(
+    entries: list[tuple[int, int, Any]], dtype: torch.dtype, device: torch.device
+) -> Entries | None:
+    """``entries`` as columns, filled up to a power of two with zeros, which change nothing: so that
+    few forms occur."""
     if not entries:
         return None
-    rows, tokens, values = zip(*entries, strict=True)
+    filled = entries + [(0, 0, 0)] * ((1 << (len(entries) - 1).bit_length()) - len(entries))
+    rows, tokens, values = zip(*filled, strict=True)
     return (
         torch.tensor(rows, device=device),
         torch.tensor(tokens, device=device),
-        torch.tensor(values, dtype=torch.float32, device=device),
+        torch.tensor(values, dtype=dtype, device=device),
     )
 
 
@@ -127,6 +180,11 @@ class Drawn(NamedTuple):
     """int64 [B, K], most likely first, where a row asks for alternatives."""
     top_logprobs: torch.Tensor | None = None
     """float32 [B, K]."""
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Drawn:
+        """``change`` of every tensor."""
+        top = [None if part is None else change(part) for part in self[2:]]
+        return Drawn(change(self.tokens), change(self.logprobs), *top)
 
 
 class TokenCounts:
@@ -143,6 +201,11 @@ class TokenCounts:
             np.add.at(output_BV[row], output, 1.0)
         self.prompt_BV = torch.from_numpy(prompt_BV).to(device)
         self.output_BV = torch.from_numpy(output_BV).to(device)
+
+    def copy_from(self, other: TokenCounts) -> None:
+        """Take the counts of as many rows, in place."""
+        self.prompt_BV.copy_(other.prompt_BV)
+        self.output_BV.copy_(other.output_BV)
 
     def add(self, tokens_B: torch.Tensor) -> None:
         self.output_BV.scatter_add_(
@@ -163,7 +226,7 @@ class TokenCounts:
 def draw(
     logits_BV: torch.Tensor,
     table: SamplingTable,
-    counters_B: np.ndarray,
+    counters_B: torch.Tensor,
     counts: TokenCounts | None = None,
 ) -> Drawn:
     """Sample the next token of every row.
@@ -191,7 +254,7 @@ def draw(
     return Drawn(tokens_B, logprobs_B, top_tokens, top_logprobs)
 
 
-def pick(probs_BV: torch.Tensor, u_B: np.ndarray) -> torch.Tensor:
+def pick(probs_BV: torch.Tensor, u_B: torch.Tensor) -> torch.Tensor:
     """The token whose interval of the cumulative distribution contains ``u_B`` (float64 [B] in [0,
     1)); int64 [B].
 
@@ -202,7 +265,7 @@ def pick(probs_BV: torch.Tensor, u_B: np.ndarray) -> torch.Tensor:
         probs_BV = probs_BV.cpu()
     cumulative_BV = torch.cumsum(probs_BV, dim=-1, dtype=torch.float64)
     total_B1 = cumulative_BV[:, -1:]
-    u_B1 = torch.from_numpy(u_B).to(probs_BV.device).unsqueeze(1)
+    u_B1 = u_B.unsqueeze(1)
     # Strictly below the total, and the first entry strictly above: a token of probability 0 is
     # never sampled.
     target_B1 = torch.minimum(
@@ -215,20 +278,19 @@ def pick(probs_BV: torch.Tensor, u_B: np.ndarray) -> torch.Tensor:
     )
 
 
-def _shifted(logits_BV: torch.Tensor, table: SamplingTable, counters_B: np.ndarray) -> torch.Tensor:
+def _shifted(
+    logits_BV: torch.Tensor, table: SamplingTable, counters_B: torch.Tensor
+) -> torch.Tensor:
     """``logits_BV`` with biases added, and -inf for stop tokens of rows below ``min_tokens``."""
     if table.bias is not None:
         rows, columns, values = table.bias
         logits_BV = logits_BV.index_put((rows, columns), values, accumulate=True)
-    early = [
-        (row, token)
-        for row, least, ends in table.early
-        if counters_B[row] < least
-        for token in ends
-    ]
-    if early:
-        rows, columns = torch.tensor(early, device=logits_BV.device).T
-        logits_BV = logits_BV.index_put((rows, columns), logits_BV.new_tensor(-torch.inf))
+    if table.early is not None:
+        rows, columns, least = table.early
+        ends = torch.zeros_like(logits_BV).index_put(
+            (rows, columns), (counters_B[rows] < least).to(logits_BV.dtype), accumulate=True
+        )
+        logits_BV = logits_BV.masked_fill(ends > 0, -torch.inf)
     return logits_BV
 
 

@@ -315,7 +315,7 @@ class VLLMEngine:
         except WeightSyncError:
             return None
 
-    def _prove(self, server: Server, version: int, before: Any, deadline: Deadline) -> None:
+    def _prove(self, server: Server, version: int, before: object, deadline: Deadline) -> None:
         """Compare the checksum with that before a push of changed weights."""
         if before is None or self._pushed is None or self._pushed[1] == self._stamp():
             return
