@@ -48,7 +48,7 @@ from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.logprobs import find_causal_lm, install_logprob_forward, uninstall
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher
-from verifiers_trainer.run import context, evaluation, sanity_checks
+from verifiers_trainer.run import context, evaluation, memory, sanity_checks
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.history import History
 from verifiers_trainer.run.policy_server import PolicyServer
@@ -227,8 +227,14 @@ class RLTrainer(HFLoop):
                 self.training_run.renew()
             return output
         except BaseException as error:
+            is_memory = isinstance(error, torch.OutOfMemoryError)
+            if is_memory:
+                memory.release(self.model)
             if self.state.global_step > step:
                 self._save_last_step(error)
+            if is_memory:
+                rows = self.newest.rows if self.newest is not None else ()
+                raise memory.out_of_memory(error, self.model, self.args, rows) from error
             raise
         finally:
             uninstall(self.model)

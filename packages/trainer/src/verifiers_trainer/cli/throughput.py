@@ -6,10 +6,8 @@ Sources of the formulas: a token's forward pass takes 2 operations per parameter
 12 x layers x width x context to both passes (Chowdhery et al. 2022, arXiv 2204.02311, appendix B),
 halved here since it is causal. A decoding step reads the weights and the cached keys and values
 once (Pope et al. 2022, arXiv 2211.05102, section 2). Rollouts in flight are the rate times the
-duration of one (Little 1961). Activations are 34 x width bytes per token and layer in 16 bits
-(Korthikanti et al. 2022, arXiv 2205.05198, equation 1, without the matrix of attention scores,
-which flash attention does not store). A ring all-reduce moves 2 x (n - 1) / n of the gradients
-(Patarasuk and Yuan 2009).
+duration of one (Little 1961). Activations are those of ``packing.row_bytes``. A ring all-reduce
+moves 2 x (n - 1) / n of the gradients (Patarasuk and Yuan 2009).
 
 A CPU differs, by measurement (docs/scale.md): it computes in 32 bits, reads memory and then
 multiplies, so that both times add up, attention is the whole matrix of a packed row, a decoding
@@ -33,6 +31,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+
+from verifiers_trainer.algorithm.packing import row_bytes
 
 FLOAT32, HALF = 4, 2
 """Bytes of a number."""
@@ -491,17 +491,13 @@ def trainer_memory(
     frozen = 0 if training.rank is None else model.parameters
     divided = placement.trainers if placement.shards else 1
     number = device.number_bytes
-    per_token = 34 * model.width * (number / HALF)
-    if training.checkpointing:
-        per_row_token = model.layers * model.width * number + per_token
-    else:
-        per_row_token = model.layers * per_token
+    shape = model.layers, model.width, number
     return {
         "weights": (FLOAT32 * trained + number * frozen) / divided,
         "gradients": FLOAT32 * trained / divided,
         "optimizer": ADAMW_BYTES * trained / divided,
         "activations": (
-            per_row_token * training.row_tokens
+            row_bytes(training.row_tokens, *shape, training.checkpointing)
             + FLOAT32 * model.vocabulary * min(HEAD_ROWS, training.row_tokens)
         ),
     }
