@@ -113,6 +113,17 @@ def uncompared_parts(stored: Mapping[str, Any], present: Mapping[str, Any]) -> l
 def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration after a round trip through JSON, with whole floats as integers. *Raises*
     ConfigError."""
+    try:
+        encoded = canonical_json(config)
+    except TypeError:
+        _raise_for_leaf(config)
+        raise
+    frozen: dict[str, Any] = _whole_numbers(json.loads(encoded))
+    return frozen
+
+
+def _raise_for_leaf(config: Mapping[str, Any]) -> None:
+    """*Raises* ConfigError for the first setting that JSON cannot hold."""
     for key, value in _leaves(config):
         try:
             canonical_json(value)
@@ -122,8 +133,6 @@ def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
                 " be compared with it. Pass a name or a number instead, or run without saving.",
                 key=key,
             ) from error
-    frozen: dict[str, Any] = _whole_numbers(json.loads(canonical_json(config)))
-    return frozen
 
 
 def _whole_numbers(value: object) -> Any:

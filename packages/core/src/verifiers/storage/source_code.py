@@ -44,8 +44,9 @@ def source_hashes(
         root, prefix = _root(module, path)
         paths[path] = (prefix / path.relative_to(root)).as_posix() if path != root else path.name
         for name in {*_names_of_values(module), *_imported_names(module, path)}:
-            loaded = None if is_in_namespace(name) else _author_file(name)
-            imported = loaded or _file_below(name, root.parent if prefix.parts else root)
+            imported = _author_file(name)
+            if imported is None or is_in_namespace(name):
+                imported = _file_below(name, root.parent if prefix.parts else root)
             if imported is not None and _is_beside(imported[1], root):
                 pending.append(imported)
     hashes: dict[str, str] = {}
