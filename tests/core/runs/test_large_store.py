@@ -24,7 +24,7 @@ from verifiers.results.columns import Column
 from verifiers.results.index import RowIndex
 from verifiers.results.index_file import INDEX_NAME, IndexFile
 from verifiers.results.stored import StoredOutputs
-from verifiers.runs.run import NUM_SAMPLED
+from verifiers.runs.entry import NUM_SAMPLED
 from verifiers.storage.journal import read_journal
 from verifiers.testing import ScriptedClient
 

@@ -350,7 +350,7 @@ class Environment(Identified):
         *Raises* ConfigError for invalid arguments, before the first request; RunMismatch when the
         run directory holds another configuration; RunError when no rollout can succeed.
         """
-        from verifiers.runs.run import evaluate
+        from verifiers.runs.entry import evaluate
 
         return await evaluate(
             self, client, model, sampling_args, num_examples, rollouts_per_example, options
@@ -373,7 +373,7 @@ class Environment(Identified):
 
         Rows of equal ``example_id`` are siblings. Its three forms are those of ``evaluate``.
         """
-        from verifiers.runs.run import generate
+        from verifiers.runs.entry import generate
 
         return await generate(self, inputs, client, model, sampling_args, n_samples, options)
 

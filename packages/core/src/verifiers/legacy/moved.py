@@ -80,7 +80,7 @@ MOVED: dict[str, str] = {
     "example_datasets": "data.example_sets",
     "failpoints": "runtime.failpoints",
     "garbage": "runtime.gc",
-    "generate": "runs.run",
+    "generate": "runs.entry",
     "historical": "legacy",
     "historical.commands": "legacy.commands",
     "historical.conversations": "legacy.conversations",

@@ -24,10 +24,11 @@ from verifiers.results.run_metadata import Measurements
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import Timing
 from verifiers.rollouts.state import State
+from verifiers.runs.entry import check_before_run
 from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Job, Plan
 from verifiers.runs.rollout import GenerateJob, RunContext, RunEnvironment, score
-from verifiers.runs.run import Run, check_before_run
+from verifiers.runs.run import Run
 from verifiers.runs.store import RunStore
 from verifiers.storage.directory import read_config
 from verifiers.types import ModelRequest, Response

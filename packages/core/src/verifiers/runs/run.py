@@ -1,17 +1,16 @@
-"""``Run``: one call of ``evaluate`` or ``generate``, from plan to results.
+"""``Run``: a plan with one model in one environment, from the run directory to the results.
 
-``evaluate`` and ``generate`` make a ``Plan``; a ``Run`` opens the run directory, compares the plan
-with the rollouts saved there (by content hash and sibling), generates and scores the pending
-rollouts, and returns the results::
+A ``Run`` opens the run directory, compares the plan with the rollouts saved there (by content hash
+and sibling), generates and scores the pending rollouts, and returns the results::
 
     run = Run(env, plan, client, model, sampling_args, options)
     results = await run.execute(given_client)
 
-Errors of a call are found before the first request: unknown options, unresolvable reward arguments,
-an unreachable endpoint, an unwritable directory, a directory that holds another configuration.
-Secrets are not written to disk.
+An unreachable endpoint, an unwritable directory and a directory that holds another configuration
+are found before the first request. Secrets are not written to disk.
 
-``runner`` generates, scores and stores rollouts; this module does not read conversations.
+``entry`` makes the plan, ``runner`` generates, scores and stores rollouts, ``notices`` says what
+is worth saying; this module does not read conversations.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
@@ -30,31 +28,26 @@ from typing import TYPE_CHECKING, Any
 import verifiers
 from verifiers.clients.cache import CompletionCache, is_cacheable
 from verifiers.clients.protocol import prices_of
-from verifiers.clients.resolve import client_for
 from verifiers.clients.spending import Budget
-from verifiers.data.examples import examples_from
 from verifiers.errors import ConfigError, JournalError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.comparison import Measured
 from verifiers.results.run_metadata import Measurements
 from verifiers.results.statistics import equal_groups
-from verifiers.rollouts.author_code import maybe_await
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
-from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
+from verifiers.runs.notices import Notices
+from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions
 from verifiers.runs.plan import Pending, Plan, pending
 from verifiers.runs.rollout import (
     GenerateJob,
     Progress,
     RunContext,
     RunEnvironment,
-    generate_and_score,
-    generate_job,
     groups_are_units,
 )
-from verifiers.runs.runner import Runner
+from verifiers.runs.runner import Runner, generate_then_score, job_generator
 from verifiers.runs.stopping import StoppingRule
-from verifiers.runs.store import SERVED_MODELS, RunStore, is_large
-from verifiers.runtime.calls import num_positional
+from verifiers.runs.store import RunStore, is_large
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.redaction import digested, redacted, redacted_text
 from verifiers.runtime.worker_threads import workers
@@ -70,129 +63,7 @@ from verifiers.storage.directory import (
 from verifiers.storage.identity import code_of, identity_of
 
 if TYPE_CHECKING:
-    from verifiers.clients.protocol import Client, ClientLike, ModelLike
-    from verifiers.data.sources import DatasetLike
-
-NUM_SAMPLED = 20
-"""Examples that are read to see what the data lack."""
-
-
-async def evaluate(
-    env: RunEnvironment,
-    client: ClientLike | None,
-    model: ModelLike | None,
-    sampling_args: Mapping[str, Any] | None,
-    num_examples: int,
-    rollouts_per_example: int | None,
-    keywords: Mapping[str, Any],
-) -> GenerateOutputs:
-    """See ``Environment.evaluate``."""
-    options, sampling = parse(env, keywords, ("num_examples", "rollouts_per_example"))
-    siblings = count(keywords, "rollouts_per_example", rollouts_per_example) or _siblings_of(env)
-    if num_examples != -1:
-        count({}, "num_examples", num_examples)
-    with fewer_collections():
-        warn_of_fewer(env, num_examples)
-        if options.shuffle_seed is None and (options.until_half_width or options.until_decided):
-            env.warn_once(
-                "the examples are in dataset order: pass shuffle_seed=0, or the interval may be of"
-                " easy rows"
-            )
-        examples = env.eval_table.take(num_examples, options.shuffle_seed)
-        plan = Plan(examples, [siblings] * len(examples))
-        return await _execute(
-            env, plan, client, model, {**(sampling_args or {}), **sampling}, options
-        )
-
-
-async def generate(
-    env: RunEnvironment,
-    inputs: DatasetLike | None,
-    client: ClientLike | None,
-    model: ModelLike | None,
-    sampling_args: Mapping[str, Any] | None,
-    n_samples: int | None,
-    keywords: Mapping[str, Any],
-) -> GenerateOutputs:
-    """See ``Environment.generate``."""
-    options, sampling = parse(env, keywords, ("rollouts_per_example", "n_samples"))
-    n_samples = count(keywords, "n_samples", n_samples)
-    siblings = count(keywords, "rollouts_per_example", keywords.get("rollouts_per_example"))
-    if n_samples is not None and siblings is not None:
-        raise ConfigError(
-            "n_samples and rollouts_per_example both set the number of rollouts; give one of them"
-        )
-    if inputs is not None:
-        if n_samples is not None:
-            raise ConfigError(
-                "n_samples draws from the environment's own dataset; give it or inputs, not both"
-            )
-        plan = Plan.of_rows(
-            [row for row in examples_from(inputs, env.row_format) for _ in range(siblings or 1)]
-        )
-    else:
-        table = (env.train_table if env.train_table is not None else env.eval_table).take(
-            -1, options.shuffle_seed
-        )
-        if n_samples is not None:
-            plan = Plan.wrapped(table, n_samples)
-        else:
-            plan = Plan(table, [siblings or _siblings_of(env)] * len(table))
-    return await _execute(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
-
-
-def _siblings_of(env: RunEnvironment) -> int:
-    """The ``rollouts_per_example`` that the environment was loaded with, else 1."""
-    return count({}, "rollouts_per_example", getattr(env, "rollouts_per_example", None)) or 1
-
-
-def warn_of_fewer(env: RunEnvironment, num_examples: int) -> None:
-    """Log a warning when the data have fewer examples than requested."""
-    if num_examples > (there_are := len(env.eval_table)):
-        env.warn_once(
-            f"{num_examples} examples are requested, and the data have {there_are}: all are run"
-        )
-
-
-def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> None:
-    """*Raises* ConfigError for errors that would otherwise appear only after the
-    first completion."""
-    if not len(plan):
-        raise ConfigError("there is nothing to run: the plan has no rollouts (an empty dataset)")
-    env.check_definition(list(plan.examples[:NUM_SAMPLED]))
-    env.rubric.check_needs()
-    env.rubric.check_arguments(plan.columns)
-    if options.independent_scoring and env.rubric.has_group_rewards:
-        raise ConfigError(
-            "independent_scoring=True cannot score group functions; drop the option or the"
-            " functions"
-        )
-
-
-async def _execute(
-    env: RunEnvironment,
-    plan: Plan,
-    client: ClientLike | None,
-    model: ModelLike | None,
-    sampling_args: Mapping[str, Any],
-    options: RunOptions,
-) -> GenerateOutputs:
-    check_sampling(sampling_args)
-    check_before_run(env, plan, options)
-    async with client_for(client, model, keep_raw=options.keep_raw_responses) as (
-        resolved,
-        model_name,
-    ):
-        if "ipykernel" in sys.modules:
-            from verifiers.runs.notebook import with_notebook_progress
-
-            options = with_notebook_progress(options)
-        outputs = await Run(env, plan, resolved, model_name, sampling_args, options).execute(client)
-    if options.push_to_hub:
-        from verifiers.results import make_dataset
-
-        make_dataset(outputs, push_to_hub=True, hub_name=options.hub_name)
-    return outputs
+    from verifiers.clients.protocol import Client, ClientLike
 
 
 class Run:
@@ -227,8 +98,7 @@ class Run:
         """What the run has spent, where that is limited."""
         self.stopping: StoppingRule | None = None
         """Ends the run before its plan does, once it is decided."""
-        self._logged_warnings: set[str] = set()
-        """Kinds of ``Coverage.warnings`` that were logged."""
+        self.notices = Notices(env.logger, options)
         self._config: dict[str, Any] | None = None
         self._fingerprint: str | None = None
 
@@ -255,13 +125,14 @@ class Run:
                 stack.enter_context(self.budget.current())
             status = "failed"
             try:
-                await self._call_back("on_start", *self._start_arguments(work))
+                await self.notices.start(self.plan, work)
                 if len(work):
                     store.write_metadata(self.metadata(store, store.measurements(), "running"))
                     await self._generate(work, store, given_client)
                     await self._tell_coverage(store)
-                    await self._tell_missing_logprobs(store)
-                    await self._tell_changed_model(store)
+                    if self._asks_for_logprobs:
+                        await self.notices.missing_logprobs(store)
+                    await self.notices.changed_model(store, self.model)
                 status = "complete"
             except (asyncio.CancelledError, KeyboardInterrupt):
                 status = "interrupted"
@@ -273,8 +144,7 @@ class Run:
     def check(self) -> None:
         """Find what is refused before the first request; *raises* ConfigError."""
         self.stopping = self._stopping_rule()
-        sampling_args = {**self.env.sampling_args, **self.sampling_args}
-        check_limits(self.options, self.client, self.model, sampling_args)
+        check_limits(self.options, self.client, self.model, self._sampling)
         if self.options.cache_dir is not None and not is_cacheable(self.client):
             raise ConfigError(
                 f"cache_dir cannot hold the replies of {type(self.client).__name__}: only those of"
@@ -294,7 +164,7 @@ class Run:
         if self._config is None:
             self._config = identity_of(self.env) | {
                 "model": self.model,
-                "sampling_args": digested({**self.env.sampling_args, **self.sampling_args}),
+                "sampling_args": digested(self._sampling),
                 "seed": self.options.seed,
                 "score_rollouts": self.is_scored,
                 "independent_scoring": self.options.independent_scoring,
@@ -363,8 +233,13 @@ class Run:
         )
 
     @property
+    def _sampling(self) -> dict[str, Any]:
+        """The sampling arguments of the environment and of the run."""
+        return {**self.env.sampling_args, **self.sampling_args}
+
+    @property
     def _asks_for_logprobs(self) -> bool:
-        return bool({**self.env.sampling_args, **self.sampling_args}.get("logprobs"))
+        return bool(self._sampling.get("logprobs"))
 
     @property
     def _base_url(self) -> str:
@@ -446,7 +321,7 @@ class Run:
         )
         self.num_resumed, self.outside_plan = len(self.plan) - len(work), store.outside()
         if self.outside_plan:
-            await self._warn(
+            await self.notices.warn(
                 f"{self.path} holds {len(self.outside_plan)} rollouts outside this plan (removed or"
                 " edited examples, or a smaller plan); they stay there and are not counted"
             )
@@ -454,7 +329,7 @@ class Run:
         store.coverage.resume(saved.get("coverage"))
         counted = saved.get("num_rollouts")
         if isinstance(counted, int) and counted > store.num_saved:
-            await self._warn(
+            await self.notices.warn(
                 f"{self.path}/results.jsonl has lost rows: metadata.json counted {counted}"
                 f" rollouts, the file has {store.num_saved}; the missing ones are generated again"
                 " (stop now to restore the file from a copy)"
@@ -464,15 +339,14 @@ class Run:
                 done = f"; {self.num_resumed} of {len(self.plan)} rollouts are done already"
             else:
                 done = ""
-            await self._call_back("on_log", f"results are saved in {self.path}{done}")
+            await self.notices.log(f"results are saved in {self.path}{done}")
             if self._asks_for_logprobs and "trajectory" not in self.options.state_columns:
-                await self._warn(
+                await self.notices.warn(
                     "the log-probabilities that sampling_args ask for are not saved: save the turns"
                     ' as well, with state_columns=["trajectory"] (vf-eval -C trajectory)'
                 )
             if directory.uncompared:
-                await self._call_back(
-                    "on_log",
+                await self.notices.log(
                     f"{self.path} was saved by an older version or through another kind of client,"
                     " so these parts of the configuration are not compared:"
                     f" {', '.join(directory.uncompared)}",
@@ -484,7 +358,7 @@ class Run:
         env, options, client = self.env, self.options, self.client
         preflight = getattr(client, "preflight", None)
         if options.preflight and preflight is not None and (note := await preflight(self.model)):
-            await self._warn(note)
+            await self.notices.warn(note)
         context = RunContext(
             client=client,
             model=self.model,
@@ -511,8 +385,6 @@ class Run:
         progress.done = progress.resumed = self.num_resumed
         async with self.generator(context) as generate_one:
             if context.score and not options.interleave_scoring:
-                from verifiers.runs.runner import generate_then_score
-
                 await generate_then_score(
                     env,
                     context,
@@ -572,39 +444,12 @@ class Run:
             raise RunError(self.stopping.problem)
         if (decision := self.stopping.decision()) is not None:
             progress.total = progress.done
-            await self._call_back("on_log", decision.sentence())
+            await self.notices.log(decision.sentence())
         else:
-            await self._warn(self.stopping.so_far().sentence())
+            await self.notices.warn(self.stopping.so_far().sentence())
 
     async def _tell_coverage(self, store: RunStore) -> None:
-        """Warn, once of each kind, of what did not happen in most rollouts."""
-        limit = {**self.env.sampling_args, **self.sampling_args}.get("max_tokens")
-        for kind, sentence in store.coverage.warnings(limit, self.env.parser).items():
-            if kind not in self._logged_warnings:
-                self._logged_warnings.add(kind)
-                await self._warn(sentence)
-
-    async def _tell_missing_logprobs(self, store: RunStore) -> None:
-        """Warn when log-probabilities were asked for and are not complete for every turn."""
-        if self._asks_for_logprobs and store.without_tokens:
-            reasons = ", ".join(
-                f"{count} x {reason}" for reason, count in store.without_tokens.most_common(4)
-            )
-            await self._warn(
-                f"{store.without_tokens.total()} of {store.num_turns} model turns are saved without"
-                f" the log-probabilities that sampling_args ask for: {reasons}"
-            )
-
-    async def _tell_changed_model(self, store: RunStore) -> None:
-        """Warn when the server answered under more than one name: one mean is then over several
-        models."""
-        served = store.served_models(self.model)
-        if len(served) > 1:
-            listed = ", ".join(f"{name} ({count} rollouts)" for name, count in served.items())
-            await self._warn(
-                f"the server answered as {len(served)} models: {listed}; the statistics are over"
-                f" all of them, and each row has its own in {SERVED_MODELS}"
-            )
+        await self.notices.coverage(store, self._sampling.get("max_tokens"), self.env.parser)
 
     def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
         """Write ``metadata.json`` and return the results."""
@@ -625,52 +470,11 @@ class Run:
         room = connection_room()
         if limit <= room:
             return limit
-        await self._warn(
+        await self.notices.warn(
             f"{room} rollouts run at a time instead of {limit}: this process may open"
             f" {open_file_limit()} files; raise the limit (ulimit -n) or lower max_concurrent"
         )
         return room
-
-    async def _warn(self, text: str) -> None:
-        self.env.logger.warning("%s", text)
-        await self._call_back("on_log", text)
-
-    def _start_arguments(self, jobs: Pending) -> list[Any]:
-        """What ``on_start`` is passed: the number of pending rollouts, or the rows of the plan and
-        the pending jobs."""
-        if self.options.on_start is None or num_positional(self.options.on_start) < 2:
-            return [len(jobs)]
-        counts = zip(self.plan.examples, self.plan.siblings, strict=True)
-        return [
-            [example.row for example, count in counts for _ in range(count)],
-            [job.example.row for job in jobs],
-        ]
-
-    async def _call_back(self, name: str, *values: object) -> None:
-        """Call a callback of the options, if set."""
-        callback = getattr(self.options, name)
-        if callback is None:
-            return
-        try:
-            await maybe_await(callback(*values))
-        except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
-            self.env.logger.warning("%s raised %s: %s", name, type(error).__name__, error)
-
-
-def job_generator(
-    env: RunEnvironment, context: RunContext, options: RunOptions
-) -> AbstractAsyncContextManager[GenerateJob]:
-    """The function that generates jobs, in this process or in workers; it also scores unless
-    scoring comes later.
-
-    *Raises* ConfigError on entry when a worker cannot load the environment.
-    """
-    scores_later = context.score and not options.interleave_scoring
-    if not options.num_workers:
-        return nullcontext(generate_job if scores_later else generate_and_score)
-    from verifiers.runs.workers.opening import open_workers
-
-    return open_workers(env, identity_of(env), context, options, scores_later=scores_later)
 
 
 def _slots(limit: int | None) -> AbstractAsyncContextManager[Any]:

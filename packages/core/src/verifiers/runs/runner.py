@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
 from verifiers.errors import BudgetExhausted, RunError, TooManyFaults
 from verifiers.rollouts.state import State
+from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Job
 from verifiers.runs.rollout import (
     GenerateJob,
@@ -33,6 +35,7 @@ from verifiers.runs.rollout import (
     score,
     score_together,
 )
+from verifiers.storage.identity import identity_of
 
 YIELD_EVERY = 8
 """Jobs after which a worker yields to the event loop, in case none of them suspended."""
@@ -245,3 +248,19 @@ async def generate_then_score(
     await runner.run(generated_jobs)
     if run_error is not None:
         raise run_error
+
+
+def job_generator(
+    env: RunEnvironment, context: RunContext, options: RunOptions
+) -> AbstractAsyncContextManager[GenerateJob]:
+    """The function that generates jobs, in this process or in workers; it also scores unless
+    scoring comes later.
+
+    *Raises* ConfigError on entry when a worker cannot load the environment.
+    """
+    scores_later = context.score and not options.interleave_scoring
+    if not options.num_workers:
+        return nullcontext(generate_job if scores_later else generate_and_score)
+    from verifiers.runs.workers.opening import open_workers
+
+    return open_workers(env, identity_of(env), context, options, scores_later=scores_later)

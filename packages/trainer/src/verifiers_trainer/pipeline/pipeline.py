@@ -45,7 +45,7 @@ from verifiers.runs.rollout import (
     generate_and_score,
     generate_group,
 )
-from verifiers.runs.run import job_generator
+from verifiers.runs.runner import job_generator
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of

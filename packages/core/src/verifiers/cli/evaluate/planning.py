@@ -23,9 +23,10 @@ from verifiers.data.tool_schema import defined_name
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
+from verifiers.runs.entry import check_before_run, warn_of_fewer
 from verifiers.runs.options import check_sampling, parse
 from verifiers.runs.plan import Plan
-from verifiers.runs.run import Run, check_before_run, warn_of_fewer
+from verifiers.runs.run import Run
 from verifiers.runtime.redaction import redacted
 from verifiers.runtime.terminal import escape_control
 from verifiers.storage.configurations import fingerprint

@@ -1,0 +1,84 @@
+"""What a run says while it goes: to the environment's logger, and to the callbacks of its options.
+
+Each kind of warning about coverage is said once. A callback that raises is logged and changes
+nothing: a display must not stop a run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from verifiers.parsers import Parser
+from verifiers.rollouts.author_code import maybe_await
+from verifiers.runs.options import RunOptions
+from verifiers.runs.plan import Pending, Plan
+from verifiers.runs.store import SERVED_MODELS, RunStore
+from verifiers.runtime.calls import num_positional
+
+
+class Notices:
+    """The lines of one run."""
+
+    def __init__(self, logger: logging.Logger, options: RunOptions):
+        self._logger, self._options = logger, options
+        self._kinds_said: set[str] = set()
+        """Kinds of ``Coverage.warnings``."""
+
+    async def log(self, text: str) -> None:
+        """A fact, to ``on_log`` alone."""
+        await self._call_back("on_log", self._options.on_log, text)
+
+    async def warn(self, text: str) -> None:
+        self._logger.warning("%s", text)
+        await self.log(text)
+
+    async def start(self, plan: Plan, work: Pending) -> None:
+        """``on_start``: the number of pending rollouts, or the rows of the plan and those
+        pending."""
+        on_start = self._options.on_start
+        if on_start is None or num_positional(on_start) < 2:
+            await self._call_back("on_start", on_start, len(work))
+            return
+        counts = zip(plan.examples, plan.siblings, strict=True)
+        rows = [example.row for example, count in counts for _ in range(count)]
+        await self._call_back("on_start", on_start, rows, [job.example.row for job in work])
+
+    async def coverage(self, store: RunStore, max_tokens: int | None, parser: Parser) -> None:
+        """Warn of what did not happen in most rollouts."""
+        for kind, sentence in store.coverage.warnings(max_tokens, parser).items():
+            if kind not in self._kinds_said:
+                self._kinds_said.add(kind)
+                await self.warn(sentence)
+
+    async def missing_logprobs(self, store: RunStore) -> None:
+        """Warn if turns lack the log-probabilities that were asked for."""
+        if store.without_tokens:
+            reasons = ", ".join(
+                f"{count} x {reason}" for reason, count in store.without_tokens.most_common(4)
+            )
+            await self.warn(
+                f"{store.without_tokens.total()} of {store.num_turns} model turns are saved without"
+                f" the log-probabilities that sampling_args ask for: {reasons}"
+            )
+
+    async def changed_model(self, store: RunStore, model: str) -> None:
+        """Warn if the server answered under several names: a mean is then over several models."""
+        served = store.served_models(model)
+        if len(served) > 1:
+            listed = ", ".join(f"{name} ({count} rollouts)" for name, count in served.items())
+            await self.warn(
+                f"the server answered as {len(served)} models: {listed}; the statistics are over"
+                f" all of them, and each row has its own in {SERVED_MODELS}"
+            )
+
+    async def _call_back(
+        self, name: str, callback: Callable[..., Any] | None, *values: object
+    ) -> None:
+        if callback is None:
+            return
+        try:
+            await maybe_await(callback(*values))
+        except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
+            self._logger.warning("%s raised %s: %s", name, type(error).__name__, error)
