@@ -181,7 +181,7 @@ def test_an_inspect_log_is_written_or_its_absence_said_before_any_request(vf_eva
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--export", "parqet"], "--export must be of parquet, hf, inspect, not 'parqet'"),
+        (["--export", "parqet"], "--export must be of parquet, hf, atif, inspect, not 'parqet'"),
         (["--export", "parquet", "--no-save"], "--export writes beside the saved run"),
     ],
 )

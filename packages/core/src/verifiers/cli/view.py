@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
 
 ABOUT = """Browse evaluations and training runs in the browser, finished or running.
 
-PATH is a folder with runs, one run's folder, or an environment, whose evaluations are shown. Default: ./outputs and
+PATH is a folder with runs, one run's folder, a file or folder of ATIF trajectories, or an environment, whose
+evaluations are shown. Default: ./outputs and
 every ./environments/*/outputs. The server answers this machine only.
 
 \b
@@ -35,7 +39,11 @@ def run(call: Call) -> None:
     folders = [
         folder
         for word in words
-        for folder in ([word] if Path(word).is_dir() else _evaluations_of(word))
+        for folder in (
+            [_as_run(word)]
+            if Path(word).is_dir() or word.endswith(".json")
+            else _evaluations_of(word)
+        )
     ]
     tokenizer = call.options["tokenizer"]
     pieces = None
@@ -62,6 +70,22 @@ def _folders(call: Call) -> tuple[list[str], str | None]:
     if call.options["once"] and out is None:
         raise ConfigError("--once exits after writing a copy; add --export OUT")
     return words, out
+
+
+def _as_run(word: str) -> str:
+    """The folder itself, or one with a run of its ATIF trajectories if it is of them alone, which
+    lasts as long as this process. *Raises* ``ConfigError`` for a file of something else."""
+    from verifiers.results import load_results
+    from verifiers.results.atif import load_trajectories
+    from verifiers.view.catalog import runs_below
+
+    is_folder = Path(word).is_dir()
+    if is_folder and (any(runs_below([word])) or not load_trajectories(Path(word))):
+        return word
+    folder = Path(tempfile.mkdtemp(prefix="verifiers-view-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    load_results(word).save(folder / Path(word).resolve().stem)
+    return str(folder)
 
 
 def _evaluations_of(word: str) -> list[Path]:

@@ -102,8 +102,27 @@ def save(
     target.mkdir(parents=True, exist_ok=True)
     with Journal.open(target / RESULTS_NAME) as journal:
         journal.append_sync(rows)
-    content = json.dumps(json_ready({**metadata, "path_to_save": str(target)}), indent=2)
-    atomic_write(target / METADATA_NAME, content.encode() + b"\n")
+    _write_metadata(metadata, target)
+
+
+def _write_metadata(metadata: Mapping[str, Any], folder: Path) -> None:
+    content = json.dumps(json_ready({**metadata, "path_to_save": str(folder)}), indent=2)
+    atomic_write(folder / METADATA_NAME, content.encode() + b"\n")
+
+
+def write_trajectories(
+    documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any], folder: Path
+) -> None:
+    """Write each trajectory of a run to a file of its own, in the order of the rollouts.
+
+    *Raises* ConfigError for a folder that has files.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} has files; write into another folder", path=str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, document in enumerate(documents):
+        atomic_write(folder / f"{number:06}.json", encode_row(document) + b"\n")
+    _write_metadata(metadata, folder)
 
 
 def _disk_rows(outputs: Iterable[RolloutOutput]) -> list[dict[str, Any]]:

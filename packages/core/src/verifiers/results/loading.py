@@ -1,5 +1,5 @@
 """Load saved results: a run directory or a results file, of this version or of 0.1, complete or
-not.
+not; or trajectories of any author (``atif``).
 
 A rollout that was run again counts once, by its newest line. Rollouts are returned in the order of
 their examples. Loading never writes. Of a large file the numbers are loaded, and the texts when
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from verifiers.errors import ConfigError, JournalError
+from verifiers.results.atif import load_trajectories
 from verifiers.results.columns import Column
 from verifiers.results.export import read_parquet
 from verifiers.results.index_file import open_index
@@ -38,7 +39,8 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     """The results in a run directory or a results file; while a run writes, those that are durable.
 
     Args:
-        path: A run directory, or a results file (``.jsonl``, ``.parquet``).
+        path: A run directory, or a results file (``.jsonl``, ``.parquet``); or a file of an ATIF
+            trajectory, or a folder of them, whose unknown rewards are NaN.
         state_columns: Names of the extra columns to load; None = all.
 
     A file of ``LARGE_BYTES`` or more is indexed: ``results.reward``, ``results.summary()`` and the
@@ -59,9 +61,12 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     """
     source = Path(path)
     file = source / RESULTS_NAME if source.is_dir() else source
-    if not file.is_file():
+    is_run = file.is_file() and file.suffix != ".json"
+    trajectories = [] if is_run else load_trajectories(source)
+    if not file.is_file() and not trajectories:
         raise ConfigError(
-            f"{file} does not exist; give a run directory (with {RESULTS_NAME}) or a results file"
+            f"{file} does not exist; give a run directory (with {RESULTS_NAME}), a results file or"
+            " ATIF trajectories"
         )
     if file.suffix == ".csv":
         raise ConfigError(
@@ -77,14 +82,14 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     facts = {name: value for name, value in stored.items() if name in FACTS or name in PLAN_SIZES}
     facts.setdefault("status", "running" if config else FACTS["status"])
     fills_advantages = not config.get("independent_scoring")
-    if file.stat().st_size >= LARGE_BYTES and not is_parquet:
+    if is_run and file.stat().st_size >= LARGE_BYTES and not is_parquet:
         return _indexed(file, metric_names, outside, facts, state_columns, fills_advantages)
-    rows = [
-        (line, row)
+    rows = trajectories or [
+        (f"{file}:{line}", row)
         for line, row in _newest(read_parquet(file) if is_parquet else _rows(file))
         if row.get("rollout_key") not in outside
     ]
-    outputs = [saved_row(row, f"{file}:{line}", metric_names) for line, row in rows]
+    outputs = [saved_row(row, location, metric_names) for location, row in rows]
     _add_labels(outputs, [row for _, row in rows], read_labels(file.parent))
     if state_columns is not None:
         _keep_columns(outputs, state_columns)

@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from verifiers import compat
 from verifiers.errors import ConfigError, UsageError
 from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_of
+from verifiers.results.atif import to_trajectory
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
-from verifiers.results.export import average_rewards, rows_to_dataset, save
+from verifiers.results.export import (
+    average_rewards,
+    rows_to_dataset,
+    save,
+    write_trajectories,
+)
 from verifiers.results.notebook import results_html
 from verifiers.results.rows import (
     RolloutOutput,
@@ -368,6 +374,35 @@ class GenerateOutputs:
             frame.to_csv(path, index=False)
             return
         save(self.rollouts, self.metadata, path)
+
+    def to_atif(self, folder: str | Path | None = None) -> list[dict[str, Any]]:
+        """The rollouts as trajectories of the Agent Trajectory Interchange Format, version 1.7.
+
+        Args:
+            folder: Where each is written to a file of its own; ``vf.load_results(folder)`` gives
+                the rollouts back as they are.
+
+        Turns, with their token ids and log-probabilities, are those of the states, or of the column
+        ``trajectory``.
+
+        >>> from verifiers.testing import ScriptedClient
+        >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
+        >>> [(step["source"], step["message"]) for step in results.to_atif()[0]["steps"]]
+        [('user', '1 + 1'), ('agent', '2')]
+        """
+        facts = self.metadata
+        who = str(facts.get("env_id") or ""), str(facts.get("model") or "")
+        states: Sequence[Any] = self.known_states() or [{}] * len(self)
+        documents = [
+            to_trajectory(
+                {"trajectory": state["trajectory"], **output} if "trajectory" in state else output,
+                *who,
+            )
+            for output, state in zip(self.rollouts(), states, strict=True)
+        ]
+        if folder is not None:
+            write_trajectories(documents, facts, Path(folder))
+        return documents
 
     def known_states(self) -> list[State] | None:
         """The states that were kept, or that the saved trajectories give; None without either."""

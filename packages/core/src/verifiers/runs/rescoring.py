@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from verifiers import errors
 from verifiers.data.examples import Example, Table
+from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError, RolloutError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs, load_results
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, content_hash, output_to_state
@@ -147,22 +149,47 @@ def _rows(
     """The row of each example: its saved fields, and its other columns where the environment's data
     still have it."""
     columns = {name: dict(group[0]) for name, group in groups.items()}
+    # of other authors' trajectories the answer is unknown
+    asked = {
+        last_text(output["prompt"], "user"): key
+        for key, output in columns.items()
+        if output["answer"] is None
+    }
     more: dict[str, Mapping[str, Any]] = {}
     try:
+        if asked:
+            raise ConfigError("the answers of some rollouts are unknown")
         env.rubric.check_arguments(set(next(iter(columns.values()))))
     except ConfigError:  # a reward function reads a column that is not saved
         tables: list[Table] = [
             table for table in (env.eval_table, env.train_table) if table is not None
         ]
-        more = {
-            example.hash: example.row
-            for table in tables
-            for example in table
-            if example.hash in groups
-        }
+        for example in chain.from_iterable(tables):
+            key = example.hash
+            if asked:
+                key = asked.get(last_text(example.row["prompt"], "user"), key)
+            if key in groups:
+                more.setdefault(key, example.row)
     for key, output in columns.items():
         saved = {name: output[name] for name in ("prompt", "answer", "info", "task", "example_id")}
+        if output["answer"] is None and key in more:
+            saved = {name: saved[name] for name in ("prompt", "example_id")}
+        elif output["answer"] is None:
+            _check_needs_no_answer(env, output)
         yield {**more.get(key, {}), **saved}
+
+
+def _check_needs_no_answer(env: RunEnvironment, output: Mapping[str, Any]) -> None:
+    """*Raises* ConfigError for a reward function that would score against an unknown answer."""
+    readers = [f.name for f in env.rubric.functions if {"answer", "answers"} & {*f.required}]
+    if readers:
+        question = (last_text(output["prompt"], "user") or "")[:80]
+        raise ConfigError(
+            f"{readers[0]!r} reads the answer, which the rollouts of example"
+            f" {output['example_id']} have not, and no row of the environment asks {question!r}:"
+            " add one, or take a rubric without it",
+            function=readers[0],
+        )
 
 
 def _state_of(
@@ -171,7 +198,10 @@ def _state_of(
     """The finished, unscored state of a saved rollout."""
     measured = {function.name for function in env.for_row(row).monitor_rubric.functions}
     state = output_to_state(output)
-    state["input"].update((name, value) for name, value in row.items() if name not in output)
+    unknown = ("answer", "info", "task") if output["answer"] is None else ()
+    state["input"].update(
+        (name, value) for name, value in row.items() if name not in output or name in unknown
+    )
     state.run, state["model"], state["sampling_args"] = (
         context,
         context.model,

@@ -177,7 +177,7 @@ class Catalog:
 
     def _scan(self) -> Iterator[Source]:
         self._is_folder = functools.cache(os.path.isdir)
-        for number, path, kind in _runs_below(self._roots):
+        for number, path, kind in runs_below(self._roots):
             run_id = self._id(number, path.removeprefix(self._roots[number]).lstrip("/"))
             if run_id is not None:
                 yield Source(run_id, Path(path), kind)
@@ -231,7 +231,7 @@ def _label(folder: Path) -> str:
     return folder.parent.name if folder.name == "outputs" else folder.name
 
 
-def _runs_below(roots: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+def runs_below(roots: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     """(number of the root, folder, kind) of each run, the folder that changed last first.
 
     A training run may contain evaluations; an evaluation has no runs.

@@ -38,6 +38,10 @@ def _dataset(results: GenerateOutputs, path: Path) -> None:
     results.to_dataset().save_to_disk(str(path))
 
 
+def _atif(results: GenerateOutputs, path: Path) -> None:
+    results.to_atif(path)
+
+
 def _inspect(results: GenerateOutputs, path: Path) -> None:
     _to_inspect()(results, path)
 
@@ -49,6 +53,7 @@ def _to_inspect() -> Any:
 FORMATS = {
     "parquet": Format("results.parquet", _parquet),
     "hf": Format("dataset", _dataset),
+    "atif": Format("atif", _atif),
     "inspect": Format("results.eval", _inspect, ("inspect_ai", "pip install inspect-ai")),
 }
 

@@ -31,7 +31,7 @@ CLIENT_TYPES = {  # as in clients.protocol, slow to import
     "responses": "openai_responses",
     "messages": "anthropic_messages",
 }
-ExportFormat = Literal["parquet", "hf", "inspect"]  # as in exporting
+ExportFormat = Literal["parquet", "hf", "atif", "inspect"]  # as in exporting
 EXPORT_FORMATS: tuple[str, ...] = typing.get_args(ExportFormat)
 
 

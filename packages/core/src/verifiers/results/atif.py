@@ -1,0 +1,457 @@
+"""Rollouts as trajectories of the Agent Trajectory Interchange Format (ATIF 1.7), and back.
+
+A message is a step, with the results of its tools as its observation; a turn's token ids,
+log-probabilities and policy versions are its metrics; turns beside the rollout's own conversation
+(sub-agents, rewritten histories, side calls) are embedded trajectories. What the format has no
+field for, and where reading a step would give other values, is under ``extra["verifiers"]``: a
+rollout of ours comes back as it was. Of other authors' trajectories what they lack is unknown:
+None, or NaN for a reward.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from verifiers.data.messages import message_text
+from verifiers.errors import JournalError
+from verifiers.results.rows import FIELDS, content_hash
+from verifiers.rollouts.transcript import Transcript
+from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
+from verifiers.runtime.decoding import decode_json
+from verifiers.runtime.json import decode_row, encode_row
+from verifiers.storage.configurations import rollout_key
+
+VERSION = "ATIF-v1.7"
+OURS = "verifiers"
+"""Key of ``extra`` for what the format has no field for."""
+_ROLES = {"system": "system", "user": "user", "assistant": "agent"}
+_IMAGES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "gif": "gif", "webp": "webp"}
+_TOTALS = (
+    ("total_prompt_tokens", "input_tokens"),
+    ("total_completion_tokens", "output_tokens"),
+)
+_UNKNOWN: dict[str, Any] = {"reward": None, "advantage": None, "is_truncated": False, "extras": {}}
+"""What a step says of a turn beside its messages and tokens."""
+
+Json = dict[str, Any]
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -> Json:
+    """A finished rollout as a trajectory: plain JSON, in which unknown numbers are null."""
+    metrics = output.get("metrics") or {}
+    row = {name: value for name, value in output.items() if name in FIELDS or name not in metrics}
+    turns = None
+    if "trajectory" in row:
+        transcript = row.pop("trajectory") or ()
+        turns = _whole(transcript if isinstance(transcript, Transcript) else Transcript(transcript))
+    row = decode_row(encode_row(row))
+    prompt, completion = (
+        _messages(row.get("prompt"), "user"),
+        _messages(row.get("completion"), "assistant"),
+    )
+    conversation = [*prompt, *completion]
+    chains = _chains(turns or ())
+    own = next((c for c in reversed(chains) if _is_prefix(c[-1][1], conversation)), [])
+    if not own and completion:  # an agent writes the prompt of its calls itself
+        own = next((c for c in reversed(chains) if c[-1][1][-1:] == completion[-1:]), [])
+        if own:
+            prompt, conversation = _messages(own[0][2]["prompt"], "user"), own[-1][1]
+    usage = row.get("token_usage") or {}
+    version = metadata.version("verifiers")
+    who: Json = {"name": agent or OURS, "version": version, "model_name": model or None}
+    if isinstance(row.get("tool_defs"), list):
+        who["tool_definitions"] = row["tool_defs"]
+    document: Json = {
+        "schema_version": VERSION,
+        "session_id": row.get("rollout_key"),
+        "agent": {name: value for name, value in who.items() if value is not None},
+        "steps": _steps(conversation, len(prompt), own, turns is not None),
+        "final_metrics": {
+            **{name: usage[key] for name, key in _TOTALS if isinstance(usage.get(key), int)},
+            "extra": {"reward": row.get("reward"), "metrics": row.get("metrics")},
+        },
+        "subagent_trajectories": [
+            {
+                "schema_version": VERSION,
+                "trajectory_id": f"turns-{c[0][0]}",
+                "agent": {"name": agent or OURS, "version": version},
+                "steps": _steps(c[-1][1], len(c[0][2]["prompt"]), c, True),
+            }
+            for c in chains
+            if c is not own
+        ],
+    }
+    document = {name: value for name, value in document.items() if value or name == "steps"}
+    return _with_remainder(document, row if turns is None else row | {"trajectory": turns})
+
+
+def _with_remainder(document: Json, row: Json) -> Json:
+    """The document with what reading it would give otherwise."""
+    found = read_trajectory(document)
+    turns = list(zip(found["trajectory"], row.get("trajectory") or (), strict=False))
+    steps = [step for _, _, step in _turns_of(document)]
+    for (read, turn), step in zip(turns, steps, strict=False):
+        if changed := {name: v for name, v in turn.items() if read.get(name, ...) != v}:
+            _ours(step)["fields"] = changed
+    if len(found["trajectory"]) == len(row.get("trajectory") or ()):
+        found = read_trajectory(document)
+    fields = {name: value for name, value in row.items() if found.get(name, ...) != value}
+    absent = [name for name in found if name not in row]
+    document.setdefault("extra", {})[OURS] = {"fields": fields, "absent": absent}
+    return document
+
+
+def _whole(transcript: Transcript) -> list[Json]:
+    """The turns as JSON, each with its whole prompt."""
+    written = []
+    for step, turn in zip(transcript.to_json(), transcript.turns, strict=True):
+        fields = {name: value for name, value in step.items() if name not in ("parent", "shared")}
+        if (tokens := fields["tokens"]) is not None:
+            tokens = {n: value for n, value in tokens.items() if n not in ("parent", "shared")}
+            tokens["prompt_ids"] = turn.prompt_ids.tolist()
+        written.append(decode_row(encode_row(fields | {"prompt": turn.prompt, "tokens": tokens})))
+    return written
+
+
+Chain = list[tuple[int, list[Any], Json]]
+"""Turns that continue each other: (index, the conversation with its completion, the turn)."""
+
+
+def _chains(turns: Sequence[Json]) -> list[Chain]:
+    chains: list[Chain] = []
+    for index, turn in enumerate(turns):
+        prompt = _messages(turn["prompt"], "user")
+        conversation = [*prompt, *_messages(turn["completion"], "assistant")]
+        for earlier in reversed(chains):
+            if _is_prefix(earlier[-1][1], prompt):
+                earlier.append((index, conversation, turn))
+                break
+        else:
+            chains.append([(index, conversation, turn)])
+    return chains
+
+
+def _is_prefix(start: Sequence[Any], messages: Sequence[Any]) -> bool:
+    return list(messages[: len(start)]) == list(start)
+
+
+def _messages(value: object, role: str) -> list[Any]:
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return value if isinstance(value, list) else []
+
+
+def _steps(messages: Sequence[Json], num_prompt: int, turns: Chain, has_turns: bool) -> list[Json]:
+    """The steps of a conversation, each with what its messages have beyond a step."""
+    at = {len(_messages(turn["prompt"], "user")): (index, turn) for index, _, turn in turns}
+    steps: list[Json] = []
+    originals: list[list[Json]] = []
+    for position, message in enumerate(messages):
+        if message.get("role") == "tool" and steps:
+            _add_result(steps[-1], message)
+            originals[-1].append(message)
+            continue
+        step = _step(message)
+        if step["source"] == "agent":
+            if position in at:
+                index, turn = at[position]
+                _ours(step)["turn"] = index
+                step |= _metrics(turn.get("tokens"))
+            elif position < num_prompt:
+                step["is_copied_context"] = True
+            elif has_turns:
+                step["llm_call_count"] = 0
+                step.pop("reasoning_content", None)  # the format has none beside it
+        steps.append(step)
+        originals.append([message])
+    for step, wanted in zip(steps, originals, strict=True):
+        if _messages_of(step) != wanted:
+            _ours(step)["messages"] = wanted
+    steps = steps or [{"source": "system", "message": "", "extra": {OURS: {"messages": []}}}]
+    return [{"step_id": number, **step} for number, step in enumerate(steps, 1)]
+
+
+def _step(message: Json) -> Json:
+    source = _ROLES.get(str(message.get("role")), "user")
+    step: Json = {"source": source, "message": _content(message.get("content"))}
+    if source != "agent":
+        return step
+    if isinstance(reasoning := message.get("reasoning_content"), str):
+        step["reasoning_content"] = reasoning
+    if calls := [_call(call) for call in message.get("tool_calls") or ()]:
+        step["tool_calls"] = calls
+    return step
+
+
+def _call(call: Json) -> Json:
+    function = call.get("function") or {}
+    text = function.get("arguments")
+    try:
+        arguments = decode_json(text) if isinstance(text, str) else text
+        json.dumps(arguments, allow_nan=False)
+    except ValueError:
+        arguments = None
+    arguments = arguments if isinstance(arguments, dict) else {}
+    written: Json = {
+        "tool_call_id": str(call.get("id") or ""),
+        "function_name": str(function.get("name") or ""),
+        "arguments": arguments,
+    }
+    if text != json.dumps(arguments):
+        written["extra"] = {OURS: {"arguments": text}}
+    return written
+
+
+def _content(content: object) -> str | list[Json]:
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    parts = []
+    for part in content:
+        url = ((part.get("image_url") or {}) if isinstance(part, dict) else {}).get("url")
+        kind = _IMAGES.get(str(url).partition("?")[0].rpartition(".")[2].lower())
+        if isinstance(url, str) and kind and "://" in url:
+            source = {"media_type": f"image/{kind}", "path": url}
+            parts.append({"type": "image", "source": source})
+        else:  # bytes have no field, and are with the message as it was
+            text = message_text({"content": [part]}) or f"[{dict(part).get('type', 'part')}]"
+            parts.append({"type": "text", "text": text})
+    return parts
+
+
+def _add_result(step: Json, message: Json) -> None:
+    ids = {call["tool_call_id"] for call in step.get("tool_calls") or ()}
+    call_id = message.get("tool_call_id")
+    source = {"source_call_id": call_id} if call_id in ids else {}
+    results = step.setdefault("observation", {"results": []})["results"]
+    results.append(source | {"content": _content(message.get("content"))})
+
+
+def _metrics(tokens: Json | None) -> Json:
+    if tokens is None:
+        return {}
+    prompt, completion = tokens["prompt_ids"], tokens["completion_ids"]
+    metrics: Json = {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(completion),
+        "prompt_token_ids": prompt,
+        "completion_token_ids": completion,
+        "extra": {"version": tokens.get("version", -1)},
+    }
+    logprobs = tokens.get("completion_logprobs")
+    if logprobs and None not in logprobs:
+        metrics["logprobs"] = logprobs
+    return {"metrics": metrics}
+
+
+def _ours(part: Json) -> Json:
+    ours: Json = part.setdefault("extra", {}).setdefault(OURS, {})
+    return ours
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_trajectory(document: Mapping[str, Any]) -> Json:
+    """The row of a saved rollout that a trajectory holds; its turns have whole prompts.
+
+    *Raises* ValueError, TypeError, LookupError or AttributeError for a value of another shape.
+    """
+    steps = document["steps"]
+    start = next((n for n, step in enumerate(steps) if _is_sampled(step)), len(steps))
+    final = document.get("final_metrics") or {}
+    more = final.get("extra") or {}
+    usage = {key: final[name] for name, key in _TOTALS if final.get(name) is not None}
+    row: Json = {
+        "prompt": list(chain.from_iterable(map(_messages_of, steps[:start]))),
+        "completion": list(chain.from_iterable(map(_messages_of, steps[start:]))),
+        "answer": None,
+        "task": "default",
+        "info": {},
+        "reward": more.get("reward"),
+        "metrics": more.get("metrics") if isinstance(more.get("metrics"), dict) else {},
+        "error": None,
+        "is_completed": True,
+        "token_usage": usage,
+        "tool_defs": document["agent"].get("tool_definitions"),
+        "trajectory": [turn for _, turn, _ in _turns_of(document)],
+    }
+    ours = (document.get("extra") or {}).get(OURS) or {}
+    row = {name: value for name, value in row.items() if name not in (ours.get("absent") or ())}
+    return row | dict(ours.get("fields") or {})
+
+
+def _turns_of(document: Mapping[str, Any]) -> list[tuple[int, Json, Json]]:
+    """(index, the turn, its step) of every turn, of embedded trajectories too, in their order."""
+    turns: list[tuple[int, Json, Json]] = []
+    for trajectory in _with_embedded(document):
+        before: list[Json] = []
+        for step in trajectory["steps"]:
+            messages = _messages_of(step)
+            ours = (step.get("extra") or {}).get(OURS) or {}
+            if _is_sampled(step):
+                turn = {"prompt": before[:], "completion": messages[:1], "tokens": _tokens(step)}
+                turn |= _UNKNOWN | {"trajectory_id": ""} | dict(ours.get("fields") or {})
+                turns.append((ours.get("turn", len(turns)), turn, step))
+            before += messages
+    return sorted(turns, key=lambda turn: turn[0])
+
+
+def _with_embedded(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield document
+    for embedded in document.get("subagent_trajectories") or ():
+        yield from _with_embedded(embedded)
+
+
+def _is_sampled(step: Mapping[str, Any]) -> bool:
+    """Whether a model answered in this step."""
+    is_agent = step["source"] == "agent" and not step.get("is_copied_context")
+    return is_agent and step.get("llm_call_count") != 0
+
+
+def _messages_of(step: Mapping[str, Any]) -> list[Json]:
+    ours = (step.get("extra") or {}).get(OURS) or {}
+    if (messages := ours.get("messages")) is not None:
+        return list(messages)
+    role = "assistant" if step["source"] == "agent" else str(step["source"])
+    message: Json = {"role": role, "content": _parts(step["message"])}
+    if calls := [_wire_call(call) for call in step.get("tool_calls") or ()]:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = calls
+    if step.get("reasoning_content") is not None:
+        message["reasoning_content"] = step["reasoning_content"]
+    results = (step.get("observation") or {}).get("results") or ()
+    return [message, *map(_result, results)]
+
+
+def _result(result: Mapping[str, Any]) -> Json:
+    content = _parts(result.get("content"))
+    if (call_id := result.get("source_call_id")) is None:  # no call in the standard format
+        return {"role": "user", "content": content}
+    return {"role": "tool", "content": content, "tool_call_id": call_id}
+
+
+def _wire_call(call: Mapping[str, Any]) -> Json:
+    ours = (call.get("extra") or {}).get(OURS) or {}
+    arguments = ours.get("arguments", json.dumps(call["arguments"]))
+    function = {"name": call["function_name"], "arguments": arguments}
+    return {"id": call["tool_call_id"], "type": "function", "function": function}
+
+
+def _parts(content: str | Sequence[Mapping[str, Any]] | None) -> Any:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [
+        {"type": "text", "text": part["text"]}
+        if part["type"] == "text"
+        else {"type": "image_url", "image_url": {"url": part["source"]["path"]}}
+        for part in content
+    ]
+
+
+def _tokens(step: Mapping[str, Any]) -> Json | None:
+    """The tokens of a turn; None unless both its prompt and its completion have ids."""
+    metrics = step.get("metrics") or {}
+    prompt, completion = metrics.get("prompt_token_ids"), metrics.get("completion_token_ids")
+    if not prompt or completion is None:
+        return None
+    logprobs = metrics.get("logprobs") or []
+    return {
+        "prompt_ids": prompt,
+        "completion_ids": completion,
+        "completion_logprobs": logprobs if len(logprobs) == len(completion) else [],
+        "overlong_prompt": False,
+        "is_truncated": False,
+        "version": (metrics.get("extra") or {}).get("version", -1),
+    }
+
+
+def load_trajectories(source: Path) -> list[tuple[str, Json]]:
+    """(file, row) of the trajectories in a file or below a folder; empty if there is none.
+
+    A file to which a trajectory refers is a part of it. *Raises* JournalError that names the file
+    for one that is damaged, or of another shape.
+    """
+    documents = dict(_documents(source))
+    parts = {
+        path: [
+            other for name in _references(document) if (other := path.parent / name) in documents
+        ]
+        for path, document in documents.items()
+    }
+    embedded = {other for path, others in parts.items() for other in others if other != path}
+    rows = []
+    for path, document in documents.items():
+        if path in embedded:
+            continue
+        try:
+            more = [documents[other] for other in parts[path] if other != path]
+            if more:
+                known = document.get("subagent_trajectories") or []
+                document = document | {"subagent_trajectories": [*known, *more]}
+            rows.append((str(path), read_trajectory(document)))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise _damaged(path, error) from error
+    _number(rows)
+    return rows
+
+
+def _documents(source: Path) -> Iterator[tuple[Path, Json]]:
+    is_folder = source.is_dir()
+    for path in sorted(source.rglob("*.json")) if is_folder else [source]:
+        if not path.is_file():
+            continue
+        content = read_file(path, MAX_ROW_BYTES)
+        if b"ATIF-v" not in content:
+            continue
+        try:
+            document = decode_json(content)
+        except ValueError as error:
+            raise _damaged(path, error) from error
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        if isinstance(version, str) and version.startswith("ATIF-v"):
+            yield path, document
+
+
+def _damaged(path: Path, error: Exception) -> JournalError:
+    return JournalError(
+        f"{path}: this file is no ATIF trajectory ({type(error).__name__}: {error}); restore the"
+        " file or leave it out",
+        path=str(path),
+    )
+
+
+def _references(value: object) -> Iterator[str]:
+    """Relative paths of other files that a trajectory names as its parts."""
+    if isinstance(value, dict):
+        for name, member in value.items():
+            if name in ("trajectory_path", "continued_trajectory_ref") and isinstance(member, str):
+                if not Path(member).is_absolute() and ".." not in Path(member).parts:
+                    yield member
+            elif name != "extra":
+                yield from _references(member)
+    elif isinstance(value, list):
+        yield from chain.from_iterable(map(_references, value))
+
+
+def _number(rows: Iterable[tuple[str, Json]]) -> None:
+    """Give rollouts of other authors ids by which those of one task are siblings."""
+    examples: dict[str, list[Any]] = {}
+    for _, row in rows:
+        named = {"prompt": row.get("prompt"), "answer": row.get("answer")}
+        key = row.get("example_hash") or content_hash(
+            named | {"task": row.get("task"), "info": row.get("info")}
+        )
+        siblings = examples.setdefault(key, [])
+        row.setdefault("example_id", len(examples) - 1)
+        row.setdefault("example_hash", key)
+        row.setdefault("sibling", len(siblings))
+        row.setdefault("rollout_key", rollout_key(key, row["sibling"]))
+        siblings.append(row)

@@ -1,0 +1,365 @@
+"""ATIF: every kind of rollout goes out by the format's rules and comes back as it was, and other
+authors' trajectories are rollouts in which what they lack is unknown."""
+
+import asyncio
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import verifiers as vf
+from support import atif
+from verifiers.errors import JournalError
+from verifiers.results import rows
+from verifiers.results.atif import read_trajectory, to_trajectory
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.transcript import Transcript
+from verifiers.runs.rescoring import rescore
+from verifiers.runtime import bounded
+from verifiers.runtime.json import decode_row, encode_row
+from verifiers.testing import ScriptedClient
+
+# --- every kind of rollout comes back -------------------------------------------------------------
+
+TEXT = st.sampled_from(["", "a", "é\u2028", "\ud800", "It is 5."])
+ARGUMENTS = st.sampled_from(['{"a": 1}', '{"a":1}', "{}", "no JSON", "[1]", '{"a": NaN}', ""])
+CALLS = st.lists(
+    st.builds(vf.ToolCall, st.sampled_from(["c1", "c2", ""]), TEXT, ARGUMENTS), max_size=2
+)
+IMAGE = vf.ImageUrlContentPart
+PARTS = st.lists(
+    st.sampled_from(
+        [
+            vf.TextContentPart("t"),
+            IMAGE("https://h/a.png?b"),
+            IMAGE("data:image/png;base64,aGk="),
+            IMAGE("https://h/x"),
+        ]
+    ),
+    max_size=2,
+)
+CONTENT = st.one_of(TEXT, PARTS)
+ANSWER = st.builds(
+    vf.AssistantMessage,
+    st.one_of(st.none(), CONTENT),
+    st.one_of(st.none(), CALLS),
+    st.one_of(st.none(), TEXT),
+)
+OTHER = st.one_of(
+    st.builds(vf.SystemMessage, TEXT),
+    st.builds(vf.UserMessage, CONTENT),
+    st.builds(vf.ToolMessage, CONTENT, st.sampled_from(["c1", "c2", "c9"])),
+    st.just({"role": "developer", "content": "d", "name": "n"}),
+)
+PROMPT = st.one_of(TEXT, st.lists(st.one_of(OTHER, ANSWER), max_size=3))
+NUMBER = st.one_of(st.none(), st.just(math.nan), st.floats(-1, 1, width=32))
+
+
+@st.composite
+def turns(draw):
+    """Turns of which each continues an earlier conversation, another, or none."""
+    made, conversations, ids = [], [[vf.UserMessage("q")]], [[1, 15]]
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(conversations) - 1))
+        prompt = [*conversations[at], *draw(st.lists(OTHER, max_size=2))]
+        completion = draw(st.one_of(st.lists(ANSWER, min_size=1, max_size=2), st.just([])))
+        if draw(st.booleans()) and draw(st.booleans()):
+            prompt, completion = "text", "more"
+        num = draw(st.integers(0, 3))
+        tokens = {
+            "prompt_ids": [*ids[at], draw(st.integers(0, 9))],
+            "completion_ids": draw(st.lists(st.integers(0, 2**31 - 1), min_size=num, max_size=num)),
+            "completion_logprobs": [draw(st.floats(-9, 0, width=32)) for _ in range(num)],
+            "version": draw(st.one_of(st.integers(-1, 5), st.just(list(range(num))))),
+        }
+        made.append(
+            {
+                "prompt": prompt,
+                "completion": completion,
+                "tokens": draw(st.one_of(st.none(), st.just(tokens))),
+                "reward": draw(NUMBER),
+                "is_truncated": draw(st.booleans()),
+                "extras": draw(st.sampled_from([{}, {"role": "subagent"}])),
+            }
+        )
+        if isinstance(prompt, list):
+            conversations.append([*prompt, *completion])
+            ids.append([*tokens["prompt_ids"], *tokens["completion_ids"]])
+    return made
+
+
+@st.composite
+def rollouts(draw):
+    made = draw(turns())
+    prompt, completion = draw(PROMPT), draw(st.one_of(st.none(), PROMPT))
+    if (
+        made and draw(st.booleans()) and isinstance(made[-1]["prompt"], list)
+    ):  # its own conversation
+        prompt, completion = made[0]["prompt"], []
+        whole = [*made[-1]["prompt"], *made[-1]["completion"]]
+        if isinstance(prompt, list) and whole[: len(prompt)] == prompt:
+            completion = whole[len(prompt) :]
+    record = Rollout(
+        Transcript(made),
+        draw(NUMBER),
+        {"m": 0.5, "n": math.nan},
+        draw(st.sampled_from([None, "ToolCallError: no"])),
+        draw(st.sampled_from([None, "max_turns_reached"])),
+        row={"prompt": prompt, "answer": draw(st.sampled_from(["5", None, 5])), "info": {"k": [1]}},
+        completion=completion,
+        tool_defs=draw(st.sampled_from([None, [], [vf.Tool("add")]])),
+        usage=draw(st.sampled_from([{}, {"input_tokens": 3, "output_tokens": 2, "cost": 0.1}])),
+    )
+    saved = rows.RolloutOutput(
+        record.fields() | {"trajectory": record.transcript, "column": {"x": 1}}
+    )
+    if draw(st.booleans()):
+        del saved["trajectory"]
+    return saved
+
+
+def on_disk(output):
+    row = rows.row_for_disk(output, "h", 0)
+    return decode_row(encode_row(row))
+
+
+@settings(max_examples=int(os.environ.get("VF_EXAMPLES", "150")), deadline=None)
+@given(rollouts())
+def test_every_rollout_goes_out_by_the_rules_and_comes_back_as_it_was(output):
+    document = decode_row(encode_row(to_trajectory(output, "env", "m")))
+    atif.check(document)
+    read = rows.saved_row(read_trajectory(document), "x")
+    journal = rows.saved_row(on_disk(output), "x")
+    for name in rows.DISK_FIELDS:
+        journal.pop(name)
+    assert on_disk(read) == on_disk(journal)
+
+
+def played(kind):
+    def add(a: int, b: int) -> str:
+        """Add."""
+        return str(a + b)
+
+    row = {"question": "2 + 3?", "answer": "5"}
+    call = vf.ToolCall("c1", "add", '{"a":2, "b":3}')
+    options = {"state_columns": ["trajectory"]}
+
+    def fails(completion):
+        raise ValueError("no")
+
+    async def agent(state):
+        async with vf.model_gateway(state) as url:
+            import openai
+
+            async with openai.AsyncOpenAI(base_url=url, api_key="unused") as client:
+                for content in ("title?", "one", "two"):
+                    await client.chat.completions.create(
+                        model="m", messages=[{"role": "user", "content": content}]
+                    )
+
+    shots = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    kinds = {
+        "single": lambda: (vf.SingleTurnEnv(dataset=[row]), ["5"]),
+        "few-shot": lambda: (vf.SingleTurnEnv(dataset=[row], few_shot=shots), ["5"]),
+        "text": lambda: (
+            vf.SingleTurnEnv(
+                dataset=[{"prompt": "2 + 3 =", "answer": "5"}], message_type="completion"
+            ),
+            ["5"],
+        ),
+        "tools": lambda: (vf.ToolEnv(tools=[add], dataset=[row]), [call, "It is 5."]),
+        "unscored": lambda: (vf.SingleTurnEnv(dataset=[row], rubric=vf.Rubric([fails])), ["5"]),
+        "failed": lambda: (vf.SingleTurnEnv(dataset=[row]), [vf.ModelError("gone")]),
+        "branches": lambda: (vf.AgentEnv(agent=agent, dataset=[row]), ["a", "b", "c"]),
+    }
+    env, replies = kinds[kind]()
+    with env:
+        return env.evaluate(ScriptedClient(replies, tokens=True), "m", **options)
+
+
+KINDS = ["single", "few-shot", "text", "tools", "unscored", "failed", "branches"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_of_environments_come_back_from_a_folder(kind, tmp_path):
+    results = played(kind)
+    for document in results.to_atif(tmp_path / "atif"):
+        atif.check(document)
+    results.save(tmp_path / "run")
+    found, saved = vf.load_results(tmp_path / "atif"), vf.load_results(tmp_path / "run")
+    assert [on_disk(output) for output in found.outputs] == [on_disk(o) for o in saved.outputs]
+    assert found.metadata | {"path_to_save": ""} == saved.metadata | {"path_to_save": ""}
+    for ours, theirs in zip(found.outputs, saved.outputs, strict=True):
+        both = zip(ours["trajectory"].branches(), theirs["trajectory"].branches(), strict=True)
+        for left, right in both:
+            assert np.array_equal(left.token_ids, right.token_ids)
+            assert np.array_equal(left.sampler_logprobs, right.sampler_logprobs)
+
+
+def test_an_agents_other_conversations_are_embedded_trajectories():
+    (document,) = played("branches").to_atif()
+    conversations = [document, *document["subagent_trajectories"]]
+    assert sorted(c["steps"][-1]["message"] for c in conversations) == ["a", "b", "c"]
+
+
+def test_negative_control_without_what_the_format_lacks_a_rollout_is_not_the_same():
+    (document,) = played("tools").to_atif()
+    (output,) = played("tools").outputs
+    del document["extra"]
+    read = rows.saved_row(read_trajectory(document), "x")
+    assert (read.answer, read.stop_condition) == (None, None)
+    assert read.completion == output.completion
+
+
+# --- other authors' trajectories ------------------------------------------------------------------
+
+FOREIGN = {
+    "schema_version": "ATIF-v1.5",
+    "agent": {"name": "terminus-2", "version": "2.0"},
+    "steps": [
+        {"step_id": 1, "source": "system", "message": "You are an agent."},
+        {"step_id": 2, "source": "user", "message": "What is 2 + 3?"},
+        {
+            "step_id": 3,
+            "source": "agent",
+            "message": "I run it.",
+            "observation": {"results": [{"content": "5"}]},
+        },
+        {
+            "step_id": 4,
+            "source": "agent",
+            "message": "",
+            "tool_calls": [{"tool_call_id": "t1", "function_name": "say", "arguments": {"x": "5"}}],
+            "observation": {"results": [{"source_call_id": "t1", "content": None}]},
+        },
+        {"step_id": 5, "source": "agent", "message": "5"},
+    ],
+}
+
+
+def scored_again(env, path):
+    return asyncio.run(rescore(env, path))
+
+
+def foreign(folder, *answers, **changes):
+    folder.mkdir(exist_ok=True)
+    for number, answer in enumerate(answers):
+        document = json.loads(json.dumps(FOREIGN | changes))
+        document["steps"][-1]["message"] = answer
+        trial = folder / f"trial-{number}" / "agent"
+        trial.mkdir(parents=True)
+        (trial / "trajectory.json").write_text(json.dumps(document))
+        (trial / "result.json").write_text('{"reward": 1.0}')
+    return folder
+
+
+def test_what_a_foreign_trajectory_lacks_is_unknown(tmp_path):
+    results = vf.load_results(foreign(tmp_path, "5", "6"))
+    output = results.outputs[0]
+    assert [message["role"] for message in output.prompt] == ["system", "user"]
+    assert [message["role"] for message in output.completion] == [
+        *["assistant", "user", "assistant", "tool", "assistant"]
+    ]
+    assert output.completion[2]["tool_calls"][0].arguments == '{"x": "5"}'
+    assert math.isnan(output.reward)
+    assert (output.answer, output.metrics, output.token_usage) == (None, {}, {})
+    assert len(output["trajectory"]) == 3
+    assert not any(step["tokens"] for step in output["trajectory"])
+    assert math.isnan(results.metadata.avg_reward)
+    assert len({output["example_hash"] for output in results.outputs}) == 1  # siblings
+    assert [output["sibling"] for output in results.outputs] == [0, 1]
+    (only,) = vf.load_results(tmp_path / "trial-0/agent/trajectory.json").outputs
+    assert only.completion == output.completion
+
+
+def test_reward_and_tokens_that_it_has_are_read(tmp_path):
+    steps = json.loads(json.dumps(FOREIGN["steps"]))
+    steps[2]["metrics"] = {
+        "prompt_token_ids": [1, 2],
+        "completion_token_ids": [3, 4],
+        "logprobs": [-0.5, -1.0],
+    }
+    steps[3]["metrics"] = {"prompt_token_ids": [1, 2, 3, 4, 5], "completion_token_ids": [6]}
+    final = {"total_prompt_tokens": 7, "extra": {"reward": 0.5}}
+    folder = foreign(tmp_path, "5", steps=steps, final_metrics=final)
+    (output,) = vf.load_results(folder).outputs
+    assert (output.reward, output.token_usage) == (0.5, {"input_tokens": 7})
+    (branch,) = output["trajectory"].branches()
+    assert branch.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert branch.versions.tolist() == [-2, -2, -1, -1, -2, -1]
+    assert branch.sampler_logprobs is None  # those of the second turn are unknown
+
+
+def test_it_is_scored_again_with_the_answers_of_an_environment(tmp_path):
+    def right(completion, answer):
+        return float(completion[-1]["content"] == answer)
+
+    rubric = vf.Rubric([right])
+    data = [{"question": "Other?", "answer": "5"}, {"question": "What is 2 + 3?", "answer": "5"}]
+    env = vf.SingleTurnEnv(dataset=data, rubric=rubric, system_prompt="Be brief.")
+    scored = scored_again(env, foreign(tmp_path / "a", "5", "6"))
+    assert scored.reward == [1.0, 0.0]
+    assert scored.outputs[0].prompt[0]["content"] == "You are an agent."
+    strange = foreign(tmp_path / "b", "5")
+    without = vf.SingleTurnEnv(dataset=data[:1], rubric=rubric)
+    with pytest.raises(
+        vf.ConfigError, match="reads the answer, which the rollouts of example 0 have not"
+    ):
+        scored_again(without, strange)
+    no_need = vf.SingleTurnEnv(dataset=data[:1], rubric=vf.Rubric([lambda completion: 0.5]))
+    assert scored_again(no_need, strange).reward == [0.5]
+
+
+def test_two_authors_trajectories_are_compared_by_task(tmp_path):
+    final = [{"extra": {"reward": reward}} for reward in (0.0, 1.0)]
+    one = vf.load_results(foreign(tmp_path / "a", "6", final_metrics=final[0]))
+    other = vf.load_results(foreign(tmp_path / "b", "5", final_metrics=final[1]))
+    compared = one.compare(other)
+    assert "1" in str(compared)
+
+
+def test_files_that_it_names_are_parts_of_it_and_no_rollouts(tmp_path):
+    steps = json.loads(json.dumps(FOREIGN["steps"]))
+    refs = [{"trajectory_path": name} for name in ("sub.json", "/etc/hostname", "../outside.json")]
+    steps[2]["observation"]["results"][0]["subagent_trajectory_ref"] = refs
+    folder = foreign(tmp_path, "5", steps=steps)
+    (folder / "trial-0/agent/sub.json").write_text(json.dumps(FOREIGN))
+    (output,) = vf.load_results(folder).outputs
+    assert len(output["trajectory"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"schema_version": "ATIF-v1.7"}', "KeyError: 'steps'"),
+        ('{"schema_version": "ATIF-v1.7", "agent": {}, "steps": [3]}', "TypeError"),
+        (
+            '{"schema_version": "ATIF-v1.7", "steps": ' + "[" * 5000 + "]" * 5000 + "}",
+            "nested deeper",
+        ),
+        ('{"schema_version": "ATIF-v1.7", ', "ValueError|JSONDecodeError"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, content, said):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(JournalError, match=rf"x\.json.*({said})"):
+        vf.load_results(tmp_path)
+
+
+def test_a_file_without_end_is_left_at_the_limit(tmp_path, monkeypatch):
+    from verifiers.results import atif as reader
+
+    monkeypatch.setattr(reader, "MAX_ROW_BYTES", 1000)
+    with pytest.raises(bounded.TooLong):
+        vf.load_results(foreign(tmp_path, "5" * 2000))
+    os.mkfifo(tmp_path / "pipe.json")
+
+
+def test_a_folder_without_any_says_what_it_may_hold(tmp_path):
+    (tmp_path / "x.json").write_text('{"version": "ATIF-v1.7"}')
+    with pytest.raises(vf.ConfigError, match="a results file or ATIF trajectories"):
+        vf.load_results(tmp_path)
