@@ -27,7 +27,7 @@ from verifiers.types import ToolCall
 SECRET = "tok-of-the-test-1234"
 
 
-def one(completion) -> float:
+def constant(completion) -> float:
     return 1.0
 
 
@@ -101,7 +101,7 @@ def mcp_env(*servers, **parameters):
     with MCPEnv(
         mcp_servers=described,
         dataset=[{"question": "2 + 3?", "answer": "5"}],
-        rubric=Rubric([one]),
+        rubric=Rubric([constant]),
         **parameters,
     ) as env:
         yield env

@@ -49,13 +49,13 @@ ANSWER = st.builds(
     st.one_of(st.none(), CALLS),
     st.one_of(st.none(), TEXT),
 )
-OTHER = st.one_of(
+CONTEXT = st.one_of(
     st.builds(vf.SystemMessage, TEXT),
     st.builds(vf.UserMessage, CONTENT),
     st.builds(vf.ToolMessage, CONTENT, st.sampled_from(["c1", "c2", "c9"])),
     st.just({"role": "developer", "content": "d", "name": "n"}),
 )
-PROMPT = st.one_of(TEXT, st.lists(st.one_of(OTHER, ANSWER), max_size=3))
+PROMPT = st.one_of(TEXT, st.lists(st.one_of(CONTEXT, ANSWER), max_size=3))
 NUMBER = st.one_of(st.none(), st.just(math.nan), st.floats(-1, 1, width=32))
 
 
@@ -65,7 +65,7 @@ def turns(draw):
     made, conversations, ids = [], [[vf.UserMessage("q")]], [[1, 15]]
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(conversations) - 1))
-        prompt = [*conversations[at], *draw(st.lists(OTHER, max_size=2))]
+        prompt = [*conversations[at], *draw(st.lists(CONTEXT, max_size=2))]
         completion = draw(st.one_of(st.lists(ANSWER, min_size=1, max_size=2), st.just([])))
         if draw(st.booleans()) and draw(st.booleans()):
             prompt, completion = "text", "more"
@@ -100,9 +100,9 @@ def rollouts(draw):
         made and draw(st.booleans()) and isinstance(made[-1]["prompt"], list)
     ):  # its own conversation
         prompt, completion = made[0]["prompt"], []
-        whole = [*made[-1]["prompt"], *made[-1]["completion"]]
-        if isinstance(prompt, list) and whole[: len(prompt)] == prompt:
-            completion = whole[len(prompt) :]
+        conversation = [*made[-1]["prompt"], *made[-1]["completion"]]
+        if isinstance(prompt, list) and conversation[: len(prompt)] == prompt:
+            completion = conversation[len(prompt) :]
     record = Rollout(
         Transcript(made),
         draw(NUMBER),
@@ -190,10 +190,10 @@ def test_runs_of_environments_come_back_from_a_folder(kind, tmp_path):
     for document in results.to_atif(tmp_path / "atif"):
         atif.check(document)
     results.save(tmp_path / "run")
-    found, saved = vf.load_results(tmp_path / "atif"), vf.load_results(tmp_path / "run")
-    assert [on_disk(output) for output in found.outputs] == [on_disk(o) for o in saved.outputs]
-    assert found.metadata | {"path_to_save": ""} == saved.metadata | {"path_to_save": ""}
-    for ours, theirs in zip(found.outputs, saved.outputs, strict=True):
+    read, saved = vf.load_results(tmp_path / "atif"), vf.load_results(tmp_path / "run")
+    assert [on_disk(output) for output in read.outputs] == [on_disk(o) for o in saved.outputs]
+    assert read.metadata | {"path_to_save": ""} == saved.metadata | {"path_to_save": ""}
+    for ours, theirs in zip(read.outputs, saved.outputs, strict=True):
         both = zip(ours["trajectory"].branches(), theirs["trajectory"].branches(), strict=True)
         for left, right in both:
             assert np.array_equal(left.token_ids, right.token_ids)
@@ -316,9 +316,9 @@ def test_it_is_scored_again_with_the_answers_of_an_environment(tmp_path):
 
 def test_two_authors_trajectories_are_compared_by_task(tmp_path):
     final = [{"extra": {"reward": reward}} for reward in (0.0, 1.0)]
-    one = vf.load_results(foreign(tmp_path / "a", "6", final_metrics=final[0]))
-    other = vf.load_results(foreign(tmp_path / "b", "5", final_metrics=final[1]))
-    compared = one.compare(other)
+    left = vf.load_results(foreign(tmp_path / "a", "6", final_metrics=final[0]))
+    right = vf.load_results(foreign(tmp_path / "b", "5", final_metrics=final[1]))
+    compared = left.compare(right)
     assert "1" in str(compared)
 
 

@@ -145,10 +145,10 @@ class AgentEnv(AgentTurns):
             raise ConfigError("collect is a list of patterns, not one text", key="collect")
         limits = max_idle_seconds, score_failures
         self.set_agent(agent, command, dialect, agent_args, trained_roles, history, *limits)
-        named: dict[str, bytes] = {}
+        copied: dict[str, bytes] = {}
         if self.command is not None:
-            self.command, named = named_files(self.command)
-        self.files = {**named, **contents(files)}
+            self.command, copied = named_files(self.command)
+        self.files = {**copied, **contents(files)}
         self.collect, self.keep_workdirs = list(collect), keep_workdirs
         self.seen_tools = None if tools is None else list(tools)
         self.max_startup_wait_seconds = max_startup_wait_seconds

@@ -10,20 +10,19 @@ else of the host stays invisible.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shutil
-import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import open_file, read_text, run_captured
+from verifiers.runtime.decoding import decode_message
 from verifiers.sandbox.host.mounts import is_system
 
-START_S = 300.0
-"""Time limit of an interpreter that is asked for its folders, and of what uv installs before."""
 _ASK = (
     "import json, sys; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, *sys.path]))"
 )
@@ -72,7 +71,7 @@ def _file(word: str, folder: str) -> str | None:
 def _paths(program: str, folder: str) -> list[str]:
     if _PYTHON.fullmatch(Path(program).name):
         return _of_interpreter(program, folder)
-    with open(program, "rb") as file:
+    with open_file(program) as file:
         first = file.readline(4096)
     words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
     interpreter = _file(words[0], folder) if words else None
@@ -82,8 +81,8 @@ def _paths(program: str, folder: str) -> list[str]:
 def _of_interpreter(program: str, folder: str) -> list[str]:
     """The folders of an interpreter: its environment, its installation also by the names under
     which links lead to it, and sources."""
-    asked = _said([program, "-I", "-c", _ASK], folder, f"{program} does not run")
-    _, prefix, base, *path = asked
+    reported = _answer([program, "-I", "-c", _ASK], folder, f"{program} does not run")
+    _, prefix, base, *path = reported
     names = [base]
     link = program
     while os.path.islink(link):
@@ -107,18 +106,18 @@ def _without_uv(command: tuple[str, ...], folder: str) -> tuple[str, ...]:
     options, (name, *arguments) = words[:number], [*words[number:], ""]
     if name == "--":
         name, *arguments = arguments
-    shown = " ".join(command)
+    text = " ".join(command)
     if name.startswith("-") or not name:
         raise ConfigError(
-            f"the agent's command {shown!r} names no Python file; write uv run OPTIONS -- COMMAND",
+            f"the agent's command {text!r} names no Python file; write uv run OPTIONS -- COMMAND",
             key="command",
         )
     arguments.pop()
     metadata = None
     if name.endswith(".py") and (script := Path(folder, name)).is_file():
-        metadata = _METADATA.search(script.read_text("utf-8", "replace"))
+        metadata = _METADATA.search(read_text(script))
     code = f"{metadata[0] if metadata else ''}\n{_ASK}\n"
-    python = _said([command[0], "run", *options, "-"], folder, f"{shown} failed", code)[0]
+    python = _answer([command[0], "run", *options, "-"], folder, f"{text} failed", code)[0]
     if name.endswith(".py"):
         return (python, name, *arguments)
     if _PYTHON.fullmatch(name):
@@ -130,16 +129,17 @@ def _is_python(word: str) -> bool:
     return word.endswith(".py") or _PYTHON.fullmatch(word) is not None
 
 
-def _said(argv: Sequence[str], folder: str, failure: str, code: str = "") -> list[str]:
+def _answer(argv: Sequence[str], folder: str, failure: str, code: str = "") -> list[str]:
     try:
-        ended = subprocess.run(
-            argv, input=code, cwd=folder, capture_output=True, text=True, timeout=START_S
-        )
+        with tempfile.TemporaryFile() as file:
+            file.write(code.encode())
+            file.seek(0)
+            ended = run_captured(argv, cwd=folder, stdin=file)
         if ended.returncode == 0:
-            said: list[str] = json.loads(ended.stdout.splitlines()[-1])
-            return said
+            answer: list[str] = decode_message(ended.stdout.splitlines()[-1])
+            return answer
         why = ended.stderr.strip() or f"exit code {ended.returncode}"
-    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, IndexError) as error:
         why = str(error)
     raise ConfigError(
         f"the agent's command: {failure} on this machine: {' '.join(why.split())[-500:]}",

@@ -51,7 +51,9 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
     turns = None
     if "trajectory" in row:
         transcript = row.pop("trajectory") or ()
-        turns = _whole(transcript if isinstance(transcript, Transcript) else Transcript(transcript))
+        turns = _full_turns(
+            transcript if isinstance(transcript, Transcript) else Transcript(transcript)
+        )
     row = decode_row(encode_row(row))
     prompt, completion = (
         _messages(row.get("prompt"), "user"),
@@ -59,11 +61,11 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
     )
     conversation = [*prompt, *completion]
     chains = _chains(turns or ())
-    own = next((c for c in reversed(chains) if _is_prefix(c[-1][1], conversation)), [])
-    if not own and completion:  # an agent writes the prompt of its calls itself
-        own = next((c for c in reversed(chains) if c[-1][1][-1:] == completion[-1:]), [])
-        if own:
-            prompt, conversation = _messages(own[0][2]["prompt"], "user"), own[-1][1]
+    main = next((c for c in reversed(chains) if _is_prefix(c[-1][1], conversation)), [])
+    if not main and completion:  # an agent writes the prompt of its calls itself
+        main = next((c for c in reversed(chains) if c[-1][1][-1:] == completion[-1:]), [])
+        if main:
+            prompt, conversation = _messages(main[0][2]["prompt"], "user"), main[-1][1]
     usage = row.get("token_usage") or {}
     version = metadata.version("verifiers")
     who: Json = {"name": agent or OURS, "version": version, "model_name": model or None}
@@ -73,7 +75,7 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
         "schema_version": VERSION,
         "session_id": row.get("rollout_key"),
         "agent": {name: value for name, value in who.items() if value is not None},
-        "steps": _steps(conversation, len(prompt), own, turns is not None),
+        "steps": _steps(conversation, len(prompt), main, turns is not None),
         "final_metrics": {
             **{name: usage[key] for name, key in _TOTALS if isinstance(usage.get(key), int)},
             "extra": {"reward": row.get("reward"), "metrics": row.get("metrics")},
@@ -86,7 +88,7 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
                 "steps": _steps(c[-1][1], len(c[0][2]["prompt"]), c, True),
             }
             for c in chains
-            if c is not own
+            if c is not main
         ],
     }
     document = {name: value for name, value in document.items() if value or name == "steps"}
@@ -95,21 +97,22 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
 
 def _with_remainder(document: Json, row: Json) -> Json:
     """The document with what reading it would give otherwise."""
-    found = read_trajectory(document)
-    turns = list(zip(found["trajectory"], row.get("trajectory") or (), strict=False))
-    steps = [step for _, _, step in _turns_of(document)]
-    for (read, turn), step in zip(turns, steps, strict=False):
-        if changed := {name: v for name, v in turn.items() if read.get(name, ...) != v}:
+    for turn, (_, read, step) in zip(
+        row.get("trajectory") or (), _turns_of(document), strict=False
+    ):
+        if changed := _differences(turn, read):
             _ours(step)["fields"] = changed
-    if len(found["trajectory"]) == len(row.get("trajectory") or ()):
-        found = read_trajectory(document)
-    fields = {name: value for name, value in row.items() if found.get(name, ...) != value}
-    absent = [name for name in found if name not in row]
-    document.setdefault("extra", {})[OURS] = {"fields": fields, "absent": absent}
+    read = read_trajectory(document)
+    absent = [name for name in read if name not in row]
+    document.setdefault("extra", {})[OURS] = {"fields": _differences(row, read), "absent": absent}
     return document
 
 
-def _whole(transcript: Transcript) -> list[Json]:
+def _differences(original: Json, read: Json) -> Json:
+    return {name: value for name, value in original.items() if read.get(name, ...) != value}
+
+
+def _full_turns(transcript: Transcript) -> list[Json]:
     """The turns as JSON, each with its whole prompt."""
     written = []
     for step, turn in zip(transcript.to_json(), transcript.turns, strict=True):
@@ -172,9 +175,9 @@ def _steps(messages: Sequence[Json], num_prompt: int, turns: Chain, has_turns: b
                 step.pop("reasoning_content", None)  # the format has none beside it
         steps.append(step)
         originals.append([message])
-    for step, wanted in zip(steps, originals, strict=True):
-        if _messages_of(step) != wanted:
-            _ours(step)["messages"] = wanted
+    for step, original in zip(steps, originals, strict=True):
+        if _messages_of(step) != original:
+            _ours(step)["messages"] = original
     steps = steps or [{"source": "system", "message": "", "extra": {OURS: {"messages": []}}}]
     return [{"step_id": number, **step} for number, step in enumerate(steps, 1)]
 
@@ -381,22 +384,20 @@ def load_trajectories(source: Path) -> list[tuple[str, Json]]:
     """
     documents = dict(_documents(source))
     parts = {
-        path: [
-            other for name in _references(document) if (other := path.parent / name) in documents
-        ]
+        path: [path.parent / name for name in _references(document)]
         for path, document in documents.items()
     }
-    embedded = {other for path, others in parts.items() for other in others if other != path}
+    embedded = {part for path, names in parts.items() for part in names if part != path}
     rows = []
     for path, document in documents.items():
         if path in embedded:
             continue
+        more = [documents[part] for part in parts[path] if part in documents and part != path]
         try:
-            more = [documents[other] for other in parts[path] if other != path]
-            if more:
-                known = document.get("subagent_trajectories") or []
-                document = document | {"subagent_trajectories": [*known, *more]}
-            rows.append((str(path), read_trajectory(document)))
+            all_parts = [*(document.get("subagent_trajectories") or ()), *more]
+            rows.append(
+                (str(path), read_trajectory({**document, "subagent_trajectories": all_parts}))
+            )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _damaged(path, error) from error
     _number(rows)
@@ -445,10 +446,8 @@ def _number(rows: Iterable[tuple[str, Json]]) -> None:
     """Give rollouts of other authors ids by which those of one task are siblings."""
     examples: dict[str, list[Any]] = {}
     for _, row in rows:
-        named = {"prompt": row.get("prompt"), "answer": row.get("answer")}
-        key = row.get("example_hash") or content_hash(
-            named | {"task": row.get("task"), "info": row.get("info")}
-        )
+        columns = {name: row.get(name) for name in ("prompt", "answer", "task", "info")}
+        key = row.get("example_hash") or content_hash(columns)
         siblings = examples.setdefault(key, [])
         row.setdefault("example_id", len(examples) - 1)
         row.setdefault("example_hash", key)

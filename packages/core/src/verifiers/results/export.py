@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
+from verifiers.results.atif import to_trajectory
 from verifiers.results.rows import (
     RolloutOutput,
     content_hash,
@@ -74,8 +75,8 @@ OTHER_FILES = frozenset(".json .txt .xlsx .tsv .feather .arrow .pkl .html .md .g
 def save(
     rollouts: Callable[[], Iterator[RolloutOutput]], metadata: Mapping[str, Any], path: str | Path
 ) -> None:
-    """Write the results of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run
-    directory.
+    """Write the results of a run to ``path``: one ``.parquet``, ``.csv`` or ``.jsonl`` file, else
+    a run directory.
 
     ``rollouts()`` yields them in order, and is called again where a format needs it. *Raises*
     ConfigError when the directory already holds results.
@@ -84,6 +85,12 @@ def save(
     if target.suffix == ".parquet":
         target.parent.mkdir(parents=True, exist_ok=True)
         _write_parquet(rollouts, target)
+        return
+    if target.suffix == ".csv":
+        frame = rows_to_dataset(list(rollouts())).to_pandas()
+        for name in frame.columns:
+            frame[name] = frame[name].map(_as_cell)
+        frame.to_csv(target, index=False)
         return
     rows = _disk_rows(rollouts())
     if target.suffix == ".jsonl":
@@ -105,24 +112,42 @@ def save(
     _write_metadata(metadata, target)
 
 
+def _as_cell(value: object) -> object:
+    """A value in a cell of a CSV file: arrays and objects as JSON."""
+    if not isinstance(value, Mapping | list) and not hasattr(value, "tolist"):
+        return value
+    return json.dumps(json_ready(value), ensure_ascii=False, default=lambda array: array.tolist())
+
+
 def _write_metadata(metadata: Mapping[str, Any], folder: Path) -> None:
     content = json.dumps(json_ready({**metadata, "path_to_save": str(folder)}), indent=2)
     atomic_write(folder / METADATA_NAME, content.encode() + b"\n")
 
 
-def write_trajectories(
-    documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any], folder: Path
-) -> None:
-    """Write each trajectory of a run to a file of its own, in the order of the rollouts.
+def trajectories(
+    rollouts: Iterable[RolloutOutput],
+    states: Sequence[Mapping[str, Any]] | None,
+    metadata: Mapping[str, Any],
+    folder: str | Path | None,
+) -> list[dict[str, Any]]:
+    """The rollouts as ATIF trajectories, in their order; each also as a file in ``folder``.
 
     *Raises* ConfigError for a folder that has files.
     """
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} has files; write into another folder", path=str(folder))
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, document in enumerate(documents):
-        atomic_write(folder / f"{number:06}.json", encode_row(document) + b"\n")
-    _write_metadata(metadata, folder)
+    names = str(metadata.get("env_id") or ""), str(metadata.get("model") or "")
+    documents = []
+    for output, state in zip(rollouts, states or itertools.repeat({})):  # noqa: B905  without end
+        turns = {"trajectory": state["trajectory"]} if "trajectory" in state else {}
+        documents.append(to_trajectory({**turns, **output}, *names))
+    if folder is not None:
+        target = Path(folder)
+        if target.is_dir() and any(target.iterdir()):
+            raise ConfigError(f"{target} has files; write into another folder", path=str(target))
+        target.mkdir(parents=True, exist_ok=True)
+        for number, document in enumerate(documents):
+            atomic_write(target / f"{number:06}.json", encode_row(document) + b"\n")
+        _write_metadata(metadata, target)
+    return documents
 
 
 def _disk_rows(outputs: Iterable[RolloutOutput]) -> list[dict[str, Any]]:

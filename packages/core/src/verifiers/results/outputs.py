@@ -7,7 +7,6 @@ order of their examples, siblings together.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,14 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from verifiers import compat
 from verifiers.errors import ConfigError, UsageError
 from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_of
-from verifiers.results.atif import to_trajectory
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
-from verifiers.results.export import (
-    average_rewards,
-    rows_to_dataset,
-    save,
-    write_trajectories,
-)
+from verifiers.results.export import average_rewards, rows_to_dataset, save, trajectories
 from verifiers.results.notebook import results_html
 from verifiers.results.rows import (
     RolloutOutput,
@@ -367,42 +360,20 @@ class GenerateOutputs:
 
         In CSV, lists and objects are JSON texts.
         """
-        if Path(path).suffix == ".csv":
-            frame = self.to_pandas()
-            for name in frame.columns:
-                frame[name] = frame[name].map(_as_cell)
-            frame.to_csv(path, index=False)
-            return
         save(self.rollouts, self.metadata, path)
 
     def to_atif(self, folder: str | Path | None = None) -> list[dict[str, Any]]:
-        """The rollouts as trajectories of the Agent Trajectory Interchange Format, version 1.7.
+        """The rollouts as trajectories of the Agent Trajectory Interchange Format, version 1.7; each
+        also as a file in ``folder``, which ``vf.load_results`` reads.
 
-        Args:
-            folder: Where each is written to a file of its own; ``vf.load_results(folder)`` gives
-                the rollouts back as they are.
-
-        Turns, with their token ids and log-probabilities, are those of the states, or of the column
-        ``trajectory``.
+        Tokens are those of the states, or of the column ``trajectory``.
 
         >>> from verifiers.testing import ScriptedClient
         >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
         >>> [(step["source"], step["message"]) for step in results.to_atif()[0]["steps"]]
         [('user', '1 + 1'), ('agent', '2')]
         """
-        facts = self.metadata
-        who = str(facts.get("env_id") or ""), str(facts.get("model") or "")
-        states: Sequence[Any] = self.known_states() or [{}] * len(self)
-        documents = [
-            to_trajectory(
-                {"trajectory": state["trajectory"], **output} if "trajectory" in state else output,
-                *who,
-            )
-            for output, state in zip(self.rollouts(), states, strict=True)
-        ]
-        if folder is not None:
-            write_trajectories(documents, facts, Path(folder))
-        return documents
+        return trajectories(self.rollouts(), self.known_states(), self.metadata, folder)
 
     def known_states(self) -> list[State] | None:
         """The states that were kept, or that the saved trajectories give; None without either."""
@@ -556,10 +527,3 @@ def make_dataset(
     if push_to_hub:
         dataset.push_to_hub(hub_name)
     return dataset
-
-
-def _as_cell(value: object) -> object:
-    """A value in a cell of a CSV file: arrays and objects as JSON."""
-    if not isinstance(value, Mapping | list) and not hasattr(value, "tolist"):
-        return value
-    return json.dumps(json_ready(value), ensure_ascii=False, default=lambda array: array.tolist())

@@ -150,14 +150,14 @@ def _rows(
     still have it."""
     columns = {name: dict(group[0]) for name, group in groups.items()}
     # of other authors' trajectories the answer is unknown
-    asked = {
+    questions = {
         last_text(output["prompt"], "user"): key
         for key, output in columns.items()
         if output["answer"] is None
     }
     more: dict[str, Mapping[str, Any]] = {}
     try:
-        if asked:
+        if questions:
             raise ConfigError("the answers of some rollouts are unknown")
         env.rubric.check_arguments(set(next(iter(columns.values()))))
     except ConfigError:  # a reward function reads a column that is not saved
@@ -166,8 +166,8 @@ def _rows(
         ]
         for example in chain.from_iterable(tables):
             key = example.hash
-            if asked:
-                key = asked.get(last_text(example.row["prompt"], "user"), key)
+            if questions:
+                key = questions.get(last_text(example.row["prompt"], "user"), key)
             if key in groups:
                 more.setdefault(key, example.row)
     for key, output in columns.items():

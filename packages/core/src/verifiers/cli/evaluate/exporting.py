@@ -39,7 +39,9 @@ def _dataset(results: GenerateOutputs, path: Path) -> None:
 
 
 def _atif(results: GenerateOutputs, path: Path) -> None:
-    results.to_atif(path)
+    from verifiers.results.loading import load_results
+
+    load_results(path.parent).to_atif(path)  # with the keys by which it is compared and resumed
 
 
 def _inspect(results: GenerateOutputs, path: Path) -> None:

@@ -155,8 +155,8 @@ def _check_kind(fields: Mapping[str, Any], is_remote: bool) -> None:
     """*Raises* ConfigError for fields of the other kind of server, and for an address that is none
     or holds a login; MissingKeyError for a variable that is not set."""
     name = fields["name"]
-    others = ("command", "args", "env") if is_remote else ("api_key_var", "header_vars")
-    if wrong := [key for key in others if fields.get(key)]:
+    excluded = ("command", "args", "env") if is_remote else ("api_key_var", "header_vars")
+    if wrong := [key for key in excluded if fields.get(key)]:
         raise ConfigError(
             f"the MCP server {name!r} has {'a url' if is_remote else 'no url'}, which"
             f" {wrong[0]} does not go with",
