@@ -631,3 +631,55 @@ def test_vf_train_reads_the_three_files_as_one_run(tmp_path):
         "reverse-text",
         3e-6,
     )
+
+
+EVALUATED = """
+[model]
+name = "m"
+[orchestrator]
+batch_size = 64
+[orchestrator.eval]
+interval = 20
+[orchestrator.eval.sampling]
+temperature = 0.0
+max_completion_tokens = 2048
+[[orchestrator.eval.env]]
+id = "reverse-text"
+num_examples = 256
+group_size = 4
+[[orchestrator.env]]
+id = "reverse-text"
+[trainer.loss]
+kl_tau = 0.01
+adv_tau = 1.0
+"""
+
+
+def test_the_evaluation_and_the_loss_are_read(tmp_path):
+    document = read(file(tmp_path, EVALUATED))
+    assert document["eval"] == {
+        "steps": 20,
+        "num_examples": 256,
+        "rollouts_per_example": 4,
+        "sampling_args": {"temperature": 0.0, "max_tokens": 2048},
+    }
+    args = document["trainer"]["args"]
+    assert (args["loss"], args["loss_kwargs"]) == ("ipo", {"log_ratio_penalty": 0.01})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('env]]\nid = "reverse-text"\nnum', 'env]]\nid = "gsm8k"\nnum', r"vf.RLTrainer\(eval_env="),
+        ("num_examples", "args = {a = 1}\nnum_examples", "orchestrator.eval.env.args: a key"),
+        ("kl_tau", 'type = "custom"\nkl_tau', "trainer.loss.type is 'custom'; it may be default"),
+        ("adv_tau = 1.0", "teacher_tau = 0.5", "trainer.loss.teacher_tau: a key of prime-rl"),
+        ("kl_tau", 'type = "gspo"\nkl_tau', "trainer.loss.kl_tau: a key of prime-rl"),
+        ("interval", "cancel_inflight = true\ninterval", "orchestrator.eval.cancel_inflight: a"),
+    ],
+)
+def test_an_evaluation_or_a_loss_without_a_counterpart_is_refused(tmp_path, before, after, said):
+    text = EVALUATED.replace(before, after, 1)
+    assert text != EVALUATED
+    with pytest.raises(vf.ConfigError, match=said):
+        read(file(tmp_path, text))

@@ -111,6 +111,7 @@ def small_config(folder: Path, **settings: Any) -> RLConfig:
         "generation_timeout": 30.0,
         "log_completions": False,
         "inference": "embedded",
+        "disable_tqdm": True,
     }
     return RLConfig(**{**small, **settings})
 

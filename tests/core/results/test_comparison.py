@@ -331,3 +331,4 @@ def test_results_in_memory_and_from_disk_compare_alike(tmp_path):
     assert live.num_examples == loaded.num_examples == mixed.num_examples == 7
     assert live.difference == loaded.difference == mixed.difference
     assert f"B − A  reward: {live.sentence()}" in str(before.compare(after))
+    assert repr(before.compare(after)) == str(before.compare(after))

@@ -35,6 +35,23 @@ async def test_inside_a_loop_an_awaitable_is_returned_at_once():
     assert await pending == 8
 
 
+async def test_what_is_taken_for_its_value_without_await_says_so():
+    pending = dual(lambda: double(4))
+    with pytest.raises(AttributeError, match=r"no 'metadata' yet: .* write await before the call"):
+        pending.metadata
+    with pytest.raises(TypeError, match=r"no \['rewards'\] yet: .*evaluate_sync"):
+        pending["rewards"]
+    assert "write await" in repr(pending)
+    assert asyncio.iscoroutine(pending)
+    assert await asyncio.create_task(pending) == 8
+    cancelled = asyncio.create_task(dual(lambda: asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    dual(lambda: double(4)).close()
+
+
 async def test_the_blocking_form_works_inside_a_loop_in_a_separate_thread():
     with no_new_thread():
         assert blocking(lambda: double(4)) == 8

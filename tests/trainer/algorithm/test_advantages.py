@@ -262,3 +262,39 @@ def test_a_function_of_the_caller_sees_live_groups_and_known_rewards_only():
     np.testing.assert_array_equal(advantages[0], [1.0, np.nan, -1.0, 0.0])
     assert np.isnan(advantages[1]).all()
     assert [r.tolist() for r in seen] == [[3.0, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("form", "returned"),
+    [
+        (lambda parts: [part.mean() for part in parts], r"arrays of the shapes \[\[\], \[\]\]"),
+        (lambda parts: [part[:, None] for part in parts], r"shapes \[\[3, 1\], \[2, 1\]\]"),
+        (lambda parts: parts[:1], r"shapes \[\[3\]\]"),
+        (np.concatenate, "arrays of the shapes"),
+        (lambda parts: 1.0, "a float that is no list"),
+        (lambda parts: None, "a NoneType that is no list"),
+        (lambda parts: ["a" for _ in parts], "a list that is no list of arrays"),
+    ],
+)
+def test_an_advantage_of_another_form_than_one_number_per_rollout_is_refused(form, returned):
+    """Negative control: a mean would be the advantage of every sibling."""
+
+    def mine(rewards_G, lengths_G=None):
+        return form([rewards - rewards.mean() for rewards in rewards_G])
+
+    groups = [np.array([1.0, 0.0, 0.5]), np.array([0.0, 1.0])]
+    line = f"test_advantages.py:{mine.__code__.co_firstlineno}"
+    with pytest.raises(ConfigError, match=rf"'mine' .*{line}\) returned .*{returned}.* \[3, 2\]"):
+        compute_advantages(mine, groups)
+
+    assigned = np.zeros(3)
+    assigned[:] = np.float64(0.25)
+    assert (assigned == 0.25).all()
+
+
+def test_advantages_of_lists_and_of_a_generator_are_arrays():
+    def lists(rewards_G, lengths_G=None):
+        return ([float(reward) for reward in rewards] for rewards in rewards_G)
+
+    (advantages,) = compute_advantages(lists, [np.array([1.0, 0.0])])
+    assert advantages.tolist() == [1.0, 0.0]

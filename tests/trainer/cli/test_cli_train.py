@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,19 +24,15 @@ from transformers import TrainerControl, TrainerState
 from support.kill import run_child
 from verifiers.errors import ConfigError
 from verifiers.storage.files import LOCK_NAME, HeldFile
-from verifiers_trainer.cli import tmux
-from verifiers_trainer.cli.display import (
-    ProgressLine,
-    duration,
-    edge_rewards,
-    show_logs,
-    two_columns,
-)
+from verifiers_trainer.cli import ablation, tmux
+from verifiers_trainer.cli.display import show_logs
 from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.train import quickstart_command, train_command
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.run.history import edge_rewards
 from verifiers_trainer.run.metrics_files import read_metrics
+from verifiers_trainer.run.progress import ProgressLine, duration, two_columns
 
 ENVIRONMENT = """
 import os, signal
@@ -518,6 +515,15 @@ def test_a_solved_task_is_exit_0_with_a_checkpoint(run):
     assert "next" not in result.stderr
 
 
+def test_quiet_prints_the_results_alone(run):
+    result = run("@", "run.toml", "--trainer.args.max_steps", "1", "-q")
+    assert result.exit_code == 0, result.output
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("reward ")
+    assert [line.split("  ")[0] for line in lines[1:4]] == ["numbers", "rollouts", "learning curve"]
+    assert lines[-1].endswith("# evaluates the trained model")
+
+
 # --- in a tmux session, in another folder ---------------------------------------------------------
 
 
@@ -673,3 +679,73 @@ def test_the_ends_of_a_run_are_compared_over_ten_steps_at_most():
 def test_small_formats():
     assert (duration(5), duration(3600)) == ("0:05", "1:00:00")
     assert two_columns([("a", "1"), ("long", "2\x07")]) == "a     1\nlong  2\\x07"
+
+
+# --- several runs of a file -----------------------------------------------------------------------
+
+
+SWEEP = """
+[[ablation]]
+[ablation.sweep]
+seed = [0, 1]
+[ablation.sweep.env.args]
+reward = ["vowels", "solved"]
+"""
+
+
+def test_an_ablation_is_every_combination_with_what_flags_leave(run):
+    Path("sweep.toml").write_text(FILE + SWEEP)
+    runs = ablation.combinations(["@", "sweep.toml"])
+    assert [run.name for run in runs] == [
+        "seed=0,env.args.reward=vowels",
+        "seed=0,env.args.reward=solved",
+        "seed=1,env.args.reward=vowels",
+        "seed=1,env.args.reward=solved",
+    ]
+    assert runs[0].words == ["--trainer.args.seed=0", '--env.args.reward="vowels"']
+    remaining = ablation.combinations(["@", "sweep.toml", "--trainer.args.seed", "7"])
+    assert [run.name for run in remaining] == ["env.args.reward=vowels", "env.args.reward=solved"]
+    assert ablation.combinations(["@", "sweep.toml", *runs[0].words]) == []  # a run of it
+    assert ablation.combinations(["@", "run.toml"]) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("[[ablation]]\nseed = 1\n", "number 1 sweeps nothing"),
+        ("[[ablation]]\n[ablation.sweep]\nseed = 1\n", "seed in .* must be a list of values"),
+        ("[[ablation]]\n[ablation.sweep]\nseed = []\n", "not an empty list"),
+        ("[[ablation]]\n[ablation.sweep]\nsead = [1]\n", "sead"),
+        ("[[ablation]]\n[ablation.sweep]\nseed = [1, -4]\n", "seed"),
+    ],
+)
+def test_an_ablation_that_cannot_run_is_refused_before_the_first_run(run, table, said):
+    Path("run.toml").write_text(FILE + table)
+    assert re.search(said, refused(run("@", "run.toml")))
+
+
+def test_the_means_are_over_the_seeds():
+    runs = [
+        ablation.Combination({"trainer.args.seed": seed, "trainer.args.beta": beta})
+        for beta in (0, 0.1)
+        for seed in (0, 1)
+    ]
+    rewards = [(0.2, None), (0.4, None), (0.5, 0.5), (None, None)]
+    rows = [{"reward": reward, "eval_reward": evaluated} for reward, evaluated in rewards]
+    assert ablation.table_of(runs, rows).splitlines()[1:] == [
+        "beta=0    reward 0.300 ± 0.141 (0.200 0.400)",
+        "beta=0.1  reward 0.500 (0.500)  evaluated 0.500 (0.500)",
+    ]
+
+
+@pytest.mark.slow
+def test_an_ablation_trains_each_and_ends_with_the_means(run):
+    Path("vowel_task.py").write_text(ENVIRONMENT)  # each run is a process of its own
+    Path("sweep.toml").write_text(FILE + "[[ablation]]\n[ablation.sweep]\nseed = [0, 1]\n")
+    words = ["@", "sweep.toml", "--trainer.args.max_steps", "1", "-q", "--json"]
+    outcome = run(*words)
+    assert outcome.exit_code == 0, outcome.output
+    results = json.loads(outcome.stdout)["runs"]
+    assert [result["settings"] for result in results] == [{"seed": 0}, {"seed": 1}]
+    assert all(Path(result["run_dir"], "checkpoint-1").is_dir() for result in results)
+    assert "all  reward" in outcome.stderr

@@ -10,9 +10,18 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from support.training import metrics_of, run, small_config, small_trainer, toy_env
+from support.training import (
+    metrics_of,
+    run,
+    small_config,
+    small_policy,
+    small_trainer,
+    toy_env,
+)
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
+from verifiers.view.curves import Curves
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.run import trackers
 from verifiers_trainer.run.metrics_files import MetricsFile, read_metrics, write_completions
 from verifiers_trainer.run.plot import draw_learning_curve, running_mean
@@ -132,6 +141,66 @@ def test_a_tracker_gets_every_step_on_a_thread_of_its_own(tmp_path, monkeypatch)
     assert "verifiers-wandb" not in {thread.name for thread in threading.enumerate()}
 
 
+class Logs(RLTrainer):
+    """Logs from within a step, and by the method for it."""
+
+    def compute_loss(self, model, inputs, **keywords):
+        self.log({"mine/row": torch.tensor(2.0), "mine/other": 1})
+        self.log({"mine/other": 3})
+        return super().compute_loss(model, inputs, **keywords)
+
+    def step_metrics(self, batch):
+        lengths = [len(rollout.completion) for group in batch.groups for rollout in group.rollouts]
+        return {"mine/messages": np.mean(lengths)}
+
+
+class LogsFromOutside(TrainerCallback):
+    trainer = None
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if "loss" in logs:
+            logs["mine/added"] = 10 * state.global_step
+
+    def on_step_end(self, args, state, control, **_):
+        self.trainer.log({"mine/after": state.global_step})
+
+
+def test_a_metric_of_ones_own_arrives_in_the_file_the_history_the_trackers_and_the_view(
+    tmp_path, monkeypatch
+):
+    recorder, callback = Recorder(), LogsFromOutside()
+    monkeypatch.setitem(trackers.FACTORIES, "wandb", lambda: recorder)
+    config = small_config(tmp_path, max_steps=2, report_to="wandb")
+    trainer = Logs(small_policy(), toy_env(), config, build_tiny_tokenizer(), callbacks=[callback])
+    callback.trainer = trainer
+    run(trainer)
+    expected = {
+        "mine/row": [2.0, 2.0],
+        "mine/other": [2.0, 2.0],
+        "mine/messages": [1.0, 1.0],
+        "mine/added": [10, 20],
+        "mine/after": [1, 2],
+    }
+    sent = [logs for logs in recorder.events if isinstance(logs, tuple)]
+    frame, curves = trainer.history.to_pandas(), Curves(tmp_path / "metrics.jsonl")
+    curves.read()
+    for name, values in expected.items():
+        assert [row[name] for row in metrics_of(tmp_path) if name in row] == values
+        assert frame[name].dropna().tolist() == values
+        assert [value for _, value in curves.points(name)] == values
+        assert [logs[name] for _, logs in sent if name in logs] == values
+    steps = [row for row in metrics_of(tmp_path) if "reward/mean" in row]
+    assert all("mine/row" in row and "mine/after" not in row for row in steps)
+    assert not any("train_runtime" in row for row in metrics_of(tmp_path))
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), [1.0, 2.0], None, "high"])
+def test_a_metric_that_is_not_one_number_is_refused_by_name(tmp_path, value):
+    trainer = small_trainer(tmp_path, max_steps=1)
+    with pytest.raises(ConfigError, match=r"the metric 'mine' is .*, and a metric is one number"):
+        trainer.log({"mine": value})
+
+
 class Raises(Recorder):
     def on_log(self, args, state, control, logs=None, **_):
         raise ConnectionError("no network")
@@ -175,7 +244,7 @@ def test_a_tracker_that_is_too_slow_is_given_up_and_never_waited_for(monkeypatch
     tracker.on_train_begin(None, state, None)
     started = time.monotonic()
     for _ in range(100):
-        tracker.on_log(None, state, None, {"loss": 1.0})
+        tracker.log(None, state, None, {"loss": 1.0})
     tracker.close()
     assert time.monotonic() - started < 1
     assert "has not taken the last 4 events" in caplog.text

@@ -12,6 +12,7 @@ from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
+from verifiers_trainer.distributed.devices import DATA_SHEETS, sheet_of
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.schedule import Signal
 from verifiers_trainer.run.recorder import alarms, flops_utilisation
@@ -149,6 +150,33 @@ def test_what_is_out_of_order_raises_its_alarm_alone(change, name):
     assert alarms(GOOD) == {}
     assert alarms(GOOD | {"sampler/mismatch_kl": math.nan}) == {}
     assert list(alarms(GOOD | change)) == [name]
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        *((name, name) for name in DATA_SHEETS),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A10G", "A10G"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 3090 Ti", "RTX 3090 Ti"),
+        ("rtx3090ti", "RTX 3090 Ti"),
+        ("rtx3090", "RTX 3090"),
+        ("5090", "RTX 5090"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("NVIDIA GH200 480GB", "GH200"),
+    ],
+)
+def test_a_device_is_found_by_the_words_of_its_name(device, name):
+    assert sheet_of(device) is DATA_SHEETS[name]
+
+
+@pytest.mark.parametrize(
+    "device", ["NVIDIA RTX A1000", "cpu", "", "NVIDIA GeForce RTX 4090 Laptop GPU"]
+)
+def test_a_device_of_another_name_has_no_sheet(device):
+    assert sheet_of(device) is None
 
 
 def test_the_share_of_a_devices_peak():

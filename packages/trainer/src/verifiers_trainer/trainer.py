@@ -7,8 +7,8 @@ or more of them. The parts: ``TrainingRun`` (policy, settings, environments, pro
 and a source of batches (``pipeline``). ``HFLoop`` is transformers' loop. The loss is defined in
 ``algorithm``.
 
-A subclass may override ``get_batch``, ``sample_batch``, ``compute_rewards``, ``evaluate`` and
-``compute_loss``. Constructing a trainer starts nothing: the engine starts with ``train`` or
+A subclass may override ``get_batch``, ``sample_batch``, ``compute_rewards``, ``evaluate``,
+``compute_loss`` and ``step_metrics``. Constructing a trainer starts nothing: the engine starts with ``train`` or
 ``evaluate`` and ends with ``close``, at the end of ``train``, or of the ``with`` block.
 """
 
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from rich.console import Console
 from torch import Tensor
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import TrainOutput, set_seed
@@ -52,6 +53,7 @@ from verifiers_trainer.run import context, evaluation, memory, sanity_checks
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.history import History
 from verifiers_trainer.run.policy_server import PolicyServer
+from verifiers_trainer.run.progress import ProgressLine
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
 from verifiers_trainer.run.step import Step
@@ -133,6 +135,7 @@ class RLTrainer(HFLoop):
         )
         # transformers' own reporting is off: ours runs on threads
         report_to = installed(trackers(settings.report_to))
+        is_quiet = bool(settings.disable_tqdm)
         settings.set_fields(FORCED)
         # transformers seeds in its constructor; this one seeds in train()
         with checkpoint_files.untouched_rng():
@@ -160,9 +163,14 @@ class RLTrainer(HFLoop):
             """Whether every step compares the log-probabilities of sampler and trainer."""
             self.newest: Step | None = None
             """The newest step."""
+            self._open_step: Step | None = None
+            """The step whose metrics are not written yet, which takes what is logged."""
             self._start = PipelineState()
             self._resumed_from: Path | None = None
             self._drawn_step = 0
+            self.progress = ProgressLine(
+                self, Console(stderr=True), quiet=is_quiet or not run.ranks.is_main
+            )
             self._ends_on_every_rank = False
             """Whether the error that ends training is raised on every rank, so that all can save
             together."""
@@ -176,7 +184,7 @@ class RLTrainer(HFLoop):
                 eval_dataset=(
                     [] if settings.eval_strategy != "no" else None
                 ),  # ``evaluate`` selects the rows
-                callbacks=[self.recorder.trackers, *(callbacks or [])],
+                callbacks=[self.recorder.trackers, self.progress, *(callbacks or [])],
                 optimizers=optimizers,
             )
         run.copy_policy(self.splits)
@@ -225,6 +233,7 @@ class RLTrainer(HFLoop):
             self.ranks.gather([0.0], "the end of training")
             if self.args.load_best_model_at_end:
                 self.training_run.renew()
+            self.progress.report(checkpoint_files.newest_valid(self.args.folder))
             return output
         except BaseException as error:
             is_memory = isinstance(error, torch.OutOfMemoryError)
@@ -237,6 +246,8 @@ class RLTrainer(HFLoop):
                 raise memory.out_of_memory(error, self.model, self.args, rows) from error
             raise
         finally:
+            self._open_step = None
+            self.progress.stop()
             uninstall(self.model)
             self.close()
 
@@ -371,7 +382,7 @@ class RLTrainer(HFLoop):
         Without a token that carries loss nothing is computed and the optimizer takes no step.
         """
         started = time.perf_counter()
-        self.newest = step = self._new_step(batch)
+        self.newest = self._open_step = step = self._new_step(batch)
         if step.is_update:
             loss = self._backward(model, step)
         else:
@@ -505,7 +516,9 @@ class RLTrainer(HFLoop):
         )
         if self.batches is not None:
             self.batches.set_version(self.policy_version, self.server.version)
+            step.log(self.step_metrics(step.batch))
             self.recorder.finish_step(self.state.global_step, step)
+        self._open_step = None
 
     def _check_sampler(self, meter: RatioMeter) -> None:
         """Compare sampler and trainer log-probabilities, on the step's tokens of the present
@@ -578,6 +591,11 @@ class RLTrainer(HFLoop):
         """The reward of each completion: its recorded scores under the rubric's present weights."""
         return rewards.recorded(self.env, completions, prompts)
 
+    def step_metrics(self, batch: TrainBatch) -> Mapping[str, float]:
+        """Further metrics of a step, by name, from the rollouts that it trained on
+        (``batch.groups``); called on rank 0."""
+        return {}
+
     def _draw(self, step: int) -> Any:
         """The batch of the ``step``-th step of the run, as ``get_batch`` returns it."""
         self._drawn_step = step
@@ -642,17 +660,39 @@ class RLTrainer(HFLoop):
     def _record_evaluation(self, metrics: dict[str, float]) -> dict[str, float]:
         """Write an evaluation's metrics and notify the callbacks, unless already recorded."""
         if self.recorder.record_evaluation(self.state.global_step, metrics):
-            self.log(dict(metrics))
+            self._notify(dict(metrics))
             self.control = self.callback_handler.on_evaluate(
                 self.args, self.state, self.control, metrics
             )
         return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as transformers does, with all metrics of ``metrics.jsonl`` for a step."""
+        """Record metrics of one's own, in ``metrics.jsonl`` and at the trackers.
+
+        During a step they are metrics of that step, the mean of all calls; at other times they have
+        a line of their own, as has what a callback adds to ``logs``. The loop logs each step here,
+        with all its metrics. Raises ``ConfigError`` for a value that is not one number.
+        """
+        if self._open_step is not None:
+            self._open_step.log(logs)
+            return
+        names, is_of_loop = {"epoch", "num_input_tokens_seen"}, "train_runtime" in logs
         if "loss" in logs:
-            logs = {name: value for name, value in self.last_step.items() if value == value} | logs
+            logs, is_of_loop = {n: v for n, v in self.last_step.items() if v == v} | logs, True
+        names |= set(logs) if is_of_loop else set()
+        self._notify(logs, start_time, is_of_loop)
+        self.recorder.record(
+            self.state.global_step, {name: logs[name] for name in logs if name not in names}
+        )
+
+    def _notify(
+        self, logs: dict[str, float], start_time: float | None = None, is_of_loop: bool = False
+    ) -> None:
+        """Pass metrics to the callbacks, and with what these add to the trackers."""
+        is_due = self.control.should_log and not is_of_loop
         super().log(logs, start_time)
+        self.control.should_log |= is_due  # transformers takes any log for that of the step
+        self.recorder.trackers.log(self.args, self.state, self.control, logs)
 
     def save_model(
         self, output_dir: str | None = None, _internal_call: bool = False, *, merged: bool = False

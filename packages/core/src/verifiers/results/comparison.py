@@ -213,6 +213,8 @@ class Comparison:
             lines += ["", f"{letters[pair.baseline]} and {letters[pair.run]}: {pair.sentence()}"]
         return "\n".join(lines)
 
+    __repr__ = __str__
+
 
 def _difference_lines(difference: Difference, a: str, b: str) -> list[str]:
     if difference.stderr == difference.stderr:

@@ -16,7 +16,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -70,7 +70,39 @@ def blocking_form(
 
 def dual(work: Work[T]) -> T | Awaitable[T]:
     """The value of ``work()`` when no loop is running in this thread, else an awaitable of it."""
-    return work() if _loop_is_running() else run_in_private_loop(work)
+    return _Unawaited(work()) if _loop_is_running() else run_in_private_loop(work)
+
+
+class _Unawaited(Coroutine[Any, Any, T]):
+    """A coroutine that says so when it is taken for its value, as code from a script in a notebook
+    does."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]):
+        self._work = work
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._work.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"there is no {name!r} yet: {self!r}")
+
+    def __getitem__(self, key: object) -> Any:
+        raise TypeError(f"there is no [{key!r}] yet: {self!r}")
+
+    def __repr__(self) -> str:
+        return (
+            "an event loop is running, as in a notebook: write await before the call"
+            " (results = await env.evaluate(…)), or call its form that blocks (evaluate_sync)"
+        )
 
 
 def blocking(work: Work[T]) -> T:

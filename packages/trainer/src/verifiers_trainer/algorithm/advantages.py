@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.registry import Registry, check_parameters
+from verifiers_trainer.algorithm.registry import (
+    Registry,
+    check_parameters,
+    name_and_position,
+)
 
 EPSILON = 1e-4
 """Added to every standard deviation before dividing by it."""
@@ -127,11 +132,32 @@ def compute_advantages(
             if lengths_G is None
             else [np.asarray(lengths_G[g], dtype=np.float64)[known_G[g]] for g in used]
         )
-        computed = function([rewards[g][known_G[g]] for g in used], lengths, **parameters)
+        used_G = [rewards[g][known_G[g]] for g in used]
+        computed = _one_per_rollout(function(used_G, lengths, **parameters), function, used_G)
         for g, values in zip(used, computed, strict=True):
             if g in live:
                 advantages[g][known_G[g]] = values
     return advantages
+
+
+def _one_per_rollout(
+    computed: Any, function: AdvantageFunction, rewards_G: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The advantages of a function. *Raises* ConfigError for another form than an array [n] for
+    each group: one number would broadcast, and train something else."""
+    expected = [len(group) for group in rewards_G]
+    try:
+        arrays = [np.asarray(group, dtype=np.float64) for group in computed]
+        returned = f"arrays of the shapes {[list(array.shape) for array in arrays]}"
+        if [array.shape for array in arrays] == [(n,) for n in expected]:
+            return arrays
+    except (TypeError, ValueError, RuntimeError):
+        returned = f"a {type(computed).__name__} that is no list of arrays"
+    raise ConfigError(
+        f"the advantage {name_and_position(function)} returned {returned} for groups of {expected}"
+        " rollouts: return a list with an array for each group, one number for each of its rollouts",
+        key="advantage",
+    )
 
 
 def of_equals(choice: str | AdvantageFunction) -> float:

@@ -32,7 +32,12 @@ import torch
 from torch import Tensor
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.registry import Registry, check_parameters, keyword_parameters
+from verifiers_trainer.algorithm.registry import (
+    Registry,
+    check_parameters,
+    keyword_parameters,
+    name_and_position,
+)
 from verifiers_trainer.algorithm.samples import COMPONENTS, NOT_SAMPLED
 
 MAX_LOG_RATIO = 20.0
@@ -166,10 +171,8 @@ def _per_token(losses: object, function: LossFunction, row: LossInput) -> Tensor
     returned = (
         f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
     )
-    code = getattr(function, "__code__", None)
-    position = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     raise ConfigError(
-        f"the loss {getattr(function, '__name__', function)!r}{position} returned {returned} for"
+        f"the loss {name_and_position(function)} returned {returned} for"
         f" {len(row.log_pi)} tokens: return a tensor with one number per token, without mean or"
         " sum; the setting aggregation combines them",
         key="loss",

@@ -154,3 +154,10 @@ def keyword_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
     return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+def name_and_position(function: Callable[..., Any]) -> str:
+    """For messages: ``'my_loss' (losses.py:12)``."""
+    code = getattr(function, "__code__", None)
+    position = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"{getattr(function, '__name__', function)!r}{position}"

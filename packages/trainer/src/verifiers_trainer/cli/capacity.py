@@ -38,7 +38,7 @@ from verifiers_trainer.cli.throughput import (
     step_time,
     trainer_memory,
 )
-from verifiers_trainer.distributed.devices import DATA_SHEETS
+from verifiers_trainer.distributed.devices import DATA_SHEETS, sheet_of
 from verifiers_trainer.policy import builtin_models
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.settings import recipes
@@ -135,7 +135,7 @@ def capacity_plan(
 ) -> CapacityPlan:
     """Return the plan of a command line of ``vf-train``.
 
-    ``device`` is a part of a name in ``DATA_SHEETS``, or "cpu"; ``run`` a folder with the metrics
+    ``device`` is a name that ``sheet_of`` reads, or "cpu"; ``run`` a folder with the metrics
     of an earlier run on such devices; ``overrides`` values of ``MEANINGS``, as ``name=value``.
     *Raises* ``ConfigError``.
     """
@@ -318,8 +318,7 @@ def _of_device(name: str, model: Architecture) -> dict[str, tuple[float, str]]:
         return {key: (value, ASSUMED) for key, value in (speeds | overheads).items()} | {
             "memory": (memory, "machine")
         }
-    sheet = next((sheet for part, sheet in DATA_SHEETS.items() if part in name.upper()), None)
-    if sheet is None:
+    if (sheet := sheet_of(name)) is None:
         names = ", ".join((*DATA_SHEETS, CPU))
         raise ConfigError(
             f"--plan-on: there is no data sheet of {name!r}; give one of {names}, and --plan-with"

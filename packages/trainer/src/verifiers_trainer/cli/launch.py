@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from verifiers.errors import ConfigError, RunError
-from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
+from verifiers_trainer.cli.launch_processes import Child, Signals, wait_for, wait_until
 from verifiers_trainer.cli.plan import Plan
 from verifiers_trainer.cli.vllm import STARTUP_S, is_up
 from verifiers_trainer.cli.vllm_command import VARIABLE, as_flags
@@ -180,18 +180,12 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], echo: Print) -> tu
 def _watch(server: Child, trainer: Child, signals: Signals) -> int:
     """Wait for the trainer, which is also ``server`` without a server. *Raises* ``RunError`` when
     the server exits."""
-    num_forwarded = 0
-    while (code := trainer.exit_code) is None:
-        if server is not trainer and server.exit_code is not None:
-            trainer.stop()
-            raise RunError(_ended(server) + "; the trainer was stopped")
-        # first signal: stop after this step; second: exit immediately
-        while num_forwarded < len(signals.received):
-            trainer.send(signals.received[num_forwarded])
-            num_forwarded += 1
-        wait_until(
-            lambda: server is not trainer and server.exit_code is not None, trainer, Signals(), 0.5
-        )
+    code = wait_for(
+        trainer, signals, lambda: server is not trainer and server.exit_code is not None
+    )
+    if code is None:
+        trainer.stop()
+        raise RunError(_ended(server) + "; the trainer was stopped")
     return code
 
 

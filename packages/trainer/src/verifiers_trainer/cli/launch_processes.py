@@ -149,3 +149,19 @@ def wait_until(
             return True
         time.sleep(poll_s)
     return False
+
+
+def wait_for(
+    child: Child, signals: Signals, is_lost: Callable[[], bool] = lambda: False
+) -> int | None:
+    """The exit code of a child that receives the signals too: the first ends it after its step, the
+    second at once. None when ``is_lost`` before."""
+    num_forwarded = 0
+    while (code := child.exit_code) is None:
+        if is_lost():
+            return None
+        while num_forwarded < len(signals.received):
+            child.send(signals.received[num_forwarded])
+            num_forwarded += 1
+        wait_until(is_lost, child, Signals(), 0.5)
+    return code

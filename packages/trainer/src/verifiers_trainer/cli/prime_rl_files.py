@@ -38,6 +38,17 @@ SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_
 SAMPLED = {name: (*ARGS, name) for name in SAMPLING} | {
     "max_completion_tokens": (*ARGS, "max_tokens")
 }
+EVALUATION = {
+    "interval": "steps",
+    "num_examples": "num_examples",
+    "rollouts_per_example": "rollouts_per_example",
+    "group_size": "rollouts_per_example",
+    "eval_base_model": "on_start",
+}
+"""Keys of ``[orchestrator.eval]`` -> keys of ``[eval]``; all but the first also of its
+environment."""
+LOSSES = {"default": "ipo", "ipo": "ipo", "grpo": "grpo", "gspo": "gspo", "cispo": "cispo"}
+"""``trainer.loss.type`` -> ``loss``."""
 OPTIM = {"lr": "learning_rate", "weight_decay": "weight_decay", "max_norm": "max_grad_norm"}
 LORA = {
     "rank": "lora_rank",
@@ -165,7 +176,7 @@ def _read_tables(tables: Mapping[str, Any], reading: _Reading) -> None:
 
 
 def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
-    for key, value in table.items():
+    for key, value in sorted(table.items(), key=lambda item: item[0] == "eval"):  # last: reads env
         if key in NUMBERS:
             reading.set((*ARGS, NUMBERS[key]), value, above + key)
         elif key == "environment":
@@ -181,6 +192,8 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
                 reading,
                 f"{above}{key}.",
             )
+        elif key == "eval" and isinstance(value, Mapping):
+            _read_evaluation(value, reading, above + key)
         elif key == "sampling":
             _pick(value, SAMPLED, above + key, reading)
         elif key == "wandb":
@@ -202,8 +215,63 @@ def _read_trainer(table: Mapping[str, Any], reading: _Reading, above: str) -> No
             )
         elif key == "model":
             _read_model(value, reading, above + key)
+        elif key == "loss" and isinstance(value, Mapping):
+            _read_loss(value, reading, above + key)
         else:
             reading.refuse(above + key)
+
+
+def _read_evaluation(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
+    """Read when, how much and how to evaluate. The environment is the one that trains, and its
+    held-out rows."""
+    paths = {name: ("eval", ours) for name, ours in EVALUATION.items()}
+    tables = table.get("env", [])
+    for number, environment in enumerate(tables if isinstance(tables, list) else [tables]):
+        trained = reading.document.get("env")
+        evaluated = {name: environment.get(name) for name in ("id", "args")}
+        if number or not isinstance(trained, dict) or evaluated["id"] not in (None, trained["id"]):
+            reading.problems.append(
+                f"{reading.source}: {above}.env: a training file evaluates in the environment that"
+                " it trains; evaluate in another with vf.RLTrainer(eval_env=…), or its checkpoints"
+                " with vf-eval"
+            )
+            break
+        if evaluated["args"] not in (None, trained["args"]):
+            reading.refuse(f"{above}.env.args")
+        shares = {name: value for name, value in environment.items() if name in EVALUATION}
+        _pick(shares, paths, f"{above}.env", reading)
+    _pick(
+        {name: value for name, value in table.items() if name not in ("env", "sampling")},
+        paths,
+        above,
+        reading,
+    )
+    sampled = {name: ("eval", "sampling_args", path[-1]) for name, path in SAMPLED.items()}
+    _pick(table.get("sampling", {}), sampled, f"{above}.sampling", reading)
+
+
+def _read_loss(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
+    """Read the kind of the loss and its penalty. *Refuses* a function of prime-rl's own form."""
+    neutral = {"adv_tau": 1.0, "teacher_tau": 0.0, "type": "default"}
+    kind = table.get("type", "default")
+    if kind in LOSSES:
+        reading.set((*ARGS, "loss"), LOSSES[kind], f"{above}.type")
+    else:
+        reading.problems.append(
+            f"{reading.source}: {above}.type is {kind!r}; it may be {', '.join(LOSSES)}, and a"
+            " function of yours is trainer.args.loss = 'module:function'"
+        )
+    penalty = {"kl_tau": (*ARGS, "loss_kwargs", "log_ratio_penalty")}
+    _pick(
+        {
+            name: value
+            for name, value in table.items()
+            if name != "type" and neutral.get(name) != value
+        },
+        penalty if LOSSES.get(kind) == "ipo" else {},
+        above,
+        reading,
+    )
 
 
 def _read_inference(table: Mapping[str, Any], reading: _Reading, above: str) -> None:

@@ -132,13 +132,15 @@ def run(
     batches: int | None = None,
     loss: str | None = None,
     console: Console | None = None,
+    results: Console | None = None,
 ) -> dict[str, Any]:
     """Train in ``environment``, a key of ``PRESETS``; return the content of ``summary.json`` in
     ``output_dir``.
 
     ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly correct
     completions) and their 95% intervals over held-out examples. ``batches`` defaults to that of the
-    preset; a ``loss`` replaces its recipe. *Raises* ``ConfigError`` for invalid settings.
+    preset; a ``loss`` replaces its recipe. ``results``: where the table of both is printed; default
+    ``console``. *Raises* ``ConfigError`` for invalid settings.
     """
     preset = _preset(environment)
     batches = preset.batches if batches is None else batches
@@ -197,9 +199,10 @@ def run(
         "output_dir": str(output),
     }
     write_json(output / "summary.json", summary)
-    _report(summary, preset, console)
-    _transcripts(before, after, console)
-    _next_steps(summary, console)
+    results = results or console
+    _report(summary, preset, results)
+    _transcripts(before, after, results)
+    _next_steps(summary, results)
     return summary
 
 
@@ -225,6 +228,7 @@ def _config(output: Path, seed: int, batches: int, loss: str | None, preset: Pre
         "warmup_steps": 0.08,
         "use_lora": False,
         "save_total_limit": 1,
+        "disable_tqdm": True,  # ``_Display`` shows batches
     }
     method = {"recipe": preset.recipe} if loss is None else {"loss": loss}
     config = RLConfig(

@@ -22,22 +22,16 @@ from verifiers.runtime.redaction import redacted, redacted_text, redacted_words
 from verifiers.runtime.terminal import escape_control
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import launch, tmux
-from verifiers_trainer.cli.display import (
-    ProgressLine,
-    closing_rows,
-    quiet_libraries,
-    show_logs,
-    two_columns,
-)
+from verifiers_trainer.cli.display import quiet_libraries, show_logs
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, printed_settings, step_of
 from verifiers_trainer.cli.report import rank
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+from verifiers_trainer.run.progress import ProgressLine, closing_rows, draw, two_columns
 
 if TYPE_CHECKING:
     from verifiers_trainer.trainer import RLTrainer
 
-CURVE = "learning_curve.png"
 MARKS = {True: "ok    ", False: "FAILED", None: "note  "}
 """Result of a preflight check -> its mark."""
 
@@ -195,6 +189,7 @@ class Session:
                 # where transformers' reporter looks for it
                 os.environ.setdefault("WANDB_PROJECT", project)
             self._print(f"loading {plan.settings.model}")
+            plan.config.disable_tqdm = True  # this command shows the progress itself
             with RLTrainer(plan.settings.model, plan.env, plan.config) as trainer:
                 progress = ProgressLine(trainer, self.console, self.quiet)
                 trainer.add_callback(progress)
@@ -260,8 +255,8 @@ class Session:
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def _print(self, message: str) -> None:
-        if not self.quiet:
+    def _print(self, message: str, *, is_result: bool = False) -> None:
+        if is_result or not self.quiet:
             self.console.print(
                 redacted_text(message), markup=False, highlight=False, soft_wrap=True
             )
@@ -314,7 +309,8 @@ class Session:
         else:
             self._print("\ninterrupted before the end of the first step; nothing is saved")
             commands = []
-        self._print(two_columns(closing_rows(plan.folder, newest, self._draw(plan), commands)))
+        table = two_columns(closing_rows(plan.folder, newest, self._draw(plan), commands))
+        self._print(table, is_result=True)
 
     def _resume_command(self, plan: Plan, max_steps: int | None = None) -> str:
         """Return the command that continues the run in this folder, optionally with another
@@ -336,17 +332,7 @@ class Session:
         return shlex.join(["vf-train", *redacted_words(words)])
 
     def _draw(self, plan: Plan) -> Path | None:
-        from verifiers_trainer.run.plot import draw_learning_curve
-
-        metrics, picture = plan.folder / METRICS, plan.folder / CURVE
-        if not metrics.is_file() or not any("reward/mean" in row for row in read_metrics(metrics)):
-            return None
-        try:
-            draw_learning_curve(metrics, picture, f"{plan.settings.env_id}: {plan.settings.model}")
-        except Exception as error:  # noqa: BLE001 - a failed plot is reported and must not lose a trained model
-            self._print(f"the learning curve could not be drawn: {type(error).__name__}: {error}")
-            return None
-        return picture
+        return draw(plan.folder, f"{plan.settings.env_id}: {plan.settings.model}")
 
 
 @contextmanager

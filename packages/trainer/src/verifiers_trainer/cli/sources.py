@@ -44,7 +44,11 @@ def read_toml(path: str) -> list[Assignment]:
     document = file.document
     if prime_rl_files.is_prime_rl(document):
         document = prime_rl_files.read_tables((path, document))
-    return [Assignment(keys, value, file.location(*keys)) for keys, value in _leaves(document, ())]
+    return [
+        Assignment(keys, value, file.location(*keys))
+        for keys, value in _leaves(document, ())
+        if keys[0] != "ablation"  # ``ablation`` makes runs of it
+    ]
 
 
 def _leaves(

@@ -22,7 +22,7 @@ import click
 from verifiers.cli.common.streams import EPILOG
 from verifiers.errors import ConfigError
 from verifiers.runtime.terminal import escape_control
-from verifiers_trainer.cli import capacity
+from verifiers_trainer.cli import ablation, capacity
 from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.sources import make_importable
@@ -144,7 +144,9 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Show the expected time and memory, and the bottleneck, and stop; loads nothing.",
 )
-@click.option("--plan-on", metavar="DEVICE", help="With --plan: H100, A100, …; default cpu.")
+@click.option(
+    "--plan-on", metavar="DEVICE", help="With --plan: H100, RTX 4090, T4, …; default cpu."
+)
 @click.option(
     "--plan-from", metavar="RUN", help="With --plan: take the speeds that this run measured."
 )
@@ -191,12 +193,37 @@ def train_command(
                 result,
                 as_json,
             )
+        if (runs := ablation.combinations(words)) and not options["dump_config"]:
+            return _ablate(runs, words, options, verbose, as_json, result)
         with importing():
             from verifiers_trainer.cli.session import Session
 
         return Session(words, verbose=verbose, as_json=as_json, **options).run(result)
 
     context.exit(finish(body, verbose=verbose, as_json=as_json))
+
+
+def _ablate(
+    runs: Sequence[ablation.Combination],
+    words: Sequence[str],
+    options: dict[str, Any],
+    verbose: bool,
+    as_json: bool,
+    result: dict[str, Any],
+) -> int:
+    """Train the combinations of a file, each in a process of its own."""
+    for name in ("resume", "tmux"):
+        if options[name] is not None:
+            raise ConfigError(f"--{name} is of one run, and the file has an [[ablation]]")
+    flags = [f"--engine={options['engine']}"]
+    flags += [f"--vllm-url={options['vllm_url']}"] if options["vllm_url"] is not None else []
+    flags += [f"--{n.replace('_', '-')}" for n in ("fresh", "dry_run", "quiet") if options[n]]
+    flags += ["-v"] if verbose else []
+
+    def echo(line: str) -> None:
+        print(escape_control(line), file=sys.stderr, flush=True)
+
+    return ablation.run_all(runs, words, flags, options["output_dir"], echo, result)
 
 
 def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: bool) -> int:
@@ -263,8 +290,11 @@ def quickstart_command(
         with importing():
             from verifiers_trainer.cli import quickstart
 
-        console = Console(stderr=True, quiet=quiet)
-        summary = quickstart.run(output_dir, console=console, **options)
+        consoles = {
+            "console": Console(stderr=True, quiet=quiet),
+            "results": Console(stderr=True),
+        }
+        summary = quickstart.run(output_dir, **consoles, **options)
         result.update(
             run_dir=summary["output_dir"],
             step=summary["steps"],

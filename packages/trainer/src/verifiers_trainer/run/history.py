@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from verifiers.errors import ConfigError
@@ -10,6 +13,10 @@ from verifiers.runtime.bounded import read_file
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 PICTURE = "learning-curve.png"
+EDGE_STEPS = 10
+"""Number of first and of last steps whose rewards are compared."""
+WIDTH, HEIGHT = 480, 120
+"""Pixels of the curve in a notebook."""
 
 
 class History:
@@ -56,7 +63,15 @@ class History:
         return Picture(target)
 
     def __repr__(self) -> str:
-        return f"History({str(self.folder)!r}, {len(self)} lines)"
+        return f"History({str(self.folder)!r}: {summary_of(self.rows)})"
+
+    def _repr_html_(self) -> str:
+        return self.html(f"{self.folder}: {summary_of(self.rows)}")
+
+    def html(self, caption: str) -> str:
+        """The curve of the rewards over ``caption``: the mean of each step, the mean of ten, and
+        points for the evaluations."""
+        return f"<figure>{_curve(self.rows)}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 class Picture:
@@ -70,3 +85,65 @@ class Picture:
 
     def _repr_png_(self) -> bytes:
         return read_file(self.path)
+
+
+def edge_rewards(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
+    """Return (mean reward of the first steps, of the last steps, number of steps in each); None
+    without rewards.
+
+    >>> edge_rewards([{"reward/mean": 0.0}, {"reward/mean": 1.0}])
+    (0.0, 1.0, 1)
+    """
+    rewards = [float(row["reward/mean"]) for row in rows if row.get("reward/mean") is not None]
+    if not rewards:
+        return None
+    edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
+    return sum(rewards[:edge]) / edge, sum(rewards[-edge:]) / edge, edge
+
+
+def summary_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The steps, the reward at both ends, and the newest evaluation, in words."""
+    ends = edge_rewards(rows)
+    if ends is None:
+        return "no step yet"
+    first, last, edge = ends
+    steps = max(row["step"] for row in rows)
+    text = f"{steps} steps, reward {first:.3f} -> {last:.3f} (first and last {edge})"
+    evaluations = [row["eval_reward"] for row in rows if row.get("eval_reward") is not None]
+    return text + (f", evaluated {evaluations[-1]:.3f}" if evaluations else "")
+
+
+def _curve(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rewards against steps as SVG; nothing before the second step."""
+    steps, evaluations = (
+        [(row["step"], float(row[name])) for row in rows if row.get(name) is not None]
+        for name in ("reward/mean", "eval_reward")
+    )
+    if len(steps) < 2:
+        return ""
+    window = range(len(steps))
+    smooth = [
+        (steps[i][0], fmean(value for _, value in steps[max(0, i - EDGE_STEPS + 1) : i + 1]))
+        for i in window
+    ]
+    values = [value for _, value in steps + evaluations]
+    low, high = min(0.0, *values), max(values)
+    last = max(1, steps[-1][0])
+
+    def point(step: float, value: float) -> str:
+        height = (value - low) / ((high - low) or 1.0)
+        return f"{WIDTH * step / last:.1f},{HEIGHT * (1 - height):.1f}"
+
+    lines = "".join(
+        f"<polyline fill='none' stroke='currentColor' stroke-opacity='{opacity}'"
+        f" points='{' '.join(point(*pair) for pair in pairs)}'/>"
+        for pairs, opacity in ((steps, 0.3), (smooth, 1))
+    )
+    for pair in evaluations:
+        x, y = point(*pair).split(",")
+        lines += f"<circle cx='{x}' cy='{y}' r='3' fill='currentColor'><title>{pair[1]:.3f}</title></circle>"
+    label = f"reward from {low:.3g} to {high:.3g}, step {steps[0][0]} to {last}"
+    return (
+        f"<svg width='{WIDTH}' height='{HEIGHT}' style='overflow:visible' role='img'"
+        f" aria-label='{label}'>{lines}</svg><div>{label}</div>"
+    )

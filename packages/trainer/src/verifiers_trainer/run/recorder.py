@@ -21,7 +21,7 @@ from verifiers.parsers import Parser
 from verifiers.results.coverage import Coverage
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.distributed import deepspeed
-from verifiers_trainer.distributed.devices import DATA_SHEETS
+from verifiers_trainer.distributed.devices import sheet_of
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import (
     MetricsFile,
@@ -29,7 +29,7 @@ from verifiers_trainer.run.metrics_files import (
     print_completions,
     write_completions,
 )
-from verifiers_trainer.run.step import Step
+from verifiers_trainer.run.step import Step, number_of
 from verifiers_trainer.run.success_watch import SENTENCE, SuccessWatch
 from verifiers_trainer.run.token_records import token_records
 from verifiers_trainer.run.trackers import Trackers
@@ -131,6 +131,12 @@ class StepRecorder:
         if settings.log_completions:
             append_dropped(self.run.folder, step, groups, settings.log_unique_prompts)
 
+    def record(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write a line with metrics of the user's code after ``step``."""
+        numbers = {name: number_of(name, value) for name, value in metrics.items()}
+        if numbers and self.run.ranks.is_main:
+            self.file.write(step, step, numbers)
+
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Write an evaluation's metrics and return True; return False when they are the last
         metrics written."""
@@ -196,8 +202,8 @@ def flops_utilisation(
     two more per trained parameter (Kaplan et al. 2020, arXiv 2001.08361); attention over the
     context is not counted.
     """
-    peak = next((sheet.flops for name, sheet in DATA_SHEETS.items() if name in device), None)
-    return None if peak is None else (4 * parameters + 2 * trained) * tokens_per_s / peak
+    sheet = sheet_of(device)
+    return None if sheet is None else (4 * parameters + 2 * trained) * tokens_per_s / sheet.flops
 
 
 def alarms(numbers: Mapping[str, Any], parser: Parser | None = None) -> dict[str, str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
 
+from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.packing import PackedRow
@@ -28,6 +31,8 @@ class Step:
     """log π [T] of each row of this process."""
     numbers: dict[str, Any] = field(default_factory=dict)
     """Metrics under the names of ``metrics.jsonl``, without those of the batch."""
+    logged: dict[str, list[float]] = field(default_factory=dict)
+    """What the user's code logged during the step, under any name."""
     is_whole: bool = True
     """Whether the weights are those of ``global_step``: False while the step is being applied."""
 
@@ -39,5 +44,22 @@ class Step:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """All metrics, those of the batch too."""
-        return {**self.batch.stats, **self.numbers}
+        """All metrics, those of the batch too; of what was logged several times the mean."""
+        means = {name: fmean(values) for name, values in self.logged.items()}
+        return {**self.batch.stats, **self.numbers, **means}
+
+    def log(self, logs: Mapping[str, Any]) -> None:
+        """Add metrics of the user's code. *Raises* ConfigError for a value that is not one
+        number."""
+        for name, value in logs.items():
+            self.logged.setdefault(name, []).append(number_of(name, value))
+
+
+def number_of(name: str, value: Any) -> float:
+    """A metric as a number. *Raises* ConfigError for a value that is not one number."""
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the metric {name!r} is {value!r:.80}, and a metric is one number: {error}", key=name
+        ) from error

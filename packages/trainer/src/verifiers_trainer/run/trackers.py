@@ -88,15 +88,15 @@ class Trackers(TrainerCallback):
         self._running = [_Worker(name) for name in self.names]
         self._send("on_train_begin", args, state, control, kwargs)
 
-    def on_log(
+    def log(
         self,
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: object,
+        logs: Mapping[str, float],
     ) -> None:
-        self._send("on_log", args, state, control, {**kwargs, "logs": dict(logs or {})})
+        """Send metrics, after all callbacks have had them: some add to them."""
+        self._send("on_log", args, state, control, {"logs": dict(logs)})
 
     def on_train_end(
         self,

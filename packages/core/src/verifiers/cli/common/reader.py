@@ -211,6 +211,15 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def listed_values(key: str, values: object, section: str) -> list[Any]:
+    """The values that a sweep tries for ``key``. *Raises* ConfigError unless they are a list with
+    any."""
+    if isinstance(values, list) and values:
+        return values
+    wrong = "an empty list" if isinstance(values, list) else repr(values)
+    raise ConfigError(f"{key} in {section} must be a list of values to try, not {wrong}")
+
+
 def unknown_option(flag: str, choices: Iterable[str], command: str) -> str:
     """The error message for a flag that ``command`` does not have."""
     match = close_match(flag, choices, SIMILAR) if flag.startswith("--") else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers.cli.common.reader import Assignment, Fields, TomlFile
+from verifiers.cli.common.reader import Assignment, Fields, TomlFile, listed_values
 from verifiers.cli.evaluate.options import ALIASES, MERGED, EvalSettings, fields_of, layered
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_json
@@ -155,11 +155,11 @@ class _Reader:
 
     def values(self, path: KeyPath, key: str, values: object, section: str) -> list[Any]:
         """A list of values to try."""
-        if isinstance(values, list) and values:
-            return values
-        wrong = "an empty list" if isinstance(values, list) else repr(values)
-        self.problem(path, f"{key} in {section} must be a list of values to try, not {wrong}")
-        return []
+        try:
+            return listed_values(key, values, section)
+        except ConfigError as error:
+            self.problem(path, str(error))
+            return []
 
     def sections(self, kind: str, tables: object) -> Iterator[tuple[str, KeyPath, dict[str, Any]]]:
         """(description, path in the file, copy) of each table of an array."""
