@@ -290,11 +290,9 @@ def quickstart_command(
         with importing():
             from verifiers_trainer.cli import quickstart
 
-        consoles = {
-            "console": Console(stderr=True, quiet=quiet),
-            "results": Console(stderr=True),
-        }
-        summary = quickstart.run(output_dir, **consoles, **options)
+        progress = Console(stderr=True, quiet=quiet)
+        results = Console(stderr=True)
+        summary = quickstart.run(output_dir, console=progress, results=results, **options)
         result.update(
             run_dir=summary["output_dir"],
             step=summary["steps"],
