@@ -12,9 +12,9 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.embedded import small_model
+from support.host_values import HostValues
 from support.tiny_models import tiny_llama
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine, share_parameters
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
@@ -175,22 +175,6 @@ def test_in_half_precision_they_differ_by_the_rounding_of_attention_alone(name, 
 
 
 # --- a step ---------------------------------------------------------------------------------------
-
-
-class HostValues(TorchDispatchMode):
-    """Names the operations whose results the host must wait for."""
-
-    SYNCHRONISE = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique")
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if name.startswith(self.SYNCHRONISE):
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_step_has_no_branch_on_the_host(monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import verifiers as vf
+from support.host_values import HostValues
 from support.threads import no_new_thread
 from support.training import (
     digits,
@@ -329,7 +330,7 @@ def test_an_adapter_trains_alone_is_saved_alone_and_resumes(tmp_path):
 def test_merged_and_unmerged_adapters_give_the_same_log_probabilities(tmp_path):
     trainer = small_trainer(tmp_path, **LORA, max_steps=2)
     run(trainer)
-    ids = torch.arange(20).unsqueeze(0)
+    ids = torch.arange(20, device=trainer.model.device).unsqueeze(0)
     with torch.no_grad():
         unmerged = trainer.model(input_ids=ids).logits.log_softmax(-1)
         merged = trainer.model.merge_and_unload()(input_ids=ids).logits.log_softmax(-1)
@@ -421,7 +422,10 @@ def test_the_saved_model_is_an_ordinary_one(tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
     assert not list((tmp_path / "model").glob("*.bin"))
     assert (
-        trainer.model(input_ids=torch.tensor([[1, 2]])).logits.shape[-1] == loaded.config.vocab_size
+        trainer.model(input_ids=torch.tensor([[1, 2]], device=trainer.model.device)).logits.shape[
+            -1
+        ]
+        == loaded.config.vocab_size
     )
 
 
@@ -459,3 +463,27 @@ def test_a_pass_of_the_pipeline_gives_the_batch_of_the_step(tmp_path):
         batch = first_batch(trainer)
         assert sum(len(g.rollouts) for g in batch.groups) == 8
     assert trainer.engine is None
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_a_row_waits_for_no_value_of_the_device(tmp_path, monkeypatch, share_prompts):
+    """But for one of transformers', which looks for packed samples in the positions."""
+    waits = []
+
+    def watched(self, model, step):
+        with HostValues() as seen:
+            loss = backward(self, model, step)
+        waits.append((len(step.rows), len(seen.names)))
+        return loss
+
+    backward = RLTrainer._backward
+    monkeypatch.setattr(RLTrainer, "_backward", watched)
+    for name, size in (("one", 8), ("many", 1)):
+        settings = {"share_prompts": share_prompts, "micro_batch_tokens": 32 * size}
+        run(small_trainer(tmp_path / name, max_steps=1, **settings))
+    (few_rows, few_waits), (many_rows, many_waits) = waits
+    assert many_rows >= few_rows + 2
+    assert many_waits - few_waits <= many_rows - few_rows
+    with HostValues() as seen:  # negative control
+        bool(torch.isfinite(torch.ones(3)).all())
+    assert seen.names

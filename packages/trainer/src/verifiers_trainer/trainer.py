@@ -434,18 +434,25 @@ class RLTrainer(HFLoop):
         if (problem := sanity_checks.not_a_number(step.batch, step.rows)) is not None:
             raise self._non_finite(*problem)
         total = torch.zeros((), device=self.args.device)
+        finite: list[Tensor] = []
         for row in step.rows:
             with self.gradients_exchanged(model, row is step.rows[-1]):
                 loss, out = self.compute_loss(model, row, return_outputs=True, meter=step.meter)
-                if not (torch.isfinite(loss) & torch.isfinite(out.logprobs).all()):
-                    is_finite = bool(torch.isfinite(out.logprobs).all())
-                    raise self._non_finite(
-                        "loss" if is_finite else sanity_checks.POLICY_LOGPROB, [row]
-                    )
+                # read once after all rows: reading waits for the device
+                finite.append(
+                    torch.stack([torch.isfinite(out.logprobs).all(), torch.isfinite(loss)])
+                )
                 self.accelerator.backward(loss)
             total += loss.detach()
             if step.keeps_tokens:
                 step.row_logprobs.append(out.logprobs.detach())
+        for row, (logprobs, loss_is_finite) in zip(
+            step.rows, torch.stack(finite).tolist(), strict=True
+        ):
+            if not logprobs:
+                raise self._non_finite(sanity_checks.POLICY_LOGPROB, [row])
+            if not loss_is_finite:
+                raise self._non_finite("loss", [row])
         return total
 
     def compute_loss(  # type: ignore[override]
@@ -463,7 +470,7 @@ class RLTrainer(HFLoop):
             "teacher": self.training_run.whole_teacher,
             "entropy_gradient": bool(self.args.entropy_coef),
         }
-        out = model(**forward_arguments(row), **options)
+        out = model(**forward_arguments(row, inputs), **options)
         tokens = LossInput.of(
             row, out.logprobs, self.args.anchor, (out.reverse_kl, out.forward_kl), out.entropy
         )

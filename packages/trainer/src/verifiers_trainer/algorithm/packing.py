@@ -88,10 +88,16 @@ class PackedRow:
             array = getattr(self, field.name)
             if array is not None and field.name != "sample_indices":
                 tensor = torch.from_numpy(array)
-                tensors[field.name] = tensor.to(
-                    device, torch.int64 if array.dtype == np.int32 else None
-                )
+                if array.dtype == np.int32:
+                    tensor = tensor.long()
+                tensors[field.name] = sent(tensor, device)
         return tensors
+
+
+def sent(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """``tensor`` of the host on ``device``, without waiting for the work that CUDA has queued: the
+    driver copies what is not pinned before it returns, which others do not promise."""
+    return tensor.to(device, non_blocking=str(device).startswith("cuda"))
 
 
 def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
@@ -130,16 +136,23 @@ def row_bytes(tokens: int, layers: int, width: int, number: int, checkpointing: 
     return tokens * (stored + (of_a_layer if checkpointing else 0.0))
 
 
-def forward_arguments(row: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The arguments of the log-probability forward (``policy.logprobs``), of a row's tensors."""
+def forward_arguments(
+    row: Mapping[str, torch.Tensor], packed: PackedRow | None = None
+) -> dict[str, torch.Tensor]:
+    """The arguments of the log-probability forward (``policy.logprobs``), of a row's tensors.
+
+    With the row itself, ``packed``, what decides the layout stays on the host, so that the forward
+    does not wait for the device.
+    """
+    layout = row if packed is None else packed.to_tensors()
     arguments = {
         "input_ids": row["token_ids"].unsqueeze(0),  # [1, T]
-        "position_ids": row["position_ids"].unsqueeze(0),  # [1, T]
+        "position_ids": layout["position_ids"].unsqueeze(0),  # [1, T]
         "inv_temperature": row["inv_temperature"],
-        "loss_mask": row["loss_mask"],
+        "loss_mask": layout["loss_mask"],
     }
     if "prompt_seq_ids" in row:
-        arguments |= {"seq_ids": row["seq_ids"], "prompt_seq_ids": row["prompt_seq_ids"]}
+        arguments |= {"seq_ids": layout["seq_ids"], "prompt_seq_ids": layout["prompt_seq_ids"]}
     return arguments
 
 

@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import ModelOutput
 
 from verifiers.errors import ConfigError
+from verifiers_trainer.algorithm.packing import sent
 from verifiers_trainer.engines.embedded.model_inputs import keep_precision
 
 if TYPE_CHECKING:
@@ -395,22 +397,25 @@ def _logprob_forward(
     if input_ids is None or input_ids.numel() != input_ids.shape[-1]:
         raise TypeError("the log-probability forward takes one row of input_ids, [T] or [1, T]")
     tokens = input_ids.reshape(-1)
+    device = tokens.device
+    # shapes depend on these, so they are read on the host: on a device each would stall it
     if position_ids is None:
-        positions = torch.arange(len(tokens), device=tokens.device)
+        positions = torch.arange(len(tokens))
     else:
-        positions = position_ids.reshape(-1)
+        positions = position_ids.reshape(-1).cpu()
     labels = tokens if labels is None else labels.reshape(-1)
-    is_predicted = positions != 0  # the first token of a sample has no context
+    is_predicted = positions.numpy() != 0  # the first token of a sample has no context
     is_predicted[0] = False
     if loss_mask is not None:
-        is_predicted = is_predicted & loss_mask.reshape(-1)
-    index = is_predicted.nonzero().squeeze(-1)
-    if isinstance(inv_temperature, Tensor) and inv_temperature.numel() > 1:
-        inv_temperature = inv_temperature.reshape(-1)[index]
+        is_predicted &= loss_mask.reshape(-1).cpu().numpy()
+    index = torch.from_numpy(np.flatnonzero(is_predicted))
     before, sharing = index - 1, None
     if seq_ids is not None and prompt_seq_ids is not None:
-        sharing = seq_ids.reshape(-1), prompt_seq_ids.reshape(-1)
+        sharing = seq_ids.reshape(-1).cpu(), prompt_seq_ids.reshape(-1).cpu()
         before = tokens_before(*sharing)[index]
+    index, before = (sent(tokens_of, device) for tokens_of in (index, before))
+    if isinstance(inv_temperature, Tensor) and inv_temperature.numel() > 1:
+        inv_temperature = inv_temperature.reshape(-1)[index]
     layout = Layout.of(self, tokens, positions, sharing, as_one_row=as_one_row)
     source, head, transform = _outputs(self, layout)
     states = None
@@ -490,28 +495,29 @@ class Layout:
         flash attention.
 
         ``tokens`` and ``positions`` are int64 [T], ``sharing`` the ``seq_ids`` and
-        ``prompt_seq_ids`` [T] of a row with shared prompts.
+        ``prompt_seq_ids`` [T] of a row with shared prompts; all but ``tokens`` are on the host.
         """
         config = lm.config.get_text_config()
+        device = tokens.device
         if not as_one_row and config._attn_implementation in ("sdpa", "eager"):
-            begins = positions == 0
+            begins = positions.numpy() == 0
             if sharing is not None:  # branches continue from the position of their prompt
-                begins[1:] = sharing[1][1:] != sharing[1][:-1]
+                prompts = sharing[1].numpy()
+                begins[1:] = prompts[1:] != prompts[:-1]
             begins[0] = True
-            part_ids = begins.cumsum(0) - 1
-            lengths = part_ids.bincount()
+            part_ids = begins.cumsum() - 1
+            lengths = np.bincount(part_ids)
             batch, longest = len(lengths), int(lengths.max())
             one_row = layer_cost(len(tokens), len(tokens) ** 2, config.hidden_size)
             if layer_cost(batch * longest, batch * longest**2, config.hidden_size) < one_row:
-                columns = (
-                    torch.arange(len(tokens), device=tokens.device)
-                    - (lengths.cumsum(0) - lengths)[part_ids]
-                )
-                return cls._side_by_side(
-                    tokens, positions, sharing, (batch, longest), part_ids * longest + columns
-                )
-        visible = None if sharing is None else visible_tokens(*sharing)[None, None]
-        return cls(tokens[None], positions[None], visible, None)
+                columns = np.arange(len(tokens)) - (lengths.cumsum() - lengths)[part_ids]
+                index = torch.from_numpy(part_ids * longest + columns)
+                return cls._side_by_side(tokens, positions, sharing, (batch, longest), index)
+        on_device = sent(positions, device)[None]
+        if sharing is None:
+            return cls(tokens[None], on_device, None, None)
+        ids = (sent(part, device) for part in sharing)
+        return cls(tokens[None], on_device, visible_tokens(*ids)[None, None], None)
 
     @classmethod
     def _side_by_side(
@@ -522,19 +528,17 @@ class Layout:
         shape: tuple[int, int],
         index: Tensor,
     ) -> Layout:
+        device = tokens.device
+        index = sent(index, device)
+
         def padded(values: Tensor, padding: int) -> Tensor:
-            empty = torch.full(
-                (shape[0] * shape[1],), padding, dtype=values.dtype, device=values.device
-            )
-            return empty.index_put((index,), values).reshape(shape)
+            empty = torch.full((shape[0] * shape[1],), padding, dtype=values.dtype, device=device)
+            return empty.index_put((index,), sent(values, device)).reshape(shape)
 
         # transformers takes a position that goes back for the start of another sample
         if sharing is None:
             return cls(
-                padded(tokens, 0),
-                torch.arange(shape[1], device=tokens.device).expand(shape),
-                None,
-                index,
+                padded(tokens, 0), torch.arange(shape[1], device=device).expand(shape), None, index
             )
         # padding attends to padding
         seq_ids, prompt_seq_ids = padded(sharing[0], -1), padded(sharing[1], -1)

@@ -134,7 +134,8 @@ def compared_on(
     for packed in _sampled_whole(groups, version, config):
         row = packed.to_tensors(config.device)
         with torch.no_grad():
-            meter.add(model(**forward_arguments(row)).logprobs, row["sampler_logprobs"], None, row)
+            logprobs = model(**forward_arguments(row, packed)).logprobs
+            meter.add(logprobs, row["sampler_logprobs"], None, row)
     return meter
 
 
