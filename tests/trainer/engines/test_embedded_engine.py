@@ -466,11 +466,12 @@ async def test_other_attention_and_grouped_heads_give_the_same_distribution():
                 ).abs().max() < 1e-4
 
 
-async def test_autocast_samples_in_the_lower_precision_and_sees_updates():
+@pytest.mark.parametrize("mode", ["padded", "static"])
+async def test_autocast_samples_in_the_lower_precision_and_sees_updates(mode):
     """Casts cached across steps would keep the old weights; entering autocast anew in each step
     does not."""
     model = build_tiny_model(layers=1, hidden=64, heads=2)
-    with serving(model, autocast_dtype=torch.bfloat16) as engine:
+    with serving(model, mode=mode, autocast_dtype=torch.bfloat16) as engine:
         for _ in range(2):
             (response,) = await complete(engine, ask())
             with torch.autocast("cpu", dtype=torch.bfloat16):

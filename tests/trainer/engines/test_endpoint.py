@@ -274,7 +274,10 @@ async def test_the_most_likely_tokens_are_told_with_the_sampled_one(mode):
     prompt, tokens = response["prompt_token_ids"], response["choices"][0]["token_ids"]
     with torch.no_grad():
         logp = torch.log_softmax(
-            model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1], -1
+            model(torch.tensor([prompt + tokens], device=model.device)).logits[
+                0, len(prompt) - 1 : -1
+            ],
+            -1,
         )
     for entry, expected in zip(response["choices"][0]["logprobs"]["content"], logp, strict=True):
         best = expected.topk(3)
@@ -300,7 +303,7 @@ async def test_the_prompt_can_be_scored(mode):
     ids = response["prompt_token_ids"]
     assert len(ids) > 256
     with torch.no_grad():
-        logp = torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1], -1)
+        logp = torch.log_softmax(model(torch.tensor([ids], device=model.device)).logits[0, :-1], -1)
     assert response["prompt_logprobs"][0] is None
     for token, told, expected in zip(ids[1:], response["prompt_logprobs"][1:], logp, strict=True):
         assert told[str(token)]["logprob"] == pytest.approx(expected[token].item(), abs=1e-4)

@@ -25,6 +25,8 @@ class StepGate:
         self._holders = 0
         self._stepping = False
         self._closed = False
+        self.num_pauses = 0
+        """Pauses begun so far: what they protect is unchanged while it is."""
 
     @property
     def is_pause_pending(self) -> bool:
@@ -52,6 +54,7 @@ class StepGate:
         """Block steps inside the context; entering waits for the present step."""
         with self._changed:
             self._holders += 1
+            self.num_pauses += 1
             try:
                 self._changed.wait_for(lambda: not self._stepping)
             except BaseException:

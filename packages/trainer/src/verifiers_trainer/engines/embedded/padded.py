@@ -54,7 +54,7 @@ _SHORTEST_PREFIX = 16
 _PROMPT_TOKENS_SCORED = 256
 """Tokens of a prompt whose log-probs are computed at once, which bounds the memory of
 the logits."""
-_Computed = TypeVar("_Computed")
+Computed = TypeVar("Computed")
 
 
 class PaddedGenerator:
@@ -184,7 +184,7 @@ class PaddedGenerator:
             logger.exception("a generation step failed")
             self._fail(joining, f"{type(error).__name__}: {error}")
 
-    def _compute(self, passes: Callable[[], _Computed]) -> tuple[_Computed, int]:
+    def _compute(self, passes: Callable[[], Computed]) -> tuple[Computed, int]:
         """Run ``passes`` outside of pauses, under one policy version; return the result and that
         version.
 
