@@ -79,3 +79,14 @@ def test_quick_numbers_are_not_stored(tmp_path):
     ended = run("journal.py", tmp_path, "--quick", "--store")
     assert ended.returncode == 2
     assert "not worth storing" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("gpu/[!_]*.py")))
+def test_the_scripts_for_a_gpu_work_without_one(script, tmp_path):
+    pytest.importorskip("torch", reason="needs the trainer")
+    options = ["--no-trl", "--steps", "3"] if script == "training.py" else []
+    ended = run(f"gpu/{script}", tmp_path, "--cpu", "--tiny", *options)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"\d+ tokens/s|\d+ GB/s|\d+ ms", ended.stdout), ended.stdout
+    assert list(tmp_path.iterdir()) == []

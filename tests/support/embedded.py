@@ -31,9 +31,10 @@ def fine_tuned(model: Any, examples: Sequence[tuple[list[int], list[int]]]) -> A
     for _ in range(400):
         losses = []
         for prompt, ids in examples:
-            labels = torch.tensor([ids])
+            inputs = torch.tensor([ids], device=model.device)
+            labels = inputs.clone()
             labels[:, : len(prompt)] = -100
-            losses.append(model(torch.tensor([ids]), labels=labels).loss)
+            losses.append(model(inputs, labels=labels).loss)
         loss = torch.stack(losses).sum()
         loss.backward()
         optimizer.step()
@@ -98,9 +99,11 @@ def sampled_logprobs(response: dict) -> torch.Tensor:
 
 
 def forward_logprobs(model: Any, response: dict, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probs of the answered tokens by one plain forward pass of ``model``, float32 [T]."""
+    """Log-probs of the answered tokens by one plain forward pass of ``model`` where it is, float32
+    [T] on the CPU."""
     prompt, tokens = response["prompt_token_ids"], response["choices"][0]["token_ids"]
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0].float()
+        ids = torch.tensor([prompt + tokens], device=model.device)
+        logits = model(ids, use_cache=False).logits[0].float().cpu()
     logp = torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
     return logp.gather(1, torch.tensor(tokens)[:, None])[:, 0]

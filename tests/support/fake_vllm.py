@@ -279,7 +279,9 @@ class FakeVLLM:
 
     async def _weight_checker(self, body: Any, request: web.Request) -> Any:
         assert body == {"action": "checksum"}
-        bits = [p.detach().contiguous().view(torch.uint8).numpy() for p in self.model.parameters()]
+        bits = [
+            p.detach().cpu().contiguous().view(torch.uint8).numpy() for p in self.model.parameters()
+        ]
         return {"checksum": [zlib.crc32(part) for part in bits]}
 
     async def _get_world_size(self, body: Any, request: web.Request) -> Any:
@@ -415,7 +417,8 @@ class FakeVLLM:
                 await self._going.wait()
             model = self.adapters.get(asked, self.model)
             with torch.no_grad():
-                logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+                inputs = torch.tensor([ids], device=model.device)
+                logits = model(inputs, use_cache=False).logits[0, -1].float().cpu()
             if self.logit_step:
                 chances = torch.rand(logits.shape, generator=self._rounding)
                 logits = (logits / self.logit_step + chances).floor() * self.logit_step

@@ -137,7 +137,9 @@ def digest(weights: dict[str, torch.Tensor]) -> str:
     """sha256 of whole tensors, bit for bit."""
     total = hashlib.sha256()
     for name in sorted(weights):
-        total.update(name.encode() + weights[name].contiguous().view(torch.uint8).numpy().tobytes())
+        total.update(
+            name.encode() + weights[name].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        )
     return total.hexdigest()
 
 

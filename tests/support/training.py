@@ -113,6 +113,8 @@ def small_config(folder: Path, **settings: Any) -> RLConfig:
         "inference": "embedded",
         "disable_tqdm": True,
     }
+    if torch.cuda.is_available():  # where bfloat16 is the default, and bounds are for float32
+        small["bf16"] = False
     return RLConfig(**{**small, **settings})
 
 
@@ -170,7 +172,7 @@ def weights_hash(model: Any) -> str:
     total = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         total.update(name.encode())
-        total.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        total.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 

@@ -97,7 +97,12 @@ def test_the_backend_of_weight_transfer_is_that_of_the_trainer_where_there_are_g
     older = Executable(("vllm",), Version("0.12"), False, "")
     assert "--weight-transfer-config" not in built(executable=older).words
     gpus(1)
-    for made in (built(), built("--weight-transfer-config", '{"backend": "ipc"}')):
+    beside_a_trainer = built("--gpu-memory-utilization", "0.3")
+    for made in (
+        built(),
+        beside_a_trainer,
+        built("--weight-transfer-config", '{"backend": "ipc"}'),
+    ):
         assert made.words.count('{"backend": "ipc"}') == 1
         assert made.variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
     assert any("the only GPU here (ipc)" in note for note in built().notes)
