@@ -248,6 +248,24 @@ def test_metrics_count_exact_turns_and_turns_with_one_block():
     assert exact_share(["a"] * 3, targets) == format_share(["a"] * 3, targets) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("reply", "similarity", "exact"),
+    [
+        ("<think>First {draft}, no: {right}</think>\n{right}", 1.0, 1.0),
+        ("First {right}</think>\n{right}", 1.0, 1.0),  # the template opened the reasoning
+        ("<think>It is {right}</think>\n{draft}", 0.0, 0.0),
+        ("<think>It is {right}", 0.0, 0.0),
+        ("{right} {right}", 0.0, 0.0),  # negative control: beside an answer it is a guess
+    ],
+)
+def test_lists_in_the_reasoning_are_drafts(reply, similarity, exact):
+    env = load_environment(min_turns=1, max_turns=1)
+    target = env.eval_table[0].row["info"]["targets"][0]
+    text = reply.format(right=first(target), draft=first(""))
+    results = env.evaluate(ScriptedClient(text), "m", num_examples=1)
+    assert (results["reward"], results["all_exact"]) == ([similarity], [exact])
+
+
 # --- whole rollouts -------------------------------------------------------------------------------
 
 

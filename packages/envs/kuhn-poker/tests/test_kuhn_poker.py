@@ -112,6 +112,21 @@ def test_a_hand_ends_and_pays_by_the_rules(deal, words, letters, chips):
         assert state["metrics"]["illegal_replies"] == letters.count("x")
 
 
+@pytest.mark.parametrize(
+    ("reply", "letters"),
+    [
+        ("**Bet**", "bp"),
+        ("bet!", "bp"),
+        ("<think>check or bet?</think>\nbet", "bp"),
+        ("<think>bet", "x"),
+        ("I bet or check", "x"),
+    ],
+)
+def test_a_move_may_be_marked_and_follow_reasoning(reply, letters):
+    state, _ = hand("JQ", [reply, "fold"])
+    assert state["game"][1] == letters
+
+
 def test_neither_player_sees_the_card_of_the_other():
     state, client = hand("KJ", ["check", "bet", "call"])
     texts = [

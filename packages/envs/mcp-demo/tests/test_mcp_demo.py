@@ -79,6 +79,10 @@ def test_the_seed_chooses_stock_and_questions():
     [
         ("17", 17),
         (" 1,234 ", 1234),
+        ("**17**", 17),
+        ("17.", 17),
+        ("17.0", None),
+        ("1.7", None),
         ("17 cents", None),
         ("1,23", None),
         ("", None),

@@ -40,6 +40,18 @@ def test_a_wrong_answer_or_none_earns_less():
     )
 
 
+def test_the_last_answer_counts_as_in_the_other_environments():
+    env = load_environment("chain_sum", num_train_examples=2, num_eval_examples=2)
+    row = env.get_eval_dataset()[0]
+    for text, is_right in (
+        ("<answer>1</answer>, no: <answer>{}</answer>", True),
+        ("<answer>{}</answer>, no: <answer>1</answer>", False),
+        ("<think><answer>1</answer></think><answer>{}</answer>", True),
+    ):
+        state = run_rollout_sync(env, ScriptedClient([text.format(row["answer"])]), row)
+        assert (state["reward"] == 1.0) is is_right
+
+
 def test_problems_are_the_seeds_and_held_out_ones_are_not_trained_on():
     def questions(seed):
         env = load_environment(num_train_examples=100, num_eval_examples=20, seed=seed)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import verifiers as vf
+from verifiers.data.text import split_reasoning
 from vf_alphabet_sort.games import FIRST_TAG, LATER_TAG, Settings, generate_games
 from vf_alphabet_sort.public import PublicGames
 from vf_alphabet_sort.scoring import conversation_score, exact_share, format_share
@@ -165,9 +166,9 @@ def _shots(games: list[dict[str, Any]]) -> list[dict[str, str]] | None:
 
 
 def _replies(completion: Any, parser: vf.Parser) -> list[str]:
-    """The text of each assistant message, in order."""
+    """The text of each assistant message after its reasoning, in order."""
     return [
-        parser.parse_answer([message]) or ""
+        split_reasoning(parser.parse_answer([message]) or "")[1]
         for message in parser.get_assistant_messages(completion)
     ]
 

@@ -20,6 +20,8 @@ SHOTS = (("12 + 7", 19), ("30 + 25", 55), ("41 + 8", 49))
 """Solved sums. Shown with the sum again before the result: a small model is right eight times as
 often as after bare results."""
 
+_MARKED = re.compile(r"[\s*$`]*(?:\\boxed\{)?([^{}]*?)\}?[\s*$`.]*")
+"""A number between marks."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 
 
@@ -91,7 +93,9 @@ def read_number(text: str | None) -> int | None:
     >>> read_number(" 1,024 "), read_number("−5"), read_number("x = 3"), read_number(None)
     (1024, -5, None, None)
     """
-    plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", (text or "").strip().replace("−", "-"))
+    marked = _MARKED.fullmatch(text or "")
+    written = marked[1] if marked else ""
+    plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", written.replace("−", "-"))
     return int(plain) if _NUMBER.fullmatch(plain) else None
 
 

@@ -108,7 +108,7 @@ class KuhnPoker(vf.TwoPlayerEnv):
         deal, moves = game
         if self.style == "words":
             text = {word: move for move, word in words_of(moves).items()}.get(
-                text.strip().strip(".").lower(), ""
+                text.strip(" \n.!*`'\"").lower(), ""
             )
         return deal, moves + (text if text in (PASS, BET) else FORFEIT)
 

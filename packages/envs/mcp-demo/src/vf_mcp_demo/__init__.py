@@ -20,6 +20,8 @@ SYSTEM_PROMPT = (
     "When you know the answer, give the number alone inside <answer> and </answer> tags."
 )
 
+_MARKED = re.compile(r"[\s*$`]*(?:\\boxed\{)?([^{}]*?)\}?[\s*$`.]*")
+"""A number between marks."""
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
@@ -74,7 +76,9 @@ def read_number(text: str | None) -> int | None:
     >>> read_number(" 1,024\\n"), read_number("1024 cents"), read_number(None)
     (1024, None, None)
     """
-    plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", (text or "").strip())
+    marked = _MARKED.fullmatch(text or "")
+    written = marked[1] if marked else ""
+    plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", written)
     return int(plain) if _NUMBER.fullmatch(plain) else None
 
 

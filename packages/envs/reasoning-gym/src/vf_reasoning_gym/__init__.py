@@ -50,4 +50,5 @@ def load_environment(
         num_eval_examples=num_eval_examples,
         seed=seed,
         system_prompt=system_prompt,
+        parser=vf.XMLParser(["answer"], last=True),
     )

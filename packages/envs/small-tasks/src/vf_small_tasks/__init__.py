@@ -11,6 +11,7 @@ import random
 from typing import Any
 
 import verifiers as vf
+from verifiers.data.text import split_reasoning
 from vf_small_tasks.tasks import TASKS
 
 __all__ = ["TASKS", "load_environment"]
@@ -61,8 +62,9 @@ def load_environment(
 
 
 async def correct(completion: Any, answer: str, task: str) -> float:
-    """1 when the reply solves the row of this task (``TASKS[task].is_right``), else 0."""
-    return float(TASKS[task].is_right(completion[-1].content or "", answer))
+    """1 when the reply, after any reasoning, solves the row of this task
+    (``TASKS[task].is_right``), else 0."""
+    return float(TASKS[task].is_right(split_reasoning(completion[-1].content or "")[1], answer))
 
 
 def _split(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -92,14 +93,19 @@ def is_equal(reply: str, answer: str) -> bool:
     return reply.strip() == answer
 
 
+_FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+
+
 def is_equal_json(reply: str, answer: str) -> bool:
-    """Whether the whole reply is JSON of the same value: order and spaces are free.
+    """Whether the whole reply, or its fenced block, is JSON of the same value: order and spaces are
+    free.
 
     >>> is_equal_json('{"age": 31, "name": "Tim"}', '{"name": "Tim", "age": 31}'), is_equal_json("Tim", '"Tim"')
     (True, False)
     """
+    fenced = _FENCED.fullmatch(reply)
     try:
-        return bool(json.loads(reply) == json.loads(answer))
+        return bool(json.loads(fenced[1] if fenced else reply) == json.loads(answer))
     except (ValueError, RecursionError):
         return False
 
@@ -111,10 +117,11 @@ def names_the_capital(reply: str, answer: str) -> bool:
     >>> names_the_capital("The capital is Paris.", "Paris"), names_the_capital("Rome, Paris, Bern", "Paris")
     (True, False)
     """
+    plain = unicodedata.normalize("NFKD", reply).encode("ascii", "ignore").decode()  # Bogotá
     capitals = {
         capital
         for capital in CAPITALS.values()
-        if re.search(rf"\b{capital}\b", reply, re.IGNORECASE)
+        if re.search(rf"\b{capital}\b", plain, re.IGNORECASE)
     }
     return capitals == {answer}
 

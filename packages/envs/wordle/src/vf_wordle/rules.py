@@ -15,6 +15,7 @@ GREEN, YELLOW, ABSENT = "G", "Y", "X"
 
 _BRACKETED = re.compile(r"\[\s*([A-Za-z]+)\s*\]")
 _BARE = re.compile(r"[A-Za-z]+")
+_SPACED = re.compile(r"[A-Za-z](?: [A-Za-z])+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ def read_guess(text: str | None) -> str | None:
     """The guess in the content of a ``<guess>`` tag, in lower case: ``[crane]``, or the bare word
     ``crane``.
 
-    Text around the brackets is ignored; two different words in brackets, or unbracketed text of
-    more than one word, give None.
+    Text around the brackets is ignored, as are quotes, marks and spaces between the letters of a bare
+    word; two different words in brackets, or unbracketed text of more than one word, give None.
 
     >>> read_guess("[CRANE]"), read_guess(" crane "), read_guess("I say [crane]!"), read_guess("[a] or [b]")
     ('crane', 'crane', 'crane', None)
@@ -101,8 +102,9 @@ def read_guess(text: str | None) -> str | None:
     bracketed = {word.lower() for word in _BRACKETED.findall(text)}
     if bracketed:
         return bracketed.pop() if len(bracketed) == 1 else None
-    bare = text.strip()
-    return bare.lower() if _BARE.fullmatch(bare) else None
+    bare = text.strip().strip("\"'`*.!").strip()
+    letters = bare.replace(" ", "") if _SPACED.fullmatch(bare) else bare  # as the marks are shown
+    return letters.lower() if _BARE.fullmatch(letters) else None
 
 
 def hint_ignored(guess: str, moves: Iterable[Move]) -> str | None:
