@@ -156,10 +156,8 @@ def test_folder_before_workspace_before_installed_before_index(vf_install, tmp_p
     shutil.rmtree(work / "members/anything")
     assert "is installed already; nothing to do" in vf_install("reverse-text").out
     upgrade = requirement(vf_install("reverse-text", "--dry-run", "--upgrade"))
-    assert (
-        upgrade
-        == "--upgrade-package vf-reverse-text --reinstall-package vf-reverse-text vf-reverse-text"
-    )
+    words = "--upgrade-package vf-reverse-text --reinstall-package vf-reverse-text -e"
+    assert upgrade == f"{words} {Path(__file__).parents[2]}/packages/envs/reverse-text"
     assert requirement(vf_install("alphabet-sort@9.9", "--dry-run")) == "vf-alphabet-sort==9.9"
     assert requirement(vf_install("no-such-thing@latest", "--dry-run")) == "vf-no-such-thing"
 
@@ -825,3 +823,11 @@ def test_an_owners_environment_comes_from_the_owners_index_alone(python, tmp_pat
     )
     ran = python.command("install", "acme/other-game", **everywhere)
     assert ran.code == 2, ran.err
+
+
+def test_an_environment_beside_the_library_comes_before_the_index(vf_install, tmp_path):
+    ran = vf_install("reverse-text", "--upgrade", "--dry-run", "--json")
+    assert ran.code == 0
+    assert ran.json["command"].split("-e ")[1].split()[0].endswith("packages/envs/reverse-text")
+    plain = vf_install("no-such-environment", "--dry-run", "--json")
+    assert "vf-no-such-environment" in plain.json["command"]  # negative control: the index

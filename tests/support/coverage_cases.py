@@ -52,6 +52,14 @@ def single(parser: Any = None, rubric_parser: Any = None, func: Any = right) -> 
     )
 
 
+def broken_tools() -> Any:
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        raise RuntimeError("no network")
+
+    return vf.ToolEnv(tools=[add], eval_dataset=ROWS, rubric=vf.Rubric([right]))
+
+
 def tools() -> Any:
     return vf.ToolEnv(
         tools=[add], dataset=ROWS, eval_dataset=ROWS, rubric=vf.Rubric([right], parser=vf.Parser())

@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 import pytest
 
+import verifiers as vf
 from verifiers.data import example_sets
 from verifiers.data.examples import (
     RowFormat,
@@ -671,3 +672,25 @@ def test_a_row_that_was_edited_meanwhile_is_refused(large):
     assert table[3].row["answer"] == "4"
     with pytest.raises(DatasetError, match="row 4 of the dataset was changed"):
         table[4]
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ({"role": "human", "content": "x"}, "there is no role 'human' here; it is 'user'"),
+        ({"role": "gpt", "content": "x"}, "there is no role 'gpt' here; it is 'assistant'"),
+        ({"role": "user", "text": "x"}, "has its text in 'content', not in 'text'"),
+    ],
+)
+def test_messages_of_another_format_are_refused_with_our_name(message, sentence):
+    with pytest.raises(DatasetError, match=sentence):
+        _ = vf.SingleTurnEnv(dataset=[{"prompt": [message]}]).dataset[0]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_the_delimiter_of_a_csv_file_is_that_of_its_header(tmp_path, delimiter):
+    lines = [["question", "answer"], ["1 and 1?", "2"]]
+    file = tmp_path / "rows.csv"
+    file.write_text("".join(delimiter.join(line) + "\n" for line in lines))
+    row = vf.SingleTurnEnv(dataset=str(file)).dataset[0]
+    assert (row["question"], row["answer"]) == ("1 and 1?", "2")

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import verifiers as vf
 from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.tool import ToolEnv
 from verifiers.environments.tool_answers import cut
@@ -174,7 +175,7 @@ def test_definitions_from_elsewhere_are_offered_beside_the_functions():
         ("text", "text"),
         (144, "144"),
         (None, "None"),
-        ({"role": "admin", "content": "x"}, "{'role': 'admin', 'content': 'x'}"),
+        ({"role": "admin", "content": "x"}, '{"role": "admin", "content": "x"}'),
         ([], "[]"),
         ([1, {"type": "text", "text": "a"}], "[1, {'type': 'text', 'text': 'a'}]"),
         ([{"type": "text", "text": "a"}], [{"type": "text", "text": "a"}]),
@@ -614,3 +615,49 @@ async def test_call_tool_works_outside_a_rollout():
     assert await tool_env(square).call_tool("square", {"n": 3}, "c9") == ToolMessage("9", "c9")
     with pytest.raises(ToolCallError, match="there is no tool"):
         await tool_env(square).call_tool("cube", {"n": 3}, "c9")
+
+
+def test_a_dict_reaches_the_model_as_json():
+    def look(word: str) -> dict:
+        """Look it up."""
+        return {"found": True, "word": "ü", "at": None}
+
+    def odd(word: str) -> dict:
+        """Not JSON."""
+        return {"set": {1}}
+
+    env = vf.ToolEnv(tools=[look, odd], eval_dataset=[{"question": "?"}])
+    calls = [ToolCall(f"c{n}", name, {"word": "x"}) for n, name in enumerate(("look", "odd"))]
+    completion = env.evaluate(ScriptedClient([calls, "done"]), "m")["completions"][0]
+    assert [message["content"] for message in completion[1:3]] == [
+        '{"found": true, "word": "ü", "at": null}',
+        "{'set': {1}}",
+    ]
+
+
+def test_a_tool_that_asks_the_model_for_the_state_is_warned_of(caplog):
+    def of_rollout(state: dict, word: str) -> str:
+        """Uses the state."""
+        return word
+
+    def of_country(state: str) -> str:
+        """A state of a country."""
+        return state
+
+    vf.ToolEnv(tools=[of_country], eval_dataset=[{"question": "?"}])
+    assert "StatefulToolEnv" not in caplog.text  # negative control: a text
+    vf.ToolEnv(tools=[of_rollout], eval_dataset=[{"question": "?"}])
+    assert "'state' of the tool 'of_rollout'; a vf.StatefulToolEnv fills it in" in caplog.text
+    caplog.clear()
+    env = vf.StatefulToolEnv(eval_dataset=[{"question": "?"}])
+    env.add_tool(of_rollout, args_to_skip=["state"])
+    assert "fills it in" not in caplog.text
+
+
+def test_a_check_names_a_tool_that_fails():
+    def bad(word: str) -> str:
+        """Always fails."""
+        raise RuntimeError("no network")
+
+    env = vf.ToolEnv(tools=[bad], eval_dataset=[{"question": "?"}])
+    assert "a tool failed: bad: no network" in str(vf.check_environment(env))

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import verifiers as vf
-from support.coverage_cases import PLANTED, ROWS, SOUND, cut, single
+from support.coverage_cases import PLANTED, ROWS, SOUND, calling, cut, single
 from verifiers.results.coverage import FIRST
 from verifiers.results.texts import number_lines
 from verifiers.testing import ScriptedClient
@@ -86,6 +86,19 @@ def test_groups_with_equal_rewards_are_counted_and_shown_if_all_are():
     counts, shown = lines(["1", "no", "2", "3"])
     assert counts["equal_groups"] < 12
     assert "groups" not in shown
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_tool_that_always_fails_is_counted_and_warned_of(workers, caplog, monkeypatch, tmp_path):
+    (tmp_path / "broken.py").write_text(
+        "from support.coverage_cases import broken_tools as load_environment\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    env = vf.load_environment("broken")
+    with caplog.at_level(logging.WARNING, logger="verifiers"):
+        results = env.evaluate(ScriptedClient(calling), "m", num_workers=workers)
+    assert f"{FIRST} of {FIRST} tool calls failed: add: no network" in caplog.text
+    assert dict(number_lines(results.summary()))["tool errors"] == "12 of 12 calls failed"
 
 
 def test_a_parser_that_never_returns_is_not_waited_for():

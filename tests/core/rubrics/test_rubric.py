@@ -648,3 +648,15 @@ async def test_a_reward_may_be_any_kind_of_number(value):
     rubric = vf.Rubric(funcs=[lambda completion: value])
     env = vf.SingleTurnEnv(dataset=[{"question": "q"}], rubric=rubric)
     assert (await env.a_evaluate(ScriptedClient("x"), "m", num_examples=1))["reward"] == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"funcs": len}, r"funcs must be a list, not <built-in function len>: funcs=\[…\]"),
+        ({"funcs": [len], "weights": 1}, r"weights must be a list, not 1: weights=\[…\]"),
+    ],
+)
+def test_a_function_or_a_weight_in_place_of_a_list_is_named(arguments, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        vf.Rubric(**arguments)

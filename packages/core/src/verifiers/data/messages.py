@@ -118,11 +118,29 @@ _PARTS = {
 """Type of a content part -> path of its text."""
 
 
+_FOREIGN_ROLES = {
+    "human": "user",
+    **dict.fromkeys(("ai", "bot", "gpt", "model"), "assistant"),
+}
+"""Roles of other formats -> ours."""
+_FOREIGN_CONTENT = ("text", "value", "message")
+"""Names of the content in other formats."""
+
+
 def check_parts(messages: Iterable[Any]) -> None:
-    """Raise ``ConfigError`` for a text, image or audio part that no server can read; other types
-    are not checked."""
+    """Raise ``ConfigError`` for a role or a name of the content of another format, and for a text,
+    image or audio part that no server can read; other types are not checked."""
     for message in messages:
         content = message.get("content")
+        if role := _FOREIGN_ROLES.get(message["role"]):
+            raise ConfigError(
+                f"there is no role {message['role']!r} here; it is {role!r}", key="role"
+            )
+        foreign = [name for name in _FOREIGN_CONTENT if name in message]
+        if foreign and not content and not message.get("tool_calls"):
+            raise ConfigError(
+                f"a message has its text in 'content', not in {foreign[0]!r}", key="content"
+            )
         for part in content if isinstance(content, list) else ():
             if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
                 raise ConfigError(

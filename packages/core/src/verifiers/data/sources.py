@@ -262,7 +262,10 @@ def _open_csv(path: Path) -> Rows:
     only."""
     with _opened_text(path, newline="") as file:
         rows: list[dict[str, Any]] = []
-        for row in csv.DictReader(file):
+        header = file.readline()
+        file.seek(0)
+        delimiter = max(",;\t", key=header.count)
+        for row in csv.DictReader(file, delimiter=delimiter):
             if None in row or None in row.values():
                 number = len(rows)
                 raise DatasetError(

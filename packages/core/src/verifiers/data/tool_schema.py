@@ -121,16 +121,21 @@ class ToolFunction:
         it is told all."""
         if self.model is None:  # a schema from another source
             return ""
-        parameters = self.definition.get("parameters") or {}
-        properties = parameters.get("properties") or {}
         untyped = [
             f"no type of `{name}`"
-            for name, schema in properties.items()
+            for name, schema in self._properties().items()
             if not TYPED & schema.keys()
         ]
         return ", ".join(
             [*([] if self.definition.get("description") else ["no docstring"]), *untyped]
         )
+
+    def _properties(self) -> Mapping[str, Any]:
+        return (self.definition.get("parameters") or {}).get("properties") or {}
+
+    def visible_schema(self, parameter: str) -> Mapping[str, Any] | None:
+        """The JSON schema of a parameter that the model sees; None if there is none."""
+        return self._properties().get(parameter)
 
     @property
     def name(self) -> str:

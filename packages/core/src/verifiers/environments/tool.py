@@ -117,6 +117,13 @@ class ToolEnv(MultiTurnEnv):
             raise ConfigError(f"two tools are called {tool.name!r}; rename one of them")
         if unclear := tool.unclear():
             self.warn_once(f"the model sees too little of the tool {tool.name!r}: it has {unclear}")
+        schema = tool.visible_schema("state")
+        if schema is not None and schema.get("type", "object") == "object":
+            self.warn_once(
+                f"the model is asked for the parameter 'state' of the tool {tool.name!r}; a"
+                " vf.StatefulToolEnv fills it in: add_tool(tool, args_to_skip=['state']) and"
+                " update_tool_args"
+            )
         self.tools.append(tool.function)
         self.tool_map[tool.name], self._functions[tool.name] = tool.function, tool
         self.tool_defs = [*self.tool_defs, tool.definition]  # running rollouts keep their list
@@ -242,7 +249,9 @@ class ToolEnv(MultiTurnEnv):
                 result = normalize_message(result) if not isinstance(result, Message) else result
             message = as_answer(result, call_id)
         except BaseException as error:  # noqa: BLE001  becomes a text for the model, or _error_text raises it again
-            message = as_answer(self._error_text(name, error), call_id)
+            text = self._error_text(name, error)
+            state.record.tool_errors.append(f"{name}: {shortened(text)}")
+            message = as_answer(text, call_id)
         return bounded(message, self.max_tool_result_chars)
 
     def _error_text(self, tool: str, error: BaseException) -> str:

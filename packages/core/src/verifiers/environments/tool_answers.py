@@ -5,7 +5,9 @@ This module calls no tool and depends on no environment.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -39,8 +41,8 @@ async def all_listed(result: object, limit: int) -> Any:
 
 
 def as_answer(result: object, tool_call_id: str) -> Message:
-    """Return a ``Message`` unchanged, a list of content parts as content, everything else as
-    ``str(result)``.
+    """Return a ``Message`` unchanged, a list of content parts as content, a dict as JSON,
+    everything else as ``str(result)``.
 
     >>> as_answer(4, "call_1")
     {'role': 'tool', 'content': '4', 'tool_call_id': 'call_1'}
@@ -48,7 +50,17 @@ def as_answer(result: object, tool_call_id: str) -> Message:
     if isinstance(result, Message):
         lacks_id = result.get("role") == "tool" and not result.get("tool_call_id")
         return ToolMessage(result.get("content", ""), tool_call_id) if lacks_id else result
-    return ToolMessage(list(result) if _are_parts(result) else str(result), tool_call_id)
+    if _are_parts(result):
+        return ToolMessage(list(result), tool_call_id)
+    return ToolMessage(_text(result), tool_call_id)
+
+
+def _text(result: object) -> str:
+    """JSON for a dict, if it can be written as JSON; else ``str(result)``."""
+    if isinstance(result, dict):
+        with contextlib.suppress(TypeError, ValueError):
+            return json.dumps(result, ensure_ascii=False)
+    return str(result)
 
 
 def bounded(message: Message, max_chars: int) -> Message:

@@ -1,6 +1,6 @@
 """What did not happen in the rollouts of a run: a wrong setting often shows as a lack of ability.
 
-Replies that the token limit cut, tool calls that arrived as text, replies in which the parser found
+Replies that the token limit cut, tool calls that failed or arrived as text, replies in which the parser found
 nothing, unknown rewards, groups with equal rewards. A rate that concerns most rollouts is a warning
 with its fix; the others are numbers of the summary, and 0 is silent. Evaluations count all of their
 rollouts, and trainings those of each batch.
@@ -73,6 +73,11 @@ class Coverage:
     """Those of them without a tool call."""
     calls_as_text: int = 0
     """Those of these with a text that looks like a call."""
+    tool_calls: int = 0
+    tool_errors: int = 0
+    """Tool calls that failed."""
+    tool_error = ""
+    """Tool and text of the newest of them."""
     error = None
     """What left the newest unknown reward unknown."""
 
@@ -92,7 +97,11 @@ class Coverage:
         if not rollout.tool_defs:
             return
         self.with_tools += 1
-        if not any(field(message, "tool_calls") for message in messages):
+        num_calls = sum(len(field(message, "tool_calls") or ()) for message in messages)
+        self.tool_calls += num_calls
+        self.tool_errors += len(rollout.tool_errors)
+        self.tool_error = next(iter(rollout.tool_errors), self.tool_error)
+        if not num_calls:
             self.without_calls += 1
             self.calls_as_text += looks_like_call(messages, map(defined_name, rollout.tool_defs))
 
@@ -134,7 +143,8 @@ class Coverage:
         if not self.parsed:
             counts["unparsed"] = None
         if not self.with_tools:
-            counts |= {"without_calls": None, "calls_as_text": None}
+            names = ("without_calls", "calls_as_text", "tool_calls", "tool_errors")
+            counts |= dict.fromkeys(names)
         return counts
 
     def warnings(self, max_tokens: object = None, parser: object = None) -> dict[str, str]:
@@ -155,6 +165,7 @@ class Coverage:
                 " parser for this model's calls (vLLM: --enable-auto-tool-choice"
                 " --tool-call-parser), or set tool_call_parser",
             ),
+            "tool_errors": (self.tool_calls, f"tool calls failed: {self.tool_error}"),
             "unparsed": (
                 self.parsed,
                 f"replies have nothing for {name}: ask for its format in the system prompt"
@@ -217,6 +228,8 @@ def coverage_lines(
     if counts.get("unparsed"):
         parsed = counts.get("parsed") or total
         yield "unparsed", f"the parser found nothing in {counts['unparsed']} of {parsed}"
+    if counts.get("tool_errors"):
+        yield "tool errors", f"{counts['tool_errors']} of {counts['tool_calls']} calls failed"
     with_tools = counts.get("with_tools") or total
     if total and counts.get("without_calls") == with_tools:
         text = counts["calls_as_text"]

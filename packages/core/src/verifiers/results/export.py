@@ -23,6 +23,7 @@ from verifiers.results.rows import (
     row_for_disk,
 )
 from verifiers.results.statistics import mean
+from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.json import encode_row, in_utf8
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
 from verifiers.storage.files import atomic_write
@@ -239,7 +240,7 @@ def read_parquet(file: Path) -> Iterator[dict[str, Any]]:
             for batch in opened.iter_batches(BATCH_SIZE):
                 for row in batch.to_pylist():
                     for name in texts:
-                        row[name] = None if row[name] is None else json.loads(row[name])
+                        row[name] = None if row[name] is None else decode_message(row[name])
                     for name in FILLED:
                         row[name] = _without_nulls(row.get(name))
                     yield row

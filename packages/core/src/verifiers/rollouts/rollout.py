@@ -86,6 +86,8 @@ class Rollout:
     turn_sum: str = ""
     """The metric of the reward that is the sum of its turns' rewards, so that credit per turn
     counts them once; empty without a turn's reward."""
+    tool_errors: list[str] = field(default_factory=list)
+    """Tool and text of each tool call that failed."""
     is_unparsed: bool | None = None
     """Whether the environment's parser found nothing in it; None if its parser takes any text."""
     id: str = ""
@@ -175,7 +177,8 @@ class Rollout:
     def to_json(self) -> dict[str, Any]:
         """The rollout with its turns, for ``runtime.json.encode_row``; NaN becomes null."""
         further = {
-            name: getattr(self, name) for name in ("role_rewards", "turn_sum", "is_unparsed")
+            name: getattr(self, name)
+            for name in ("role_rewards", "turn_sum", "is_unparsed", "tool_errors")
         }
         saved = self.fields() | {"trajectory": self.transcript.to_json()}
         return saved | {name: value for name, value in further.items() if value}
@@ -207,6 +210,7 @@ class Rollout:
             role_rewards={k: number(v) for k, v in (saved.get("role_rewards") or {}).items()},
             turn_sum=saved.get("turn_sum") or "",
             is_unparsed=saved.get("is_unparsed"),
+            tool_errors=saved.get("tool_errors") or [],
             tool_defs=saved.get("tool_defs"),
             is_completed=bool(saved.get("is_completed")),
             timing=times_of(saved.get("timing") or {}),

