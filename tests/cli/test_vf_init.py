@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from support.doc_blocks import blocks_of
 from support.eval_command import files_below, runner_of
 from support.fresh_python import Ran, make_fresh_python, needs_setuptools
 from verifiers.cli.init import COMMAND
@@ -26,6 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 FORMS = [(template, *more) for template in TEMPLATES for more in ((), ("--multi-file",))]
 ONE_MODULE = [
     ".gitignore",
+    "AGENTS.md",
     "README.md",
     "pyproject.toml",
     "src/vf_word_game/__init__.py",
@@ -88,7 +90,7 @@ def test_the_forms_of_a_package(vf_init, tmp_path):
     assert files_below(tmp_path / "environments/word_game") == ONE_MODULE
     vf_init("word-game", "-p", "more", "--multi-file", "--no-tests")
     several = [
-        *ONE_MODULE[:4],
+        *ONE_MODULE[:5],
         "src/vf_word_game/data.py",
         "src/vf_word_game/py.typed",
         "src/vf_word_game/rewards.py",
@@ -230,7 +232,7 @@ def test_files_that_are_there_are_kept_and_named(vf_init, tmp_path):
     assert (folder / "tests/test_word_game.py").is_file()
     assert "kept      src/vf_word_game/__init__.py" in ran.out
     assert "written   tests/test_word_game.py" in ran.out
-    assert "5 files existed already" in ran.err
+    assert "6 files existed already" in ran.err
     assert "--rewrite-readme replaces the README" in ran.err
 
 
@@ -429,6 +431,23 @@ def test_a_new_package_installs_evaluates_and_passes_its_test_unchanged(tmp_path
     assert run["avg_metrics"]["answered"] == 1.0
     tested = python.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "environments/word_game")
     assert tested.code == 0, tested.out
+
+
+def test_what_its_instructions_for_agents_say_to_run_runs(tmp_path):
+    python = make_fresh_python(tmp_path)
+    assert python.command("init", "vf-word-game").code == 0
+    page = python.folder / "environments/word_game/AGENTS.md"
+    assert len(page.read_text().splitlines()) < 60
+    (block,) = (block for block in blocks_of(page) if block.language == "bash")
+    with FakeServer(oracle, models=["m"]) as server:
+        for line in block.code.splitlines():
+            program, *words = line.split()
+            if program == "python":
+                ran = python.run(*words)
+            else:
+                further = ["-m", "m", "-b", server.url] if program == "vf-eval" else []
+                ran = python.command(program.removeprefix("vf-"), *words, *further)
+            assert ran.code == 0, (line, ran.out, ran.err)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("harbor", reason="harbor is not installed: python3 tests/real/peers.py harbor")
 
 import verifiers as vf
+from support.atif_rollouts import KINDS, played
 from support.harbor_tasks import write_task
 from support.isolated import needs_sandbox
 from support.root_files import MARK, write_root
@@ -114,3 +115,21 @@ if [ "$(cat /app/out.txt)" = "{MARK}" ]; then echo 1; else echo 0; fi > /logs/ve
     for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
         rewards, failed, printed = harbor_run(task, agent, tmp_path / agent, "--ek", images)
         assert (rewards, failed) == ({"built": reward}, {}), printed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_validator_accepts_what_we_export(kind, tmp_path):
+    from harbor.utils.trajectory_validator import TrajectoryValidator
+
+    played(kind).to_atif(tmp_path)
+    for path in sorted(tmp_path.glob("0*.json")):
+        validator = TrajectoryValidator()
+        assert validator.validate(path), validator.get_errors()
+
+
+def test_negative_control_its_validator_refuses_another_shape(tmp_path):
+    from harbor.utils.trajectory_validator import TrajectoryValidator
+
+    (document,) = played("tools").to_atif()
+    document["steps"][1]["source"] = "user"  # what only an agent may have
+    assert not TrajectoryValidator().validate(document)

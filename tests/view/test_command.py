@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 
 from support import view_runs
+from support.atif_rollouts import played
 from support.eval_command import runner_of
 from verifiers.cli.view import COMMAND
 from verifiers.view.app import static_files
@@ -59,6 +60,14 @@ def test_an_environment_by_id_or_path_shows_its_evaluations(runs, vf_view, tmp_p
     refused = vf_view("word-game", "--export", "copy")
     assert refused.code == 2
     assert "word-game is not a folder" in refused.err
+
+
+def test_trajectories_are_shown_as_a_run(vf_view, tmp_path):
+    played("tools").to_atif(tmp_path / "atif")
+    for word in ("atif", "atif/000000.json"):
+        ran = vf_view(word, "--export", f"copy-{len(word)}")
+        assert ran.code == 0, ran.err
+        assert "1 runs" in ran.out
 
 
 @pytest.mark.parametrize(

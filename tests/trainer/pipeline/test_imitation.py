@@ -3,6 +3,7 @@ does."""
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -42,6 +43,42 @@ def trainer_of(folder, dataset=None, env=None, **settings):
 def saved_run(tmp_path_factory):
     """An evaluation by the tiny policy itself: 8 examples x 4 rollouts with their tokens."""
     return evaluated_by_the_policy(tmp_path_factory.mktemp("saved"))
+
+
+def trajectory(answer):
+    """Another author's, without token ids and reward."""
+    steps = [
+        {"source": "user", "message": "Say a digit."},
+        {"source": "agent", "message": "I look.", "observation": {"results": [{"content": "5"}]}},
+        {"source": "agent", "message": answer},
+    ]
+    return {
+        "schema_version": "ATIF-v1.7",
+        "agent": {"name": "theirs", "version": "1"},
+        "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
+    }
+
+
+def test_trajectories_of_another_author_are_imitated_on_what_their_agent_wrote(tmp_path):
+    folder, tokenizer = tmp_path / "theirs", build_tiny_tokenizer()
+    folder.mkdir()
+    for number, answer in enumerate(["12", "34"]):
+        (folder / f"{number}.json").write_text(json.dumps(trajectory(answer)))
+    groups = read_groups(str(folder), tokenizer, config_of())
+    texts = [
+        "".join(tokenizer.decode(turn.completion_ids) for turn in group.rollouts[0].turns)
+        for group in groups
+    ]
+    assert len(texts) == 2
+    for text, answer in zip(texts, ["12", "34"], strict=True):
+        assert "I look." in text
+        assert answer in text
+        assert "Say a digit." not in text
+    trainer = trainer_of(
+        tmp_path / "run", str(folder), max_steps=2, batch_size=2, micro_batch_size=1
+    )
+    run(trainer)
+    assert len(metrics_of(tmp_path / "run")) == 2
 
 
 # --- which rollouts -------------------------------------------------------------------------------

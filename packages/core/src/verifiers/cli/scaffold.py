@@ -122,6 +122,8 @@ def render(
     files["README.md"] = _filled(f"{template}/README.md", values)
     if not member:
         files[".gitignore"] = GITIGNORE
+        test = f"python -m pytest {folder}\n" if tests else ""
+        files["AGENTS.md"] = _filled("common/AGENTS.md", values | {"test": test})
     if tests:
         files[f"tests/test_{names.underscored}.py"] = _filled(f"{template}/test.py", values)
     return files
