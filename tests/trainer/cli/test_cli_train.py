@@ -342,6 +342,16 @@ def test_a_dry_run_loads_everything_shows_it_and_writes_nothing(run):
     assert json.loads(run("@", "run.toml", "--dry-run", "--json").stdout)["plan"]["device"] == "cpu"
 
 
+def test_a_dry_run_refuses_the_checkpoint_that_the_training_refuses(run):
+    run("@", "run.toml", "--trainer.args.max_steps", "1")
+    words = "@", "run.toml", "--env.args.size=12"
+    dry, trained = run(*words, "--dry-run"), run(*words)
+    assert dry.exit_code == trained.exit_code == 2, dry.output
+    assert "--fresh" in dry.stderr
+    assert dry.stderr.splitlines()[-1] == trained.stderr.splitlines()[-1]
+    assert run("@", "run.toml", "--dry-run").exit_code == 0  # negative control
+
+
 IMPORTS = """
 import gc, sys
 from verifiers_trainer.cli.train import importing

@@ -87,11 +87,12 @@ class Session:
                 return self._launch(plan, decision, result)
             launch.apply(decision, plan, self.engine)
         self._notices(plan)
+        if plan.checkpoint is not None:
+            with _naming_the_way_out():
+                require_same_run(plan.checkpoint, plan.env, plan.resolved, FORCED)
         if self.dry_run:
             return self._dry_run(plan, result)
         if plan.checkpoint is not None and plan.first_step >= plan.num_steps:
-            with _naming_the_way_out():
-                require_same_run(plan.checkpoint, plan.env, plan.resolved, FORCED)
             self._print(
                 f"{plan.folder} is already trained: its newest checkpoint is of step"
                 f" {plan.first_step}"
