@@ -3,6 +3,7 @@ them is left."""
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import time
@@ -582,6 +583,52 @@ async def asks_twice(state):
         more = [{"role": "user", "content": "Hi."}, said, {"role": "user", "content": "And?"}]
         second = await client.chat.completions.create(model="any", messages=more)
         state["told"] = second.choices[0].message.content
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_first_prompt_that_does_not_fit_measures_nothing(first):
+    """Not a reward of 0: the model was never asked. A later prompt that does not fit ends it."""
+
+    def short_of_room(request):
+        if first or len(request.prompt) > 1:
+            raise vf.OverlongPromptError("the context is 8 tokens")
+        return "one"
+
+    env = vf.AgentEnv(agent=asks_twice, dataset=[ROW], rubric=vf.Rubric([lambda state: 0.0]))
+    (output,) = env.evaluate(ScriptedClient(short_of_room), "m", num_examples=1).outputs
+    if first:
+        assert math.isnan(output.reward)
+        assert "the first prompt of the agent 'asks_twice' is too long" in output.error["message"]
+    else:
+        assert (output.reward, output.error) == (0.0, None)
+        assert output.stop_condition == "prompt_too_long"
+
+
+async def rewrites(state):
+    async with (
+        vf.model_gateway(state) as url,
+        openai.AsyncOpenAI(base_url=url, api_key="unused") as client,
+    ):
+
+        async def ask(*texts):
+            roles = ("user", "assistant", "user")
+            messages = [
+                {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
+            ]
+            await client.chat.completions.create(model="policy", messages=messages)
+
+        await ask("Work.")
+        await ask("Work, shortened.", "I did something.", "3 files were seen.")
+
+
+def test_what_an_agent_shows_after_it_replaced_its_history_is_in_the_conversation():
+    env = vf.AgentEnv(agent=rewrites, dataset=[ROW])
+    results = env.evaluate(ScriptedClient(["first", "second"]), "m", num_examples=1)
+    assert [message.content for message in results["completions"][0]] == [
+        "first",
+        "3 files were seen.",
+        "second",
+    ]
 
 
 def test_a_framework_in_this_process_is_served_over_loopback():

@@ -57,6 +57,16 @@ def test_the_oracle_earns_one_and_nop_zero_without_a_model(task):
         assert (reward(results), results["stop_conditions"]) == (expected, ["agent_ended"])
 
 
+def test_a_folder_of_tasks_is_loaded_by_its_path(task, monkeypatch):
+    monkeypatch.chdir(task.parent)
+    for path in (f"./{task.name}", str(task), "."):
+        env = vf.load_environment(path, images={IMAGE: "host"}, agent="oracle")
+        assert [row["info"]["harbor_task"] for row in env.get_eval_dataset()] == [task.name]
+        assert env.env_id == (task.parent.name if path == "." else task.name)
+    with pytest.raises(vf.UnknownEnvironment):
+        vf.load_environment("no-such-environment", images={})  # an id is no path
+
+
 def test_a_row_is_a_task_and_changes_with_any_of_its_files(tmp_path):
     for name in ("b", "a"):
         write_task(tmp_path / name)

@@ -375,6 +375,11 @@ class AgentTurns(MultiTurnEnv):
             )
         except BaseException as error:  # the agent waits: it learns of every failure; raised again
             call.refuse(*_refusal(error))
+            if isinstance(error, OverlongPromptError) and "main" not in run.conversation.roles():
+                raise AgentError(
+                    f"the first prompt of the agent {state['agent']['name']!r} is too long, so that"
+                    f" nothing was measured: {error}"
+                ) from error
             if isinstance(error, ModelRefused) and self._is_scored(run):
                 name = state["agent"]["name"]
                 raise AgentFailure(
@@ -435,6 +440,8 @@ class AgentTurns(MultiTurnEnv):
                 prompt = list(step["prompt"])
                 if before and prompt[: len(before)] == before:
                     conversation += prompt[len(before) :]
+                elif before:  # the agent replaced its history: what it shows since its last reply
+                    conversation += _since_the_last_reply(prompt)
                 conversation += step["completion"]
                 before = [*prompt, *step["completion"]]
         final = state["final_env_response"]
@@ -510,6 +517,12 @@ def _name(program: object, agent: Agent | None) -> str:
     if agent is not None:
         return agent.name
     return str(getattr(program, "__name__", "") or type(program).__name__)
+
+
+def _since_the_last_reply(prompt: Messages) -> list[Message]:
+    messages = normalize_chat(prompt)
+    replies = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+    return messages[replies[-1] + 1 :] if replies else []
 
 
 def _refusal(error: BaseException) -> tuple[int, str]:

@@ -107,6 +107,16 @@ def at_path(text: str) -> LocalSource | None:
     )
 
 
+def harbor_tasks(text: str) -> Path | None:
+    """The folder of a task, or of tasks, in Harbor's format at a path; None for any other text."""
+    path = Path(os.path.expanduser(text)).resolve()
+    is_path = "/" in text or text == "."
+    if not is_path or not path.is_dir() or os.path.isfile(path / PYPROJECT):
+        return None
+    is_task = os.path.isfile(path / "task.toml") or any(path.glob("*/task.toml"))
+    return path if is_task else None
+
+
 def in_folder(base: Path, name: str) -> LocalSource | None:
     """The environment ``name`` (an id without owner and version) in ``base``; None when it has
     none."""

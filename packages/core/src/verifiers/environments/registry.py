@@ -11,6 +11,7 @@ This module installs nothing and uses no network; ``vf-install`` does.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -28,6 +29,7 @@ from verifiers.environments.local_sources import (
     LOADER,
     LocalSource,
     at_path,
+    harbor_tasks,
     in_folder,
     module_names,
     names_in,
@@ -95,6 +97,8 @@ class FoundEnvironment:
     """The id without its version; of a path, the name of the file or folder."""
     local: LocalSource | None = None
     """The source of an environment that is not installed."""
+    tasks: Path | None = None
+    """The folder of Harbor's tasks, if it is one."""
 
     def __str__(self) -> str:
         source = f" of {self.distribution} {self.version}" if self.distribution else ""
@@ -108,10 +112,10 @@ def load_environment(env_id: str, **env_args: object) -> Environment:
 
     Args:
         env_id: An id ``[owner/]name[@version]`` or the path of a file or folder,
-            ``environments/sums.py``. The name is a file or folder in ``./environments`` or the
-            working folder, else an entry point, with or without a leading ``vf-``, else a module.
-            Case and ``-``, ``_``, ``.`` make no difference; the owner is ignored; ``@version`` must
-            be the installed version (``@latest``: any).
+            ``environments/sums.py``, or of a folder of Harbor's tasks. The name is a file or
+            folder in ``./environments`` or the working folder, else an entry point, with or without
+            a leading ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no difference; the
+            owner is ignored; ``@version`` must be the installed version (``@latest``: any).
         env_args: Arguments of the loader, by name.
 
     Raises: ``UnknownEnvironment`` when there is no such environment; ``ConfigError`` for arguments
@@ -143,7 +147,7 @@ def load(
         env.env_args = dict(env_args)
     env.env_version = source.version or ""
     # a worker's working folder may be another
-    path_or_id = str(source.local.file) if source.local else env_id
+    path_or_id = str(source.tasks or (source.local.file if source.local else env_id))
     env.source_digests = digests_of(source.local.file) if source.local else {}
     env.loaded_from, env.changes = LoadedFrom(load_environment, path_or_id, dict(env_args)), {}
     return env
@@ -200,6 +204,8 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
     *Raises* ``UnknownEnvironment``; ``EnvironmentLoadError`` for a source that is not Python, and
     for an id that two distributions offer.
     """
+    if isinstance(env_id, str) and (tasks := harbor_tasks(env_id)) is not None:
+        return FoundEnvironment("verifiers", "HarborEnv", None, None, tasks.name, tasks=tasks)
     if isinstance(env_id, str) and (source := at_path(env_id)) is not None:
         return local(source, source.env_id)
     requested = parse_env_id(env_id)
@@ -484,7 +490,7 @@ def import_loader(env_id: str, source: FoundEnvironment) -> Callable[..., Any]:
             f"environment {env_id!r}: {source} is not a function", env_id=env_id
         )
     loader: Callable[..., Any] = target
-    return loader
+    return functools.partial(loader, eval_path=source.tasks) if source.tasks else loader
 
 
 def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> None:
