@@ -669,15 +669,15 @@ class Environment(Identified):
         run, messages = state.run, self.as_prompt(prompt)
         answering = self.client_of(state, client)
         keys = headers_from_state(answering)
-        tools = tool_defs if tool_defs is not None else state["tool_defs"]
+        tools = tool_defs if tool_defs is not None else state.record.tool_defs
         request = ModelRequest(
             prompt=messages,
-            model=model or state["model"],
+            model=model or state.record.model,
             message_type=self.message_type,
             tools=tools or None,
             sampling_args={
                 **self.sampling_args,
-                **(state["sampling_args"] or {}),
+                **(state.record.sampling_args or {}),
                 **(sampling_args or {}),
             },
             headers={name: str(state[key]) for name, key in keys.items() if key in state} or None,

@@ -81,17 +81,21 @@ class MultiTurnEnv(Environment):
         trajectory = state.record.transcript
         final = state["final_env_response"]
         empty: Any = [] if self.message_type == "chat" else ""
-        completion = trajectory[-1].conversation()[len(state["prompt"]) :] if trajectory else empty
+        completion = (
+            trajectory[-1].conversation()[len(state.record.row["prompt"]) :]
+            if trajectory
+            else empty
+        )
         if final is not None:
             completion = completion + normalize_messages(final, self.message_type)
-        state["completion"] = completion
+        state.record.completion = completion
 
     async def get_prompt_messages(self, state: State) -> Messages:
         """The next prompt: the input prompt, later the conversation so far and the environment's
         response."""
         conversation: Messages
         if not state.record.transcript:
-            conversation = state["prompt"][:]
+            conversation = state.record.row["prompt"][:]
             return conversation
         conversation = state.record.transcript[-1].conversation()
         with Hook(state, "env_response", timing=None):

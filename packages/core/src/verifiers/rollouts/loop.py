@@ -38,6 +38,7 @@ from verifiers.rollouts.author_code import (
     passes,
 )
 from verifiers.rollouts.contract import RolloutEnvironment
+from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.decoding import decode_json
@@ -240,7 +241,8 @@ async def set_up(env: RolloutEnvironment, state: State) -> None:
     if not getattr(env.setup_state, "is_default", False):
         await _call_setup_state(env, state)
     try:
-        state["prompt"] = env.as_prompt(state["prompt"])
+        row = state.record.row
+        row["prompt"] = env.as_prompt(row["prompt"])
     except BaseException as error:
         if passes(error):
             raise
@@ -338,23 +340,24 @@ def new_state(
     sampling_args: Mapping[str, Any] | None,
 ) -> State:
     """The initial state of a rollout of ``row``."""
-    state = State(
-        input=row,
-        client=client,
+    rollout = Rollout(
+        row=dict(row),
         model=model,
         sampling_args=copy_row(dict(sampling_args)) if sampling_args else {},
         tool_defs=copy_row(env.tool_defs),
-        trajectory_id=f"{_ids.getrandbits(128):032x}",
+        id=f"{_ids.getrandbits(128):032x}",
         completion=[] if env.message_type == "chat" else "",
     )
-    state["prompt"] = normalize_messages(state["prompt"], env.message_type)
-    if isinstance(state["info"], str):
-        state["info"] = decode_json(state["info"])
-    if isinstance(state["info"], Mapping) and (
-        row_tools := state["info"].get("tool_defs") or state["info"].get("oai_tools")
-    ):
+    state = State.of(rollout)
+    state["client"] = client
+    columns = rollout.row
+    columns["prompt"] = normalize_messages(columns["prompt"], env.message_type)
+    info = columns["info"]
+    if isinstance(info, str):
+        info = columns["info"] = decode_json(info)
+    if isinstance(info, Mapping) and (row_tools := info.get("tool_defs") or info.get("oai_tools")):
         # the row's tools, before those of the environment
-        state["tool_defs"] = [Tool.from_wire(tool) for tool in row_tools]
+        rollout.tool_defs = [Tool.from_wire(tool) for tool in row_tools]
     if (run := current_run.get()) is not None:
         state.run, state.seed_key = run
     env.close_at_exit()

@@ -94,10 +94,7 @@ class State(View):
         if row is None:
             reserved = _ATTRIBUTES.keys() | _OF_THE_RUN.keys() | {"oai_tools"}
             row = {key: values.pop(key) for key in list(values) if key not in reserved}
-        dict.__init__(self, _OF_THE_RUN, judge_response={})
-        self.counted: list[Response] = []
-        """Responses since the newest turn whose tokens are in ``usage``."""
-        self.record = Rollout(row=dict(row))
+        self._show(Rollout(row=dict(row)))
         for key, value in values.items():
             if key in self.COMPUTED or (value is None and key in _CONTAINERS):
                 continue
@@ -106,9 +103,15 @@ class State(View):
     @classmethod
     def of(cls, rollout: Rollout) -> State:
         """The view of a rollout."""
-        state = cls()
-        state.record = rollout
+        state = cls.__new__(cls)
+        state._show(rollout)
         return state
+
+    def _show(self, rollout: Rollout) -> None:
+        dict.__init__(self, _OF_THE_RUN, judge_response={})
+        self.counted: list[Response] = []
+        """Responses since the newest turn whose tokens are in ``usage``."""
+        self.record = rollout
 
     def rollout(self) -> Rollout:
         """The finished record: with its error as data, and the rewards of roles."""

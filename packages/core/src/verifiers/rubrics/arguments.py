@@ -288,11 +288,12 @@ def rollout_value(state: State, name: str) -> Any:
     """A core value of a rollout. Message lists are copies; a missing completion is empty."""
     if name == "state":
         return state
-    value = state[name]
+    row = state.record.row
     if name not in ("prompt", "completion"):
-        return value
+        return row[name]
+    value = row[name] if name == "prompt" else state.record.completion
     if value is None and name == "completion":
-        return "" if isinstance(state["prompt"], str) else []
+        return "" if isinstance(row["prompt"], str) else []
     return list(value) if isinstance(value, list) else value
 
 

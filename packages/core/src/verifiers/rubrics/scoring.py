@@ -475,6 +475,8 @@ class RolloutScores(_Scores):
     @classmethod
     def of(cls, states: Sequence[State]) -> RolloutScores:
         """The scores recorded in scored states, in their order."""
-        names = dict.fromkeys(name for state in states for name in state["metrics"])
-        metrics = {name: [state["metrics"].get(name, NAN) for state in states] for name in names}
+        names = dict.fromkeys(name for state in states for name in state.record.metrics)
+        metrics = {
+            name: [state.record.metrics.get(name, NAN) for state in states] for name in names
+        }
         return cls([RolloutScore.of(state)["reward"] for state in states], metrics)

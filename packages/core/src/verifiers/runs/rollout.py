@@ -113,13 +113,14 @@ class Progress:
     def count(self, state: State) -> None:
         self.done += 1
         self.last_done = time.monotonic()
-        self.output_tokens += state["usage"].get("output_tokens", 0)
-        reward = state["reward"]
+        rollout = state.record
+        self.output_tokens += rollout.usage.get("output_tokens", 0)
+        reward = rollout.reward
         if reward is not None and reward == reward:
             self.reward_sum += reward
             self.rewards += 1
-        if state["error"] is not None:
-            self.errors[type(state["error"]).__name__] += 1
+        if rollout.error is not None:
+            self.errors[type(rollout.error).__name__] += 1
 
 
 @dataclass(slots=True)
@@ -167,14 +168,14 @@ class RunContext:
     def sample_of(self, state: State) -> str:
         """Which sample of its prompt the state's next turn is: number of the equal row, sibling and
         turn."""
-        return f"{state.seed_key.lstrip(HEX_DIGITS)}:{len(state['trajectory'])}"
+        return f"{state.seed_key.lstrip(HEX_DIGITS)}:{len(state.record.transcript)}"
 
     def seed_of(self, state: State) -> int | None:
         """The sampling seed of the state's next turn: a function of run seed, example, sibling and
         turn alone."""
         if self.seed is None:
             return None
-        key = f"{self.seed}:{state.seed_key}:{len(state['trajectory'])}"
+        key = f"{self.seed}:{state.seed_key}:{len(state.record.transcript)}"
         return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") & 0x7FFFFFFF
 
 
@@ -194,7 +195,7 @@ async def generate_job(env: RunEnvironment, job: Job, context: RunContext) -> St
     for attempt in range(1, context.max_retries + 2):
         state = await _generate_once(env, job, context)
         state.attempts = attempt
-        error = state["error"]
+        error = state.record.error
         if error is None or not error.retryable or isinstance(error, ModelError):
             break
     return state
@@ -239,10 +240,8 @@ async def _generate_own_loop(
                 " longer"
             )
             error = RolloutTimeout(text, waiting_for="rollout", elapsed_s=limit_s)
-        state["stop_condition"] = (
-            StopReason.TIMEOUT if scope.expired() else StopReason.ERROR
-        ).value
-        state["error"] = error
+        state.record.stop = (StopReason.TIMEOUT if scope.expired() else StopReason.ERROR).value
+        state.record.error = error
     finally:
         current_run.reset(token)
     conclude(state, started)
@@ -265,9 +264,9 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
     else:
         leave_unscored([state])
     ran = env.for_row(state)
-    state.record.is_unparsed = await _is_unparsed(ran, state["completion"])
+    state.record.is_unparsed = await _is_unparsed(ran, state.record.completion)
     await measure(ran.monitor_rubric.functions, state, ran.logger)
-    timing = state["timing"]
+    timing = state.record.timing
     timing["total_ms"] = timing["generation_ms"] + timing["scoring_ms"]
     timing["overhead_ms"] = (
         timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
@@ -344,8 +343,8 @@ def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
     unknown."""
     failure = scoring_error(error, "the rubric")
     for state in states:
-        state["reward"] = math.nan
-        state["error"] = state["error"] or failure
+        state.record.reward = math.nan
+        state.record.error = state.record.error or failure
 
 
 # --- single rollouts and groups, without plan and disk
@@ -385,7 +384,7 @@ async def scored_rollout(
         state = await generate_and_score(env, _jobs(env, [row])[0], context)
         if env.rubric.has_group_rewards:
             await score_together(env, [state], context)
-            state["advantage"] = None
+            state.record.advantage = None
         else:
             await env.rubric.run_cleanup([state])
     return state

@@ -159,7 +159,7 @@ class Runner:
     def _guard(self, state: State) -> None:
         """Stop the run after ``abort_after`` consecutive failures of one cause; ``scorable`` errors
         do not count."""
-        error = state["error"]
+        error = state.record.error
         if error is None or error.scorable:
             self._streak = ("", 0)
             return

@@ -206,7 +206,7 @@ class RunStore:
     def complete(self, jobs: list[Job], states: list[State]) -> None:
         """Copy the advantages of siblings, after they were stored, to their outputs."""
         for job, state in zip(jobs, states, strict=True):
-            set_advantage(self.rows[job.position], state["advantage"])
+            set_advantage(self.rows[job.position], state.record.advantage)
 
     def outputs(self) -> GenerateOutputs:
         """The results that the run returns, still without metadata."""
@@ -236,9 +236,9 @@ class RunStore:
         if (state := self.states.get(index)) is None:
             return output_to_state(row)
         # some siblings are from an earlier run
-        if state["advantage"] is None and row["advantage"] is not None:
-            state["advantage"] = row["advantage"]
-            for step in state["trajectory"]:
+        if state.record.advantage is None and row["advantage"] is not None:
+            state.record.advantage = row["advantage"]
+            for step in state.record.transcript:
                 step["advantage"] = (
                     row["advantage"] if step["advantage"] is None else step["advantage"]
                 )
