@@ -306,16 +306,6 @@ async def test_an_error_without_a_message_is_told_by_its_name():
     assert told["content"] == "LookupError"
 
 
-async def test_an_error_that_is_a_key_is_told_with_its_name():
-    def look():
-        return {}["board"]
-
-    (told,) = await respond(tool_env(look), call("look"))
-    assert told["content"] == "KeyError: 'board'"
-    (told,) = await respond(tool_env(look, error_formatter=repr), call("look"))
-    assert told["content"] == "KeyError('board')"
-
-
 def lazily():
     """A sync generator."""
     yield "a"

@@ -271,10 +271,7 @@ class ToolEnv(MultiTurnEnv):
         if not failure.scorable:
             raise failure
         try:
-            text = str(self.error_formatter(error)) or type(error).__name__
-            # the text of a KeyError is the key alone
-            is_key = isinstance(error, KeyError) and self.error_formatter is str
-            return f"{type(error).__name__}: {text}" if is_key else text
+            return str(self.error_formatter(error)) or type(error).__name__
         except Exception as failed:
             raise fault("error_formatter", failed) from failed
 
