@@ -6,8 +6,9 @@ import json
 import pytest
 import torch
 
-from support.training import StepLog, run, small_trainer, weights_hash
-from verifiers.errors import CheckpointError
+from support.embedded import small_model as model_of_size
+from support.training import StepLog, run, small_trainer, toy_env, weights_hash
+from verifiers.errors import CheckpointError, ConfigError
 from verifiers_trainer.policy import checkpoint_files, logprobs
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.run import sanity_checks
@@ -150,6 +151,41 @@ def test_the_embedded_engine_samples_in_the_precision_of_the_training(
     monkeypatch.setattr(trainer.server, "start", start)
     run(trainer)
     assert sampled == {torch.bfloat16 if precision == "bf16" else torch.float16}
+
+
+class Warm(type(toy_env())):
+    """Samples at another temperature than is trained."""
+
+    async def get_model_response(self, state, prompt, **options):
+        return await super().get_model_response(
+            state, prompt, **options, sampling_args={"temperature": 0.9}
+        )
+
+
+@pytest.mark.parametrize("tolerance", [None, sanity_checks.TOLERANCE])
+def test_another_temperature_is_refused_in_bf16_too(tmp_path, monkeypatch, tolerance):
+    """With the bound of a server in place of the rounding that is measured it is not."""
+    settings = {"max_steps": 1, "max_tokens": 24, "batch_size": 16}
+    run(
+        in_half(
+            small_trainer(tmp_path / "right", model=model_of_size(), **settings),
+            "bf16",
+            monkeypatch,
+        )
+    )
+    env = Warm(dataset=[{"question": c} for c in "abcdefgh"], rubric=toy_env().rubric)
+    trainer = in_half(
+        small_trainer(tmp_path / "wrong", env, model=model_of_size(), **settings),
+        "bf16",
+        monkeypatch,
+    )
+    if tolerance is None:
+        with pytest.raises(ConfigError, match="sampler and trainer disagree by"):
+            run(trainer)
+    else:
+        monkeypatch.setattr(sanity_checks, "HALF_TOLERANCE", tolerance)
+        monkeypatch.setattr(sanity_checks, "HALF_DRIFT", tolerance)
+        assert run(trainer).steps[0]["sampler/log_ratio_abs"] > 0.02
 
 
 def test_in_fp16_a_run_is_that_of_float32_within_rounding(tmp_path, monkeypatch, caplog):

@@ -89,9 +89,39 @@ def test_a_disagreement_is_refused_and_reshaped_sampling_is_not_judged():
     with pytest.raises(
         ConfigError, match=r"disagree by 0.01 nats per token \(0.01 at most; 0.0001 allowed\)"
     ):
-        check_ratio(meter, config, torch.float32, on_server=False)
-    check_ratio(meter, config, torch.bfloat16, on_server=False)
-    check_ratio(meter, pipeline_config(top_p=0.9), torch.float32, on_server=False)
+        check_ratio(meter, config, torch.float32, on_server=False, rounding_of=None)
+    check_ratio(meter, config, torch.bfloat16, on_server=False, rounding_of=None)
+    check_ratio(meter, pipeline_config(top_p=0.9), torch.float32, on_server=False, rounding_of=None)
+
+
+@pytest.mark.parametrize(
+    ("offset", "spread", "noise", "refused"),
+    [
+        (0.0, 0.005, None, False),  # nothing is measured
+        (0.01, 0.005, 0.005, True),  # rounding does not lean to one side
+        (0.0, 0.03, 0.004, True),
+        (0.0, 0.03, 0.02, False),  # a model that rounds as coarsely
+        (0.0, 0.2, 0.2, True),
+    ],
+)
+def test_in_half_precision_what_the_rounding_of_the_run_explains_is_allowed(
+    offset, spread, noise, refused
+):
+    generator = torch.Generator().manual_seed(0)
+    meter = RatioMeter(4)
+    d = offset + spread * 1.25 * torch.randn(2000, generator=generator)
+    one = {name: values[1:2].expand(2000) for name, values in row().items()}
+    meter.add(d, torch.zeros(2000), None, one | {"seq_ids": torch.arange(2000)})
+    assert meter.num_current == 2000
+
+    def check():
+        check_ratio(meter, pipeline_config(), torch.bfloat16, False, lambda: noise)
+
+    if refused:
+        with pytest.raises(ConfigError, match="sampler and trainer disagree by"):
+            check()
+    else:
+        check()
 
 
 def group_of(*records):

@@ -538,7 +538,17 @@ class RLTrainer(HFLoop):
                 self.engine, "shares_weights", True
             )
             dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
-            sanity_checks.test_ratio(meter, self.args, dtype, on_server)
+            rows = self.newest.rows if self.newest is not None else ()
+            sanity_checks.test_ratio(
+                meter,
+                self.args,
+                dtype,
+                on_server,
+                # ranks would run different numbers of forward passes
+                (lambda: sanity_checks.rounding(self.model, rows, self.args))
+                if self.ranks.world == 1
+                else None,
+            )
 
     def _check_next_batch(self, step: Step) -> None:
         """Compare on a rollout of the next batch, on rank 0, if older weights sampled every token

@@ -29,7 +29,7 @@ class RatioMeter:
     on the device until ``summary`` asks for them, so that counting a row waits for nothing.
     """
 
-    NAMES = ("tokens", "entropy", "ratio", "inside", "capped", "current", "abs", "kl")
+    NAMES = ("tokens", "entropy", "ratio", "inside", "capped", "current", "abs", "kl", "signed")
 
     def __init__(self, version: int, bounds: tuple[float, float] = (0.125, 8.0), cap: float = 5.0):
         self.version, self.bounds, self.cap = version, bounds, cap
@@ -63,6 +63,7 @@ class RatioMeter:
             current.sum(),
             torch.where(current, d.abs(), 0.0).sum(),
             torch.where(current, torch.special.expm1(d) - d, 0.0).sum(),
+            torch.where(current, d, 0.0).sum(),
         ]
         self._sums.append(torch.stack([value.double() for value in sums]))
         maxima = [torch.where(counted, ratio, 0.0).max(), torch.where(current, d.abs(), 0.0).max()]
@@ -106,6 +107,12 @@ class RatioMeter:
         """Mean |d| over tokens of the present version, in nats; NaN without any."""
         sums = self._totals()[0]
         return sums["abs"] / sums["current"] if sums["current"] else math.nan
+
+    @property
+    def mean(self) -> float:
+        """Mean d over tokens of the present version, in nats; NaN without any."""
+        sums = self._totals()[0]
+        return sums["signed"] / sums["current"] if sums["current"] else math.nan
 
     @property
     def max_abs(self) -> float:
