@@ -56,7 +56,7 @@ def test_the_time_left_falls_while_nothing_finishes_and_tokens_of_running_rollou
     progress.running[3][1]["usage"]["output_tokens"] = 1000
     # (2000 + 1000) / 30 s
     assert status_line(progress, 130.0).endswith("100 tokens/s · 1 min 30 s left")
-    assert status_line(progress, 500.0).endswith("0 s left")
+    assert status_line(progress, 500.0).endswith("6 min 40 s")  # since the start, not "0 s left"
 
 
 def test_tokens_per_second_are_those_of_the_last_half_minute_and_of_the_whole_run_at_its_end(

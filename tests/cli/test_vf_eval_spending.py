@@ -54,9 +54,9 @@ def test_prices_are_given_by_a_flag_or_known_at_the_vendors_own_endpoint(
     assert "must be two numbers, the prices" in vf_eval(*words, "--price", "2").err
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    known = vf_eval("toy", "-m", "gpt-4.1-mini", "-t", "50", "--max-cost", "1", "--dry-run")
-    assert known.code == 0
-    assert "$0.4 and $1.6 per million tokens" in " ".join(known.err.split())
+    listed = vf_eval("toy", "-m", "gpt-4.1-mini", "-t", "50", "--max-cost", "1", "--dry-run")
+    assert listed.code == 0
+    assert "$0.4 and $1.6 per million tokens" in " ".join(listed.err.split())
     unknown = vf_eval("toy", "-m", "gpt-nope", "-t", "50", "--max-cost", "1", "--dry-run")
     assert "per million" not in unknown.err
 

@@ -831,3 +831,11 @@ def test_an_environment_beside_the_library_comes_before_the_index(vf_install, tm
     assert ran.json["command"].split("-e ")[1].split()[0].endswith("packages/envs/reverse-text")
     plain = vf_install("no-such-environment", "--dry-run", "--json")
     assert "vf-no-such-environment" in plain.json["command"]  # negative control: the index
+
+
+def test_a_wheel_is_installed_by_its_path(vf_install, tmp_path):
+    wheel = tmp_path / "vf_my_task-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    ran = vf_install(str(wheel), "--dry-run", "--json")
+    assert (ran.json["distribution"], ran.code) == ("vf-my-task", 0)
+    assert f" {wheel} " in ran.json["command"]

@@ -295,9 +295,9 @@ def _read(body: bytes) -> tuple[str, str, str]:
         return text, text, text
     if "\\u" in text:  # words in another script are escaped
         text = excerpt(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"), 2000)
-    shown = list(dict.fromkeys(_strings(content, first=_MESSAGES)))
-    more = f" ({', '.join(shown[1:])})" if shown[1:] else ""
-    message = " ".join(f"{shown[0]}{more}".split()) if shown else text
+    texts = list(dict.fromkeys(_strings(content, first=_MESSAGES)))
+    more = f" ({', '.join(texts[1:])})" if texts[1:] else ""
+    message = " ".join(f"{texts[0]}{more}".split()) if texts else text
     return text, " ".join(_strings(content))[:4000], message
 
 

@@ -199,8 +199,8 @@ class Comparison:
                 f" {run.name}"
             )
         for name, values in self.settings().items():
-            shown = (str("not set" if v is None else v)[:MAX_SETTING_CHARS] for v in values)
-            pairs = zip(letters.values(), shown, strict=True)
+            texts = (str("not set" if v is None else v)[:MAX_SETTING_CHARS] for v in values)
+            pairs = zip(letters.values(), texts, strict=True)
             lines.append(f"   {name}: {', '.join(f'{letter} {value}' for letter, value in pairs)}")
         for difference in self.differences:
             lines += [

@@ -39,12 +39,12 @@ def _lines(prepared: Prepared, difference: float) -> Iterator[str]:
         yield f"  {size.siblings:>16}    {size.at_least:,} … {size.at_most:,}"
     siblings, rows = prepared.settings.rollouts_per_example, len(prepared.env.eval_table)
     low, high = detectable(spread, rows, siblings)
-    shown = f"a difference of {low:.3f} … {high:.3f}"
+    differences = f"a difference of {low:.3f} … {high:.3f}"
     if largest < low:
-        shown = f"no difference: those of rewards from 0 to {largest:g} are too small"
+        differences = f"no difference: those of rewards from 0 to {largest:g} are too small"
     elif largest < high:
-        shown = f"a difference of {low:.3f} or more, if both find the same rows hard"
-    yield f"  all {rows:,} rows × {siblings} show {shown}"
+        differences = f"a difference of {low:.3f} or more, if both find the same rows hard"
+    yield f"  all {rows:,} rows × {siblings} show {differences}"
     yield ""
 
 

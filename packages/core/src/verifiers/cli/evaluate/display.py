@@ -110,9 +110,9 @@ def status_line(
         remaining_s = max(
             (progress.total - progress.done) * per_rollout - (now - progress.last_done), 0.0
         )
-        parts.append(
-            f"{duration(remaining_s if time_left is None else time_left.update(remaining_s, now))} left"
-        )
+        remaining_s = remaining_s if time_left is None else time_left.update(remaining_s, now)
+        # 0 would be wrong while the last rollouts are waited for
+        parts.append(f"{duration(remaining_s)} left" if remaining_s >= 0.5 else duration(elapsed))
     else:
         parts.append(duration(elapsed))
     return " · ".join(parts)

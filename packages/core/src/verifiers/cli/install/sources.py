@@ -105,6 +105,9 @@ def choose(request: Request) -> Installed | FoundEnvironment | Sequence[Package]
             "--branch and --subdirectory choose inside a repository; add --from-repo or --repo URL"
         )
     folder = Path(request.text).expanduser()
+    if folder.suffix == ".whl" and folder.is_file():
+        name = folder.name.partition("-")[0].replace("_", "-")
+        return [Package((str(folder),), name, (name.removeprefix("vf-"),), is_local=True)]
     if request.text and not from_repo and is_project(folder):
         return [_local(read_project(folder), request.editable)]
     if request.text and not from_repo and (source := at_path(request.text)) is not None:
