@@ -47,8 +47,9 @@ ABOUT = """Install an environment into this Python.
   vf-install --list
   vf-install --agent codex
 
-ENV is an id (name, vf-name, owner/name, name@version), a folder or a wheel. An id is searched in --path, in the surrounding uv
-workspace, among the installed packages, where verifiers itself came from, and in the package index. A single file needs no installation: vf-eval FILE.py
+ENV is an id (name, vf-name, owner/name, name@version), a folder or a wheel. An id is searched in --path, in the
+surrounding uv workspace, among the installed packages, where verifiers itself came from, and in the package index. A
+single file needs no installation: vf-eval FILE.py
 """
 RUNS_CODE = (
     "installing an environment runs its code on this machine, with your rights: install what you"
