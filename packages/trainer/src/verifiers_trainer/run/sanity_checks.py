@@ -184,15 +184,15 @@ def rounding(model: PreTrainedModel, rows: Sequence[PackedRow], config: RLConfig
     begin = int(packed.loss_mask.argmax())
     prompt = packed.seq_ids if packed.prompt_seq_ids is None else packed.prompt_seq_ids
     ids = packed.seq_ids[begin], prompt[begin]
-    places = np.flatnonzero(np.isin(packed.seq_ids, ids))  # the sample, with a shared prompt
-    places = places[: np.searchsorted(places, begin) + ROUNDED_TOKENS]
+    columns = np.flatnonzero(np.isin(packed.seq_ids, ids))  # the sample, with a shared prompt
+    columns = columns[: np.searchsorted(columns, begin) + ROUNDED_TOKENS]
     row = packed.to_tensors(config.device)
-    tokens = row["token_ids"][None, places]
-    first = int(packed.loss_mask[places].argmax())
+    tokens = row["token_ids"][None, columns]
+    first = int(packed.loss_mask[columns].argmax())
     head, was_training = find_causal_lm(model).get_output_embeddings(), model.training
     model.eval()  # gradient checkpointing takes no cache
     with torch.no_grad():
-        together = model(**forward_arguments(row, packed)).logprobs[places]
+        together = model(**forward_arguments(row, packed)).logprobs[columns]
         with stock_forward(model), precision_kept(head):
             cache, logits = DynamicCache(), []
             for piece in [tokens[:, :first], *tokens[:, first:-1].split(1, dim=1)]:
@@ -200,9 +200,9 @@ def rounding(model: PreTrainedModel, rows: Sequence[PackedRow], config: RLConfig
                     model(input_ids=piece, past_key_values=cache, use_cache=True).logits[:, -1]
                 )
     model.train(was_training)
-    logp = torch.cat(logits).float() * row["inv_temperature"][places[first:], None]
+    logp = torch.cat(logits).float() * row["inv_temperature"][columns[first:], None]
     one_by_one = logp.log_softmax(-1).gather(1, tokens[0, first:, None])[:, 0]
-    differs = (together[first:] - one_by_one)[torch.from_numpy(packed.loss_mask[places[first:]])]
+    differs = (together[first:] - one_by_one)[torch.from_numpy(packed.loss_mask[columns[first:]])]
     return float(differs.abs().mean())
 
 
