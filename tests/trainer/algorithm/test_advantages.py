@@ -267,9 +267,9 @@ def test_a_function_of_the_caller_sees_live_groups_and_known_rewards_only():
 @pytest.mark.parametrize(
     ("form", "returned"),
     [
-        (lambda parts: [part.mean() for part in parts], r"arrays of the shapes \[\[\], \[\]\]"),
-        (lambda parts: [part[:, None] for part in parts], r"shapes \[\[3, 1\], \[2, 1\]\]"),
-        (lambda parts: parts[:1], r"shapes \[\[3\]\]"),
+        (lambda parts: [part.mean() for part in parts], r"2 arrays of the shapes \[\]"),
+        (lambda parts: [part[:, None] for part in parts], r"shapes \[2, 1\], \[3, 1\]"),
+        (lambda parts: parts[:1], r"1 arrays of the shapes \[3\]"),
         (np.concatenate, "arrays of the shapes"),
         (lambda parts: 1.0, "a float that is no list"),
         (lambda parts: None, "a NoneType that is no list"),
@@ -284,7 +284,9 @@ def test_an_advantage_of_another_form_than_one_number_per_rollout_is_refused(for
 
     groups = [np.array([1.0, 0.0, 0.5]), np.array([0.0, 1.0])]
     line = f"test_advantages.py:{mine.__code__.co_firstlineno}"
-    with pytest.raises(ConfigError, match=rf"'mine' .*{line}\) returned .*{returned}.* \[3, 2\]"):
+    with pytest.raises(
+        ConfigError, match=rf"'mine' .*{line}\) returned .*{returned}.* 2 groups of 2, 3"
+    ):
         compute_advantages(mine, groups)
 
     assigned = np.zeros(3)
@@ -298,3 +300,19 @@ def test_advantages_of_lists_and_of_a_generator_are_arrays():
 
     (advantages,) = compute_advantages(lists, [np.array([1.0, 0.0])])
     assert advantages.tolist() == [1.0, 0.0]
+
+
+def test_an_advantage_that_raises_or_takes_other_arguments_is_named_with_its_line():
+    def fails(rewards_G, lengths_G=None):
+        return {}["absent"]
+
+    groups = [np.array([1.0, 0.0])]
+    line = fails.__code__.co_firstlineno + 1
+    with pytest.raises(
+        ConfigError, match=rf"'fails' .* raised KeyError: 'absent' .*:{line} in fails\)"
+    ):
+        compute_advantages(fails, groups)
+    with pytest.raises(ConfigError, match=r"raised TypeError: .* takes 1 positional argument"):
+        compute_advantages(lambda rewards_G: rewards_G, groups)
+    with pytest.raises(ConfigError, match=r"^advantage 'opo' weighs rewards by length"):
+        compute_advantages("opo", groups)

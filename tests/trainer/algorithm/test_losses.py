@@ -271,6 +271,17 @@ def test_a_loss_that_is_not_one_number_per_token_is_refused(combine, returned):
     assert gradient[-1] == 0
 
 
+def test_a_loss_that_raises_is_named_with_its_line():
+    def fails(row: LossInput):
+        return row.log_pi + row.log_ref
+
+    line = fails.__code__.co_firstlineno + 1
+    with pytest.raises(
+        ConfigError, match=rf"the loss 'fails' .* raised TypeError: .*:{line} in fails\)"
+    ):
+        resolve_loss(fails)(golden_row())
+
+
 @pytest.mark.parametrize("path", ["no_such_module:f", "math:no_such_function", "math:pi"])
 def test_an_import_path_that_does_not_load_says_so(path):
     with pytest.raises(ConfigError, match=path):

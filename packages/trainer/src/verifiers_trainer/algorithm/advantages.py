@@ -20,6 +20,7 @@ import numpy as np
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.registry import (
     Registry,
+    call,
     check_parameters,
     name_and_position,
 )
@@ -133,7 +134,8 @@ def compute_advantages(
             else [np.asarray(lengths_G[g], dtype=np.float64)[known_G[g]] for g in used]
         )
         used_G = [rewards[g][known_G[g]] for g in used]
-        computed = _one_per_rollout(function(used_G, lengths, **parameters), function, used_G)
+        computed = call("advantage", function, used_G, lengths, **parameters)
+        computed = _one_per_rollout(computed, function, used_G)
         for g, values in zip(used, computed, strict=True):
             if g in live:
                 advantages[g][known_G[g]] = values
@@ -148,14 +150,17 @@ def _one_per_rollout(
     expected = [len(group) for group in rewards_G]
     try:
         arrays = [np.asarray(group, dtype=np.float64) for group in computed]
-        returned = f"arrays of the shapes {[list(array.shape) for array in arrays]}"
+        shapes = sorted({str(list(array.shape)) for array in arrays})
+        returned = f"{len(arrays)} arrays of the shapes {', '.join(shapes)}"
         if [array.shape for array in arrays] == [(n,) for n in expected]:
             return arrays
     except (TypeError, ValueError, RuntimeError):
         returned = f"a {type(computed).__name__} that is no list of arrays"
+    sizes = ", ".join(map(str, sorted(set(expected))))
     raise ConfigError(
-        f"the advantage {name_and_position(function)} returned {returned} for groups of {expected}"
-        " rollouts: return a list with an array for each group, one number for each of its rollouts",
+        f"the advantage {name_and_position(function)} returned {returned} for {len(expected)} groups"
+        f" of {sizes} rollouts: return a list with an array for each group, one number for each of"
+        " its rollouts",
         key="advantage",
     )
 

@@ -34,6 +34,7 @@ from torch import Tensor
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.registry import (
     Registry,
+    call,
     check_parameters,
     keyword_parameters,
     name_and_position,
@@ -244,7 +245,8 @@ def _masked(function: LossFunction) -> LossFunction:
 
     @functools.wraps(function)
     def masked(row: LossInput, **parameters: object) -> Tensor:
-        losses = _per_token(function(row.without_masked(), **parameters), function, row)
+        losses = call("loss", function, row.without_masked(), **parameters)
+        losses = _per_token(losses, function, row)
         return torch.where(row.loss_mask, losses, torch.zeros_like(losses))
 
     masked.masks_itself = True  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from verifiers.errors import ConfigError, UsageError
+from verifiers.errors import ConfigError, UsageError, VerifiersError
 from verifiers.runtime.importing import import_source
 from verifiers.runtime.places import raised_at, short_path
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
@@ -154,6 +154,25 @@ def keyword_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
     return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+def call(kind: str, function: Callable[..., Any], *arguments: Any, **parameters: Any) -> Any:
+    """The value of a loss or an advantage. *Raises* ConfigError, with file and line, for what it
+    raises."""
+    try:
+        return function(*arguments, **parameters)
+    except VerifiersError:
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not the function's fault
+            raise
+        frame = error.__traceback__
+        location = raised_at(error) if frame is not None and frame.tb_next is not None else None
+        raise ConfigError(
+            f"the {kind} {name_and_position(function)} raised {type(error).__name__}: {error}"
+            + (f" (at {location})" if location else ""),
+            key=kind,
+        ) from error
 
 
 def name_and_position(function: Callable[..., Any]) -> str:
