@@ -340,9 +340,9 @@ def divide(a: int, b: int) -> float:
     return a / b
 
 
-async def lookup(name: str) -> dict:
+async def lookup(name: str) -> str:
     """Look a person up."""
-    return {"name": name, "age": len(name)}
+    return str({"name": name, "age": len(name)})  # the text of a dict then; it is JSON now
 
 
 # --- the kinds ------------------------------------------------------------------------------------
