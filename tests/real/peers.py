@@ -75,6 +75,11 @@ TIERS = {
         (CORE, AGENTS, INTEGRATIONS, SHELL_TASKS),
         python="3.12",
     ),
+    "renderers": Tier(
+        ("renderers==0.1.12", "httpx", "transformers==5.23.0", TORCH),
+        ("test_peer_renderers.py",),
+        (CORE, TRAINER),
+    ),
     "trl": Tier(
         ("trl==1.16.0", "transformers==5.23.0", "peft>=0.21", TORCH),
         ("test_peer_trl.py",),
