@@ -177,6 +177,23 @@ def test_the_cheaper_layout_is_chosen(lengths, attention, shape):
     assert layout.input_ids.shape == layout.position_ids.shape == shape
 
 
+@pytest.mark.parametrize(("as_one_row", "has_mask"), [(False, False), (True, True)])
+def test_samples_side_by_side_are_attended_to_without_a_mask(monkeypatch, as_one_row, has_mask):
+    """An explicit mask rules out the flash kernel; the samples of a row as it stands need it."""
+    model, calls = tiny_llama(), []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def recorded(*arguments, attn_mask=None, is_causal=False, **options):
+        calls.append((attn_mask is not None, is_causal))
+        return plain(*arguments, attn_mask=attn_mask, is_causal=is_causal, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    install_logprob_forward(model)
+    tokens, positions = packed_row([60, 50, 55])
+    model(input_ids=tokens[None], position_ids=positions[None], as_one_row=as_one_row)
+    assert set(calls) == {(has_mask, not has_mask)}
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
