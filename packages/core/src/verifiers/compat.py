@@ -132,7 +132,7 @@ LATER = {
     "BrowserEnv": f"{_EDITION}; write a vf.StatefulToolEnv whose tools drive the browser",
     "CliAgentEnv": f"{_EDITION}; a vf.AgentEnv with a command runs an agent's program in a sandbox",
     "RLMEnv": f"{_EDITION}; write a vf.StatefulToolEnv with a tool that asks the model again",
-    "OpenCodeEnv": f"{_EDITION}; vf.AgentEnv(agent='opencode') runs OpenCode in a sandbox",
+    "OpenCodeEnv": f"{_EDITION}; vf.AgentEnv with agent='opencode' runs OpenCode in a sandbox",
     "ComposableEnv": f"{_EDITION}; a vf.EnvGroup combines environments",
     "RendererClient": f"{_EDITION}; vf.OpenAIChatCompletionsClient keeps the ids the server saw",
     "NeMoRLChatCompletionsClient": (
