@@ -110,8 +110,8 @@ def test_in_half_precision_what_the_rounding_of_the_run_explains_is_allowed(
     generator = torch.Generator().manual_seed(0)
     meter = RatioMeter(4)
     d = offset + spread * 1.25 * torch.randn(2000, generator=generator)
-    one = {name: values[1:2].expand(2000) for name, values in row().items()}
-    meter.add(d, torch.zeros(2000), None, one | {"seq_ids": torch.arange(2000)})
+    sample = {name: values[1:2].expand(2000) for name, values in row().items()}
+    meter.add(d, torch.zeros(2000), None, sample | {"seq_ids": torch.arange(2000)})
     assert meter.num_current == 2000
 
     def check():
