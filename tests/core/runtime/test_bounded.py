@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -141,6 +143,13 @@ def test_a_child_that_prints_without_end_is_killed_and_the_end_of_its_stderr_is_
     errors = run_captured([sys.executable, "-c", loud]).stderr
     assert len(errors) == bounded.MAX_LINE_BYTES
     assert errors.endswith("99999\n")
+
+
+def test_a_command_that_outlives_its_limit_is_killed_with_its_children():
+    began = time.monotonic()
+    ended = run_captured(["sh", "-c", "sleep 60 & echo begun; sleep 60"], limit_s=0.5)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "begun\n")
+    assert time.monotonic() - began < 30
 
 
 def test_without_a_limit_the_stream_is_held_whole():

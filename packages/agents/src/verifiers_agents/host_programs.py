@@ -23,6 +23,8 @@ from verifiers.runtime.bounded import open_file, read_text, run_captured
 from verifiers.runtime.decoding import decode_message
 from verifiers.sandbox.host.mounts import is_system
 
+START_S = 300.0
+"""Time limit of an interpreter that is asked for its folders, and of what uv installs before."""
 _ASK = (
     "import json, sys; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, *sys.path]))"
 )
@@ -134,7 +136,7 @@ def _answer(argv: Sequence[str], folder: str, failure: str, code: str = "") -> l
         with tempfile.TemporaryFile() as file:
             file.write(code.encode())
             file.seek(0)
-            ended = run_captured(argv, cwd=folder, stdin=file)
+            ended = run_captured(argv, START_S, cwd=folder, stdin=file)
         if ended.returncode == 0:
             answer: list[str] = decode_message(ended.stdout.splitlines()[-1])
             return answer

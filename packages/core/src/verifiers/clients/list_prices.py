@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-AS_OF = "2026-11"
+AS_OF = "2025-12"
 PRICES: dict[str, tuple[float, float]] = {
     "gpt-4o": (2.5, 10.0),
     "gpt-4o-mini": (0.15, 0.6),
@@ -15,14 +15,9 @@ PRICES: dict[str, tuple[float, float]] = {
     "gpt-5-mini": (0.25, 2.0),
     "gpt-5-nano": (0.05, 0.4),
     "gpt-5.2": (1.75, 14.0),
-    "gpt-6-sol": (2.0, 10.0),
-    "gpt-6-luna": (0.1, 0.5),
     "claude-haiku-4-5": (1.0, 5.0),
     "claude-sonnet-4-5": (3.0, 15.0),
-    "claude-sonnet-5": (2.0, 10.0),
-    "claude-sonnet-5-5": (2.0, 10.0),
     "claude-opus-4-5": (5.0, 25.0),
-    "claude-opus-5-5": (4.0, 20.0),
 }
 """Model -> US dollars per million tokens, read and sampled: the vendors' list prices for prompts of
 usual length, without the rebate for cached tokens."""

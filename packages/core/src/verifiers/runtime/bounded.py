@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 import subprocess
 import threading
@@ -123,19 +124,27 @@ def read_lines(stream: IO[bytes]) -> Iterator[str]:
         yield line.decode("utf-8", "replace")
 
 
-def run_captured(command: Sequence[str], **popen: Any) -> subprocess.CompletedProcess[str]:
+def run_captured(
+    command: Sequence[str], limit_s: float | None = None, **popen: Any
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end: its stdout, and the last ``MAX_LINE_BYTES`` of its stderr.
 
-    *Raises* OSError; TooLong when stdout exceeds ``MAX_OUTPUT_BYTES``: the child is killed.
+    *Raises* OSError; TooLong when stdout exceeds ``MAX_OUTPUT_BYTES``: the child is killed, as it
+    is after ``limit_s`` seconds, then with its own children.
     """
     pipes: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
     }
-    with subprocess.Popen(command, **pipes, **popen) as process:
+    if limit_s is not None:
+        pipes["start_new_session"] = True  # its own children may hold the pipes open
+    with subprocess.Popen(command, **pipes | popen) as process:
         assert process.stdout is not None
         errors = bytearray()
+        clock = threading.Timer(limit_s or 0.0, os.killpg, (process.pid, signal.SIGKILL))
+        if limit_s is not None:
+            clock.start()
         reader = threading.Thread(target=_keep_end, args=(process.stderr, errors), daemon=True)
         reader.start()
         try:
@@ -145,6 +154,7 @@ def run_captured(command: Sequence[str], **popen: Any) -> subprocess.CompletedPr
             process.kill()
             raise
         finally:
+            clock.cancel()
             reader.join()
     texts = (output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
     return subprocess.CompletedProcess(command, process.returncode, *texts)
