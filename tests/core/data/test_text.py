@@ -29,7 +29,6 @@ from verifiers.errors import MissingKeyError
         (r"} stray \boxed{8} }", "8"),
         (r"\boxed{a \\} b", r"a \\"),
         (r"\boxed{}", ""),
-        (r"\boxed {7}", "7"),
         (r"\fbox{4}", "4"),
         (r"\fbox{\boxed{4}}", "4"),
         (r"it is $\boxed 4$.", "4"),

@@ -14,8 +14,8 @@ from support.training import metrics_of, run, small_trainer, toy_env
 from verifiers.errors import NoLearningSignal, TooManyFaults
 from verifiers.view.catalog import Catalog
 from verifiers.view.describe import describe
-from verifiers_trainer.cli.display import closing_rows
 from verifiers_trainer.pipeline import saved_state
+from verifiers_trainer.run.progress import closing_rows
 from verifiers_trainer.run.recorder import alarms
 
 FAILS = {"a reward that fails"}
