@@ -184,7 +184,12 @@ def test_hostile_words_are_exit_2_escaped_and_write_nothing(command, run, tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [("vf_train", "vf-train"), ("vf_vllm", "vf-vllm"), ("vf_serve", "vf-serve")],
+    [
+        ("vf_train", "vf-train"),
+        ("vf_vllm", "vf-vllm"),
+        ("vf_serve", "vf-serve"),
+        ("vf_verify", "vf-verify"),
+    ],
 )
 def test_a_command_of_a_package_that_is_absent_says_what_to_install(name, command):
     code = (

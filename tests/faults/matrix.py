@@ -42,6 +42,7 @@ SCALE = "faults/test_scale"
 CONFIGURATION = "faults/test_configuration_faults"
 COMMANDS = "faults/test_commands_faults"
 CHECKPOINT, TRAINER = "faults/test_checkpoint_faults", "faults/test_trainer_faults"
+AGREEMENT, CANARY = "trainer/run/test_agreement", "trainer/run/test_canary"
 
 ROWS: dict[int, Row] = {
     # --- storing and going on
@@ -1245,6 +1246,34 @@ ROWS: dict[int, Row] = {
             "negative_control_programs_and_own_pages_are_answered",
         ),
     ),
+    83: Row(
+        "rollouts of another policy than the one that is trained: an adapter never delivered, a"
+        " failed reload, a stale prefix cache, stale or half-loaded weights, another rope, dtype,"
+        " temperature or prompt",
+        "the run ends within one step, with the version, the answers and the tokens that are apart;"
+        " fifty sound runs raise no alarm",
+        (
+            *_in(CANARY, "a_published_bug_ends_the_run_within_a_step"),
+            *_in(
+                AGREEMENT,
+                "a_planted_fault_ends_the_run_within_a_step",
+                "fifty_sound_runs_raise_no_alarm",
+            ),
+            *_in(
+                "trainer/run/test_proof",
+                "every_saved_version_is_verified_and_another_checkpoint_is_found",
+                "a_server_that_serves_the_folder_agrees_and_one_that_does_not_is_found",
+            ),
+        ),
+        (
+            *_in(
+                CANARY,
+                "without_the_comparison_it_trains_on_and_nothing_is_said",
+                "rollouts_of_new_prompts_do_not_show_old_prefixes",
+            ),
+            *_in(AGREEMENT, "without_a_fault_the_same_run_agrees"),
+        ),
+    ),
 }
 
 PROMISES: dict[str, tuple[int, ...]] = {
@@ -1273,7 +1302,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
     ),
     "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32, 59),
     "No gradient from tokens of a policy other than the one recorded, nor older than the lag allows.": (
-        *(37, 38, 39, 40, 41, 42, 43, 46, 76),
+        *(37, 38, 39, 40, 41, 42, 43, 46, 76, 83),
     ),
     "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
     "Model output is data.": (52, 53, 54, 56, 57, 74, 75, 79, 81),

@@ -111,7 +111,7 @@ def test_log_probabilities_of_another_distribution_stop_the_run_before_its_first
 
 
 def test_without_the_self_test_it_is_trained_and_nothing_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(sanity_checks, "test_ratio", lambda *args: None)
+    monkeypatch.setattr(sanity_checks.Agreement, "check", lambda *args: {})
     env = Cold(dataset=[{"question": "a"}, {"question": "b"}], rubric=toy_env().rubric)
     log = run(small_trainer(tmp_path, env, max_steps=2))
     assert len(log.steps) == 2

@@ -10,6 +10,7 @@ import copy
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,10 +21,12 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from support.real_vllm import BUILD, RealVLLM, is_built
 from support.training import toy_env
+from verifiers_trainer.cli.verify import COMMAND as verify_command
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.engines.vllm.weights.export import exported
 from verifiers_trainer.policy import builtin_models
@@ -260,3 +263,15 @@ def test_all_weights_are_read_again_every_step(files, tmp_path):
     assert max(log.differences) < AGREE
     assert min(log.from_first) > 5 * AGREE
     assert max(log.errors(0.8)) < AGREE
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.02])
+def test_vf_verify_says_whether_it_serves_a_folder(files, tmp_path, factor):
+    """Also where one matrix of two hundred is two per cent larger."""
+    other = tmp_path / "other"
+    shutil.copytree(builtin_models.smollm2_folder(), other)
+    weights = load_file(other / "model.safetensors")
+    weights["model.layers.10.mlp.down_proj.weight"] *= factor
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    words = ["--policy", str(other), "--endpoint", f"{files.url}/v1", "--dtype", "float32"]
+    assert verify_command.run([*words, "--max-tokens", "96"]) == (0 if factor == 1.0 else 3)

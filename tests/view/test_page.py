@@ -306,6 +306,26 @@ def test_a_training_shows_curves_and_the_rollouts_of_each_step(page, served):
 # --- while a run goes on --------------------------------------------------------------------------
 
 
+def test_a_training_shows_its_proof_version_by_version(page, serve, tmp_path):
+    folder = view_runs.training(tmp_path / "learner", num_steps=3)
+    server = serve(tmp_path)
+    page.open(server.url + at("training", "learner"))
+    page.wait_text("Proof: the policy that sampled is the policy that was trained")
+    page.find(".proof summary").click()
+    rows = page.texts(".proof tbody tr")
+    assert len(rows) == 4
+    assert "0.25 × 0.04" in rows[0]
+    assert "15 at lag 0" in rows[2]
+    page.wait_text("18 not trained: no_signal")
+    page.picture("proof")
+    (folder / "proof.json").write_text(
+        json.dumps({"steps": 4, "verdict": "ended", "reason": "<b>disagree</b> by 0.5 nats"})
+    )
+    view_runs.training(folder, num_steps=1, first=4)
+    page.wait_text("Proof: a disagreement ended the run")
+    page.wait_text("<b>disagree</b> by 0.5 nats")
+
+
 def test_a_run_and_a_training_go_on_before_the_readers_eyes(page, serve, tmp_path):
     path, chance = tmp_path / "evals" / "tower--small" / "abc", random.Random(0)
     view_runs.training(tmp_path / "learner", num_steps=3)

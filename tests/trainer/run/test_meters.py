@@ -15,8 +15,9 @@ from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.distributed.devices import DATA_SHEETS, sheet_of
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.schedule import Signal
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.run.recorder import alarms, flops_utilisation
-from verifiers_trainer.run.sanity_checks import test_ratio as check_ratio
+from verifiers_trainer.run.sanity_checks import Agreement
 
 
 def row(**changes):
@@ -82,46 +83,65 @@ def test_without_tokens_nothing_is_known():
     assert numbers["ratio/mean"] == 0
 
 
+def apart(*differences, x=-1.0):
+    """A meter of tokens of the present version with these differences."""
+    meter, d = RatioMeter(4), torch.tensor(differences)
+    sampled = torch.ones(len(d), dtype=torch.bool)
+    fields = {"loss_mask": sampled, "weight": sampled.float(), "version": 4 + 0 * sampled.long()}
+    fields |= {"seq_ids": 0 * sampled.long(), "token_ids": torch.arange(len(d))}
+    middle = torch.as_tensor(x) + 0 * d
+    places = {"position_ids": torch.arange(len(d))}
+    meter.add(middle + d / 2, middle - d / 2, None, fields | places)
+    return meter
+
+
 def test_a_disagreement_is_refused_and_reshaped_sampling_is_not_judged():
-    meter = RatioMeter(4)
-    meter.add(torch.full((5,), 0.01), torch.zeros(5), None, row())
-    config = pipeline_config()
-    with pytest.raises(
-        ConfigError, match=r"disagree by 0.01 nats per token \(0.01 at most; 0.0001 allowed\)"
-    ):
-        check_ratio(meter, config, torch.float32, on_server=False, rounding_of=None)
-    check_ratio(meter, config, torch.bfloat16, on_server=False, rounding_of=None)
-    check_ratio(meter, pipeline_config(top_p=0.9), torch.float32, on_server=False, rounding_of=None)
+    meter, tokenizer = apart(*[0.01, -0.01] * 20), build_tiny_tokenizer()
+    said = r"disagree by 0.01 nats per token \(0.01 at most; 0.0001 allowed\)"
+    with pytest.raises(ConfigError, match=said):
+        Agreement(pipeline_config(), tokenizer).check(meter, lambda: 1e-6)
+    numbers = Agreement(pipeline_config(), tokenizer).check(meter, lambda: 0.008)
+    assert numbers == {"sampler/noise": 0.008, "sampler/disagreement": pytest.approx(1.25, rel=0.2)}
+    reshaped = Agreement(pipeline_config(top_p=0.9), tokenizer)
+    assert reshaped.check(meter, lambda: 1e-6) == {}
 
 
-@pytest.mark.parametrize(
-    ("offset", "spread", "noise", "refused"),
-    [
-        (0.0, 0.005, None, False),  # nothing is measured
-        (0.01, 0.005, 0.005, True),  # rounding does not lean to one side
-        (0.0, 0.03, 0.004, True),
-        (0.0, 0.03, 0.02, False),  # a model that rounds as coarsely
-        (0.0, 0.2, 0.2, True),
-    ],
-)
-def test_in_half_precision_what_the_rounding_of_the_run_explains_is_allowed(
-    offset, spread, noise, refused
-):
-    generator = torch.Generator().manual_seed(0)
-    meter = RatioMeter(4)
-    d = offset + spread * 1.25 * torch.randn(2000, generator=generator)
-    sample = {name: values[1:2].expand(2000) for name, values in row().items()}
-    meter.add(d, torch.zeros(2000), None, sample | {"seq_ids": torch.arange(2000)})
-    assert meter.num_current == 2000
+def test_the_noise_is_as_the_first_steps_had_it_and_measured_anew_before_anything_is_said():
+    agreement, measured = Agreement(pipeline_config(), build_tiny_tokenizer()), []
 
-    def check():
-        check_ratio(meter, pipeline_config(), torch.bfloat16, False, lambda: noise)
+    def measure(noise):
+        return lambda: measured.append(noise) or noise
 
-    if refused:
-        with pytest.raises(ConfigError, match="sampler and trainer disagree by"):
-            check()
-    else:
-        check()
+    quiet = apart(*[0.02, -0.02] * 50)
+    for _ in range(4):
+        agreement.check(quiet, measure(0.03))
+    assert (measured, agreement.noise) == ([0.03], pytest.approx(0.02))
+    louder = apart(*[0.06, -0.06] * 50)
+    agreement.check(louder, measure(0.09))  # longer answers: their tokens have more noise
+    assert (measured, agreement.noise) == ([0.03, 0.09], pytest.approx(0.06))
+    agreement.check(quiet, measure(0.03))
+    with pytest.raises(ConfigError, match=r"disagree by 0\.5 nats"):
+        agreement.check(apart(*[0.5, -0.5] * 50), measure(0.03))
+
+
+def test_a_token_far_apart_decides_nothing_and_half_a_step_does():
+    assert apart(2.0, *[0.0] * 30).disagreement(1e-2) < 1
+    assert apart(*[2.0, 0.0] * 15).disagreement(1e-2) > 4
+
+
+@pytest.mark.parametrize("temperature", [0.9, 1.1])
+def test_a_wrong_temperature_is_found_below_the_noise_of_half_precision(temperature):
+    draws = torch.Generator().manual_seed(0)
+    log_pi = -torch.rand(2000, generator=draws) * 4
+    noise = 0.15 * torch.randn(2000, generator=draws)
+    sound = apart(*noise.tolist(), x=log_pi)
+    assert sound.disagreement(0.12) < 1.5
+    wrong = log_pi * (1 - 1 / temperature) + noise
+    meter = apart(*wrong.tolist(), x=log_pi * (1 + 1 / temperature) / 2)
+    assert meter.mean_abs < 4 * 0.12  # negative control: by the mean alone it is within
+    assert meter.disagreement(0.12) > 4
+    slope, _ = meter.sharpness()
+    assert (1 + slope / 2) / (1 - slope / 2) == pytest.approx(temperature, abs=0.02)
 
 
 def group_of(*records):
@@ -149,7 +169,7 @@ def test_failures_are_forgotten_after_four_batches_and_early_ones_are_not_judged
 
 
 GOOD = {
-    "sampler/mismatch_kl": 0.01,
+    "sampler/disagreement": 1.1,
     "ratio/kept": 0.9,
     "groups/live": 4,
     "groups/dead": 4,
@@ -165,7 +185,7 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"sampler/mismatch_kl": 0.06}, "mismatch"),
+        ({"sampler/disagreement": 2.1}, "mismatch"),
         ({"ratio/kept": 0.4}, "ratio"),
         ({"groups/dead": 17}, "dead_groups"),
         ({"rollouts/errors": 7}, "errors"),
@@ -178,7 +198,7 @@ GOOD = {
 )
 def test_what_is_out_of_order_raises_its_alarm_alone(change, name):
     assert alarms(GOOD) == {}
-    assert alarms(GOOD | {"sampler/mismatch_kl": math.nan}) == {}
+    assert alarms(GOOD | {"sampler/disagreement": math.nan}) == {}
     assert list(alarms(GOOD | change)) == [name]
 
 

@@ -28,9 +28,9 @@ from __future__ import annotations
 from typing import Any
 
 FACTS = frozenset(
-    "api_key_var attempts body cause code count differences dump elapsed_s env_id example_id "
-    "field file function histogram hook host key limit line model names path pid response "
-    "retry_after_s row sibling stage status suggestions url waiting_for".split()
+    "api_key_var attempts body cause code count differences disagreement dump elapsed_s env_id "
+    "example_id field file function histogram hook host key limit line model names path pid "
+    "response retry_after_s row sibling stage status suggestions url waiting_for".split()
 )
 """Names of facts that an error may have; a missing fact reads as None."""
 

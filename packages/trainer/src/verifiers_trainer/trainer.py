@@ -46,14 +46,17 @@ from verifiers_trainer.pipeline import curriculum, custom_batches, rewards, subc
 from verifiers_trainer.pipeline.custom_batches import BatchSource
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.policy import checkpoint_files, preparation
-from verifiers_trainer.policy.logprobs import find_causal_lm, install_logprob_forward, uninstall
+from verifiers_trainer.policy.forward_checks import rounding_noise
+from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher
 from verifiers_trainer.run import context, evaluation, memory, sanity_checks
+from verifiers_trainer.run.canary import Canary
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.history import History
 from verifiers_trainer.run.policy_server import PolicyServer
 from verifiers_trainer.run.progress import ProgressLine
+from verifiers_trainer.run.proof import write_proof
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
 from verifiers_trainer.run.step import Step
@@ -161,6 +164,9 @@ class RLTrainer(HFLoop):
             """Source of each step's batch during training; on rank 0 alone."""
             self.checks_sampler = True
             """Whether every step compares the log-probabilities of sampler and trainer."""
+            self.agreement = sanity_checks.Agreement(settings, run.tokenizer)
+            """What sampler and trainer may differ by."""
+            self.canary = Canary(run)
             self.newest: Step | None = None
             """The newest step."""
             self._open_step: Step | None = None
@@ -229,10 +235,13 @@ class RLTrainer(HFLoop):
                 resume_from_checkpoint=str(folder) if folder else None, **keywords
             )
             self.ranks.share(self._raise_push_error, "the end of training")
+            last = {} if self.args.load_best_model_at_end else self._check_canary()
             # rank 0 holds the store: it leaves when all have read it
             self.ranks.gather([0.0], "the end of training")
             if self.args.load_best_model_at_end:
                 self.training_run.renew()
+            if self.ranks.is_main:
+                write_proof(self.args.folder, last)
             self.progress.report(checkpoint_files.newest_valid(self.args.folder))
             return output
         except BaseException as error:
@@ -241,6 +250,8 @@ class RLTrainer(HFLoop):
                 memory.release(self.model)
             if self.state.global_step > step:
                 self._save_last_step(error)
+            if self.ranks.is_main:
+                write_proof(self.args.folder, {}, error)
             if is_memory:
                 rows = self.newest.rows if self.newest is not None else ()
                 raise memory.out_of_memory(error, self.model, self.args, rows) from error
@@ -311,6 +322,7 @@ class RLTrainer(HFLoop):
             self.start_engine()
             self.engine.check_shared()
             self.engine.set_version(self.policy_version)
+            self._ask_canary()
         self.batches = run.offline or self._open_batches()
         self.batches.start(self.policy_version, self._start)
 
@@ -390,7 +402,7 @@ class RLTrainer(HFLoop):
             self.withhold_update()
         if self.ranks.world > 1:
             step.meter.merge(lambda numbers: self.ranks.gather(numbers, "the ratios of the step"))
-        self._check_sampler(step.meter)
+        step.numbers |= self._check_canary() | self._check_sampler(step.meter)
         mean_loss = float(self.ranks.gather([float(loss)], "the loss of the step").mean())
         seconds = time.perf_counter() - started
         step.numbers |= {"loss": mean_loss, **step.meter.summary(), "time/train": seconds}
@@ -506,7 +518,9 @@ class RLTrainer(HFLoop):
         except WeightSyncError as error:
             # the step itself is taken: it is finished and saved, then the error raised
             self._push_error = self._push_error or error
-        step.numbers |= times
+        else:
+            self._ask_canary(self.policy_version + 1)
+        step.numbers |= times | self.canary.moved(self.model)
 
     def finish_step(self) -> None:
         """Set the pipeline's policy version, and write the step's metrics."""
@@ -527,28 +541,51 @@ class RLTrainer(HFLoop):
             self.recorder.finish_step(self.state.global_step, step)
         self._open_step = None
 
-    def _check_sampler(self, meter: RatioMeter) -> None:
+    def _check_sampler(self, meter: RatioMeter) -> dict[str, float]:
         """Compare sampler and trainer log-probabilities, on the step's tokens of the present
-        weights, if any.
+        weights, if any; the metrics.
 
         In every step, because an environment may change how it samples at any time.
         """
-        if self.checks_sampler and meter.num_current:
-            on_server = self.args.server_url is not None or not getattr(
-                self.engine, "shares_weights", True
-            )
-            dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
-            rows = self.newest.rows if self.newest is not None else ()
-            sanity_checks.test_ratio(
-                meter,
-                self.args,
-                dtype,
-                on_server,
-                # ranks would run different numbers of forward passes
-                (lambda: sanity_checks.rounding(self.model, rows, self.args))
-                if self.ranks.world == 1
-                else None,
-            )
+        if not (self.checks_sampler and meter.num_current):
+            return {}
+        return self.agreement.check(meter, lambda: self._rounding_noise(meter))
+
+    def _ask_canary(self, version: int | None = None) -> None:
+        """Not for a split policy, whose ranks compute together."""
+        if self.checks_sampler and self.ranks.is_main and not self.splits:
+            self.canary.ask(self.engine, self.policy_version if version is None else version)
+
+    def _check_canary(self) -> dict[str, float]:
+        return self.canary.check(self.model, self._rounding_noise)
+
+    def _rounding_noise(self, meter: RatioMeter) -> float:
+        """Mean over a row with tokens that are compared; of a split policy on rank 0's whole copy,
+        because another forward pass between backward and update changes its gradients."""
+        if not self.splits:
+            numbers = self._noise_of_row(self.model, meter)
+            if meter.is_shared:
+                numbers = self.ranks.gather(numbers, "the noise of the step").sum(0).tolist()
+        else:
+            half = torch.bfloat16 if self.args.bf16 else torch.float16
+
+            def measure() -> list[float]:
+                model = self.training_run.whole_model
+                is_half = bool(self.args.bf16 or self.args.fp16)
+                with torch.autocast(model.device.type, half, enabled=is_half):
+                    return self._noise_of_row(model, meter)
+
+            numbers = self.ranks.share(measure, "the noise of the step")
+        return float(numbers[0] / max(1.0, numbers[1]))
+
+    def _noise_of_row(self, model: torch.nn.Module, meter: RatioMeter) -> list[float]:
+        """[sum, tokens]."""
+        rows = [row for row in meter.rows if row[2].any()] or meter.rows
+        row, _, current = rows[0]
+        device = next(model.parameters()).device
+        arguments = {name: value.to(device) for name, value in forward_arguments(row).items()}
+        noise = rounding_noise(model, arguments).to(current.device)[current]
+        return [float(noise.sum()), float(current.sum())]
 
     def _check_next_batch(self, step: Step) -> None:
         """Compare on a rollout of the next batch, on rank 0, if older weights sampled every token
@@ -560,7 +597,7 @@ class RLTrainer(HFLoop):
             return
         groups = self.batches.snapshot().ready
         meter = sanity_checks.compared_on(self.model, groups, self.policy_version, self.args)
-        self._check_sampler(meter)
+        step.numbers |= self._check_sampler(meter)
         summary = meter.summary()
         step.numbers |= {
             name: summary[name] for name in ("sampler/log_ratio_abs", "sampler/mismatch_kl")

@@ -23,6 +23,7 @@ from verifiers.results.index import NAMES, NUMBERS, RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
 from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs
+from verifiers.storage.proof import read_proof
 from verifiers.view import describe, rollout
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog
 from verifiers.view.curves import Curves
@@ -210,6 +211,7 @@ class Library:
                 "first": first,
                 "lines": curves.lines[first:],
                 "steps": source.steps(),
+                "proof": read_proof(source.folder, curves.lines),
             }
 
     def compare(self, run_ids: Sequence[str]) -> dict[str, Any]:

@@ -29,7 +29,9 @@ class RatioMeter:
     on the device until ``summary`` asks for them, so that counting a row waits for nothing.
     """
 
-    NAMES = ("tokens", "entropy", "ratio", "inside", "capped", "current", "abs", "kl", "signed")
+    NAMES = tuple(
+        "tokens entropy ratio inside capped current abs kl d d2 x x2 xd xd2 x2d2".split()
+    )  # x: the mean of log π and log μ
 
     def __init__(self, version: int, bounds: tuple[float, float] = (0.125, 8.0), cap: float = 5.0):
         self.version, self.bounds, self.cap = version, bounds, cap
@@ -37,6 +39,10 @@ class RatioMeter:
         self._maxima: list[Tensor] = []
         self._extra_terms: dict[str, list[Tensor]] = {}
         self._read: tuple[dict[str, float], float, float] | None = None
+        self.rows: list[tuple[Mapping[str, Tensor], Tensor, Tensor]] = []
+        """(row, d [T], whether the present version sampled the token [T]) of this process."""
+        self.is_shared = False
+        """Whether it counts the tokens of all processes."""
 
     def add(
         self,
@@ -63,8 +69,12 @@ class RatioMeter:
             current.sum(),
             torch.where(current, d.abs(), 0.0).sum(),
             torch.where(current, torch.special.expm1(d) - d, 0.0).sum(),
-            torch.where(current, d, 0.0).sum(),
         ]
+        same = torch.where(current, d, 0.0)
+        x = torch.where(current, (log_pi + log_mu) / 2, 0.0).double().clamp(-50, 0)
+        terms = (same, same**2, x, x**2, x * same, x * same**2, (x * same) ** 2)
+        sums += [term.sum() for term in terms]
+        self.rows.append((row, same, current))
         self._sums.append(torch.stack([value.double() for value in sums]))
         maxima = [torch.where(counted, ratio, 0.0).max(), torch.where(current, d.abs(), 0.0).max()]
         self._maxima.append(torch.stack(maxima))
@@ -87,6 +97,7 @@ class RatioMeter:
     def merge(self, gather: Callable[[list[float]], np.ndarray]) -> None:
         """Count what other processes counted as well; ``gather`` gives the numbers of all,
         [processes, numbers]."""
+        self.is_shared = True
         sums, ratio_max, abs_max = self._totals()
         sums_by_name = [float(torch.stack(values).sum()) for values in self._extra_terms.values()]
         gathered = gather([*sums.values(), *sums_by_name, ratio_max, abs_max])
@@ -109,15 +120,57 @@ class RatioMeter:
         return sums["abs"] / sums["current"] if sums["current"] else math.nan
 
     @property
-    def mean(self) -> float:
-        """Mean d over tokens of the present version, in nats; NaN without any."""
-        sums = self._totals()[0]
-        return sums["signed"] / sums["current"] if sums["current"] else math.nan
-
-    @property
     def max_abs(self) -> float:
         """Largest |d| over tokens of the present version, in nats; 0 without any."""
         return self._totals()[2]
+
+    def disagreement(self, noise: float) -> float:
+        """How far sampler and trainer are apart on the tokens of the present version, as a multiple
+        of the ``noise`` (nats per token) that rounding explains; NaN without tokens.
+
+        The larger of two: the mean |d|, less its standard error, so that no single token decides;
+        and ``sharpness``, in units of 1 % or of twice its standard error.
+        """
+        sums, n = self._totals()[0], self.num_current
+        if not n:
+            return math.nan
+        apart = max(0.0, self.mean_abs - math.sqrt(sums["d2"]) / n) / noise
+        slope, error = self.sharpness()
+        return max(apart, abs(slope) / max(0.01, 2 * error))
+
+    def sharpness(self) -> tuple[float, float]:
+        """Slope of d over log-probability, with its standard error (White 1980, of no slope): b
+        if the tokens look sampled at (1 + b/2) / (1 - b/2) times the temperature trained at."""
+        sums, n = self._totals()[0], max(1, self.num_current)
+        mean = sums["x"] / n
+        spread = sums["x2"] - n * mean**2
+        if spread <= 1e-6 * n:
+            return 0.0, math.inf
+        around = sums["x2d2"] - 2 * mean * sums["xd2"] + mean**2 * sums["d2"]
+        return (sums["xd"] - mean * sums["d"]) / spread, math.sqrt(max(0.0, around)) / spread
+
+    def furthest(
+        self, count: int = 3
+    ) -> tuple[dict[int, float], list[tuple[int, int, int, float]]]:
+        """Of this process's tokens of the present version: mean |d| by number of the answer within
+        its sample, and (token id, place in the sample, answer, d) of those furthest apart."""
+        by_answer: dict[int, list[float]] = {}
+        tokens = []
+        for row, d, current in self.rows:
+            sampled, sample_of = row["version"] != NOT_SAMPLED, row["seq_ids"]
+            starts = sampled.clone()
+            starts[1:] &= ~sampled[:-1] | (sample_of[1:] != sample_of[:-1])
+            answers = starts.cumsum(0)
+            first = answers.new_full((int(sample_of.max()) + 1,), len(answers))
+            first.scatter_reduce_(0, sample_of[sampled], answers[sampled], "amin")
+            for place in current.nonzero().flatten().tolist():
+                answer = int(answers[place] - first[sample_of[place]]) + 1
+                by_answer.setdefault(answer, []).append(abs(float(d[place])))
+                ids = int(row["token_ids"][place]), int(row["position_ids"][place])
+                tokens.append((*ids, answer, float(d[place])))
+        tokens.sort(key=lambda token: -abs(token[3]))
+        means = {answer: sum(apart) / len(apart) for answer, apart in sorted(by_answer.items())}
+        return means, tokens[:count]
 
     def summary(self) -> dict[str, Any]:
         """The step's numbers."""
@@ -141,10 +194,15 @@ class RatioMeter:
 def _oldest(row: Mapping[str, Tensor]) -> Tensor:
     """The oldest version of the answer that each token [T] is in: a run of sampled tokens of a
     sample."""
-    version, sample = row["version"], row["seq_ids"]
-    sampled = version != NOT_SAMPLED
-    begins = torch.cat([sampled.new_ones(1), ~sampled[1:] | (sample[1:] != sample[:-1])])
+    version = row["version"]
     newest = torch.iinfo(version.dtype).max
     oldest = version.new_full((len(version) + 1,), newest)
-    answer = begins.cumsum(0)
+    answer, sampled = _answers(row), version != NOT_SAMPLED
     return oldest.scatter_reduce(0, answer, torch.where(sampled, version, newest), "amin")[answer]
+
+
+def _answers(row: Mapping[str, Tensor]) -> Tensor:
+    """Number of the answer that each token [T] is in or before."""
+    sample, sampled = row["seq_ids"], row["version"] != NOT_SAMPLED
+    begins = torch.cat([sampled.new_ones(1), ~sampled[1:] | (sample[1:] != sample[:-1])])
+    return begins.cumsum(0)

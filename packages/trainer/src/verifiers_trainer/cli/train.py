@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -156,6 +157,11 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     multiple=True,
     help="With --plan: replace an input of the table.",
 )
+@click.option(
+    "--verify",
+    metavar="RUN",
+    help="Score saved rollouts of this run with the checkpoints that sampled them, and stop.",
+)
 @click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
 @_common
 @click.pass_context
@@ -170,6 +176,7 @@ def train_command(
     plan_on: str | None,
     plan_from: str | None,
     plan_with: tuple[str, ...],
+    verify: str | None,
     **options: Any,
 ) -> None:
     if accept_changed_code:
@@ -183,6 +190,8 @@ def train_command(
                 raise ConfigError(f"--cwd: cannot run in {cwd}: {error.strerror}") from error
         if not plan and (plan_on or plan_from or plan_with):
             raise ConfigError("--plan-on, --plan-from and --plan-with need --plan")
+        if verify is not None:
+            return _verify(verify, result, as_json)
         make_importable(words)
         # before torch is loaded, which takes seconds
         check_first(words, imports=not options["dump_config"])
@@ -224,6 +233,16 @@ def _ablate(
         print(escape_control(line), file=sys.stderr, flush=True)
 
     return ablation.run_all(runs, words, flags, options["output_dir"], echo, result)
+
+
+def _verify(run: str, result: dict[str, Any], as_json: bool) -> int:
+    with importing():
+        from verifiers_trainer.run import proof
+    rows = proof.verify(Path(run))
+    result.update(run_dir=run, verified=dict(rows))
+    if not as_json:
+        print("\n".join(f"{name}: {said}" for name, said in rows))
+    return 0
 
 
 def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: bool) -> int:

@@ -53,6 +53,10 @@ class Engine(Protocol):
     def version(self) -> int:
         """The policy version of tokens being sampled."""
 
+    @property
+    def num_restarts(self) -> int:
+        """How often a server has lost the weights of this run, and got them again."""
+
     def set_version(self, version: int) -> None:
         """Label later tokens with ``version``; call it inside the ``pause`` of the update."""
 

@@ -156,8 +156,9 @@ def folder_engine(
     )
 
 
-def load_folder(folder: Path) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder, the adapter merged. *Raises* ``ConfigError``."""
+def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
+    """(model, tokenizer) of a folder, the adapter merged; ``dtype`` replaces the device's, "auto" by
+    that of the files. *Raises* ``ConfigError``."""
     import torch
 
     from verifiers_trainer.policy.loading import get_model, get_tokenizer
@@ -166,8 +167,9 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
         device = torch.accelerator.current_accelerator()
     else:
         device = torch.device("cpu")
+    kwargs = {} if dtype is None else {"dtype": dtype}
     if not (folder / ADAPTER).is_file():
-        model: Any = get_model(str(folder))
+        model: Any = get_model(str(folder), model_kwargs=kwargs)
         return model.to(device).eval(), get_tokenizer(str(folder))
     from peft import PeftModel
 
@@ -179,7 +181,7 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
         raise ConfigError(f"{folder / ADAPTER} names no base model (base_model_name_or_path)")
     if not (folder / ADAPTER_WEIGHTS).is_file():  # a pickled adapter_model.bin would be read
         raise ConfigError(f"{folder} has no {ADAPTER_WEIGHTS}; save the adapter as safetensors")
-    adapted: Any = PeftModel.from_pretrained(get_model(base), str(folder))
+    adapted: Any = PeftModel.from_pretrained(get_model(base, model_kwargs=kwargs), str(folder))
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     return adapted.merge_and_unload().to(device).eval(), get_tokenizer(
         str(folder) if has_tokenizer else base

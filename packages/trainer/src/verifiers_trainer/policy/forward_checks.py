@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,6 +85,33 @@ def layer_dtype(model: nn.Module) -> torch.dtype | None:
         model(input_ids=_random_tokens(model, 2))
     hook.remove()
     return dtypes[0]
+
+
+def rounding_noise(model: nn.Module, arguments: Mapping[str, Tensor]) -> Tensor:
+    """|difference| of the log-probabilities [T] of a row when every layer rounds otherwise, nats.
+
+    What two kernels of this precision may differ by: each output is multiplied by 1 + u ε, u
+    uniform in ±1/2 and ε the spacing of its dtype (J. Vignes, "A stochastic arithmetic", 1993).
+    Every rank of a sharded run must call it.
+    """
+    device = arguments["input_ids"].device
+    draws = torch.Generator(device).manual_seed(0)
+
+    def round_otherwise(module: nn.Module, inputs: object, out: object) -> object:
+        if not (isinstance(out, Tensor) and out.is_floating_point()):
+            return None
+        shift = torch.rand(out.shape, generator=draws, device=device) - 0.5
+        return (out.float() * (1 + shift * torch.finfo(out.dtype).eps)).to(out.dtype)
+
+    with _quiet(model):
+        plain = model(**arguments).logprobs
+        computing = [module for module in model.modules() if module._parameters]
+        hooks = [module.register_forward_hook(round_otherwise) for module in computing]
+        try:
+            return (model(**arguments).logprobs - plain).abs()
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def check_packing(

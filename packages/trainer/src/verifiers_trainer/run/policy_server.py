@@ -98,6 +98,7 @@ class PolicyServer:
             self.run.renew()
             if self.engine is not None:
                 self.engine.set_version(version)
+                times["server/restarts"] = self.engine.num_restarts
             times["time/sync"] = time.perf_counter() - changed
         times["time/pause"] = time.perf_counter() - began
 

@@ -22,9 +22,12 @@ from rich.table import Column
 from transformers.trainer_callback import TrainerCallback
 
 from verifiers.results.coverage import counts_in_metrics, coverage_lines
+from verifiers.runtime.decoding import read_json
 from verifiers.runtime.terminal import escape_control
+from verifiers.storage.proof import PROOF
 from verifiers_trainer.run.history import edge_rewards
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+from verifiers_trainer.run.proof import rows_of as proof_rows
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerControl, TrainerState
@@ -267,6 +270,8 @@ def closing_rows(
         )
         rows += coverage_lines(counts_in_metrics(lines))
         rows.append(("numbers", str(metrics)))
+    if (folder / PROOF).is_file():
+        rows += proof_rows(read_json(folder / PROOF))
     if (folder / "completions").is_dir():
         rows.append(("rollouts", f"{folder}/completions/"))
     if (folder / "eval").is_dir():

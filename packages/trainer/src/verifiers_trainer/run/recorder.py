@@ -19,6 +19,7 @@ from verifiers.checks.audit.certificate import non_solution_reward
 from verifiers.data.token_texts import TokenTexts
 from verifiers.parsers import Parser
 from verifiers.results.coverage import Coverage
+from verifiers.storage.proof import ALARM
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.distributed.devices import sheet_of
@@ -29,6 +30,7 @@ from verifiers_trainer.run.metrics_files import (
     print_completions,
     write_completions,
 )
+from verifiers_trainer.run.proof import token_uses
 from verifiers_trainer.run.step import Step, number_of
 from verifiers_trainer.run.success_watch import SENTENCE, SuccessWatch
 from verifiers_trainer.run.token_records import token_records
@@ -84,6 +86,7 @@ class StepRecorder:
         settings, batch = self.run.settings, step.batch
         now = time.perf_counter()
         step.numbers |= {"time/step": now - self._began, **self._between_steps}
+        step.numbers |= token_uses(batch, number - 1)
         generated = batch.stats["tokens/completion"] if batch.stats.get("batch/pass", 1) == 1 else 0
         step.numbers["throughput/generated_tokens_per_s"] = generated / step.numbers["time/step"]
         step.numbers |= device_numbers(
@@ -212,10 +215,10 @@ def alarms(numbers: Mapping[str, Any], parser: Parser | None = None) -> dict[str
     groups = (numbers.get("groups/live", 0) + numbers.get("groups/dead", 0)) or math.nan
     rules = {
         "mismatch": (
-            numbers.get("sampler/mismatch_kl", math.nan) > 0.05,
+            numbers.get("sampler/disagreement", math.nan) > ALARM,
             (
-                "sampler and trainer disagree about tokens of the same weights (sampler/mismatch_kl"
-                " above 0.05)"
+                "sampler and trainer disagree about tokens of the same weights by more than twice"
+                " what rounding explains (sampler/disagreement above 2)"
             ),
         ),
         "ratio": (

@@ -6,21 +6,19 @@ A mask or a bound on a ratio can hide a NaN from the loss, so the inputs are che
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from verifiers.errors import ConfigError, NonFiniteLoss
 from verifiers.rollouts.turn import Turn
+from verifiers.storage.proof import ALARM
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
-from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments, pack
-from verifiers_trainer.algorithm.samples import rollout_samples
+from verifiers_trainer.algorithm.packing import PackedRow
 from verifiers_trainer.engines.embedded.threads import threads_for
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.forward_checks import (
@@ -29,17 +27,14 @@ from verifiers_trainer.policy.forward_checks import (
     check_sharing,
     layer_dtype,
 )
-from verifiers_trainer.policy.logprobs import (
-    find_causal_lm,
-    install_logprob_forward,
-    precision_kept,
-    stock_forward,
-)
+from verifiers_trainer.policy.logprobs import install_logprob_forward
+from verifiers_trainer.policy.scoring import scored
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.fields import RESHAPING
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +42,12 @@ DUMPED = ("token_ids", "sampler_logprobs", "advantage", "weight", "version")
 POLICY_LOGPROB, SAMPLED_LOGPROB = "log-probability of the policy", "sampled log-probability"
 OF_THE_WEIGHTS = (POLICY_LOGPROB, SAMPLED_LOGPROB)
 """Values whose NaN or infinity says that the weights themselves are bad."""
-FP32_TOLERANCE, TOLERANCE = 1e-4, 0.1
-"""Nats per token between sampler and trainer, in the mean; the second on a server, and at most in
-half precision: with a model of 135 M parameters in bfloat16 0.03 was measured where only the shapes
-of sampling and training differ, and 0.05 to 0.07 against vLLM. Wrong tokens, raw log-probabilities
-or other weights differ by several times that."""
-HALF_TOLERANCE, HALF_DRIFT = 0.02, 0.005
-"""The same in half precision where sampler and trainer share the weights, and of the signed mean,
-in which rounding cancels; above them the rounding of the run itself is measured."""
-ROUNDINGS, STANDARD_ERRORS, ROUNDED_TOKENS = 3.0, 6.0, 64
-"""How many times its rounding a run may differ, the standard errors of a signed mean, and most
-tokens that rounding is measured on."""
+FP32_NOISE = 2.5e-5
+"""Nats per token that sampler and trainer may differ by in float32, or less."""
+END = 4.0
+"""Multiple of the noise at which a disagreement of sampler and trainer ends the run."""
+NUM_FIRST = 4
+"""Comparisons after which the noise is as the sampler and the trainer had it in these."""
 
 
 def check_forward(model: PreTrainedModel, config: RLConfig) -> None:
@@ -143,28 +133,11 @@ def compared_on(
 ) -> RatioMeter:
     """Measure the first rollout that ``version`` sampled whole, by a forward pass; empty without
     such a rollout."""
-    meter = RatioMeter(version)
-    for packed in _sampled_whole(groups, version, config):
-        row = packed.to_tensors(config.device)
-        with torch.no_grad():
-            logprobs = model(**forward_arguments(row, packed)).logprobs
-            meter.add(logprobs, row["sampler_logprobs"], None, row)
-    return meter
-
-
-def _sampled_whole(groups: Sequence[Group], version: int, config: RLConfig) -> list[PackedRow]:
-    """Rows of the first rollout that ``version`` sampled whole; none without such a rollout. Its
-    advantages are 1."""
     for group in sorted(groups, key=lambda group: group.index):
         for rollout in group.rollouts:
-            if not rollout.turns or not all(_is_of(turn, version) for turn in rollout.turns):
-                continue
-            samples = rollout_samples(rollout.turns, 1.0, temperature=config.temperature).samples
-            weights = [sample.loss_mask.astype(np.float64) for sample in samples]
-            return pack(samples, weights, max_tokens=max(sample.num_tokens for sample in samples))[
-                0
-            ]
-    return []
+            if rollout.turns and all(_is_of(turn, version) for turn in rollout.turns):
+                return scored(model, [rollout.turns], version, config.device, config.temperature)
+    return RatioMeter(version)
 
 
 def _is_of(turn: Turn, version: int) -> bool:
@@ -174,70 +147,72 @@ def _is_of(turn: Turn, version: int) -> bool:
     return bool((turn.version == version).all())
 
 
-def rounding(model: PreTrainedModel, rows: Sequence[PackedRow], config: RLConfig) -> float:
-    """Nats per token, in the mean, by which the log-probabilities of a sample of ``rows`` change
-    where ``model`` computes its tokens one after another, as a sampler does, and not side by side:
-    kernels differ with the shape. NaN without a sample."""
-    packed = next((row for row in rows if row.loss_mask.any()), None)
-    if packed is None:
-        return math.nan
-    begin = int(packed.loss_mask.argmax())
-    prompt = packed.seq_ids if packed.prompt_seq_ids is None else packed.prompt_seq_ids
-    ids = packed.seq_ids[begin], prompt[begin]
-    columns = np.flatnonzero(np.isin(packed.seq_ids, ids))  # the sample, with a shared prompt
-    columns = columns[: np.searchsorted(columns, begin) + ROUNDED_TOKENS]
-    row = packed.to_tensors(config.device)
-    tokens = row["token_ids"][None, columns]
-    first = int(packed.loss_mask[columns].argmax())
-    head, was_training = find_causal_lm(model).get_output_embeddings(), model.training
-    model.eval()  # gradient checkpointing takes no cache
-    with torch.no_grad():
-        together = model(**forward_arguments(row, packed)).logprobs[columns]
-        with stock_forward(model), precision_kept(head):
-            cache, logits = DynamicCache(), []
-            for piece in [tokens[:, :first], *tokens[:, first:-1].split(1, dim=1)]:
-                logits.append(
-                    model(input_ids=piece, past_key_values=cache, use_cache=True).logits[:, -1]
-                )
-    model.train(was_training)
-    logp = torch.cat(logits).float() * row["inv_temperature"][columns[first:], None]
-    one_by_one = logp.log_softmax(-1).gather(1, tokens[0, first:, None])[:, 0]
-    differs = (together[first:] - one_by_one)[torch.from_numpy(packed.loss_mask[columns[first:]])]
-    return float(differs.abs().mean())
+class Agreement:
+    """Requires equal log-probabilities in sampler and trainer for tokens of the present weights.
 
-
-def test_ratio(
-    meter: RatioMeter,
-    config: RLConfig,
-    dtype: torch.dtype,
-    on_server: bool,
-    rounding_of: Callable[[], float] | None,
-) -> None:
-    """Require equal log-probabilities in sampler and trainer for tokens of the present weights.
-
-    Raises ``ConfigError`` when the mean difference is above 1e-4 nats (0.1 against a server, whose
-    precision and kernels differ). In half precision what rounding explains is allowed, which
-    ``rounding_of`` measures where a bound is exceeded; 0.1 without it. Skipped when top-k and the
-    like reshape the sampled distribution.
+    What both may differ by is measured: the ``rounding_noise`` of the first tokens compared, and,
+    after ``NUM_FIRST`` comparisons, the share of it that sampler and trainer had in these. It is
+    measured anew, on the tokens in question, before anything is said of them.
     """
-    if config.sampling().keys() & RESHAPING:
-        return
-    is_exact = dtype == torch.float32 and not (config.bf16 or config.fp16 or on_server)
-    allowed, drifts = FP32_TOLERANCE if is_exact else TOLERANCE, False
-    if not is_exact and not on_server and rounding_of is not None:
-        allowed, drift = HALF_TOLERANCE, HALF_DRIFT
-        chance = STANDARD_ERRORS * meter.mean_abs / meter.num_current**0.5
-        if not (meter.mean_abs <= allowed and abs(meter.mean) <= drift + chance):
-            noise = rounding_of()
-            allowed = min(TOLERANCE, max(allowed, ROUNDINGS * noise))
-            drifts = not abs(meter.mean) <= max(drift, noise / 2) + chance
-    on_a_side = f", but not {meter.mean:.2g} on one side" if drifts else ""
-    if drifts or not meter.mean_abs <= allowed:
-        raise ConfigError(
-            f"with identical weights (version {meter.version}), sampler and trainer disagree by"
-            f" {meter.mean_abs:.2g} nats per token ({meter.max_abs:.2g} at most; {allowed:.2g}"
-            f" allowed{on_a_side}): check that both use the same tokenizer, chat template, dtype"
-            f" ({dtype}) and temperature ({config.temperature:g}) in every turn, and that the"
-            " server returns"
-            " processed log-probabilities"
+
+    def __init__(
+        self,
+        config: RLConfig | None,
+        tokenizer: PreTrainedTokenizerBase,
+        temperature: float = 1.0,
+        least: float = FP32_NOISE,
+    ):
+        """``config``: the settings of sampling; None: ``temperature``, and nothing else. ``least``:
+        the noise in any case, nats per token."""
+        self._config, self._tokenizer = config, tokenizer
+        self._temperature, self._least = temperature, max(least, FP32_NOISE)
+        self._rounding, self._share = 0.0, 1.0
+        self._shares: list[float] = []
+
+    @property
+    def noise(self) -> float:
+        """Nats per token."""
+        return max(self._least, self._share * self._rounding)
+
+    def check(
+        self, meter: RatioMeter, measure: Callable[[], float], what: str = ""
+    ) -> dict[str, float]:
+        """The metrics of a comparison; ``measure`` gives the mean rounding noise of its tokens.
+
+        Raises ``ConfigError`` with what is known of a disagreement of ``END`` times the noise.
+        Judges nothing when top-k and the like reshape the sampled distribution.
+        """
+        if self._config is not None and self._config.sampling().keys() & RESHAPING:
+            return {}
+        if not self._rounding or not meter.disagreement(self.noise) <= ALARM:
+            self._rounding = measure()
+        multiple = meter.disagreement(self.noise)
+        if not multiple <= END:
+            raise ConfigError(self._sentence(meter, what), disagreement=multiple)
+        numbers = {"sampler/noise": self.noise, "sampler/disagreement": multiple}
+        if len(self._shares) < NUM_FIRST:
+            self._shares.append(meter.mean_abs / max(self._least, self._rounding))
+            if len(self._shares) == NUM_FIRST:
+                self._share = min(max(sum(self._shares) / NUM_FIRST, 0.5), 1.5)
+        return numbers
+
+    def _sentence(self, meter: RatioMeter, what: str) -> str:
+        means, tokens = meter.furthest()
+        by_answer = ", ".join(f"{mean:.2g} in answer {n}" for n, mean in list(means.items())[:4])
+        furthest = "; ".join(
+            f"{self._tokenizer.decode([token])!r} (token {token}, place {place}, answer {answer})"
+            f" by {d:+.2g}"
+            for token, place, answer, d in tokens
+        )
+        temperature = self._temperature if self._config is None else self._config.temperature
+        slope, _ = meter.sharpness()
+        looks = temperature * (1 + slope / 2) / (1 - slope / 2) if abs(slope) < 1 else temperature
+        sharp = f" The tokens look sampled at temperature {looks:.2g}." if slope else ""
+        return (
+            f"{what or f'with identical weights (version {meter.version})'}, sampler and trainer disagree by"
+            f" {meter.mean_abs:.2g} nats per token ({meter.max_abs:.2g} at most;"
+            f" {END * self.noise:.2g} allowed): check that both use the same tokenizer, chat"
+            f" template, dtype and temperature ({temperature:g}) in every turn, and that the server"
+            f" returns processed log-probabilities. On average {by_answer}; furthest:"
+            f" {furthest}.{sharp}"
         )

@@ -97,12 +97,16 @@ def _turns(
     texts: Callable[[Sequence[int]], list[str]],
 ) -> list[dict[str, Any]]:
     records = []
+    earlier: list[int] = []
     for index, (turn, (which, start, end)) in enumerate(
         zip(rollout.turns, turn_spans(rollout, samples), strict=True)
     ):
-        ids = turn.completion_ids.tolist()
+        ids, prompt = turn.completion_ids.tolist(), turn.prompt_ids.tolist()
+        num_known = len(earlier) if prompt[: len(earlier)] == earlier else 0
+        earlier = [*prompt, *ids]
         record: dict[str, Any] = {
             "prompt_tokens": turn.num_prompt,
+            "prompt_ids": prompt[num_known:],  # after the tokens of the turn before
             "completion_ids": ids,
             "texts": texts(ids),
             "completion_logprobs": _rounded(turn.sampler_logprobs),

@@ -22,6 +22,11 @@ def vf_serve() -> None:
     _run("verifiers_trainer", "verifiers_trainer.cli.serve", "vf-serve")
 
 
+def vf_verify() -> None:
+    """``vf-verify``."""
+    _run("verifiers_trainer", "verifiers_trainer.cli.verify", "vf-verify")
+
+
 def _run(package: str, module: str, command: str) -> None:
     try:
         importlib.import_module(package)

@@ -25,6 +25,7 @@ export async function trainingPage(main, { parts, query }) {
   let wanted = query.curve || "";
   const head = h("div");
   const cards = h("div", { class: "cards" });
+  const proved = h("div");
   const curves = h("div", { class: "curves" });
   const sampled = h("section", { class: "samples" });
   const find = h("input", { type: "search", placeholder: "find curves   /", "aria-label": "Find curves", value: wanted, oninput: () => ((wanted = find.value), drawCurves()) });
@@ -36,7 +37,7 @@ export async function trainingPage(main, { parts, query }) {
     drawCurves();
   } });
   const controls = h("div", { class: "controls" }, find, h("label", null, "smoothing over ", amount, " steps ", slider));
-  replace(main, head, cards, controls, curves, sampled);
+  replace(main, head, cards, proved, controls, curves, sampled);
 
   async function load() {
     const answer = await ask("metrics", { run: id, first: lines.length, generation });
@@ -44,6 +45,7 @@ export async function trainingPage(main, { parts, query }) {
     lines = answer.first ? [...lines, ...answer.lines] : answer.lines;
     steps = answer.steps;
     drawHead();
+    drawProof(answer.proof);
     drawCurves();
     const newest = steps[steps.length - 1];
     if (following && steps.length && step !== newest) await openStep(newest);
@@ -69,6 +71,20 @@ export async function trainingPage(main, { parts, query }) {
       points("reward/success").length ? card("solved now", number(average(points("reward/success").slice(-early.length)))) : null,
       card("entropy", number(last("entropy"))), card("tokens per rollout", number(last("tokens/completion") / (last("rollouts/generated") ?? last("rollouts/trained")), 1)),
       card("time per step", duration(1000 * last("time/step"))), card("errors", count(points("rollouts/errors").reduce((sum, [, y]) => sum + y, 0))));
+  }
+
+  function drawProof(proof) {
+    const { tokens, largest, versions } = proof;
+    const words = { agree: "the policy that sampled is the policy that was trained", alarm: "sampler and trainer disagreed", ended: "a disagreement ended the run", unknown: "sampler and trainer were not compared" }[proof.verdict] || proof.verdict;
+    const small = (value) => (isKnown(value) ? String(Number(value.toPrecision(2))) : "–"); // 0.000025, not 0.000
+    const times = (canary) => (canary ? `${small(canary.disagreement)} × ${small(canary.noise)}` : "–");
+    const lags = (lag) => Object.entries(lag || {}).map(([age, n]) => `${count(n)} at lag ${age}`).join(", ") || "–";
+    const facts = [`${plural(proof.compared, "comparison")}`, largest ? `at most ${small(largest.disagreement)} times the noise (${largest.where}); 2 is an alarm, 4 ends the run` : null, `${count(tokens.sampled)} tokens sampled, ${count(tokens.trained)} trained`,
+      ...Object.entries(tokens.untrained).map(([reason, n]) => `${count(n)} not trained: ${reason}`), `${count(proof.pushes)} weight updates`, plural(proof.restarts, "restart")].filter(Boolean);
+    const wasOpen = proved.firstChild?.open;
+    replace(proved, h("details", { class: "settings proof", open: wasOpen ?? proof.verdict === "ended" }, h("summary", null, visible(`Proof: ${words}`)), h("p", null, visible(facts.join(" · "))), proof.reason ? h("p", null, visible(proof.reason)) : null,
+      h("table", { class: "compared" }, h("thead", null, h("tr", null, ["version", "canary, × noise in nats", "moved by the push, nats", "tokens trained"].map((title) => h("th", null, title)))),
+        h("tbody", null, versions.map((entry) => h("tr", null, [count(entry.version), times(entry.canary), small(entry.moved), lags(entry.trained_by_lag)].map((text) => h("td", null, visible(text)))))))));
   }
 
   function drawCurves() {

@@ -178,6 +178,10 @@ class EmbeddedEngine:
     def version(self) -> int:
         return self._version.value
 
+    @property
+    def num_restarts(self) -> int:
+        return 0
+
     def set_version(self, version: int) -> None:
         """Label tokens with ``version`` from the next decoding step on.
 

@@ -144,6 +144,10 @@ class VLLMEngine:
         return self._pushed[0] if self._pushed else -1
 
     @property
+    def num_restarts(self) -> int:
+        return sum(server.serving.repairs for server in self.servers)
+
+    @property
     def capabilities(self) -> frozenset[str]:
         features = {
             protocol.TOKEN_IDS,

@@ -1,0 +1,143 @@
+"""``vf-verify``: find out whether a server serves the weights of a folder.
+
+    vf-verify --policy outputs/my-run --endpoint http://127.0.0.1:8000/v1
+
+For any trainer: the server samples answers to fixed prompts, and the model of the folder scores
+them in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.request
+from typing import Any
+
+import click
+
+from verifiers.cli.common.command import Call, SmallCommand
+from verifiers.errors import ConfigError, EndpointUnreachable, RunError
+from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
+from verifiers.runtime.decoding import decode_message
+
+ABOUT = """Compare a server with a folder of weights: does it serve what you think?
+
+The server samples answers to fixed prompts at two temperatures, and returns their token ids and log-probabilities, as
+vLLM and vf-serve do; the folder's model scores them. They may differ by what rounding explains, which is measured.
+Exit code 3: other weights, another precision, a stale cache, or raw log-probabilities.
+
+\b
+  vf-verify --policy outputs/my-run --endpoint http://127.0.0.1:8000/v1
+  vf-verify --policy checkpoints/step-40 --endpoint http://gpu:8000/v1 --model policy-v40
+"""
+NUM_ANSWER = 32
+TEMPERATURES = (1.0, 0.7)
+TIMEOUT_S = 20.0
+
+
+def verify(call: Call) -> None:
+    """Ask, score and say. *Raises* ``RunError`` for a disagreement."""
+    options = call.options
+    if call.words or not (options["policy"] and options["endpoint"]):
+        raise ConfigError("name both sides: vf-verify --policy FOLDER --endpoint URL")
+    # late: torch and transformers take seconds to import
+    from verifiers.clients.http import OpenAIChatCompletionsClient
+    from verifiers.runtime.calls import blocking
+    from verifiers_trainer.policy.folder_client import load_folder, model_folder
+    from verifiers_trainer.policy.scoring import answers, fixed_prompts
+    from verifiers_trainer.run.proof import compare_with
+
+    url, key = options["endpoint"].rstrip("/"), os.environ.get(options["api_key_var"], "EMPTY")
+    folder = model_folder(options["policy"])
+    served = options["model"] or _first_model(url, key)
+    model, tokenizer = load_folder(folder, options["dtype"])
+    prompts = fixed_prompts(tokenizer, options["max_tokens"])
+    client = OpenAIChatCompletionsClient(base_url=url, api_key=key)
+    said = {}
+    for temperature in TEMPERATURES:
+
+        async def work(temperature: float = temperature) -> Any:
+            try:
+                return await answers(
+                    client,
+                    served,
+                    prompts,
+                    version=0,
+                    temperature=temperature,
+                    num_tokens=NUM_ANSWER,
+                )
+            finally:
+                await client.aclose()
+
+        turns = blocking(work)
+        try:
+            said[f"temperature {temperature:g}"] = compare_with(
+                model,
+                tokenizer,
+                turns,
+                0,
+                temperature=temperature,
+                what=f"{served} at {url} does not answer as {folder} does",
+            )
+        except ConfigError as error:
+            if "disagreement" not in error.facts:
+                raise
+            raise RunError(str(error), **error.facts) from error
+    call.facts |= {"policy": str(folder), "url": url, "model": served, "agreement": said}
+    for name, words in said.items():
+        call.say(f"{served} is {folder}; {name}: {words}")
+
+
+def _first_model(url: str, key: str) -> str:
+    request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+            listed = decode_message(read_stream(reply, MAX_OUTPUT_BYTES, url))
+            return str(listed["data"][0]["id"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise EndpointUnreachable(
+            f"{url}/models names no model ({error}): correct the endpoint, or give --model", url=url
+        ) from error
+
+
+COMMAND = SmallCommand(
+    name="vf-verify",
+    about=ABOUT,
+    metavar="",
+    options=[
+        click.Option(
+            ["--policy"], metavar="FOLDER", help="A model, an adapter, or a training run."
+        ),
+        click.Option(["--endpoint"], metavar="URL", help="Root of the OpenAI routes, with /v1."),
+        click.Option(["--model"], metavar="NAME", help="Name in requests [the first served]."),
+        click.Option(
+            ["--api-key-var"],
+            metavar="NAME",
+            default="OPENAI_API_KEY",
+            help="Environment variable with the key [OPENAI_API_KEY].",
+        ),
+        click.Option(
+            ["--dtype"],
+            metavar="NAME",
+            default="auto",
+            help="Precision that the server should have [that of the files].",
+        ),
+        click.Option(
+            ["--max-tokens"],
+            type=click.IntRange(64),
+            default=184,
+            help="Most tokens of a prompt with its answer [184].",
+        ),
+    ],
+    keys=("policy", "url", "model", "agreement"),
+    action=verify,
+)
+
+
+def main() -> None:
+    """The entry point."""
+    COMMAND.main()
+
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.run(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""Ask a server for answers to fixed prompts, and score the tokens of an answer with a model.
+
+The canary of a run, ``vf-train --verify`` and ``vf-verify`` compare the two: a server that has the
+weights of the model gives the log-probabilities of the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from verifiers.errors import MalformedResponse
+from verifiers.rollouts.turn import Turn
+from verifiers.types import ModelRequest
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
+from verifiers_trainer.algorithm.packing import forward_arguments, pack
+from verifiers_trainer.algorithm.samples import rollout_samples
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    from verifiers.clients.protocol import Client
+
+COMMON = "In every step the server must answer with the weights that were trained. 1 + 1 = 2. "
+NUM_PROMPT, NUM_ANSWER = 136, 8
+"""Tokens of a prompt, more than the blocks of a prefix cache have, and of an answer."""
+
+
+def fixed_prompts(tokenizer: PreTrainedTokenizerBase, limit: int) -> list[list[int]]:
+    """A prompt of common tokens, and a prompt of tokens from the whole vocabulary; with its answer
+    each has at most ``limit`` tokens."""
+    length = min(NUM_PROMPT, limit - NUM_ANSWER)
+    common = list(tokenizer(COMMON * 12, add_special_tokens=False)["input_ids"])[:length]
+    special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
+    plain = sorted(set(tokenizer.get_vocab().values()) - special) or common
+    rare = [plain[place] for place in np.linspace(0, len(plain) - 1, length).astype(int)]
+    return [common or rare, rare]
+
+
+async def answers(
+    client: Client,
+    model: str,
+    prompts: Sequence[Sequence[int]],
+    *,
+    temperature: float = 1.0,
+    num_tokens: int = NUM_ANSWER,
+    version: int | None = None,
+) -> list[Turn]:
+    """A sampled answer to each prompt, with its log-probabilities and, unless a ``version`` is
+    given, the policy version that the client reports."""
+
+    async def answer(prompt: Sequence[int], number: int) -> Turn:
+        sampling = {"temperature": temperature, "max_tokens": num_tokens}
+        sampling["return_weight_versions"] = True
+        ids: Any = list(prompt)
+        request = ModelRequest(
+            ids,
+            model,
+            "completion",
+            sampling_args=sampling,
+            seed=number,
+            require_tokens=True,
+        )
+        tokens = (await client.complete(request)).tokens
+        if tokens is None:
+            raise MalformedResponse("the answer has no tokens", field="token_ids")
+        sampled = tokens.completion_ids, tokens.completion_logprobs
+        known = tokens.version if version is None else version
+        return Turn(np.asarray(prompt, np.int32), *sampled, known)
+
+    return await asyncio.gather(*(answer(prompt, n) for n, prompt in enumerate(prompts)))
+
+
+def scored(
+    model: torch.nn.Module,
+    conversations: Sequence[Sequence[Turn]],
+    version: int,
+    device: torch.device | str,
+    temperature: float = 1.0,
+) -> RatioMeter:
+    """Compare the sampled tokens of ``version`` with the log-probabilities of ``model``, by one
+    forward pass (``policy.logprobs``) for each sample."""
+    samples = [
+        sample
+        for turns in conversations
+        for sample in rollout_samples(turns, 1.0, temperature=temperature).samples
+    ]
+    meter = RatioMeter(version)
+    if not samples:
+        return meter
+    weights = [sample.loss_mask.astype(np.float64) for sample in samples]
+    longest = max(sample.num_tokens for sample in samples)
+    for packed in pack(samples, weights, max_tokens=longest)[0]:
+        row = packed.to_tensors(device)
+        with torch.no_grad():
+            logprobs = model(**forward_arguments(row)).logprobs
+        meter.add(logprobs, row["sampler_logprobs"], None, row)
+    return meter

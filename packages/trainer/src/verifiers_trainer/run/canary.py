@@ -1,0 +1,132 @@
+"""``Canary``: after every push of weights each server answers two fixed prompts, and the trainer
+scores the answers.
+
+The answers are asked for when a push ends, and compared before the next step changes the weights:
+the server samples them beside the rollouts, and no step waits. They pass through the client of
+rollouts, which repairs a restarted server. The prompts are always the same, so that an answer from
+the cached prefix of older weights is found too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from verifiers.clients.round_robin import RoundRobinClient
+from verifiers.errors import VerifiersError
+from verifiers.rollouts.turn import Turn
+from verifiers.runtime.calls import blocking
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
+from verifiers_trainer.engines.inference import policy_client
+from verifiers_trainer.policy.scoring import NUM_ANSWER, answers, fixed_prompts, scored
+from verifiers_trainer.run.context import TrainingRun
+from verifiers_trainer.run.sanity_checks import Agreement
+
+if TYPE_CHECKING:
+    from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+    from verifiers_trainer.engines.vllm.engine import VLLMEngine
+
+log = logging.getLogger(__name__)
+
+
+class Canary:
+    """The canary of a run."""
+
+    def __init__(self, run: TrainingRun):
+        self._run = run
+        self._agreement = Agreement(None, run.tokenizer)
+        self._asked: tuple[int, Future[list[Turn]]] | None = None
+        self._before: tuple[list[Turn], int, torch.Tensor] | None = None
+        """The last answers, their version, and d of their tokens then."""
+
+    def ask(self, engine: EmbeddedEngine | VLLMEngine | None, version: int) -> None:
+        """Ask every server, without waiting; a no-op while they have older weights on purpose
+        (``sync_every``). Rank 0 alone."""
+        if engine is None or engine.version != version:
+            return
+        settings = self._run.settings
+        # both together at most 1 % of what a step may sample
+        limit = max(2 * NUM_ANSWER, settings.batch_size * settings.max_seq_len // 200)
+        prompts = fixed_prompts(self._run.tokenizer, min(limit, settings.max_seq_len))
+        client, name = policy_client(engine), engine.served_model
+        members = [client]
+        if isinstance(client, RoundRobinClient):
+            members = [member for member, _ in client.members]
+
+        async def work() -> list[Turn]:
+            try:
+                return [turn for m in members for turn in await answers(m, name, prompts)]
+            finally:
+                await client.aclose()  # type: ignore[attr-defined]
+
+        future: Future[list[Turn]] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(blocking(work))
+            except BaseException as error:  # noqa: BLE001 - raised again where the answers are read
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="verifiers-canary", daemon=True).start()
+        self._asked = version, future
+
+    def check(
+        self, model: torch.nn.Module, measure: Callable[[RatioMeter], float]
+    ) -> dict[str, float]:
+        """The metrics of the answers to the last ``ask``; waits for them. A collective.
+
+        ``measure`` gives the rounding noise of a meter's tokens. Raises ``ConfigError`` when the
+        server has other weights, with what is known.
+        """
+        version, records = self._run.ranks.share(self._records, "the canary's answers")
+        turns = [Turn(*record) for record in records]
+        if not turns:
+            return {}
+        device = self._run.settings.device
+        meter = scored(model, [[turn] for turn in turns], version, device)
+        self._before = turns, version, _differences(meter)
+        if not meter.num_current:
+            return {}
+        numbers = self._agreement.check(
+            meter,
+            lambda: measure(meter),
+            f"asked by the canary after a push of weights (version {version})",
+        )
+        numbers = {name.replace("sampler/", "canary/"): value for name, value in numbers.items()}
+        return numbers | {"canary/version": version, "canary/log_ratio_abs": meter.mean_abs}
+
+    def moved(self, model: torch.nn.Module) -> dict[str, float]:
+        """The metric of an update: how far it moved the log-probabilities of the last answers."""
+        if self._before is None:
+            return {}
+        turns, version, d = self._before
+        again = scored(model, [[turn] for turn in turns], version, self._run.settings.device)
+        return {"canary/moved": float((_differences(again) - d).abs().mean())}
+
+    def _records(self) -> list[Any]:
+        """[version, answers as numbers]; no answers without a question, or with a warning."""
+        if self._asked is None:
+            return [0, []]
+        (version, future), self._asked = self._asked, None
+        try:
+            return [version, [_record(turn) for turn in future.result()]]
+        except (VerifiersError, OSError) as error:
+            log.warning("the canary of version %d was not answered: %s", version, error)
+            return [version, []]
+
+
+def _record(turn: Turn) -> list[list[Any]]:
+    ids, logprobs = turn.completion_ids, turn.sampler_logprobs
+    versions = np.broadcast_to(np.asarray(turn.version), len(ids))
+    arrays = turn.prompt_ids, ids, logprobs, versions
+    return [array.tolist() for array in arrays]
+
+
+def _differences(meter: RatioMeter) -> torch.Tensor:
+    return torch.cat([d[current] for _, d, current in meter.rows])
