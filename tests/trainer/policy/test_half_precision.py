@@ -9,6 +9,7 @@ import torch
 from support.embedded import small_model as model_of_size
 from support.training import StepLog, run, small_trainer, toy_env, weights_hash
 from verifiers.errors import CheckpointError, ConfigError
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.policy import checkpoint_files, logprobs
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.run import sanity_checks
@@ -162,9 +163,9 @@ class Warm(type(toy_env())):
         )
 
 
-@pytest.mark.parametrize("tolerance", [None, sanity_checks.TOLERANCE])
-def test_another_temperature_is_refused_in_bf16_too(tmp_path, monkeypatch, tolerance):
-    """With the bound of a server in place of the rounding that is measured it is not."""
+@pytest.mark.parametrize("fixed", [None, 0.1])
+def test_another_temperature_is_refused_in_bf16_too(tmp_path, monkeypatch, fixed):
+    """With a fixed bound on the mean in place of what is measured it is not."""
     settings = {"max_steps": 1, "max_tokens": 24, "batch_size": 16}
     run(
         in_half(
@@ -179,12 +180,11 @@ def test_another_temperature_is_refused_in_bf16_too(tmp_path, monkeypatch, toler
         "bf16",
         monkeypatch,
     )
-    if tolerance is None:
+    if fixed is None:
         with pytest.raises(ConfigError, match="sampler and trainer disagree by"):
             run(trainer)
     else:
-        monkeypatch.setattr(sanity_checks, "HALF_TOLERANCE", tolerance)
-        monkeypatch.setattr(sanity_checks, "HALF_DRIFT", tolerance)
+        monkeypatch.setattr(RatioMeter, "disagreement", lambda self, noise: self.mean_abs / fixed)
         assert run(trainer).steps[0]["sampler/log_ratio_abs"] > 0.02
 
 
