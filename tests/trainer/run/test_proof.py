@@ -80,6 +80,8 @@ def test_every_saved_version_is_verified_and_another_checkpoint_is_found(trained
         shutil.copy(path, other / "checkpoint-1" / path.name)
     with pytest.raises(ConfigError, match="a rollout of step 2 and checkpoint-1"):
         verify(other)
+    with pytest.raises(ConfigError, match="is no training run"):
+        verify(tmp_path)
     shutil.rmtree(other / "completions")
     with pytest.raises(ConfigError, match="nothing to verify"):
         verify(other)

@@ -110,6 +110,8 @@ def verify(folder: Path) -> list[tuple[str, str]]:
     Raises ``ConfigError`` without a checkpoint whose version sampled a saved rollout, and with what
     is known of a rollout that its checkpoint did not sample.
     """
+    if not (folder / METRICS).is_file():
+        raise ConfigError(f"{folder} is no training run: it has no {METRICS}")
     rollouts = _saved_rollouts(folder)
     noise = {row["step"]: row.get("sampler/noise") for row in read_metrics(folder / METRICS)}
     rows = []
