@@ -268,10 +268,10 @@ def test_all_weights_are_read_again_every_step(files, tmp_path):
 @pytest.mark.parametrize("factor", [1.0, 1.02])
 def test_vf_verify_says_whether_it_serves_a_folder(files, tmp_path, factor):
     """Also where one matrix of two hundred is two per cent larger."""
-    other = tmp_path / "other"
-    shutil.copytree(builtin_models.smollm2_folder(), other)
-    weights = load_file(other / "model.safetensors")
+    served = tmp_path / "served"
+    shutil.copytree(builtin_models.smollm2_folder(), served)
+    weights = load_file(served / "model.safetensors")
     weights["model.layers.10.mlp.down_proj.weight"] *= factor
-    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
-    words = ["--policy", str(other), "--endpoint", f"{files.url}/v1", "--dtype", "float32"]
+    save_file(weights, served / "model.safetensors", metadata={"format": "pt"})
+    words = ["--policy", str(served), "--endpoint", f"{files.url}/v1", "--dtype", "float32"]
     assert verify_command.run([*words, "--max-tokens", "96"]) == (0 if factor == 1.0 else 3)

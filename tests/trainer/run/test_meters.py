@@ -90,8 +90,8 @@ def apart(*differences, x=-1.0):
     fields = {"loss_mask": sampled, "weight": sampled.float(), "version": 4 + 0 * sampled.long()}
     fields |= {"seq_ids": 0 * sampled.long(), "token_ids": torch.arange(len(d))}
     middle = torch.as_tensor(x) + 0 * d
-    places = {"position_ids": torch.arange(len(d))}
-    meter.add(middle + d / 2, middle - d / 2, None, fields | places)
+    positions = {"position_ids": torch.arange(len(d))}
+    meter.add(middle + d / 2, middle - d / 2, None, fields | positions)
     return meter
 
 

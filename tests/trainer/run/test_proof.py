@@ -74,17 +74,17 @@ def test_a_run_that_a_disagreement_ended_says_so(tmp_path, monkeypatch):
 def test_every_saved_version_is_verified_and_another_checkpoint_is_found(trained, tmp_path):
     rows = verify(trained)
     assert [name for name, _ in rows] == ["checkpoint-1", "checkpoint-2"]
-    other = tmp_path / "run"
-    shutil.copytree(trained, other)
-    for path in (other / "checkpoint-2").iterdir():
-        shutil.copy(path, other / "checkpoint-1" / path.name)
+    changed = tmp_path / "run"
+    shutil.copytree(trained, changed)
+    for path in (changed / "checkpoint-2").iterdir():
+        shutil.copy(path, changed / "checkpoint-1" / path.name)
     with pytest.raises(ConfigError, match="a rollout of step 2 and checkpoint-1"):
-        verify(other)
+        verify(changed)
     with pytest.raises(ConfigError, match="is no training run"):
         verify(tmp_path)
-    shutil.rmtree(other / "completions")
+    shutil.rmtree(changed / "completions")
     with pytest.raises(ConfigError, match="nothing to verify"):
-        verify(other)
+        verify(changed)
 
 
 def test_the_command_verifies(trained, capfd):

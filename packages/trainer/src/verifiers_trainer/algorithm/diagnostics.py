@@ -163,11 +163,11 @@ class RatioMeter:
             answers = starts.cumsum(0)
             first = answers.new_full((int(sample_of.max()) + 1,), len(answers))
             first.scatter_reduce_(0, sample_of[sampled], answers[sampled], "amin")
-            for place in current.nonzero().flatten().tolist():
-                answer = int(answers[place] - first[sample_of[place]]) + 1
-                by_answer.setdefault(answer, []).append(abs(float(d[place])))
-                ids = int(row["token_ids"][place]), int(row["position_ids"][place])
-                tokens.append((*ids, answer, float(d[place])))
+            for index in current.nonzero().flatten().tolist():
+                answer = int(answers[index] - first[sample_of[index]]) + 1
+                by_answer.setdefault(answer, []).append(abs(float(d[index])))
+                ids = int(row["token_ids"][index]), int(row["position_ids"][index])
+                tokens.append((*ids, answer, float(d[index])))
         tokens.sort(key=lambda token: -abs(token[3]))
         means = {answer: sum(apart) / len(apart) for answer, apart in sorted(by_answer.items())}
         return means, tokens[:count]

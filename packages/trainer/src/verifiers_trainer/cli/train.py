@@ -241,7 +241,7 @@ def _verify(run: str, result: dict[str, Any], as_json: bool) -> int:
     rows = proof.verify(Path(run))
     result.update(run_dir=run, verified=dict(rows))
     if not as_json:
-        print("\n".join(f"{name}: {said}" for name, said in rows))
+        print("\n".join(f"{name}: {sentence}" for name, sentence in rows))
     return 0
 
 

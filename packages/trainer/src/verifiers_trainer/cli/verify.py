@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-import urllib.request
 from typing import Any
 
 import click
 
 from verifiers.cli.common.command import Call, SmallCommand
 from verifiers.errors import ConfigError, EndpointUnreachable, RunError
-from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
-from verifiers.runtime.decoding import decode_message
 
 ABOUT = """Compare a server with a folder of weights: does it serve what you think?
 
@@ -32,7 +29,6 @@ Exit code 3: other weights, another precision, a stale cache, or raw log-probabi
 """
 NUM_ANSWER = 32
 TEMPERATURES = (1.0, 0.7)
-TIMEOUT_S = 20.0
 
 
 def verify(call: Call) -> None:
@@ -49,11 +45,20 @@ def verify(call: Call) -> None:
 
     url, key = options["endpoint"].rstrip("/"), os.environ.get(options["api_key_var"], "EMPTY")
     folder = model_folder(options["policy"])
-    served = options["model"] or _first_model(url, key)
+    client = OpenAIChatCompletionsClient(base_url=url, api_key=key)
+
+    async def names() -> list[str] | None:
+        try:
+            return await client.list_models()
+        finally:
+            await client.aclose()
+
+    served = options["model"] or next(iter(blocking(names) or ()), None)
+    if served is None:
+        raise EndpointUnreachable(f"{url} lists no models: give --model", url=url)
     model, tokenizer = load_folder(folder, options["dtype"])
     prompts = fixed_prompts(tokenizer, options["max_tokens"])
-    client = OpenAIChatCompletionsClient(base_url=url, api_key=key)
-    said = {}
+    agreement = {}
     for temperature in TEMPERATURES:
 
         async def work(temperature: float = temperature) -> Any:
@@ -71,7 +76,7 @@ def verify(call: Call) -> None:
 
         turns = blocking(work)
         try:
-            said[f"temperature {temperature:g}"] = compare_with(
+            agreement[f"temperature {temperature:g}"] = compare_with(
                 model,
                 tokenizer,
                 turns,
@@ -83,21 +88,14 @@ def verify(call: Call) -> None:
             if "disagreement" not in error.facts:
                 raise
             raise RunError(str(error), **error.facts) from error
-    call.facts |= {"policy": str(folder), "url": url, "model": served, "agreement": said}
-    for name, words in said.items():
+    call.facts |= {
+        "policy": str(folder),
+        "url": url,
+        "model": served,
+        "agreement": agreement,
+    }
+    for name, words in agreement.items():
         call.say(f"{served} is {folder}; {name}: {words}")
-
-
-def _first_model(url: str, key: str) -> str:
-    request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-            listed = decode_message(read_stream(reply, MAX_OUTPUT_BYTES, url))
-            return str(listed["data"][0]["id"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise EndpointUnreachable(
-            f"{url}/models names no model ({error}): correct the endpoint, or give --model", url=url
-        ) from error
 
 
 COMMAND = SmallCommand(

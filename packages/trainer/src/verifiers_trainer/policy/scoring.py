@@ -37,7 +37,7 @@ def fixed_prompts(tokenizer: PreTrainedTokenizerBase, limit: int) -> list[list[i
     common = list(tokenizer(COMMON * 12, add_special_tokens=False)["input_ids"])[:length]
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
     plain = sorted(set(tokenizer.get_vocab().values()) - special) or common
-    rare = [plain[place] for place in np.linspace(0, len(plain) - 1, length).astype(int)]
+    rare = [plain[index] for index in np.linspace(0, len(plain) - 1, length).astype(int)]
     return [common or rare, rare]
 
 
@@ -69,8 +69,8 @@ async def answers(
         if tokens is None:
             raise MalformedResponse("the answer has no tokens", field="token_ids")
         sampled = tokens.completion_ids, tokens.completion_logprobs
-        known = tokens.version if version is None else version
-        return Turn(np.asarray(prompt, np.int32), *sampled, known)
+        sampled_by = tokens.version if version is None else version
+        return Turn(np.asarray(prompt, np.int32), *sampled, sampled_by)
 
     return await asyncio.gather(*(answer(prompt, n) for n, prompt in enumerate(prompts)))
 

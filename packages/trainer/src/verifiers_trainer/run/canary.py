@@ -41,7 +41,7 @@ class Canary:
     def __init__(self, run: TrainingRun):
         self._run = run
         self._agreement = Agreement(None, run.tokenizer)
-        self._asked: tuple[int, Future[list[Turn]]] | None = None
+        self._pending: tuple[int, Future[list[Turn]]] | None = None
         self._before: tuple[list[Turn], int, torch.Tensor] | None = None
         """The last answers, their version, and d of their tokens then."""
 
@@ -74,7 +74,7 @@ class Canary:
                 future.set_exception(error)
 
         threading.Thread(target=run, name="verifiers-canary", daemon=True).start()
-        self._asked = version, future
+        self._pending = version, future
 
     def check(
         self, model: torch.nn.Module, measure: Callable[[RatioMeter], float]
@@ -111,9 +111,9 @@ class Canary:
 
     def _records(self) -> list[Any]:
         """[version, answers as numbers]; no answers without a question, or with a warning."""
-        if self._asked is None:
+        if self._pending is None:
             return [0, []]
-        (version, future), self._asked = self._asked, None
+        (version, future), self._pending = self._pending, None
         try:
             return [version, [_record(turn) for turn in future.result()]]
         except (VerifiersError, OSError) as error:

@@ -78,7 +78,7 @@ def rows_of(proof: dict[str, Any]) -> list[tuple[str, str]]:
         return [("proof", "sampler and trainer were not compared")]
     canaries = [entry for entry in proof["versions"] if "canary" in entry]
     moved = [entry for entry in canaries if "moved" in entry]
-    told = sum(entry["moved"] > ALARM * entry["canary"]["noise"] for entry in moved)
+    num_told_apart = sum(entry["moved"] > ALARM * entry["canary"]["noise"] for entry in moved)
     untrained = ", ".join(f"{count:,} {reason}" for reason, count in tokens["untrained"].items())
     sound = "the policy that sampled is the policy that was trained"
     words = sound if proof["verdict"] == "agree" else "sampler and trainer disagreed"
@@ -90,7 +90,7 @@ def rows_of(proof: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "canaries",
-            f"{len(canaries)} versions answered; {told} of {len(moved)} pushes moved the answers"
+            f"{len(canaries)} versions answered; {num_told_apart} of {len(moved)} pushes moved the answers"
             f" by more than the noise; {proof['restarts']} restarts",
         ),
         (

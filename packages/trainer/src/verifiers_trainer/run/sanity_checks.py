@@ -200,9 +200,9 @@ class Agreement:
         means, tokens = meter.furthest()
         by_answer = ", ".join(f"{mean:.2g} in answer {n}" for n, mean in list(means.items())[:4])
         furthest = "; ".join(
-            f"{self._tokenizer.decode([token])!r} (token {token}, place {place}, answer {answer})"
+            f"{self._tokenizer.decode([token])!r} (token {token}, place {position}, answer {answer})"
             f" by {d:+.2g}"
-            for token, place, answer, d in tokens
+            for token, position, answer, d in tokens
         )
         temperature = self._temperature if self._config is None else self._config.temperature
         slope, _ = meter.sharpness()
