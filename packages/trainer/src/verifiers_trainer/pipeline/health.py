@@ -201,7 +201,8 @@ class SignalMeter:
             advice = ADVICE_UNKNOWN if str(self._unscored) else ADVICE
         coverage = Coverage.of(rollout for group in groups for rollout in group.rollouts)
         if sentences := [text for kind, text in coverage.warnings().items() if kind != "unscored"]:
-            reason, advice = "; ".join([reason, *sentences]), "Correct that first"
+            reason = "; ".join([reason, *sentences])
+            advice = advice if str(self._unscored) else "Correct that first"
         if unscored := str(self._unscored):
             reason = f"{unscored}; {reason}"
         elapsed_s, bound = time.monotonic() - self._since, self._success_bound()
