@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 
 from verifiers_trainer.cli.serve import COMMAND
+from verifiers_trainer.policy import builtin_models
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
 
@@ -79,12 +80,15 @@ def test_a_refusal_is_one_sentence(arguments, message, tmp_path, monkeypatch, ca
     assert message in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_named(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_port_in_use_is_named(is_local, tmp_path, monkeypatch, capsys):
     import socket
 
     build_tiny_model(seed=3).save_pretrained(tmp_path)
     build_tiny_tokenizer().save_pretrained(tmp_path)
+    # in place of the small real model, whose conversion takes a minute
+    monkeypatch.setattr(builtin_models, "smollm2_folder", lambda: tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert COMMAND.run([str(tmp_path), "--port", str(port)]) != 0
+        assert COMMAND.run(["local" if is_local else str(tmp_path), "--port", str(port)]) != 0
     assert str(port) in capsys.readouterr().err

@@ -26,9 +26,10 @@ POLL_S = 0.2
 ABOUT = """Serve a saved model as an OpenAI endpoint: chat completions, text completions, streaming, log-probabilities.
 
 FOLDER is what save_pretrained or a checkpoint writes, with a whole model or an adapter; for the folder of a training
-run, its newest checkpoint is served.
+run, its newest checkpoint is served. "local" is the small real model of vf-setup --local-model.
 
 \b
+  vf-serve local
   vf-serve outputs/my-run
   vf-serve outputs/my-run/checkpoint-40 --port 8001 --name policy
   vf-serve models/small --host 0.0.0.0 --api-key-var SERVE_KEY    for other machines
@@ -41,8 +42,9 @@ def serve(call: Call) -> None:
     options = call.options
     if len(call.words) != 1:
         raise ConfigError("name one folder with a model: vf-serve FOLDER")
+    is_local = call.words[0] == "local"
     folder = Path(call.words[0]).expanduser()
-    if not folder.is_dir():
+    if not is_local and not folder.is_dir():
         raise ConfigError(
             f"there is no folder {folder}; vf-serve serves a saved model or the folder of a"
             " training run"
@@ -50,10 +52,11 @@ def serve(call: Call) -> None:
     key = _api_key(options["api_key_var"], options["host"])
     # late: torch and transformers take seconds to import
     from verifiers_trainer.engines.http.endpoint import Address
+    from verifiers_trainer.policy.builtin_models import smollm2_folder
     from verifiers_trainer.policy.folder_client import folder_engine, model_folder
 
-    path = model_folder(str(folder))
-    name = options["name"] or str(path)
+    path = smollm2_folder() if is_local else model_folder(str(folder))
+    name = options["name"] or ("local" if is_local else str(path))
     stopped: list[int] = []
 
     def stop(number: int, _: Any) -> None:
