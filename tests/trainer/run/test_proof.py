@@ -136,4 +136,4 @@ def test_what_is_missing_is_named(capfd, trained):
     assert "vf-verify --policy FOLDER --endpoint URL" in capfd.readouterr().err
     code = COMMAND.run(["--policy", str(trained), "--endpoint", "http://127.0.0.1:9/v1"])
     assert code == 2
-    assert "names no model" in capfd.readouterr().err
+    assert "start the server or correct the base URL" in capfd.readouterr().err

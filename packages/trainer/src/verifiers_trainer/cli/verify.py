@@ -49,6 +49,7 @@ def verify(call: Call) -> None:
 
     async def names() -> list[str] | None:
         try:
+            await client.preflight()  # raises what an unreachable endpoint is to a user
             return await client.list_models()
         finally:
             await client.aclose()
