@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from verifiers_trainer.engines.vllm.engine import VLLMEngine
 
 log = logging.getLogger(__name__)
+NUM_ALWAYS = 8
+MAX_SHARE = 0.01
+"""After the first ``NUM_ALWAYS`` pushes a canary is left out while the canaries have taken more than
+this share of the run's time: an update of a small model takes milliseconds."""
 
 
 class Canary:
@@ -44,12 +49,17 @@ class Canary:
         self._pending: tuple[int, Future[list[Turn]]] | None = None
         self._before: tuple[list[Turn], int, torch.Tensor] | None = None
         """The last answers, their version, and d of their tokens then."""
+        self._num_asked, self._spent_s, self._began = 0, 0.0, time.monotonic()
 
     def ask(self, engine: EmbeddedEngine | VLLMEngine | None, version: int) -> None:
         """Ask every server, without waiting; a no-op while they have older weights on purpose
         (``sync_every``). Rank 0 alone."""
         if engine is None or engine.version != version:
             return
+        elapsed_s = time.monotonic() - self._began
+        if self._num_asked >= NUM_ALWAYS and self._spent_s > MAX_SHARE * elapsed_s:
+            return
+        self._num_asked += 1
         settings = self._run.settings
         # both together at most 1 % of what a step may sample
         limit = max(2 * NUM_ANSWER, settings.batch_size * settings.max_seq_len // 200)
@@ -84,6 +94,7 @@ class Canary:
         ``measure`` gives the rounding noise of a meter's tokens. Raises ``ConfigError`` when the
         server has other weights, with what is known.
         """
+        self._before, began = None, time.monotonic()
         version, records = self._run.ranks.share(self._records, "the canary's answers")
         turns = [Turn(*record) for record in records]
         if not turns:
@@ -98,6 +109,7 @@ class Canary:
             lambda: measure(meter),
             f"asked by the canary after a push of weights (version {version})",
         )
+        self._spent_s += time.monotonic() - began
         numbers = {name.replace("sampler/", "canary/"): value for name, value in numbers.items()}
         return numbers | {"canary/version": version, "canary/log_ratio_abs": meter.mean_abs}
 
@@ -105,9 +117,11 @@ class Canary:
         """The metric of an update: how far it moved the log-probabilities of the last answers."""
         if self._before is None:
             return {}
-        turns, version, d = self._before
+        began, (turns, version, d) = time.monotonic(), self._before
         again = scored(model, [[turn] for turn in turns], version, self._run.settings.device)
-        return {"canary/moved": float((_differences(again) - d).abs().mean())}
+        moved = float((_differences(again) - d).abs().mean())
+        self._spent_s += time.monotonic() - began
+        return {"canary/moved": moved}
 
     def _records(self) -> list[Any]:
         """[version, answers as numbers]; no answers without a question, or with a warning."""
