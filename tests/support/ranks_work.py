@@ -32,8 +32,7 @@ def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -
     before = weights_hash(trainer.model)
     try:
         run(trainer, resume_from_checkpoint=resume)
-    except BaseException:
-        # an interrupt too: records whether the weights moved, and raises it again
+    except BaseException:  # an interrupt, too: records whether the weights moved; raised again
         Path(folder, f"unchanged-{trainer.ranks.rank}").write_text(
             str(weights_hash(trainer.model) == before)
         )

@@ -162,8 +162,8 @@ class Budget:
         self.num_requests += 1
         try:
             await self._write({"reserve": number, "tokens": bound.tokens, "usd": bound.usd})
-        except BaseException:
-            # not sent; the entry may be on disk, where it counts in full after a restart
+        except BaseException:  # a cancellation, too: the request is not sent; raised again
+            # the entry may be on disk, where it counts in full after a restart
             self._release(number, Amount())
             raise
         return number

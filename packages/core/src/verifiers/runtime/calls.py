@@ -156,8 +156,7 @@ def run_in_private_loop(
             on_start(loop, task)
         try:
             return loop.run_until_complete(task)
-        except BaseException:
-            # an interrupt leaves the task unfinished: let it clean up, then raise again
+        except BaseException:  # an interrupt, too: the task cleans up first; raised again
             if not task.done():
                 task.cancel()
                 loop.run_until_complete(asyncio.wait([task], timeout=CLEANUP_S))

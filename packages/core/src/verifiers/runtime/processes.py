@@ -90,8 +90,7 @@ class ProcessPool:
             process = self._take()
             try:
                 answer = process.exchange(pickle.dumps((sys.path, limit_s, call)), limit_s)
-            except BaseException:
-                # the process still runs the call and cannot be reused; raised again
+            except BaseException:  # the process still runs the call: it is ended; raised again
                 process.kill()
                 raise
             finally:

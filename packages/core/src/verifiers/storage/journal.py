@@ -111,8 +111,7 @@ class Journal:
         except OSError as error:
             journal._file.release()
             raise journal._failure(error) from error
-        except BaseException:
-            # release the lock, so that the file can be opened again; raised again
+        except BaseException:  # an interrupt, too: the file's lock is released; raised again
             journal._file.release()
             raise
         journal._writer = threading.Thread(

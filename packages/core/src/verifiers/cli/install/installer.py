@@ -195,8 +195,7 @@ def run(
                     print(line, end="", file=sys.stderr, flush=True)
                 if line.strip():
                     lines.append(line.rstrip())
-        except BaseException:
-            # includes interrupts: end the installer with this process, then re-raise
+        except BaseException:  # an interrupt, too: it ends the installer and is raised again
             process.terminate()
             raise
     return Finished(command, process.returncode, tuple(lines))

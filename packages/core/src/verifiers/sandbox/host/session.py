@@ -156,8 +156,7 @@ class Session:
         except WorkerGone:
             self._drop_channel()
             raise
-        except BaseException:
-            # a time-out or a cancellation: the worker may still run; raised again
+        except BaseException:  # a time-out, a cancellation: the worker is ended; raised again
             self._drop_channel()
             self._processes.kill()
             raise

@@ -57,8 +57,7 @@ class StepGate:
             self.num_pauses += 1
             try:
                 self._changed.wait_for(lambda: not self._stepping)
-            except BaseException:
-                # an interrupted wait holds nothing, or the loop would never step; raised again
+            except BaseException:  # an interrupted wait holds nothing; raised again
                 self._holders -= 1
                 raise
         try:
