@@ -60,6 +60,12 @@ COMMANDS = {
     "uv run": [UV, "run", "--no-sync", "agent.py"],
     "uv run python": [UV, "run", "--no-sync", "python", "agent.py"],
     "uv run console script": [UV, "run", "--no-sync", "--", "my-agent"],
+    "uv run with a chosen python": [
+        *(UV, "run", "--no-project", "--python", "{project}/.venv/bin/python", "agent.py")
+    ],
+    "uv run with a python by name": [
+        *(UV, "run", "--no-sync", "-p", f"python3.{sys.version_info.minor}", "agent.py")
+    ],
 }
 
 

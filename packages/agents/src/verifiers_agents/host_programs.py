@@ -71,7 +71,7 @@ def _file(word: str, folder: str) -> str | None:
 
 
 def _paths(program: str, folder: str) -> list[str]:
-    if _PYTHON.fullmatch(Path(program).name):
+    if is_interpreter(program):
         return _of_interpreter(program, folder)
     with open_file(program) as file:
         first = file.readline(4096)
@@ -104,7 +104,7 @@ def _of_interpreter(program: str, folder: str) -> list[str]:
 def _without_uv(command: tuple[str, ...], folder: str) -> tuple[str, ...]:
     """The command with the interpreter or the console script that ``uv run`` would start."""
     words = command[2:]
-    number = next((n for n, word in enumerate(words) if word == "--" or _is_python(word)), 0)
+    number = next((n for n, word in enumerate(words) if word == "--" or _runs(words, n)), 0)
     options, (name, *arguments) = words[:number], [*words[number:], ""]
     if name == "--":
         name, *arguments = arguments
@@ -127,8 +127,16 @@ def _without_uv(command: tuple[str, ...], folder: str) -> tuple[str, ...]:
     return (shutil.which(name, path=str(Path(python).parent)) or name, *arguments)
 
 
-def _is_python(word: str) -> bool:
-    return word.endswith(".py") or _PYTHON.fullmatch(word) is not None
+def _runs(words: Sequence[str], number: int) -> bool:
+    """Whether this word of uv's is what it runs, and not the interpreter that an option selects."""
+    is_selected = number > 0 and words[number - 1] in ("--python", "-p")
+    word = words[number]
+    return not is_selected and (word.endswith(".py") or _PYTHON.fullmatch(word) is not None)
+
+
+def is_interpreter(word: str) -> bool:
+    """Whether a word names a Python, by its path or without."""
+    return _PYTHON.fullmatch(Path(word).name) is not None
 
 
 def _answer(argv: Sequence[str], folder: str, failure: str, code: str = "") -> list[str]:

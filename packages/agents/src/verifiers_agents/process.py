@@ -31,7 +31,7 @@ from verifiers.sandbox.unpacking import unpack_sent
 from verifiers_agents import inside
 from verifiers_agents.agent import Agent, Installed, fill
 from verifiers_agents.gateway import MODEL, SOCKET, Route, gateway
-from verifiers_agents.host_programs import host_program
+from verifiers_agents.host_programs import host_program, is_interpreter
 
 PORT = 8000
 """Where the model's API is, inside: ``http://127.0.0.1:8000``."""
@@ -183,7 +183,7 @@ def named_files(command: Sequence[str]) -> tuple[list[str], dict[str, bytes]]:
     words, files = list(command), {}
     for number, word in enumerate(command[1:], 1):
         path, name = Path(word), word
-        if not path.is_file() or is_system(word):
+        if not path.is_file() or is_system(word) or is_interpreter(word):
             continue
         if path.is_absolute() or ".." in path.parts:
             if any(words[n] != command[n] for n in range(number)):
