@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,12 +26,6 @@ class Ended:
     """What the function returned, or ``[kind, message]`` of its exception; None after a kill."""
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def on_ranks(
     context: Any,
     folder: Path,
@@ -42,17 +35,21 @@ def on_ranks(
     failpoint: str = "",
     **keywords: Any,
 ) -> list[Ended]:
-    """Call ``work(*given, **named)`` in ``world`` processes; how each ended.
+    """Call ``work(*arguments, **keywords)`` in ``world`` processes; how each ended.
 
     ``failpoint`` is armed in rank 0, or as ``"1/name:n"`` in rank 1. Fails when a process still
     runs after two minutes.
     """
+    from torch.distributed import TCPStore
+
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    # the launcher keeps the store, as torchrun does: a rank that ends at once would take it from
+    # ranks that are still joining
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = [
         context.Process(
             target=_rank,
-            args=(rank, world, port, str(folder), failpoint, work, arguments, keywords),
+            args=(rank, world, store.port, str(folder), failpoint, work, arguments, keywords),
         )
         for rank in range(world)
     ]
@@ -94,6 +91,8 @@ def _rank(
         WORLD_SIZE=str(world),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT="0",
     )
     import torch
 
