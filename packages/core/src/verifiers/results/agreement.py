@@ -82,8 +82,11 @@ def agreement(
     ``examples``: the example of each rollout; siblings are not independent, and widen the interval.
     *Raises* ConfigError when no rollout has both.
     """
-    judged_rows = [(value >= threshold, label, key) for value, label, key in zip(values, labels, examples, strict=True)
-             if value == value]  # fmt: skip
+    judged_rows = [
+        (value >= threshold, label, key)
+        for value, label, key in zip(values, labels, examples, strict=True)
+        if value == value
+    ]
     pairs = [(judged, label) for judged, label, _ in judged_rows if label is not None]
     if not pairs:
         raise ConfigError(f"no rollout has both {metric!r} and a label in {column!r}", key=column)

@@ -1,9 +1,9 @@
 """What did not happen in the rollouts of a run: a wrong setting often shows as a lack of ability.
 
-Replies that the token limit cut, tool calls that failed or arrived as text, replies in which the parser found
-nothing, unknown rewards, groups with equal rewards. A rate that concerns most rollouts is a warning
-with its fix; the others are numbers of the summary, and 0 is silent. Evaluations count all of their
-rollouts, and trainings those of each batch.
+Replies that the token limit cut, tool calls that failed or arrived as text, replies in which the
+parser found nothing, unknown rewards, groups with equal rewards. A rate that concerns most rollouts
+is a warning with its fix; the others are numbers of the summary, and 0 is silent. Evaluations count
+all of their rollouts, and trainings those of each batch.
 """
 
 from __future__ import annotations

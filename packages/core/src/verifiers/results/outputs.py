@@ -39,9 +39,6 @@ from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State
 from verifiers.runtime.suggest import check_keywords
 
-if TYPE_CHECKING:
-    pass
-
 COLUMNS = {
     "prompts": "prompt",
     "completions": "completion",

@@ -27,9 +27,6 @@ from verifiers.runtime.redaction import redacted_column
 from verifiers.storage.configurations import rollout_key
 from verifiers.types import AttributeDict
 
-if TYPE_CHECKING:
-    pass
-
 FIELDS = (
     "example_id prompt completion answer task info reward advantage metrics error is_completed"
     " is_truncated stop_condition timing token_usage tool_defs"

@@ -31,9 +31,6 @@ from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rubrics.scoring import SUCCESS
 from verifiers.types import AttributeDict
 
-if TYPE_CHECKING:
-    pass
-
 MAX_CAUSE_CHARS = 240
 """Longest message of an error in the numbers of a run."""
 FACTS: dict[str, Any] = {
