@@ -33,23 +33,32 @@ def on_ranks(
     *arguments: Any,
     world: int = 2,
     failpoint: str = "",
+    store_of: str = "torchrun",
     **keywords: Any,
 ) -> list[Ended]:
     """Call ``work(*arguments, **keywords)`` in ``world`` processes; how each ended.
 
     ``failpoint`` is armed in rank 0, or as ``"1/name:n"`` in rank 1. Fails when a process still
-    runs after two minutes.
+    runs after two minutes. ``store_of`` the launcher, as with torchrun, or of "rank 0", which takes
+    it along when it ends, so that a rank that is still joining reports a lost connection.
     """
     from torch.distributed import TCPStore
 
     folder.mkdir(parents=True, exist_ok=True)
-    # the launcher keeps the store, as torchrun does: a rank that ends at once would take it from
-    # ranks that are still joining
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store: TCPStore | None = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(world),
+        "TORCHELASTIC_USE_AGENT_STORE": str(store_of == "torchrun"),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    if store_of != "torchrun":
+        store = None  # and frees its port
     processes = [
         context.Process(
             target=_rank,
-            args=(rank, world, store.port, str(folder), failpoint, work, arguments, keywords),
+            args=(rank, variables, str(folder), failpoint, work, arguments, keywords),
         )
         for rank in range(world)
     ]
@@ -77,23 +86,14 @@ def _result(folder: Path, rank: int) -> Any:
 
 def _rank(
     rank: int,
-    world: int,
-    port: int,
+    variables: dict[str, str],
     folder: str,
     failpoint: str,
     work: Any,
     arguments: Any,
     keywords: dict[str, Any],
 ) -> None:
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE="True",
-        TORCHELASTIC_RESTART_COUNT="0",
-    )
+    os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
     import torch
 
     from verifiers.runtime import failpoints

@@ -306,30 +306,32 @@ SAVED = {**RUN, "save_strategy": "steps", "save_steps": 1}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stopped", "said"),
+    ("stopped", "store_of", "said"),
     [
         (
-            1,
-            (
-                "rank 1 of 2 has given no sign of life for 3 s (rank_timeout): it was killed or"
-                " stopped"
-            ),
-        ),
+            stopped,
+            "torchrun",
+            f"rank {stopped} of 2 has given no sign of life for 3 s (rank_timeout): it was killed"
+            " or stopped",
+        )
+        for stopped in (0, 1)
+    ]
+    + [
         (
             0,
-            (
-                "has not answered rank 1 of 2 for 3 s (rank_timeout): the process that holds it,"
-                " rank 0 or torchrun"
-            ),
-        ),
+            "rank 0",
+            "has not answered rank 1 of 2 for 3 s (rank_timeout): the process that holds it, rank 0"
+            " or torchrun",
+        )
     ],
 )
 def test_a_rank_that_is_stopped_inside_backward_ends_the_others_within_the_bound(
-    on, tmp_path, stopped, said
+    on, tmp_path, stopped, store_of, said
 ):
     ended = on(
         ranks_work.train,
         **SAVED,
+        store_of=store_of,
         spoil=f"stop {stopped} in backward",
         rank_timeout=3,
         ddp_timeout=600,
