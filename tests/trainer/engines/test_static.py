@@ -16,6 +16,8 @@ from peft import LoraConfig, get_peft_model
 from support.embedded import small_model
 from support.host_values import HostValues
 from support.tiny_models import tiny_llama
+from verifiers_trainer.engines.embedded import engine as engines
+from verifiers_trainer.engines.embedded import static
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine, share_parameters
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
 from verifiers_trainer.engines.embedded.static import StaticGenerator, bucket, not_covered
@@ -220,15 +222,54 @@ def test_steps_are_captured_once_for_each_size_and_form():
     assert [bucket(n, 8, 50) for n in (1, 8, 9, 40, 41)] == [8, 8, 16, 40, 48]
 
 
+def test_captured_steps_are_bounded_in_number(monkeypatch):
+    """Each keeps memory of the device; what is dropped is captured again."""
+    forms = [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.05}, {"presence_penalty": 0.5}]
+    rows = [request(n, 8, **rules) for n, rules in enumerate(forms * 2)]
+    most = {}
+    for bound in (1, 256):  # the second is the negative control
+        monkeypatch.setattr(static, "_MOST_CAPTURED", bound)
+        with running(StaticGenerator, MODELS["llama"], capture=recorded) as (loop, finished):
+            for number, row in enumerate(rows, start=1):
+                loop.submit(row)
+                wait(lambda number=number: len(finished) == number)
+            most[bound] = len(loop._slots._graphs), len(loop._slots._tables)
+        same(
+            generated(PaddedGenerator, MODELS["llama"], rows),
+            {generation.request.request_id: generation for generation in finished},
+        )
+    assert most[1] == (2, 2)
+    assert most[256] == (4, 4)
+
+
+def test_a_step_has_no_cached_casts():
+    """A graph's memory would be in a cache of autocast, and a cast of other weights in a graph."""
+    seen = set()
+
+    def watched(module, hidden, output):
+        seen.add((output.dtype, torch.is_autocast_cache_enabled()))
+
+    options = {"autocast_dtype": torch.bfloat16, "capture": recorded}
+    with running(StaticGenerator, MODELS["llama"], **options) as (loop, finished):
+        loop._low.model.model.layers[0].mlp.down_proj.register_forward_hook(watched)
+        loop.submit(request(0, 5))
+        wait(lambda: finished)
+    assert seen == {(torch.bfloat16, False)}
+
+
 def test_a_model_whose_steps_cannot_be_captured_is_computed_as_it_is(caplog):
     def refuses(step):
         step()
-        raise RuntimeError("operation not permitted when stream is capturing")
+        try:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        finally:
+            raise RuntimeError("the capture was invalidated")  # as torch.cuda.graph ends
 
     rows = [request(n, 3 * n + 1, temperature=0.8, repetition_penalty=1.2) for n in range(5)]
     expected = generated(PaddedGenerator, MODELS["llama"], rows)
     same(expected, generated(StaticGenerator, MODELS["llama"], rows, capture=refuses))
     assert caplog.text.count("cannot be captured") == 1
+    assert "slower: operation not permitted" in caplog.text
 
 
 # --- slots ----------------------------------------------------------------------------------------
@@ -246,6 +287,50 @@ def test_slots_divide_the_memory_and_more_requests_wait(monkeypatch):
             loop.submit(row)
         wait(lambda: len(finished) == 7)
     same(expected, {generation.request.request_id: generation for generation in finished})
+
+
+def out_of_memory(fails):
+    """What raises when ``fails`` of its arguments, as an allocation on a full device."""
+
+    def raises(original):
+        def call(*arguments, **options):
+            if fails(*arguments):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return original(*arguments, **options)
+
+        return call
+
+    return raises
+
+
+def test_fewer_rows_run_where_the_memory_was_taken_meanwhile(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    full = out_of_memory(lambda layer, like, rows, capacity: rows > 3)
+    monkeypatch.setattr(static.SlotLayer, "__init__", full(static.SlotLayer.__init__))
+    rows = [request(n, 10) for n in range(5)]
+    expected = generated(PaddedGenerator, MODELS["llama"], rows)
+    same(expected, generated(StaticGenerator, MODELS["llama"], rows))
+    assert "2 rows of 96 tokens decode together" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [PaddedGenerator, StaticGenerator])
+def test_a_device_out_of_memory_fails_requests_with_the_setting_to_change(kind, monkeypatch):
+    with running(kind, MODELS["llama"]) as (loop, finished):
+        full = out_of_memory(lambda ids, *_: ids.shape[1] > 50)
+        monkeypatch.setattr(loop, "_forward", full(loop._forward))
+        loop.submit(request(0, 60))
+        wait(lambda: finished)
+        assert "lower embedded_concurrency (rows)" in finished.pop().error
+        monkeypatch.undo()
+        loop.submit(request(0, 60))
+        wait(lambda: finished)
+    assert finished[0].error is None
+
+
+def test_the_cache_leaves_what_training_has_yet_to_take(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    cuda = torch.device("cuda")
+    assert [engines._default_kv_bytes(cuda, n) for n in (0, 500, 5000)] == [300, 150, 75]
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -333,3 +418,18 @@ def test_what_slots_do_not_cover_is_decoded_padded_and_said(caplog):
     assert "in mode padded: slots do not cover the model, MistralForCausalLM" in caplog.text
     assert not_covered(tiny_llama(attention="eager"))
     assert not_covered(tiny_llama()) is None
+    apart = tiny_llama()
+    apart.lm_head.to("meta")
+    assert "several devices" in not_covered(apart)
+    lora = LoraConfig(target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM")
+    assert "dropout" in not_covered(get_peft_model(tiny_llama(), lora))
+
+
+def test_a_model_with_flash_attention_decodes_with_sdpa():
+    model = small_model()
+    model.config._attn_implementation = "flash_attention_2"
+    engine = engine_of(model)
+    assert engine.mode == "static"
+    engine.start(30)  # with a forward pass, which flash attention cannot do on a CPU
+    engine.stop()
+    assert model.config._attn_implementation == "flash_attention_2"

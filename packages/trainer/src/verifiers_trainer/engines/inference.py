@@ -142,6 +142,8 @@ def open_embedded(
         max_batch_tokens=config.embedded_max_batch_tokens,
         tool_call_parser=config.tool_call_parser,
         threads=config.embedded_threads,
+        # a gradient and AdamW's two moments of each trained weight
+        reserved_bytes=3 * sum(p.nbytes for p in model.parameters() if p.requires_grad),
         autocast_dtype=(torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else None),
     )
 

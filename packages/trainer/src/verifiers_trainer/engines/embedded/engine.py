@@ -71,7 +71,7 @@ class EmbeddedEngine:
     concurrency: most requests that decode together; more of them wait.
     max_batch_tokens: most tokens of the prompts of a prefill.
     kv_bytes: bound on the key/value caches in bytes; 2 GiB on a CPU, 30 % of the free memory of an
-    accelerator.
+        accelerator, less the ``reserved_bytes`` that training has yet to take.
     threads: torch's threads for this process, from ``start`` to ``stop``. None: one for a model of
         at most ``threads.SMALL_PARAMETERS`` on a CPU, unless OMP_NUM_THREADS is set; otherwise as
         they are.
@@ -96,6 +96,7 @@ class EmbeddedEngine:
         concurrency: int,
         max_batch_tokens: int | None = None,
         kv_bytes: int | None = None,
+        reserved_bytes: int = 0,
         threads: int | None = None,
         autocast_dtype: torch.dtype | None = None,
         served_model: str | None = None,
@@ -118,7 +119,8 @@ class EmbeddedEngine:
         self._model, self._tokenizer = model, tokenizer
         self._mode, self._reason = _choose(mode, model)
         self._max_seq_len, self._concurrency = max_seq_len, concurrency
-        self._kv_bytes, self._max_batch_tokens = kv_bytes, max_batch_tokens
+        self._kv_bytes, self._reserved_bytes = kv_bytes, reserved_bytes
+        self._max_batch_tokens = max_batch_tokens
         self._threads, self._autocast_dtype = threads, autocast_dtype
         self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
         self._parser = resolve_tool_call_parser(
@@ -262,17 +264,18 @@ class EmbeddedEngine:
             "decode": decode,
             "version": self._version,
             "max_rows": 1 if self._mode == "deterministic" else self._concurrency,
-            "kv_bytes": self._kv_bytes or _default_kv_bytes(replica.device),
+            "kv_bytes": self._kv_bytes or _default_kv_bytes(replica.device, self._reserved_bytes),
             "max_batch_tokens": self._max_batch_tokens or _prefill_tokens(replica.device),
             "autocast_dtype": self._autocast_dtype,
         }
         if self._mode != "static":
             return PaddedGenerator(replica, **options)
+        replica.set_attn_implementation("sdpa")  # a step has a mask, which flash attention has not
         is_cuda = replica.device.type == "cuda"
         return StaticGenerator(
             replica,
             max_seq_len=self._max_seq_len,
-            capture=cuda_graphs() if is_cuda else None,
+            capture=cuda_graphs(replica.device) if is_cuda else None,
             is_ahead=is_cuda,
             **options,
         )
@@ -313,14 +316,14 @@ def _shut_down(generator: Generator, endpoint: Endpoint, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _default_kv_bytes(device: torch.device) -> int:
+def _default_kv_bytes(device: torch.device, reserved: int) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(_ACCELERATOR_KV_SHARE * free)
-    if device.type == "mps":
+    elif device.type == "mps":
         free = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-        return max(0, int(_ACCELERATOR_KV_SHARE * free))
-    return _CPU_KV_BYTES
+    else:
+        return _CPU_KV_BYTES
+    return max(0, int(_ACCELERATOR_KV_SHARE * max(free - reserved, free / 4)))
 
 
 def _prefill_tokens(device: torch.device) -> int:

@@ -138,8 +138,8 @@ class ForwardPass:
         options: dict[str, int],
     ) -> torch.Tensor:
         lower = self._autocast_dtype is not None
-        # Entered in each step: cached casts must not outlive a weight update.
-        with torch.autocast(ids_BT.device.type, dtype=self._autocast_dtype, enabled=lower):
+        # No cached casts: they must not outlive a weight update, nor be memory of a CUDA graph.
+        with torch.autocast(ids_BT.device.type, self._autocast_dtype, lower, cache_enabled=False):
             logits_BTV: torch.Tensor = self._model(
                 input_ids=ids_BT,
                 attention_mask=mask,

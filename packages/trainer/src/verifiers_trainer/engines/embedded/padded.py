@@ -126,6 +126,8 @@ class PaddedGenerator:
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread's streams and events
         with torch.inference_mode():
             try:
                 while (joining := self._inbox.take(self._living, self._admission())) is not None:
@@ -182,7 +184,10 @@ class PaddedGenerator:
             raise
         except Exception as error:  # logged, and reported to every affected request
             logger.exception("a generation step failed")
-            self._fail(joining, f"{type(error).__name__}: {error}")
+            less = ""
+            if isinstance(error, torch.OutOfMemoryError):
+                less = "; lower embedded_concurrency (rows) or embedded_max_batch_tokens (prompts)"
+            self._fail(joining, f"{type(error).__name__}: {error}{less}")
 
     def _compute(self, passes: Callable[[], Computed]) -> tuple[Computed, int]:
         """Run ``passes`` outside of pauses, under one policy version; return the result and that

@@ -23,7 +23,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from verifiers_trainer.engines.embedded.batch import Batch
 from verifiers_trainer.engines.embedded.kv_cache import BatchCache, BufferLayer
-from verifiers_trainer.engines.embedded.model_inputs import ForwardPass, takes_ready_mask
+from verifiers_trainer.engines.embedded.model_inputs import (
+    ForwardPass,
+    attends_to_everything,
+    takes_ready_mask,
+)
 from verifiers_trainer.engines.embedded.padded import Computed, PaddedGenerator
 from verifiers_trainer.engines.embedded.sampling import Drawn, SamplingTable, TokenCounts, draw
 from verifiers_trainer.engines.requests import Generation, GenerationRequest, SamplingParams
@@ -35,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _SMALLEST_ROWS, _SMALLEST_COLUMNS = 8, 128
 """Of a captured step."""
+_MOST_CAPTURED = 256
+"""Captured steps that are kept: each has memory of its own on the device."""
 _NEUTRAL = SamplingParams(max_tokens=1)
 
 Step = Callable[[], Drawn]
@@ -44,11 +50,17 @@ Capture = Callable[[Step], tuple[Callable[[], object], Drawn]]
 
 def not_covered(model: PreTrainedModel) -> str | None:
     """Why ``model`` cannot be decoded in slots; None when it can."""
-    config = model.config.get_text_config()
-    if not takes_ready_mask(model):
-        return f"{type(model).__name__} has other attention than full attention by SDPA"
-    if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts")):
-        return f"{type(model).__name__} chooses experts on the host"
+    config, name = model.config.get_text_config(), type(model).__name__
+    if not (config._attn_implementation.startswith("flash_attention") or takes_ready_mask(model)):
+        return f"{name} has other attention than full attention by SDPA"
+    if not attends_to_everything(model):
+        return f"{name} has layers without full attention"
+    if any(getattr(config, key, None) for key in ("num_experts", "num_local_experts")):
+        return f"{name} chooses experts on the host"
+    if len({parameter.device for parameter in model.parameters()}) > 1:
+        return f"{name} is spread over several devices"
+    if any(isinstance(part, torch.nn.Dropout) and part.p for part in model.modules()):
+        return f"the dropout of {name} may draw while a step is captured, which torch refuses"
     return None
 
 
@@ -202,6 +214,9 @@ class Slots:
         self._state[:, : state_3B.shape[1]] = torch.from_numpy(state_3B).to(self.device)
         if self._capture is None:
             return table, counts
+        if len(self._graphs) > _MOST_CAPTURED:
+            self._graphs.clear()
+            self._tables.clear()
         in_use = self._tables.setdefault(self._form(table, counts), (table, counts))
         if in_use[0] is not table:
             in_use[0].copy_from(table)
@@ -227,9 +242,11 @@ class Slots:
                 self._graphs[key] = self._capture(lambda: self._run(rows, columns, table, counts))
             except RuntimeError as error:
                 log.warning(
-                    "steps of this model cannot be captured, which makes them slower: %s", error
+                    "steps of this model cannot be captured, which makes them slower: %s",
+                    error.__context__ or error,  # the end of a failed capture fails as well
                 )
                 self._captures = False
+                self._graphs.clear()
             finally:
                 self._forward.is_interruptible = True
                 for tensor, value in zip(changed, before, strict=True):
@@ -352,9 +369,21 @@ class StaticGenerator(PaddedGenerator):
     def _prepare(self, cache: BatchCache) -> None:
         super()._prepare(cache)
         fitting = self._kv_bytes // (self._max_seq_len * self._token_bytes)
-        self._max_rows = max(1, min(self._max_rows, fitting))
-        self._slots = Slots(
-            self._forward, cache, self._max_rows, self._max_seq_len, self._vocabulary, self._capture
+        rows, size = max(1, min(self._max_rows, fitting)), self._max_seq_len
+        while True:
+            try:
+                self._slots = Slots(
+                    self._forward, cache, rows, size, self._vocabulary, self._capture
+                )
+                break
+            except torch.OutOfMemoryError:  # another process has taken what was free
+                if rows == 1:
+                    raise
+                rows //= 2
+        self._max_rows = rows
+        log.info(
+            "%d rows of %d tokens decode together: %.2g GB",
+            *(rows, size, rows * size * self._token_bytes / 1e9),
         )
 
     def _compute(self, passes: Callable[[], Computed]) -> tuple[Computed, int]:
@@ -416,21 +445,27 @@ def _on_host(drawn: Drawn, version: int) -> _Ahead:
     return _Ahead(copies, version, is_ready)
 
 
-def cuda_graphs() -> Capture:
-    """Records steps as CUDA graphs, which share their memory: one is replayed at a time."""
-    pool = torch.cuda.graph_pool_handle()
+def cuda_graphs(device: torch.device) -> Capture:
+    """Records steps as CUDA graphs, which share their memory: one is replayed at a time.
+
+    They are replayed in the stream that the trainer's kernels are in, so that the device computes
+    a step before the update that the host starts after it.
+    """
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def record(step: Step) -> tuple[Callable[[], object], Drawn]:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels load and choose their algorithms
-            step()
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # the training thread may allocate meanwhile
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            drawn = step()
+        usual, graph = torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
+        try:
+            stream.wait_stream(usual)
+            with torch.cuda.stream(stream):  # kernels load and choose their algorithms
+                step()
+                step()
+            usual.wait_stream(stream)
+            # the training thread may allocate meanwhile
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                drawn = step()
+        finally:
+            torch.cuda.set_stream(usual)  # a capture that fails leaves its own in force
         return graph.replay, drawn
 
     return record
