@@ -785,7 +785,7 @@ class EvaluationRun:
         first.send(signal.SIGSTOP)
         if not first.is_stopped():
             return
-        if len(rows_in(self.file)) == NUM_ROWS * SIBLINGS:  # a second one would begin another run
+        if not self._is_unfinished():
             first.send(signal.SIGCONT)
             return
         command = self.commands.start("eval", self.words, self.folder)
@@ -801,9 +801,13 @@ class EvaluationRun:
         )
         self.counts["evaluation: second process refused"] += 1
 
+    def _is_unfinished(self) -> bool:
+        """Whether the run has some of its rows; the command of a run that has all begins another."""
+        return 0 < len(rows_in(self.file)) < NUM_ROWS * SIBLINGS
+
     def _between(self) -> None:
         """What happens to the folder between two attempts."""
-        if not rows_in(self.file):
+        if not self._is_unfinished():
             return
         chance, before = self.rng.random(), self.file.read_bytes()
         if chance < 0.2:
