@@ -99,6 +99,13 @@ def test_words_of_the_prompt_that_an_error_repeats_mean_nothing():
     assert meaning_of(echo) == "overlong"  # and as the server's own words they do
 
 
+def test_what_the_model_wrote_in_a_call_that_was_refused_means_nothing():
+    said = error(
+        "tool call validation failed", code="tool_use_failed", failed_generation="rate limit"
+    )
+    assert type(failure(400, said.encode(), ENDPOINT, "m")) is ModelRefused
+
+
 @pytest.mark.parametrize("status", [403, 404, 302])
 def test_a_failure_by_status_alone_shows_the_words_too(status):
     text = str(failure(status, b'{"error": "teapots only"}', ENDPOINT, "m"))

@@ -35,18 +35,27 @@ from verifiers.types import Response
 
 WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "quota": (
-        ("OpenAI", "insufficient_quota|exceeded your current quota|billing_hard_limit"),
-        ("DeepSeek, Zhipu, Moonshot", "insufficient (account )?balance|in arrears"),
-        ("OpenRouter, xAI", "(insufficient|more|out of|used all available) credits"),
+        (
+            "OpenAI",
+            "insufficient_quota|exceeded your current quota|billing_(hard_limit|not_active)",
+        ),
+        ("DeepSeek, Zhipu, Moonshot", "insufficient (account )?balance|in arrears|余额不足"),
+        ("Anthropic, SiliconFlow", "balance is (too low|insufficient)|specified API usage limits"),
+        ("OpenRouter, xAI", "(insufficient|more|out of|used all available|have any) credits"),
+        ("OpenRouter, Together", "(key|credit) limit exceeded"),
+        ("Moonshot, Fireworks", "exceeded_current_quota|monthly spending limit"),
+        ("DashScope, LiteLLM", "Arrearage|budget_exceeded"),
     ),
     "rate": (
         ("OpenAI, Groq", r"rate.?limit|(tokens|requests) per (min|day|second)|\b(TPM|RPM)\b"),
         ("Google", "RESOURCE_EXHAUSTED"),
-        ("AWS, DashScope, proxies", "throttl|too many requests"),
+        ("AWS, DashScope, proxies", "throttl|too many requests|too many tokens, please wait"),
     ),
     "limit": (
         ("Anthropic", r"max_tokens: \d+ > \d+"),
         ("DeepSeek, Groq", "max_tokens`? (value|must be less than)"),
+        ("OpenAI", r"max_tokens is too large: \d+\. This model supports"),
+        ("DashScope", "range of max_tokens should be"),
     ),
     "overlong": (
         ("OpenAI, vLLM", "maximum context length|context.?length.?exceeded"),
@@ -65,7 +74,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("TabbyAPI", "(longer|larger|greater) than max_seq_len"),
         ("Anthropic, AWS", "(prompt|input|messages?|request) (is|are|was) too long"),
         ("Anthropic", "exceed context limit|prompt_too_long"),
-        ("Google", "token count.{0,40}exceeds the max"),
+        ("Ollama", "prompt too long; exceeded max context"),
+        ("Google", "token count.{0,40}(exceeds the max|but model only supports)"),
         ("Cohere", "too many (input |prompt )?tokens"),
         ("Mistral", "too large for model with"),
         ("xAI", r"maximum prompt length is \d+"),
@@ -75,10 +85,12 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("MiniMax", "context window exceeds limit|token limit exceeded"),
         ("GitHub", "tokens_limit_reached|max_prompt_tokens_exceeded"),
         ("LiteLLM", "ContextWindowExceeded"),
-        ("Qianfan", "(prompt|input) tokens too long"),
+        ("Qianfan", "(prompt|input) tokens too long|max length of current question"),
+        ("Volcengine", "exceed max message tokens"),
         ("any", "context (window|size|length) (is |has been )?(exceeded|limit|of)"),
         ("any", "tokens.{0,60}exceeds? (the )?(token |model )?(limit|maximum)"),
         ("any", "exceeds? max(imum)?[_ ](model|input|context|seq)"),
+        ("any", "(输入|上下文|tokens?).{0,12}(过长|超长|超过最大|超过模型)"),
     ),
     "filtered": (
         ("Azure", "content.?filter|content management policy|ResponsibleAIPolicy"),
@@ -90,7 +102,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("Zhipu, Volcengine", "sensitive_?content|敏感内容"),
         ("Moonshot", "considered high risk"),
         ("MiniMax", "(input|output) new_sensitive"),
-        ("DeepSeek", "content exists risk"),
+        ("DeepSeek, StepFun", "content exists risk|censorship_blocked"),
         ("AWS", "blocked by.{0,30}guardrail"),
         ("Cloudflare, AWS WAF", "you have been blocked|request blocked"),
         ("any", "(flagged|blocked|rejected).{0,60}(moderation|safety|polic)"),
@@ -103,20 +115,26 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("OpenRouter", "no endpoints (found|available) (that support|matching)"),
         ("Ollama, OpenAI", "(does not|doesn't) support|is not a multimodal model"),
         ("llama.cpp", "(input|param) is not supported|requires? --jinja"),
+        ("OpenAI", "is not supported with this model"),
         ("vLLM", r"requires --enable-auto-tool-choice|at most 0 [\w()]+ may be provided"),
     ),
     "model": (
-        ("OpenAI", "model_not_found|not have access to (the )?model"),
+        ("OpenAI, AWS", "model_not_found|(not|n't) have access to (the )?model"),
         ("vLLM, xAI, Groq, DeepSeek", "model.{0,200}(does not exist|not exist|not served)"),
         ("Ollama, Google", "model.{0,200}(not found|is not available)"),
         ("Anthropic", "not_found_error model:"),
         ("OpenRouter", "no endpoints found|not a valid model"),
         ("Mistral", "(unknown|invalid|no such) model"),
+        ("AWS", "model identifier is invalid|model version has reached the end"),
+        ("Groq, Cohere", "model.{0,200}(has been decommissioned|was removed)"),
+        ("Hugging Face, FastChat", "model_not_supported|allowed now, your model"),
+        ("any", "unsupported model:? ?[`'\"]"),
         ("Together", "unable to access model"),
         ("Moonshot", "not found the model"),
         ("Zhipu", "模型不存在"),
         ("Azure, Volcengine", "DeploymentNotFound|EndpointOrModel.?NotFound|ModelNotOpen"),
     ),
+    "path": (("LM Studio", "unexpected endpoint or method"),),
 }
 """What the words of an error mean -> (the servers that say so, a regular expression of the words).
 The first meaning that matches is taken."""
@@ -130,11 +148,15 @@ _SPEAKS_OF_LENGTH = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """The rest of the servers: a number, tokens or a length, and a limit near each other."""
-_SPEAKS_OF_OUTPUT = re.compile(r"max_(\w+_)?tokens|(output|completion) tokens", re.IGNORECASE)
+_SPEAKS_OF_OUTPUT = re.compile(
+    r"max_((?!total|input|num)\w+_)?tokens|(output|completion) tokens", re.IGNORECASE
+)
 _PASSES = re.compile(r"(retry|try again) (in|after)|PerMinute", re.IGNORECASE)
 """In the words of a quota that is only a rate."""
-_ECHOES = frozenset(("input", "flagged_input", "prompt", "messages", "body"))
-"""Fields of an error that repeat the request, whose words mean nothing."""
+_ECHOES = frozenset(
+    ("input", "flagged_input", "prompt", "messages", "body", "failed_generation", "request")
+)
+"""Fields of an error that repeat the request or the model's text, whose words mean nothing."""
 _MESSAGES = frozenset(("error", "message", "detail", "msg"))
 """Fields of an error that hold its message, or what contains it."""
 _LIMIT_ALONE_TOO_LARGE = (
@@ -255,6 +277,7 @@ def failure(
         return ModelNotFound(
             f"{url} does not serve the model {model!r}{detail}", model=model, **facts
         )
+    status = 404 if meaning == "path" else status
     return _by_status(status, detail, endpoint, retry_after_s, facts)
 
 
@@ -263,7 +286,7 @@ def _by_status(
 ) -> VerifiersError:
     """The error of a response whose words mean nothing that is known."""
     url = endpoint.url
-    if status in (408, 409) or status >= 500:
+    if status in (408, 409, 424, 425) or status >= 500:
         return ModelUnavailable(
             f"{url} failed with HTTP {status}{detail}", retry_after_s=retry_after_s, **facts
         )
