@@ -72,6 +72,12 @@ def answers(choice=None, **fields):
     return Behaviour(body=json.dumps(body))
 
 
+async def refusal_of(server, **fields):
+    with pytest.raises(VerifiersError) as caught:
+        await ask(server, retry=RetryPolicy(max_retries=0), **fields)
+    return caught.value
+
+
 # --- what comes back ------------------------------------------------------------------------------
 
 
@@ -386,6 +392,10 @@ BAD_BODIES = {
 }
 BAD_TOKENS = {
     "no prompt ids": ({"prompt_token_ids": None}, "prompt_ids"),
+    "empty prompt ids": (
+        {"prompt_token_ids": [], "logprobs": {"token_logprobs": [-1, -1]}},
+        "prompt_ids",
+    ),
     "no completion ids": ({"token_ids": None}, "completion_ids"),
     "no logprobs": ({}, "completion_logprobs"),
     "too few": ({"logprobs": {"content": [{"logprob": -1}]}}, "completion_logprobs"),
@@ -421,6 +431,87 @@ async def test_incomplete_token_data_are_refused_by_name_when_required_and_dropp
             await ask(server, TOKENS)
         assert caught.value.field == field
         assert (await ask(server)).tokens is None
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ('{"base_resp": {"status_msg": "insufficient balance"}}', vf.RateLimited),
+        ('{"choices": null, "status_msg": "context window exceeds limit"}', OverlongPromptError),
+        ('{"error_code": 336103, "error_msg": "Prompt tokens too long"}', OverlongPromptError),
+        ('[{"error": {"status": "RESOURCE_EXHAUSTED"}}]', vf.RateLimited),
+        ('{"detail": "the model m does not exist"}', ModelNotFound),
+        ('{"error": "Unexpected endpoint or method. (POST /chat)"}', EndpointUnreachable),
+        ('{"choices": [{"message": "the rate limit"}]}', MalformedResponse),  # the model's words
+        ('{"detail": "a teapot"}', MalformedResponse),
+    ],
+)
+async def test_an_error_in_a_body_with_status_200_is_read_by_its_words(body, kind):
+    with FakeServer(script=lambda hit: Behaviour(body=body)) as server:
+        caught = await refusal_of(server)
+    assert type(caught) is kind
+    words = next(iter(json.loads(body).values())) if body.startswith('{"detail') else ""
+    assert words in str(caught)
+
+
+async def test_the_words_of_a_server_are_shown_without_the_key_that_it_repeats():
+    body = '{"detail": "no plan for sk-secret-key"}'
+    with FakeServer(script=lambda hit: Behaviour(body=body)) as server:
+        caught = await refusal_of(server, api_key="sk-secret-key")
+    assert "no plan for ***" in str(caught)
+    assert "sk-secret" not in repr(caught.facts)
+
+
+def completion_of(message, reason="stop", **fields):
+    choice = {"message": {"role": "assistant", **message}, "finish_reason": reason}
+    body = {"prompt_token_ids": [1], "choices": [choice | fields.pop("choice", {})], **fields}
+    return json.dumps(body).encode()
+
+
+def called(**call):
+    return completion_of({"content": None, "tool_calls": [call]}, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        completion_of({"content": [{"type": "text", "text": 5}]}),
+        called(id="c", function="f"),
+        completion_of(
+            {"content": "a"},
+            choice={"token_ids": [1], "logprobs": {"content": [{"logprob": -(10**400)}]}},
+        ),
+        completion_of(
+            {"content": "a"}, choice={"logprobs": {"tokens": ["token_id:" + "9" * 5000]}}
+        ),
+        completion_of({"content": "a"}, weight_versions=[{"version": 1, "start": "x"}, 2]),
+    ],
+    ids=["text", "function", "logprob", "token id", "span"],
+)
+async def test_a_field_of_another_type_is_a_malformed_reply_and_nothing_else(body):
+    with FakeServer(script=lambda hit: Behaviour(body=body)) as server:
+        caught = await refusal_of(server)
+    assert type(caught) is MalformedResponse
+    assert "not in the form of the chat API" in str(caught)
+
+
+@pytest.mark.parametrize("status", [200, 201])
+async def test_numbers_that_are_no_counts_do_not_cost_the_reply(status):
+    usage = {"prompt_tokens": -5, "completion_tokens": 12.0}
+    body = completion_of({"content": ["a", "b"]}, "MAX_TOKENS", usage=usage)
+    body = body.replace(b'"usage"', b'"created": NaN, "usage"')
+    with FakeServer(script=[Behaviour(status, body=body)]) as server:
+        response = await ask(server)
+    assert (response.message["content"], response.finish_reason) == ("ab", "length")
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (0, 12)
+    assert response.created == 0
+
+
+async def test_the_name_and_id_of_a_call_are_texts():
+    body = called(id=7, function={"name": 5, "arguments": "{}"})
+    with FakeServer(script=[Behaviour(body=body)]) as server:
+        response = await ask(server)
+    assert response.message["tool_calls"] == [ToolCall("7", "5", "{}")]
 
 
 async def test_nothing_at_all_is_an_empty_response():

@@ -260,3 +260,30 @@ def test_a_run_that_needs_token_ids_says_which_client_has_them():
     for dialect in (responses, messages):
         with pytest.raises(vf.ConfigError, match="openai_chat_completions"):
             dialect.request_body(request)
+
+
+@pytest.mark.parametrize("client_type", CLIENTS)
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_an_error_without_the_form_of_the_dialect_keeps_its_words(client_type, is_stream):
+    said = '{"error": {"message": "prompt is too long: 9 tokens > 5 maximum"}}'
+    reply = Behaviour(body='{"detail": "prompt is too long: 9 tokens > 5 maximum"}')
+    if is_stream:
+        reply = Behaviour(headers={"Content-Type": "text/event-stream"}, body=f"data: {said}\n\n")
+    with FakeServer(script=lambda hit: reply) as server:
+        with pytest.raises(vf.OverlongPromptError, match="9 tokens > 5 maximum"):
+            await complete(CLIENTS[client_type](base_url=server.url, api_key="k"))
+
+
+async def test_arguments_that_are_an_object_already_stay_json_and_an_end_without_a_response_is_none():
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": 1}}
+    body = json.dumps({"output": [call], "created_at": float("nan")})
+    with FakeServer(script=[Behaviour(body=body)]) as server:
+        client = vf.OpenAIResponsesClient(base_url=server.url)
+        response = await complete(client)
+    assert response.message["tool_calls"] == [vf.ToolCall("c", "f", '{"a": 1}')]
+    events = 'data: {"type": "response.completed", "response": null}\n\n'
+    reply = Behaviour(headers={"Content-Type": "text/event-stream"}, body=events)
+    with FakeServer(script=lambda hit: reply) as server:
+        client = vf.OpenAIResponsesClient(base_url=server.url, max_retries=0)
+        with pytest.raises(vf.MalformedResponse, match="has no response"):
+            await complete(client)

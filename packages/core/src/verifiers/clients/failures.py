@@ -23,6 +23,7 @@ from verifiers.clients.retry import parse_retry_after
 from verifiers.errors import (
     AuthenticationFailed,
     EndpointUnreachable,
+    MalformedResponse,
     ModelNotFound,
     ModelRefused,
     ModelUnavailable,
@@ -159,6 +160,8 @@ _ECHOES = frozenset(
 """Fields of an error that repeat the request or the model's text, whose words mean nothing."""
 _MESSAGES = frozenset(("error", "message", "detail", "msg"))
 """Fields of an error that hold its message, or what contains it."""
+_HOLDS_REPLY = re.compile(rb'"(choices|content|output)"\s*:\s*[\[{"]\s*[^\]}"\s]')
+"""A field of a reply that is not empty: the words of what the model wrote mean nothing."""
 _LIMIT_ALONE_TOO_LARGE = (
     re.compile(
         r"is too large: (?P<requested>\d+).*?maximum context length is (?P<room>\d+)",
@@ -245,7 +248,7 @@ def failure(
     url = endpoint.url
     facts = {"url": url, "status": status, "body": endpoint.redact(text)}
     retry_after_s = parse_retry_after(*retry_after)
-    meaning = None if status in (401, 408) or status < 400 else meaning_of(words)
+    meaning = None if status in (401, 408) or 300 <= status < 400 else meaning_of(words)
     if status == 402 or meaning == "quota":
         message = f"{url} reports that the quota of its account is used up{detail}"
         return RateLimited(message, retry_after_s=retry_after_s, limit="quota", **facts)
@@ -279,6 +282,21 @@ def failure(
         )
     status = 404 if meaning == "path" else status
     return _by_status(status, detail, endpoint, retry_after_s, facts)
+
+
+def without_reply(
+    error: MalformedResponse, body: bytes, endpoint: Endpoint, model: str
+) -> VerifiersError:
+    """Return the error of a body with status 200 that cannot be read: of one that holds no reply,
+    what its words say."""
+    _, words, message = _read(body)
+    detail = ""
+    if not _HOLDS_REPLY.search(body):
+        if meaning_of(words):
+            return failure(200, body, endpoint, model)
+        detail = f": {message[:300]}" if error.body is None and message else ""
+    facts = error.facts | ({"body": endpoint.redact(error.body)} if error.body else {})
+    return type(error)(endpoint.redact(f"{error}{detail}"), **facts)
 
 
 def _by_status(

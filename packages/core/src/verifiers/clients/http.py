@@ -23,7 +23,13 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from verifiers.clients.cache import cache_key, current_cache, request_content
-from verifiers.clients.failures import Endpoint, Standing, failure, refuses_argument
+from verifiers.clients.failures import (
+    Endpoint,
+    Standing,
+    failure,
+    refuses_argument,
+    without_reply,
+)
 from verifiers.clients.limiter import AdaptiveLimiter
 from verifiers.clients.payload import refused_in_history, to_body
 from verifiers.clients.protocol import ClientConfig, ClientOptions, vendor_of
@@ -190,7 +196,10 @@ class HttpClient(Identified):
                         pool, "POST", url, body, headers
                     )
                 self._without |= without
-                response = self._response(answer, request, pool.endpoint.url)
+                try:
+                    response = self._response(answer, request, pool.endpoint.url)
+                except MalformedResponse as error:
+                    raise without_reply(error, answer, pool.endpoint, request.model) from error
             except StreamedError as error:
                 raise failure(
                     error.status, str(error).encode(), pool.endpoint, request.model
@@ -305,7 +314,7 @@ class HttpClient(Identified):
                     method, url, data=data, headers=headers, allow_redirects=False
                 )
                 content = await self._read(response)
-            if response.status == 200:
+            if 200 <= response.status < 300:  # some proxies answer every POST with 201
                 return 200, content, (None, None)
             return (
                 response.status,

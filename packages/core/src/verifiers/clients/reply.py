@@ -15,6 +15,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -48,6 +49,9 @@ _TEXT, _NUMBERS = frozenset((str,)), frozenset((int, float))
 _FINISH_REASONS = {
     "length": "length",
     "max_tokens": "length",
+    "max_output_tokens": "length",
+    "max_new_tokens": "length",
+    "model_length": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "abort": "abort",
@@ -81,6 +85,21 @@ class StreamedError(Exception):
     def __init__(self, status: int, text: str):
         super().__init__(text)
         self.status = status
+
+
+OF_ANOTHER_FORM = (AttributeError, LookupError, TypeError)
+"""Raised where a field holds another type than its API says."""
+
+
+@contextmanager
+def reading_answer(dialect: str, where: str) -> Iterator[None]:
+    """Raises: ``MalformedResponse`` for a field of another type in the answer of ``where``."""
+    try:
+        yield
+    except (*OF_ANOTHER_FORM, ArithmeticError, ValueError) as error:  # numbers beyond all bounds
+        raise MalformedResponse(
+            f"{where} answered 200, but not in the form of the {dialect} API: {error}"
+        ) from error
 
 
 _READ_FIELDS = frozenset(
@@ -215,6 +234,13 @@ def to_response(
     requires them (``field`` names what is missing); ``EmptyModelResponseError`` for no content,
     calls and finish reason; ``StreamedError`` for an error instead of a completion.
     """
+    with reading_answer("chat", where):
+        return _response_read(completion, request, where, raw)
+
+
+def _response_read(
+    completion: Completion, request: ModelRequest, where: str, raw: object
+) -> Response:
     if error := completion.error or (completion.choices and completion.choices[0].error):
         raise streamed_error(error)
     if not completion.choices:
@@ -238,7 +264,7 @@ def to_response(
             )
     return Response(
         message=message,
-        finish_reason=_FINISH_REASONS.get(choice.finish_reason or "stop", "stop"),
+        finish_reason=_FINISH_REASONS.get((choice.finish_reason or "stop").lower(), "stop"),
         usage=_usage(completion.usage),
         tokens=tokens,
         tokens_missing=missing,
@@ -248,7 +274,7 @@ def to_response(
         version=version if isinstance(version, int) else int(version.min()),
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),
-        created=int(completion.created) if isinstance(completion.created, int | float) else 0,
+        created=number_of(completion.created),
         raw=raw,
     )
 
@@ -260,7 +286,9 @@ def _message(choice: Choice, where: str) -> Message:
         return AssistantMessage(choice.text or "")
     content = body.get("content")
     if isinstance(content, list):
-        content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+        content = "".join(
+            part if isinstance(part, str) else part.get("text") or "" for part in content
+        )
     if content is not None and not isinstance(content, str):
         raise MalformedResponse(
             f"{where} answered with content that is {type(content).__name__}", field="content"
@@ -286,22 +314,30 @@ def _message(choice: Choice, where: str) -> Message:
 def _usage(usage: dict[str, Any] | None) -> Usage:
     if not usage:
         return Usage()
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    counts = (
-        prompt if isinstance(prompt, int) else 0,
-        completion if isinstance(completion, int) else 0,
-    )
+    counts = number_of(usage.get("prompt_tokens")), number_of(usage.get("completion_tokens"))
     of_prompt = usage.get("prompt_tokens_details")
     of_completion = usage.get("completion_tokens_details")
     if not of_prompt and not of_completion:
         return Usage(*counts)
-    cached, written = _count(of_prompt, "cached_tokens"), _count(of_prompt, "cache_write_tokens")
-    return Usage(*counts, cached, written, _count(of_completion, "reasoning_tokens"))
+    cached, written = count(of_prompt, "cached_tokens"), count(of_prompt, "cache_write_tokens")
+    return Usage(*counts, cached, written, count(of_completion, "reasoning_tokens"))
 
 
-def _count(details: object, name: str) -> int:
-    value = details.get(name) if isinstance(details, dict) else None
-    return value if isinstance(value, int) else 0
+def count(fields: object, *names: str) -> int:
+    """Return the count at a path of names, as `number_of` reads it."""
+    for name in names:
+        fields = fields.get(name) if isinstance(fields, Mapping) else None
+    return number_of(fields)
+
+
+def number_of(value: object) -> int:
+    """Return a count of a server; 0 for what is none.
+
+    >>> number_of(12.0), number_of(-5), number_of(1e30), number_of("7"), number_of(float("nan"))
+    (12, 0, 0, 0, 0)
+    """
+    is_count = isinstance(value, int | float) and 0 <= value < 2**53
+    return int(value) if is_count else 0  # type: ignore[call-overload]
 
 
 class Vocabulary:
@@ -472,6 +508,8 @@ def token_fault(
 
     ``prompt_ids`` int32 [P], ``completion_ids`` int32 [C], ``logprobs`` float [C], nats.
     """
+    if not len(prompt_ids):
+        return "prompt_ids", "there are none, so nothing conditions the first token"
     if len(logprobs) != len(completion_ids):
         counts = f"{len(logprobs)} log-probabilities for {len(completion_ids)} tokens"
         return "completion_logprobs", counts
@@ -508,7 +546,7 @@ def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
     if not texts:
         return None
     if all(
-        isinstance(text, str) and text.startswith(_ID_PREFIX) and text[9:].isdigit()
+        isinstance(text, str) and text.startswith(_ID_PREFIX) and text[9:].isdecimal()
         for text in texts
     ):
         return [int(text[9:]) for text in texts]
@@ -544,9 +582,8 @@ def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
         if spans is None:
             continue
         plain = [span if isinstance(span, dict) else {"version": span} for span in _listed(spans)]
-        numbers = [
-            int(name) if (name := str(span.get("version"))).isdigit() else -1 for span in plain
-        ]
+        names = [str(span.get("version")) for span in plain]
+        numbers = [int(name) if name.isdecimal() and len(name) < 19 else -1 for name in names]
         if any(number >= 0 for number in numbers):
             oldest = min(numbers)
             if max(numbers) == oldest:

@@ -293,7 +293,9 @@ class ToolCall(_Function):
         extra keys."""
         function = call.get("function") or call
         tool_call = cls(
-            call.get("id") or "", function.get("name") or "", function.get("arguments") or "{}"
+            str(call.get("id") or ""),
+            str(function.get("name") or ""),
+            function.get("arguments") or "{}",
         )
         tool_call.update(
             (k, v)

@@ -18,7 +18,6 @@ from verifiers.clients.dialects.common import (
     calls_of,
     entries,
     openai_usage,
-    reading_answer,
     reading_event,
     reading_request,
     require,
@@ -228,11 +227,6 @@ def concession(status: int, body: bytes) -> str | None:
 
 def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
     """Read an answer. Raises: ``MalformedResponse`` that names ``where`` and the field."""
-    with reading_answer(NAME, where):
-        return _response_read(body, request, where)
-
-
-def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
     try:
         completion = msgspec.convert(body, Completion)
     except msgspec.ValidationError as error:

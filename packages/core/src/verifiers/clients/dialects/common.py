@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from verifiers.clients.payload import RAW_ARGUMENTS, arguments_object, split_arguments
+from verifiers.clients.reply import OF_ANOTHER_FORM
 from verifiers.errors import ConfigError, MalformedResponse
 from verifiers.types import Message, ModelRequest, ToolCall, Usage
 
@@ -18,28 +19,13 @@ SAMPLING_NAMES = (
 """Sampling arguments that every dialect and every engine names alike."""
 
 
-_OF_ANOTHER_FORM = (AttributeError, LookupError, TypeError)
-"""Raised where a field holds another type than the dialect says."""
-
-
 @contextmanager
 def reading_request(dialect: str) -> Iterator[None]:
     """Raises: ``ConfigError`` for a field of another type in the request of a program."""
     try:
         yield
-    except _OF_ANOTHER_FORM as error:
+    except OF_ANOTHER_FORM as error:
         raise ConfigError(f"the body is no request of the {dialect} API: {error}") from error
-
-
-@contextmanager
-def reading_answer(dialect: str, where: str) -> Iterator[None]:
-    """Raises: ``MalformedResponse`` for a field of another type in the answer of ``where``."""
-    try:
-        yield
-    except _OF_ANOTHER_FORM as error:
-        raise MalformedResponse(
-            f"{where} answered 200, but not in the form of the {dialect} API: {error}"
-        ) from error
 
 
 @contextmanager
@@ -47,7 +33,7 @@ def reading_event(dialect: str) -> Iterator[None]:
     """Raises: ``ValueError`` for a field of another type in an event."""
     try:
         yield
-    except _OF_ANOTHER_FORM as error:
+    except OF_ANOTHER_FORM as error:
         raise ValueError(f"no event of the {dialect} API: {error}") from error
 
 
@@ -194,13 +180,6 @@ def refuse_rest(arguments: Mapping[str, Any], dialect: str) -> None:
         raise ConfigError(
             f"the {dialect} API has no sampling argument {name!r}: remove it", key=name
         )
-
-
-def count(usage: object, *names: str) -> int:
-    """Return a number at a path of names; 0 if there is none."""
-    for name in names:
-        usage = usage.get(name) if isinstance(usage, Mapping) else None
-    return usage if isinstance(usage, int) and not isinstance(usage, bool) else 0
 
 
 def openai_usage(usage: Usage, prompt: str, completion: str) -> dict[str, Any]:

@@ -26,12 +26,10 @@ from verifiers.clients.dialects.common import (
     assistant,
     calls_of,
     collapsed,
-    count,
     entries,
     inner,
     limited_arguments,
     malformed,
-    reading_answer,
     reading_event,
     reading_request,
     refuse_rest,
@@ -43,7 +41,7 @@ from verifiers.clients.dialects.common import (
 )
 from verifiers.clients.dialects.protocol import DialectRequest
 from verifiers.clients.payload import EMPTY_TEXT, arguments_object, is_blank, sendable
-from verifiers.clients.reply import streamed_error
+from verifiers.clients.reply import count, reading_answer, streamed_error
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
@@ -565,7 +563,7 @@ class MessageStream:
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
         kind = event.get("type")
-        if kind == "error":
+        if kind == "error" or (kind is None and event.get("error")):  # of a proxy, without a type
             raise streamed_error(event.get("error"))
         if kind == "message_start":
             self._body = dict(inner(event, "message"))

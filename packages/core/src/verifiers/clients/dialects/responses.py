@@ -24,12 +24,11 @@ from verifiers.clients.dialects.common import (
     assistant,
     calls_of,
     collapsed,
-    count,
     entries,
+    inner,
     limited_arguments,
     malformed,
     openai_usage,
-    reading_answer,
     reading_event,
     reading_request,
     refuse_rest,
@@ -41,7 +40,7 @@ from verifiers.clients.dialects.common import (
 from verifiers.clients.dialects.protocol import DialectRequest, ToolForm
 from verifiers.clients.failures import refuses_argument
 from verifiers.clients.payload import arguments_object, sendable, sendable_arguments
-from verifiers.clients.reply import streamed_error
+from verifiers.clients.reply import count, reading_answer, streamed_error
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
@@ -309,7 +308,8 @@ def _call_read(item: Mapping[str, Any]) -> ToolCall:
             name,
             {field: action[field] for field in fields if action.get(field) is not None},
         )
-    return ToolCall(call_id, name, str(item.get("arguments") or "{}"))
+    arguments = item.get("arguments") or "{}"
+    return ToolCall(call_id, name, arguments if isinstance(arguments, Mapping) else str(arguments))
 
 
 def _as_function(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -744,7 +744,6 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
     elif status == "incomplete" and reason != "content_filter":
         finish_reason = "length"
     usage = body.get("usage")
-    created = body.get("created_at")
     return Response(
         message=message,
         finish_reason=finish_reason,
@@ -757,7 +756,7 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
         ),
         model=str(body.get("model") or request.model),
         id=str(body.get("id") or ""),
-        created=int(created) if isinstance(created, int | float) else 0,
+        created=count(body, "created_at"),
     )
 
 
@@ -784,7 +783,7 @@ class ResponseStream:
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
         kind = event.get("type")
-        if kind == "error":
+        if kind == "error" or (kind is None and event.get("error")):  # of a proxy, without a type
             raise streamed_error(event.get("error") or event)
         if kind == "response.output_item.done":
             index = event.get("output_index", len(self._items))
@@ -792,7 +791,7 @@ class ResponseStream:
                 raise ValueError(f"output_index is not a number: {index!r}")
             self._items[index] = event.get("item")
         elif kind in ("response.completed", "response.incomplete", "response.failed"):
-            self._body = dict(event.get("response") or {})
+            self._body = dict(inner(event, "response"))
             self.is_done = True
             if kind == "response.failed":
                 raise streamed_error(self._body.get("error"))
