@@ -156,6 +156,22 @@ def test_the_algorithm_can_be_said():
     assert "trainer.algorithm must be one of rl, grpo, not 'grop'" in said.stderr
 
 
+@pytest.mark.parametrize(
+    ("setting", "loss"),
+    [
+        ("lr = 0.001", "cispo"),
+        ("epochs = 2", "cispo"),
+        ("group_size = 4", "cispo"),
+        ("kl_coef = 0.0", "cispo"),
+        ("num_generations = 4", "dr_grpo"),
+        ("gradient_accumulation_steps = 1", "dr_grpo"),
+    ],
+)
+def test_names_of_grpo_scripts_alone_select_its_objective(setting, loss):
+    text = f'model = "builtin:tiny"\n[env]\nid = "reverse-text"\n[trainer.args]\n{setting}\n'
+    assert f'loss = "{loss}"' in command("@", file(text), "--dump-config").stdout
+
+
 def test_another_name_is_checked_like_the_setting_and_the_later_one_wins():
     said = command("@", file(GRPO.replace("num_generations = 4", 'num_generations = "four"')))
     assert said.exit_code == 2

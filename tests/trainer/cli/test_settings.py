@@ -189,11 +189,12 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(read, line, 
     assert value.lower() in problems[0].lower()
 
 
-def test_a_training_setting_outside_its_section_is_told_where_it_belongs(read):
-    _, problems = read(VF_RL.replace("[trainer]\n", "[trainer]\nmax_steps = 3\n"))
-    assert "trainer.args.max_steps" in problems[0]
-    _, problems = read("max_steps = 3\n" + VF_RL)
-    assert "trainer.args.max_steps" in problems[0]
+@pytest.mark.parametrize("name", ["max_steps", "lr"])
+def test_a_training_setting_outside_its_section_is_told_where_it_belongs(read, name):
+    _, problems = read(VF_RL.replace("[trainer]\n", f"[trainer]\n{name} = 3\n"))
+    assert f"trainer.args.{name}" in problems[0]
+    _, problems = read(f"{name} = 3\n" + VF_RL)
+    assert f"trainer.args.{name}" in problems[0]
 
 
 @pytest.mark.parametrize(

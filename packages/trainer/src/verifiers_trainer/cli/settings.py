@@ -396,7 +396,7 @@ class _Reader:
             return
         if (
             table != ("trainer", "args")
-            and wrong in field_names()
+            and wrong in compat.known_names()
             and not close_match(wrong, keys, SIMILAR)
         ):
             keys, elsewhere = (), f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
@@ -413,7 +413,7 @@ class _Reader:
         elif match := close_match(wrong, [*keys, *flags], SIMILAR):
             near = f"--{flags[match]}" if match in flags else match
             self._problem(setting, f'there is no setting "{setting.key}", did you mean "{near}"?')
-        elif field_match := close_match(wrong, field_names()):
+        elif field_match := close_match(wrong, compat.known_names()):
             self._problem(
                 setting,
                 f'there is no setting "{setting.key}", did you mean "trainer.args.{field_match}"?',

@@ -127,8 +127,13 @@ WITHOUT_EFFECT: dict[str, str] = {
 
 SPELLINGS = frozenset({*RENAMED, *TRANSLATED, *WITHOUT_EFFECT})
 """Keywords of ``RLConfig`` that are not fields."""
-GRPO_NAMES = frozenset({*SPELLINGS, "gradient_accumulation_steps", "per_device_train_batch_size"})
-"""Names that select ``GRPOConfig`` when a settings file has them."""
+_COMMON = frozenset(
+    "lr epochs num_epochs warmup_ratio max_new_tokens group_size kl_coef kl_loss_coef entropy_coeff"
+    " ppo_mini_batch_size".split()
+)
+"""Spellings of trainers with other objectives."""
+GRPO_NAMES = (SPELLINGS - _COMMON) | {"gradient_accumulation_steps", "per_device_train_batch_size"}
+"""Names that select ``GRPOConfig``, and so its objective, when a settings file has them."""
 
 PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Settings of the trainer by another name", RENAMED),
