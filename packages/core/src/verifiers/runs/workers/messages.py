@@ -17,6 +17,7 @@ from typing import Any
 from verifiers.errors import RunError
 from verifiers.rollouts.contract import LoadedFrom
 from verifiers.runs.plan import Job
+from verifiers.runs.rollout import RunContext
 from verifiers.types import ModelRequest, Response
 
 
@@ -26,20 +27,14 @@ class Setup:
     share."""
 
     loaded_from: LoadedFrom
+    context: RunContext
+    """The caller's, without what stays in its process: the client and the slots."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that were changed after the environment was loaded, for ``set_kwargs``."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Identity of the caller's environment; a worker with another identity refuses to start."""
-    model: str = ""
-    sampling_args: Mapping[str, Any] = field(default_factory=dict)
-    score: bool = True
     cleans_up: bool = True
     """Whether the rubric's clean-up handlers run in the worker; False when scoring comes later."""
-    independent_scoring: bool = False
-    require_tokens: bool = False
-    seed: int | None = None
-    rollout_timeout_s: float | None = 3600.0
-    max_retries: int = 0
     max_scoring: int | None = None
     """This worker's share of the limit of concurrently scored rollouts."""
     max_tools: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -32,32 +32,6 @@ async def open_workers(
     *Raises* ConfigError for an environment that was not loaded by its id, and what a worker raises
     loading it.
     """
-    setup = setup_of(
-        env,
-        identity,
-        context,
-        options,
-        score=context.score and not scores_later,
-        cleans_up=not scores_later,
-    )
-    setup = replace(setup, shows_tools=await shows_tools(context.client))
-    async with WorkerPool(
-        setup, context, _opener(options.worker_backend), options.num_workers
-    ) as pool:
-        yield pool.generate
-
-
-def setup_of(
-    env: RunEnvironment,
-    identity: Mapping[str, Any],
-    context: RunContext,
-    options: RunOptions,
-    *,
-    score: bool,
-    cleans_up: bool,
-) -> Setup:
-    """The ``Setup`` message of a run. *Raises* ConfigError for an environment that was not loaded
-    by its id."""
     if env.loaded_from is None:
         raise ConfigError(
             f"num_workers={options.num_workers}: a worker loads its environment by id, and this"
@@ -65,24 +39,32 @@ def setup_of(
             " ...), or use num_workers=0",
             key="num_workers",
         )
-    return Setup(
+    sent = replace(
+        context,
+        client=None,
+        given_client=None,
+        score=context.score and not scores_later,
+        progress=None,
+        generation_slot=nullcontext(),
+        scoring_slot=nullcontext(),
+        tool_slot=nullcontext(),
+    )
+    setup = Setup(
         loaded_from=env.loaded_from,
+        context=sent,
         changes=env.changes,
         identity=identity,
-        model=context.model,
-        sampling_args=context.sampling_args,
-        score=score,
-        cleans_up=cleans_up,
-        independent_scoring=context.independent_scoring,
-        require_tokens=context.require_tokens,
-        seed=context.seed,
-        rollout_timeout_s=context.rollout_timeout_s,
-        max_retries=context.max_retries,
+        cleans_up=not scores_later,
         max_scoring=_share(options.max_concurrent_scoring, options.num_workers),
         max_tools=_share(options.max_concurrent_tools, options.num_workers),
         max_threads=env.max_workers,
+        shows_tools=await shows_tools(context.client),
         import_paths=paths_without_namespaces(),
     )
+    async with WorkerPool(
+        setup, context, _opener(options.worker_backend), options.num_workers
+    ) as pool:
+        yield pool.generate
 
 
 def _share(limit: int | None, num_workers: int) -> int | None:

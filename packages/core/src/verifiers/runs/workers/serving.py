@@ -80,16 +80,9 @@ class _Serving:
     def __init__(self, channel: Channel, env: RunEnvironment, setup: Setup):
         self.channel, self.env, self.cleans_up = channel, env, setup.cleans_up
         self.client = _CallersClient(channel, setup.shows_tools)
-        self.context = RunContext(
+        self.context = replace(
+            setup.context,
             client=self.client,
-            model=setup.model,
-            sampling_args=setup.sampling_args,
-            score=setup.score,
-            independent_scoring=setup.independent_scoring,
-            require_tokens=setup.require_tokens,
-            seed=setup.seed,
-            rollout_timeout_s=setup.rollout_timeout_s,
-            max_retries=setup.max_retries,
             scoring_slot=_slots(setup.max_scoring),
             tool_slot=_slots(setup.max_tools),
         )
