@@ -21,11 +21,10 @@ USERS = {
     "verifiers/cli/audit.py",
     "verifiers/cli/evaluate/options.py",
     "verifiers/cli/serve_env.py",
+    "verifiers_integrations/parquet.py",
     "verifiers_integrations/skyrl.py",
-    "verifiers_integrations/skyrl_entrypoint.py",
     "verifiers_integrations/tinker/cookbook.py",
     "verifiers_integrations/verl.py",
-    "verifiers_integrations/verl_data.py",
 }
 """Flags of the user."""
 OURS = {

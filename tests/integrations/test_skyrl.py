@@ -66,7 +66,7 @@ def generate(monkeypatch, server):
 
     async def generated(env, examples, siblings=2, sampling=SAMPLING, phase="train", **config):
         monkeypatch.setattr(skyrl, "environment", lambda env_id, env_args: env)
-        rows = [skyrl_data._row(task, "e", "{}") for task in limit(env, None)[0]]
+        rows = [skyrl_data._row(task, "e", "{}", phase) for task in limit(env, None)[0]]
         batch = {name: [] for name in ("prompts", "env_extras", "env_classes", "trajectory_ids")}
         # siblings far apart: they belong together by their ids alone
         for sibling in range(siblings):

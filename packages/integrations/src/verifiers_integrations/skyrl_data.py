@@ -14,7 +14,7 @@ from typing import Any
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_json
-from verifiers_integrations.common import limit
+from verifiers_integrations.parquet import write_splits
 
 KEY = "verifiers"
 """Column of a dataset row with all fields except the prompt."""
@@ -34,26 +34,10 @@ def export_dataset(
     The generator loads the environment by ``env_id`` and ``env_args``, which default to those of
     ``env``. *Raises* ConfigError without an id, and for prompts that are not messages of text.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    name = env_id or env.env_id
-    if not name:
-        raise ConfigError(
-            "the generator loads the environment by its id: give env_id, the id of an installed"
-            " package"
-        )
-    arguments = json.dumps(dict(env.env_args if env_args is None else env_args))
-    folder = Path(out_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, tasks in zip(("train", "eval"), limit(env, max_samples), strict=True):
-        if tasks:
-            rows = [_row(task, name, arguments) for task in tasks]
-            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
-    return folder
+    return write_splits(env, out_dir, max_samples, env_id, env_args, _row)
 
 
-def _row(task: Mapping[str, Any], env_id: str, env_args: str) -> dict[str, Any]:
+def _row(task: Mapping[str, Any], env_id: str, env_args: str, split: str) -> dict[str, Any]:
     prompt = task["prompt"]
     if not isinstance(prompt, list) or any(
         not isinstance(message.get("content"), str) for message in prompt

@@ -10,14 +10,12 @@ other arguments are settings of SkyRL. Training needs CUDA and was not run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from verifiers.environments.registry import load_environment
 from verifiers_integrations import skyrl
+from verifiers_integrations.parquet import export_command
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -58,28 +56,11 @@ def train(words: Sequence[str]) -> None:
     ray.get(ray.remote(num_cpus=1)(run).remote(config))
 
 
-def export(words: Sequence[str]) -> None:
-    """Write the rows of an environment and print the paths."""
-    parser = argparse.ArgumentParser(
-        prog=f"{PROGRAM} export", description="Write an environment's rows for SkyRL."
-    )
-    parser.add_argument("env_id")
-    parser.add_argument("out_dir")
-    parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
-    parser.add_argument("--max-samples", type=int)
-    args = parser.parse_args(list(words))
-    env = load_environment(args.env_id, **args.env_args)
-    folder = skyrl.export_dataset(
-        env, args.out_dir, args.max_samples, env_id=args.env_id, env_args=args.env_args
-    )
-    sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``export ENV OUT_DIR``, or train with settings of SkyRL."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["export"]:
-        export(words[1:])
+        export_command(f"{PROGRAM} export", "SkyRL", skyrl.export_dataset, words[1:])
     else:
         train([word for word in words if not word.startswith("trainer.override_entrypoint=")])
 

@@ -7,17 +7,14 @@ loop.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from verifiers.environments.base import Environment
-from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError
-from verifiers_integrations.common import limit
+from verifiers_integrations.parquet import export_command, write_splits
 
 MODULE = "verifiers_integrations.verl"
 NAME = "verifiers"
@@ -37,22 +34,7 @@ def export_dataset(
     Workers load the environment by ``env_id`` and ``env_args``, which default to those of ``env``.
     Without evaluation rows no ``eval.parquet`` is written. *Raises* ConfigError without an id.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    name = env_id or env.env_id
-    if not name:
-        raise ConfigError(
-            "verl's workers load the environment by its id: give env_id, the id of an installed"
-            " package"
-        )
-    arguments = dict(env.env_args if env_args is None else env_args)
-    folder = Path(out_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, tasks in zip(("train", "eval"), limit(env, max_samples), strict=True):
-        if tasks:
-            rows = [_row(task, name, arguments, split) for task in tasks]
-            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    folder = write_splits(env, out_dir, max_samples, env_id, env_args, _row)
     names = json.dumps(
         [function.name for function in env.rubric.plan().functions if not function.is_group]
     )
@@ -61,9 +43,7 @@ def export_dataset(
     return folder
 
 
-def _row(
-    task: Mapping[str, Any], env_id: str, env_args: Mapping[str, Any], split: str
-) -> dict[str, Any]:
+def _row(task: Mapping[str, Any], env_id: str, env_args: str, split: str) -> dict[str, Any]:
     prompt = task["prompt"]
     if not isinstance(prompt, list):
         raise ConfigError(
@@ -80,7 +60,7 @@ def _row(
             "index": task["example_id"],
             "split": split,
             "env_id": env_id,
-            "env_args": json.dumps(env_args),
+            "env_args": env_args,
             "task": json.dumps(task, default=str),
         },
     }
@@ -98,16 +78,4 @@ def _text(message: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """``python -m verifiers_integrations.verl ENV OUT_DIR``: export the rows of an environment."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}", description="Write an environment's rows for verl."
-    )
-    parser.add_argument("env_id")
-    parser.add_argument("out_dir")
-    parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
-    parser.add_argument("--max-samples", type=int)
-    args = parser.parse_args(argv)
-    env = load_environment(args.env_id, **args.env_args)
-    folder = export_dataset(
-        env, args.out_dir, args.max_samples, env_id=args.env_id, env_args=args.env_args
-    )
-    sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))
+    export_command(f"python -m {MODULE}", "verl", export_dataset, argv)
