@@ -23,20 +23,21 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable
+from verifiers.errors import SandboxUnavailable
 from verifiers.sandbox.guest import frames
 from verifiers.sandbox.host import mounts
 from verifiers.sandbox.host.mounts import ENVIRONMENT, FILES, RUN_GUEST
 from verifiers.sandbox.host.packages import require
+from verifiers.sandbox.host.probed import ProbedBackend
 from verifiers.sandbox.host.session import Session
-from verifiers.sandbox.protocol import Availability, SandboxSpec
+from verifiers.sandbox.protocol import SandboxSpec
 from verifiers_sandboxes.remote_processes import (
     END_S,
     MAX_HEAD_BYTES,
@@ -49,18 +50,6 @@ from verifiers_sandboxes.remote_processes import (
 ROOT = "/sandbox"
 HOME = f"{ROOT}/home"
 SHARED = "/dev/shm"
-PROBE = """
-import os
-with open("/proc/self/status") as file:
-    status = {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
-assert int(status["CapEff"], 16) == 0, "the code has capabilities"
-assert status.get("NoNewPrivs", "1") == "1", "the code can gain privileges"
-assert not os.path.exists(HOST_FILE), "a file of the host is visible"
-os.getpid() < 100, os.listdir("/sandbox/home")
-"""
-"""Run in a session before a backend counts as available. ``HOST_FILE`` is replaced by the path of
-this module."""
-PROBE_S = 60.0
 ROOT_VERSION = 1
 """Version of the root's layout; cached roots of another version are not used."""
 FIRST_UID = 2**21
@@ -94,7 +83,7 @@ class Launch:
     after: str = "true"
 
 
-class ContainerBackend(ABC):
+class ContainerBackend(ProbedBackend):
     """A ``SandboxBackend`` that runs a program installed on this machine."""
 
     name: str
@@ -102,8 +91,7 @@ class ContainerBackend(ABC):
     network = False
     """Whether ``SandboxSpec.network=True`` is supported."""
 
-    def __init__(self) -> None:
-        self._availability: Availability | None = None
+    probe_s = 60.0
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -121,19 +109,11 @@ class ContainerBackend(ABC):
         """Path of the program; None when it is not installed."""
         return shutil.which(self.program)
 
-    async def available(self) -> Availability:
-        if self._availability is None:
-            self._availability = await self._probe()
-        return self._availability
-
     async def open(self, spec: SandboxSpec) -> Session:
         spec.refuse_root(self.name)
         spec.refuse_mounts(self.name)
-        if spec.network and not self.network:
-            raise ConfigError(
-                f"The sandbox {self.name!r} has no network; leave network=False or use a remote"
-                " backend"
-            )
+        if not self.network:
+            spec.refuse_network(self.name)
         require(spec.packages)
         if (program := self.find()) is None:
             raise SandboxUnavailable(
@@ -145,23 +125,6 @@ class ContainerBackend(ABC):
             return await Pipe.open(launch.argv, launch.after, max_reply_bytes(spec), self.name)
 
         return await Session.open(spec, RemoteProcesses(connect))
-
-    async def _probe(self) -> Availability:
-        try:
-            sandbox = await self.open(SandboxSpec())
-            try:
-                result = await sandbox.exec(
-                    PROBE.replace("HOST_FILE", repr(__file__)), timeout_s=PROBE_S
-                )
-            finally:
-                await sandbox.close()
-        except (SandboxError, OSError) as error:
-            return Availability(False, str(error))
-        if result.value != "(True, [])":
-            return Availability(
-                False, f"a session was not isolated: {result.error or result.value}"
-            )
-        return Availability(True, f"a session in {self.name} answered")
 
 
 class Pipe:

@@ -17,14 +17,15 @@ import io
 import secrets
 import shlex
 import zipfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, Protocol
 
-from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable, VerifiersError
+from verifiers.errors import ConfigError, SandboxUnavailable, VerifiersError
 from verifiers.sandbox.guest import frames
 from verifiers.sandbox.host.mounts import GUEST
+from verifiers.sandbox.host.probed import ProbedBackend
 from verifiers.sandbox.host.session import Session
-from verifiers.sandbox.protocol import Availability, SandboxSpec
+from verifiers.sandbox.protocol import SandboxSpec
 from verifiers_sandboxes.remote_processes import (
     END_S,
     MAX_HEAD_BYTES,
@@ -57,7 +58,7 @@ class Machine(Protocol):
     async def end(self) -> None: ...
 
 
-class RemoteBackend(ABC):
+class RemoteBackend(ProbedBackend):
     """A ``SandboxBackend`` over a service. Packages are installed on the machine unless its image
     has them."""
 
@@ -68,17 +69,14 @@ class RemoteBackend(ABC):
     """The argument of ``pip install``."""
     capabilities = frozenset({"numpy", "sympy", "files", "network", "state", "isolation"})
 
-    def __init__(self) -> None:
-        self._availability: Availability | None = None
+    probe, probe_value, probe_s = "6 * 7", "42", 60.0
+    probe_spec = SandboxSpec(wall_s=SETUP_S)
+    failure = "a session did not answer"
+    answered = "a machine of {} answered"
 
     @abstractmethod
     async def create(self, spec: SandboxSpec) -> Machine:
         """Create a machine that the service itself ends after ``spec.wall_s`` seconds."""
-
-    async def available(self) -> Availability:
-        if self._availability is None:
-            self._availability = await self._probe()
-        return self._availability
 
     async def open(self, spec: SandboxSpec) -> Session:
         spec.refuse_root(self.name)
@@ -94,19 +92,6 @@ class RemoteBackend(ABC):
             return await self._connect(spec)
 
         return await Session.open(spec, RemoteProcesses(connect), start_s=SETUP_S)
-
-    async def _probe(self) -> Availability:
-        try:
-            sandbox = await self.open(SandboxSpec(wall_s=SETUP_S))
-            try:
-                result = await sandbox.exec("6 * 7", timeout_s=60)
-            finally:
-                await sandbox.close()
-        except (SandboxError, OSError) as error:
-            return Availability(False, str(error))
-        if result.value != "42":
-            return Availability(False, f"a session did not answer: {result.error or result.value}")
-        return Availability(True, f"a machine of {self.name} answered")
 
     async def _connect(self, spec: SandboxSpec) -> InitConnection:
         machine: Machine | None = None

@@ -103,6 +103,14 @@ class SandboxSpec:
                     " path inside, and an absolute path of the host"
                 )
 
+    def refuse_network(self, backend: str) -> None:
+        """*Raises* ConfigError when a network is asked of a backend that has none."""
+        if self.network:
+            raise ConfigError(
+                f"The sandbox {backend!r} has no network; leave network=False or use a remote"
+                " backend"
+            )
+
     def refuse_mounts(self, backend: str) -> None:
         """*Raises* ConfigError when there are mounts, which ``backend`` does not provide."""
         if self.mounts:

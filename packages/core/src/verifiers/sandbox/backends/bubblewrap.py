@@ -16,49 +16,31 @@ import json
 import shutil
 import socket
 
-from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable
+from verifiers.errors import SandboxUnavailable
 from verifiers.sandbox.host.mounts import IMAGE, IMAGE_ENVIRONMENT, TOP_LEVEL, host_libraries
 from verifiers.sandbox.host.packages import require
+from verifiers.sandbox.host.probed import ProbedBackend
 from verifiers.sandbox.host.session import LIMITS, Session, worker_settings
 from verifiers.sandbox.host.zygotes import Zygote, zygote_for
-from verifiers.sandbox.protocol import Availability, SandboxSpec
+from verifiers.sandbox.protocol import SandboxSpec
 
 CAUSE_S = 5.0
 """Seconds to wait for the supervisor to report why a worker ended."""
-PROBE = """
-import os
-with open("/proc/self/status") as file:
-    status = {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
-assert int(status["CapEff"], 16) == 0, "the code has capabilities"
-assert status["NoNewPrivs"] == "1", "the code can gain privileges"
-assert not os.path.exists(HOST_FILE), "a file of the host is visible"
-os.getpid() < 100, os.listdir("/sandbox/home")
-"""
-"""Run in a session before the backend counts as available. ``HOST_FILE`` is replaced by the path of
-this module."""
 
 
-class Bubblewrap:
+class Bubblewrap(ProbedBackend):
     """A ``SandboxBackend``."""
 
     name = "bubblewrap"
     capabilities = frozenset({"numpy", "sympy", "files", "state", "isolation", "mounts", "root"})
+    answered = "a session in its own namespaces answered"
 
     def __init__(self, command: str = "bwrap"):
+        super().__init__()
         self._command = command
-        self._availability: Availability | None = None
-
-    async def available(self) -> Availability:
-        if self._availability is None:
-            self._availability = await self._probe()
-        return self._availability
 
     async def open(self, spec: SandboxSpec) -> Session:
-        if spec.network:
-            raise ConfigError(
-                "The sandbox 'bubblewrap' has no network; leave network=False or use a remote"
-                " backend"
-            )
+        spec.refuse_network(self.name)
         require(spec.packages)
         mounts = tuple(spec.mounts.items())
         if spec.root is not None:
@@ -73,23 +55,6 @@ class Bubblewrap:
                 f"The program {self._command!r} is not installed", names=[self.name]
             )
         return path
-
-    async def _probe(self) -> Availability:
-        try:
-            sandbox = await self.open(SandboxSpec())
-            try:
-                result = await sandbox.exec(
-                    PROBE.replace("HOST_FILE", repr(__file__)), timeout_s=20
-                )
-            finally:
-                await sandbox.close()
-        except (SandboxError, OSError) as error:
-            return Availability(False, str(error))
-        if result.value != "(True, [])":
-            return Availability(
-                False, f"a session was not isolated: {result.error or result.value}"
-            )
-        return Availability(True, "a session in its own namespaces answered")
 
 
 class _Namespaces:

@@ -22,69 +22,49 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable
+from verifiers.errors import SandboxUnavailable
 from verifiers.sandbox.host import mounts
 from verifiers.sandbox.host.packages import folders, require
+from verifiers.sandbox.host.probed import ProbedBackend
 from verifiers.sandbox.host.session import LIMITS, Session, worker_settings
 from verifiers.sandbox.host.zygotes import READY_S
-from verifiers.sandbox.protocol import Availability, SandboxSpec
+from verifiers.sandbox.protocol import SandboxSpec
 
-PROBE = "import os, socket\nfound = []\n" + "".join(
-    f"try: {attempt}; found.append({name!r})\nexcept OSError: pass\n"
-    for name, attempt in (
-        ("reads the host", "open(HOST_FILE).read()"),
-        ("sees the host's processes", "os.listdir('/proc')"),
-        ("opens a port", "socket.create_server(('127.0.0.1', 0))"),
-    )
-)
 RUN_SUPERVISOR = "import sys; from verifiers.sandbox.host.sandlock_supervisor import main; main()"
 RUN_WORKER = "from guest.worker import main; main()"
 END_S = 10.0
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
-class Sandlock:
+class Sandlock(ProbedBackend):
     """A ``SandboxBackend``. Needs the extra ``sandbox`` and a kernel with Landlock."""
 
     name = "sandlock"
     capabilities = frozenset({"numpy", "sympy", "files", "state", "isolation"})
 
-    def __init__(self) -> None:
-        self._availability: Availability | None = None
-
-    async def available(self) -> Availability:
-        if self._availability is None:
-            self._availability = await self._probe()
-        return self._availability
+    probe = (
+        "import os, socket\nfound = []\n"
+        + "".join(
+            f"try: {attempt}; found.append({name!r})\nexcept OSError: pass\n"
+            for name, attempt in (
+                ("reads the host", "open(HOST_FILE).read()"),
+                ("sees the host's processes", "os.listdir('/proc')"),
+                ("opens a port", "socket.create_server(('127.0.0.1', 0))"),
+            )
+        )
+        + "found"
+    )
+    probe_value, probe_s = "[]", READY_S
+    answered = "a supervised session answered and could not access the host"
 
     async def open(self, spec: SandboxSpec) -> Session:
         spec.refuse_root(self.name)
         spec.refuse_mounts(self.name)
-        if spec.network:
-            raise ConfigError(
-                "The sandbox 'sandlock' has no network; leave network=False or use a remote backend"
-            )
+        spec.refuse_network(self.name)
         if importlib.util.find_spec("sandlock") is None:
             raise SandboxUnavailable("The package 'sandlock' is not installed", names=[self.name])
         require(spec.packages)
         return await Session.open(spec, _SupervisedProcesses(spec))
-
-    async def _probe(self) -> Availability:
-        try:
-            sandbox = await self.open(SandboxSpec())
-            try:
-                result = await sandbox.exec(
-                    f"HOST_FILE = {__file__!r}\n{PROBE}\nfound", timeout_s=READY_S
-                )
-            finally:
-                await sandbox.close()
-        except (SandboxError, OSError) as error:
-            return Availability(False, str(error))
-        if result.value != "[]":
-            return Availability(
-                False, f"a session was not isolated: {result.error or result.value}"
-            )
-        return Availability(True, "a supervised session answered and could not access the host")
 
 
 class _SupervisedProcesses:
