@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
-from verifiers.rubrics import RolloutScore, RolloutScores, Rubric
+from verifiers.rubrics import RolloutScore, RolloutScores, Rubric, RubricGroup
 from verifiers.rubrics.arguments import RewardFunction
 from verifiers.rubrics.rubric import Semaphore
 from verifiers.rubrics.scoring import Plan, leave_unscored
@@ -38,28 +38,7 @@ class EnvGroupRubric(Rubric):
         """The functions of the members in order; functions of the same name share a metric."""
         return tuple(function for rubric in self.rubrics for function in rubric.functions)
 
-    @property
-    def funcs(self) -> Sequence[Callable[..., Any]]:
-        """The functions of the members; those of a member are changed there."""
-        return tuple(f.function for f in self.functions)
-
-    @funcs.setter
-    def funcs(self, funcs: Sequence[Callable[..., Any]]) -> None:
-        raise ConfigError(
-            "funcs are those of several rubrics; assign them to the rubric of a member", key="funcs"
-        )
-
-    @property
-    def weights(self) -> Sequence[float]:
-        """The weights of the members."""
-        return tuple(f.weight for f in self.functions)
-
-    @weights.setter
-    def weights(self, weights: Sequence[float]) -> None:
-        raise ConfigError(
-            "weights are those of several rubrics; assign them to the rubric of a member",
-            key="weights",
-        )
+    funcs, weights = RubricGroup.funcs, RubricGroup.weights
 
     @property
     def has_group_rewards(self) -> bool:
