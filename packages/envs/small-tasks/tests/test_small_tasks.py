@@ -146,9 +146,18 @@ def test_the_solved_examples_stand_before_the_question(num_shots):
     ("arguments", "message"),
     [
         ({"task": "capital"}, "task is 'capital'"),
-        ({"num_train_examples": 0}, "num_train_examples is 0"),
-        ({"num_eval_examples": True}, "num_eval_examples is True"),
-        ({"num_shots": -2}, "num_shots is -2"),
+        (
+            {"num_train_examples": 0},
+            "num_train_examples must be a whole number of at least 1, not 0",
+        ),
+        (
+            {"num_eval_examples": True},
+            "num_eval_examples must be a whole number of at least 1, not True",
+        ),
+        (
+            {"num_shots": -2},
+            "num_shots must be a whole number of at least 0, or -1 for all, not -2",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -21,7 +21,7 @@ from verifiers import compat
 from verifiers.clients.payload import OPENAI_ARGUMENTS
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
-from verifiers.runtime.values import FINITE, MinusOne, describe, fits, parts
+from verifiers.runtime.values import FINITE, Count, MinusOne, Number, describe, fits, parts
 
 if TYPE_CHECKING:
     from verifiers.runs.rollout import Progress
@@ -77,8 +77,6 @@ NO_LONGER_NEEDED = ("save_every", "use_tqdm", "batch_size")
 DEFAULT_CONCURRENCY = 1024
 WORKER_BACKENDS = ("process", "ray")
 
-Number = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
 Limit = Annotated[float, Meta(gt=0.0, le=FINITE, description="a number above 0")]
 Seconds = Annotated[float, Meta(gt=0.0, description="a positive number of seconds")]
 

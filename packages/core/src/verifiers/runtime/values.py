@@ -2,20 +2,28 @@
 
 An annotation is a declaration: ``Annotated[int, Meta(ge=1)] | None`` with ranges by
 ``msgspec.Meta`` and choices by ``Literal``. `MinusOne` in ``Annotated`` is what msgspec cannot say.
+`check_arguments` checks the arguments of a function.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Meta
+
+from verifiers.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 FINITE = sys.float_info.max
 """In ``Meta(le=FINITE)``: infinity is not in the range."""
@@ -32,6 +40,12 @@ class MinusOne:
     meaning."""
 
     meaning: str
+
+
+Number = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0.0, le=FINITE, description="a positive number")]
+CountOrAll = Annotated[int, Meta(ge=1), MinusOne("all")]
 
 
 def parts(hint: object) -> Iterator[Any]:
@@ -108,3 +122,31 @@ def _range(mark: object) -> str:
     if mark.ge is None:
         return ""
     return f" of at least {mark.ge:g}" if mark.le is None else f" from {mark.ge:g} to {mark.le:g}"
+
+
+def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """The function with a check of its arguments against their annotations, before it runs. It
+    *raises* ConfigError.
+
+    >>> @check_arguments
+    ... def rows(count: Count, seed: int = 0) -> list[int]:
+    ...     return list(range(seed, seed + count))
+    >>> rows(2)
+    [0, 1]
+    >>> rows(0)
+    Traceback (most recent call last):
+        ...
+    verifiers.errors.ConfigError: count must be a whole number of at least 1, not 0
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        hints = typing.get_type_hints(function, include_extras=True)
+        for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
+            if not fits(value, hints.get(name, Any)):
+                raise ConfigError(
+                    f"{name} must be {describe(hints[name])}, not {value!r}", key=name
+                )
+        return function(*args, **kwargs)
+
+    return call

@@ -6,13 +6,13 @@ The public interface is ``load_environment``; the README describes rewards and m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import verifiers as vf
 from verifiers.data.text import split_reasoning
+from verifiers.runtime.values import Count, Number, Positive, check_arguments
 from vf_alphabet_sort.games import FIRST_TAG, LATER_TAG, Settings, generate_games
 from vf_alphabet_sort.public import PublicGames
 from vf_alphabet_sort.scoring import conversation_score, exact_share, format_share
@@ -39,20 +39,21 @@ class AlphabetSortEnv(vf.MultiTurnEnv):
         return [vf.UserMessage(state["info"]["follow_ups"][len(state["trajectory"]) - 1])]
 
 
+@check_arguments
 def load_environment(
-    min_turns: int | None = None,
-    max_turns: int | None = None,
-    min_names_per_turn: int | None = None,
-    max_names_per_turn: int | None = None,
-    similarity_power: float | None = None,
+    min_turns: Count | None = None,
+    max_turns: Count | None = None,
+    min_names_per_turn: Count | None = None,
+    max_names_per_turn: Count | None = None,
+    similarity_power: Positive | None = None,
     power_per_turn: bool = True,
     difficulty: Literal["easy", "normal", "hard"] = "normal",
-    num_train_examples: int = 1000,
-    num_eval_examples: int = 100,
+    num_train_examples: Count = 1000,
+    num_eval_examples: Count = 100,
     seed: int = 1337420,
     dataset_name: str | None = None,
     system_prompt: str | None = None,
-    num_shots: int = 0,
+    num_shots: Number = 0,
     autojunk: bool = False,
 ) -> vf.Environment:
     """The alphabet-sort environment.
@@ -85,8 +86,6 @@ def load_environment(
         ConfigError: An invalid argument, by name.
         DatasetError: On first use of the rows, when the dataset cannot be loaded or is too small.
     """
-    if difficulty not in PRESETS:
-        raise vf.ConfigError(f"difficulty must be one of {', '.join(PRESETS)}, not {difficulty!r}")
     overrides = {
         "min_turns": min_turns,
         "max_turns": max_turns,
@@ -97,11 +96,7 @@ def load_environment(
     settings = _check_settings(
         replace(preset, **{name: value for name, value in overrides.items() if value is not None})
     )
-    power = _check_power(preset_power if similarity_power is None else similarity_power)
-    _check_whole("num_train_examples", num_train_examples, 1)
-    _check_whole("num_eval_examples", num_eval_examples, 1)
-    _check_whole("num_shots", num_shots, 0)
-    _check_whole("seed", seed, None)
+    power = float(preset_power if similarity_power is None else similarity_power)
     num_games = num_train_examples if dataset_name is None else 0
     games = generate_games(settings, num_games + num_shots, seed, held_out=False)
     if dataset_name is None:
@@ -175,26 +170,8 @@ def _replies(completion: Any, parser: vf.Parser) -> list[str]:
 
 def _check_settings(settings: Settings) -> Settings:
     for low, high in (("min_turns", "max_turns"), ("min_names_per_turn", "max_names_per_turn")):
-        _check_whole(low, getattr(settings, low), 1)
-        _check_whole(high, getattr(settings, high), 1)
         if getattr(settings, low) > getattr(settings, high):
             raise vf.ConfigError(
                 f"{low}={getattr(settings, low)} is above {high}={getattr(settings, high)}"
             )
     return settings
-
-
-def _check_power(power: Any) -> float:
-    if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < math.inf:
-        raise vf.ConfigError(f"similarity_power must be a positive number, not {power!r}")
-    return float(power)
-
-
-def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of at least {least}"
-        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

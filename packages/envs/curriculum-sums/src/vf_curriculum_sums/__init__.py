@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import verifiers as vf
+from verifiers.runtime.values import Count, Number, check_arguments
 from vf_curriculum_sums.sums import LEVELS, generate_rows
 
 __all__ = ["SYSTEM_PROMPT", "load_environment"]
@@ -25,14 +26,15 @@ _MARKED = re.compile(r"[\s*$`]*(?:\\boxed\{)?([^{}]*?)\}?[\s*$`.]*")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 
 
+@check_arguments
 def load_environment(
-    min_difficulty: int = 1,
-    max_difficulty: int = 5,
-    num_train_examples: int = 1000,
-    num_eval_examples: int = 100,
+    min_difficulty: Count = 1,
+    max_difficulty: Count = 5,
+    num_train_examples: Count = 1000,
+    num_eval_examples: Count = 100,
     seed: int = 0,
     system_prompt: str | None = None,
-    num_shots: int = 0,
+    num_shots: Number = 0,
 ) -> vf.Environment:
     """The curriculum-sums environment.
 
@@ -49,15 +51,6 @@ def load_environment(
     Raises:
         ConfigError: An invalid argument, by name.
     """
-    for name, value, least in (
-        ("min_difficulty", min_difficulty, 1),
-        ("max_difficulty", max_difficulty, 1),
-        ("num_train_examples", num_train_examples, 1),
-        ("num_eval_examples", num_eval_examples, 1),
-        ("seed", seed, None),
-        ("num_shots", num_shots, 0),
-    ):
-        _check_whole(name, value, least)
     if max_difficulty > max(LEVELS):
         raise vf.ConfigError(f"max_difficulty={max_difficulty} is above {max(LEVELS)}")
     if min_difficulty > max_difficulty:
@@ -117,13 +110,3 @@ def _make_rubric(parser: vf.Parser) -> vf.Rubric:
     rubric = vf.Rubric([correct_answer], parser=parser)
     rubric.add_metric(format_reward)
     return rubric
-
-
-def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of at least {least}"
-        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

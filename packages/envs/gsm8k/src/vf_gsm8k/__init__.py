@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import verifiers as vf
+from verifiers.runtime.values import CountOrAll, check_arguments
 from vf_gsm8k.generator import generate_rows
 from vf_gsm8k.public import GSM8K, GSM_SYMBOLIC, PublishedRows, SymbolicRows
 
@@ -18,9 +19,10 @@ NUM_TRAIN, NUM_EVAL = 1000, 100
 """Default numbers of generated problems."""
 
 
+@check_arguments
 def load_environment(
-    num_train_examples: int = -1,
-    num_eval_examples: int = -1,
+    num_train_examples: CountOrAll = -1,
+    num_eval_examples: CountOrAll = -1,
     seed: int = 0,
     dataset_name: str | None = None,
     system_prompt: str | None = vf.BOXED_SYSTEM_PROMPT,
@@ -45,14 +47,6 @@ def load_environment(
         ConfigError: An invalid argument, by name.
         DatasetError: On first use of the rows, when the dataset cannot be loaded.
     """
-    for name, value, least in (
-        ("num_train_examples", num_train_examples, 1),
-        ("num_eval_examples", num_eval_examples, 1),
-        ("seed", seed, None),
-    ):
-        _check_whole(name, value, least)
-    if not isinstance(strict, bool):
-        raise vf.ConfigError(f"strict must be true or false, not {strict!r}")
     train, held_out = _sources(dataset_name, seed, num_train_examples, num_eval_examples)
     return vf.SingleTurnEnv(
         dataset=train,
@@ -96,13 +90,3 @@ def _make_rubric(strict: bool) -> vf.Rubric:
     rubric = vf.MathRubric(strict=strict)
     rubric.add_metric(format_reward)
     return rubric
-
-
-def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least and value != -1)
-    ):
-        bound = "" if least is None else f" of at least {least}, or -1"
-        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import verifiers as vf
+from verifiers.runtime.values import Count, check_arguments
 from vf_kuhn_poker.rules import (
     BET,
     DEALS,
@@ -35,13 +36,14 @@ and have one card each. The higher card takes the pot at a showdown. Who folds l
 one more chip each. A reply that is none of the moves offered loses two chips. Reply with one word."""
 
 
+@check_arguments
 def load_environment(
     opponent: Any = "policy",
     opponent_model: str | None = None,
     seat: str = "first",
     style: str = "words",
-    num_train_examples: int = 60,
-    num_eval_examples: int = 60,
+    num_train_examples: Count = 60,
+    num_eval_examples: Count = 60,
 ) -> vf.Environment:
     """The kuhn-poker environment.
 
@@ -63,14 +65,6 @@ def load_environment(
         if value not in choices:
             raise vf.ConfigError(
                 f'{name} is {value!r}; it must be "{choices[0]}" or "{choices[1]}"', key=name
-            )
-    for name, count in (
-        ("num_train_examples", num_train_examples),
-        ("num_eval_examples", num_eval_examples),
-    ):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise vf.ConfigError(
-                f"{name} is {count!r}; it must be a whole number of at least 1", key=name
             )
     roles = [vf.Role(name) for name in SEATS]
     if opponent != "policy":

@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 import verifiers as vf
+from verifiers.runtime.values import Count, CountOrAll, check_arguments
 from vf_math_python.generator import generate_rows
 from vf_math_python.public import PublishedSet
 from vf_math_python.written import written_rows
@@ -39,12 +40,13 @@ NUM_TRAIN, NUM_EVAL = 1000, 100
 SPLITS = ("train", "test")
 
 
+@check_arguments
 def load_environment(
     dataset_name: str | None = None,
     dataset_split: str | None = None,
-    num_train_examples: int = -1,
-    num_eval_examples: int = -1,
-    max_turns: int = 10,
+    num_train_examples: CountOrAll = -1,
+    num_eval_examples: CountOrAll = -1,
+    max_turns: Count = 10,
     code_from: str = "auto",
     sandbox: str = "auto",
     timeout_per_command_seconds: float = 30,
@@ -91,15 +93,6 @@ def load_environment(
         DatasetError: On first use of the rows, when a dataset cannot be fetched.
         SandboxUnavailable: At the first rollout, when no sandbox is available.
     """
-    for name, value, least in (
-        ("num_train_examples", num_train_examples, 1),
-        ("num_eval_examples", num_eval_examples, 1),
-        ("max_turns", max_turns, 1),
-        ("seed", seed, None),
-    ):
-        _check_whole(name, value, least, all_is_allowed=name.startswith("num_"))
-    if not isinstance(strict, bool):
-        raise vf.ConfigError(f"strict must be true or false, not {strict!r}")
     if dataset_split is not None and split is not None:
         raise vf.ConfigError("split is an alias of dataset_split; pass only one of them")
     train, held_out = _sources(
@@ -175,11 +168,3 @@ def _make_rubric(strict: bool) -> vf.Rubric:
     rubric = vf.MathRubric(strict=strict)
     rubric.add_metric(format_reward)
     return rubric
-
-
-def _check_whole(name: str, value: Any, least: int | None, all_is_allowed: bool) -> None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if is_whole and (least is None or value >= least or (all_is_allowed and value == -1)):
-        return
-    bound = "" if least is None else f" of at least {least}" + (", or -1" if all_is_allowed else "")
-    raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import verifiers as vf
+from verifiers.runtime.values import Count, check_arguments
 from vf_mcp_demo.catalogue import draw_rows
 
 __all__ = ["SYSTEM_PROMPT", "load_environment"]
@@ -25,10 +26,11 @@ _MARKED = re.compile(r"[\s*$`]*(?:\\boxed\{)?([^{}]*?)\}?[\s*$`.]*")
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
+@check_arguments
 def load_environment(
-    num_train_examples: int = 400,
-    num_eval_examples: int = 50,
-    max_turns: int = 8,
+    num_train_examples: Count = 400,
+    num_eval_examples: Count = 50,
+    max_turns: Count = 8,
     seed: int = 0,
     system_prompt: str | None = None,
 ) -> vf.Environment:
@@ -47,10 +49,6 @@ def load_environment(
     Raises:
         ConfigError: An invalid argument, by name; or the MCP client is not installed.
     """
-    _check_whole("num_train_examples", num_train_examples, 1)
-    _check_whole("num_eval_examples", num_eval_examples, 1)
-    _check_whole("max_turns", max_turns, 1)
-    _check_whole("seed", seed, None)
     parser = vf.XMLParser(["answer"], last=True)
     return vf.MCPEnv(
         mcp_servers=[
@@ -94,13 +92,3 @@ def _make_rubric(parser: vf.Parser) -> vf.Rubric:
     rubric = vf.Rubric([correct_answer], parser=parser)
     rubric.add_metric(looked_up)
     return rubric
-
-
-def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of at least {least}"
-        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

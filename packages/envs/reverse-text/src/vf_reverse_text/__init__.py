@@ -6,9 +6,10 @@ The public interface is ``load_environment``; the README describes rewards and m
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import verifiers as vf
+from verifiers.runtime.values import Count, Number, check_arguments
 from vf_reverse_text.public import PublicTexts
 from vf_reverse_text.scoring import sequence_ratio
 from vf_reverse_text.texts import DEFAULT_LENGTHS, generate_texts
@@ -24,16 +25,17 @@ SYSTEM_PROMPT = (
 )
 
 
+@check_arguments
 def load_environment(
     unit: Unit = "paragraph",
-    min_chars: int | None = None,
-    max_chars: int | None = None,
-    num_train_examples: int = 1000,
-    num_eval_examples: int = 100,
+    min_chars: Count | None = None,
+    max_chars: Count | None = None,
+    num_train_examples: Count = 1000,
+    num_eval_examples: Count = 100,
     seed: int = 0,
     dataset_name: str | None = None,
     system_prompt: str | None = None,
-    num_shots: int = 0,
+    num_shots: Number = 0,
     autojunk: bool = False,
 ) -> vf.Environment:
     """The reverse-text environment.
@@ -63,16 +65,7 @@ def load_environment(
         ConfigError: An invalid argument, by name.
         DatasetError: On first use of the rows, when the dataset cannot be loaded or is too small.
     """
-    _check_arguments(
-        unit,
-        min_chars,
-        max_chars,
-        num_train_examples,
-        num_eval_examples,
-        num_shots,
-        seed,
-        dataset_name,
-    )
+    _check_lengths(unit, min_chars, max_chars, dataset_name)
     num_texts = num_eval_examples + num_train_examples if dataset_name is None else 0
     texts = generate_texts(unit, *_bounds(unit, min_chars, max_chars), num_texts + num_shots, seed)
     if dataset_name is None:
@@ -137,39 +130,16 @@ def _bounds(unit: str, min_chars: int | None, max_chars: int | None) -> tuple[in
     return shortest, longest
 
 
-def _check_arguments(
-    unit: Any,
-    min_chars: Any,
-    max_chars: Any,
-    num_train: Any,
-    num_eval: Any,
-    num_shots: Any,
-    seed: Any,
-    dataset_name: str | None,
+def _check_lengths(
+    unit: Unit, min_chars: int | None, max_chars: int | None, dataset_name: str | None
 ) -> None:
-    if unit not in get_args(Unit):
-        raise vf.ConfigError(f"unit must be one of {', '.join(get_args(Unit))}, not {unit!r}")
     if dataset_name is not None and unit != "paragraph":
         raise vf.ConfigError(
             f"unit={unit!r} shapes generated texts; leave it out when dataset_name is given"
         )
-    _check_whole("seed", seed, None)
-    _check_whole("num_train_examples", num_train, 1)
-    _check_whole("num_eval_examples", num_eval, 1)
-    _check_whole("num_shots", num_shots, 0)
     least = 1 if dataset_name is not None else 2 if unit == "word" else 3
     for name, value in (("min_chars", min_chars), ("max_chars", max_chars)):
-        if value is not None:
-            _check_whole(name, value, least)
+        if value is not None and value < least:
+            raise vf.ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
     if min_chars is not None and max_chars is not None and min_chars > max_chars:
         raise vf.ConfigError(f"min_chars={min_chars} is above max_chars={max_chars}")
-
-
-def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of at least {least}"
-        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -11,9 +11,12 @@ import os
 import random
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 import verifiers as vf
+from verifiers.runtime.values import Count, check_arguments
 from vf_self_judge.panel import ROLES, PanelRubric, RoleClient
 
 __all__ = ["ROLES", "SYSTEM_PROMPT", "PanelRubric", "RoleClient", "load_environment"]
@@ -27,15 +30,20 @@ HELD_OUT_EVERY = 5
 
 JUDGE_SAMPLING = {"temperature": 0.0, "max_tokens": 512}
 
+JudgeModels = Annotated[
+    Sequence[str], Meta(min_length=1, description="a list of names, such as ['gpt-4.1-nano']")
+]
 
+
+@check_arguments
 def load_environment(
-    judge_models: Sequence[str] | None = None,
+    judge_models: JudgeModels | None = None,
     judge_base_url: str | None = None,
     judge_api_key_var: str = "OPENAI_API_KEY",
     aggregation: Aggregation = "mean",
     require_all: bool = True,
-    num_train_examples: int | None = None,
-    num_eval_examples: int | None = None,
+    num_train_examples: Count | None = None,
+    num_eval_examples: Count | None = None,
     seed: int = 0,
     system_prompt: str | None = None,
 ) -> vf.Environment:
@@ -58,13 +66,6 @@ def load_environment(
     Raises:
         ConfigError: An invalid argument, by name.
     """
-    _check_whole("seed", seed, None)
-    if aggregation not in get_args(Aggregation):
-        raise vf.ConfigError(
-            f"aggregation must be one of {', '.join(get_args(Aggregation))}, not {aggregation!r}"
-        )
-    if not isinstance(require_all, bool):
-        raise vf.ConfigError(f"require_all must be true or false, not {require_all!r}")
     parser = vf.MaybeThinkParser()
     return vf.SingleTurnEnv(
         dataset=_draw("num_train_examples", num_train_examples, seed, held_out=False),
@@ -97,7 +98,6 @@ def _draw(name: str, count: int | None, seed: int, held_out: bool) -> list[dict[
     random.Random(f"self-judge/{held_out}/{seed}").shuffle(questions)
     if count is None:
         return questions
-    _check_whole(name, count, 1)
     if count > len(questions):
         raise vf.ConfigError(
             f"{name}={count} is more than the {len(questions)} questions there are"
@@ -121,23 +121,5 @@ def _judge_client(judge_models: Any, base_url: str | None, key_var: str) -> vf.C
                 "judge_base_url is the endpoint of judge_models; name them, or leave it out"
             )
         return None
-    if (
-        isinstance(judge_models, str)
-        or not judge_models
-        or not all(isinstance(judge_model, str) for judge_model in judge_models)
-    ):
-        raise vf.ConfigError(
-            f"judge_models must be a list of names, such as ['gpt-4.1-nano'], not {judge_models!r}"
-        )
     url = base_url or os.environ.get("OPENAI_BASE_URL")
     return vf.ClientConfig(api_key_var=key_var, **({"api_base_url": url} if url else {}))
-
-
-def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of at least {least}"
-        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -8,20 +8,22 @@ baselines.
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Annotated, Any
 
 import verifiers as vf
 from verifiers.data.text import split_reasoning
+from verifiers.runtime.values import Count, MinusOne, Number, check_arguments
 from vf_small_tasks.tasks import TASKS
 
 __all__ = ["TASKS", "load_environment"]
 
 
+@check_arguments
 def load_environment(
     task: str = "capitals",
-    num_train_examples: int = 1000,
-    num_eval_examples: int = 100,
-    num_shots: int = -1,
+    num_train_examples: Count = 1000,
+    num_eval_examples: Count = 100,
+    num_shots: Annotated[Number, MinusOne("all")] = -1,
     seed: int = 0,
 ) -> vf.Environment:
     """The small-tasks environment.
@@ -43,15 +45,6 @@ def load_environment(
         raise vf.ConfigError(
             f'task is {task!r}; it must be {", ".join(map(repr, TASKS))} or "all"', key="task"
         )
-    for name, value, least in (
-        ("num_train_examples", num_train_examples, 1),
-        ("num_eval_examples", num_eval_examples, 1),
-        ("num_shots", num_shots, -1),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise vf.ConfigError(
-                f"{name} is {value!r}; it must be a whole number of at least {least}", key=name
-            )
     counts = (num_eval_examples, num_train_examples)
     held_out, train = zip(*(_split(name, *counts, num_shots, seed) for name in names), strict=True)
     return vf.SingleTurnEnv(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import verifiers as vf
+from verifiers.runtime.values import Count, check_arguments
 
 __all__ = ["DEFAULT_GAME", "load_environment"]
 
@@ -24,12 +25,13 @@ You play a game. Make one move in every message{think}, in exactly this format:
 MAX_TURNS = 50
 
 
+@check_arguments
 def load_environment(
     game: str = DEFAULT_GAME,
     use_think: bool = True,
-    max_turns: int = MAX_TURNS,
-    num_train_examples: int = 1000,
-    num_eval_examples: int = 50,
+    max_turns: Count = MAX_TURNS,
+    num_train_examples: Count = 1000,
+    num_eval_examples: Count = 50,
     seed: int = 0,
     system_prompt: str | None = None,
     strict: bool = False,
@@ -50,12 +52,6 @@ def load_environment(
     Raises:
         ConfigError: An invalid argument, by name; or TextArena is not installed.
     """
-    for name, flag in (("use_think", use_think), ("strict", strict)):
-        if not isinstance(flag, bool):
-            raise vf.ConfigError(f"{name} must be true or false, not {flag!r}")
-    for name, value in (("max_turns", max_turns), ("num_train_examples", num_train_examples)):
-        _check_whole(name, value)
-    _check_whole("num_eval_examples", num_eval_examples)
     parser = vf.XMLParser(
         ["think", "guess"] if use_think else ["guess"], answer_field="guess", last=True
     )
@@ -101,8 +97,3 @@ def _halving(parser: vf.XMLParser, row: Mapping[str, Any]) -> Callable[[vf.Model
         return parser.format(**{name: f"[{(low + high) // 2}]" for name in parser.get_fields()})
 
     return reply
-
-
-def _check_whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise vf.ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import verifiers as vf
+from verifiers.runtime.values import Count, check_arguments
 from vf_tool_test.tasks import generate_tasks, read_call, share_right
 from vf_tool_test.tools import TOOLS
 
@@ -18,11 +19,12 @@ MAX_TURNS = 2
 """One for the calls, one to comment on the results; only the first is scored."""
 
 
+@check_arguments
 def load_environment(
-    num_train_examples: int = 1000,
-    num_eval_examples: int = 100,
-    min_calls: int = 1,
-    max_calls: int = 4,
+    num_train_examples: Count = 1000,
+    num_eval_examples: Count = 100,
+    min_calls: Count = 1,
+    max_calls: Count = 4,
     seed: int = 0,
     system_prompt: str | None = None,
 ) -> vf.Environment:
@@ -40,11 +42,6 @@ def load_environment(
     Raises:
         ConfigError: An invalid argument, by name.
     """
-    _check_whole("num_train_examples", num_train_examples, 1)
-    _check_whole("num_eval_examples", num_eval_examples, 1)
-    _check_whole("min_calls", min_calls, 1)
-    _check_whole("max_calls", max_calls, 1)
-    _check_whole("seed", seed, None)
     if min_calls > max_calls:
         raise vf.ConfigError(f"min_calls={min_calls} is above max_calls={max_calls}")
     if max_calls > 32:
@@ -88,13 +85,3 @@ def _first_calls(completion: Any, parser: vf.Parser) -> list[str | None]:
     """The calls of the first assistant message."""
     replies = parser.get_assistant_messages(completion)
     return [read_call(call) for call in replies[0].get("tool_calls") or ()] if replies else []
-
-
-def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of at least {least}"
-        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

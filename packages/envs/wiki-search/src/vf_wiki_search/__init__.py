@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import verifiers as vf
+from verifiers.runtime.values import Count, CountOrAll, check_arguments
 from vf_wiki_search.corpus import CORPORA, HUB_QUESTIONS, Corpus, hub_rows, load_corpus
 from vf_wiki_search.matching import matches
 from vf_wiki_search.retrievers import make_retriever
@@ -32,10 +33,11 @@ SYSTEM_PROMPT = (
 )
 
 
+@check_arguments
 def load_environment(
-    num_train_examples: int = -1,
-    num_eval_examples: int = 100,
-    max_turns: int = 10,
+    num_train_examples: CountOrAll = -1,
+    num_eval_examples: CountOrAll = 100,
+    max_turns: Count = 10,
     corpus: str = "factbook",
     retriever: str = "bm25",
     judge_model: str | None = None,
@@ -66,14 +68,6 @@ def load_environment(
         ConfigError: An invalid argument, by name; or an extra is missing.
         DatasetError: corpus="rare-wiki" without network.
     """
-    for name, value in (
-        ("num_train_examples", num_train_examples),
-        ("num_eval_examples", num_eval_examples),
-    ):
-        if value != -1:
-            _check_whole(name, value, 1)
-    _check_whole("max_turns", max_turns, 1)
-    _check_whole("seed", seed, None)
     if corpus not in CORPORA:
         load_corpus(corpus)  # raises ConfigError
     pages = _Pages(corpus, retriever)
@@ -236,13 +230,3 @@ def _judge(parser: vf.Parser, model: str, base_url: str | None, key_var: str) ->
     return vf.JudgeRubric(
         judge_client=client, judge_model=model, funcs=[judged_correct], parser=parser
     )
-
-
-def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of at least {least}"
-        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}", key=name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import verifiers as vf
+from verifiers.runtime.values import Count, check_arguments
 from vf_wordle.rules import GREEN, YELLOW, Game, Rules, describe, is_over, judge, replay
 from vf_wordle.words import LENGTHS, draw_secrets, valid_guesses
 
@@ -60,12 +61,13 @@ class WordleEnv(vf.MultiTurnEnv):
         return state["final_env_response"] is not None
 
 
+@check_arguments
 def load_environment(
-    num_train_examples: int | None = None,
-    num_eval_examples: int = 20,
+    num_train_examples: Count | None = None,
+    num_eval_examples: Count = 20,
     use_think: bool = True,
     word_length: int = 5,
-    max_guesses: int = 6,
+    max_guesses: Count = 6,
     hard_mode: bool = False,
     seed: int = 0,
     system_prompt: str | None = None,
@@ -88,19 +90,10 @@ def load_environment(
     Raises:
         ConfigError: An invalid argument, by name.
     """
-    if num_train_examples is not None:
-        _check_whole("num_train_examples", num_train_examples, 1)
-    _check_whole("num_eval_examples", num_eval_examples, 1)
-    _check_whole("max_guesses", max_guesses, 1)
-    _check_whole("seed", seed, None)
-    _check_whole("word_length", word_length, None)
     if word_length not in LENGTHS:
         raise vf.ConfigError(
             f"word_length must be {LENGTHS.start} to {LENGTHS.stop - 1}, not {word_length}"
         )
-    for name, value in (("use_think", use_think), ("hard_mode", hard_mode)):
-        if not isinstance(value, bool):
-            raise vf.ConfigError(f"{name} must be true or false, not {value!r}")
     rules = Rules(word_length, max_guesses, hard_mode, valid_guesses(word_length))
     train = draw_secrets(
         word_length, num_train_examples, seed, held_out=False, at_most=DEFAULT_TRAIN_EXAMPLES
@@ -181,13 +174,3 @@ def _make_rubric(rules: Rules, parser: vf.Parser) -> vf.Rubric:
     rubric.add_metric(invalid_guesses)
     rubric.add_score_object_provider(replayed)
     return rubric
-
-
-def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of at least {least}"
-        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from verifiers.cli.common.reader import Fields, Form
 from verifiers.errors import ConfigError
-from verifiers.runtime.values import FINITE, MinusOne
+from verifiers.runtime.values import FINITE, Count, MinusOne, Number
 
 DEFAULT_ENV_DIR = "./environments"
 CLIENT_TYPES = {  # as in clients.protocol, slow to import
@@ -227,8 +227,6 @@ Price = Annotated[Sequence[float], Form("READ,SAMPLED", _two_numbers("the prices
 Ignored = Annotated[str, Form("TEXT", lambda value: value)]
 Names = Annotated[tuple[str, ...], Form("A,B", _names)]
 Formats = Annotated[tuple[ExportFormat, ...], Form("A,B", _formats)]
-Count = Annotated[int, Meta(ge=1)]
-Number = Annotated[int, Meta(ge=0)]
 NotNegative = Annotated[float, Meta(ge=0.0, le=FINITE, description="a number of at least 0")]
 Backend = Literal["process", "ray"]
 ProgressKind = Literal["auto", "bar", "plain", "json", "none"]
