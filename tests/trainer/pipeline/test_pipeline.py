@@ -441,12 +441,14 @@ def test_a_dead_batch_that_is_kept_is_a_step():
     )
 
 
-def test_a_batch_whose_rollouts_are_all_overlong_says_that_and_not_that_rewards_are_equal():
-    with pipeline(Policy(), max_off_policy_steps=0, max_seq_len=4, no_signal_steps=1) as source:
-        with pytest.raises(
-            NoLearningSignal, match=r"all rollouts were overlong or truncated.*Raise max_seq_len"
-        ):
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_batch_whose_rollouts_are_all_overlong_says_that_and_not_that_rewards_are_equal(masks):
+    settings = {"max_off_policy_steps": 0, "max_seq_len": 4, "no_signal_steps": 1}
+    with pipeline(Policy(), **settings, mask_truncated_completions=masks) as source:
+        with pytest.raises(NoLearningSignal, match=r"Raise max_seq_len") as raised:
             source.next_batch()
+    assert "all rollouts were overlong or truncated" in str(raised.value)
+    assert ("which mask_truncated_completions leaves out" in str(raised.value)) == masks
 
 
 # --- failures -------------------------------------------------------------------------------------

@@ -191,6 +191,8 @@ class SignalMeter:
             )
         if any(not group.is_dead(self.config) for group in groups):
             reason = "all rollouts were overlong or truncated"
+            if self.config.mask_truncated_completions:
+                reason += ", which mask_truncated_completions leaves out"
             advice = "Raise max_seq_len, max_tokens or max_completion_len"
         else:
             is_environments = self.config.advantage == "environment"
