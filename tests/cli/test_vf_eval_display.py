@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 import logging
@@ -13,6 +14,7 @@ import time
 
 import pytest
 
+import verifiers as vf
 from support.eval_command import TOY, last_word
 from verifiers.cli.evaluate.display import (
     BarDisplay,
@@ -20,14 +22,14 @@ from verifiers.cli.evaluate.display import (
     PlainDisplay,
     TimeLeft,
     status_line,
-    waiting_lines,
+    waiting_line,
 )
 from verifiers.cli.evaluate.summary import transcript
 from verifiers.results.rows import RolloutOutput
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State
 from verifiers.runs.rollout import Progress
-from verifiers.testing import FakeServer
+from verifiers.testing import FakeServer, ScriptedClient
 
 
 @pytest.fixture
@@ -103,17 +105,18 @@ def test_the_time_left_does_not_grow_by_the_jitter_of_single_rollouts_and_does_w
     assert shown[-1] >= 0.8 * estimated[-1]
 
 
-def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds(progress):
-    assert waiting_lines(progress, 129.0) == []
-    assert waiting_lines(progress, 131.0) == [
-        "nothing finished for 31 s; the oldest rollouts:",
-        "  example 7, turn 1: waits for the model, 36 s old",
-        "  not started: waits for its start, 21 s old",
-    ]
+def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds_in_a_line_with_counts(
+    progress,
+):
+    assert waiting_line(progress, 129.0) == ""
+    assert waiting_line(progress, 131.0) == (
+        "nothing finished for 31 s: waiting 1 for the model, 1 for a start, the oldest since 36 s"
+        " (example 7, turn 1)"
+    )
     progress.running |= {number: (120.0, None) for number in range(5, 10)}
-    assert len(waiting_lines(progress, 131.0)) == 4
+    assert "waiting 6 for a start, 1 for the model" in waiting_line(progress, 131.0)
     progress.running.clear()
-    assert waiting_lines(progress, 200.0) == []
+    assert waiting_line(progress, 200.0) == ""
 
 
 def test_a_pipe_gets_a_plain_line_every_ten_seconds_also_when_nothing_happens(
@@ -128,14 +131,46 @@ def test_a_pipe_gets_a_plain_line_every_ten_seconds_also_when_nothing_happens(
         now = float(second)
         display.tick()
     lines = stream.getvalue().splitlines()
-    assert sum(" done · " in line for line in lines) == 4
+    assert len(lines) == sum(" done · " in line for line in lines) == 4
     assert sum("nothing finished" in line for line in lines) == 2
-    assert (
-        lines[-1]
-        == "toy · m: nothing finished for 40 s; the oldest rollouts: example 7, turn 1: waits for"
-        " the model, 45 s old; not started: waits for its start, 30 s old"
+    assert lines[-1].endswith(
+        " · nothing finished for 40 s: waiting 1 for the model, 1 for a start, the oldest since"
+        " 45 s (example 7, turn 1)"
     )
     assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [("single", {}), ("single", {"interleave_scoring": False}), ("group", {})],
+)
+def test_rollouts_that_a_judge_scores_are_counted_in_the_line(function, options):
+    """A reward that waits, alone, after every generation, and for a group."""
+    lines = []
+
+    async def single(completion):
+        await looked()
+        return 1.0
+
+    async def group(states):
+        await looked()
+        return [1.0] * len(states)
+
+    async def looked():
+        await asyncio.sleep(0.05)
+        now = time.monotonic()
+        lines.append(f"{status_line(run, now)} · {waiting_line(run, now + 60.0)}")
+
+    run = Progress()
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "1 + 1", "answer": "2"}] * 2,
+        rubric=vf.Rubric(funcs=[{"single": single, "group": group}[function]]),
+    )
+    env.evaluate_sync(
+        client=ScriptedClient(["2"]), model="m", num_examples=2, progress=run, **options
+    )
+    assert any("2 running (2 being scored)" in line for line in lines), lines
+    assert any("waiting 2 for scoring" in line for line in lines), lines
 
 
 def test_on_a_real_terminal_the_progress_is_on_stderr_and_the_results_alone_on_stdout(eval_folder):

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 from verifiers.runs.plan import Job
 
 Slot = AbstractAsyncContextManager[Any]
+SCORING = "scoring"
+"""What a rollout waits for while functions and judges score it."""
 HEX_DIGITS = "0123456789abcdef"
 
 
@@ -252,7 +254,7 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
     """Compute individual scores and monitor metrics of a finished rollout; unknown when scoring is
     off."""
     if context.score:
-        state.waiting_for = "scoring"
+        state.waiting_for = SCORING
         try:
             async with context.scoring_slot:
                 await env.rubric.score_individual(state)
@@ -324,6 +326,8 @@ async def score_together(env: RunEnvironment, states: Sequence[State], context: 
     """Compute group scores and advantages of finished siblings."""
     if not context.score:
         return
+    for state in states:
+        state.waiting_for = SCORING
     try:
         async with context.scoring_slot:
             await env.rubric.score_group_stage(states)
@@ -331,6 +335,8 @@ async def score_together(env: RunEnvironment, states: Sequence[State], context: 
         if ends_the_run(error):
             raise
         _mark_unscored(states, error)
+    for state in states:
+        state.waiting_for = None
 
 
 def groups_are_units(rubric: Rubric) -> bool:

@@ -231,6 +231,7 @@ async def generate_then_score(
     async def score_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
         state = generated.states.pop(job.position)
         state.run = context
+        progress.running[job.position] = (time.monotonic(), state)
         await score(env, state, context)
         return state
 

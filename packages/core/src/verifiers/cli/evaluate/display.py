@@ -2,9 +2,9 @@
 event per line.
 
 A display reads ``runs.runner.Progress`` and never changes it; every number counts durable rollouts.
-When no rollout has finished for ``SILENT_S`` it shows what the oldest rollouts wait for. Each of
-several runs has a line in the block. No model text is shown; control characters in log messages and
-names are escaped.
+When no rollout has finished for ``SILENT_S`` it shows what the rollouts wait for. Each of several
+runs has a line in the block. No model text is shown; control characters in log messages and names
+are escaped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from verifiers.cli.common.interrupt import watched
 from verifiers.errors import ConfigError
 from verifiers.results.texts import duration
-from verifiers.runs.rollout import Progress
+from verifiers.runs.rollout import SCORING, Progress
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.terminal import escape_control
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from verifiers.rollouts.state import State
 
 SILENT_S = 30.0
-"""Seconds without a finished rollout after which the display shows what the oldest
-rollouts wait for."""
+"""Seconds without a finished rollout after which the display shows what the rollouts wait for."""
 LINE_EVERY_S = 10.0
 RATE_WINDOW_S = 30.0
 """Seconds over which the display of a running evaluation averages tokens per second."""
@@ -41,8 +40,6 @@ LATER = 1.25
 """Factor by which an estimate of the time left must exceed the shown estimate to be shown."""
 BAR_CHARS = 24
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-NUM_OLDEST = 3
-"""Number of running rollouts listed when none finishes."""
 NUM_NEIGHBOURS = 4
 """Runs before and after the current run that have a line in the block."""
 
@@ -96,7 +93,10 @@ def status_line(
     fresh = progress.done - progress.resumed
     parts = [f"{progress.done}/{progress.total} done"]
     if progress.running or progress.done < progress.total:
-        parts.append(f"{len(progress.running)} running")
+        scored = sum(_awaited(state) == SCORING for _, state in progress.running.values())
+        parts.append(
+            f"{len(progress.running)} running{f' ({scored} being scored)' if scored else ''}"
+        )
     if progress.rewards:
         parts.append(f"reward {progress.reward_sum / progress.rewards:.3f}")
     if errors := progress.errors.total():
@@ -126,29 +126,24 @@ def sampled_tokens(progress: Progress) -> int:
     return progress.output_tokens + running
 
 
-def waiting_lines(progress: Progress, now: float) -> list[str]:
-    """What the oldest running rollouts wait for, when none has finished for ``SILENT_S``; else
-    empty."""
+def waiting_line(progress: Progress, now: float) -> str:
+    """What the running rollouts wait for, with counts, when none has finished for ``SILENT_S``;
+    else empty."""
     silent = now - max(progress.last_done, progress.started)
     if silent < SILENT_S or not progress.running:
-        return []
-    oldest = sorted(progress.running.values(), key=lambda running: running[0])[:NUM_OLDEST]
-    return [
-        f"nothing finished for {duration(silent)}; the oldest rollouts:",
-        *(_waiting(*entry, now) for entry in oldest),
-    ]
+        return ""
+    running = list(progress.running.values())
+    counts = Counter(_awaited(state) for _, state in running)
+    waits = ", ".join(f"{count} for {awaited}" for awaited, count in counts.most_common())
+    started, state = min(running, key=lambda entry: entry[0])
+    oldest = duration(now - started)
+    if state is not None:
+        oldest += f" (example {state['example_id']}, turn {len(state['trajectory']) + 1})"
+    return f"nothing finished for {duration(silent)}: waiting {waits}, the oldest since {oldest}"
 
 
-def _waiting(started: float, state: State | None, now: float) -> str:
-    """The turn of a rollout, what it waits for, and its age."""
-    if state is None:
-        return f"  not started: waits for its start, {duration(now - started)} old"
-    awaited = state.waiting_for or "the environment"
-    turn = len(state["trajectory"]) + 1
-    return (
-        f"  example {state['example_id']}, turn {turn}: waits for {awaited},"
-        f" {duration(now - started)} old"
-    )
+def _awaited(state: State | None) -> str:
+    return "a start" if state is None else state.waiting_for or "the environment"
 
 
 class Display:
@@ -211,10 +206,8 @@ class PlainDisplay(Display):
         if self.progress is None or now < self._next:
             return
         self._next = now + LINE_EVERY_S
-        print(f"{self.label}: {self._status(self.progress, now)}", file=self.stream, flush=True)
-        if waiting := waiting_lines(self.progress, now):
-            text = waiting[0] + ";".join(line.removeprefix(" ") for line in waiting[1:])
-            print(f"{self.label}: {text}", file=self.stream, flush=True)
+        texts = filter(None, (self._status(self.progress, now), waiting_line(self.progress, now)))
+        print(f"{self.label}: {' · '.join(texts)}", file=self.stream, flush=True)
 
 
 class BarDisplay(Display):
@@ -281,7 +274,7 @@ class BarDisplay(Display):
             "─" * (BAR_CHARS - full), style="bright_black"
         )
         block.append(f"  {self._status(progress, now)}", style="not bold")
-        for line in waiting_lines(progress, now):
+        if line := waiting_line(progress, now):
             block.append(f"\n{line}", style="not bold yellow")
         return Group(*self._before(), block, *self._after())
 
