@@ -463,6 +463,9 @@ def test_every_template_in_both_forms_installs_and_passes_its_test(tmp_path):
     assert tested.code == 0, tested.out
     if shutil.which("bwrap") is None:  # the model's code is not run without a sandbox
         ids = [env_id for env_id in ids if not env_id.endswith("-python")]
+    for env_id in ids:
+        audited = python.command("audit", env_id)
+        assert audited.code == 0, audited.out
     with FakeServer("<answer>no</answer><guess>1</guess>", models=["m"]) as server:
         ran = python.command("eval", ",".join(ids), "-b", server.url, "--json")
     assert ran.code == 0, ran.err

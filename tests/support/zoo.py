@@ -199,6 +199,12 @@ def the_format_is_half_of_the_reward():
     )
 
 
+@hole(PARTLY)
+def the_format_is_half_of_the_reward_of_three_rows():
+    env = the_format_is_half_of_the_reward()
+    return vf.SingleTurnEnv(dataset=sums(3), system_prompt=SYSTEM, rubric=env.rubric)
+
+
 @hole(PAID)
 def length_is_paid():
     def reward(completion, answer, parser):
@@ -594,6 +600,12 @@ def evaluation_rows_are_training_rows():
 @clean
 def exact_sums():
     return single(sums(), exact)
+
+
+@clean
+def three_rows():
+    """Each answer is the most frequent, and right in a third of the rows."""
+    return single(sums(3), exact)
 
 
 @clean

@@ -34,7 +34,7 @@ from verifiers.checks.audit.answers import (
 from verifiers.checks.audit.panel import CHANGES, Answers, NonSolution, hedges, panel
 from verifiers.checks.audit.playing import Player, Policy, Trial, Turn
 from verifiers.checks.audit.report import NOT_REPEATABLE, AuditReport, Paid, RowProfile
-from verifiers.checks.audit.rows import check_rows
+from verifiers.checks.audit.rows import MIN_ROWS, check_rows
 from verifiers.checks.audit.search import climb
 from verifiers.checks.data import readable
 from verifiers.checks.loading import load
@@ -498,7 +498,7 @@ class _Subject:
         played = [paid for paid in self.audit_of.paid if not paid.is_task]
         full = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family != "odd form"]
         odd = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family == "odd form"]
-        partly = [p for p in played if p.is_policy and p.reward >= PARTLY * self.right]
+        partly = [p for p in played if p.is_policy and self._unearned(p) >= PARTLY * self.right]
         if full:
             self._report_paid(full)
         elif partly:
@@ -511,6 +511,13 @@ class _Subject:
                 self.location,
                 "compare the final answer strictly, or say in the README that these forms count",
             )
+
+    def _unearned(self, paid: Paid) -> float:
+        """The mean reward of a non-solution. Of few rows any constant that answers one is a large
+        share, so what right answers earned there is left out."""
+        if paid.num_rows >= MIN_ROWS or paid.share_wrong_paid > 0 or math.isnan(paid.success):
+            return paid.reward
+        return paid.reward - paid.success * self.right
 
     def _report_paid(self, full: Sequence[Paid]) -> None:
         most = max(full, key=lambda paid: (paid.share_wrong_paid, paid.reward))
