@@ -76,6 +76,8 @@ class _Command:
         self.command = line.command
         self.remaining: list[Prepared] = []
         self.varied: list[Mapping[str, Any]] = []
+        self.typed: list[Mapping[str, Any]] = []
+        """The runs with the ids that were typed, which tell two files of a name apart."""
         """The combination of the ablation of each run in the report."""
 
     def run(self) -> None:
@@ -211,6 +213,7 @@ class _Command:
         )
         self.report.runs.append(facts)
         self.varied.append(redacted(prepared.evaluation.combination))
+        self.typed.append({**facts, "env_id": prepared.env_id})
         if not self.command.json:
             if len(self.report.runs) > 1:
                 print(file=self.out)
@@ -228,7 +231,7 @@ class _Command:
         from verifiers.cli.evaluate.summary import print_table, table_rows
 
         print(file=self.out)
-        print_table(table_rows(self.report.runs, self.varied), self.out)
+        print_table(table_rows(self.typed, self.varied), self.out)
 
     def _export(self, prepared: Prepared, results: object) -> dict[str, str] | None:
         """Write the formats of ``--export``; format -> path. A failure is reported, and the run
