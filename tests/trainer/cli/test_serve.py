@@ -3,6 +3,7 @@ only with a key."""
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -10,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from verifiers.errors import ConfigError
 from verifiers_trainer.cli.serve import COMMAND
 from verifiers_trainer.policy import builtin_models
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
@@ -64,6 +66,35 @@ def test_a_run_folder_is_served_with_its_key_until_sigterm(tmp_path, monkeypatch
         post(facts["url"], "s3cret-of-this-test")
 
 
+def test_until_the_model_is_loaded_the_port_says_so_to_vf_eval_too(tmp_path, monkeypatch, capsys):
+    from verifiers.cli.evaluate.command import run_command
+    from verifiers_trainer.policy import folder_client
+
+    build_tiny_model(seed=3).save_pretrained(tmp_path / "model")
+    build_tiny_tokenizer().save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    answers = []
+
+    def load(folder, dtype=None):
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+            post(f"http://127.0.0.1:{port}/v1")
+        answers.append(refused.value.read().decode())
+        answers.append(run_command(["reverse-text", "-b", f"http://127.0.0.1:{port}/v1"]))
+        raise ConfigError("loaded")  # the second server needs the port, and no signal ends a test
+
+    monkeypatch.setattr(folder_client, "load_folder", load)
+    assert COMMAND.run(["model", "--port", str(port)]) == 2
+    assert "the model is still being loaded" in answers[0]
+    assert answers[1] == 3
+    printed = capsys.readouterr().err
+    assert "vf-serve: loading model\n" in printed
+    assert "HTTP 503: the model is still being loaded" in printed
+    with socket.create_server(("127.0.0.1", port)):  # it is free again for the endpoint
+        pass
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -82,8 +113,6 @@ def test_a_refusal_is_one_sentence(arguments, message, tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize("is_local", [False, True])
 def test_a_port_in_use_is_named(is_local, tmp_path, monkeypatch, capsys):
-    import socket
-
     build_tiny_model(seed=3).save_pretrained(tmp_path)
     build_tiny_tokenizer().save_pretrained(tmp_path)
     # in place of the small real model, whose conversion takes a minute

@@ -42,6 +42,7 @@ def test_it_trains_on_reward_functions_and_rows(tmp_path, rows):
         max_completion_length=8,
         report_to="none",
         bf16=False,
+        reward_weights=[1.0, 3.0],
     )
     trainer = vf.GRPOTrainer(
         model="builtin:tiny", reward_funcs=[near, length], args=args, train_dataset=rows
@@ -49,9 +50,16 @@ def test_it_trains_on_reward_functions_and_rows(tmp_path, rows):
     trainer.train()
     numbers = next(row for row in trainer.state.log_history if "reward/length" in row)
     assert numbers["reward/mean"] == pytest.approx(
-        numbers["reward/near"] + numbers["reward/length"]
+        numbers["reward/near"] + 3 * numbers["reward/length"]
     )
     assert 0 < numbers["reward/length"] <= 0.2
+
+
+def test_weights_of_another_number_than_the_functions_are_refused():
+    args = vf.GRPOConfig(reward_weights=[1.0, 2.0], report_to="none", bf16=False, max_steps=1)
+    trainer = vf.GRPOTrainer(model="builtin:tiny", reward_funcs=near, args=args, train_dataset=CHAT)
+    with pytest.raises(ConfigError, match=r"\[1.0, 2.0\], and the rubric has the functions near"):
+        trainer.train()
 
 
 def test_a_reward_of_none_is_unknown():

@@ -43,6 +43,8 @@ ROWS = [
     ("wandb_log_unique_prompts", True, {"log_unique_prompts": True}),
     ("use_liger_kernel", False, {"use_liger": False}),
     ("activation_checkpointing", True, {"gradient_checkpointing": True}),
+    ("reward_weights", [1.0, 2.0], {"reward_weights_schedule": {"default": [1.0, 2.0]}}),
+    ("reward_weights", None, {}),
     ("scale_rewards", True, {"advantage": "mean_std"}),
     ("scale_rewards", "group", {"advantage": "mean_std"}),
     ("scale_rewards", "batch", {"advantage": "batch_reward_std"}),

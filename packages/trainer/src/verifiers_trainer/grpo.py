@@ -128,7 +128,7 @@ class GRPOTrainer(RLTrainer):
         env: The environment, or None with ``reward_funcs``.
         args: The settings.
         arguments: Further positional arguments of ``RLTrainer``.
-        reward_funcs: A function or several; their rewards are added.
+        reward_funcs: A function or several; their rewards are added, with ``args.reward_weights``.
         train_dataset: Rows with ``prompt``, messages or a text, and columns for the functions.
     """
 

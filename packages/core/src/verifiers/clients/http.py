@@ -257,10 +257,7 @@ class HttpClient(Identified):
             ) from None
         except (ModelUnavailable, RateLimited) as error:
             if error.status is not None:
-                return (
-                    f"{self.base_url} responds, but with HTTP {error.status}; requests will be"
-                    " repeated"
-                )
+                return f"{error}; requests will be repeated"
             message = f"{error}: start the server or correct the base URL"
             raise EndpointUnreachable(message, url=self.base_url) from error.__cause__
         if model is None or not names or model in names:

@@ -49,21 +49,26 @@ def serve(call: Call) -> None:
             f"there is no folder {folder}; vf-serve serves a saved model or the folder of a"
             " training run"
         )
-    key = _api_key(options["api_key_var"], options["host"])
-    # late: torch and transformers take seconds to import
-    from verifiers_trainer.engines.http.endpoint import Address
-    from verifiers_trainer.policy.builtin_models import smollm2_folder
-    from verifiers_trainer.policy.folder_client import folder_engine, model_folder
+    host, port = options["host"], options["port"]
+    key = _api_key(options["api_key_var"], host)
+    call.note(f"vf-serve: loading {call.words[0]}")
+    from verifiers_trainer.engines.http.loading import said_while_loading
 
-    path = smollm2_folder() if is_local else model_folder(str(folder))
-    name = options["name"] or ("local" if is_local else str(path))
+    with said_while_loading(host, port):
+        # late: torch and transformers take seconds to import
+        from verifiers_trainer.engines.http.endpoint import Address
+        from verifiers_trainer.policy.builtin_models import smollm2_folder
+        from verifiers_trainer.policy.folder_client import folder_engine, model_folder
+
+        path = smollm2_folder() if is_local else model_folder(str(folder))
+        name = options["name"] or ("local" if is_local else str(path))
+        loaded = folder_engine(path, name, Address(host, port, key), options["max_seq_len"])
     stopped: list[int] = []
 
     def stop(number: int, _: Any) -> None:
         stopped.append(number)
 
-    address = Address(options["host"], options["port"], key)
-    with folder_engine(path, name, address, options["max_seq_len"]) as engine:
+    with loaded as engine:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         _report(call, engine.base_url, name, options["api_key_var"] if key else None)

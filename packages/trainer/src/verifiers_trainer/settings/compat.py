@@ -33,7 +33,6 @@ INSTEAD: dict[str, str] = {
     "multi_objective_aggregation": 'advantage="gdpo" normalises each reward function',
     "off_policy_mask_threshold": "opsm_delta",
     "pad_to_multiple_of": "rows are packed; micro_batch_tokens is their length",
-    "reward_weights": "weights of the environment's Rubric",
     "sapo_temperature_neg": 'loss_kwargs={"temperature_neg": …} of loss="sapo"',
     "sapo_temperature_pos": 'loss_kwargs={"temperature_pos": …} of loss="sapo"',
     "top_entropy_quantile": "there is no mask of tokens by their entropy",
@@ -95,6 +94,12 @@ TRANSLATED: dict[str, tuple[str, Translation]] = {
         "updates_per_batch",
         lambda value, current: {},
     ),  # when the batch is known: ``config``
+    "reward_weights": (
+        "reward_weights_schedule",
+        lambda value, current: (
+            {} if value is None else {"reward_weights_schedule": {"default": value}}
+        ),
+    ),
     "scale_rewards": ("advantage", _scale_rewards),
     "steps_per_generation": (
         "updates_per_batch",

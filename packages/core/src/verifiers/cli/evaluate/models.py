@@ -68,7 +68,9 @@ def choose(settings: EvalSettings) -> Choice:
     """The client and the model of these settings; sends no request. *Raises* ``ConfigError`` with
     the fix."""
     model = settings.model
-    if model is not None and (model == "local" or model.startswith("local:")):
+    # with -b, -m names a model of the server: vf-serve local has one of that name
+    is_local = model is not None and (model == "local" or model.startswith("local:"))
+    if model is not None and is_local and settings.api_base_url is None:
         _refuse_beside_local(settings)
         return _local(model, None)
     if model is not None:
@@ -140,10 +142,9 @@ def _folder(model: str) -> Choice:
 
 
 def _refuse_beside_local(settings: EvalSettings) -> None:
-    if settings.api_base_url or settings.api_key_var:
+    if settings.api_key_var:
         raise ConfigError(
-            f"-m {settings.model} runs in this process; leave out -b and -k, or name the server's"
-            " model"
+            f"-m {settings.model} runs in this process; leave out -k, or name a server with -b"
         )
     if settings.header_from_state:
         raise ConfigError(
