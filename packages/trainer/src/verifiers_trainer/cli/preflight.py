@@ -155,11 +155,9 @@ def _environment(trainer: _Probe) -> str:
 def _example(trainer: _Probe) -> Any:
     row = trainer.examples[0].row
     count = preparation.num_prompt_tokens(row, trainer.tokenizer, trainer.env.for_row(row))
-    room = trainer.args.max_seq_len - count
-    return (
-        room > 0,
-        f"the first prompt has {count} tokens, which leaves {room} tokens of max_seq_len",
-    )
+    length = trainer.args.max_seq_len
+    advice = "" if count < length else f": raise max_seq_len above {count}, or shorten the prompt"
+    return count < length, f"the first prompt has {count} of {length} tokens (max_seq_len){advice}"
 
 
 def _tokenizer(trainer: _Probe) -> Any:
