@@ -13,7 +13,6 @@ index beside a large journal.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import math
@@ -28,76 +27,19 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-from verifiers.data.messages import field, message_text
 from verifiers.errors import JournalError
 from verifiers.results.columns import Column, KeyColumn, NameColumn
+from verifiers.results.heads import INNER_NAMES, NAMES, NUMBERS, VALUES, digits_of, head_values
 from verifiers.results.rows import RolloutOutput, row_from_disk
-from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.rollout import number
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import journal_lines, scan_journal
 
-NUMBERS = (
-    "reward",
-    "advantage",
-    "turns",
-    "input_tokens",
-    "output_tokens",
-    "chars",
-    "total_ms",
-    "sibling",
-    "attempts",
-    "trained",
-)
-"""Numeric columns; an unknown value is NaN."""
-NAMES = ("error", "stop_condition", "task")
-"""Columns of names; None when absent. ``error`` is the class of a rollout's error."""
-INNER_NAMES = ("cause", "served")
-"""Columns of names for the statistics: the innermost exception of an error and where it was raised;
-the names under
-which a server answered, one a line: "" = as requested, None = it did not answer."""
 BATCH_ROWS = 2**12
 """Rows that are added to the columns at a time."""
-_HASH = re.compile(r"([0-9a-f]{16})[0-9a-f]*(\.[1-9][0-9]{0,9})?")
-"""The hash of an example, and the number of one of several with equal content."""
 _PLAIN = re.compile(r"[ -!#-\[\]-~]+")
 """Text that JSON does not escape, so that a line can be searched without decoding it."""
-
-
-class _Message(msgspec.Struct, gc=False):
-    role: Any = ""
-    content: Any = None
-    tool_calls: Any = None
-    reasoning_content: Any = None
-
-
-class _Timing(msgspec.Struct, gc=False):
-    total_ms: float | None = None
-
-
-class _Head(msgspec.Struct, gc=False):
-    """The indexed fields of a saved rollout; the other fields of its line are skipped without being
-    decoded."""
-
-    example_id: Any = None
-    metrics: dict[str, float | None] | None = None
-    completion: list[_Message] | str | None = None
-    reward: float | None = None
-    advantage: float | None = None
-    error: Any = None
-    stop_condition: str | None = None
-    task: Any = None
-    timing: _Timing | None = None
-    token_usage: dict[str, float | None] | None = None
-    completion_tokens: float | None = None
-    sibling: float | None = None
-    attempts: float | None = None
-    trained: bool | float | None = None
-    rollout_key: str | None = None
-    example_hash: str | None = None
-    served_models: list[str] | None = None
 
 
 class _Texts(msgspec.Struct):
@@ -110,7 +52,6 @@ class _Info(msgspec.Struct):
     info: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_Head)
 _TEXTS = msgspec.json.Decoder(_Texts)
 _INFO = msgspec.json.Decoder(_Info)
 MAX_VALUE_CHARS = 80
@@ -396,27 +337,22 @@ class RowIndex:
         """Note a row that ends at the byte ``end``. *Raises* JournalError if it is no saved
         rollout."""
         try:
-            head: _Head | None = _DECODER.decode(body)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):  # unusual types, surrogates
-            head = None
-        if head is None or (
-            head.metrics is None and (self._metric_names or head.completion is None)
-        ):
-            try:
-                head = _head_of(decode_row(body), self._metric_names)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                line = len(self) + len(self._added) + 1
-                raise JournalError(
-                    f"{self.path}:{line}: this line is not a saved rollout ({type(error).__name__}:"
-                    f" {error})"
-                ) from error
-        self._added.append((*_values_of(head), end))
+            values = head_values(body, self._metric_names)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            line = len(self) + len(self._added) + 1
+            raise JournalError(
+                f"{self.path}:{line}: this line is not a saved rollout ({type(error).__name__}:"
+                f" {error})"
+            ) from error
+        self._added.append((*values, end))
 
     def _flush(self) -> None:
         """Move the noted rows to the columns."""
         if not self._added:
             return
-        columns: dict[str, Any] = dict(zip(_VALUES, zip(*self._added, strict=True), strict=True))
+        columns: dict[str, Any] = dict(
+            zip((*VALUES, "end"), zip(*self._added, strict=True), strict=True)
+        )
         self._added = []
         groups = []
         for group in (columns.pop("metrics"), columns.pop("usage")):
@@ -424,7 +360,7 @@ class RowIndex:
             groups.append({name: [values.get(name) for values in group] for name in names})
         for name in (*NAMES, *INNER_NAMES):
             columns[name] = self.columns[name].encode(columns[name])
-        digits = {text: _digits(text) for text in set(columns["key"])}
+        digits = {text: digits_of(text) for text in set(columns["key"])}
         columns["key"] = [digits[text] for text in columns["key"]]
         self._extend_others(columns)
         self._extend(columns, *groups)
@@ -435,120 +371,6 @@ class RowIndex:
         if isinstance(held, list) or set(map(type, ids)) != {int} or max(map(abs, ids)) >= 2**63:
             self.columns["example"] = [*held, *columns.pop("example")]  # texts, of other programs
         self.keys.extend(columns.pop("rollout_key"))
-
-
-_VALUES = (
-    *NUMBERS,
-    *NAMES,
-    *INNER_NAMES,
-    "example",
-    "key",
-    "rollout_key",
-    "metrics",
-    "usage",
-    "end",
-)
-"""Names of what ``_values_of`` returns, and the end of the line."""
-
-
-def _values_of(head: _Head) -> tuple[Any, ...]:
-    usage = head.token_usage or {}
-    turns, chars = _measure(head.completion)
-    error = cause = None
-    if head.error is not None:
-        failure = ErrorInfo.of(head.error)
-        error = failure.get("error") or "unknown"
-        cause = f"{failure.cause} in {failure.get('where')}"
-    return (
-        number(head.reward),
-        head.advantage,
-        turns,
-        usage.get("input_tokens", usage.get("prompt_tokens")),
-        usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens)),
-        chars,
-        head.timing and head.timing.total_ms,
-        head.sibling,
-        head.attempts,
-        head.trained,
-        error,
-        head.stop_condition,
-        head.task if type(head.task) is str else None,
-        cause,
-        "\n".join(head.served_models or ()) if head.completion else None,
-        head.example_id,
-        head.example_hash,
-        head.rollout_key,
-        {name: number(value) for name, value in (head.metrics or {}).items()},
-        usage,
-    )
-
-
-def _digits(example_hash: str | None) -> bytes:
-    """What ``key`` holds of the hash of an example; of a text of another program its hash."""
-    if not example_hash:
-        return b""
-    if match := _HASH.fullmatch(example_hash):
-        return (match[1] + (match[2] or "")).encode()
-    return hashlib.sha256(example_hash.encode("utf-8", "surrogatepass")).hexdigest()[:16].encode()
-
-
-def _measure(completion: object) -> tuple[int, int]:
-    """(model turns, characters of the model's text) of a completion."""
-    if not isinstance(completion, list):
-        return (1, len(completion)) if isinstance(completion, str) else (0, 0)
-    turns = chars = 0
-    for message in completion:
-        if message.role == "assistant":
-            turns += 1
-            content = message.content
-            chars += (
-                len(content)
-                if isinstance(content, str)
-                else len(message_text({"content": content or ""}))
-            )
-    return turns, chars
-
-
-def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
-    """The head of a saved rollout of any version, by complete decoding."""
-    output = row_from_disk(row, metric_names)
-    completion = output["completion"]
-    if isinstance(completion, list):
-        completion = [
-            _Message(role=field(m, "role"), content=field(m, "content")) for m in completion
-        ]
-    stop, usage = output["stop_condition"], row.get("token_usage")
-    return _Head(
-        example_id=output["example_id"],
-        metrics={name: number(value) for name, value in output["metrics"].items()},
-        completion=completion,
-        reward=number(output["reward"]),
-        advantage=number(row.get("advantage")),
-        error=output["error"],
-        stop_condition=None if stop is None else str(stop),
-        task=row.get("task"),
-        timing=_Timing(number((output["timing"] or {}).get("total_ms"))),
-        token_usage=(
-            {name: number(value) for name, value in usage.items()}
-            if isinstance(usage, dict)
-            else None
-        ),
-        completion_tokens=number(row.get("completion_tokens")),
-        sibling=number(row.get("sibling")),
-        attempts=number(row.get("attempts")),
-        trained=number(row.get("trained")),
-        rollout_key=_text(row.get("rollout_key")),
-        example_hash=_text(row.get("example_hash")),
-        served_models=_texts(row.get("served_models")),
-    )
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _texts(value: object) -> list[str] | None:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else None
 
 
 def _info_of(line: bytes) -> Mapping[str, Any]:

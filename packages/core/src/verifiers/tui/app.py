@@ -12,7 +12,7 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from verifiers.results.index import NAMES, NUMBERS
+from verifiers.results.heads import NAMES, NUMBERS
 from verifiers.runtime.terminal import escape_control
 from verifiers.tui.lines import Lines
 from verifiers.tui.texts import (

@@ -19,7 +19,8 @@ from verifiers.errors import ConfigError
 from verifiers.results.agreement import agreement
 from verifiers.results.columns import NameColumn, Selection
 from verifiers.results.comparison import Measured, compare_runs
-from verifiers.results.index import NAMES, NUMBERS, RowIndex
+from verifiers.results.heads import NAMES, NUMBERS
+from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
 from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs

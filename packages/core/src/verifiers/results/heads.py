@@ -1,0 +1,203 @@
+"""The head of a saved rollout: what an index and the statistics need of its line, decoded without
+the rest of it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from verifiers.data.messages import field, message_text
+from verifiers.results.rows import row_from_disk
+from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.rollout import number
+from verifiers.runtime.json import decode_row
+
+NUMBERS = (
+    "reward",
+    "advantage",
+    "turns",
+    "input_tokens",
+    "output_tokens",
+    "chars",
+    "total_ms",
+    "sibling",
+    "attempts",
+    "trained",
+)
+"""Numeric columns; an unknown value is NaN."""
+NAMES = ("error", "stop_condition", "task")
+"""Columns of names; None when absent. ``error`` is the class of a rollout's error."""
+INNER_NAMES = ("cause", "served")
+"""Columns of names for the statistics: the innermost exception of an error and where it was raised;
+the names under
+which a server answered, one a line: "" = as requested, None = it did not answer."""
+_HASH = re.compile(r"([0-9a-f]{16})[0-9a-f]*(\.[1-9][0-9]{0,9})?")
+"""The hash of an example, and the number of one of several with equal content."""
+
+
+class _Message(msgspec.Struct, gc=False):
+    role: Any = ""
+    content: Any = None
+    tool_calls: Any = None
+    reasoning_content: Any = None
+
+
+class _Timing(msgspec.Struct, gc=False):
+    total_ms: float | None = None
+
+
+class _Head(msgspec.Struct, gc=False):
+    """The indexed fields of a saved rollout; the other fields of its line are skipped without being
+    decoded."""
+
+    example_id: Any = None
+    metrics: dict[str, float | None] | None = None
+    completion: list[_Message] | str | None = None
+    reward: float | None = None
+    advantage: float | None = None
+    error: Any = None
+    stop_condition: str | None = None
+    task: Any = None
+    timing: _Timing | None = None
+    token_usage: dict[str, float | None] | None = None
+    completion_tokens: float | None = None
+    sibling: float | None = None
+    attempts: float | None = None
+    trained: bool | float | None = None
+    rollout_key: str | None = None
+    example_hash: str | None = None
+    served_models: list[str] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Head)
+
+
+VALUES = (
+    *NUMBERS,
+    *NAMES,
+    *INNER_NAMES,
+    "example",
+    "key",
+    "rollout_key",
+    "metrics",
+    "usage",
+)
+"""Names of what ``head_values`` returns."""
+
+
+def head_values(body: bytes, metric_names: Sequence[str]) -> tuple[Any, ...]:
+    """The indexed values of a line, by ``VALUES``; ``metric_names`` as of ``RowIndex``.
+
+    *Raises* LookupError, TypeError, ValueError or AttributeError if it is no saved rollout.
+    """
+    try:
+        head: _Head | None = _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # unusual types, surrogates
+        head = None
+    if head is None or (head.metrics is None and (metric_names or head.completion is None)):
+        head = _head_of(decode_row(body), metric_names)
+    return _values_of(head)
+
+
+def _values_of(head: _Head) -> tuple[Any, ...]:
+    usage = head.token_usage or {}
+    turns, chars = _measure(head.completion)
+    error = cause = None
+    if head.error is not None:
+        failure = ErrorInfo.of(head.error)
+        error = failure.get("error") or "unknown"
+        cause = f"{failure.cause} in {failure.get('where')}"
+    return (
+        number(head.reward),
+        head.advantage,
+        turns,
+        usage.get("input_tokens", usage.get("prompt_tokens")),
+        usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens)),
+        chars,
+        head.timing and head.timing.total_ms,
+        head.sibling,
+        head.attempts,
+        head.trained,
+        error,
+        head.stop_condition,
+        head.task if type(head.task) is str else None,
+        cause,
+        "\n".join(head.served_models or ()) if head.completion else None,
+        head.example_id,
+        head.example_hash,
+        head.rollout_key,
+        {name: number(value) for name, value in (head.metrics or {}).items()},
+        usage,
+    )
+
+
+def digits_of(example_hash: str | None) -> bytes:
+    """What ``key`` holds of the hash of an example; of a text of another program its hash."""
+    if not example_hash:
+        return b""
+    if match := _HASH.fullmatch(example_hash):
+        return (match[1] + (match[2] or "")).encode()
+    return hashlib.sha256(example_hash.encode("utf-8", "surrogatepass")).hexdigest()[:16].encode()
+
+
+def _measure(completion: object) -> tuple[int, int]:
+    """(model turns, characters of the model's text) of a completion."""
+    if not isinstance(completion, list):
+        return (1, len(completion)) if isinstance(completion, str) else (0, 0)
+    turns = chars = 0
+    for message in completion:
+        if message.role == "assistant":
+            turns += 1
+            content = message.content
+            chars += (
+                len(content)
+                if isinstance(content, str)
+                else len(message_text({"content": content or ""}))
+            )
+    return turns, chars
+
+
+def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
+    """The head of a saved rollout of any version, by complete decoding."""
+    output = row_from_disk(row, metric_names)
+    completion = output["completion"]
+    if isinstance(completion, list):
+        completion = [
+            _Message(role=field(m, "role"), content=field(m, "content")) for m in completion
+        ]
+    stop, usage = output["stop_condition"], row.get("token_usage")
+    return _Head(
+        example_id=output["example_id"],
+        metrics={name: number(value) for name, value in output["metrics"].items()},
+        completion=completion,
+        reward=number(output["reward"]),
+        advantage=number(row.get("advantage")),
+        error=output["error"],
+        stop_condition=None if stop is None else str(stop),
+        task=row.get("task"),
+        timing=_Timing(number((output["timing"] or {}).get("total_ms"))),
+        token_usage=(
+            {name: number(value) for name, value in usage.items()}
+            if isinstance(usage, dict)
+            else None
+        ),
+        completion_tokens=number(row.get("completion_tokens")),
+        sibling=number(row.get("sibling")),
+        attempts=number(row.get("attempts")),
+        trained=number(row.get("trained")),
+        rollout_key=_text(row.get("rollout_key")),
+        example_hash=_text(row.get("example_hash")),
+        served_models=_texts(row.get("served_models")),
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _texts(value: object) -> list[str] | None:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else None
