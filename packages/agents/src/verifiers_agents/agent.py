@@ -131,11 +131,6 @@ def find_agent(name: str) -> Agent:
     )
 
 
-def agent_names() -> list[str]:
-    """The names of all agents, installed or not."""
-    return sorted({*programs.BUILTIN, *(point.name for point, _ in _of_distributions())})
-
-
 def _of_distributions() -> list[Any]:
     return [
         entry_point

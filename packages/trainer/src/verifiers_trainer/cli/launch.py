@@ -27,7 +27,6 @@ from verifiers_trainer.engines.vllm.weights.opening import INFERENCE_DEVICES
 
 SERVER_LOG = "inference.log"
 """File in the run's folder with the lines of a server that is started."""
-ENGINES = ("auto", "embedded", "vllm")
 Print = Callable[[str], None]
 
 
