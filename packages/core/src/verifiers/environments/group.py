@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Unpack
 
 from verifiers.clients.protocol import ClientLike
-from verifiers.data.examples import Example, Table, copy_row, format_row
+from verifiers.data.examples import Example, Table
+from verifiers.data.row_format import copy_row, format_row
 from verifiers.environments.base import Environment, RunDefaults
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.errors import ConfigError, EnvironmentFault

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers.data.examples import copy_row
+from verifiers.data.row_format import copy_row
 from verifiers.environments.base import Environment
 from verifiers.legacy.usage import extract_usage_tokens
 from verifiers.results import GenerateMetadata, GenerateOutputs

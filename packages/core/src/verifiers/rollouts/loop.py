@@ -23,8 +23,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from verifiers.data.examples import copy_row
 from verifiers.data.messages import normalize_messages
+from verifiers.data.row_format import copy_row
 from verifiers.errors import OverlongPromptError, RolloutError, RolloutTimeout
 from verifiers.rollouts.author_code import (
     Hook,

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from verifiers.clients.resolve import client_for
-from verifiers.data.examples import Example, RowFormat, Table, copy_row, examples_from
+from verifiers.data.examples import Example, Table, examples_from
+from verifiers.data.row_format import RowFormat, copy_row
 from verifiers.errors import ModelError, RolloutTimeout, RunError
 from verifiers.parsers import Parser
 from verifiers.parsers.parser import is_plain

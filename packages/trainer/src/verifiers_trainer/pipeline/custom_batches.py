@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from verifiers.data.examples import Example, RowFormat, examples_from
+from verifiers.data.examples import Example, examples_from
+from verifiers.data.row_format import RowFormat
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.rollouts.rollout import Rollout

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers.data.examples import examples_from, format_row
+from verifiers.data.examples import examples_from
 from verifiers.data.messages import normalize_messages
+from verifiers.data.row_format import format_row
 from verifiers.results import GenerateOutputs
 from verifiers.results.run_metadata import total_usage
 from verifiers.results.statistics import draws

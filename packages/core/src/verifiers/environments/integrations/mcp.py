@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from verifiers.data.examples import copy_row
 from verifiers.data.messages import field
+from verifiers.data.row_format import copy_row
 from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.mcp_servers import Servers, ServerSpec
