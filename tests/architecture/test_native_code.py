@@ -45,10 +45,8 @@ NAMED_BY_DATA = {
 OFFENDERS: dict[str, int] = {}
 """File -> calls that hide which module of the project is meant. None may be added."""
 LARGE = {
-    "verifiers/data/examples.py": 556,
     "verifiers/environments/base.py": 870,
-    "verifiers/results/index.py": 588,
-    "verifiers/results/outputs.py": 529,
+    "verifiers/results/outputs.py": 526,
     "verifiers/rubrics/rubric.py": 526,
 }
 """File of the kernel -> its lines, above ``MAX_LINES``. They may only fall."""

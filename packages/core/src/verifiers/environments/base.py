@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Self, 
 from verifiers import compat
 from verifiers.clients.protocol import Client, ClientLike, ModelLike, headers_from_state
 from verifiers.clients.resolve import as_client
-from verifiers.data.examples import Example, Table
+from verifiers.data.examples import Example, RowFormat, Table
 from verifiers.data.kept_rows import read_kept_rows
 from verifiers.data.messages import are_messages, check_parts, normalize_chat, normalize_messages
-from verifiers.data.row_format import RowFormat
 from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
