@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+import verifiers as vf
 from verifiers.data.text import (
     BOXED_SYSTEM_PROMPT,
     THINK_BOXED_SYSTEM_PROMPT,
@@ -129,6 +130,19 @@ def test_missing_keys_are_named_together(monkeypatch):
 )
 def test_reasoning_and_the_rest(text, split):
     assert split_reasoning(text) == split
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<seed:think>", "</seed:think>")],
+)
+def test_reasoning_in_the_tags_of_further_models(opening, closing):
+    draft = "<answer>3</answer>"
+    assert split_reasoning(f"{opening}{draft}{closing}4") == (draft, "4")
+    assert split_reasoning(f"{draft}{closing}4") == (draft, "4")  # opened by the template
+    assert split_reasoning(f"{opening}{draft}") == (draft, "")
+    reply = [{"role": "assistant", "content": f"{opening}{draft}{closing}<answer>4</answer>"}]
+    assert vf.XMLParser(["answer"]).parse_answer(reply) == "4"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,13 @@ _BRACES = re.compile(
 
 
 OPEN, CLOSE = "<think>", "</think>"
+_TAGS = {
+    OPEN: CLOSE,
+    "[THINK]": "[/THINK]",
+    "◁think▷": "◁/think▷",
+    "<seed:think>": "</seed:think>",
+}
+"""What opens reasoning -> what closes it: most models; Mistral's, Moonshot's, ByteDance's."""
 _SPACE = re.compile(r"\s*")
 _FENCE = re.compile(r"^ {0,3}```", re.MULTILINE)
 _LINE_END = re.compile(r"[ \t\r]*(\n|\Z)")
@@ -41,8 +48,8 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
     """Return (reasoning, the rest) of a reply. Parsers, judges, rewards of format, code blocks and
     the search for tool calls read the rest.
 
-    Reasoning stands in ``<think>`` blocks at the start. ``opened``: the prompt already ends with
-    ``<think>``, as in some templates; a closing tag without an opening one tells so too. A block
+    Reasoning stands in ``<think>`` (or ``[THINK]``) blocks at the start. ``opened``: the prompt
+    already ends with ``<think>``, as in some templates; a closing tag without an opening one tells so too. A block
     that is cut is all reasoning. A closing tag within a line of a fenced block is code.
 
     >>> split_reasoning("<think>two and two</think>It is 4.")
@@ -53,15 +60,18 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
     ('two and', '')
     """
     start = _after_space(text, 0)
-    begun = text.startswith(OPEN, start)
-    position = start + len(OPEN) if begun else 0
+    begun = text.startswith(tuple(_TAGS), start)
+    at_start = (tag for tag in _TAGS if text.startswith(tag, start))
+    opening = next(at_start, None) or next((tag for tag in _TAGS if _TAGS[tag] in text), OPEN)
+    closing = _TAGS[opening]
+    position = start + len(opening) if begun else 0
     thoughts: list[str] = []
-    while (end := _closing_tag(text, position)) >= 0:
+    while (end := _closing_tag(text, position, closing)) >= 0:
         thoughts.append(text[position:end].strip())
-        position = _after_space(text, end + len(CLOSE))
-        if not text.startswith(OPEN, position):
+        position = _after_space(text, end + len(closing))
+        if not text.startswith(opening, position):
             return "\n".join(filter(None, thoughts)), text[position:]
-        position += len(OPEN)
+        position += len(opening)
     if not (thoughts or begun or opened):
         return "", text
     return "\n".join(filter(None, [*thoughts, text[position:].strip()])), ""
@@ -71,12 +81,12 @@ def _after_space(text: str, position: int) -> int:
     return _SPACE.match(text, position).end()  # type: ignore[union-attr]
 
 
-def _closing_tag(text: str, position: int) -> int:
+def _closing_tag(text: str, position: int, closing: str) -> int:
     """Where the reasoning from ``position`` on is closed; -1 if it is not."""
     in_fence, begin = False, position
-    while (end := text.find(CLOSE, begin)) >= 0:
+    while (end := text.find(closing, begin)) >= 0:
         in_fence ^= sum(1 for _ in _FENCE.finditer(text, begin, end)) % 2 == 1
-        begin = end + len(CLOSE)
+        begin = end + len(closing)
         if not in_fence or _LINE_END.match(text, begin):
             return end
     return -1

@@ -18,6 +18,7 @@ import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import decimal
 
 from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ConfigError
@@ -129,6 +130,8 @@ _TO_WORK_OUT = re.compile(
 )
 SPELLINGS = (
     # what models and people write, what the engine reads
+    (r"[\u200b-\u200d\u2060\ufeff]", ""),
+    (r"\\underline\{([^{}]*)\}", r"\1"),
     (r"^\\[(\[](.*)\\[)\]]$", r"\1"),
     (r"^(\*\*|__|\*|`)(.*)\1$", r"\2"),
     (r"\$?\s*(?<!\\)[.,;]\s*$|\\\\$", ""),
@@ -159,6 +162,10 @@ SPELLINGS = (
     (r"°|º|˚", r"^\\circ "),
     (r"π", r"\\pi "),
     (r"∞", r"\\infty "),
+    (r"⌊", r"\\lfloor "),
+    (r"⌋", r"\\rfloor "),
+    (r"⌈", r"\\lceil "),
+    (r"⌉", r"\\rceil "),
     (r"≤", r"\\le "),
     (r"≥", r"\\ge "),
     (r"∪", r"\\cup "),
@@ -190,6 +197,8 @@ def spelled(text: str) -> str:
     >>> spelled("8√3"), spelled("**42.**"), spelled("–1.5e-7")
     ('8\\sqrt{3}', '42', '-1.5\\times 10^{-7}')
     """
+    if not text.isascii():  # digits of other scripts, and wide ones
+        text = "".join(str(decimal(letter, letter)) for letter in text)
     for written, read in _SPELLINGS:
         text = written.sub(read, text.strip())
     if _RATIO.fullmatch(text):  # of three numbers or more, of which the engine reads the first
