@@ -82,6 +82,22 @@ def test_packages_of_one_name_are_each_environments_own(folder):
         assert vf.load_environment(name).get_dataset()["question"][0] == name
 
 
+def test_folders_without_an_init_file_are_each_environments_own(folder):
+    two(folder, AT_ONCE.replace("from utils", "from parts.deep.inner"))
+    for name in ("aa", "bb"):
+        inner = folder / f"environments/{name}/parts/deep/inner.py"
+        write(inner.with_name("name.txt"), name)
+        write(
+            inner,
+            "from importlib.resources import files\n"
+            "def text(): return files('parts.deep').joinpath('name.txt').read_text()\n"
+            "def weight(): return 1.0\n",
+        )
+    for name in ("aa", "bb", "aa"):
+        assert vf.load_environment(name).get_dataset()["question"][0] == name
+        assert len(sys.modules["parts"].__path__) == 1
+
+
 def test_each_run_records_the_helper_that_it_used(folder):
     two(folder, AT_ONCE)
     codes = {}

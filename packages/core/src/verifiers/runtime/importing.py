@@ -23,7 +23,7 @@ import types
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, NamespaceLoader, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -114,6 +114,11 @@ class _Namespace:
         sys.modules[name] = module
         spec.loader.exec_module(module)
 
+    def add(self, module: ModuleType) -> None:
+        """Own a module that is being imported."""
+        self.modules[module.__name__] = module
+        _OWNERS[module.__name__] = self
+
     def activate(self) -> None:
         """Let imports find the modules of this namespace, and its folder before those of others."""
         global _active
@@ -173,10 +178,21 @@ class _Loader(SourceFileLoader):
         return code
 
     def exec_module(self, module: ModuleType) -> None:
-        self.namespace.modules[module.__name__] = module
-        _OWNERS[module.__name__] = self.namespace
+        self.namespace.add(module)
         vars(module)["__builtins__"] = self.namespace.builtins
         super().exec_module(module)
+
+
+class _Folder(NamespaceLoader):
+    """A folder without ``__init__.py``: it has no other place, though another namespace has a
+    folder of this name on ``sys.path``."""
+
+    def __init__(self, name: str, folders: Sequence[str], namespace: _Namespace):
+        super().__init__(name, list(folders), lambda *_: None)
+        self.namespace = namespace
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.namespace.add(module)
 
 
 class _Finder(MetaPathFinder):
@@ -195,6 +211,11 @@ class _Finder(MetaPathFinder):
                 return None
             path = [namespace.root]
         spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is None and spec.submodule_search_locations:
+            folders = list(spec.submodule_search_locations)
+            if all(os.path.realpath(folder).startswith(namespace.root) for folder in folders):
+                spec.loader = loader = _Folder(fullname, folders, namespace)
+                spec.submodule_search_locations = loader._path  # type: ignore[attr-defined]
         if spec is None or not isinstance(spec.loader, SourceFileLoader):
             return spec
         if os.path.realpath(spec.loader.path).startswith(namespace.root + os.sep):
