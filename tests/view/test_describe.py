@@ -17,6 +17,7 @@ from verifiers.storage.directory import RunDirectory
 from verifiers.storage.files import LOCK_NAME
 from verifiers.view.catalog import Catalog
 from verifiers.view.describe import describe, version
+from verifiers.view.describe import settings as stored_settings
 from verifiers.view.library import Library
 from verifiers.view.listing import MIN_LISTED
 from verifiers.view.tokens import pieces_of
@@ -162,6 +163,24 @@ def test_a_training_names_its_model_by_its_newest_checkpoint(tmp_path):
         )
     (source,) = Catalog([tmp_path]).sources().values()
     assert (describe(source)["model"], describe(source)["env"]) == ("builtin:tiny", "sums")
+
+
+def test_before_its_first_checkpoint_a_training_has_the_settings_that_it_started_with(tmp_path):
+    view_runs.training(tmp_path / "words", num_steps=1)
+    (tmp_path / "words/settings.json").write_text(
+        json.dumps(
+            {
+                "model": "builtin:tiny",
+                "max_steps": 7,
+                "configuration": {"env_id": "sums", "learning_rate": 0.5},
+            }
+        )
+    )
+    (source,) = Catalog([tmp_path]).sources().values()
+    facts = describe(source)
+    assert (facts["model"], facts["env"], facts["planned"]) == ("builtin:tiny", "sums", 7)
+    assert facts["settings"]["learning_rate"] == 0.5
+    assert stored_settings(source)["flat"]["learning_rate"] == 0.5
 
 
 def test_the_settings_hold_what_a_model_of_this_process_samples_by_default(begun):

@@ -1,5 +1,7 @@
 """``GRPOTrainer`` with the arguments of TRL's, and the names of TRL's settings."""
 
+import json
+
 import pytest
 
 pytest.importorskip("verifiers_trainer", reason="the trainer is not installed")
@@ -53,6 +55,8 @@ def test_it_trains_on_reward_functions_and_rows(tmp_path, rows):
         numbers["reward/near"] + 3 * numbers["reward/length"]
     )
     assert 0 < numbers["reward/length"] <= 0.2
+    started = json.loads((tmp_path / "settings.json").read_text())  # no checkpoint was written
+    assert (started["max_steps"], started["configuration"]["rollouts_per_example"]) == (1, 4)
 
 
 def test_weights_of_another_number_than_the_functions_are_refused():

@@ -257,25 +257,24 @@ def _training(source: Source) -> dict[str, Any]:
 
 
 def _training_facts(folder: Path) -> dict[str, Any]:
-    """``env_id``, ``model`` and ``max_steps`` from the files of a training run."""
+    """``env_id``, ``model``, ``max_steps`` and ``settings`` from the newest file of a training run
+    that has them."""
     summary = _json(folder / "summary.json")
-    facts = {
-        "env_id": summary.get("environment"),
-        "model": summary.get("model"),
-        "max_steps": summary.get("steps"),
-    }
     checkpoints = sorted(
         folder.glob("checkpoint-*/rl_state.json"), key=lambda path: path.stat().st_mtime
     )
+    saved = started = _json(folder / "settings.json")
+    state: dict[str, Any] = {}
     if checkpoints:
         saved = _json(checkpoints[-1])
-        configuration = saved.get("configuration") or {}
         state = _json(checkpoints[-1].parent / "trainer_state.json")
-        facts["settings"] = configuration
-        facts["env_id"] = facts["env_id"] or configuration.get("env_id")
-        facts["model"] = facts["model"] or saved.get("model")
-        facts["max_steps"] = state.get("max_steps") or facts["max_steps"]
-    return facts
+    configuration = saved.get("configuration") or {}
+    return {
+        "env_id": summary.get("environment") or configuration.get("env_id"),
+        "model": summary.get("model") or saved.get("model"),
+        "max_steps": state.get("max_steps") or summary.get("steps") or started.get("max_steps"),
+        **({"settings": configuration} if configuration else {}),
+    }
 
 
 def _is_written(

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 BATCH = "batch_{}.safetensors"
 """The log-probabilities of a rank that stay fixed during a batch, in a checkpoint between its
 steps."""
+SETTINGS = "settings.json"
+"""In the folder of the run: its settings, from before the first step."""
 WEIGHTS_ONLY, OBJECTIVE, CHANGED_CODE = "weights_only", "objective", "changed_code"
 
 
@@ -153,7 +155,7 @@ class Checkpoints:
             ):
                 state.best_model_checkpoint = str(best)
             pipeline = snapshot()
-            settings = configuration(run) | {OBJECTIVE: run.settings.objective()}
+            settings = self._described()
             settings |= {WEIGHTS_ONLY: True} if run.settings.save_only_model else {}
             settings |= {CHANGED_CODE: self.changed_code} if self.changed_code else {}
             with checkpoint_files.writing(folder) as temporary:
@@ -168,7 +170,7 @@ class Checkpoints:
                         (temporary / BATCH.format(rank)).write_bytes(logprobs)
                     if run.reference is not None:
                         run.reference.save(temporary, reference_state)
-                name = str(getattr(run.model, "name_or_path", "") or "")
+                name = _model_name(run)
                 save_pipeline(temporary, pipeline, state.global_step, settings, name)
                 state.save_to_json(str(temporary / "trainer_state.json"))
             checkpoint_files.prune(
@@ -209,10 +211,24 @@ class Checkpoints:
                 self._start_afresh()
             else:
                 pipeline, step = self._load(folder)
+            self._write_settings()
             return [str(folder) if folder else None, step]
 
         folder, step = self.run.ranks.share(decide, "the checkpoint to begin from")
         return StartingPoint(Path(folder) if folder else None, step, pipeline)
+
+    def _write_settings(self) -> None:
+        """What the first checkpoint will say of the run, for readers until then."""
+        facts = {
+            "model": _model_name(self.run),
+            "max_steps": self.run.settings.max_steps,
+            "configuration": self._described(),
+        }
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        checkpoint_files.write_json(self.run.folder / SETTINGS, facts)
+
+    def _described(self) -> dict[str, Any]:
+        return configuration(self.run) | {OBJECTIVE: self.run.settings.objective()}
 
     def _requested(self, requested: str | bool | None) -> Path | None:
         requested = self.run.settings.resume_from_checkpoint if requested is None else requested
@@ -251,7 +267,7 @@ class Checkpoints:
         mixed."""
         output = self.run.folder
         if earlier := bool(checkpoint_files.steps_in(output) or self.metrics_file.holds_earlier):
-            aside = checkpoint_files.set_aside(output, (METRICS, COMPLETIONS))
+            aside = checkpoint_files.set_aside(output, (METRICS, COMPLETIONS, SETTINGS))
             log.warning(
                 "%s holds an earlier run, now in %s; train(resume_from_checkpoint=True) would have"
                 " continued it",
@@ -259,6 +275,10 @@ class Checkpoints:
                 aside,
             )
         self.metrics_file.start(anew=earlier)
+
+
+def _model_name(run: TrainingRun) -> str:
+    return str(getattr(run.model, "name_or_path", "") or "")
 
 
 def _require_same(

@@ -29,8 +29,8 @@ class LoadingServer(ModelServer):
 
 @contextmanager
 def said_while_loading(host: str, port: int) -> Iterator[None]:
-    """Within the block, requests are told that the model is being loaded; not on port 0, which
-    nobody knows. *Raises* EndpointUnreachable if the address cannot be used."""
+    """Within the block, requests are told that the model is being loaded; not on port 0, whose
+    number no client has. *Raises* EndpointUnreachable if the address cannot be used."""
     server = LoadingServer(host, port)
     if port:
         try:
