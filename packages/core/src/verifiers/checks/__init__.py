@@ -21,6 +21,7 @@ from verifiers.checks.audit import AuditReport, a_audit_environment, audit_envir
 from verifiers.checks.data import Data, check_data, check_same_again, fingerprint, first_rows
 from verifiers.checks.loading import Loaded, load
 from verifiers.checks.outcomes import HOOK, check_rollout, check_same_rollouts
+from verifiers.checks.packaging import check_packaging
 from verifiers.checks.playing import RolloutRunner, check_marks
 from verifiers.checks.report import (
     CheckReport,
@@ -36,6 +37,7 @@ from verifiers.checks.rubrics import (
     check_rewards,
     check_scoring,
 )
+from verifiers.checks.side_effects import Watch
 from verifiers.checks.watched import Hanging, run_watched
 from verifiers.clients import client_and_model
 from verifiers.clients.protocol import ClientLike, ModelLike
@@ -166,9 +168,13 @@ class _Check:
         if env is None:
             return
         try:
-            if again is not None:
-                check_same_again(env, again, self.findings)
-            await self._check(env)
+            with Watch() as watch:
+                if again is not None:
+                    check_same_again(env, again, self.findings)
+                await self._check(env)
+            if self.loaded.loader is not None:
+                opened = (*self.loaded.opened, *watch.opened)
+                check_packaging(self.loaded.loader, opened, self.findings)
         finally:
             if self.loaded.is_built_here:
                 await self._close()

@@ -62,6 +62,9 @@ class Loaded:
     again: Environment | None = None
     is_built_here: bool = False
     """Whether the check built it, and so closes it."""
+    loader: Loader | None = None
+    opened: tuple[str, ...] = ()
+    """Paths of the files that were opened while it was built."""
 
 
 def load(env_or_id: object, findings: Findings) -> Loaded:
@@ -81,10 +84,12 @@ def load(env_or_id: object, findings: Findings) -> Loaded:
         raise ConfigError(
             f"check_environment takes an environment or an id, not {type(env_or_id).__name__}"
         )
-    first = _build(name, loader, findings, Watch())
+    watch = Watch()
+    first = _build(name, loader, findings, watch)
     if first is None:
         return Loaded(name, None)
-    _check_annotations(_loader_of(env_or_id), findings)
+    opened, declared = tuple(watch.opened), _loader_of(env_or_id)
+    _check_annotations(declared, findings)
     watch = Watch()
     with moved_random_state():
         again = _build(name, loader, findings, watch, is_second=True)
@@ -95,7 +100,7 @@ def load(env_or_id: object, findings: Findings) -> Loaded:
             name,
             "use a separate generator: random.Random(seed)",
         )
-    return Loaded(name, first, again, is_built_here=True)
+    return Loaded(name, first, again, is_built_here=True, loader=declared, opened=opened)
 
 
 def _build(

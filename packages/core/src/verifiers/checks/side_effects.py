@@ -2,7 +2,7 @@
 random state.
 
 ``Watch`` is a context manager; after the block ``effects`` describes each side effect. Network use
-is observed through one audit hook, which Python cannot remove: the first watch installs it, and it
+and opened files are observed through one audit hook, which Python cannot remove: the first watch installs it, and it
 does nothing while no watch is active. Threads that existed before the block are ignored; new
 threads are observed.
 """
@@ -34,6 +34,8 @@ class Watch:
     def __init__(self) -> None:
         self.effects: list[str] = []
         self.changed_random_state = False
+        self.opened: dict[str, None] = {}
+        """Paths of the files that any thread opened, in order."""
         self._contacts: dict[str, None] = {}
 
     def __enter__(self) -> Watch:
@@ -97,8 +99,12 @@ def _install() -> None:
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if _watches and event in NETWORK_EVENTS:
-        for watch in list(_watches):
+    if not _watches:
+        return
+    for watch in list(_watches):
+        if event == "open" and isinstance(arguments[0], str):
+            watch.opened[arguments[0]] = None
+        elif event in NETWORK_EVENTS:
             watch.record(event, arguments)
 
 
