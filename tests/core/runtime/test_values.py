@@ -12,7 +12,8 @@ import pytest
 from msgspec import Meta
 
 from verifiers.cli.common.reader import Form, convert
-from verifiers.runtime.values import FINITE, MinusOne, describe, fits, parts
+from verifiers.errors import ConfigError
+from verifiers.runtime.values import FINITE, MinusOne, check_arguments, describe, fits, parts
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -84,3 +85,20 @@ def test_what_is_in_an_annotation_is_found_below_unions_and_marks():
         == "a whole number of at least 1 or one of auto"
     )
     assert describe(type(print)) == "another value"
+
+
+def test_arguments_are_checked_against_the_signature():
+    @check_arguments
+    def rows(count: Count, order: Literal["as is", "drawn"] = "as is", source: Any = None) -> int:
+        return count
+
+    assert rows(2) == rows(count=2, source=object()) == 2
+    for arguments, sentence in (
+        ({"count": True}, "count must be a whole number of at least 1, not True"),
+        ({"count": 1, "order": "any"}, "order must be one of as is, drawn, not 'any'"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{sentence}$"):
+            rows(**arguments)
+    with pytest.raises(TypeError, match="count"):
+        rows()
+    assert rows.__wrapped__(0) == 0  # without the check

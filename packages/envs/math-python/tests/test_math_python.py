@@ -9,6 +9,7 @@ import pytest
 
 import verifiers as vf
 from verifiers.clients.local import is_installed
+from verifiers.sandbox.backends.unsafe_subprocess import UnsafeSubprocess
 from verifiers.testing import ScriptedClient, make_state
 from vf_math_python import BLOCKS_SYSTEM_PROMPT, SYSTEM_PROMPT, load_environment
 from vf_math_python.generator import generate_rows, is_held_out
@@ -444,3 +445,9 @@ def test_a_published_set_of_one_split_is_held_out_whole(tmp_path):
     assert answers(env.eval_dataset)["What is 4 + 1?"] == "5"
     with pytest.raises(vf.DatasetError, match="num_eval_examples"):
         env.get_dataset()
+
+
+def test_a_sandbox_is_a_backend_or_its_name():
+    backend = UnsafeSubprocess()
+    env = load(sandbox=backend, num_train_examples=1, num_eval_examples=1)
+    assert env.sandbox is backend

@@ -48,7 +48,7 @@ def load_environment(
     num_eval_examples: CountOrAll = -1,
     max_turns: Count = 10,
     code_from: str = "auto",
-    sandbox: str = "auto",
+    sandbox: Any = "auto",
     timeout_per_command_seconds: float = 30,
     pip_install_packages: str = "numpy sympy",
     seed: int = 0,
@@ -73,7 +73,7 @@ def load_environment(
         code_from: Source of the code: "tool" (calls of python), "blocks" (Python blocks in
             replies), or "auto": blocks for a model whose chat template is known to omit tools, else
             the tool.
-        sandbox: "auto", or the name of a sandbox backend.
+        sandbox: "auto", a sandbox backend or its name.
         timeout_per_command_seconds: Time limit of an execution.
         pip_install_packages: Packages that code can import, which must be installed.
         seed: Determines the problems; equal arguments give equal problems on every machine.
