@@ -24,9 +24,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
+import verifiers as vf
+from support.planted import ADAPTER, CLIENT, plant_adapter, plant_client, talks
 from support.real_vllm import BUILD, RealVLLM, is_built
-from support.training import toy_env
+from support.training import metrics_of, run, toy_env
+from verifiers.errors import ConfigError
 from verifiers_trainer.cli.verify import COMMAND as verify_command
+from verifiers_trainer.engines.vllm import engine as vllm
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.engines.vllm.weights.export import exported
 from verifiers_trainer.policy import builtin_models
@@ -45,8 +49,9 @@ pytestmark = [
     ),
 ]
 
-FLAGS = ("--served-model-name", "smollm2", "--dtype", "float32", "--enforce-eager")
+FLAGS = ("--served-model-name", "smollm2", "--enforce-eager")
 FLAGS += ("--max-model-len", "256", "--max-num-seqs", "16")
+FLOAT32 = ("--dtype", "float32")
 AGREE = 1e-2
 """Nats: both sides compute in float32, by kernels of their own; in bfloat16 it would be a tenth."""
 QUESTION = [{"role": "user", "content": "Name a colour."}]
@@ -80,13 +85,20 @@ def one_server(folder):
 @pytest.fixture
 def adapters(one_server):
     """A server that takes adapters."""
-    return one_server("adapters", "--max-lora-rank", "8")
+    return one_server("adapters", *FLOAT32, "--max-lora-rank", "8")
 
 
 @pytest.fixture
 def files(one_server):
     """A server that reads files again."""
-    return one_server("files", "--no-lora")
+    return one_server("files", *FLOAT32, "--no-lora")
+
+
+@pytest.fixture
+def raw(one_server):
+    """A server that computes in bfloat16 and returns raw log-probabilities."""
+    half = ("--dtype", "bfloat16", "--logprobs-mode", "raw_logprobs")
+    return one_server("raw", *half, "--max-lora-rank", "8")
 
 
 def length(completion, **_):
@@ -170,11 +182,11 @@ class Compares(TrainerCallback):
         return differences
 
 
-def train(server, folder, steps, **settings):
-    model, tokenizer = get_model_and_tokenizer(
-        "builtin:smollm2-135m", model_kwargs={"dtype": torch.float32}
-    )
-    log = Compares(server, copy.deepcopy(model))
+def smollm2():
+    return get_model_and_tokenizer("builtin:smollm2-135m", model_kwargs={"dtype": torch.float32})
+
+
+def config_of(server, folder, steps, **settings):
     small = {
         "output_dir": str(folder),
         "inference": f"{server.url}/v1",
@@ -191,7 +203,14 @@ def train(server, folder, steps, **settings):
         "generation_timeout": 900.0,
         "max_grad_norm": 0.0,
     }
-    with RLTrainer(model, toy_env(length), RLConfig(**{**small, **settings}), tokenizer) as trainer:
+    return RLConfig(**{**small, **settings})
+
+
+def train(server, folder, steps, **settings):
+    model, tokenizer = smollm2()
+    log = Compares(server, copy.deepcopy(model))
+    config = config_of(server, folder, steps, **settings)
+    with RLTrainer(model, toy_env(length), config, tokenizer) as trainer:
         log.watch(trainer).train()
         numbers = trainer.last_step
     return log, numbers
@@ -253,6 +272,76 @@ def test_adapters_move_every_step_and_a_server_killed_in_between_gets_them_again
     assert "had lost the weights of this run" in caplog.text
     assert len(log.trained) == 3 * 4
     assert max(log.errors(0.8)) < AGREE
+
+
+ADAPTED = {"use_lora": True, "lora_rank": 8, "learning_rate": 1e-3, "max_off_policy_steps": 0}
+ADAPTED |= {"temperature": 1.0, "max_seq_len": 256}
+
+
+def talking(server, folder, *, rope=1.0, **settings):
+    """A run of two turns under a system message; the trainer's rotary frequencies are ``rope``
+    times the server's."""
+    model, tokenizer = smollm2()
+    model.model.rotary_emb.inv_freq.mul_(rope)
+    config = config_of(server, folder, 3, **{**ADAPTED, **settings})
+    env = talks()
+    env.rubric = vf.Rubric(funcs=[length])  # the first step moves the weights
+    return RLTrainer(model, env, config, tokenizer)
+
+
+def said_of(trainer):
+    """What ends a run, and the steps that it took."""
+    with pytest.raises(ConfigError) as raised:
+        trainer.train()
+    print(trainer.state.global_step, raised.value)
+    return str(raised.value), trainer.state.global_step
+
+
+def agrees(trainer, folder):
+    """A sound run of three steps, whose canaries are of every version."""
+    assert len(run(trainer).steps) == 3
+    rows = metrics_of(folder)
+    print([{n: v for n, v in row.items() if n.startswith(("canary/", "sampler/"))} for row in rows])
+    assert [row["canary/version"] for row in rows] == [0, 1, 2]
+    assert max(row["canary/disagreement"] for row in rows) < 2
+    assert max(row["sampler/disagreement"] for row in rows) < 2
+
+
+def test_a_sound_run_of_two_turns_agrees(adapters, tmp_path):
+    agrees(talking(adapters, tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("fault", [*CLIENT, *ADAPTER, "another rope"])
+def test_a_planted_fault_ends_the_run_within_a_step(adapters, tmp_path, monkeypatch, fault):
+    if fault in CLIENT:
+        plant_client(monkeypatch, fault)
+    elif fault in ADAPTER:
+        plant_adapter(monkeypatch, fault)
+    rope = 0.5 if fault == "another rope" else 1.0
+    said, steps = said_of(talking(adapters, tmp_path, rope=rope))
+    assert "disagree by" in said
+    # the first adapter is zero: its halves and its versions differ from the first step on
+    assert steps == (fault in ADAPTER)
+
+
+def test_raw_log_probabilities_are_refused_before_the_first_step(raw, tmp_path):
+    said, steps = said_of(talking(raw, tmp_path, temperature=0.7))
+    assert "returns raw log-probabilities" in said
+    assert steps == 0
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_raw_log_probabilities_and_another_precision_end_the_run_in_the_first_step(
+    raw, tmp_path, monkeypatch, half
+):
+    """And the run with the server's own precision and temperature 1 agrees."""
+    monkeypatch.setattr(vllm, "check_server", lambda *args: None)  # which refuses the server
+    temperature = 0.7 if half else 1.0
+    said, steps = said_of(talking(raw, tmp_path, temperature=temperature, bf16=half))
+    assert "disagree by" in said
+    assert steps == 0
+    if half:
+        agrees(talking(raw, tmp_path / "sound", bf16=True), tmp_path / "sound")
 
 
 def test_all_weights_are_read_again_every_step(files, tmp_path):

@@ -17,7 +17,6 @@ import json
 import pickle
 import threading
 import time
-import zlib
 from collections import Counter, deque
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from verifiers_trainer.engines.vllm.features import (
     NCCL_ID,
     PAUSE,
     UPDATE_BRACKETS,
-    WEIGHT_CHECKER,
     WEIGHT_LABEL,
     WEIGHT_SPANS,
     WEIGHT_TRANSFER,
@@ -51,7 +49,6 @@ ROUTES = {  # path -> feature that has it; None: every version
     "/finish_weight_update": UPDATE_BRACKETS,
     "/update_weight_version": WEIGHT_LABEL,
     "/weight_info": WEIGHT_LABEL,
-    "/weight_checker": WEIGHT_CHECKER,
     "/collective_rpc": None,
     "/reset_prefix_cache": None,
 }
@@ -100,8 +97,6 @@ class FakeVLLM:
         self.token_delay_s = 0.0
         self.logit_step = 0.0
         """Logits are rounded to multiples of it, up or down by chance, as half precision does."""
-        self.drops_weights = False
-        """Whether new weights are taken with success and not used."""
         self.starts = 0
         self._rounding = torch.Generator().manual_seed(0)
         self._thread: threading.Thread | None = None
@@ -277,13 +272,6 @@ class FakeVLLM:
     async def _weight_info(self, body: Any, request: web.Request) -> Any:
         return {"weight_version": self.label}
 
-    async def _weight_checker(self, body: Any, request: web.Request) -> Any:
-        assert body == {"action": "checksum"}
-        bits = [
-            p.detach().cpu().contiguous().view(torch.uint8).numpy() for p in self.model.parameters()
-        ]
-        return {"checksum": [zlib.crc32(part) for part in bits]}
-
     async def _get_world_size(self, body: Any, request: web.Request) -> Any:
         return {"world_size": 1}
 
@@ -330,8 +318,6 @@ class FakeVLLM:
     def _load(self, tensors: dict[str, torch.Tensor]) -> None:
         """As the real one: a head that is not named keeps what it had, also when it is tied to the
         embeddings."""
-        if self.drops_weights:
-            return
         head = self.model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         _, unexpected = self.model.load_state_dict(tensors, strict=False)

@@ -1,7 +1,8 @@
 """Faults between the policy that samples and the policy that is trained, planted in a run.
 
 Those of ``CLIENT`` change what the server is asked, or what is reported of its answer, on any
-engine; those of ``REPLICA`` what the embedded engine computes with.
+engine; those of ``REPLICA`` what the embedded engine computes with; those of ``ADAPTER`` the files
+that vLLM loads.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 import verifiers as vf
 from support.training import digits, rows
 from verifiers.types import AssistantMessage
 from verifiers_trainer.engines.embedded import batch
 from verifiers_trainer.engines.embedded import engine as embedded
+from verifiers_trainer.engines.vllm.weights.lora_dir import LoraDirSync
 from verifiers_trainer.run import policy_server
 
 SYSTEM = "answer in digits"
@@ -172,3 +175,30 @@ def plant_raw(monkeypatch: Any) -> None:
         return drawn._replace(logprobs=kept)
 
     monkeypatch.setattr(batch, "draw", raw)
+
+
+ADAPTER: Mapping[str, Callable[[int, torch.Tensor], None] | None] = {
+    "stale weights": None,
+    "a half-loaded adapter": half_zero,
+    "a swapped adapter": swapped,
+}
+
+
+def plant_adapter(monkeypatch: Any, name: str) -> None:
+    """Let every adapter that is written for vLLM be changed, or be that of the version before."""
+    plain, change = LoraDirSync.prepare, ADAPTER[name]
+    written: list[Any] = []
+
+    def prepare(sync: Any, version: int) -> None:
+        plain(sync, version)
+        file = sync.folder / sync._current / "adapter_model.safetensors"
+        tensors = load_file(file)
+        written.append({key: tensor.clone() for key, tensor in tensors.items()})
+        if change is None:
+            tensors = written[-2] if len(written) > 1 else tensors
+        else:
+            for number, key in enumerate(sorted(key for key in tensors if "lora_B" in key)):
+                change(number, tensors[key])
+        save_file(tensors, file, metadata={"format": "pt"})
+
+    monkeypatch.setattr(LoraDirSync, "prepare", prepare)

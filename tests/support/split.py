@@ -86,6 +86,7 @@ def told(
         "values": torch.cat([tensor.flatten() for tensor in weights.values()])[::50].tolist(),
         "losses": [row["loss"] for row in lines],
         "norms": [row["grad_norm"] for row in lines],
+        "canaries": [row.get("canary/version") for row in lines],
         "apart": [row.get("sampler/log_ratio_abs") or 0.0 for row in lines],
         "penalty": [row.get("kl_ref", 0.0) for row in lines],
         "evaluated": evaluated,

@@ -283,7 +283,7 @@ def training(folder: Path, num_steps: int, first: int = 1) -> Path:
         }
         line |= {"tokens/trained": 20, "tokens/lag/0": 15, "tokens/untrained/no_signal": 6}
         line |= {"canary/version": step - 1, "canary/disagreement": 0.25, "canary/noise": 0.04}
-        line |= {"canary/moved": 0.3}
+        line |= {"canary/moved": 0.3, "canary/checksum": 0xABCDEF}
         if step % 10 == 0:
             line |= {"eval_reward": reward, "eval_reward_stderr": 0.03}
         with (folder / "metrics.jsonl").open("a") as file:

@@ -158,6 +158,7 @@ def test_a_server_gets_whole_weights_after_every_step(on, tmp_path, use_lora, ro
         )
     assert first["share"] < 0.6
     assert max(first["apart"]) < 1e-4
+    assert first["canaries"] == list(range(len(first["losses"])))
     # at the beginning and after each of three steps
     assert [path for path, _ in server.calls].count(route) >= 4
 

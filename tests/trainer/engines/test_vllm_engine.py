@@ -164,21 +164,6 @@ def test_an_answer_during_an_update_has_a_version_per_token_where_the_server_rep
     assert response.version == 0
 
 
-@pytest.mark.parametrize("drops", [False, True])
-def test_a_push_is_proved_by_the_checksum_of_the_server(tmp_path, caplog, drops):
-    caplog.set_level("INFO")
-    with served() as server, trainer_of(server, tmp_path, use_lora=False) as trainer:
-        trainer.start_engine()
-        server.drops_weights = drops
-        for version in (1, 2):
-            with trainer.server.weight_update(version), torch.no_grad():
-                next(iter(trainer.model.parameters())).add_(0.1)
-    proved = "the push of version 1 changed the weights of" in caplog.text
-    failed = "the push of version 1 left the weights of" in caplog.text
-    assert (proved, failed) == (not drops, drops)
-    assert server.paths().count("/weight_checker") == (4 if drops else 2), "not asked once proved"
-
-
 def test_it_is_an_engine_and_leaves_nothing_behind(tmp_path):
     with served() as server, trainer_of(server, tmp_path) as trainer:
         trainer.start_engine()

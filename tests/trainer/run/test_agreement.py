@@ -47,6 +47,7 @@ def test_a_planted_fault_ends_the_run_within_a_step(tmp_path, monkeypatch, fault
     assert "furthest: " in said
     if fault == "a temperature of .9 for 1":
         assert "look sampled at temperature 0.9." in said
+    assert ("bfloat16 explains it" in said) == (fault == "another dtype")
 
 
 def test_without_a_fault_the_same_run_agrees(tmp_path):

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -46,7 +47,7 @@ from verifiers_trainer.pipeline import curriculum, custom_batches, rewards, subc
 from verifiers_trainer.pipeline.custom_batches import BatchSource
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.policy import checkpoint_files, preparation
-from verifiers_trainer.policy.forward_checks import rounding_noise
+from verifiers_trainer.policy.forward_checks import quiet, rounding_noise
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher
@@ -520,7 +521,7 @@ class RLTrainer(HFLoop):
             self._push_error = self._push_error or error
         else:
             self._ask_canary(self.policy_version + 1)
-        step.numbers |= times | self.canary.moved(self.model)
+        step.numbers |= times
 
     def finish_step(self) -> None:
         """Set the pipeline's policy version, and write the step's metrics."""
@@ -549,42 +550,59 @@ class RLTrainer(HFLoop):
         """
         if not (self.checks_sampler and meter.num_current):
             return {}
-        return self.agreement.check(meter, lambda: self._rounding_noise(meter))
+        return self.agreement.check(meter, partial(self._rounding_noise, meter))
 
     def _ask_canary(self, version: int | None = None) -> None:
-        """Not for a split policy, whose ranks compute together."""
-        if self.checks_sampler and self.ranks.is_main and not self.splits:
+        if self.checks_sampler and self.ranks.is_main:
             self.canary.ask(self.engine, self.policy_version if version is None else version)
 
     def _check_canary(self) -> dict[str, float]:
-        return self.canary.check(self.model, self._rounding_noise)
+        def check() -> dict[str, float]:
+            with self._policy_of_rank_0() as model:
+                return self.canary.check(model, partial(self._noise_of, model))
 
-    def _rounding_noise(self, meter: RatioMeter) -> float:
-        """Mean over a row with tokens that are compared; of a split policy on rank 0's whole copy,
-        because another forward pass between backward and update changes its gradients."""
+        return self.ranks.share(check, "the canary") if self.checks_sampler else {}
+
+    @contextmanager
+    def _policy_of_rank_0(self) -> Iterator[torch.nn.Module]:
+        """The policy for a pass of rank 0 alone: of a split policy the whole copy, because another
+        forward pass between backward and update changes its gradients."""
         if not self.splits:
-            numbers = self._noise_of_row(self.model, meter)
-            if meter.is_shared:
-                numbers = self.ranks.gather(numbers, "the noise of the step").sum(0).tolist()
-        else:
-            half = torch.bfloat16 if self.args.bf16 else torch.float16
+            yield self.model
+            return
+        half = torch.bfloat16 if self.args.bf16 else torch.float16
+        model, is_half = self.training_run.whole_model, bool(self.args.bf16 or self.args.fp16)
+        with quiet(model), torch.autocast(model.device.type, half, enabled=is_half):
+            yield model
 
-            def measure() -> list[float]:
-                model = self.training_run.whole_model
-                is_half = bool(self.args.bf16 or self.args.fp16)
-                with torch.autocast(model.device.type, half, enabled=is_half):
-                    return self._noise_of_row(model, meter)
+    def _rounding_noise(self, meter: RatioMeter, dtype: torch.dtype | None = None) -> float:
+        """Mean over a row with tokens that are compared."""
+        if meter.is_shared and not self.splits:
+            numbers = self._noise_of_row(self.model, meter, dtype)
+            total, count = self.ranks.gather(numbers, "the noise of the step").sum(0).tolist()
+            return float(total / max(1.0, count))
 
-            numbers = self.ranks.share(measure, "the noise of the step")
-        return float(numbers[0] / max(1.0, numbers[1]))
+        def measure() -> float:
+            with self._policy_of_rank_0() as model:
+                return self._noise_of(model, meter, dtype)
 
-    def _noise_of_row(self, model: torch.nn.Module, meter: RatioMeter) -> list[float]:
+        return measure() if not self.splits else self.ranks.share(measure, "the noise of the step")
+
+    def _noise_of(
+        self, model: torch.nn.Module, meter: RatioMeter, dtype: torch.dtype | None = None
+    ) -> float:
+        total, count = self._noise_of_row(model, meter, dtype)
+        return total / max(1.0, count)
+
+    def _noise_of_row(
+        self, model: torch.nn.Module, meter: RatioMeter, dtype: torch.dtype | None
+    ) -> list[float]:
         """[sum, tokens]."""
         rows = [row for row in meter.rows if row[2].any()] or meter.rows
         row, _, current = rows[0]
         device = next(model.parameters()).device
         arguments = {name: value.to(device) for name, value in forward_arguments(row).items()}
-        noise = rounding_noise(model, arguments).to(current.device)[current]
+        noise = rounding_noise(model, arguments, dtype).to(current.device)[current]
         return [float(noise.sum()), float(current.sum())]
 
     def _check_next_batch(self, step: Step) -> None:
@@ -595,7 +613,7 @@ class RLTrainer(HFLoop):
         """
         if not self.checks_sampler or step.meter.num_current or self.batches is None or self.splits:
             return
-        groups = self.batches.snapshot().ready
+        groups = list(self.batches.state.ready)  # no snapshot: that waits for the pipeline's loop
         meter = sanity_checks.compared_on(self.model, groups, self.policy_version, self.args)
         step.numbers |= self._check_sampler(meter)
         summary = meter.summary()

@@ -358,4 +358,4 @@ def _row(prompt: object) -> Mapping[str, Any]:
 
 BatchSource = PipelineThread | CustomRollouts | OfflineRollouts
 """Sources of each step's batch: ``start``, ``next_batch``, ``set_version``, ``settle``,
-``snapshot``, ``last_state``, ``close``."""
+``state``, ``snapshot``, ``last_state``, ``close``."""

@@ -64,6 +64,11 @@ class PipelineThread:
         before a step)."""
         self._wait(self.pipeline.settle(), "the rollouts of this policy version have not finished")
 
+    @property
+    def state(self) -> PipelineState:
+        """The pipeline's own state, which changes."""
+        return self.pipeline.state
+
     def snapshot(self) -> PipelineState:
         """The pipeline's present state; running groups are requeued, or in deterministic mode
         finished first."""

@@ -53,7 +53,7 @@ def check_head(model: nn.Module, *, num_tokens: int = 24) -> SelfCheck:
     precision of its weight, of as many tokens, and fp32 after it: only what the head computes can
     differ, so one bound serves every precision. Every rank of a sharded run must call it.
     """
-    with _quiet(model):
+    with quiet(model):
         tokens = _random_tokens(model, num_tokens)
         head = find_causal_lm(model).get_output_embeddings()
         ours = model(input_ids=tokens).logprobs[1:]
@@ -81,17 +81,19 @@ def layer_dtype(model: nn.Module) -> torch.dtype | None:
     if layer is None:
         return None
     hook = layer.register_forward_hook(lambda module, hidden, out: dtypes.append(out.dtype))
-    with _quiet(model):
+    with quiet(model):
         model(input_ids=_random_tokens(model, 2))
     hook.remove()
     return dtypes[0]
 
 
-def rounding_noise(model: nn.Module, arguments: Mapping[str, Tensor]) -> Tensor:
+def rounding_noise(
+    model: nn.Module, arguments: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> Tensor:
     """|difference| of the log-probabilities [T] of a row when every layer rounds otherwise, nats.
 
     What two kernels of this precision may differ by: each output is multiplied by 1 + u ε, u
-    uniform in ±1/2 and ε the spacing of its dtype (J. Vignes, "A stochastic arithmetic", 1993).
+    uniform in ±1/2 and ε the spacing of its dtype, or of ``dtype`` (J. Vignes, "A stochastic arithmetic", 1993).
     Every rank of a sharded run must call it.
     """
     device = arguments["input_ids"].device
@@ -101,9 +103,9 @@ def rounding_noise(model: nn.Module, arguments: Mapping[str, Tensor]) -> Tensor:
         if not (isinstance(out, Tensor) and out.is_floating_point()):
             return None
         shift = torch.rand(out.shape, generator=draws, device=device) - 0.5
-        return (out.float() * (1 + shift * torch.finfo(out.dtype).eps)).to(out.dtype)
+        return (out.float() * (1 + shift * torch.finfo(dtype or out.dtype).eps)).to(out.dtype)
 
-    with _quiet(model):
+    with quiet(model):
         plain = model(**arguments).logprobs
         computing = [module for module in model.modules() if module._parameters]
         hooks = [module.register_forward_hook(round_otherwise) for module in computing]
@@ -123,7 +125,7 @@ def check_packing(
     In half precision (of the weights, or with ``is_half`` of the forward pass) rows of a shape
     are compared, see `_apart_in_half`. Every rank of a sharded run must call it.
     """
-    with _quiet(model):
+    with quiet(model):
         first, second, third = _random_tokens(model, 2 * lengths[0] + lengths[1]).split(
             [*lengths, lengths[0]], dim=1
         )
@@ -189,7 +191,7 @@ def check_sharing(
     """
     if not can_share(model):
         return SelfCheck(math.inf, PACKING_TOLERANCE)
-    with _quiet(model):
+    with quiet(model):
         tokens = _random_tokens(model, sum(lengths) + lengths[1])
         prompt, first, second, third = tokens.split([*lengths, lengths[1]], dim=1)
 
@@ -236,7 +238,7 @@ def _mean_difference(first: Tensor, second: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
+def quiet(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradient, the log-probability forward installed; all
     restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]

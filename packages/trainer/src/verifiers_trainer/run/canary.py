@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from verifiers.clients.round_robin import RoundRobinClient
@@ -86,60 +86,53 @@ class Canary:
         threading.Thread(target=run, name="verifiers-canary", daemon=True).start()
         self._pending = version, future
 
-    def check(
-        self, model: torch.nn.Module, measure: Callable[[RatioMeter], float]
-    ) -> dict[str, float]:
-        """The metrics of the answers to the last ``ask``; waits for them. A collective.
+    def check(self, model: torch.nn.Module, measure: Callable[..., float]) -> dict[str, float]:
+        """The metrics of the answers to the last ``ask``; waits for them. Rank 0 alone.
 
-        ``measure`` gives the rounding noise of a meter's tokens. Raises ``ConfigError`` when the
-        server has other weights, with what is known.
+        ``measure`` gives the rounding noise of a meter's tokens, of a dtype or as computed. Raises
+        ``ConfigError`` when the server has other weights, with what is known.
         """
-        self._before, began = None, time.monotonic()
-        version, records = self._run.ranks.share(self._records, "the canary's answers")
-        turns = [Turn(*record) for record in records]
-        if not turns:
-            return {}
-        device = self._run.settings.device
+        began = time.monotonic()
+        version, turns = self._answers()
+        device = next(model.parameters()).device
         meter = scored(model, [[turn] for turn in turns], version, device)
-        self._before = turns, version, _differences(meter)
         if not meter.num_current:
             return {}
-        numbers = self._agreement.check(
+        numbers: dict[str, float] = {}
+        if self._before is not None:
+            before, of, d = self._before
+            again = scored(model, [[turn] for turn in before], of, device)
+            numbers["canary/moved"] = float((_differences(again) - d).abs().mean())
+        self._before = turns, version, _differences(meter)
+        numbers |= self._agreement.check(
             meter,
-            lambda: measure(meter),
+            partial(measure, meter),
             f"asked by the canary after a push of weights (version {version})",
         )
-        self._spent_s += time.monotonic() - began
         numbers = {name.replace("sampler/", "canary/"): value for name, value in numbers.items()}
-        return numbers | {"canary/version": version, "canary/log_ratio_abs": meter.mean_abs}
-
-    def moved(self, model: torch.nn.Module) -> dict[str, float]:
-        """The metric of an update: how far it moved the log-probabilities of the last answers."""
-        if self._before is None:
-            return {}
-        began, (turns, version, d) = time.monotonic(), self._before
-        again = scored(model, [[turn] for turn in turns], version, self._run.settings.device)
-        moved = float((_differences(again) - d).abs().mean())
+        numbers |= {"canary/version": version, "canary/log_ratio_abs": meter.mean_abs}
+        numbers["canary/checksum"] = checksum(model)
         self._spent_s += time.monotonic() - began
-        return {"canary/moved": moved}
+        return numbers
 
-    def _records(self) -> list[Any]:
-        """[version, answers as numbers]; no answers without a question, or with a warning."""
+    def _answers(self) -> tuple[int, list[Turn]]:
+        """(version, answers); no answers without a question, or with a warning."""
         if self._pending is None:
-            return [0, []]
+            return 0, []
         (version, future), self._pending = self._pending, None
         try:
-            return [version, [_record(turn) for turn in future.result()]]
+            return version, future.result()
         except (VerifiersError, OSError) as error:
             log.warning("the canary of version %d was not answered: %s", version, error)
-            return [version, []]
+            return version, []
 
 
-def _record(turn: Turn) -> list[list[Any]]:
-    ids, logprobs = turn.completion_ids, turn.sampler_logprobs
-    versions = np.broadcast_to(np.asarray(turn.version), len(ids))
-    arrays = turn.prompt_ids, ids, logprobs, versions
-    return [array.tolist() for array in arrays]
+def checksum(model: torch.nn.Module) -> int:
+    """The sum of the bits of the trained weights, or of all of a copy: equal for equal weights."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    weights = list(model.parameters())
+    trained = [weight for weight in weights if weight.requires_grad] or weights
+    return sum(int(w.detach().view(kinds[w.element_size()]).sum()) for w in trained) % 2**48
 
 
 def _differences(meter: RatioMeter) -> torch.Tensor:

@@ -30,6 +30,7 @@ from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, read_metri
 from verifiers_trainer.run.sanity_checks import END, Agreement
 
 if TYPE_CHECKING:
+    import torch
     from transformers.modeling_utils import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -159,9 +160,9 @@ def compare_with(
     install_logprob_forward(model)
     meter = scored(model, [[turn] for turn in turns], version, model.device, temperature)
 
-    def noise() -> float:
+    def noise(dtype: torch.dtype | None = None) -> float:
         row, _, current = meter.rows[0]
-        return float(rounding_noise(model, forward_arguments(row))[current].mean())
+        return float(rounding_noise(model, forward_arguments(row), dtype)[current].mean())
 
     agreement = Agreement(None, tokenizer, temperature, least)
     numbers = agreement.check(meter, noise, what)

@@ -175,9 +175,10 @@ class Agreement:
         return max(self._least, self._share * self._rounding)
 
     def check(
-        self, meter: RatioMeter, measure: Callable[[], float], what: str = ""
+        self, meter: RatioMeter, measure: Callable[..., float], what: str = ""
     ) -> dict[str, float]:
-        """The metrics of a comparison; ``measure`` gives the mean rounding noise of its tokens.
+        """The metrics of a comparison; ``measure`` gives the mean rounding noise of its tokens, as
+        computed or of a dtype.
 
         Raises ``ConfigError`` with what is known of a disagreement of ``END`` times the noise.
         Judges nothing when top-k and the like reshape the sampled distribution.
@@ -188,7 +189,9 @@ class Agreement:
             self._rounding = measure()
         multiple = meter.disagreement(self.noise)
         if not multiple <= END:
-            raise ConfigError(self._sentence(meter, what), disagreement=multiple)
+            raise ConfigError(
+                self._sentence(meter, what, measure(torch.bfloat16)), disagreement=multiple
+            )
         numbers = {"sampler/noise": self.noise, "sampler/disagreement": multiple}
         if len(self._shares) < NUM_FIRST:
             self._shares.append(meter.mean_abs / max(self._least, self._rounding))
@@ -196,7 +199,7 @@ class Agreement:
                 self._share = min(max(sum(self._shares) / NUM_FIRST, 0.5), 1.5)
         return numbers
 
-    def _sentence(self, meter: RatioMeter, what: str) -> str:
+    def _sentence(self, meter: RatioMeter, what: str, half: float) -> str:
         means, tokens = meter.furthest()
         by_answer = ", ".join(f"{mean:.2g} in answer {n}" for n, mean in list(means.items())[:4])
         furthest = "; ".join(
@@ -207,12 +210,20 @@ class Agreement:
         temperature = self._temperature if self._config is None else self._config.temperature
         slope, _ = meter.sharpness()
         looks = temperature * (1 + slope / 2) / (1 - slope / 2) if abs(slope) < 1 else temperature
-        sharp = f" The tokens look sampled at temperature {looks:.2g}." if slope else ""
+        if meter.disagreement(half) <= 1:
+            hint = (
+                f" bfloat16 explains it ({half:.2g} nats per token): compute in one precision, with"
+                " --dtype float32 at the server or bf16 = true here."
+            )
+        elif slope:
+            hint = f" The tokens look sampled at temperature {looks:.2g}."
+        else:
+            hint = ""
         return (
             f"{what or f'with identical weights (version {meter.version})'}, sampler and trainer disagree by"
             f" {meter.mean_abs:.2g} nats per token ({meter.max_abs:.2g} at most;"
             f" {END * self.noise:.2g} allowed): check that both use the same tokenizer, chat"
             f" template, dtype and temperature ({temperature:g}) in every turn, and that the server"
             f" returns processed log-probabilities. On average {by_answer}; furthest:"
-            f" {furthest}.{sharp}"
+            f" {furthest}.{hint}"
         )

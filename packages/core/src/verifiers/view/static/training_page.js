@@ -83,8 +83,8 @@ export async function trainingPage(main, { parts, query }) {
       ...Object.entries(tokens.untrained).map(([reason, n]) => `${count(n)} not trained: ${reason}`), `${count(proof.pushes)} weight updates`, plural(proof.restarts, "restart")].filter(Boolean);
     const wasOpen = proved.firstChild?.open;
     replace(proved, h("details", { class: "settings proof", open: wasOpen ?? proof.verdict === "ended" }, h("summary", null, visible(`Proof: ${words}`)), h("p", null, visible(facts.join(" · "))), proof.reason ? h("p", null, visible(proof.reason)) : null,
-      h("table", { class: "compared" }, h("thead", null, h("tr", null, ["version", "canary, × noise in nats", "moved by the push, nats", "tokens trained"].map((title) => h("th", null, title)))),
-        h("tbody", null, versions.map((entry) => h("tr", null, [count(entry.version), times(entry.canary), small(entry.moved), lags(entry.trained_by_lag)].map((text) => h("td", null, visible(text)))))))));
+      h("table", { class: "compared" }, h("thead", null, h("tr", null, ["version", "canary, × noise in nats", "moved by the push, nats", "tokens trained", "checksum"].map((title) => h("th", null, title)))),
+        h("tbody", null, versions.map((entry) => h("tr", null, [count(entry.version), times(entry.canary), small(entry.moved), lags(entry.trained_by_lag), entry.canary?.checksum?.toString(16) ?? "–"].map((text) => h("td", null, visible(text)))))))));
   }
 
   function drawCurves() {

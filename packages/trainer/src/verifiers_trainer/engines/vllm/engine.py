@@ -46,7 +46,6 @@ from verifiers_trainer.engines.vllm.control import Server, Serving, server_urls,
 from verifiers_trainer.engines.vllm.features import (
     OLDEST,
     PAUSE_KEEP,
-    WEIGHT_CHECKER,
     WEIGHT_SPANS,
     features_of,
     parse_version,
@@ -56,7 +55,6 @@ from verifiers_trainer.engines.vllm.probe import check_server
 from verifiers_trainer.engines.vllm.weights.protocol import (
     Deadline,
     WeightSync,
-    post,
     run_and_version,
 )
 
@@ -119,8 +117,6 @@ class VLLMEngine:
         self._pushed: tuple[int, Any] | None = None
         """(version, stamp of the weights) of the last push."""
         self._live = -1
-        self._proved: set[str] = set()
-        """URLs of servers whose weights a push is known to change."""
         self._repairs: dict[str, Future[None]] = {}
         self._repairs_lock = threading.Lock()
         self._labels: dict[str, LabelReader] = {}
@@ -288,7 +284,6 @@ class VLLMEngine:
         """
         assert self._sync is not None
         lost = self._pushed is not None and self._has_lost(server, deadline)
-        before = self._checksum(server, deadline)
         try:
             model = self._sync.push(server, version, deadline)
         except WeightSyncError as error:
@@ -300,39 +295,6 @@ class VLLMEngine:
             )
             model, lost = self._sync.push(server, version, deadline), True
         server.serving = Serving(version, model, server.serving.repairs + lost)
-        self._prove(server, version, before, deadline)
-
-    def _checksum(self, server: Server, deadline: Deadline) -> Any:
-        """The server's checksum of its weights; None where it has none, for adapters, and once a
-        push is proved to arrive."""
-        assert self._sync is not None
-        if (
-            WEIGHT_CHECKER not in self._features
-            or self._sync.names_weights
-            or self._pushed is None  # the first weights may be those the server has
-            or server.url in self._proved
-        ):
-            return None
-        stage = "asking for the checksum of its weights"
-        try:
-            return post(server, "/weight_checker", {"action": "checksum"}, stage, deadline)
-        except WeightSyncError:
-            return None
-
-    def _prove(self, server: Server, version: int, before: object, deadline: Deadline) -> None:
-        """Compare the checksum with that before a push of changed weights."""
-        if before is None or self._pushed is None or self._pushed[1] == self._stamp():
-            return
-        if self._checksum(server, deadline) == before:
-            log.warning(
-                "the push of version %d left the weights of %s as they were, by their checksum:"
-                " the change is below their precision, or it did not arrive",
-                version,
-                server.url,
-            )
-        else:
-            self._proved.add(server.url)
-            log.info("the push of version %d changed the weights of %s", version, server.url)
 
     def _has_lost(self, server: Server, deadline: Deadline) -> bool:
         """Whether ``server`` has no weights of this run; unknown counts as lost."""

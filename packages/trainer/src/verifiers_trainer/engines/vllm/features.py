@@ -24,8 +24,6 @@ WEIGHT_LABEL = "weight_label"
 """``/update_weight_version`` and ``/weight_info``: a server reports the label of its weights."""
 NCCL_ID = "nccl_id"
 """``nccl_unique_id_b64``: a sender needs no import of vllm."""
-WEIGHT_CHECKER = "weight_checker"
-"""``POST /weight_checker``: a server computes a checksum of its weights."""
 WEIGHT_SPANS = "weight_spans"
 """``return_weight_versions`` on the OpenAI routes: a completion reports the weights that sampled
 it."""
@@ -40,7 +38,6 @@ FIRST: dict[str, str] = {
     UPDATE_BRACKETS: "0.21",
     WEIGHT_LABEL: "0.27",
     NCCL_ID: "0.30",
-    WEIGHT_CHECKER: "0.32",
     WEIGHT_SPANS: "0.33",
 }
 """Feature -> the first release that has it."""
