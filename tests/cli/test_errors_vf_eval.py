@@ -195,6 +195,16 @@ def test_values_out_of_range_and_contradictions(refused, server, words, said):
     assert said in refused("toy", "-b", server.url, *words)
 
 
+@pytest.mark.parametrize(
+    "line", ["X-Key=sk-canary-1234567890", "Authorization Bearer sk-canary-1234567890: x"]
+)
+def test_a_header_that_cannot_be_read_is_not_repeated(refused, line):
+    paragraph = refused("toy", "--header", line)
+    assert "--header " in paragraph
+    assert "…" in paragraph
+    assert "canary" not in paragraph
+
+
 def test_a_key_given_instead_of_its_variable_is_refused_and_not_repeated(refused):
     paragraph = refused("toy", "-k", "sk-canary-1234567890")
     assert "must be the NAME of an environment variable" in paragraph

@@ -460,6 +460,8 @@ async def test_the_words_of_a_server_are_shown_without_the_key_that_it_repeats()
         caught = await refusal_of(server, api_key="sk-secret-key")
     assert "no plan for ***" in str(caught)
     assert "sk-secret" not in repr(caught.facts)
+    chain = traceback.format_exception(caught)
+    assert "sk-secret" not in "".join(chain).replace('api_key="sk-secret-key"', "")
 
 
 def completion_of(message, reason="stop", **fields):

@@ -199,7 +199,8 @@ class HttpClient(Identified):
                 try:
                     response = self._response(answer, request, pool.endpoint.url)
                 except MalformedResponse as error:
-                    raise without_reply(error, answer, pool.endpoint, request.model) from error
+                    refused = without_reply(error, answer, pool.endpoint, request.model)
+                    raise refused from error.__cause__  # its own text holds the body as it came
             except StreamedError as error:
                 raise failure(
                     error.status, str(error).encode(), pool.endpoint, request.model

@@ -128,13 +128,14 @@ def _json_or_text(text: str) -> Any:
 
 def _by_header(value: object, separator: str, format_: str) -> dict[str, str]:
     """Texts in ``format_``, or a table, as header name -> the text after the separator."""
+    shown = _begin if separator == ":" else str  # the other has names alone
     pairs = list(value.items()) if isinstance(value, Mapping) else []
     for line in (
         [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
     ):
         name, divider, content = str(line).partition(separator)
         if not divider:
-            raise ValueError(f"must be {format_}, not {line!r}")
+            raise ValueError(f"must be {format_}, not {shown(line)!r}")
         pairs.append((name, content))
     headers = {str(name).strip(): str(content).strip() for name, content in pairs}
     if bad := [
@@ -142,8 +143,14 @@ def _by_header(value: object, separator: str, format_: str) -> dict[str, str]:
         for name in headers
         if not name or not name.isascii() or not name.isprintable() or " " in name
     ]:
-        raise ValueError(f"has a header name that cannot be sent: {bad[0]!r}")
+        raise ValueError(f"has a header name that cannot be sent: {shown(bad[0])!r}")
     return headers
+
+
+def _begin(line: object) -> str:
+    """The first word of a header that cannot be read: what follows may be a key."""
+    name, *content = re.split(r"[\s=:]+", str(line).strip(), maxsplit=1)
+    return f"{name} …" if content else name
 
 
 def _headers(value: object) -> dict[str, str]:
