@@ -595,6 +595,31 @@ def test_from_repo_takes_the_repository_that_verifiers_came_from(python, reposit
     )
 
 
+def test_an_environment_comes_first_from_the_commit_that_verifiers_came_from(python, repository):
+    commit = (repository / ".git/refs/heads/main").read_text().strip()
+    make_project(repository / "packages/envs/later-game", "later-game")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "later")
+    (about,) = python.site_packages.glob("verifiers-*.dist-info")
+    origin = {
+        "url": repository.as_uri(),
+        "vcs_info": {"vcs": "git", "commit_id": commit},
+        "subdirectory": "packages/core",
+    }
+    (about / "direct_url.json").write_text(json.dumps(origin))
+    expected = f"git+{repository.as_uri()}@{commit}#subdirectory=packages/envs/word-game"
+    planned = python.command("install", "word-game", "--dry-run", "--json")
+    assert expected in planned.json["command"]
+    ran = python.command("install", "word-game", "--json", UV_OFFLINE="0", UV_NO_INDEX="1")
+    assert ran.code == 0, ran.err
+    assert expected in ran.json["command"]
+    assert ran.json["distribution"] == "vf-word-game"
+    # what that commit lacks is looked for in the index
+    ran = python.command("install", "later-game", UV_OFFLINE="0", UV_NO_INDEX="1")
+    assert ran.code != 0
+    assert "there is no vf-later-game" in ran.err
+
+
 def test_a_repository_without_the_environment_or_the_branch_installs_nothing(
     vf_install, recorded, repository
 ):

@@ -48,6 +48,7 @@ PARENTS = ("packages/envs", "environments")
 _URL = re.compile(r"(https?|ssh|git|file)://[^\s#]+")
 _SCP = re.compile(r"(?P<user>[\w.-]+@)(?P<host>[\w.-]+):(?P<path>[^\s#/][^\s#]*)")
 _BRANCH = re.compile(r"[\w./+-]+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,8 @@ def choose(request: Request) -> Installed | FoundEnvironment | Sequence[Package]
         return as_found
     if not request.upgrade and _is_installed(env_id):
         return Installed(request.text)
-    if (project := _beside_the_library(env_id, name)) is not None:
-        return [_local(project, request.editable, name, env_id)]
+    if (package := _beside_the_library(request, env_id, name)) is not None:
+        return [package]
     return _from_index(env_id, name)
 
 
@@ -195,14 +196,29 @@ def _find_project(name: str, base: Path) -> Project | None:
     return next((p for p in workspace.projects() if p.offers(name)), None) if workspace else None
 
 
-def _beside_the_library(env_id: EnvironmentId, name: str) -> Project | None:
-    """The environment in the folder that ``verifiers`` itself was installed from."""
+def _beside_the_library(request: Request, env_id: EnvironmentId, name: str) -> Package | None:
+    """The environment of the folder, or the commit, that ``verifiers`` itself was installed from."""
     library = origin_of(CORE) if env_id.owner is None else None
     origin = library.beside(f"vf-{name}") if library else None
-    if origin is None or origin.folder is None:
+    if origin is None or (origin.folder is None and not origin.commit):
         return None
-    project = read_project(origin.folder)
-    return project if _exact(env_id.version) in (None, project.version) else None
+    version = _exact(env_id.version)
+    if origin.folder is not None:
+        project = read_project(origin.folder)
+        is_it = version in (None, project.version)
+        return _local(project, request.editable, name, env_id) if is_it else None
+    repository = Repository(origin.url, origin.commit, (origin.subdirectory,))
+    project = Project(Path(origin.subdirectory), f"vf-{name}", None)
+    if request.look:
+        try:
+            _, project = repository.find()
+        except UnknownEnvironment:
+            return None
+    if project.version is not None and version not in (None, project.version):
+        return None
+    distribution = project.name or f"vf-{name}"
+    requirement = repository.requirement(distribution, origin.subdirectory)
+    return Package((requirement,), distribution, (name,), version)
 
 
 def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Package:
@@ -298,7 +314,7 @@ def _exact(version: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A branch of a repository, and the candidate folders of the environment in it."""
+    """A branch or commit of a repository, and the candidate folders of the environment in it."""
 
     url: str
     branch: str
@@ -377,16 +393,11 @@ def _default_url() -> str:
 def _shallow_clone(url: str, branch: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="vf-install-") as folder:
         clone = Path(folder) / "repository"
-        _git(
-            "clone",
-            "--quiet",
-            "--depth=1",
-            "--no-checkout",
-            f"--branch={branch}",
-            "--",
-            url,
-            str(clone),
-        )
+        chosen = () if _COMMIT.fullmatch(branch) else (f"--branch={branch}",)
+        _git("clone", "--quiet", "--depth=1", "--no-checkout", *chosen, "--", url, str(clone))
+        if not chosen:  # a commit is no branch to clone
+            _git("-C", str(clone), "fetch", "--quiet", "--depth=1", "origin", branch)
+            _git("-C", str(clone), "update-ref", "--no-deref", "HEAD", "FETCH_HEAD")
         yield clone
 
 
