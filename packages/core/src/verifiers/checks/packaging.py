@@ -35,10 +35,10 @@ def check_packaging(loader: Callable[..., Any], opened: Iterable[str], findings:
     backend = table_at(document, "build-system").get("build-backend", "setuptools.build_meta")
     if "project" not in document or not str(backend).startswith("setuptools"):
         return
-    named = _named_in_code(module, root)
-    names = {file.name for file in named}
+    mentioned = _named_in_code(module, root)
+    names = {file.name for file in mentioned}
     # other programs open files of the project too, above all in its virtual environment
-    files = named | {
+    files = mentioned | {
         file
         for file in {Path(name).resolve() for name in opened}
         if file.name in names or (module.parent in file.parents and _is_package(module))

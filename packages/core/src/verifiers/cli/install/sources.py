@@ -393,9 +393,9 @@ def _default_url() -> str:
 def _shallow_clone(url: str, branch: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="vf-install-") as folder:
         clone = Path(folder) / "repository"
-        chosen = () if _COMMIT.fullmatch(branch) else (f"--branch={branch}",)
-        _git("clone", "--quiet", "--depth=1", "--no-checkout", *chosen, "--", url, str(clone))
-        if not chosen:  # a commit is no branch to clone
+        branch_flag = () if _COMMIT.fullmatch(branch) else (f"--branch={branch}",)
+        _git("clone", "--quiet", "--depth=1", "--no-checkout", *branch_flag, "--", url, str(clone))
+        if not branch_flag:  # a commit is no branch to clone
             _git("-C", str(clone), "fetch", "--quiet", "--depth=1", "origin", branch)
             _git("-C", str(clone), "update-ref", "--no-deref", "HEAD", "FETCH_HEAD")
         yield clone
