@@ -24,6 +24,11 @@ PEAK_BF16_FLOPS = {
     "4090": 165e12,
 }
 """Dense bf16 peak by the vendor's data sheets; the first name contained in the device's counts."""
+SHAPES = {
+    "135m": (30, 576, 1536, 9, 3),
+    "1.7b": (24, 2048, 8192, 32, 32),
+}
+"""SmolLM2's layers, width, width of the MLP, heads, heads of keys; for models of random weights."""
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
@@ -35,6 +40,9 @@ def options(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--tiny", action="store_true", help="half a million parameters, a few short rollouts"
+    )
+    parser.add_argument(
+        "--shape", choices=SHAPES, help="random weights of this size, without a download"
     )
     return parser
 
@@ -50,8 +58,8 @@ def device(args: argparse.Namespace) -> torch.device:
 
 
 def policy(args: argparse.Namespace, where: torch.device) -> tuple[Any, Any]:
-    """(model, tokenizer): SmolLM2-135M in bf16, or with ``--tiny`` the builtin tiny model in
-    float32."""
+    """(model, tokenizer): SmolLM2-135M or random weights of a ``--shape`` in bf16, or with
+    ``--tiny`` the builtin tiny model in float32."""
     from verifiers_trainer.policy.builtin_models import (
         build_tiny_model,
         build_tiny_tokenizer,
@@ -60,6 +68,22 @@ def policy(args: argparse.Namespace, where: torch.device) -> tuple[Any, Any]:
 
     if args.tiny:
         return build_tiny_model().to(where), build_tiny_tokenizer()
+    if args.shape:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        layers, width, mlp_width, heads, kv_heads = SHAPES[args.shape]
+        tokenizer = build_tiny_tokenizer()
+        torch.manual_seed(0)
+        with where:
+            model = LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=49152, hidden_size=width, intermediate_size=mlp_width, num_hidden_layers=layers,
+                    num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=8192,
+                    tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+                )
+            ).to(torch.bfloat16)  # fmt: skip
+        model.config.name_or_path = model.name_or_path = f"random-{args.shape}"
+        return model.eval(), tokenizer
     model, tokenizer = load_smollm2(dtype=torch.bfloat16)
     return model.to(where), tokenizer
 

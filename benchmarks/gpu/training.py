@@ -1,15 +1,19 @@
-"""A GRPO run of SmolLM2-135M on one GPU, engine and trainer in one process, beside TRL: time,
+"""A GRPO run of SmolLM2-135M (or a ``--shape``) on one GPU, engine and trainer in one process, beside TRL: time,
 tokens/s, MFU, memory.
 
-    python benchmarks/gpu/training.py [--steps 8] [--lora] [--cache FOLDER | --trl-python PYTHON] [--no-trl]
+    python benchmarks/gpu/training.py [--steps 8] [--lora] [--compile] [--profile]
+                                      [--cache FOLDER | --trl-python PYTHON] [--no-trl]
     python benchmarks/gpu/training.py --cpu --tiny          checks that it works
 
 Both train the same checkpoint on the same questions with the same numbers of rollouts and tokens,
 rewards for digits, and generate their rollouts: TRL 1.16.0 with transformers' ``generate``, in a
-separate environment created in ``--cache``. The first two steps warm up and are not counted. One
+separate environment created in ``--cache``. The first two steps warm up and are not counted;
+``warm-up`` says how much longer than later steps they took (with ``--compile``, the seconds of
+compiling). One
 step is generation, scoring, backward and optimizer; ours is also shown without waiting for
 generation (``train``). MFU is 6 operations per parameter and trained token (the prompt's included)
-over the time of ``train`` and the device's dense bf16 peak.
+over the time of ``train`` and the device's dense bf16 peak. ``--profile`` adds the kernels of the
+last step's training by their own time: which attention ran, and in which precision.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _device import device, formatted, options, peak_flops, peak_memory_gb, policy
+from _device import device, formatted, options, peak_flops, peak_memory_gb, policy, synchronize
+from torch.profiler import ProfilerActivity, profile
+from transformers import TrainerCallback
 
 TRL = ["trl==1.16.0", "datasets", "accelerate"]
 WARM_UP = 2
@@ -48,6 +54,28 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         "gradient_checkpointing": args.gradient_checkpointing,
         "questions": questions(64),
     }
+
+
+class Profiler(TrainerCallback):
+    """Profiles the training of one step, whose rollouts are there when ``on_step_begin`` comes."""
+
+    def __init__(self, where: torch.device, step: int):
+        device = [ProfilerActivity.CUDA] if where.type == "cuda" else []
+        self.profile, self.step = profile(activities=[ProfilerActivity.CPU, *device]), step
+        self.where = where
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step - 1:
+            synchronize(self.where)
+            self.profile.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            synchronize(self.where)
+            self.profile.stop()
+            column = f"self_{self.where.type}_time_total"
+            table = self.profile.key_averages().table(sort_by=column, row_limit=15)
+            print(table, flush=True)
 
 
 def ours(args: argparse.Namespace, job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -75,21 +103,25 @@ def ours(args: argparse.Namespace, job: dict[str, Any], folder: Path) -> dict[st
         rollouts_per_example=job["rollouts_per_example"], max_tokens=job["max_tokens"], max_steps=job["steps"],
         max_seq_len=job["max_tokens"] + 128, learning_rate=1e-6, use_lora=args.lora, inference="embedded",
         gradient_checkpointing=job["gradient_checkpointing"], save_strategy="no", log_completions=False,
-        use_cpu=args.cpu, zero_variance="keep",
+        use_cpu=args.cpu, zero_variance="keep", torch_compile=args.compile,
     )  # fmt: skip
-    with RLTrainer(model, env, config, tokenizer) as trainer:
+    profiler = Profiler(where, job["steps"] if args.profile else 0)
+    with RLTrainer(model, env, config, tokenizer, callbacks=[profiler]) as trainer:
         trainer.train()
     steps = read_metrics(folder / "run" / METRICS)
-    measured_steps = [step for step in steps if "time/step" in step][WARM_UP:]
+    all_steps = [step for step in steps if "time/step" in step]
+    measured_steps = all_steps[WARM_UP:]
     computed = [step["tokens/prompt"] + step["tokens/completion"] for step in measured_steps]
     rates = [
         6 * num_parameters * n / step["time/train"]
         for n, step in zip(computed, measured_steps, strict=True)
     ]
     peak = peak_flops(where)
+    train_s = statistics.median(step["time/train"] for step in measured_steps)
     return {
         "step_s": statistics.median(step["time/step"] for step in measured_steps),
-        "train_s": statistics.median(step["time/train"] for step in measured_steps),
+        "train_s": train_s,
+        "warm_up_s": sum(step["time/train"] - train_s for step in all_steps[:WARM_UP]),
         "pause_s": statistics.median(step["time/pause"] for step in measured_steps),
         "tokens_per_s": statistics.median(
             step["tokens/completion"] / step["time/step"] for step in measured_steps
@@ -143,6 +175,8 @@ def main() -> None:
     parser.add_argument(
         "--lora", action="store_true", help="train an adapter; TRL always trains all weights"
     )
+    parser.add_argument("--compile", action="store_true", help="compile our layers")
+    parser.add_argument("--profile", action="store_true", help="show the last step's kernels")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument(
         "--cache", type=Path, default=Path.home() / ".cache" / "verifiers-benchmarks"
@@ -163,7 +197,8 @@ def main() -> None:
     for name, result in results.items():
         print(
             f"  {name:5}  step {result['step_s']:.3f} s  train"
-            f" {formatted(result.get('train_s'), '.3f')} s  pause"
+            f" {formatted(result.get('train_s'), '.3f')} s  warm-up"
+            f" {formatted(result.get('warm_up_s'), '.1f')} s  pause"
             f" {formatted(result.get('pause_s'), '.4f')} s  {result['tokens_per_s']:.0f} tokens/s "
             f" {formatted(result.get('flops'), '.3g')} flop/s  MFU"
             f" {formatted(result.get('mfu'), '.1%')}  memory"

@@ -288,9 +288,10 @@ def test_the_cache_of_the_embedded_engine_is_bounded_as_in_the_engine():
     bounds = capacity.EMBEDDED_CACHE_SHARE, capacity.EMBEDDED_CACHE_CPU
     assert bounds == (engine._ACCELERATOR_KV_SHARE, engine._CPU_KV_BYTES)
     assert capacity_plan(WORDS).placement.cache_bytes == engine._CPU_KV_BYTES
-    assert (
-        capacity_plan(WORDS, "H100", overrides=["samplers=0"]).placement.cache_bytes == 0.3 * 80e9
-    )
+    plan = capacity_plan(WORDS, "H100", overrides=["samplers=0"])
+    held = sum(plan.memory["trainer"][part] for part in ("weights", "gradients", "optimizer"))
+    assert held > 0
+    assert plan.placement.cache_bytes == 0.3 * (80e9 - held)
 
 
 def test_the_sizes_of_a_folder_are_read_from_its_config(tmp_path):

@@ -522,6 +522,12 @@ def test_memory_by_hand():
     memory = trainer_memory(SMALL, DEVICE, Training(row_tokens=100), Placement())
     assert memory["weights"] + memory["gradients"] + memory["optimizer"] == 16 * 348
     assert memory["activations"] == 34 * 4 * 2 * 100 + 4 * 10 * 100
+    in_layers = SMALL.parameters - SMALL.embedding_parameters
+    assert memory["bf16 copies"] == 2 * 2 * in_layers, "autocast's, and those of the engine"
+    elsewhere = trainer_memory(SMALL, DEVICE, Training(row_tokens=100), Placement(samplers=1))
+    assert elsewhere["bf16 copies"] == 2 * in_layers
+    on_cpu = replace(DEVICE, is_accelerator=False)
+    assert "bf16 copies" not in trainer_memory(SMALL, on_cpu, Training(), Placement())
     adapter = SMALL.adapter_parameters(1)
     lora = trainer_memory(SMALL, DEVICE, Training(rank=1), Placement(trainers=2, shards=True))
     assert lora["weights"] + lora["gradients"] + lora["optimizer"] == near(

@@ -13,6 +13,7 @@ from verifiers_trainer.policy.forward_checks import (
     HALF_PLACE_TOLERANCE,
     HALF_SHAPE_TOLERANCE,
     HALF_TOLERANCE,
+    attention_kernels,
     check_packing,
     check_sharing,
 )
@@ -137,3 +138,9 @@ def test_a_small_model_is_checked_by_one_thread(largest, expected, tmp_path, mon
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_computes_attention_is_seen_where_it_runs():
+    kernel = "scaled_dot_product_flash_attention_for_cpu"
+    assert attention_kernels(tiny_llama()) == [kernel, kernel]
+    assert attention_kernels(tiny_llama(attention="eager")) == ["matrix products"] * 2

@@ -113,7 +113,9 @@ def test_what_cannot_work_is_refused(settings):
 
 
 def test_settings_of_transformers_that_cannot_be_honoured_are_refused_with_the_way_to_do_it():
-    said = problems(gradient_accumulation_steps=4, torch_compile=True, neftune_noise_alpha=5.0)
+    said = problems(
+        gradient_accumulation_steps=4, torch_compile_mode="reduce-overhead", neftune_noise_alpha=5.0
+    )
     assert (
         "gradient_accumulation_steps is 4, which this trainer does not support: batch_size"
         " counts all" in said

@@ -186,11 +186,22 @@ class HFLoop(Trainer):
 
     # --- the model and the optimizer --------------------------------------------------------------
 
+    def _build_accelerator_args(self, **keywords: Any) -> dict[str, Any]:
+        """Without accelerate's compilation of the whole model: the layers are compiled in place."""
+        arguments: dict[str, Any] = super()._build_accelerator_args(**keywords)
+        arguments.pop("dynamo_plugin", None)
+        return arguments
+
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         self.splits = fsdp.adopt(self.accelerator, self.args)
         # prevents moving the whole model to the device
         self.is_deepspeed_enabled = deepspeed.is_used(self.accelerator)
+        if self.args.torch_compile and (self.splits or self.is_deepspeed_enabled):
+            raise ConfigError(
+                "torch_compile is for a model that is whole on each process: leave it out, or train"
+                " without FSDP and DeepSpeed"
+            )
         self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
 
     def train(self, *args: Any, **keywords: Any) -> Any:
@@ -213,6 +224,8 @@ class HFLoop(Trainer):
                 group for group in optimizer.param_groups if group["params"]
             ]
             deepspeed.remember(optimizer)
+            is_fused = optimizer.param_groups[0].get("fused")
+            log.info("optimizer: %s%s", type(optimizer).__name__, ", fused" if is_fused else "")
         return optimizer
 
     def _prepare_for_training(self, *args: object, **keywords: object) -> Any:

@@ -47,6 +47,7 @@ from verifiers_trainer.pipeline import curriculum, custom_batches, rewards, subc
 from verifiers_trainer.pipeline.custom_batches import BatchSource
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.policy import checkpoint_files, preparation
+from verifiers_trainer.policy.compiled import compiled_layers
 from verifiers_trainer.policy.forward_checks import quiet, rounding_noise
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.policy.reference import Reference
@@ -232,9 +233,10 @@ class RLTrainer(HFLoop):
         set_seed(self.args.seed)
         install_logprob_forward(self.model)
         try:
-            output = super().train(
-                resume_from_checkpoint=str(folder) if folder else None, **keywords
-            )
+            with compiled_layers(self.model, self.args):
+                output = super().train(
+                    resume_from_checkpoint=str(folder) if folder else None, **keywords
+                )
             self.ranks.share(self._raise_push_error, "the end of training")
             last = {} if self.args.load_best_model_at_end else self._check_canary()
             # rank 0 holds the store: it leaves when all have read it

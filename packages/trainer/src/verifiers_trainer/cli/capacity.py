@@ -50,7 +50,8 @@ CPU_LAYER_S, CPU_TOKEN_S = 1.7e-4, 1.5e-4
 docs/scale.md."""
 SMOLLM2_SIZES = Architecture(30, 576, 1536, 9, 3, 64, 49152)
 EMBEDDED_CACHE_SHARE, EMBEDDED_CACHE_CPU = 0.3, 2 * 2**30
-"""The embedded engine's cache: a share of an accelerator's memory, bytes on a CPU."""
+"""The embedded engine's cache: a share of the memory that training leaves on an accelerator, bytes
+on a CPU."""
 MEANINGS = {
     "prompt_tokens": "tokens of a rollout's prompt",
     "completion_tokens": "sampled tokens of a rollout, over all turns",
@@ -178,16 +179,12 @@ def capacity_plan(
         passes=values["num_iterations"],
         steps_per_batch=steps_per_batch,
     )
-    embedded_bytes = (
-        EMBEDDED_CACHE_SHARE * speed.memory if speed.is_accelerator else EMBEDDED_CACHE_CPU
-    )
     placement = Placement(
         trainers=int(number["trainers"]),
         samplers=int(number["samplers"]),
         off_policy=values["max_off_policy_steps"],
         waits=values["stale_policy"] == "wait",
         in_flight=values["max_concurrent"],
-        cache_bytes=math.inf if number["samplers"] else embedded_bytes,
         shards=bool(number["shards"]),
         link_bytes_per_s=number["link_bytes_per_s"],
         sync_bytes_per_s=number["sync_bytes_per_s"],
@@ -201,6 +198,11 @@ def capacity_plan(
         number.get("sampled_off_policy"), number.get("sync_s"), number.get("other_s", 0.0),
     )  # fmt: skip
     memory = {"trainer": trainer_memory(model, speed, training, placement)}
+    if not placement.samplers:
+        held = sum(memory["trainer"][name] for name in ("weights", "gradients", "optimizer"))
+        share = EMBEDDED_CACHE_SHARE * max(0.0, speed.memory - held)
+        cache_bytes = share if speed.is_accelerator else EMBEDDED_CACHE_CPU
+        placement = dataclasses.replace(placement, cache_bytes=cache_bytes)
     sampler = sampler_memory(model, speed, work, placement)
     if placement.samplers:
         memory["inference"] = sampler

@@ -78,11 +78,12 @@ class Architecture:
         biases = (self.attention_width + 2 * self.kv_width) * self.qkv_bias
         norms = 2 * self.width + 2 * self.head_width * self.qk_norm
         layer = attention + biases + 3 * self.width * self.mlp_width + norms
-        return (
-            self.vocabulary * self.width * (1 if self.tied else 2)
-            + self.layers * layer
-            + self.width
-        )
+        return self.embedding_parameters + self.layers * layer + self.width
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of embedding and head."""
+        return self.vocabulary * self.width * (1 if self.tied else 2)
 
     def adapter_parameters(self, rank: int) -> int:
         """Weights of a LoRA adapter on every linear layer but the head: rank x (inputs + outputs)
@@ -492,10 +493,14 @@ def trainer_memory(
     divided = placement.trainers if placement.shards else 1
     number = device.number_bytes
     shape = model.layers, model.width, number
+    # autocast casts what is trained in float32, but for embedding and head; the engine has its own
+    cast = trained if frozen else model.parameters - model.embedding_parameters
+    copies = (1 + (placement.samplers == 0)) * HALF * cast if number < FLOAT32 else 0
     return {
         "weights": (FLOAT32 * trained + number * frozen) / divided,
         "gradients": FLOAT32 * trained / divided,
         "optimizer": ADAMW_BYTES * trained / divided,
+        **({"bf16 copies": copies / divided} if copies else {}),
         "activations": (
             row_bytes(training.row_tokens, *shape, training.checkpointing)
             + FLOAT32 * model.vocabulary * min(HEAD_ROWS, training.row_tokens)

@@ -12,10 +12,13 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from verifiers_trainer.policy.compiled import as_written
 from verifiers_trainer.policy.logprobs import (
     find_causal_lm,
     install_logprob_forward,
@@ -85,6 +88,31 @@ def layer_dtype(model: nn.Module) -> torch.dtype | None:
         model(input_ids=_random_tokens(model, 2))
     hook.remove()
     return dtypes[0]
+
+
+def attention_kernels(model: nn.Module) -> list[str]:
+    """What computes the attention of a row of one sample, and of a packed row as it stands:
+    operators that ran, by name. Every rank of a sharded run must call it."""
+    with quiet(model):
+        tokens = _random_tokens(model, 12)
+        names = []
+        for sizes in ([12], [8, 4]):
+            positions = torch.cat([torch.arange(size) for size in sizes])[None]
+            with _AttentionNames() as seen:
+                model(input_ids=tokens, position_ids=positions, as_one_row=True)
+            names.append(seen.name)
+    return names
+
+
+class _AttentionNames(TorchDispatchMode):
+    """The name of the attention operator that runs in the block."""
+
+    name = "matrix products"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "attention" in func.name() or "attn" in func.name():
+            self.name = func.name().partition("::")[2].strip("_")
+        return func(*args, **(kwargs or {}))
 
 
 def rounding_noise(
@@ -239,15 +267,15 @@ def _mean_difference(first: Tensor, second: Tensor) -> float:
 
 @contextlib.contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradient, the log-probability forward installed; all
-    restored afterwards."""
+    """Evaluation mode, no gradient, layers as they are written, the log-probability forward
+    installed; all restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     temporary = not is_installed(model)
     if temporary:
         install_logprob_forward(model)
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), as_written(model):
             yield
     finally:
         for module, training in modes:

@@ -22,6 +22,7 @@ from verifiers_trainer.algorithm.packing import PackedRow
 from verifiers_trainer.engines.embedded.threads import threads_for
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.forward_checks import (
+    attention_kernels,
     check_head,
     check_packing,
     check_sharing,
@@ -68,6 +69,8 @@ def check_forward(model: PreTrainedModel, config: RLConfig) -> None:
                     "bf16" if config.bf16 else "fp16",
                     computed,
                 )
+        kernels = attention_kernels(model)
+        log.info("attention of a sample: %s; of several packed in a row: %s", *kernels)
         head = check_head(model)
         if not head.ok:
             log.warning(

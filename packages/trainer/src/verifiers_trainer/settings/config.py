@@ -107,6 +107,8 @@ class RLConfig(RLFields):
             self.report_to = "none"
         if self.learning_rate is None:
             self.learning_rate = 1e-5 if self.use_lora else 1e-6
+        if self.torch_compile and self.tf32 is None:
+            self.tf32 = False  # transformers would switch it on, for the head as well
         for name, duplicate in compat.DUPLICATES:
             setattr(self, duplicate, getattr(self, name))
         super().__post_init__()

@@ -132,11 +132,16 @@ class Inherited:
     activation_checkpointing_kwargs: Annotated[dict[str, Any] | str | None, SPEED]
     gradient_checkpointing: Annotated[bool | None, SPEED]
     gradient_checkpointing_kwargs: Annotated[dict[str, Any] | str | None, SPEED]
-    torch_compile: Annotated[
-        bool, Unsupported("rows differ in length, so every step would recompile", False)
+    torch_compile: Annotated[bool, SPEED]  # of the layers, see ``policy.compiled``
+    torch_compile_backend: Annotated[str | None, SPEED]
+    torch_compile_mode: Annotated[
+        str | None,
+        Unsupported(
+            "its CUDA graphs are of fixed shapes, and one process captures one at a time",
+            *(None, "default", "max-autotune-no-cudagraphs"),
+        ),
+        SPEED,
     ]
-    torch_compile_backend: str | None
-    torch_compile_mode: str | None
     use_liger_kernel: Annotated[bool, SPEED]
     liger_kernel_config: Annotated[dict[str, Any] | None, SPEED]
     use_cache: bool
