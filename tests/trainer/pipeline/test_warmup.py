@@ -72,10 +72,9 @@ def test_a_function_of_the_row_says_what_is_right(parser):
         )
         answer = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[
-                0, len(prompt) - 1 : -1
-            ]
-        return float(torch.nn.functional.cross_entropy(logits, torch.tensor(answer)))
+            ids = torch.tensor([[*prompt, *answer]], device=model.device)
+            logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        return float(torch.nn.functional.cross_entropy(logits, ids[0, len(prompt) :]))
 
     options = {
         "reward": float,

@@ -9,7 +9,7 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.policy.forward_checks import layer_dtype
 from verifiers_trainer.settings.config import RLConfig
 
-SETTINGS = {"deterministic": True, "max_steps": 2, "learning_rate": 1e-3}
+SETTINGS = {"bf16": False, "deterministic": True, "max_steps": 2, "learning_rate": 1e-3}
 
 
 @pytest.fixture(autouse=True)
