@@ -186,7 +186,7 @@ class HFLoop(Trainer):
 
     # --- the model and the optimizer --------------------------------------------------------------
 
-    def _build_accelerator_args(self, **keywords: Any) -> dict[str, Any]:
+    def _build_accelerator_args(self, **keywords: object) -> dict[str, Any]:
         """Without accelerate's compilation of the whole model: the layers are compiled in place."""
         arguments: dict[str, Any] = super()._build_accelerator_args(**keywords)
         arguments.pop("dynamo_plugin", None)

@@ -109,7 +109,13 @@ class _AttentionNames(TorchDispatchMode):
 
     name = "matrix products"
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         if "attention" in func.name() or "attn" in func.name():
             self.name = func.name().partition("::")[2].strip("_")
         return func(*args, **(kwargs or {}))
