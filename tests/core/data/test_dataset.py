@@ -694,3 +694,21 @@ def test_the_delimiter_of_a_csv_file_is_that_of_its_header(tmp_path, delimiter):
     file.write_text("".join(delimiter.join(line) + "\n" for line in lines))
     row = vf.SingleTurnEnv(dataset=str(file)).dataset[0]
     assert (row["question"], row["answer"]) == ("1 and 1?", "2")
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+@pytest.mark.parametrize("by_split", [False, True])
+def test_a_data_frame_is_a_dataset(package, by_split):
+    frames = pytest.importorskip(package)
+    columns = {"question": ["a", "b"], "answer": ["1", "2"], "info": [{"n": 1}, {"n": 2}]}
+    frame = frames.DataFrame(columns)
+    if package == "pandas":
+        frame = frame.iloc[::-1].iloc[::-1]  # an index of its own, which is no column
+    env = vf.SingleTurnEnv(
+        dataset={"train": frame, "test": frame} if by_split else frame,
+        rubric=vf.Rubric([lambda completion, answer: 1.0]),
+    )
+    rows = env.get_dataset()
+    assert [row["answer"] for row in rows] == ["1", "2"]
+    assert [row["info"] for row in rows] == [{"n": 1}, {"n": 2}]
+    assert "__index_level_0__" not in rows.column_names

@@ -1,8 +1,9 @@
 """Open a dataset of any accepted type: its rows, by split if it has any.
 
-Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a list of
-dicts, a dict of columns, the path of a JSONL, JSON, CSV or Parquet file, and a function without
-arguments that returns one of these. Only a Parquet file imports ``datasets``.
+Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a DataFrame of
+pandas or polars, a list of dicts, a dict of columns, the path of a JSONL, JSON, CSV or Parquet
+file, and a function without arguments that returns one of these. Only a Parquet file and a
+DataFrame import ``datasets``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from verifiers.runtime.decoding import decode_json
 
 EVAL_SPLITS = ("test", "validation")
 ACCEPTED = (
-    "a datasets.Dataset or DatasetDict, a list of dicts, a dict of columns, the path of a .jsonl,"
-    " .json, .csv or .parquet file, or a function that returns one of these"
+    "a datasets.Dataset or DatasetDict, a DataFrame, a list of dicts, a dict of columns, the path"
+    " of a .jsonl, .json, .csv or .parquet file, or a function that returns one of these"
 )
 
 
@@ -141,6 +142,7 @@ class HubRows:
 
 
 def _open(dataset: object) -> dict[str, Rows] | Rows:
+    dataset = _without_frame(dataset)
     kinds = {
         cls.__name__
         for cls in type(dataset).__mro__
@@ -152,6 +154,7 @@ def _open(dataset: object) -> dict[str, Rows] | Rows:
             " streaming=True, or pass a part of it: list(dataset.take(1000))"
         )
     if isinstance(dataset, Mapping):
+        dataset = dataset if kinds else {k: _without_frame(v) for k, v in dataset.items()}
         is_by_split = "DatasetDict" in kinds or {"train", *EVAL_SPLITS} & dataset.keys()
         if is_by_split and all(_is_table(value) for value in dataset.values()):
             return {str(split): _open_table(table) for split, table in dataset.items()}
@@ -161,6 +164,17 @@ def _open(dataset: object) -> dict[str, Rows] | Rows:
     if isinstance(dataset, str | Path):
         return _open_file(Path(dataset))
     raise DatasetError(f"cannot read a dataset from {_described(dataset)}; pass {ACCEPTED}")
+
+
+def _without_frame(table: Any) -> Any:
+    """The rows of a DataFrame of pandas or polars; any other object as it is."""
+    if type(table).__name__ != "DataFrame":
+        return table
+    if hasattr(table, "to_dicts"):
+        return table.to_dicts()
+    from datasets import Dataset  # late: it takes a second to import
+
+    return Dataset.from_pandas(table, preserve_index=False)
 
 
 def _is_table(value: object) -> bool:
