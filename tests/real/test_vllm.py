@@ -344,6 +344,19 @@ def test_raw_log_probabilities_and_another_precision_end_the_run_in_the_first_st
         agrees(talking(raw, tmp_path / "sound", bf16=True), tmp_path / "sound")
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.02])
+def test_vf_verify_says_whether_it_serves_a_folder(files, tmp_path, factor):
+    """Also where one matrix of two hundred is two per cent larger. Before a test trains: the
+    server is shared, and keeps the weights of its last step."""
+    served = tmp_path / "served"
+    shutil.copytree(builtin_models.smollm2_folder(), served)
+    weights = load_file(served / "model.safetensors")
+    weights["model.layers.10.mlp.down_proj.weight"] *= factor
+    save_file(weights, served / "model.safetensors", metadata={"format": "pt"})
+    words = ["--policy", str(served), "--endpoint", f"{files.url}/v1", "--dtype", "float32"]
+    assert verify_command.run([*words, "--max-tokens", "96"]) == (0 if factor == 1.0 else 3)
+
+
 def test_all_weights_are_read_again_every_step(files, tmp_path):
     log, numbers = train(
         files, tmp_path, steps=2, use_lora=False, learning_rate=3e-5, max_off_policy_steps=0
@@ -352,15 +365,3 @@ def test_all_weights_are_read_again_every_step(files, tmp_path):
     assert max(log.differences) < AGREE
     assert min(log.from_first) > 5 * AGREE
     assert max(log.errors(0.8)) < AGREE
-
-
-@pytest.mark.parametrize("factor", [1.0, 1.02])
-def test_vf_verify_says_whether_it_serves_a_folder(files, tmp_path, factor):
-    """Also where one matrix of two hundred is two per cent larger."""
-    served = tmp_path / "served"
-    shutil.copytree(builtin_models.smollm2_folder(), served)
-    weights = load_file(served / "model.safetensors")
-    weights["model.layers.10.mlp.down_proj.weight"] *= factor
-    save_file(weights, served / "model.safetensors", metadata={"format": "pt"})
-    words = ["--policy", str(served), "--endpoint", f"{files.url}/v1", "--dtype", "float32"]
-    assert verify_command.run([*words, "--max-tokens", "96"]) == (0 if factor == 1.0 else 3)
