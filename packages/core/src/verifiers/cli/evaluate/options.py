@@ -128,14 +128,14 @@ def _json_or_text(text: str) -> Any:
 
 def _by_header(value: object, separator: str, format_: str) -> dict[str, str]:
     """Texts in ``format_``, or a table, as header name -> the text after the separator."""
-    shown = _begin if separator == ":" else str  # the other has names alone
+    excerpt = _begin if separator == ":" else str  # the other has names alone
     pairs = list(value.items()) if isinstance(value, Mapping) else []
     for line in (
         [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
     ):
         name, divider, content = str(line).partition(separator)
         if not divider:
-            raise ValueError(f"must be {format_}, not {shown(line)!r}")
+            raise ValueError(f"must be {format_}, not {excerpt(line)!r}")
         pairs.append((name, content))
     headers = {str(name).strip(): str(content).strip() for name, content in pairs}
     if bad := [
@@ -143,7 +143,7 @@ def _by_header(value: object, separator: str, format_: str) -> dict[str, str]:
         for name in headers
         if not name or not name.isascii() or not name.isprintable() or " " in name
     ]:
-        raise ValueError(f"has a header name that cannot be sent: {shown(bad[0])!r}")
+        raise ValueError(f"has a header name that cannot be sent: {excerpt(bad[0])!r}")
     return headers
 
 
