@@ -209,3 +209,41 @@ async def test_an_error_in_an_answer_of_status_200_keeps_code_and_words(body):
             await client.complete(ModelRequest([UserMessage("hi")], "m"))
         await client.aclose()
     assert str(body.get("code") or "502") in str(caught.value) or "40303" in str(caught.value)
+
+
+def reply_of(dialect, text, reason):
+    """A reply with this text, whose end has this reason, as the servers of the dialect send it."""
+    if dialect == "chat":
+        return {"choices": [{"message": {"content": text}, "finish_reason": reason}]}
+    if dialect == "messages":
+        blocks = [{"type": "text", "text": text}] if text else []
+        return {"content": blocks, "stop_reason": reason}
+    parts = [{"type": "output_text", "text": text}] if text else []
+    item = {"type": "message", "role": "assistant", "content": parts}
+    return {"output": [item], "status": "incomplete", "incomplete_details": {"reason": reason}}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "client_type", "reason"),
+    [
+        ("chat", OpenAIChatCompletionsClient, "content_filter"),
+        ("chat", OpenAIChatCompletionsClient, "SAFETY"),
+        ("messages", vf.AnthropicMessagesClient, "refusal"),
+        ("responses", vf.OpenAIResponsesClient, "content_filter"),
+    ],
+)
+async def test_a_reply_that_a_filter_withheld_is_unknown(dialect, client_type, reason):
+    async def complete(text, reason):
+        body = json.dumps(reply_of(dialect, text, reason))
+        with FakeServer("x", script=lambda hit: Behaviour(body=body)) as server:
+            client = client_type(base_url=server.url, max_retries=0)
+            try:
+                return await client.complete(ModelRequest([UserMessage("hi")], "m"))
+            finally:
+                await client.aclose()
+
+    with pytest.raises(vf.ModelRefused, match="withheld by a content filter"):
+        await complete("", reason)
+    # negative controls: what the filter let pass, and an empty reply that the model ended
+    assert (await complete("a start", reason)).text == "a start"
+    assert (await complete("", "stop_sequence")).text == ""

@@ -220,6 +220,19 @@ def streamed_error(error: object) -> StreamedError:
     return StreamedError(status, json.dumps({"error": error}, ensure_ascii=False))
 
 
+_WITHHELD = frozenset(("content_filter", "refusal", "safety", "prohibited_content", "sensitive"))
+"""Finish reasons of a reply that the server's filter cut."""
+
+
+def check_withheld(message: Mapping[str, Any], reason: object) -> None:
+    """Raise ``StreamedError`` for an empty reply that the server's filter withheld: the model's
+    answer is unknown. What it let pass of an answer is a reply."""
+    is_empty = not message.get("content") and not message.get("tool_calls")
+    if is_empty and str(reason).lower() in _WITHHELD:
+        text = f"the reply was withheld by a content filter (finish reason {reason})"
+        raise streamed_error({"message": text, "code": 400})
+
+
 def excerpt(body: bytes, limit: int = 300) -> str:
     """Return the start of a body as one line of text."""
     return " ".join(body[: 4 * limit].decode("utf-8", "replace").split())[:limit]
@@ -247,6 +260,7 @@ def _response_read(
         raise MalformedResponse(f"{where} answered 200 without choices", field="choices")
     choice = completion.choices[0]
     message = _message(choice, where)
+    check_withheld(message, choice.finish_reason)
     if choice.finish_reason is None and len(message) == 2 and not message["content"]:
         raise EmptyModelResponseError(
             f"{where} answered 200 with no content, no tool call and no finish reason"

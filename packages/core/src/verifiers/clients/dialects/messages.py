@@ -41,7 +41,7 @@ from verifiers.clients.dialects.common import (
 )
 from verifiers.clients.dialects.protocol import DialectRequest
 from verifiers.clients.payload import EMPTY_TEXT, arguments_object, is_blank, sendable
-from verifiers.clients.reply import count, reading_answer, streamed_error
+from verifiers.clients.reply import check_withheld, count, reading_answer, streamed_error
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
@@ -532,8 +532,10 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
     written = count(usage, "cache_creation_input_tokens")
     prompt_tokens = count(usage, "input_tokens") + cached + written
     thought = count(usage, "output_tokens_details", "thinking_tokens")
+    message = _assistant_read(blocks)
+    check_withheld(message, reason)
     return Response(
-        message=_assistant_read(blocks),
+        message=message,
         finish_reason=_FINISH_REASONS.get(reason, "stop"),
         usage=Usage(prompt_tokens, count(usage, "output_tokens"), cached, written, thought),
         model=str(body.get("model") or request.model),

@@ -40,7 +40,7 @@ from verifiers.clients.dialects.common import (
 from verifiers.clients.dialects.protocol import DialectRequest, ToolForm
 from verifiers.clients.failures import refuses_argument
 from verifiers.clients.payload import arguments_object, sendable, sendable_arguments
-from verifiers.clients.reply import count, reading_answer, streamed_error
+from verifiers.clients.reply import check_withheld, count, reading_answer, streamed_error
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
@@ -738,6 +738,7 @@ def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -
         raise malformed(where, "status", f"is {status!r}, not the end of a response")
     message = _assistant_read(items)
     reason = (body.get("incomplete_details") or {}).get("reason")
+    check_withheld(message, reason)
     finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
     if status == "cancelled":
         finish_reason = "abort"
