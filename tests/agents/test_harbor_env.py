@@ -65,6 +65,8 @@ def test_a_folder_of_tasks_is_loaded_by_its_path(task, monkeypatch):
         assert env.env_id == (task.parent.name if path == "." else task.name)
     with pytest.raises(vf.UnknownEnvironment):
         vf.load_environment("no-such-environment", images={})  # an id is no path
+    with pytest.raises(vf.UnknownEnvironment, match=rf"folder of Harbor tasks is \./{task.name}$"):
+        vf.load_environment(task.name)
 
 
 def test_a_row_is_a_task_and_changes_with_any_of_its_files(tmp_path):

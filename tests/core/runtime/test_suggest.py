@@ -34,5 +34,13 @@ def test_one_error_names_every_unknown_keyword():
     assert caught.value.names == ["max_turn", "colour"]
 
 
+def test_an_error_lists_no_hundred_names():
+    with pytest.raises(ConfigError) as caught:
+        check_keywords(["colour"], [f"setting_{i}" for i in range(100)], "vf.Many")
+    assert str(caught.value) == (
+        "vf.Many does not know 'colour'; help(vf.Many) lists the 100 names that it knows"
+    )
+
+
 def test_known_keywords_pass():
     check_keywords(["a"], ["a", "b"], "WordGame")

@@ -331,6 +331,13 @@ def test_a_file_may_follow_the_sign_with_or_without_a_space():
     assert read_arguments(["@", "a.toml", "@b.toml"])[0] == ["a.toml", "b.toml"]
 
 
+def test_a_setting_of_trl_in_a_file_says_what_to_use(read):
+    assert read(VF_RL.replace("[trainer.args]", "[trainer.args]\nuse_vllm = false"))[1] == []
+    _, problems = read(VF_RL.replace("[trainer.args]", "[trainer.args]\nuse_vllm = true"))
+    assert problems[0].startswith("run.toml:20: ")
+    assert '[trainer.args] has another way for use_vllm: inference="vllm"' in problems[0]
+
+
 def test_an_eval_section_switches_evaluation_on(read):
     settings, problems = read(VF_RL + "\n[eval]\nnum_examples = 16\nsteps = 5")
     assert problems == []

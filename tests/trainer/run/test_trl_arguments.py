@@ -1,6 +1,7 @@
 """``GRPOTrainer`` with the arguments of TRL's, and the names of TRL's settings."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ import verifiers as vf
 from verifiers.errors import ConfigError
 from verifiers.testing import ScriptedClient
 from verifiers_trainer.grpo import environment_of
-from verifiers_trainer.settings.compat import INSTEAD, known_names
+from verifiers_trainer.settings.compat import INSTEAD, UNCHANGING, known_names
 
 WORDS = ["ab", "cd", "ef", "gh"]
 CHAT = [{"prompt": [{"role": "user", "content": f"say {w}"}], "word": w} for w in WORDS] * 2
@@ -92,6 +93,36 @@ def test_what_does_not_fit_is_refused(arguments, says):
 def test_a_setting_of_trl_that_is_none_here_says_what_to_use(name):
     assert name not in known_names()
     with pytest.raises(ConfigError, match=name) as caught:
-        vf.GRPOConfig(**{name: True})
+        vf.GRPOConfig(**{name: "another value"})
     assert INSTEAD[name] in str(caught.value)
     assert "did you mean" not in str(caught.value)
+    args = vf.GRPOConfig(report_to="none", bf16=False)
+    with pytest.raises(ConfigError, match=name):
+        setattr(args, name, "another value")
+
+
+DEFAULTS_OF_TRL = {  # 1.16.0
+    name: value
+    for line in (Path(__file__).parent / "grpo_config_of_trl.json").read_text().splitlines()
+    for name, value in json.loads(line).items()
+}
+REFUSED = {"use_bias_correction_kl": True}  # on by default there, and none here
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS_OF_TRL.keys() | INSTEAD.keys()))
+def test_the_default_of_trl_is_accepted(name, caplog):
+    value = DEFAULTS_OF_TRL.get(name, UNCHANGING.get(name))
+    if name in REFUSED:
+        with pytest.raises(ConfigError, match=name):
+            vf.GRPOConfig(**{name: value})
+        value = UNCHANGING[name]
+    args = vf.GRPOConfig(**{"report_to": "none", "bf16": False, name: value})
+    args.resolve(1)
+    setattr(args, name, value)
+    assert all(record.getMessage().startswith(f"{name} has no effect") for record in caplog.records)
+
+
+def test_every_unchanging_value_is_the_default_of_trl():
+    stored = {name: DEFAULTS_OF_TRL[name] for name in UNCHANGING.keys() & DEFAULTS_OF_TRL.keys()}
+    switched_off = {"router_aux_loss_coef": 0.0, "use_bias_correction_kl": False}
+    assert {**stored, **switched_off} == {name: UNCHANGING[name] for name in stored}

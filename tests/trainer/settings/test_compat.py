@@ -54,6 +54,8 @@ ROWS = [
     ("embedded_num_blocks", 64, {}),
     ("embedded_page_size", 16, {}),
     ("ds3_gather_for_generation", False, {}),
+    ("cast_lm_head_to_fp32", True, {}),
+    ("log_multimodal", True, {}),
     ("max_data_workers", 4, {}),
     ("async_max_queue_size", 9, {}),
     ("embedded_num_blocks", 64, {}),

@@ -387,6 +387,11 @@ def _unknown(requested: EnvironmentId, env_dir: str | os.PathLike[str]) -> Usage
         return UnknownEnvironment(
             f"{name!r} is a module of Python's standard library, not an environment", env_id=name
         )
+    if harbor_tasks(f"./{name}") is not None:
+        return UnknownEnvironment(
+            f"no environment {name!r} is installed; the folder of Harbor tasks is ./{name}",
+            env_id=name,
+        )
     hint = f", {did_you_mean} If not," if did_you_mean else ";"
     return UnknownEnvironment(
         f"no environment {name!r} is installed{hint} install it with: vf-install"

@@ -15,6 +15,8 @@ ALMOST = 0.8
 is rejected."""
 SIMILAR = 0.6
 """Similarity ratio (0 to 1) from which a known name is suggested."""
+LISTED = 60
+"""How many known names an error lists at most."""
 
 
 def close_match(name: str, candidates: Iterable[str], ratio: float = ALMOST) -> str | None:
@@ -66,9 +68,12 @@ def check_keywords(names: Iterable[str], allowed: Collection[str], where: str) -
         f"{name!r} (did you mean {match!r}?)" if match else repr(name)
         for name, match in zip(unknown, suggestions, strict=True)
     )
-    allowed_names = (
-        "" if all(suggestions) else f"; it knows: {', '.join(sorted(allowed)) or 'no keywords'}"
-    )
+    if all(suggestions):
+        allowed_names = ""
+    elif len(allowed) > LISTED:
+        allowed_names = f"; help({where}) lists the {len(allowed)} names that it knows"
+    else:
+        allowed_names = f"; it knows: {', '.join(sorted(allowed)) or 'no keywords'}"
     raise ConfigError(
         f"{where} does not know {listed}{allowed_names}",
         names=unknown,

@@ -241,6 +241,11 @@ class _Reader:
                 self.derived.pop(setting.key, None)
             case ("trainer", "args", name, *below) if name in known_names():
                 self._field(setting, name, below)
+            case ("trainer", "args", name, *_) if name in compat.INSTEAD:
+                try:
+                    compat.changing({name: setting.value}, "[trainer.args]")
+                except ConfigError as error:
+                    self._problem(setting, str(error))
             case ("inference", "args", name) if name in SERVER_FLAGS:
                 self.server_args[name] = setting.value
                 self.ignored[setting.key] = NO_SERVER

@@ -25,26 +25,47 @@ RENAMED: dict[str, str] = dict(
 
 INSTEAD: dict[str, str] = {
     "cache_implementation": "the embedded engine has one cache",
-    "cast_lm_head_to_fp32": "log-probabilities are computed in float32 always",
     "chat_template_kwargs": 'sampling_args={"extra_body": {"chat_template_kwargs": {…}}}',
+    "entropy_coef_delta": "entropy_coef is a constant: no rule adapts it",
+    "entropy_coef_max": "entropy_coef is a constant: no rule adapts it",
+    "entropy_coef_min": "entropy_coef is a constant: no rule adapts it",
+    "entropy_target": "entropy_coef is a constant: no rule adapts it",
     "generation_kwargs": "each sampling argument is a setting (min_p, stop, …), or in sampling_args",
     "importance_sampling_level": 'loss="gspo" weighs sequences, loss="grpo" tokens',
+    "log_completions_hub_repo": "rollouts are saved in output_dir (vf-view shows them), and nothing is uploaded",
     "max_tool_calling_iterations": "max_turns of the environment",
     "multi_objective_aggregation": 'advantage="gdpo" normalises each reward function',
+    "num_generations_eval": "eval_rollouts_per_example",
     "off_policy_mask_threshold": "opsm_delta",
     "pad_to_multiple_of": "rows are packed; micro_batch_tokens is their length",
+    "router_aux_loss_coef": "the loss has no term for the load of experts",
     "sapo_temperature_neg": 'loss_kwargs={"temperature_neg": …} of loss="sapo"',
     "sapo_temperature_pos": 'loss_kwargs={"temperature_pos": …} of loss="sapo"',
     "top_entropy_quantile": "there is no mask of tokens by their entropy",
+    "transformers_continuous_batching_config": "the embedded engine decides this itself",
+    "trust_remote_code": "model= takes a loaded model, so load it with trust_remote_code=True",
+    "use_adaptive_entropy": "entropy_coef is a constant: no rule adapts it",
     "use_bias_correction_kl": "there is none: kl_type chooses the estimate",
+    "use_liger_loss": "use_liger",
+    "use_transformers_continuous_batching": "the embedded engine decides this itself",
     "use_transformers_paged": "the embedded engine decides this itself",
     "use_vllm": 'inference="vllm"; False is inference="embedded"',
+    "vespo_k_neg": 'loss_kwargs={"k_neg": …} of loss="vespo"',
+    "vespo_k_pos": 'loss_kwargs={"k_pos": …} of loss="vespo"',
+    "vespo_lambda_neg": 'loss_kwargs={"lambda_neg": …} of loss="vespo"',
+    "vespo_lambda_pos": 'loss_kwargs={"lambda_pos": …} of loss="vespo"',
+    "vllm_device": "vLLM runs as a server of its own (vf-vllm), on its own devices",
+    "vllm_dtype": "a flag of vf-vllm: --dtype",
+    "vllm_enable_prefix_caching": "a flag of vf-vllm: --enable-prefix-caching",
     "vllm_enable_sleep_mode": "vLLM runs as a server of its own (vf-vllm), on its own devices",
     "vllm_gpu_memory_utilization": "a flag of vf-vllm: --gpu-memory-utilization",
     "vllm_group_port": "the trainer chooses a free port for weights",
     "vllm_importance_sampling_cap": "tis_cap",
+    "vllm_importance_sampling_clip_max": "tis_cap",
+    "vllm_importance_sampling_clip_min": "tis_cap bounds the weight from above alone",
     "vllm_importance_sampling_correction": "tis_cap sets it, None leaves it out",
     "vllm_importance_sampling_mode": "tis_cap weighs tokens, sequence_mask_cap and geo_mask sequences",
+    "vllm_max_model_len": "a flag of vf-vllm: --max-model-len",
     "vllm_max_model_length": "a flag of vf-vllm: --max-model-len",
     "vllm_mode": "vLLM runs as a server of its own: vf-vllm",
     "vllm_model_impl": "a flag of vf-vllm: --model-impl",
@@ -53,6 +74,70 @@ INSTEAD: dict[str, str] = {
     "vllm_tensor_parallel_size": "a flag of vf-vllm: --tensor-parallel-size",
 }
 """Name of a setting of TRL that is none here -> what to use, or why there is none."""
+
+UNCHANGING: dict[str, object] = {
+    "entropy_coef_delta": 0.005,
+    "entropy_coef_max": 1.0,
+    "entropy_coef_min": 0.0,
+    "entropy_target": 0.2,
+    "importance_sampling_level": "token",
+    "min_p": None,
+    "multi_objective_aggregation": "sum_then_normalize",
+    "num_completions_to_print": None,
+    "pad_to_multiple_of": "auto",
+    "router_aux_loss_coef": 0.0,
+    "sapo_temperature_neg": 1.05,
+    "sapo_temperature_pos": 1.0,
+    "top_entropy_quantile": 1.0,
+    "trust_remote_code": False,
+    "use_adaptive_entropy": False,
+    "use_bias_correction_kl": False,
+    "use_liger_loss": False,
+    "use_transformers_continuous_batching": False,
+    "use_transformers_paged": False,
+    "use_vllm": False,
+    "vespo_k_neg": 3.0,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_neg": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vllm_device": "auto",
+    "vllm_dtype": "auto",
+    "vllm_enable_prefix_caching": True,
+    "vllm_enable_sleep_mode": False,
+    "vllm_gpu_memory_utilization": 0.3,
+    "vllm_group_port": 51216,
+    "vllm_importance_sampling_clip_max": 3.0,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
+    "vllm_mode": "colocate",
+    "vllm_model_impl": "vllm",
+    "vllm_tensor_parallel_size": 1,
+}
+"""Name of a setting of TRL -> the value that means what happens here without it: TRL's default, or
+what switches it off. Accepted in silence, as None is for a name of ``INSTEAD``."""
+
+
+def changing(settings: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Leave out the settings of TRL whose value changes nothing here.
+
+    *Raises* ``ConfigError`` for another value of a setting that is none here, with what to use.
+
+    >>> changing({"use_vllm": False, "temperature": 0.9}, "GRPOConfig")
+    {'temperature': 0.9}
+    """
+    remaining = {
+        name: value
+        for name, value in settings.items()
+        if not (
+            (name in INSTEAD and value is None)
+            or (name in UNCHANGING and value == UNCHANGING[name])
+        )
+    }
+    if elsewhere := [name for name in remaining if name in INSTEAD]:
+        ways = "; ".join(f"{name}: {INSTEAD[name]}" for name in elsewhere)
+        raise ConfigError(f"{owner} has another way for {ways}", key=elsewhere[0])
+    return remaining
+
 
 Current = Callable[[str], Any]
 """Returns the current value of a canonical setting."""
@@ -122,10 +207,12 @@ PADDED_CACHE = (
 )
 WITHOUT_EFFECT: dict[str, str] = {
     "async_max_queue_size": "max_off_policy_steps bounds how many rollouts wait",
+    "cast_lm_head_to_fp32": "log-probabilities are computed in float32 always",
     "ds3_gather_for_generation": NO_SHARDED_GENERATION,
     "embedded_num_blocks": PADDED_CACHE,
     "embedded_page_size": PADDED_CACHE,
     "gae_lambda": "there is no critic, so no generalised advantage estimation",
+    "log_multimodal": "what is logged of a rollout is its text",
     "max_data_workers": "rollouts run on one event loop; max_concurrent bounds them",
 }
 """Name -> why it has no effect."""

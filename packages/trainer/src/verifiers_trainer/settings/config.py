@@ -69,11 +69,7 @@ class RLConfig(RLFields):
     from ``loss``."""
 
     def _init(self, **settings: object) -> None:
-        if elsewhere := [f"{name}: {INSTEAD[name]}" for name in settings if name in INSTEAD]:
-            raise ConfigError(
-                f"{type(self).__name__} has another way for {'; '.join(elsewhere)}",
-                key=elsewhere[0].partition(":")[0],
-            )
+        settings = compat.changing(settings, type(self).__name__)
         check_keywords(settings, known_names(), type(self).__name__)
         other_spellings = {name: settings[name] for name in settings if name in compat.SPELLINGS}
         settings = compat.canonical(settings, self.default_of)
@@ -143,6 +139,9 @@ class RLConfig(RLFields):
         return bool(self.use_cpu and has_bf16 and self._bf16_requested and self.is_given("bf16"))
 
     def __setattr__(self, name: str, value: object) -> None:
+        if name in INSTEAD:
+            compat.changing({name: value}, type(self).__name__)
+            return
         if "_explicit" not in self.__dict__ or name not in known_names():
             self._warn_of_misspelling(name)
             super().__setattr__(name, value)
