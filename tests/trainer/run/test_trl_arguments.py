@@ -27,8 +27,13 @@ def near(prompts, completions, word, **columns):
     return [float(w in text_of(c)) for c, w in zip(completions, word, strict=True)]
 
 
-def length(completions):
+def length(completions, completion_ids, **columns):
+    assert all(0 < len(ids) <= 8 for ids in completion_ids)
     return [len(text_of(c)) / 100 for c in completions]
+
+
+def of_the_trainer(completions, trainer_state):
+    raise AssertionError("it is refused before the first rollout")
 
 
 async def only_long(completions):
@@ -81,6 +86,11 @@ def test_a_reward_of_none_is_unknown():
     [
         ({"reward_funcs": near}, "with train_dataset"),
         ({"train_dataset": CHAT, "env": "reverse-text"}, "goes with reward_funcs"),
+        (
+            {"reward_funcs": of_the_trainer, "train_dataset": CHAT},
+            "'of_the_trainer' needs trainer_state, and there are prompts, completions,"
+            " completion_ids, word",
+        ),
         ({"reward_funcs": ["a/reward-model"], "train_dataset": CHAT}, "is no function"),
     ],
 )

@@ -159,6 +159,10 @@ class GRPOTrainer(RLTrainer):
         super().__init__(model, env, args, *arguments, **keywords)
 
 
+ARGUMENTS = ("prompts", "completions", "completion_ids")
+"""What a reward function of TRL may take, besides the columns of the rows."""
+
+
 def environment_of(
     reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
     train_dataset: DatasetLike,
@@ -179,12 +183,27 @@ def environment_of(
     rows: Any = train_dataset
     first = next(iter(rows), None)
     is_text = isinstance(first, Mapping) and isinstance(first.get("prompt"), str)
+    columns = set(first) if isinstance(first, Mapping) else set()
+    for function in functions:
+        if missing := _required(function) - columns - {*ARGUMENTS, "answer"}:
+            raise ConfigError(
+                f"the reward function {function_name(function)!r} needs {', '.join(sorted(missing))},"
+                f" and there are {', '.join((*ARGUMENTS, *sorted(columns - {'prompt'})))}",
+                key="reward_funcs",
+            )
     return SingleTurnEnv(
         dataset=train_dataset,
         eval_dataset=eval_dataset,
         message_type="completion" if is_text else "chat",
         rubric=Rubric([_of_siblings(function) for function in functions]),
     )
+
+
+def _required(function: Callable[..., Any]) -> set[str]:
+    """The names of the parameters without a default."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {p.name for p in parameters if p.default is p.empty and p.kind not in kinds}
 
 
 def _of_siblings(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,6 +217,9 @@ def _of_siblings(function: Callable[..., Any]) -> Callable[..., Any]:
         rows = [state.record.row for state in states]
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         values = {"prompts": list(prompts), "completions": list(completions), **columns}
+        sampled = [state.record.turns for state in states]
+        if all(sampled):  # an endpoint of an evaluation may return no tokens
+            values["completion_ids"] = [turns[-1].completion_ids.tolist() for turns in sampled]
         arguments = values if takes_all else {n: v for n, v in values.items() if n in parameters}
         rewards = await maybe_await(function(**arguments))
         return [math.nan if value is None else float(value) for value in rewards]
