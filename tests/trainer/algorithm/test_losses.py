@@ -271,6 +271,23 @@ def test_a_loss_that_is_not_one_number_per_token_is_refused(combine, returned):
     assert gradient[-1] == 0
 
 
+@pytest.mark.parametrize("cut", [lambda losses: losses.detach(), lambda losses: losses > 0])
+def test_a_loss_without_a_gradient_is_refused(cut):
+    """Negative control: torch's own sentence names neither the loss nor its line."""
+
+    def mine(row: LossInput):
+        return cut(-row.advantage * row.log_pi)
+
+    row = golden_row()
+    resolve_loss(mine)(replace(row, log_pi=row.log_pi.detach()))  # an evaluation needs none
+    row.log_pi.requires_grad_()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        mine(row).float().sum().backward()
+    line = f"test_losses.py:{mine.__code__.co_firstlineno}"
+    with pytest.raises(ConfigError, match=rf"'mine' .*{line}\) returned a tensor without a grad"):
+        resolve_loss(mine)(row)
+
+
 def test_a_loss_that_raises_is_named_with_its_line():
     def fails(row: LossInput):
         return row.log_pi + row.log_ref

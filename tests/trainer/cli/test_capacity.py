@@ -310,6 +310,8 @@ def test_the_sizes_of_a_folder_are_read_from_its_config(tmp_path):
     ("options", "message"),
     [
         ({"device": "Abacus"}, "no data sheet of 'Abacus'"),
+        ({"device": "8xH100"}, "--plan-on 'H100' --plan-with trainers=8"),
+        ({"device": "2x RTX 4090"}, "--plan-on 'RTX 4090' --plan-with trainers=2"),
         ({"overrides": ["env_z=1"]}, "no input 'env_z', did you mean \"env_s\"?"),
         ({"overrides": ["env_s=soon"]}, "'soon' is not a number"),
         ({"overrides": ["surplus=0"]}, "surplus must be at least"),

@@ -9,6 +9,8 @@ import torch
 
 import verifiers_trainer
 from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import SIMILAR, close_match
+from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import BOUNDS
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
@@ -50,6 +52,16 @@ def test_every_problem_is_in_one_error():
         "max_tokens 4096 leaves no room",
     ):
         assert part in said
+
+
+@pytest.mark.parametrize("spelling", ["GRPO", "dr-grpo", "dapo"])
+def test_a_loss_given_as_the_advantage_is_said(spelling):
+    """Negative control: the advantage spelled most like GRPO is gdpo, another method."""
+    assert close_match(spelling, ADVANTAGES, SIMILAR) in (None, "gdpo")
+    said = problems(advantage=spelling)
+    name = spelling.lower().replace("-", "_")
+    assert f"is a loss: set loss = '{name}', whose advantage is" in said
+    assert "gdpo" not in said
 
 
 @pytest.mark.parametrize(

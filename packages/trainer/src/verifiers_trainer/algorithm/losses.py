@@ -165,9 +165,15 @@ def _function_of(choice: str | LossFunction) -> LossFunction:
 
 
 def _per_token(losses: object, function: LossFunction, row: LossInput) -> Tensor:
-    """The losses of a function. *Raises* ConfigError for another shape than [T]: a mean or a sum
-    would broadcast, and train something else."""
+    """The losses of a function. *Raises* ConfigError for another shape than [T], as a mean or a sum
+    would broadcast and train something else; and for losses that no gradient flows through."""
     if isinstance(losses, Tensor) and losses.shape == row.log_pi.shape:
+        if row.log_pi.requires_grad and not losses.requires_grad:
+            raise ConfigError(
+                f"the loss {name_and_position(function)} returned a tensor without a gradient:"
+                " compute it from log_pi, without detach(), item() or no_grad",
+                key="loss",
+            )
         return losses
     returned = (
         f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -320,6 +321,12 @@ def _of_device(name: str, model: Architecture) -> dict[str, tuple[float, str]]:
         return {key: (value, ASSUMED) for key, value in (speeds | overheads).items()} | {
             "memory": (memory, "machine")
         }
+    if counted := re.fullmatch(r"(\d+) ?[x×] ?(.+)", name, re.IGNORECASE):
+        number, device = counted.groups()
+        raise ConfigError(
+            f"--plan-on names one device, not {name!r}: --plan-on {device!r} --plan-with"
+            f" trainers={number}"
+        )
     if (sheet := sheet_of(name)) is None:
         names = ", ".join((*DATA_SHEETS, CPU))
         raise ConfigError(

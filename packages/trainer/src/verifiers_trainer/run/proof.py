@@ -134,7 +134,8 @@ def verify(folder: Path) -> list[tuple[str, str]]:
     if not rows:
         raise ConfigError(
             f"{folder} has no checkpoint whose version sampled a saved rollout with its tokens:"
-            " nothing to verify (save_steps, log_completions, log_tokens)"
+            " nothing to verify; the last checkpoint has sampled none, so train with save_steps"
+            " below the number of steps, and with log_completions and log_tokens"
         )
     return rows
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.suggest import closest
+from verifiers.runtime.suggest import close_match, closest
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES, bounds_read, loss_parameters
 from verifiers_trainer.settings.batch_rules import check_batch
@@ -90,7 +90,13 @@ def check_objective(config: Any, world_size: int) -> list[str]:
     try:
         ADVANTAGES.resolve(config.advantage)
     except ConfigError as error:
-        problems.append(f"advantage cannot be used: {error}")
+        reason = str(error)
+        if preset := close_match(config.advantage, OBJECTIVES, 1.0):
+            reason = (
+                f"{config.advantage!r} is a loss: set loss = {preset!r}, whose advantage is"
+                f" {OBJECTIVES[preset].advantage!r}"
+            )
+        problems.append(f"advantage cannot be used: {reason}")
     if config.kl_type == "k1":
         problems.append(
             "kl_type is 'k1', whose gradient in the loss is zero in expectation (that of log π"
