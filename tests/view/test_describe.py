@@ -125,6 +125,19 @@ def test_a_training_says_how_far_it_came(tmp_path):
     assert run["status"] == "interrupted"
 
 
+def test_a_solved_training_is_finished_before_its_last_step(tmp_path):
+    """Negative control: without the line of its end it was interrupted."""
+    folder = view_runs.training(tmp_path / "learner", num_steps=12)
+    (folder / "summary.json").write_text(json.dumps({"steps": 20}))
+    for line, said in (("", "interrupted"), ('{"step": 12, "solved": 1}\n', "finished")):
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(line)
+        for file in [folder, *folder.rglob("*")]:
+            os.utime(file, (1, 1))
+        (run,) = Library(Catalog([tmp_path])).runs()["runs"]
+        assert run["status"] == said
+
+
 def test_the_files_of_the_trainer_itself_are_read(tmp_path):
     loggers = pytest.importorskip(
         "verifiers_trainer.run.metrics_files", reason="the trainer is not installed"

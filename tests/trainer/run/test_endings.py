@@ -206,6 +206,8 @@ def test_a_solved_task_ends_training_without_an_error_saved_and_stays_so(
     assert output.metrics["train_loss"] == output.training_loss
     checkpoint_files.verify(tmp_path / "checkpoint-2")
     assert "solved: the last " in caplog.text
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["solved"] == 1  # by which a page tells it from an interrupted run
     again = small_trainer(tmp_path, env, **settings)
     reward.trainer = again
     assert again.train(resume_from_checkpoint=True).global_step == 2

@@ -369,6 +369,7 @@ class RLTrainer(HFLoop):
                 position = {"batch/step": number + 1, "batch/pass": number // len(steps) + 1}
                 stats = {**batch.stats, **part.stats, **first_only, **position}
                 yield replace(part, stats=stats, part_of=batch)
+        self.recorder.record(self.state.global_step, {"solved": 1})
 
     def _next_batch(self) -> TrainBatch | None:
         def next_batch() -> TrainBatch | None:

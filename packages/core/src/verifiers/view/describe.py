@@ -226,6 +226,8 @@ def _training(source: Source) -> dict[str, Any]:
     stat = (source.folder / METRICS_NAME).stat()
     facts = _training_facts(source.folder)
     goal = facts.get("max_steps")
+    if any(step == curves.step for step, _ in curves.points("solved")):
+        goal = curves.step
     if _is_written(source, curves.seconds_per_step()) and not (goal and curves.step >= goal):
         status = "running"
     elif goal:
