@@ -300,7 +300,11 @@ class EmbeddedEngine:
 
 
 def _choose(mode: Mode, model: PreTrainedModel) -> tuple[Mode, str]:
-    """(mode in use, reason)."""
+    """(mode in use, reason).
+
+    By the kind of device, as ``benchmarks`` measured, and not by a trial at each
+    start: its noise would change the mode, and so the last digits, of a run that is resumed.
+    """
     if mode in ("padded", "deterministic", "continuous"):
         return ("padded" if mode == "continuous" else mode), "as set"
     if mode == "auto" and model.device.type != "cuda":
