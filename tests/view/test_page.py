@@ -313,7 +313,7 @@ def test_a_training_shows_its_proof_version_by_version(page, serve, tmp_path):
     page.wait_text("Proof: the policy that sampled is the policy that was trained")
     page.find(".proof summary").click()
     rows = page.texts(".proof tbody tr")
-    assert len(rows) == 3
+    assert len(rows) == 4
     assert "0.25 × 0.04" in rows[0]
     assert "abcdef" in rows[0]
     assert "15 at lag 0" in rows[2]

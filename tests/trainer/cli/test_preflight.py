@@ -122,4 +122,4 @@ def test_a_prompt_that_leaves_no_room_is_found(findings):
     )
     name, said = last(findings(env))
     assert name == "example"
-    assert "of max_seq_len" in said
+    assert "raise max_seq_len above 99" in said

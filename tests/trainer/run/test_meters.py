@@ -99,18 +99,18 @@ def test_a_disagreement_is_refused_and_reshaped_sampling_is_not_judged():
     meter, tokenizer = apart(*[0.01, -0.01] * 20), build_tiny_tokenizer()
     said = r"disagree by 0.01 nats per token \(0.01 at most; 0.0001 allowed\)"
     with pytest.raises(ConfigError, match=said):
-        Agreement(pipeline_config(), tokenizer).check(meter, lambda: 1e-6)
-    numbers = Agreement(pipeline_config(), tokenizer).check(meter, lambda: 0.008)
+        Agreement(pipeline_config(), tokenizer).check(meter, lambda *_: 1e-6)
+    numbers = Agreement(pipeline_config(), tokenizer).check(meter, lambda *_: 0.008)
     assert numbers == {"sampler/noise": 0.008, "sampler/disagreement": pytest.approx(1.25, rel=0.2)}
     reshaped = Agreement(pipeline_config(top_p=0.9), tokenizer)
-    assert reshaped.check(meter, lambda: 1e-6) == {}
+    assert reshaped.check(meter, lambda *_: 1e-6) == {}
 
 
 def test_the_noise_is_as_the_first_steps_had_it_and_measured_anew_before_anything_is_said():
     agreement, measured = Agreement(pipeline_config(), build_tiny_tokenizer()), []
 
     def measure(noise):
-        return lambda: measured.append(noise) or noise
+        return lambda *_: measured.append(noise) or noise
 
     quiet = apart(*[0.02, -0.02] * 50)
     for _ in range(4):

@@ -524,7 +524,7 @@ class RLTrainer(HFLoop):
             self._push_error = self._push_error or error
         else:
             self._ask_canary(self.policy_version + 1)
-        step.numbers |= times
+        step.numbers |= times | self._of_canary(self.canary.moved)
 
     def finish_step(self) -> None:
         """Set the pipeline's policy version, and write the step's metrics."""
@@ -560,11 +560,20 @@ class RLTrainer(HFLoop):
             self.canary.ask(self.engine, self.policy_version if version is None else version)
 
     def _check_canary(self) -> dict[str, float]:
-        def check() -> dict[str, float]:
-            with self._policy_of_rank_0() as model:
-                return self.canary.check(model, partial(self._noise_of, model))
+        return self._of_canary(
+            lambda model: self.canary.check(model, partial(self._noise_of, model))
+        )
 
-        return self.ranks.share(check, "the canary") if self.checks_sampler else {}
+    def _of_canary(
+        self, measure: Callable[[torch.nn.Module], dict[str, float]]
+    ) -> dict[str, float]:
+        """What rank 0 measures on its policy, on every rank."""
+
+        def work() -> dict[str, float]:
+            with self._policy_of_rank_0() as model:
+                return measure(model)
+
+        return self.ranks.share(work, "the canary") if self.checks_sampler else {}
 
     @contextmanager
     def _policy_of_rank_0(self) -> Iterator[torch.nn.Module]:

@@ -38,11 +38,12 @@ def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 for name, value in line.items()
                 if name.startswith(CANARY) and name not in ("canary/version", "canary/moved")
             }
-            if (moved := line.get("canary/moved")) is not None:
-                entry["moved"] = moved
             where = f"the canary of version {int(version)}"
             apart.append((line.get("canary/disagreement") or 0.0, where))
     for line in steps:
+        if (moved := line.get("canary/moved")) is not None:
+            number = int(line["policy_version"])
+            versions.setdefault(number, {"version": number})["moved"] = moved
         trained_on = int(line["policy_version"]) - 1
         if (multiple := line.get("sampler/disagreement")) is not None:
             apart.append((multiple, f"step {line['step']}"))

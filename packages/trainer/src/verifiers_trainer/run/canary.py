@@ -92,19 +92,14 @@ class Canary:
         ``measure`` gives the rounding noise of a meter's tokens, of a dtype or as computed. Raises
         ``ConfigError`` when the server has other weights, with what is known.
         """
-        began = time.monotonic()
+        self._before, began = None, time.monotonic()
         version, turns = self._answers()
         device = next(model.parameters()).device
         meter = scored(model, [[turn] for turn in turns], version, device)
         if not meter.num_current:
             return {}
-        numbers: dict[str, float] = {}
-        if self._before is not None:
-            before, of, d = self._before
-            again = scored(model, [[turn] for turn in before], of, device)
-            numbers["canary/moved"] = float((_differences(again) - d).abs().mean())
         self._before = turns, version, _differences(meter)
-        numbers |= self._agreement.check(
+        numbers = self._agreement.check(
             meter,
             partial(measure, meter),
             f"asked by the canary after a push of weights (version {version})",
@@ -114,6 +109,16 @@ class Canary:
         numbers["canary/checksum"] = checksum(model)
         self._spent_s += time.monotonic() - began
         return numbers
+
+    def moved(self, model: torch.nn.Module) -> dict[str, float]:
+        """The metric of an update: how far it moved the log-probabilities of the last answers. Rank
+        0 alone."""
+        if self._before is None:
+            return {}
+        began, (turns, version, d) = time.monotonic(), self._before
+        again = scored(model, [[turn] for turn in turns], version, next(model.parameters()).device)
+        self._spent_s += time.monotonic() - began
+        return {"canary/moved": float((_differences(again) - d).abs().mean())}
 
     def _answers(self) -> tuple[int, list[Turn]]:
         """(version, answers); no answers without a question, or with a warning."""
