@@ -39,7 +39,8 @@ def undisturbed(children, tmp_path_factory):
 
 
 def killed_and_resumed_ends_the_same(children, undisturbed, folder, failpoint, newest):
-    ended = on_ranks(children, folder, ranks_work.train, str(folder), failpoint=failpoint, **RUN)
+    killing = {"failpoint": failpoint, "store_of": "rank 0"}
+    ended = on_ranks(children, folder, ranks_work.train, str(folder), **killing, **RUN)
     killed = 1 if failpoint.startswith("1/") else 0
     assert ended[killed].exit_code == -signal.SIGKILL
     assert ended[1 - killed].exit_code == 1  # and not left behind

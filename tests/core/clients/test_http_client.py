@@ -305,6 +305,17 @@ async def test_a_token_has_the_version_of_its_span_also_in_saved_rollouts(spans,
     assert branch.versions[branch.sampled].tolist() == np.broadcast_to(version, 2).tolist()
 
 
+@pytest.mark.parametrize(
+    ("label", "version"),
+    [(2**60 - 1, 2**60 - 1), (2**63 - 1, 2**63 - 1), (2**63, -1), (10**30, -1)],
+)
+async def test_a_version_is_any_number_of_64_bits(label, version):
+    """A trainer's labels have up to 60 bits: the run and the version."""
+    body = {"message": {"content": "ab"}, "weight_versions": [{"version": str(label)}]}
+    with FakeServer("x", [answers(body)]) as server:
+        assert (await ask(server)).version == version
+
+
 # --- faults (whole runs: faults/) -----------------------------------------------------------------
 
 

@@ -597,7 +597,10 @@ def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
             continue
         plain = [span if isinstance(span, dict) else {"version": span} for span in _listed(spans)]
         names = [str(span.get("version")) for span in plain]
-        numbers = [int(name) if name.isdecimal() and len(name) < 19 else -1 for name in names]
+        numbers = [
+            int(name) if name.isdecimal() and len(name) < 20 and int(name) < 2**63 else -1
+            for name in names
+        ]
         if any(number >= 0 for number in numbers):
             oldest = min(numbers)
             if max(numbers) == oldest:
