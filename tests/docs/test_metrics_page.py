@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from support.import_graph import REPOSITORY, TRAINER
+from support.import_graph import CORE, REPOSITORY, TRAINER
 
 PAGE = (REPOSITORY / "docs/reference/metrics.md").read_text(encoding="utf-8")
-FIRST_COLUMNS = "\n".join(
-    line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")
-)
-ON_THE_PAGE = set(re.findall(r"`([^`]+)`", FIRST_COLUMNS))
+
+
+def names_on(page: str) -> set[str]:
+    """The names in the first columns of the tables."""
+    columns = (line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    return {name for column in columns for name in re.findall(r"`([^`]+)`", column)}
+
+
+ON_THE_PAGE = names_on(PAGE)
 SAVED = Path(__file__).parents[1] / "data/saved_0_3_dev"
 OF_FUNCTIONS = {"reward/left", "reward/right", "reward/num_turns"}
 LITERAL = re.compile(r'f?"([a-z]+/[a-z_{}]+(?:/[a-z_]+)?)"')
@@ -68,3 +73,13 @@ def test_a_name_that_is_missing_would_be_found():
         "tokens/forgotten",
     ]
     assert names_in('headers = {"Content-Type": "application/json"}') == set()
+
+
+def test_the_page_of_a_training_tells_its_metrics_from_those_of_a_user():
+    plots = (CORE / "view/static/plots.js").read_text(encoding="utf-8")
+    ours = re.compile(re.search(r"const OURS = /(.*)/;", plots)[1].replace(r"\/", "/"))
+    names = names_on(PAGE[: PAGE.index("## An evaluation")])
+    assert len(names) > 90
+    assert {name for name in names if not ours.match(name)} == set()
+    for name in ("strictness", "judge/strictness", "losses", "my/reward"):
+        assert not ours.match(name)

@@ -6,11 +6,14 @@ import { count, isKnown, number, short } from "./format.js";
 const FIRST = ["reward/success", "eval_success", "eval_reward", "entropy", "loss", "grad_norm", "tokens/completion", "sampler/mismatch_kl", "reward/std", "time/step"];
 const AXES = new Set(["step", "policy_version", "time", "eval_reward_stderr", "reward/non_solution"]);
 
-// The metrics with a known value in some of the lines, those that are looked at first before others, all zeros last.
+// Names that a training writes by itself; any other is a metric of the user's own.
+const OURS = /^((alarm|batch|canary|correction|dead|env|examples|groups|memory|offline|packing|ratio|reward|rollouts|sampler|samples|server|staleness|throughput|time|tokens|train|turns)\/|(eval|train)_|(entropy|epoch|grad_norm|kl_ref|kl_teacher|learning_rate|loss|policy_version|solved|step|time|total_flos)$)/;
+
+// The metrics with a known value in some of the lines: rewards first, then the user's own, those that are looked at often, the others, all zeros.
 export function curveNames(lines) {
   const isZero = new Map();
   for (const line of lines) for (const [name, y] of Object.entries(line)) if (isKnown(y) && !AXES.has(name)) isZero.set(name, (isZero.get(name) ?? true) && y === 0);
-  const rank = (name) => (isZero.get(name) ? 200 : FIRST.includes(name) ? FIRST.indexOf(name) : name.startsWith("reward/") ? 50 : 100);
+  const rank = (name) => (isZero.get(name) ? 200 : FIRST.includes(name) ? FIRST.indexOf(name) : !OURS.test(name) ? 3.5 : name.startsWith("reward/") ? 50 : 100);
   return [...isZero.keys()].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
 }
 
