@@ -7,6 +7,7 @@ Source: logprobs.py.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -15,6 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    AttentionInterface,
     CohereConfig,
     FalconMambaConfig,
     Gemma2Config,
@@ -192,6 +194,45 @@ def test_samples_side_by_side_are_attended_to_without_a_mask(monkeypatch, as_one
     tokens, positions = packed_row([60, 50, 55])
     model(input_ids=tokens[None], position_ids=positions[None], as_one_row=as_one_row)
     assert set(calls) == {(has_mask, not has_mask)}
+
+
+def by_lengths(module, query, key, value, attention_mask, cu_seq_lens_q=None, **keywords):
+    """Attention as FlashAttention's variable-length kernel defines it, from the samples' bounds
+    alone."""
+    assert attention_mask is None
+    bounds = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
+    if cu_seq_lens_q is not None:
+        assert cu_seq_lens_q.dtype == torch.int32
+        assert keywords["cu_seq_lens_k"] is cu_seq_lens_q
+        longest = max(end - start for start, end in itertools.pairwise(bounds))
+        assert keywords["max_length_q"] == keywords["max_length_k"] == longest
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(states[:, :, start:end] for states in (query, key, value)),
+            is_causal=True,
+            enable_gqa=True,
+        )
+        for start, end in itertools.pairwise(bounds)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+@pytest.mark.parametrize("full_head", [False, True])
+def test_flash_attention_is_told_the_lengths_of_the_samples(monkeypatch, full_head):
+    """It would read the positions back from the device in every layer to find them."""
+    AttentionInterface.register("flash_by_lengths", by_lengths)
+    model = tiny_llama()
+    model.config._attn_implementation = "flash_by_lengths"
+    install_logprob_forward(model, full_head=full_head)
+    tokens, positions = packed_row()
+
+    def logprobs() -> torch.Tensor:
+        return model(input_ids=tokens, position_ids=positions).logprobs
+
+    alone = torch.cat([model(input_ids=part).logprobs for part in tokens.split(LENGTHS)])
+    assert torch.allclose(logprobs(), alone, atol=1e-5)
+    monkeypatch.setattr(logprobs_module, "_flash_lengths", lambda positions, device: {})
+    assert not torch.allclose(logprobs(), alone, atol=1e-2)  # one sample would attend to another
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

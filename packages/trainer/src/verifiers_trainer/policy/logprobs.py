@@ -17,7 +17,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -480,6 +480,9 @@ class Layout:
     visible: Tensor | None  # bool [B, 1, L, L]; None: every token attends to its own part so far
     # int64 [T], where each token of the row is in B·L; None: in the same place
     index: Tensor | None
+    # the samples' lengths as flash attention takes them; without them it reads the positions back
+    # from the device in every layer
+    flash_lengths: dict[str, Tensor | int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -515,7 +518,9 @@ class Layout:
                 return cls._side_by_side(tokens, positions, sharing, (batch, longest), index)
         on_device = sent(positions, device)[None]
         if sharing is None:
-            return cls(tokens[None], on_device, None, None)
+            is_flash = "flash" in config._attn_implementation
+            bounds = _flash_lengths(positions.numpy(), device) if is_flash else {}
+            return cls(tokens[None], on_device, None, None, bounds)
         ids = (sent(part, device) for part in sharing)
         return cls(tokens[None], on_device, visible_tokens(*ids)[None, None], None)
 
@@ -544,6 +549,20 @@ class Layout:
         seq_ids, prompt_seq_ids = padded(sharing[0], -1), padded(sharing[1], -1)
         visible = visible_tokens(seq_ids, prompt_seq_ids)[:, None]
         return cls(padded(tokens, 0), padded(positions, 0), visible, index)
+
+
+def _flash_lengths(positions: np.ndarray, device: torch.device) -> dict[str, Tensor | int]:
+    """The variable-length arguments of transformers' FlashAttentionKwargs for samples side by side
+    in a row: each starts at position 0."""
+    begins = np.flatnonzero(positions == 0)
+    bounds = np.concatenate([[0], begins[begins > 0], [len(positions)]]).astype(np.int32)
+    ends, longest = sent(torch.from_numpy(bounds), device), int(np.diff(bounds).max())
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 def layer_cost(num_tokens: int, num_pairs: int, hidden: int) -> int:
@@ -580,6 +599,7 @@ def _outputs(
         "position_ids": layout.position_ids,
         "attention_mask": layout.visible,
         "use_cache": False,
+        **layout.flash_lengths,
     }
     if state.full_head:
         with precision_kept(lm.get_output_embeddings()):
