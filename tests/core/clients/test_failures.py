@@ -27,6 +27,7 @@ from verifiers.errors import (
     EndpointUnreachable,
     ModelRefused,
     ModelUnavailable,
+    RateLimited,
 )
 from verifiers.runtime.redaction import redacted_text
 from verifiers.testing import Behaviour, FakeServer
@@ -90,6 +91,23 @@ def test_each_meaning_of_the_table_has_rows_here():
 def test_other_words_leave_the_meaning_to_the_status(status, body, kind):
     """Negative control: the general rule on lengths takes none of these."""
     assert type(failure(status, body.encode(), ENDPOINT, "m")) is kind
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("Request too large for m on tokens per min (TPM): Limit 30000, Requested 41234.", "above"),
+        ("Request too large on tokens per minute (TPM): Limit 6000, Requested 7021, please", "above"),
+        ("Rate limit reached for m on tokens per min (TPM): Limit 30000, Used 29000, Requested 3000"
+         ". Please try again in 4s.", "rate"),
+        ("Rate limit reached for m on requests per min (RPM): Limit 3, Used 3, Requested 1", "rate"),
+    ],
+)  # fmt: skip
+def test_a_request_above_the_whole_rate_of_tokens_is_not_repeated(words, kind):
+    refused = failure(429, error(words, code="rate_limit_exceeded").encode(), ENDPOINT, "m")
+    assert type(refused) is (ModelRefused if kind == "above" else RateLimited)
+    assert ("can never be served: lower max_tokens" in str(refused)) == (kind == "above")
+    assert words[:60] in str(refused)
 
 
 def test_words_of_the_prompt_that_an_error_repeats_mean_nothing():

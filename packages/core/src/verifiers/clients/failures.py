@@ -172,6 +172,11 @@ _LIMIT_ALONE_TOO_LARGE = (
         re.IGNORECASE | re.DOTALL,
     ),
 )
+_OVER_THE_RATE_ALONE = re.compile(
+    r"limit:? (?P<room>\d+), (used:? \d+, )?requested:? (?P<requested>\d+)", re.IGNORECASE
+)
+"""OpenAI's and Groq's words of a rate of tokens; waiting does not help a request above the whole of
+it."""
 _UNKNOWN_ARGUMENT = re.compile(
     r"unsupported|not supported|unrecogni[sz]ed|unknown|unexpected|not permitted|not"
     r" allowed|forbidden|extra|invalid",
@@ -198,10 +203,12 @@ class Endpoint:
 
 
 def meaning_of(text: str) -> str | None:
-    """Return what the words of an error mean, a key of ``WORDS``; None if they say nothing
-    known."""
+    """Return what the words of an error mean, a key of ``WORDS`` or "above the rate"; None if they
+    say nothing known."""
     if limit_alone_too_large(text):
         return "limit"
+    if (rate := _OVER_THE_RATE_ALONE.search(text)) and int(rate["requested"]) > int(rate["room"]):
+        return "above the rate"
     for meaning, words in _MEANINGS.items():
         if words.search(text):
             return "rate" if meaning == "quota" and _PASSES.search(text) else meaning
@@ -252,6 +259,12 @@ def failure(
     if status == 402 or meaning == "quota":
         message = f"{url} reports that the quota of its account is used up{detail}"
         return RateLimited(message, retry_after_s=retry_after_s, limit="quota", **facts)
+    if meaning == "above the rate":
+        return ModelRefused(
+            f"{url} limits the tokens per minute to fewer than this request needs, so it can never"
+            f" be served: lower max_tokens, shorten the prompt or raise the account's limit{detail}",
+            **facts,
+        )
     if status == 429 or meaning == "rate":
         wait = f", asking to wait {retry_after_s:g} s" if retry_after_s is not None else ""
         message = f"{url} limits the rate of requests (HTTP {status}{wait}){detail}"
