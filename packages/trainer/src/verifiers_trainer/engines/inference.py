@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,10 @@ import torch
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.protocol import Client
 from verifiers.environments.base import Environment
-from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
 from verifiers.runtime.decoding import decode_message
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.exact.client import ExactClient
-from verifiers_trainer.engines.protocol import TOKEN_IN
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.settings.config import RLConfig
 
@@ -32,15 +29,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Seconds that ``inference="auto"`` waits for a server at the default address."""
-UNUSABLE = (
-    OSError,
-    urllib.error.URLError,
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-)
+UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 """Errors of a response that is not a vLLM server's."""
 
 
@@ -55,7 +44,25 @@ def open_engine(
     url, reason = choose_engine(model, config)
     if url is None:
         log.info("inference: the embedded engine (%s)", reason)
-        return open_embedded(model, tokenizer, config, env)
+        mode: Any = "deterministic" if config.deterministic else config.embedded_mode
+        return EmbeddedEngine(
+            model,
+            tokenizer,
+            mode=mode,
+            max_seq_len=config.max_seq_len,
+            concurrency=config.embedded_concurrency
+            or min(config.max_concurrent, 4 * config.batch_size),
+            max_batch_tokens=config.embedded_max_batch_tokens,
+            tool_call_parser=config.tool_call_parser,
+            threads=config.embedded_threads,
+            # a gradient and AdamW's two moments of each trained weight
+            reserved_bytes=3 * sum(p.nbytes for p in model.parameters() if p.requires_grad),
+            autocast_dtype=torch.bfloat16
+            if config.bf16
+            else torch.float16
+            if config.fp16
+            else None,
+        )
     from verifiers_trainer.engines.vllm.weights.opening import open_sync
 
     log.info("inference: vLLM at %s (%s)", url, reason)
@@ -127,51 +134,21 @@ def _ask(address: str) -> Any:
         return decode_message(read_stream(answer, MAX_OUTPUT_BYTES, address))
 
 
-def open_embedded(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RLConfig, env: Environment
-) -> EmbeddedEngine:
-    """The embedded engine over ``model``'s own parameters, not yet started."""
-    mode: Any = "deterministic" if config.deterministic else config.embedded_mode
-    return EmbeddedEngine(
-        model,
-        tokenizer,
-        mode=mode,
-        max_seq_len=config.max_seq_len,
-        concurrency=config.embedded_concurrency
-        or min(config.max_concurrent, 4 * config.batch_size),
-        max_batch_tokens=config.embedded_max_batch_tokens,
-        tool_call_parser=config.tool_call_parser,
-        threads=config.embedded_threads,
-        # a gradient and AdamW's two moments of each trained weight
-        reserved_bytes=3 * sum(p.nbytes for p in model.parameters() if p.requires_grad),
-        autocast_dtype=(torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else None),
-    )
-
-
 def training_client(
     engine: EmbeddedEngine | VLLMEngine, tokenizer: Tokenizer, config: RLConfig
 ) -> Client:
     """The client of rollouts: that of ``policy_client``, or a client that sends token ids
-    (``history="exact"``).
-
-    Raises ``ConfigError`` for an engine that does not accept token ids.
-    """
+    (``history="exact"``)."""
     client = policy_client(engine)
     if config.history == "template":
         return client
-    if TOKEN_IN not in engine.capabilities:
-        raise ConfigError(
-            f"history='exact' sends prompts as token ids, and {engine.base_url} does not accept"
-            " them"
-        )
     return ExactClient(client, tokenizer, config.max_seq_len, config.tool_call_parser)
 
 
 def policy_client(engine: EmbeddedEngine | VLLMEngine) -> Client:
     """A client of ``engine``, with separate connections for each event loop."""
     if isinstance(engine, VLLMEngine):
-        client: Client = engine.open_client()
-        return client
+        return engine.open_client()
     return OpenAIChatCompletionsClient(
         base_url=engine.base_url,
         api_key=engine.api_key,

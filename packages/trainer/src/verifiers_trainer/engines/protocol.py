@@ -17,6 +17,8 @@ WEIGHT_VERSIONS = "weight_versions"
 """Responses carry the policy version of each token."""
 TOKEN_IN = "token_in"
 """``/v1/completions`` accepts a prompt as token ids."""
+TRAINABLE = frozenset({TOKEN_IDS, PROCESSED_LOGPROBS, WEIGHT_VERSIONS, TOKEN_IN})
+"""What training needs of every engine."""
 PAUSE_KEEP = "pause_keep"
 """Requests in flight survive a pause and continue with the new weights."""
 SHARED_WEIGHTS = "shared_weights"

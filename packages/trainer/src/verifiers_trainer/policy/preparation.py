@@ -27,6 +27,7 @@ from verifiers.errors import CheckpointError, ConfigError, DatasetError
 from verifiers_trainer.distributed import deepspeed, fsdp
 from verifiers_trainer.engines.exact.history import require_exact_history
 from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer
+from verifiers_trainer.engines.vllm.weights.export import EMBEDDINGS
 from verifiers_trainer.policy.checkpoint_files import reading
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
 from verifiers_trainer.settings.config import RLConfig
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from verifiers.types import Messages
 
 log = logging.getLogger(__name__)
-
-EMBEDDINGS = {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
-"""Layers whose adapters work only together with the layers themselves."""
 
 
 def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:

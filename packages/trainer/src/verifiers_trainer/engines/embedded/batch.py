@@ -12,8 +12,6 @@ from verifiers_trainer.engines.embedded.sampling import SamplingTable, TokenCoun
 from verifiers_trainer.engines.embedded.transcript import Decode, Transcript
 from verifiers_trainer.engines.requests import Generation, GenerationRequest, PromptLogprobs
 
-_COMPACT_BELOW = 0.75
-
 
 class Batch:
     """Rows that decode together: their cache, sampling parameters and sampled tokens."""
@@ -72,9 +70,6 @@ class Batch:
         self.starts, self.last = starts - cut, self.last[rows_on_device]
         self.transcript.select(rows)
         self._refresh()
-
-    def worth_compacting(self) -> bool:
-        return self.living <= _COMPACT_BELOW * self.rows
 
     def join(self, other: Batch) -> None:
         """Add the rows of ``other``."""

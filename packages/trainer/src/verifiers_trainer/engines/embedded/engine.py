@@ -24,7 +24,7 @@ from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
 from verifiers_trainer.engines.embedded.static import StaticGenerator, cuda_graphs, not_covered
 from verifiers_trainer.engines.embedded.threads import default_threads
-from verifiers_trainer.engines.http.chat import ChatFormat, Tokenizer, shows_tools
+from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools
 from verifiers_trainer.engines.http.endpoint import Address, Endpoint, Serving
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
 from verifiers_trainer.engines.requests import Generator
@@ -115,7 +115,10 @@ class EmbeddedEngine:
         for field, value in counts.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{field}={value} must be at least 1", field=field)
-        self._check_context(model, max_seq_len)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and max_seq_len > limit:
+            message = f"max_seq_len={max_seq_len} is more than the {limit} positions of the model"
+            raise ConfigError(message, field="max_seq_len")
         self._model, self._tokenizer = model, tokenizer
         self._mode, self._reason = _choose(mode, model)
         self._max_seq_len, self._concurrency = max_seq_len, concurrency
@@ -132,13 +135,6 @@ class EmbeddedEngine:
         self._generator: Generator | None = None
         self._endpoint: Endpoint | None = None
         self._finalizer: weakref.finalize | None = None
-
-    @staticmethod
-    def _check_context(model: PreTrainedModel, max_seq_len: int) -> None:
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and max_seq_len > limit:
-            message = f"max_seq_len={max_seq_len} is more than the {limit} positions of the model"
-            raise ConfigError(message, field="max_seq_len")
 
     @property
     def base_url(self) -> str:
@@ -164,17 +160,8 @@ class EmbeddedEngine:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        always = {
-            protocol.TOKEN_IDS,
-            protocol.PROCESSED_LOGPROBS,
-            protocol.WEIGHT_VERSIONS,
-            protocol.TOKEN_IN,
-            protocol.PAUSE_KEEP,
-            protocol.SHARED_WEIGHTS,
-        }
-        return frozenset(
-            always | ({protocol.DETERMINISTIC} if self._mode == "deterministic" else set())
-        )
+        always = protocol.TRAINABLE | {protocol.PAUSE_KEEP, protocol.SHARED_WEIGHTS}
+        return always | {protocol.DETERMINISTIC} if self._mode == "deterministic" else always
 
     @property
     def version(self) -> int:
@@ -203,8 +190,23 @@ class EmbeddedEngine:
         log.info("the embedded engine decodes in mode %s: %s", self._mode, self._reason)
         # its backend cannot be used by two threads that pad and encode
         tokenizer = copy.deepcopy(self._tokenizer)
-        generator = self._build_generator(replica, tokenizer)
-        endpoint = Endpoint(self._serving(replica, tokenizer, generator), self._address)
+        chat = ChatFormat(tokenizer, self._max_seq_len)
+        generator = self._build_generator(replica, chat)
+        serving = Serving(
+            generator=generator,
+            chat=chat,
+            tool_call_parser=self._parser,
+            served_model=self._served_model,
+            max_seq_len=self._max_seq_len,
+            eos_token_ids=_eos_token_ids(replica, tokenizer),
+            version=self._version,
+            description={
+                "version": metadata.version("verifiers-trainer"),
+                "engine": "embedded",
+                "mode": self._mode,
+            },
+        )
+        endpoint = Endpoint(serving, self._address)
         try:
             endpoint.start(deadline_s)
             generator.start(endpoint.resolve, deadline_s)
@@ -256,46 +258,26 @@ class EmbeddedEngine:
             raise EndpointUnreachable("the embedded engine is not running; call start() first")
         return self._endpoint
 
-    def _build_generator(self, replica: PreTrainedModel, tokenizer: Tokenizer) -> Generator:
-        def decode(token_ids: list[int]) -> str:
-            return tokenizer.decode(token_ids, skip_special_tokens=True)
-
+    def _build_generator(self, replica: PreTrainedModel, chat: ChatFormat) -> Generator:
+        is_cuda = replica.device.type == "cuda"
+        prefill_tokens = _ACCELERATOR_PREFILL_TOKENS if is_cuda else _CPU_PREFILL_TOKENS
         options: dict[str, Any] = {
-            "decode": decode,
+            "decode": chat.decode,
             "version": self._version,
             "max_rows": 1 if self._mode == "deterministic" else self._concurrency,
             "kv_bytes": self._kv_bytes or _default_kv_bytes(replica.device, self._reserved_bytes),
-            "max_batch_tokens": self._max_batch_tokens or _prefill_tokens(replica.device),
+            "max_batch_tokens": self._max_batch_tokens or prefill_tokens,
             "autocast_dtype": self._autocast_dtype,
         }
         if self._mode != "static":
             return PaddedGenerator(replica, **options)
         replica.set_attn_implementation("sdpa")  # a step has a mask, which flash attention has not
-        is_cuda = replica.device.type == "cuda"
         return StaticGenerator(
             replica,
             max_seq_len=self._max_seq_len,
             capture=cuda_graphs(replica.device) if is_cuda else None,
             is_ahead=is_cuda,
             **options,
-        )
-
-    def _serving(
-        self, replica: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, generator: Generator
-    ) -> Serving:
-        return Serving(
-            generator=generator,
-            chat=ChatFormat(tokenizer, self._max_seq_len),
-            tool_call_parser=self._parser,
-            served_model=self._served_model,
-            max_seq_len=self._max_seq_len,
-            eos_token_ids=_eos_token_ids(replica, tokenizer),
-            version=self._version,
-            description={
-                "version": metadata.version("verifiers-trainer"),
-                "engine": "embedded",
-                "mode": self._mode,
-            },
         )
 
 
@@ -328,10 +310,6 @@ def _default_kv_bytes(device: torch.device, reserved: int) -> int:
     else:
         return _CPU_KV_BYTES
     return max(0, int(_ACCELERATOR_KV_SHARE * max(free - reserved, free / 4)))
-
-
-def _prefill_tokens(device: torch.device) -> int:
-    return _ACCELERATOR_PREFILL_TOKENS if device.type == "cuda" else _CPU_PREFILL_TOKENS
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

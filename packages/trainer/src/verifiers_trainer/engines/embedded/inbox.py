@@ -64,11 +64,14 @@ class Inbox:
         with self._arrived:
             if not running:
                 self._arrived.wait_for(lambda: self._waiting or self._closed)
-                if self._gather:
-                    self._wait_for_companions()
+                deadline = time.monotonic() + (_GATHER_S if self._gather else 0.0)
+                while not self._closed and time.monotonic() < deadline:
+                    if not self._arrived.wait(timeout=_QUIET_S):
+                        break
             if self._closed:
                 return None
-            if running and not self._worth_joining(running):
+            is_busy = running and 4 * len(self._waiting) < running
+            if is_busy and self._waiting and time.monotonic() < self._waiting[0][0] + _PATIENCE_S:
                 return []
             joining: list[GenerationRequest] = []
             while self._waiting and admit(self._waiting[0][1]):
@@ -83,17 +86,3 @@ class Inbox:
             self._waiting.clear()
             self._arrived.notify_all()
             return remaining
-
-    def _wait_for_companions(self) -> None:
-        deadline = time.monotonic() + _GATHER_S
-        while not self._closed and time.monotonic() < deadline:
-            if not self._arrived.wait(timeout=_QUIET_S):
-                return
-
-    def _worth_joining(self, running: int) -> bool:
-        if not self._waiting:
-            return False
-        return (
-            4 * len(self._waiting) >= running
-            or time.monotonic() - self._waiting[0][0] >= _PATIENCE_S
-        )

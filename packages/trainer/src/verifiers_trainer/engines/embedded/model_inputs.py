@@ -81,32 +81,18 @@ class ForwardPass:
         ``starts_B`` is the first column of each row that is not padding; None when there is no
         padding. Raises Interrupted, with ``cache`` unchanged.
         """
-        return self._run(ids_BT, cache, starts_B, self._options)[:, -1]
+        return self._append(ids_BT, cache, starts_B, self._options)[:, -1]
 
     def every_position(self, ids_BT: torch.Tensor, cache: BatchCache) -> torch.Tensor:
         """Logits [B, T, V] of all columns ``ids_BT``, which hold no padding and are appended to
         ``cache``."""
-        return self._run(ids_BT, cache, None, {})
-
-    def _run(
-        self,
-        ids_BT: torch.Tensor,
-        cache: BatchCache,
-        starts_B: torch.Tensor | None,
-        options: dict[str, int],
-    ) -> torch.Tensor:
-        past = cache.length
-        try:
-            return self._compute(ids_BT, cache, starts_B, options)
-        except Interrupted:
-            cache.truncate(past)
-            raise
+        return self._append(ids_BT, cache, None, {})
 
     def _check(self, module: torch.nn.Module, arguments: object) -> None:
         if self.is_interruptible and self._give_up():
             raise Interrupted
 
-    def _compute(
+    def _append(
         self,
         ids_BT: torch.Tensor,
         cache: BatchCache,
@@ -119,7 +105,11 @@ class ForwardPass:
         if starts_B is not None:
             positions_BT = (columns_T - starts_B.unsqueeze(1)).clamp_(min=0)
             mask = self._mask(columns_T, past + width, starts_B)
-        return self._logits(ids_BT, positions_BT, mask, cache, options)
+        try:
+            return self._logits(ids_BT, positions_BT, mask, cache, options)
+        except Interrupted:
+            cache.truncate(past)
+            raise
 
     def one_column(
         self, token_B: torch.Tensor, position_B: torch.Tensor, mask: torch.Tensor, cache: Cache

@@ -48,6 +48,7 @@ from verifiers_trainer.engines.requests import (
 logger = logging.getLogger(__name__)
 
 STOPPED = "the engine was stopped"
+_COMPACT_BELOW = 0.75
 _MAX_INTERRUPTIONS = 3
 _PASSES_TO_JOIN = 4
 _SHORTEST_PREFIX = 16
@@ -262,7 +263,6 @@ class PaddedGenerator:
             ids_NT[row, width - len(ids) :] = ids
         starts = [width - len(ids) for ids in unique.values()]
         starts_N = torch.tensor(starts, device=self._device)
-        ragged = any(starts)
         ids_NT_on_device = torch.from_numpy(ids_NT).to(self._device)
         shared = _shared_prefix(list(unique.values()))
         prefix_1P = torch.from_numpy(ids_NT[:1, starts[0] :][:, :shared]).to(self._device)
@@ -272,14 +272,10 @@ class PaddedGenerator:
             if shared:
                 self._forward(prefix_1P, cache, None)
                 cache.repeat_shifted(starts)
-            logits_NV = self._forward(
-                ids_NT_on_device[:, shared:], cache, starts_N if ragged else None
-            )
-            return (
-                logits_NV,
-                cache,
-                [score_prompt(self._forward, request, self._device) for request in requests],
-            )
+            rest_NT = ids_NT_on_device[:, shared:]
+            logits_NV = self._forward(rest_NT, cache, starts_N if any(starts) else None)
+            scored = [score_prompt(self._forward, request, self._device) for request in requests]
+            return logits_NV, cache, scored
 
         (logits_NV, cache, prompt_logprobs), version = self._compute(passes)
         rows_B = torch.tensor(
@@ -310,7 +306,7 @@ class PaddedGenerator:
         batch = self._batch
         if batch is None:
             return
-        if batch.living and batch.worth_compacting():
+        if 0 < batch.living <= _COMPACT_BELOW * batch.rows:
             self._drain()
             if batch.living:
                 batch.compact()

@@ -217,7 +217,7 @@ class Slots:
         if len(self._graphs) > _MOST_CAPTURED:
             self._graphs.clear()
             self._tables.clear()
-        in_use = self._tables.setdefault(self._form(table, counts), (table, counts))
+        in_use = self._tables.setdefault(table.form, (table, counts))
         if in_use[0] is not table:
             in_use[0].copy_from(table)
             if in_use[1] is not None and counts is not None:
@@ -233,7 +233,7 @@ class Slots:
             return self._run(rows, longest, table, counts)
         assert self._capture is not None
         columns = bucket(longest, _SMALLEST_COLUMNS, self.capacity)
-        key = (columns, self._form(table, counts))
+        key = (columns, table.form)
         if key not in self._graphs:
             changed = [self._state, *([] if counts is None else [counts.output_BV])]
             before = [tensor.clone() for tensor in changed]
@@ -256,9 +256,6 @@ class Slots:
         replay, drawn = self._graphs[key]
         replay()
         return drawn
-
-    def _form(self, table: SamplingTable, counts: TokenCounts | None) -> tuple[Any, ...]:
-        return (*table.form, counts is not None)
 
     def _run(
         self, rows: int, columns: int, table: SamplingTable, counts: TokenCounts | None
@@ -323,10 +320,8 @@ class SlotBatch(Batch):
         outputs = transcript.outputs()
         if table.penalties is not None:
             nothing = [np.empty(0, np.int32)] * (rows - self.rows)
-            prompts = [request.prompt_ids for request in requests]
-            counts = TokenCounts(
-                prompts + nothing, outputs + nothing, self._slots.vocabulary, device
-            )
+            prompts = [request.prompt_ids for request in requests] + nothing
+            counts = TokenCounts(prompts, outputs + nothing, self._slots.vocabulary, device)
         last = [tokens[-1] for tokens in outputs]
         positions = self._lengths + transcript.counts - 1
         state_3B = np.stack([last, positions, transcript.counts]).astype(np.int64)
@@ -380,11 +375,8 @@ class StaticGenerator(PaddedGenerator):
                 if rows == 1:
                     raise
                 rows //= 2
-        self._max_rows = rows
-        log.info(
-            "%d rows of %d tokens decode together: %.2g GB",
-            *(rows, size, rows * size * self._token_bytes / 1e9),
-        )
+        self._max_rows, gigabytes = rows, rows * size * self._token_bytes / 1e9
+        log.info("%d rows of %d tokens decode together: %.2g GB", rows, size, gigabytes)
 
     def _compute(self, passes: Callable[[], Computed]) -> tuple[Computed, int]:
         def on_present_weights() -> Computed:
@@ -435,12 +427,12 @@ def _on_host(drawn: Drawn, version: int) -> _Ahead:
     """``drawn`` on its way to the host: the next step overwrites it on the device."""
     if drawn.tokens.device.type != "cuda":
         return _Ahead(drawn.each(torch.clone), version)
-    copies = drawn.each(
-        lambda part: torch.empty_like(part, device="cpu", pin_memory=True).copy_(
-            part, non_blocking=True
-        )
-    )
-    is_ready = torch.cuda.Event()
+
+    def copied(part: torch.Tensor) -> torch.Tensor:
+        pinned = torch.empty_like(part, device="cpu", pin_memory=True)
+        return pinned.copy_(part, non_blocking=True)
+
+    copies, is_ready = drawn.each(copied), torch.cuda.Event()
     is_ready.record()
     return _Ahead(copies, version, is_ready)
 

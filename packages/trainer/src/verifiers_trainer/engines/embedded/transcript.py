@@ -54,16 +54,16 @@ class Transcript:
             self._stop_ids[row, : len(p.stop_token_ids)] = p.stop_token_ids
         self._text_rows = [row for row, p in enumerate(params) if p.stop]
         self._top_rows = [row for row, p in enumerate(params) if p.top_logprobs]
-        self._streaming_rows = [
-            row for row, request in enumerate(self.requests) if request.on_token is not None
-        ]
 
     def append(self, drawn: Drawn, version: int) -> list[Generation]:
         """Record one token per living row; return the finished completions."""
-        self._reserve()
+        if self.counts.max(initial=0) >= self._tokens.shape[1]:
+            self._widen(2 * self._tokens.shape[1])
         tokens_B, logprobs_B = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
-        if self._top_rows:
-            self._append_alternatives(drawn)
+        for row in self._top_rows:
+            if self.alive[row]:
+                top = self.requests[row].params.top_logprobs
+                self._alternatives[row].append(alternatives(drawn, row, top))
         rows = np.flatnonzero(self.alive)
         columns = self.counts[rows]
         self._tokens[rows, columns] = tokens_B[rows]
@@ -82,22 +82,11 @@ class Transcript:
             reason: FinishReason = "stop" if stopped_B[row] or text_B[row] else "length"
             error = NOT_FINITE if broken_B[row] else None
             finished.append(self.finish(row, reason, stop_text=texts.get(row), error=error))
-        for row in self._streaming_rows:
-            if self.alive[row]:
-                self._report_token(row, int(tokens_B[row]), float(logprobs_B[row]))
+        for row in np.flatnonzero(self.alive).tolist():
+            if (on_token := self.requests[row].on_token) is not None:
+                best = self._alternatives[row][-1] if self._alternatives[row] else None
+                on_token(int(tokens_B[row]), float(logprobs_B[row]), best)
         return finished
-
-    def _report_token(self, row: int, token: int, logprob: float) -> None:
-        on_token = self.requests[row].on_token
-        assert on_token is not None
-        on_token(token, logprob, self._alternatives[row][-1] if self._alternatives[row] else None)
-
-    def _append_alternatives(self, drawn: Drawn) -> None:
-        for row in self._top_rows:
-            if self.alive[row]:
-                self._alternatives[row].append(
-                    alternatives(drawn, row, self.requests[row].params.top_logprobs)
-                )
 
     def finish(
         self,
@@ -140,17 +129,13 @@ class Transcript:
     def extend(self, other: Transcript) -> None:
         """Append the rows of ``other``."""
         width = max(self._tokens.shape[1], other._tokens.shape[1])
-        self._widen(width)
-        other._widen(width)
+        for part in (self, other):
+            part._widen(width)
         for name in ("requests", "_prompts", "_alternatives"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("alive", "counts", "_tokens", "_logprobs", "_versions"):
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
         self._index_rules()
-
-    def _reserve(self) -> None:
-        if self.counts.max(initial=0) >= self._tokens.shape[1]:
-            self._widen(2 * self._tokens.shape[1])
 
     def _widen(self, width: int) -> None:
         missing = width - self._tokens.shape[1]

@@ -21,7 +21,7 @@ import numpy as np
 from verifiers.clients.payload import MAX_TOKENS_ALIASES, chat_messages
 from verifiers.clients.protocol import Client, shows_tools
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
-from verifiers.types import Message, ModelRequest, Response
+from verifiers.types import ModelRequest, Response
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import OVERLONG, BadRequest, ChatFormat, Tokenizer
 from verifiers_trainer.engines.http.replies import message_of_reply
@@ -52,14 +52,15 @@ class ExactClient:
         sampling, chat_options = _split(request.sampling_args)
         offered = request.tools if chat_options.get("tool_choice") != "none" else None
         messages = chat_messages(request.prompt)
+        limit = sampling.get("truncate_prompt_tokens")
         prompt_ids = self._prompt_ids(
             messages,
             offered,
             request.rollout_id,
             chat_options.get("chat_template_kwargs") or {},
-            sampling.get("truncate_prompt_tokens") is not None,
+            limit is not None,
         )
-        num_prompt = min(len(prompt_ids), sampling.get("truncate_prompt_tokens") or len(prompt_ids))
+        num_prompt = min(len(prompt_ids), limit or len(prompt_ids))
         if num_prompt >= self._max_seq_len:
             raise OverlongPromptError(
                 f"the prompt has {num_prompt} tokens, and max_seq_len is {self._max_seq_len}"
@@ -67,21 +68,19 @@ class ExactClient:
         if not any(sampling.get(name) is not None for name in MAX_TOKENS_ALIASES):
             # the text route has a small default
             sampling["max_tokens"] = self._max_seq_len - num_prompt
-        ids: Any = prompt_ids
+        as_ids: dict[str, Any] = {"prompt": prompt_ids, "message_type": "completion"}
         response = await self._inner.complete(
-            replace(
-                request,
-                prompt=ids,
-                message_type="completion",
-                tools=None,
-                sampling_args=sampling,
-                require_tokens=True,
-            )
+            replace(request, **as_ids, tools=None, sampling_args=sampling, require_tokens=True)
         )
         tokens = response.tokens
         assert tokens is not None
-        message, finish_reason = self._message(
-            response, offered or (), bool(chat_options.get("separate_reasoning"))
+        message, finish_reason = message_of_reply(
+            response.text,
+            response.finish_reason,
+            for_tools(self._parse_calls, offered) if offered else None,
+            response.id,
+            self._chat.opens_thought(np.asarray(tokens.prompt_ids)),
+            bool(chat_options.get("separate_reasoning")),
         )
         self._history.remember(
             messages, message, tokens.prompt_ids, tokens.completion_ids, request.rollout_id
@@ -107,10 +106,9 @@ class ExactClient:
         try:
             prompt_ids = self._history.prompt_ids(messages, tools, rollout_id, variables)
             if prompt_ids is None:
-                encoded = [json.dumps(list(part)).encode() for part in (messages, tools or ())]
                 prompt_ids = self._chat.prompt_ids(
-                    encoded[0],
-                    encoded[1] if tools else None,
+                    json.dumps(messages).encode(),
+                    json.dumps(list(tools)).encode() if tools else None,
                     json.dumps(dict(variables)).encode(),
                     is_truncated=is_truncated,
                 ).tolist()
@@ -121,17 +119,6 @@ class ExactClient:
                 f"history='exact' cannot render this conversation: {error}"
             ) from error
         return prompt_ids
-
-    def _message(
-        self, response: Response, tools: Sequence[Any], separate_reasoning: bool
-    ) -> tuple[Message, str]:
-        """The assistant message for the environment, and its finish reason."""
-        assert response.tokens is not None
-        opened = self._chat.opens_thought(np.asarray(response.tokens.prompt_ids))
-        parser = for_tools(self._parse_calls, tools) if tools else None
-        return message_of_reply(
-            response.text, response.finish_reason, parser, response.id, opened, separate_reasoning
-        )
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -24,7 +24,7 @@ import numpy as np
 from verifiers.data.messages import canonical_arguments
 from verifiers.data.tool_examples import example_arguments
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer, _plain_message
+from verifiers_trainer.engines.http.chat import Tokenizer, plain_message, rendered_text
 
 MAX_REMEMBERED, MAX_TOKENS = 65_536, 2**27
 """Maximum number of completions, and of their tokens (512 MiB); the least recently used are dropped
@@ -152,60 +152,31 @@ class ExactHistory:
     ) -> tuple[int, str]:
         """(id of the token that ends message ``index``, the template's text after it, ready for the
         next answer)."""
-        plain = [_plain_message(dict(message)) for message in messages]
+        plain = [plain_message(dict(message)) for message in messages]
         plain[index] = {**plain[index], "content": MARK}
-        _, has_mark, after = self._render(plain, tools, variables).partition(MARK)
+
+        def render(turns: list[dict[str, Any]], answer: bool) -> str:
+            options = {"tools": list(tools) if tools else None, "add_generation_prompt": answer}
+            return rendered_text(self._tokenizer, turns, variables, **options)
+
+        text, eos = render(plain, True), str(self._tokenizer.eos_token or "")
+        _, has_mark, after = text.partition(MARK)
         # some templates drop the content of messages with calls
         if not has_mark and "tool_calls" in plain[index]:
-            prefix = self._render(plain[: index + 1], tools, variables, answer=False)
-            rendered = self._render(plain, tools, variables)
-            if rendered.startswith(prefix):
-                after = self._last_end(prefix) + rendered[len(prefix) :]
-            else:
-                after = ""
-        end = self._first_end(after)
+            prefix = render(plain[: index + 1], False)
+            if text.startswith(prefix):
+                last_end = prefix[prefix.rindex(eos) :] if eos and eos in prefix else ""
+                after = last_end + text[len(prefix) :]
+        specials = [
+            token for token in self._tokenizer.all_special_tokens if token and token in after
+        ]
+        end = eos if eos and eos in after else min(specials, key=after.index, default=None)
         if end is None:
             raise ConfigError(
                 'history="exact" needs a chat template that ends each turn with a special token,'
                 f" such as {self._tokenizer.eos_token!r}; this one does not: leave history as it is"
             )
         return int(self._tokenizer.convert_tokens_to_ids(end)), after.partition(end)[2]
-
-    def _render(
-        self,
-        plain: list[dict[str, Any]],
-        tools: Iterable[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
-        answer: bool = True,
-    ) -> str:
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                plain,
-                tools=list(tools) if tools else None,
-                add_generation_prompt=answer,
-                tokenize=False,
-                **variables,
-            )
-        except Exception as error:  # a template is a program and may raise anything
-            message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
-            raise BadRequest(message, "messages") from error
-        return text
-
-    def _first_end(self, text: str) -> str | None:
-        """The end-of-turn token in the text after a completion: the EOS token, else the first
-        special token."""
-        end = self._tokenizer.eos_token
-        if end and end in text:
-            return str(end)
-        candidates = [
-            token for token in self._tokenizer.all_special_tokens if token and token in text
-        ]
-        return min(candidates, key=text.index, default=None)
-
-    def _last_end(self, text: str) -> str:
-        """The text from its last EOS token on; empty without an EOS token."""
-        end = self._tokenizer.eos_token
-        return text[text.rindex(end) :] if end and end in text else ""
 
 
 def require_exact_history(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] | None) -> None:
@@ -216,7 +187,7 @@ def require_exact_history(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any
     it fails.
     """
     talks: list[list[dict[str, Any]]] = [
-        [_message("assistant", "Yes."), _message("user", "And now?")]
+        [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And now?"}]
     ]
     if tools:
         function = tools[0]["function"]
@@ -233,15 +204,11 @@ def require_exact_history(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any
             "name": function["name"],
         }
         talks.append([{"role": "assistant", "content": None, "tool_calls": [call]}, result])
-    prompt = [_message("user", "Well?")]
+    prompt = [{"role": "user", "content": "Well?"}]
     for answer, following in talks:
         history = ExactHistory(tokenizer)
         history.remember(prompt, answer, [0], [0], None)
         history.prompt_ids([*prompt, answer, following], tools, None)
-
-
-def _message(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "content": content}
 
 
 def _digest(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -85,7 +85,8 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Tokenizer, max_seq_len: int | None = None):
         self._tokenizer, self._max_seq_len = tokenizer, max_seq_len
-        self._piece = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
+        self.piece = lru_cache(maxsize=None)(lambda token: str(tokenizer.decode([token])))
+        """The text of a single token."""
         self._cached_prompt = lru_cache(maxsize=_CACHED_PROMPTS)(self._render)
 
     def prompt_ids(
@@ -104,16 +105,10 @@ class ChatFormat:
         ``continue_final_message`` inside the last message. ``is_truncated``: the caller takes a part
         of them. Raises BadRequest when the template fails.
         """
-        key = (
-            messages,
-            tools,
-            template_kwargs,
-            add_generation_prompt,
-            continue_final_message,
-            is_truncated,
-        )
-        long = len(messages) + len(tools or b"") + len(template_kwargs) > _CACHED_BYTES
-        return self._render(*key) if long else self._cached_prompt(*key)
+        is_long = len(messages) + len(tools or b"") + len(template_kwargs) > _CACHED_BYTES
+        render = self._render if is_long else self._cached_prompt
+        ends = add_generation_prompt, continue_final_message
+        return render(messages, tools, template_kwargs, *ends, is_truncated)
 
     def encode(self, text: str, is_truncated: bool = False) -> np.ndarray:
         """int32 [P] of plain text, with the special tokens the tokenizer puts around it."""
@@ -149,10 +144,6 @@ class ChatFormat:
         """Number of token ids."""
         return len(self._tokenizer)
 
-    def piece(self, token: int) -> str:
-        """The text of a single token."""
-        return self._piece(token)
-
     def opens_thought(self, prompt_ids: np.ndarray) -> bool:
         """Whether the prompt ends inside a ``<think>`` block opened by the template."""
         return (
@@ -173,7 +164,7 @@ class ChatFormat:
                 "the tokenizer has no chat template; set tokenizer.chat_template", "messages"
             )
         messages = [
-            _plain_message(message) for message in _list_of_objects(messages_json, "messages")
+            plain_message(message) for message in _list_of_objects(messages_json, "messages")
         ]
         tools = _list_of_objects(tools_json, "tools") if tools_json is not None else None
         variables = _template_variables(kwargs_json)
@@ -181,21 +172,31 @@ class ChatFormat:
             raise BadRequest(
                 "continue_final_message needs add_generation_prompt=false", "continue_final_message"
             )
-        try:
-            text = rendered(
-                self._tokenizer,
-                messages,
-                tools=tools or None,
-                add_generation_prompt=answer,
-                continue_final_message=unfinished,
-                tokenize=False,
-                **variables,
-            )
-        except Exception as error:  # a template is a program and may raise anything
-            message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
-            raise BadRequest(message, "messages") from error
+        text = rendered_text(
+            self._tokenizer,
+            messages,
+            variables,
+            tools=tools or None,
+            add_generation_prompt=answer,
+            continue_final_message=unfinished,
+        )
         self._check_length(text, is_truncated)
         return np.array(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+
+
+def rendered_text(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    variables: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> str:
+    """A conversation as text. Raises BadRequest when the template fails."""
+    try:
+        text: str = rendered(tokenizer, messages, tokenize=False, **options, **(variables or {}))
+    except Exception as error:  # a template is a program and may raise anything
+        message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
+        raise BadRequest(message, "messages") from error
+    return text
 
 
 def shows_tools(tokenizer: Tokenizer) -> bool | None:
@@ -210,17 +211,15 @@ def shows_tools(tokenizer: Tokenizer) -> bool | None:
         "description": "Look.",
         "parameters": {"type": "object", "properties": {}},
     }
-    with_tool, without = (
-        {"tools": tools, "add_generation_prompt": True, "tokenize": False}
-        for tools in ([{"type": "function", "function": function}], None)
-    )
     messages = [{"role": "user", "content": "Look."}]
     try:
-        return bool(
-            rendered(tokenizer, messages, **with_tool) != rendered(tokenizer, messages, **without)
+        with_tool, without = (
+            rendered_text(tokenizer, messages, tools=tools, add_generation_prompt=True)
+            for tools in ([{"type": "function", "function": function}], None)
         )
-    except Exception:  # noqa: BLE001 - a template may raise anything; the result is unknown
+    except BadRequest:
         return None
+    return with_tool != without
 
 
 def _decoded(encoded: bytes, field: str) -> Any:
@@ -250,7 +249,7 @@ def _list_of_objects(encoded: bytes, field: str) -> list[dict]:
     return value
 
 
-def _plain_message(message: dict) -> dict:
+def plain_message(message: dict) -> dict:
     """A message for templates: content as text, tool-call arguments as objects."""
     plain = {key: value for key, value in message.items() if value is not None}
     if not isinstance(plain.get("role"), str):

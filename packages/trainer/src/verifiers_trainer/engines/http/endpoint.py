@@ -14,9 +14,10 @@ import hmac
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +39,7 @@ from verifiers_trainer.engines.http.wire import (
     fit_prompt,
     sampling_params,
 )
-from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator, OnToken
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator
 
 TOKENIZE_S = 60.0
 MAX_CHOICES = 10_000
@@ -105,8 +106,7 @@ class Endpoint(ModelServer):
 
     def resolve(self, finished: list[Generation]) -> None:
         """Return finished completions to their requests; called on the generation thread."""
-        with suppress(RuntimeError):  # the loop is closed: no request waits
-            self._loop.call_soon_threadsafe(self._resolve, finished)
+        self.call(self._resolve, finished)
 
     def _resolve(self, finished: list[Generation]) -> None:
         for generation in finished:
@@ -122,13 +122,11 @@ class Endpoint(ModelServer):
     async def respond(self, request: web.BaseRequest) -> Answer:
         authorization = request.headers.get("Authorization", "").encode("utf-8", "replace")
         is_open = request.path == "/health" or not self.api_key
-        if not is_open and not hmac.compare_digest(
-            authorization, f"Bearer {self.api_key}".encode()
-        ):
+        expected = f"Bearer {self.api_key}".encode()
+        if not is_open and not hmac.compare_digest(authorization, expected):
             raise ModelRefused("missing or wrong bearer token", status=401, code="invalid_api_key")
-        handler = self._handlers.get(
-            ("GET" if request.method == "HEAD" else request.method, request.path)
-        )
+        method = "GET" if request.method == "HEAD" else request.method
+        handler = self._handlers.get((method, request.path))
         if handler is None:
             is_path = any(path == request.path for _, path in self._handlers)
             reason, status = ("Method Not Allowed", 405) if is_path else ("Not Found", 404)
@@ -169,9 +167,8 @@ class Endpoint(ModelServer):
         if offered:
             parser = for_tools(self._serving.tool_call_parser, decode_message(tools))
         if body.stream:
-            return await send_stream(
-                request, self._events([prompt_ids], body, parser), _error_event
-            )
+            events = self._events([prompt_ids], body, parser)
+            return await send_stream(request, events, _error_event)
         (generations,) = await self._complete([prompt_ids], body)
         return chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser)
 
@@ -220,8 +217,10 @@ class Endpoint(ModelServer):
         """The choices of each prompt. When a choice fails, or the client disconnects, the others
         are aborted."""
         requests = self._requests(prompts, body)
-        with self._submitted([request for siblings in requests for request in siblings]) as futures:
-            await _first_failure_or_all(list(futures.values()))
+        with self._submitted(list(chain.from_iterable(requests))) as futures:
+            for future in asyncio.as_completed(futures.values()):
+                if (error := (await future).error) is not None:
+                    raise BadRequest(error, status=500)
         return [
             [futures[request.request_id].result() for request in siblings] for siblings in requests
         ]
@@ -231,15 +230,18 @@ class Endpoint(ModelServer):
     ) -> AsyncGenerator[bytes, None]:
         """The choices as events, token by token. Raises BadRequest when a choice fails."""
         serving, arrivals = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
-        flat = [each for siblings in self._requests(prompts, body) for each in siblings]
+
+        def arrived(index: int, *arrival: object) -> None:
+            arrivals.put_nowait((index, arrival))
+
         flat = [
-            replace(each, on_token=self._token_callback(arrivals, index))
-            for index, each in enumerate(flat)
+            replace(each, on_token=partial(self.call, arrived, index))
+            for index, each in enumerate(chain.from_iterable(self._requests(prompts, body)))
         ]
         reply = StreamedReply(flat, body, serving.chat, serving.served_model, parser)
         with self._submitted(flat) as futures:
             for index, future in enumerate(futures.values()):
-                future.add_done_callback(partial(_put, arrivals, index))
+                future.add_done_callback(partial(arrived, index))
             remaining, opening = len(flat), b"".join(reply.opening())
             while remaining:
                 index, arrival = await arrivals.get()
@@ -247,17 +249,6 @@ class Endpoint(ModelServer):
                 if events := opening + b"".join(_events(reply, index, arrival)):
                     yield events
                     opening = b""
-
-    def _token_callback(
-        self, arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int
-    ) -> OnToken:
-        """A callback that sends a choice's tokens from the generation thread to the endpoint's
-        loop."""
-
-        def put(*token: object) -> None:
-            self.call(arrivals.put_nowait, (index, token))
-
-        return put
 
     def _requests(
         self, prompts: list[np.ndarray], body: ChatBody | TextBody
@@ -276,9 +267,8 @@ class Endpoint(ModelServer):
                 f"{len(prompts)} prompts with n={body.n or 1} are more than {MAX_CHOICES}", "n"
             )
         requests = []
-        for prompt_ids in [
-            fit_prompt(prompt_ids, body, serving.max_seq_len) for prompt_ids in prompts
-        ]:
+        fitted = [fit_prompt(prompt_ids, body, serving.max_seq_len) for prompt_ids in prompts]
+        for prompt_ids in fitted:
             room = serving.max_seq_len - len(prompt_ids)
             params = sampling_params(body, serving.eos_token_ids, room, serving.chat.vocabulary)
             requests.append(
@@ -305,14 +295,6 @@ class Endpoint(ModelServer):
                     self._serving.generator.abort(request_id)
 
 
-def _put(
-    arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]],
-    index: int,
-    future: asyncio.Future[Generation],
-) -> None:
-    arrivals.put_nowait((index, (future,)))
-
-
 def _events(reply: StreamedReply, index: int, arrival: tuple[Any, ...]) -> list[bytes]:
     """The events of a token, or of a completion that is finished. Raises BadRequest for a
     completion that failed."""
@@ -322,13 +304,6 @@ def _events(reply: StreamedReply, index: int, arrival: tuple[Any, ...]) -> list[
     if generation.error is not None:
         raise BadRequest(generation.error, status=500)
     return list(reply.finish(index, generation))
-
-
-async def _first_failure_or_all(futures: list[asyncio.Future[Generation]]) -> None:
-    """Wait for all completions. Raises BadRequest as soon as a completion fails."""
-    for future in asyncio.as_completed(futures):
-        if (error := (await future).error) is not None:
-            raise BadRequest(error, status=500)
 
 
 def _error_event(status: int, message: str) -> bytes:

@@ -41,7 +41,8 @@ def chat_reply(
         if body.logprobs:
             choice["logprobs"] = {"content": content_logprobs(generation, body, chat)}
         choices.append(choice)
-    reply = _envelope("chat.completion", generations, choices, model)
+    num_prompt = len(first.request.prompt_ids)
+    reply = _envelope("chat.completion", generations, choices, model, num_prompt)
     if body.return_token_ids:
         reply["prompt_token_ids"] = first.request.prompt_ids.tolist()
     if body.prompt_logprobs is not None:
@@ -178,12 +179,10 @@ def _envelope(
     generations: Sequence[Generation],
     choices: list[dict],
     model: str,
-    prompt_tokens: int | None = None,
+    prompt_tokens: int,
 ) -> dict[str, Any]:
-    first = generations[0].request
-    prompt_tokens = len(first.prompt_ids) if prompt_tokens is None else prompt_tokens
     return {
-        "id": first.request_id,
+        "id": generations[0].request.request_id,
         "object": kind,
         "created": int(time.time()),
         "model": model,
@@ -211,22 +210,18 @@ def content_logprobs(
     """``choices[i].logprobs.content`` of a chat completion."""
     entries = []
     for index, (token, logprob) in enumerate(_pairs(generation.token_ids, generation.logprobs)):
-        best = generation.alternatives[index] if generation.alternatives else None
-        alternatives = (
-            []
-            if best is None
-            else [_entry(*pair, body, chat) for pair in _pairs(best.token_ids, best.logprobs)]
-        )
+        pairs = []
+        if generation.alternatives:
+            best = generation.alternatives[index]
+            pairs = _pairs(best.token_ids, best.logprobs)
+        alternatives = [_entry(*pair, body, chat) for pair in pairs]
         entries.append({**_entry(token, logprob, body, chat), "top_logprobs": alternatives})
     return entries
 
 
 def _entry(token: int, logprob: float, body: GenerateBody, chat: ChatFormat) -> dict[str, Any]:
-    return {
-        "token": _piece(token, body, chat),
-        "logprob": max(logprob, LEAST_LOGPROB),
-        "bytes": None,
-    }
+    piece = _piece(token, body, chat)
+    return {"token": piece, "logprob": max(logprob, LEAST_LOGPROB), "bytes": None}
 
 
 def text_logprobs(
@@ -241,13 +236,11 @@ def text_logprobs(
         token_ids = np.concatenate([ids, token_ids])
         logprobs = [None, *prompt.logprobs.tolist(), *logprobs]
         nothing = Alternatives(np.empty(0, np.int32), np.empty(0, np.float32))
+        of_prompt = prompt.alternatives or [nothing] * len(prompt.logprobs)
         count = body.alternatives
-        prompt_alternatives = [
-            Alternatives(a.token_ids[:count], a.logprobs[:count]) for a in prompt.alternatives
-        ]
         best = [
             nothing,
-            *(prompt_alternatives or [nothing] * len(prompt.logprobs)),
+            *(Alternatives(a.token_ids[:count], a.logprobs[:count]) for a in of_prompt),
             *(best or [nothing] * len(generation.token_ids)),
         ]
     pieces = [_piece(token, body, chat) for token in token_ids.tolist()]
@@ -259,12 +252,8 @@ def text_logprobs(
         }
         tops.append(None if logprob is None else {**by_piece, piece: logprob})
     offsets = [0, *accumulate(len(piece) for piece in pieces)][:-1]
-    return {
-        "tokens": pieces,
-        "token_logprobs": logprobs,
-        "top_logprobs": tops,
-        "text_offset": offsets,
-    }
+    values = {"token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+    return {"tokens": pieces, **values}
 
 
 def _prompt_logprobs(
@@ -276,11 +265,11 @@ def _prompt_logprobs(
     assert scored is not None
     entries: list[dict[str, dict[str, Any]] | None] = [None]
     for index, token in enumerate(generation.request.prompt_ids[1:].tolist()):
-        best = scored.alternatives[index] if scored.alternatives else None
-        pairs = [] if best is None else _pairs(best.token_ids, best.logprobs)
-        ranked = [
-            (candidate, logprob, rank) for rank, (candidate, logprob) in enumerate(pairs, start=1)
-        ]
+        ranked = []
+        if scored.alternatives:
+            best = scored.alternatives[index]
+            pairs = _pairs(best.token_ids, best.logprobs)
+            ranked = [(*pair, rank) for rank, pair in enumerate(pairs, start=1)]
         ranked.append((token, float(scored.logprobs[index]), int(scored.ranks[index])))
         entries.append(
             {

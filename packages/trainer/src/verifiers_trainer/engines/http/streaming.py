@@ -84,13 +84,10 @@ class StreamedReply:
         if len(self._finished) < len(self._choices):
             return
         if self._with_usage:
-            yield self._chunk([], usage=usage_of(self._finished, self._prompt_tokens()))
+            first_of_prompts = self._choices[:: self._body.n or 1]
+            num_prompt = sum(len(choice.prompt_ids) for choice in first_of_prompts)
+            yield self._chunk([], usage=usage_of(self._finished, num_prompt))
         yield DONE
-
-    def _prompt_tokens(self) -> int:
-        """Number of prompt tokens, each prompt counted once."""
-        per_prompt = self._body.n or 1
-        return sum(len(choice.prompt_ids) for choice in self._choices[::per_prompt])
 
     def _chunk(self, choices: list[dict[str, Any]], **shared: object) -> bytes:
         chunk = {
@@ -151,22 +148,13 @@ class _Choice:
         piece, self._sent = self._text[self._sent : end], end
         arrays = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
         so_far = Generation(self._request, *arrays, alternatives=self._best)
-        fields: dict[str, Any] = {
-            "index": self.index,
-            "finish_reason": None,
-            **self._tokens_of(so_far),
-        }
-        if isinstance(self._body, ChatBody):
-            return {**fields, "delta": {"content": piece}}
-        return {**fields, "text": piece}
+        fields = {"index": self.index, "finish_reason": None, **self._tokens_of(so_far)}
+        return fields | self._as_text(piece)
 
     def finish(self, generation: Generation) -> dict[str, Any]:
         """The choice of the last event, with the remaining text. Raises BadRequest when the sent
         text is no prefix."""
-        fields = {
-            **choice_fields(self.index, generation, self._body),
-            **self._tokens_of(generation),
-        }
+        fields = choice_fields(self.index, generation, self._body) | self._tokens_of(generation)
         if self._is_unsplit and isinstance(self._body, ChatBody):
             opened = self._chat.opens_thought(self._request.prompt_ids)
             message, fields["finish_reason"] = message_of(
@@ -182,10 +170,11 @@ class _Choice:
                 "this tokenizer decodes tokens one by one to another text; use stream=false",
                 status=500,
             )
-        unsent = text[self._sent :]
-        if isinstance(self._body, ChatBody):
-            return {**fields, "delta": {"content": unsent}}
-        return {**fields, "text": unsent}
+        return fields | self._as_text(text[self._sent :])
+
+    def _as_text(self, piece: str) -> dict[str, Any]:
+        is_chat = isinstance(self._body, ChatBody)
+        return {"delta": {"content": piece}} if is_chat else {"text": piece}
 
     def _read(self) -> None:
         """Decode new tokens into the text once they are complete characters."""
@@ -199,13 +188,15 @@ class _Choice:
 
     def _num_withheld(self) -> int:
         """Number of characters at the end that may begin a stop text."""
-        longest = 0
-        for stop in self._request.params.stop:
-            most = min(len(stop) - 1, len(self._text) - self._sent)
-            longest = max(
-                longest, next((n for n in range(most, 0, -1) if self._text.endswith(stop[:n])), 0)
-            )
-        return longest
+        return max(
+            (
+                size
+                for stop in self._request.params.stop
+                for size in range(1, min(len(stop), len(self._text) - self._sent + 1))
+                if self._text.endswith(stop[:size])
+            ),
+            default=0,
+        )
 
     def _tokens_of(self, generation: Generation) -> dict[str, Any]:
         """Ids and log-probs of the tokens not sent yet."""
@@ -216,10 +207,9 @@ class _Choice:
             generation.logprobs[begin:],
             alternatives=generation.alternatives[begin:],
         )
-        fields: dict[str, Any] = (
-            {"token_ids": part.token_ids.tolist()} if self._body.return_token_ids else {}
-        )
-        fields["logprobs"] = None
+        fields: dict[str, Any] = {"logprobs": None}
+        if self._body.return_token_ids:
+            fields["token_ids"] = part.token_ids.tolist()
         if isinstance(self._body, ChatBody):
             if self._body.logprobs:
                 fields["logprobs"] = {"content": content_logprobs(part, self._body, self._chat)}

@@ -150,27 +150,19 @@ def decode_body(content: bytes, kind: type[_Body]) -> _Body:
         raise BadRequest(f"the body cannot be read as JSON: {error}") from error
     for field, allowed in _NEUTRAL.items():
         if (value := getattr(body, field, None)) not in allowed:
-            alternatives = (
-                " or ".join(repr(choice) for choice in allowed if choice is not None)
-                or "leaving it out"
-            )
+            choices = " or ".join(repr(choice) for choice in allowed if choice is not None)
             raise BadRequest(
-                f"{field}={value!r} is not supported by the embedded engine; use {alternatives}",
+                f"{field}={value!r} is not supported by the embedded engine; use"
+                f" {choices or 'leaving it out'}",
                 field,
             )
-    _check_stream(body)
-    return body
-
-
-def _check_stream(body: ChatBody | TextBody) -> None:
-    if not body.stream:
-        if body.stream_options is not None:
-            raise BadRequest("stream_options needs stream=true", "stream_options")
-        return
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest("stream_options needs stream=true", "stream_options")
     for field in ("prompt_logprobs", "echo"):
         value = getattr(body, field, None)
-        if value is not None and value is not False:  # 0 is a request too
+        if body.stream and value is not None and value is not False:  # 0 is a request too
             raise BadRequest(f"{field} cannot be streamed; use stream=false", field)
+    return body
 
 
 def sampling_params(
@@ -216,12 +208,9 @@ def sampling_params(
 
 def _prompt_alternatives(body: ChatBody | TextBody) -> int | None:
     """Number of alternatives to report for each prompt token; None without prompt log-probs."""
-    echoed = (
-        body.alternatives
-        if isinstance(body, TextBody) and body.echo and body.wants_logprobs
-        else None
-    )
-    counts = [count for count in (body.prompt_logprobs, echoed) if count is not None]
+    counts = [] if body.prompt_logprobs is None else [body.prompt_logprobs]
+    if isinstance(body, TextBody) and body.echo and body.wants_logprobs:
+        counts.append(body.alternatives)
     return max(counts, default=None)
 
 
@@ -237,38 +226,15 @@ def _check_ranges(
     _check("top_p", body.top_p, body.top_p is None or 0 < body.top_p <= 1, "in (0, 1]")
     _check("top_k", body.top_k, body.top_k is None or body.top_k >= -1, "-1 (off) or at least 1")
     _check("min_p", body.min_p, 0 <= (body.min_p or 0.0) <= 1, "in [0, 1]")
-    _check(
-        "repetition_penalty",
-        body.repetition_penalty,
-        _or(body.repetition_penalty, 1.0) > 0,
-        "above 0",
-    )
-    _check(
-        "presence_penalty",
-        body.presence_penalty,
-        abs(body.presence_penalty or 0.0) <= 2,
-        "in [-2, 2]",
-    )
-    _check(
-        "frequency_penalty",
-        body.frequency_penalty,
-        abs(body.frequency_penalty or 0.0) <= 2,
-        "in [-2, 2]",
-    )
+    repetition, count = body.repetition_penalty, body.prompt_logprobs
+    _check("repetition_penalty", repetition, _or(repetition, 1.0) > 0, "above 0")
+    for name in ("presence_penalty", "frequency_penalty"):
+        _check(name, getattr(body, name), abs(getattr(body, name) or 0.0) <= 2, "in [-2, 2]")
     _check("stop", body.stop, all(stop), "without empty texts")
     _check(field, body.alternatives, 0 <= body.alternatives <= _MAX_ALTERNATIVES, tops)
-    _check(
-        "prompt_logprobs",
-        body.prompt_logprobs,
-        0 <= (body.prompt_logprobs or 0) <= _MAX_ALTERNATIVES,
-        tops,
-    )
-    _check(
-        "logit_bias",
-        bias,
-        all(0 <= token < vocabulary for token in bias),
-        "of token ids of this model",
-    )
+    _check("prompt_logprobs", count, 0 <= (count or 0) <= _MAX_ALTERNATIVES, tops)
+    are_known = all(0 <= token < vocabulary for token in bias)
+    _check("logit_bias", bias, are_known, "of token ids of this model")
     if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs=true", "top_logprobs")
 

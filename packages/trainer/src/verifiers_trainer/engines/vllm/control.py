@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
+from verifiers.errors import ConfigError, WeightSyncError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, TooLong, read_chunks
 from verifiers.runtime.decoding import decode_message
 from verifiers_trainer.engines.loop_thread import LoopThread
@@ -74,7 +74,7 @@ class Server:
         return self.thread.wait(work, timeout_s + GRACE_S, late)
 
     def begin(
-        self, method: str, path: str, body: object, *, stage: str, timeout_s: float
+        self, method: str, path: str, body: object = None, *, stage: str, timeout_s: float
     ) -> Future[Any]:
         """Start a call without waiting for its response."""
         assert self.thread.loop is not None
@@ -132,24 +132,28 @@ class Server:
         stage: str,
         started: float,
     ) -> Any:
+        if self._session is None:  # on the thread's loop
+            self._session = aiohttp.ClientSession(
+                headers={"Authorization": f"Bearer {self.api_key}"},
+                connector=aiohttp.TCPConnector(force_close=True),  # servers may restart meanwhile
+                trust_env=False,
+            )
+        request = self._session.request(
+            method,
+            self.url + path,
+            json=body,
+            params=query,
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            allow_redirects=False,
+        )
         try:
-            session = self._open()
-            timeout = aiohttp.ClientTimeout(total=timeout_s)
-            async with session.request(
-                method,
-                self.url + path,
-                json=body,
-                params=query,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as answer:
+            async with request as answer:
                 content = await read_chunks(
                     answer.content.iter_any(), MAX_OUTPUT_BYTES, "the reply"
                 )
         except TimeoutError as error:
-            raise self.failure(
-                f"did not answer within {timeout_s:.3g} s", stage, started
-            ) from error
+            reason = f"did not answer within {timeout_s:.3g} s"
+            raise self.failure(reason, stage, started) from error
         except (aiohttp.ClientError, OSError) as error:
             reason = f"gave no answer ({type(error).__name__}: {error})"
             raise self.failure(reason, stage, started) from error
@@ -163,17 +167,6 @@ class Server:
             return decode_message(text) if text.strip() else None
         except ValueError:
             return text
-
-    def _open(self) -> aiohttp.ClientSession:
-        """The session, on the thread's loop; connections are not reused, since servers may restart
-        between calls."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers={"Authorization": f"Bearer {self.api_key}"},
-                connector=aiohttp.TCPConnector(force_close=True),
-                trust_env=False,
-            )
-        return self._session
 
 
 def server_urls(urls: str) -> list[str]:
@@ -196,13 +189,3 @@ def server_urls(urls: str) -> list[str]:
     if not roots:
         raise ConfigError("no URL of an inference server is given")
     return roots
-
-
-def unreachable(server: Server, error: WeightSyncError) -> EndpointUnreachable:
-    """The error of a server that does not respond at start."""
-    return EndpointUnreachable(
-        f"no inference server answers at {server.url}: start one (vf-vllm --model …), or correct"
-        f" the URL ({error})",
-        url=server.url,
-        elapsed_s=error.elapsed_s,
-    )

@@ -42,7 +42,7 @@ from verifiers.errors import (
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.loop_thread import LoopThread
-from verifiers_trainer.engines.vllm.control import Server, Serving, server_urls, unreachable
+from verifiers_trainer.engines.vllm.control import Server, Serving, server_urls
 from verifiers_trainer.engines.vllm.features import (
     OLDEST,
     PAUSE_KEEP,
@@ -55,7 +55,7 @@ from verifiers_trainer.engines.vllm.probe import check_server
 from verifiers_trainer.engines.vllm.weights.protocol import (
     Deadline,
     WeightSync,
-    run_and_version,
+    version_in_label,
 )
 
 if TYPE_CHECKING:
@@ -145,15 +145,8 @@ class VLLMEngine:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        features = {
-            protocol.TOKEN_IDS,
-            protocol.PROCESSED_LOGPROBS,
-            protocol.WEIGHT_VERSIONS,
-            protocol.TOKEN_IN,
-        }
-        return frozenset(
-            features | ({protocol.PAUSE_KEEP} if PAUSE_KEEP in self._features else set())
-        )
+        keeps = PAUSE_KEEP in self._features
+        return protocol.TRAINABLE | {protocol.PAUSE_KEEP} if keeps else protocol.TRAINABLE
 
     def health(self) -> bool:
         return bool(self.servers) and all(server.is_healthy() for server in self.servers)
@@ -188,11 +181,8 @@ class VLLMEngine:
             self._features = features_of(parse_version(oldest))
             self._sync = self._open_sync(servers, self.run, self._features, oldest)
             for server in servers:
-                if (
-                    note := check_server(
-                        server, server.serving.model, self._tokenizer, self._in_chat
-                    )
-                ) is not None:
+                model = server.serving.model
+                if note := check_server(server, model, self._tokenizer, self._in_chat):
                     log.warning("%s", note)
                 self._labels[server.url] = LabelReader(self._reader(server))
         except BaseException:  # an interrupt too: connections and thread are closed; raised again
@@ -206,14 +196,17 @@ class VLLMEngine:
         """Wait for a server, and return its version."""
         try:
             server.wait_healthy(deadline.left_s)
-            reply = server.call(
-                "GET", "/version", stage="asking for the version", timeout_s=ASK_TIMEOUT_S
-            )
-            listed = server.call(
-                "GET", "/v1/models", stage="asking for the models", timeout_s=ASK_TIMEOUT_S
-            )
+            stage = "asking for the version"
+            reply = server.call("GET", "/version", stage=stage, timeout_s=ASK_TIMEOUT_S)
+            stage = "asking for the models"
+            listed = server.call("GET", "/v1/models", stage=stage, timeout_s=ASK_TIMEOUT_S)
         except WeightSyncError as error:
-            raise unreachable(server, error) from error
+            raise EndpointUnreachable(
+                f"no inference server answers at {server.url}: start one (vf-vllm --model …), or"
+                f" correct the URL ({error})",
+                url=server.url,
+                elapsed_s=error.elapsed_s,
+            ) from error
         version = str(reply.get("version", "")) if isinstance(reply, dict) else ""
         if (number := parse_version(version)) is not None and number < parse_version(f"{OLDEST}.0"):  # type: ignore[operator]
             raise ConfigError(
@@ -237,7 +230,7 @@ class VLLMEngine:
                 server.close()
             self._thread.stop()
 
-    def open_client(self) -> Any:
+    def open_client(self) -> VersionedClient | RoundRobinClient:
         """A core ``Client``: with several servers, a rollout stays with one of them."""
         clients = [VersionedClient(self, server) for server in self._running_servers()]
         if len(clients) == 1:
@@ -333,8 +326,7 @@ class VLLMEngine:
         """
         assert self._sync is not None
         if self._sync.names_weights:
-            is_serving_model = response.model == serving.model
-            if is_serving_model:
+            if response.model == serving.model:
                 return serving.version
             return f"it answered as {response.model!r}, not as {serving.model!r}"
         if WEIGHT_SPANS in self._features:
@@ -361,15 +353,9 @@ class VLLMEngine:
 
     def _reader(self, server: Server) -> Callable[[], Any]:
         async def read() -> str:
-            answer = await server._exchange(
-                "GET",
-                "/weight_info",
-                None,
-                None,
-                LABEL_TIMEOUT_S,
-                "asking whose weights it has",
-                time.monotonic(),
-            )
+            stage = "asking whose weights it has"
+            reply = server.begin("GET", "/weight_info", stage=stage, timeout_s=LABEL_TIMEOUT_S)
+            answer = await asyncio.wrap_future(reply)
             return str((answer or {}).get("weight_version"))
 
         return read
@@ -459,7 +445,10 @@ class VersionedClient:
         for _ in range(MAX_REPAIRS + 1):
             serving = self._server.serving
             try:
-                response = await self._client.complete(self._to_server(request, serving))
+                arguments = self._engine.understood(request.sampling_args)
+                response = await self._client.complete(
+                    replace(request, model=serving.model, sampling_args=arguments)
+                )
                 origin = await self._engine.sampled_by(self._server, serving, response)
             except (ModelNotFound, ModelRefused, ModelUnavailable) as error:
                 if isinstance(error, ModelRefused) and not isinstance(
@@ -472,7 +461,8 @@ class VersionedClient:
                     self._check_vocabulary(response)
                     return _with_version(response, origin)
                 fault = origin
-            await self._await_repair(serving, fault)
+            if (repair := self._engine.repair(self._server, serving, fault)) is not None:
+                await asyncio.shield(asyncio.wrap_future(repair))
         if isinstance(fault, ModelUnavailable):
             raise fault
         raise WeightSyncError(
@@ -497,14 +487,6 @@ class VersionedClient:
                 field=fault[0],
             )
 
-    def _to_server(self, request: ModelRequest, serving: Serving) -> ModelRequest:
-        arguments = self._engine.understood(request.sampling_args)
-        return replace(request, model=serving.model, sampling_args=arguments)
-
-    async def _await_repair(self, serving: Serving, fault: BaseException | str) -> None:
-        if (repair := self._engine.repair(self._server, serving, fault)) is not None:
-            await asyncio.shield(asyncio.wrap_future(repair))
-
 
 def _with_version(response: Response, version: int | np.ndarray) -> Response:
     tokens = None if response.tokens is None else replace(response.tokens, version=version)
@@ -523,15 +505,3 @@ def understood(arguments: Mapping[str, Any], has_spans: bool) -> dict[str, Any]:
     if (regex := spelled.pop("guided_regex", None)) is not None:
         spelled["structured_outputs"] = {"regex": regex}
     return spelled
-
-
-def version_in_label(label: str, run: int) -> int | None:
-    """The policy version in a server's label; None for another run's label.
-
-    >>> version_in_label("3145735", run=3), version_in_label("3145735", run=4), version_in_label("default", run=3)
-    (7, None, None)
-    """
-    if not label.isdigit():
-        return None
-    owner, version = run_and_version(int(label))
-    return version if owner == run else None

@@ -39,12 +39,14 @@ def check_server(server: Server, model: str, tokenizer: Tokenizer, in_chat: bool
     for prompt, temperature in product(PROMPTS, spreads):
         answer = _ask(server, model, prompt, in_chat, temperature)
         choice = answer["choices"][0]
-        _require_token_ids(server, answer, choice)
-        _require_same_tokens(
-            server,
-            answer.get("prompt_token_ids") or choice.get("prompt_token_ids"),
-            _expected_ids(tokenizer, prompt, in_chat),
-        )
+        prompt_ids = answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
+        if not prompt_ids or not choice.get("token_ids"):
+            raise ConfigError(
+                f"{server.url} returns no token ids (return_token_ids): tokens would have to be"
+                " guessed from text, which is not the identity for any tokenizer; use vLLM 0.11 or"
+                " newer"
+            )
+        _require_same_tokens(server, prompt_ids, _expected_ids(tokenizer, prompt, in_chat))
         if (spread := _spread(choice)) is None:
             return (
                 f"{server.url} does not list likely tokens, so that its log-probabilities may"
@@ -99,17 +101,6 @@ def _ask(server: Server, model: str, prompt: str, in_chat: bool, temperature: fl
         raise ConfigError(
             f"the inference server refuses what training asks for: {error}"
         ) from error
-
-
-def _require_token_ids(
-    server: Server, answer: Mapping[str, Any], choice: Mapping[str, Any]
-) -> None:
-    prompt_ids = answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
-    if not prompt_ids or not choice.get("token_ids"):
-        raise ConfigError(
-            f"{server.url} returns no token ids (return_token_ids): tokens would have to be guessed"
-            " from text, which is not the identity for any tokenizer; use vLLM 0.11 or newer"
-        )
 
 
 def _require_same_tokens(server: Server, actual: Sequence[int], expected: Sequence[int]) -> None:

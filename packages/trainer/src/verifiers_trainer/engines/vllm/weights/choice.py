@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 from verifiers.errors import ConfigError
 from verifiers_trainer.engines.vllm.features import (
     FIRST,
@@ -69,10 +71,9 @@ def choose(method: str, situation: Situation) -> Choice:
 def _automatic(situation: Situation) -> Choice:
     if situation.has_adapter and situation.adapter_refused is None:
         return Choice("lora_dir", "only the adapter moves, as files under a new name each time")
+    merged = ""
     if situation.has_adapter:
         merged = f"the adapter is merged, since {situation.adapter_refused}; "
-    else:
-        merged = ""
     by_speed = (
         ("nccl", "all weights move, by a broadcast to the server's GPUs"),
         ("ipc", "all weights move, on the one GPU that trainer and server share"),
@@ -92,10 +93,7 @@ def impossible(method: str, situation: Situation) -> str | None:
     """Why a method cannot be used in a situation; None when it can."""
     lacking = [feature for feature in NEEDS[method] if feature not in situation.features]
     if lacking:
-        first = max(
-            (FIRST[feature] for feature in lacking),
-            key=lambda text: tuple(map(int, text.split("."))),
-        )
+        first = max((FIRST[feature] for feature in lacking), key=Version)
         return f"the server is vLLM {situation.version}, and it needs {first} or newer"
     if method == "lora_dir":
         return situation.adapter_refused if situation.has_adapter else "no adapter is trained"

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
 
 
+EMBEDDINGS = {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
+"""Layers whose adapters work only together with the layers themselves."""
+
+
 def exported(model: Any) -> dict[str, torch.Tensor]:
     """Checkpoint name -> tensor, in the trainer's precision and on its device."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -83,9 +87,6 @@ def unservable_adapter(model: object) -> str | None:
             return "it trains whole modules too (modules_to_save)"
         if getattr(peft, "bias", "none") != "none":
             return "it trains biases"
-        targets = set(peft.target_modules or ())
-        if unsupported := sorted(
-            targets & {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
-        ):
+        if unsupported := sorted(EMBEDDINGS & set(peft.target_modules or ())):
             return f"it adapts {', '.join(unsupported)}"
     return None

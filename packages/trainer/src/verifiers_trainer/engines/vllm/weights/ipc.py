@@ -28,8 +28,6 @@ Handle = Callable[[torch.Tensor], Any]
 class IpcSync(LabelledSync):
     """``weights`` returns the tensors to share; ``handle`` creates the handle of a tensor."""
 
-    name = "ipc"
-
     def __init__(
         self,
         run: int,

@@ -18,7 +18,7 @@ from verifiers.errors import WeightSyncError
 from verifiers.runtime.bounded import open_file
 from verifiers.storage.files import sync_folder
 from verifiers_trainer.engines.vllm.control import Server
-from verifiers_trainer.engines.vllm.weights.protocol import Deadline
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, new_folder, post
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ class LoraDirSync:
     ``keep`` versions before the newest stay loaded, for requests that began with them.
     """
 
-    name = "lora_dir"
     keeps_files = True
     names_weights = True
 
@@ -50,22 +49,13 @@ class LoraDirSync:
         name, again = f"policy-{self._run:x}-v{version}", 1
         while name in self._used:
             name, again = f"policy-{self._run:x}-v{version}.{again}", again + 1
-        temporary = self.folder / f".tmp-{name}"
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+        stage = f"writing the adapter of version {version}"
+        with new_folder(self.folder / name, stage) as temporary:
             self._write(temporary)
             for file in [path for path in temporary.rglob("*") if path.is_file()]:
                 with open_file(file) as opened:
                     os.fsync(opened.fileno())
             sync_folder(temporary)
-            os.replace(temporary, self.folder / name)
-            sync_folder(self.folder)
-        except OSError as error:
-            stage = f"writing the adapter of version {version}"
-            raise WeightSyncError(
-                f"{stage} to {self.folder}: {error}", stage=stage, path=str(self.folder)
-            ) from error
         self._used.add(name)
         self._names[name] = version
         self._current = name
@@ -74,13 +64,8 @@ class LoraDirSync:
         name = self._current
         body = {"lora_name": name, "lora_path": str(self.folder / name)}
         try:
-            server.call(
-                "POST",
-                "/v1/load_lora_adapter",
-                body,
-                stage=f"loading the adapter of version {version}",
-                timeout_s=deadline.left_s,
-            )
+            stage = f"loading the adapter of version {version}"
+            post(server, "/v1/load_lora_adapter", body, stage, deadline)
         except WeightSyncError as error:
             # by an attempt whose response was lost
             if LOADED_ALREADY not in (error.response or ""):
@@ -94,12 +79,9 @@ class LoraDirSync:
         return any(entry["id"] == self._current for entry in listed["data"])
 
     def retire(self, servers: list[Server], version: int) -> None:
-        for name in [
-            name
-            for name, adapter_version in self._names.items()
-            if adapter_version < version - self._keep
-        ]:
-            self._unload(servers, name)
+        for name, adapter_version in list(self._names.items()):
+            if adapter_version < version - self._keep:
+                self._unload(servers, name)
 
     def close(self, servers: list[Server]) -> None:
         for name in list(self._names):
@@ -108,15 +90,10 @@ class LoraDirSync:
     def _unload(self, servers: list[Server], name: str) -> None:
         """Unload an adapter and delete its files. Failures are only logged: a loaded adapter costs
         memory alone."""
+        path, body, stage = "/v1/unload_lora_adapter", {"lora_name": name}, f"unloading {name}"
         for server in servers:
             try:
-                server.call(
-                    "POST",
-                    "/v1/unload_lora_adapter",
-                    {"lora_name": name},
-                    stage=f"unloading {name}",
-                    timeout_s=UNLOAD_S,
-                )
+                server.call("POST", path, body, stage=stage, timeout_s=UNLOAD_S)
             except WeightSyncError as error:
                 log.debug("%s", error)  # the server was restarted or stopped
         del self._names[name]

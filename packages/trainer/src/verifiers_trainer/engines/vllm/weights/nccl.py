@@ -56,8 +56,6 @@ class Collectives(Protocol):
 class NcclSync(LabelledSync):
     """``weights`` returns the tensors to send, on the device that sends them."""
 
-    name = "nccl"
-
     def __init__(
         self,
         run: int,
@@ -101,12 +99,8 @@ class NcclSync(LabelledSync):
             group.abort()
 
     def _join(self, server: Server, deadline: Deadline) -> Collective:
-        reply = server.call(
-            "GET",
-            "/get_world_size",
-            stage="asking for the number of workers",
-            timeout_s=deadline.left_s,
-        )
+        stage = "asking for the number of workers"
+        reply = server.call("GET", "/get_world_size", stage=stage, timeout_s=deadline.left_s)
         world_size, unique_id = int(reply["world_size"]) + 1, self._collectives.unique_id()
         info = {
             "nccl_unique_id_b64": base64.b64encode(unique_id).decode("ascii"),
@@ -116,13 +110,13 @@ class NcclSync(LabelledSync):
             "packed_buffer_size_bytes": self._buffer_bytes,
         }
         stage = "joining the group of the server's workers"
-        answer = self._begin(
-            server, "/init_weight_transfer_engine", {"init_info": info}, stage, deadline
-        )
+        path, body = "/init_weight_transfer_engine", {"init_info": info}
+        answer = server.begin("POST", path, body, stage=stage, timeout_s=deadline.left_s)
         group = within(
             lambda: self._collectives.join(unique_id, world_size), server, stage, deadline, answer
         )
-        zero = torch.zeros(1, dtype=torch.float32, device=self._device())
+        device = next(iter(self._weights().values())).device
+        zero = torch.zeros(1, dtype=torch.float32, device=device)
         within(
             lambda: group.all_reduce(zero), server, f"{stage} (first all-reduce)", deadline, answer
         )
@@ -132,9 +126,8 @@ class NcclSync(LabelledSync):
 
     def _send(self, server: Server, group: Collective, version: int, deadline: Deadline) -> None:
         tensors, stage = self._weights(), f"sending the weights of version {version}"
-        answer = self._begin(
-            server, "/update_weights", {"update_info": metadata(tensors)}, stage, deadline
-        )
+        path, body = "/update_weights", {"update_info": metadata(tensors)}
+        answer = server.begin("POST", path, body, stage=stage, timeout_s=deadline.left_s)
 
         def broadcast() -> None:
             for chunk in packed_chunks(tensors, self._buffer_bytes):
@@ -142,14 +135,6 @@ class NcclSync(LabelledSync):
 
         within(broadcast, server, stage, deadline, answer)
         self._result(server, answer, stage, deadline)
-
-    def _device(self) -> torch.device:
-        return next(iter(self._weights().values())).device
-
-    def _begin(
-        self, server: Server, path: str, body: object, stage: str, deadline: Deadline
-    ) -> Future[Any]:
-        return server.begin("POST", path, body, stage=stage, timeout_s=deadline.left_s)
 
     def _result(self, server: Server, answer: Future[Any], stage: str, deadline: Deadline) -> Any:
         started = time.monotonic()

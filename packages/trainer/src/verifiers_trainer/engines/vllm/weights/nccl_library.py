@@ -16,7 +16,8 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.engines.vllm.weights.nccl import UNIQUE_ID_BYTES
 
 DISTRIBUTIONS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-SUM = 0
+SUM, SENDER = 0, 0
+"""The operation of an all-reduce; the rank that a broadcast is from."""
 DTYPES = {torch.uint8: 1, torch.float32: 7}
 """``ncclDataType_t`` of what is sent."""
 
@@ -69,40 +70,23 @@ class NcclGroup:
         self._library, self._communicator = library, communicator
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        pointer = ctypes.c_void_p(tensor.data_ptr())
-        self._run(
-            "ncclAllReduce",
-            tensor,
-            pointer,
-            pointer,
-            ctypes.c_size_t(tensor.numel()),
-            DTYPES[tensor.dtype],
-            SUM,
-        )
+        self._run("ncclAllReduce", tensor, SUM)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        pointer = ctypes.c_void_p(tensor.data_ptr())
-        self._run(
-            "ncclBroadcast",
-            tensor,
-            pointer,
-            pointer,
-            ctypes.c_size_t(tensor.numel()),
-            DTYPES[tensor.dtype],
-            0,
-        )
+        self._run("ncclBroadcast", tensor, SENDER)
 
     def abort(self) -> None:
         self._library.functions.ncclCommAbort(self._communicator)
 
-    def _run(self, name: str, tensor: torch.Tensor, *arguments: object) -> None:
-        """Call a collective on the tensor's stream and wait for it: its memory may be reused
-        afterwards."""
+    def _run(self, name: str, tensor: torch.Tensor, operation: int) -> None:
+        """Call a collective on the tensor's stream, in place, and wait for it: its memory may be
+        reused afterwards."""
         stream = torch.cuda.current_stream(tensor.device)
+        pointer = ctypes.c_void_p(tensor.data_ptr())
         function = getattr(self._library.functions, name)
-        self._library.check(
-            function(*arguments, self._communicator, ctypes.c_void_p(stream.cuda_stream))
-        )
+        size, dtype = ctypes.c_size_t(tensor.numel()), DTYPES[tensor.dtype]
+        on = self._communicator, ctypes.c_void_p(stream.cuda_stream)
+        self._library.check(function(pointer, pointer, size, dtype, operation, *on))
         stream.synchronize()
 
 

@@ -125,11 +125,8 @@ def require_whole(model: PreTrainedModel) -> None:
 
     Under FSDP2 the trainer passes a whole copy to the engine (``fsdp.WholeCopy``).
     """
-    kind = next(
-        (_split_by(part) for part in (*model.modules(), *model.parameters()) if _split_by(part)),
-        None,
-    )
-    if kind is not None:
+    kinds = map(_split_by, (*model.modules(), *model.parameters()))
+    if (kind := next(filter(None, kinds), None)) is not None:
         raise ConfigError(
             "this process holds only parts of the model, which is sharded over processes by"
             f" {kind}, and a server would get just these: train with RLTrainer under FSDP2"
@@ -170,10 +167,7 @@ def shares_device(urls: list[str], device: torch.device | str) -> bool:
     mine = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if (theirs := os.environ.get(INFERENCE_DEVICES)) is not None:
         index = torch.device(device).index or 0
-        if mine:
-            ours = mine.split(",")
-        else:
-            ours = [str(number) for number in range(torch.cuda.device_count())]
+        ours = mine.split(",") if mine else list(map(str, range(torch.cuda.device_count())))
         return ours[index] in theirs.split(",")
     return _num_physical_devices() == 1
 

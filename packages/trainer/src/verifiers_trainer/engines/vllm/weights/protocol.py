@@ -7,10 +7,17 @@ clock.
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from verifiers.errors import WeightSyncError
+from verifiers.storage.files import sync_folder
 from verifiers_trainer.engines.vllm.control import Server
 
 VERSIONS_PER_RUN = 2**20
@@ -39,10 +46,6 @@ class Deadline:
 
 class WeightSync(Protocol):
     """A weight transfer method."""
-
-    @property
-    def name(self) -> str:
-        """As in the setting ``weight_sync``."""
 
     @property
     def keeps_files(self) -> bool:
@@ -86,7 +89,10 @@ class LabelledSync:
         """No-op: weights are read when they are sent."""
 
     def holds(self, server: Server, deadline: Deadline) -> bool:
-        return has_label_of(server, self._run, deadline)
+        stage = "asking whose weights it has"
+        answer = server.call("GET", "/weight_info", stage=stage, timeout_s=deadline.left_s)
+        label = str((answer or {}).get("weight_version"))
+        return version_in_label(label, self._run) is not None
 
     def retire(self, servers: list[Server], version: int) -> None:
         """No-op: older versions use no resources."""
@@ -111,10 +117,33 @@ def run_and_version(label: int) -> tuple[int, int]:
     return divmod(label, VERSIONS_PER_RUN)
 
 
-def has_label_of(server: Server, run: int, deadline: Deadline) -> bool:
-    """Whether the label of ``server``'s weights belongs to ``run``."""
-    answer = server.call(
-        "GET", "/weight_info", stage="asking whose weights it has", timeout_s=deadline.left_s
-    )
-    label = str((answer or {}).get("weight_version"))
-    return label.isdigit() and run_and_version(int(label))[0] == run
+def version_in_label(label: str, run: int) -> int | None:
+    """The policy version in a server's label; None for another run's label.
+
+    >>> version_in_label("3145735", run=3), version_in_label("3145735", run=4), version_in_label("default", run=3)
+    (7, None, None)
+    """
+    if not label.isdigit():
+        return None
+    owner, version = run_and_version(int(label))
+    return version if owner == run else None
+
+
+@contextmanager
+def new_folder(target: Path, stage: str) -> Iterator[Path]:
+    """A temporary folder to write files into; at the end of the block it replaces ``target``.
+
+    Raises ``WeightSyncError`` when it cannot be written.
+    """
+    temporary = target.with_name(f".tmp-{target.name}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        yield temporary
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(temporary, target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise WeightSyncError(
+            f"{stage} to {target.parent}: {error}", stage=stage, path=str(target.parent)
+        ) from error

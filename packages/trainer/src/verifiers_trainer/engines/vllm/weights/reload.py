@@ -8,14 +8,19 @@ A server whose update fails stays paused: its weights may be incomplete.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from verifiers.errors import WeightSyncError
 from verifiers_trainer.engines.vllm.control import Server
-from verifiers_trainer.engines.vllm.weights.protocol import Deadline, LabelledSync, label_of, post
+from verifiers_trainer.engines.vllm.weights.protocol import (
+    Deadline,
+    LabelledSync,
+    label_of,
+    new_folder,
+    post,
+)
 
 
 def pause(server: Server, deadline: Deadline) -> None:
@@ -65,7 +70,6 @@ def name_weights(server: Server, version: int, label: int, deadline: Deadline) -
 class ReloadSync(LabelledSync):
     """Folders ``weights-v<N>`` below ``folder``; ``write`` puts the whole model into a folder."""
 
-    name = "reload"
     keeps_files = True
 
     def __init__(self, folder: Path, run: int, model: str, write: Callable[[Path], None]):
@@ -76,18 +80,8 @@ class ReloadSync(LabelledSync):
     def prepare(self, version: int) -> None:
         """Write the model's files. Raises ``WeightSyncError`` when the folder cannot be written."""
         target = self.folder / f"weights-v{version}"
-        temporary = self.folder / f".tmp-weights-v{version}"
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+        with new_folder(target, f"writing the weights of version {version}") as temporary:
             self._write(temporary)
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(temporary, target)
-        except OSError as error:
-            stage = f"writing the weights of version {version}"
-            raise WeightSyncError(
-                f"{stage} to {self.folder}: {error}", stage=stage, path=str(self.folder)
-            ) from error
         before, self._current = self._current, target
         if before is not None and before != target:
             shutil.rmtree(before, ignore_errors=True)
