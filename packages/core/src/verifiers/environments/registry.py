@@ -37,7 +37,7 @@ from verifiers.environments.local_sources import (
 )
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
 from verifiers.rollouts.contract import LoadedFrom
-from verifiers.runtime.importing import digests_of, is_in_namespace
+from verifiers.runtime.importing import digests_of, names_in_namespaces
 from verifiers.runtime.installed import Broken, entry_points, headers
 from verifiers.runtime.places import raised_at, short_path
 from verifiers.runtime.redaction import remember_secrets
@@ -407,7 +407,7 @@ def _modules(name: str) -> Iterator[LocalSource]:
     for module in dict.fromkeys(module_names(name)):
         if module in sys.stdlib_module_names or module in ("verifiers", "__main__"):
             continue
-        if is_in_namespace(module):  # a local file, perhaps of another folder
+        if module in names_in_namespaces():  # a local file, perhaps of another folder
             continue
         if (file := _source_file(module)) is not None:
             yield LocalSource(file, module, file.parent)

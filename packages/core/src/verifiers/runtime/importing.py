@@ -57,9 +57,9 @@ def paths_without_namespaces() -> list[str]:
     return [path for path in sys.path if path not in _APPENDED]
 
 
-def is_in_namespace(name: str) -> bool:
-    """Whether the loaded module of this name is one of a namespace."""
-    return name in _OWNERS and name in sys.modules
+def names_in_namespaces() -> set[str]:
+    """The names of the loaded modules that are of a namespace."""
+    return _OWNERS.keys() & sys.modules.keys()
 
 
 class _Namespace:

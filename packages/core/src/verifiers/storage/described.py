@@ -78,19 +78,14 @@ def _qualified(module: object, name: str) -> str:
     return name if module in (None, "builtins") else f"{module}.{name}"
 
 
-def describe(value: object, name: str = "") -> Any:
-    """Convert a value to JSON: equal for equal values in every process, without addresses and secrets. Never raises.
-
-    A component becomes its identity, a function its name and a hash of its bytecode, a class its name, and a value
-    without a stable representation the name of its type. What has the ``name`` of a secret becomes a digest.
-
-    >>> describe({"pattern": re.compile("a+"), "api_key": "x", "at": float("inf"), "kind": int, "lock": object()})
-    {'pattern': {'pattern': 'a+', 'flags': 32}, 'api_key': '*** bbdf3fb6', 'at': 'inf', 'kind': {'type': 'int'}, \
-'lock': {'class': 'object'}}
-    """
-    if not is_secret_name(name):
-        return _describe(value, name)
-    return digested({name: value if _is_json(value) else _describe(value, name)})[name]
+def describe_members(members: Mapping[str, object]) -> dict[str, Any]:
+    """``describe`` each value; what has the name of a secret becomes a digest."""
+    secret_names = set(filter(is_secret_name, members))
+    described: dict[str, Any] = {}
+    for name, value in members.items():
+        plain = value if name in secret_names and _is_json(value) else describe(value)
+        described[name] = digested({name: plain})[name] if name in secret_names else plain
+    return described
 
 
 def _is_json(value: object) -> bool:
@@ -98,13 +93,22 @@ def _is_json(value: object) -> bool:
         return all(isinstance(key, str) and _is_json(member) for key, member in value.items())
     if isinstance(value, list | tuple):
         return all(map(_is_json, value))
-    return type(value) in _JSON_LEAVES
+    return isinstance(value, str | int | float | None) and not isinstance(value, enum.Enum)
 
 
-_JSON_LEAVES = (str, int, float, bool, type(None))
+def describe(value: object) -> Any:
+    """Convert a value to JSON: equal for equal values in every process, without addresses and
+    secrets. Never raises.
 
+    A component becomes its identity, a function its name and a hash of its bytecode, a class its
+    name, and a value without a stable representation the name of its type.
 
-def _describe(value: object, name: str) -> Any:
+    >>> describe({"pattern": re.compile("a+"), "api_key": "x", "at": float("inf"), "kind": int})
+    {'pattern': {'pattern': 'a+', 'flags': 32}, 'api_key': '*** bbdf3fb6', 'at': 'inf', 'kind':
+    {'type': 'int'}}
+    >>> describe(object())
+    {'class': 'object'}
+    """
     if value is None or type(value) in (bool, int):
         return value
     if type(value) is float:
@@ -116,20 +120,18 @@ def _describe(value: object, name: str) -> Any:
         return {"class": type_name(type(value))}
     token = in_progress.set((*active, id(value)))
     try:
-        return _described(value, name)
+        return _described(value)
     except Exception:  # noqa: BLE001  an author's object may raise anything; describe its type
         return {"class": type_name(type(value))}
     finally:
         in_progress.reset(token)
 
 
-def _described(value: object, name: str) -> Any:
+def _described(value: object) -> Any:
     if isinstance(value, enum.Enum):
         return f"{type_name(type(value))}.{value.name}"
     if isinstance(value, str | int | float):  # a subclass
-        return describe(
-            next(base for base in (str, int, float) if isinstance(value, base))(value), name
-        )
+        return describe(next(base for base in (str, int, float) if isinstance(value, base))(value))
     if isinstance(value, bytes | bytearray):
         return {"sha256": hashlib.sha256(value).hexdigest()[:16], "size_bytes": len(value)}
     if isinstance(value, os.PathLike):
@@ -149,14 +151,11 @@ def _described(value: object, name: str) -> Any:
         return function
     if dataclasses.is_dataclass(value):
         fields = [field for field in dataclasses.fields(value) if not is_free(field.type)]
-        described = {
-            field.name: describe(getattr(value, field.name), field.name) for field in fields
-        }
-        return {"class": type_name(type(value))} | described
+        members = {field.name: getattr(value, field.name) for field in fields}
+        return {"class": type_name(type(value))} | describe_members(members)
     if isinstance(value, Mapping):
-        return _bounded(
-            {_key(key): describe(member, _key(key)) for key, member in value.items()}, len(value)
-        )
+        members = {_key(key): member for key, member in value.items()}
+        return _bounded(describe_members(members), len(value))
     if isinstance(value, list | tuple):
         return _bounded([describe(member) for member in value], len(value))
     if isinstance(value, AbstractSet):
@@ -249,7 +248,7 @@ def _function(value: object) -> dict[str, Any] | None:
     }
     for name, members in bound_names.items():
         if members:
-            described[name] = {key: describe(member, key) for key, member in members.items()}
+            described[name] = describe_members(members)
     return described | ({"of": describe(wrapped)} if wrapped is not None else {})
 
 

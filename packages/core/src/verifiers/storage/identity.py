@@ -26,7 +26,7 @@ from verifiers.runtime.redaction import digested
 from verifiers.storage.described import (
     OUR_PACKAGES,
     defaults_of,
-    describe,
+    describe_members,
     in_progress,
     is_free,
     type_name,
@@ -80,21 +80,31 @@ class Identified:
         2}``.
         """
         constructor = constructor_of(type(self))
-        described: dict[str, Any] = {"class": type_name(type(self))}
-        names = dict.fromkeys(
-            (*constructor.names, *self._constructor_arguments, *self._changed_names())
-        )
+        arguments: dict[str, Any] = {**constructor.defaults, **self._constructor_arguments}
+        names = (*constructor.names, *self._constructor_arguments, *self._changed_names())
+        values = {
+            name: value
+            for name in names
+            if name not in constructor.free
+            and (value := _present(self, name, arguments)) is not _UNKNOWN
+        }
         # a rubric may reference its environment
         token = in_progress.set((*in_progress.get(), id(self)))
         try:
-            values = {
-                name: _parameter(self, name, constructor)
-                for name in names
-                if name not in constructor.free
-            }
+            described = describe_members(values)
+            # of an attribute that has no stable representation the argument says more
+            described |= describe_members(
+                {
+                    name: arguments[name]
+                    for name, description in described.items()
+                    if isinstance(description, dict)
+                    and description.keys() == {"class"}
+                    and arguments.get(name) is not None
+                }
+            )
         finally:
             in_progress.reset(token)
-        return described | {name: value for name, value in values.items() if value is not _UNKNOWN}
+        return {"class": type_name(type(self))} | described
 
     def _changed_names(self) -> Iterable[str]:
         """Names of attributes that were set after construction and count as parameters."""
@@ -181,19 +191,14 @@ def _read_constructor(cls: type) -> Constructor:
     return Constructor(positional, tuple(names), defaults, frozenset(free))
 
 
-def _parameter(part: Identified, name: str, constructor: Constructor) -> Any:
-    """Describe the value of a parameter: its attribute, or the argument where the attribute is less
-    informative."""
-    argument = part._constructor_arguments.get(name, constructor.defaults.get(name, _UNKNOWN))
+def _present(part: Identified, name: str, arguments: Mapping[str, Any]) -> Any:
+    """The value of a parameter now: its attribute, or its argument where there is none."""
     attribute = vars(part).get(name, _UNKNOWN)
     if attribute is _UNKNOWN and _is_our_property(type(part), name):
         attribute = getattr(part, name)
-    if attribute is _UNKNOWN or (attribute is None and argument is not _UNKNOWN):
-        return argument if argument is _UNKNOWN else describe(argument, name)
-    described = describe(attribute, name)
-    if isinstance(described, dict) and described.keys() == {"class"} and argument is not _UNKNOWN:
-        return describe(argument, name) if argument is not None else described
-    return described
+    if attribute is _UNKNOWN or attribute is None:
+        return arguments.get(name, attribute)
+    return attribute
 
 
 def _annotations(owner: Callable[..., object]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from verifiers.runtime.bounded import open_file, read_file
-from verifiers.runtime.importing import is_in_namespace
+from verifiers.runtime.importing import names_in_namespaces
 from verifiers.runtime.syntax import parse_python
 from verifiers.storage.described import STABLE_MODULES
 
@@ -37,6 +37,7 @@ def source_hashes(
         source for value in objects if (source := _author_file(_module_name(value))) is not None
     ]
     paths: dict[Path, str] = {}
+    in_namespaces = names_in_namespaces()
     while pending:
         module, path = pending.pop()
         if path in paths:
@@ -44,8 +45,9 @@ def source_hashes(
         root, prefix = _root(module, path)
         paths[path] = (prefix / path.relative_to(root)).as_posix() if path != root else path.name
         for name in {*_names_of_values(module), *_imported_names(module, path)}:
-            imported = _author_file(name)
-            if imported is None or is_in_namespace(name):
+            if name in sys.modules and name not in in_namespaces:
+                imported = _author_file(name)
+            else:  # a function will import it, or others may have modules of the name too
                 imported = _file_below(name, root.parent if prefix.parts else root)
             if imported is not None and _is_beside(imported[1], root):
                 pending.append(imported)
@@ -118,14 +120,10 @@ def _author_file(name: str | None) -> tuple[str, Path] | None:
 
 
 def _file_below(name: str, base: Path) -> tuple[str, Path] | None:
-    """The name and the source file, below ``base``, of a module that a function will import, or of
-    a namespace, whose names others may have too."""
-    if name not in sys.modules or is_in_namespace(name):
-        path = base.joinpath(*name.split("."))
-        for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
-            if file.is_file():
-                return name, file.resolve()
-    return None
+    """The name and the source file of a module below ``base``."""
+    path = base.joinpath(*name.split("."))
+    files = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+    return next(((name, file.resolve()) for file in files if file.is_file()), None)
 
 
 def _root(module: str, path: Path) -> tuple[Path, Path]:

@@ -41,7 +41,7 @@ from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageErro
 from verifiers.runtime.bounded import size_text
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.suggest import check_keywords
-from verifiers.storage.described import describe, type_name
+from verifiers.storage.described import describe_members, type_name
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -136,11 +136,9 @@ class ServerSpec:
         values = {name: getattr(self, name) for name in FIELDS}
         defaults: dict[str, Any] = {"tools": None, "exclude": (), "rename": {}}
         defaults |= {"url": "", "api_key_var": None, "header_vars": {}}
-        return {"class": type_name(type(self))} | {
-            name: describe(value, name)
-            for name, value in values.items()
-            if name not in defaults or value != defaults[name]
-        }
+        return {"class": type_name(type(self))} | describe_members(
+            {n: v for n, v in values.items() if n not in defaults or v != defaults[n]}
+        )
 
     def headers(self) -> dict[str, str]:
         """The headers of a server with an address. *Raises* MissingKeyError."""
