@@ -15,6 +15,7 @@ import pytest
 from support import view_runs
 from verifiers.storage.directory import RunDirectory
 from verifiers.storage.files import LOCK_NAME
+from verifiers.tui.texts import run_line
 from verifiers.view.catalog import Catalog
 from verifiers.view.describe import describe, version
 from verifiers.view.describe import settings as stored_settings
@@ -136,6 +137,19 @@ def test_a_solved_training_is_finished_before_its_last_step(tmp_path):
             os.utime(file, (1, 1))
         (run,) = Library(Catalog([tmp_path])).runs()["runs"]
         assert run["status"] == said
+
+
+def test_a_training_that_ended_with_an_error_says_which(tmp_path):
+    """Negative control: without it, it was interrupted."""
+    folder = view_runs.training(tmp_path / "learner", num_steps=12)
+    facts = {"max_steps": 20, "configuration": {}}
+    for ended, said in (({}, "interrupted"), ({"ended": "no learning signal"}, "failed")):
+        (folder / "settings.json").write_text(json.dumps(facts | ended))
+        for file in [folder, *folder.rglob("*")]:
+            os.utime(file, (1, 1))
+        (run,) = Library(Catalog([tmp_path])).runs()["runs"]
+        assert (run["status"], run["ended"]) == (said, ended.get("ended"))
+        assert str(run_line(run)).endswith("  no learning signal") == (said == "failed")
 
 
 def test_the_files_of_the_trainer_itself_are_read(tmp_path):

@@ -39,6 +39,14 @@ def read(tmp_path):
     return reader
 
 
+def test_a_warm_up_of_0_in_a_file_leaves_the_other_spelling_to_decide(read):
+    text = "model = 'm'\n[env]\nid = 'e'\n[trainer.args]\nwarmup_ratio = 0.1\nwarmup_steps = 0\n"
+    settings, problems = read(text)
+    assert (settings.config["warmup_steps"], problems) == (0.1, [])
+    # a flag means what it says
+    assert read(text, "--trainer.args.warmup_steps", "0")[0].config["warmup_steps"] == 0
+
+
 # --- the documented formats -----------------------------------------------------------------------
 
 

@@ -451,6 +451,18 @@ def test_a_batch_whose_rollouts_are_all_overlong_says_that_and_not_that_rewards_
     assert ("which mask_truncated_completions leaves out" in str(raised.value)) == masks
 
 
+def test_a_batch_whose_advantages_are_nan_says_that_and_not_that_it_was_too_long():
+    def nowhere(rewards_G, lengths_G):
+        return [np.full(len(rewards), math.nan) for rewards in rewards_G]
+
+    settings = {"max_off_policy_steps": 0, "no_signal_steps": 1, "advantage": nowhere}
+    with pipeline(Policy(), **settings) as source:
+        with pytest.raises(NoLearningSignal, match="Correct the function that computes") as raised:
+            source.next_batch()
+    assert "all rollouts had an advantage of NaN" in str(raised.value)
+    assert "overlong" not in str(raised.value)
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 

@@ -86,7 +86,7 @@ def test_whatever_ends_a_run_saves_its_last_whole_step(tmp_path, caplog, ending)
     env, reward = after_two_steps(then)
     trainer = small_trainer(tmp_path, env, max_steps=4, max_off_policy_steps=0, **settings)
     reward.trainer = trainer
-    with pytest.raises(error):
+    with pytest.raises(error) as raised:
         trainer.train()
     saved = tmp_path / "checkpoint-2"
     checkpoint_files.verify(saved)
@@ -97,12 +97,15 @@ def test_whatever_ends_a_run_saves_its_last_whole_step(tmp_path, caplog, ending)
         if name in state
     )
     assert "saved step 2, the last before training ended" in caplog.text
+    ended = json.loads((tmp_path / "settings.json").read_text()).get("ended", "")
+    assert ended == ("" if ending == "ctrl-c" else str(raised.value))  # what vf-view shows
     env, reward = after_two_steps(digits)
     again = small_trainer(tmp_path, env, max_steps=3, max_off_policy_steps=0)
     reward.trainer = again
     assert [
         round(row["staleness/max"]) for row in run(again, resume_from_checkpoint=True).steps
     ] == [0]
+    assert "ended" not in json.loads((tmp_path / "settings.json").read_text())
     assert [row["step"] for row in metrics_of(tmp_path) if "loss" in row] == [1, 2, 3]
 
 

@@ -164,6 +164,19 @@ def test_two_names_of_one_setting_must_agree():
         RLConfig(micro_batch_size=4, per_device_train_batch_size=8)
 
 
+@pytest.mark.parametrize("steps", [0, 0.0, 5])
+def test_a_warm_up_of_0_beside_the_other_spelling_is_unset(steps):
+    settings = {"warmup_steps": steps, "warmup_ratio": 0.1}
+    if steps:  # negative control: two lengths contradict each other
+        with pytest.raises(ConfigError, match="another name of warmup_steps"):
+            GRPOConfig(**settings)
+        return
+    assert GRPOConfig(**settings).warmup_steps == 0.1
+    assert grpo_defaults("x", **settings).warmup_steps == 0.1
+    assert RLConfig(warmup_ratio=0.0, warmup_steps=7).warmup_steps == 7
+    assert grpo_defaults("x", warmup_steps=0, warmup_ratio=0.0).warmup_steps == 0
+
+
 def test_the_end_of_a_prompt_is_kept_unless_said_otherwise():
     assert RLConfig(max_prompt_length=9, prompt_overflow="skip").prompt_overflow == "skip"
     assert RLConfig(max_prompt_len=9).prompt_overflow is None

@@ -255,6 +255,7 @@ class RLTrainer(HFLoop):
                 self._save_last_step(error)
             if self.ranks.is_main:
                 write_proof(self.args.folder, {}, error)
+                self.checkpoints.note_end(error)
             if is_memory:
                 rows = self.newest.rows if self.newest is not None else ()
                 raise memory.out_of_memory(error, self.model, self.args, rows) from error

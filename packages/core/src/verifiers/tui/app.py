@@ -174,7 +174,7 @@ class RunsScreen(ListScreen):
         run = event.entry
         steps = self.library.run(run["id"])["steps"] if run["kind"] == "training" else [None]
         if not steps:
-            self.notify("this training run has saved no rollouts yet")
+            self.notify(run.get("ended") or "this training run has saved no rollouts yet")
             return
         self.app.push_screen(RowsScreen(self.library, run, steps[-1]))
 

@@ -62,6 +62,8 @@ def run_line(run: Mapping[str, Any]) -> Text:
     )
     line.append(f"{run['status']:<12} ", STATUS_STYLES.get(run["status"], ""))
     line.append(str(run["date"])[:16].replace("T", " "), "dim")
+    if ended := run.get("ended"):
+        line.append(f"  {escape_control(ended)}", "red")
     return line
 
 

@@ -230,6 +230,8 @@ def _training(source: Source) -> dict[str, Any]:
         goal = curves.step
     if _is_written(source, curves.seconds_per_step()) and not (goal and curves.step >= goal):
         status = "running"
+    elif facts["ended"]:
+        status = "failed"
     elif goal:
         status = "finished" if curves.step >= goal else "interrupted"
     else:
@@ -251,6 +253,7 @@ def _training(source: Source) -> dict[str, Any]:
         "success": curves.last("reward/success"),
         "curve": curves.thumbnail("reward/mean", 40),
         "status": status,
+        "ended": facts["ended"] if status == "failed" else None,
         "date": _iso(curves.started or stat.st_mtime),
         "changed": stat.st_mtime,
         "seconds": curves.seconds,
@@ -260,7 +263,7 @@ def _training(source: Source) -> dict[str, Any]:
 
 def _training_facts(folder: Path) -> dict[str, Any]:
     """``env_id``, ``model``, ``max_steps`` and ``settings`` from the newest file of a training run
-    that has them."""
+    that has them, and why it ``ended`` if with an error."""
     summary = _json(folder / "summary.json")
     checkpoints = sorted(
         folder.glob("checkpoint-*/rl_state.json"), key=lambda path: path.stat().st_mtime
@@ -275,6 +278,7 @@ def _training_facts(folder: Path) -> dict[str, Any]:
         "env_id": summary.get("environment") or configuration.get("env_id"),
         "model": summary.get("model") or saved.get("model"),
         "max_steps": state.get("max_steps") or summary.get("steps") or started.get("max_steps"),
+        "ended": str(started.get("ended") or ""),
         **({"settings": configuration} if configuration else {}),
     }
 

@@ -107,12 +107,14 @@ def run_all(
     options: Sequence[str],
     output_dir: str | None,
     echo: Callable[[str], None],
+    answer: Callable[[str], None],
     result: dict[str, Any],
 ) -> int:
-    """Train every combination, print the means, and return the exit code of the first that failed.
+    """Train every combination, ``answer`` the means, and return the exit code of the first that
+    failed.
 
-    ``options`` are passed to each run. *Raises* ConfigError, before the first run, for a setting
-    that any of them may not have.
+    ``options`` are passed to each run, whose lines are echoed. *Raises* ConfigError, before the
+    first run, for a setting that any of them may not have.
     """
     for run in runs:
         check_first([*words, *run.words])
@@ -122,7 +124,7 @@ def run_all(
         arguments = [*words, *run.words, f"--output-dir={folder / run.name}", *options]
         command = [sys.executable, "-m", "verifiers_trainer.cli.train", *arguments]
         with Signals() as signals:
-            child = Child(run.name, command, {}, echo, separate_stdout=True)
+            child = Child(run.name, command, {}, echo)
             try:
                 code = wait_for(child, signals)
             finally:
@@ -132,7 +134,7 @@ def run_all(
             return code
     rows = [_result_of(run, folder / run.name) for run in runs]
     result.update(run_dir=str(folder), runs=rows)
-    echo("\n" + table_of(runs, rows))
+    answer("\n" + table_of(runs, rows))
     return 0
 
 

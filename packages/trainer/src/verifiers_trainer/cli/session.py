@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -256,8 +257,8 @@ class Session:
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def _print(self, message: str, *, is_result: bool = False) -> None:
-        if is_result or not self.quiet:
+    def _print(self, message: str) -> None:
+        if not self.quiet:
             self.console.print(
                 redacted_text(message), markup=False, highlight=False, soft_wrap=True
             )
@@ -311,7 +312,8 @@ class Session:
             self._print("\ninterrupted before the end of the first step; nothing is saved")
             commands = []
         table = two_columns(closing_rows(plan.folder, newest, self._draw(plan), commands))
-        self._print(table, is_result=True)
+        # stdout is for the object of --json alone, if that is asked for
+        print(redacted_text(table), file=sys.stderr if self.as_json else sys.stdout)
 
     def _resume_command(self, plan: Plan, max_steps: int | None = None) -> str:
         """Return the command that continues the run in this folder, optionally with another

@@ -199,7 +199,10 @@ class _Reader:
 
     def read(self, assignments: Sequence[Assignment]) -> tuple[TrainSettings, list[str]]:
         hosted = is_hosted(assignments)
+        in_files = {s.path[-1]: s.value for s in assignments if not s.is_flag}
         for setting in assignments:
+            if not setting.is_flag and compat.is_unset_warmup(setting.path[-1], in_files):
+                continue
             if hosted and setting.path in HOSTED_IGNORED:
                 self.ignored[setting.key] = HOSTED_IGNORED[setting.path]
             elif hosted or setting.is_flag:

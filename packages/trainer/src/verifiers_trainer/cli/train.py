@@ -15,8 +15,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -229,10 +230,11 @@ def _ablate(
     flags += [f"--{n.replace('_', '-')}" for n in ("fresh", "dry_run", "quiet") if options[n]]
     flags += ["-v"] if verbose else []
 
-    def echo(line: str) -> None:
-        print(escape_control(line), file=sys.stderr, flush=True)
+    def echo(line: str, file: TextIO = sys.stderr) -> None:
+        print(escape_control(line), file=file, flush=True)
 
-    return ablation.run_all(runs, words, flags, options["output_dir"], echo, result)
+    answer = partial(echo, file=sys.stderr if as_json else sys.stdout)
+    return ablation.run_all(runs, words, flags, options["output_dir"], echo, answer, result)
 
 
 def _verify(run: str, result: dict[str, Any], as_json: bool) -> int:
@@ -310,7 +312,7 @@ def quickstart_command(
             from verifiers_trainer.cli import quickstart
 
         progress = Console(stderr=True, quiet=quiet)
-        results = Console(stderr=True)
+        results = Console(stderr=as_json)
         summary = quickstart.run(output_dir, console=progress, results=results, **options)
         result.update(
             run_dir=summary["output_dir"],

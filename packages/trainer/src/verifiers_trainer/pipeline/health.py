@@ -34,6 +34,13 @@ ADVICE = (
 ADVICE_UNKNOWN = (
     "Correct what leaves rewards unknown: an unknown reward is in no group's comparison"
 )
+ADVICE_CUT = "Raise max_seq_len, max_tokens or max_completion_len"
+EXCLUSIONS = {
+    "cut": ("were overlong or truncated", ADVICE_CUT),
+    "nan": ("had an advantage of NaN", "Correct the function that computes the advantages"),
+    "empty": ("had no token to train", "Look for turns without a completion"),
+}
+"""Why rollouts of groups with a signal carry no loss, and what to do."""
 MAX_KINDS = 20
 """Kinds of failures that are logged each by itself."""
 NO_SIGNAL_ROLLOUTS = 4096
@@ -160,7 +167,8 @@ class SignalMeter:
         if batch.num_tokens and any(not group.is_dead(self.config) for group in batch.groups):
             self.note_batch(groups)
         elif groups:
-            numbers = self.note_nothing(groups)
+            excluded = [rollout.excluded for group in batch.samples_G for rollout in group]
+            numbers = self.note_nothing(groups, excluded)
         return is_step, numbers
 
     def note_batch(self, groups: Sequence[Group]) -> None:
@@ -177,9 +185,11 @@ class SignalMeter:
         self._histogram.clear()
         self._unscored = Unscored()
 
-    def note_nothing(self, groups: Sequence[Group]) -> dict[str, float]:
+    def note_nothing(
+        self, groups: Sequence[Group], excluded: Sequence[str | None] = ()
+    ) -> dict[str, float]:
         """Count a batch without a learning signal, and warn of it; return its numbers, for
-        ``metrics.jsonl``."""
+        ``metrics.jsonl``. ``excluded``: as in ``RolloutSamples``, of each rollout."""
         signal = self.signal
         self._see(groups)
         signal.batches += 1
@@ -190,10 +200,18 @@ class SignalMeter:
                 count  # one key for every unknown
             )
         if any(not group.is_dead(self.config) for group in groups):
-            reason = "all rollouts were overlong or truncated"
-            if self.config.mask_truncated_completions:
+            num_unknown = sum(int(np.isnan(group.rewards).sum()) for group in groups)
+            counts_of = {
+                "cut": excluded.count("overlong") + excluded.count("truncated"),
+                "nan": excluded.count("unscored") - num_unknown,
+                "empty": excluded.count("empty"),
+            }
+            causes = [kind for kind, count in counts_of.items() if count > 0] or ["cut"]
+            all_or_number = {kind: counts_of[kind] if causes[1:] else "all" for kind in causes}
+            reason = ", ".join(f"{all_or_number[k]} rollouts {EXCLUSIONS[k][0]}" for k in causes)
+            if "cut" in causes and self.config.mask_truncated_completions:
                 reason += ", which mask_truncated_completions leaves out"
-            advice = "Raise max_seq_len, max_tokens or max_completion_len"
+            advice = ". ".join(EXCLUSIONS[kind][1] for kind in causes)
         else:
             is_environments = self.config.advantage == "environment"
             if is_environments:

@@ -227,6 +227,13 @@ class Checkpoints:
         self.run.folder.mkdir(parents=True, exist_ok=True)
         checkpoint_files.write_json(self.run.folder / SETTINGS, facts)
 
+    def note_end(self, error: BaseException) -> None:
+        """Keep for readers, until the run is resumed, why it ended; rank 0 alone."""
+        path = self.run.folder / SETTINGS
+        if isinstance(error, Exception) and path.is_file():  # Ctrl-C is no failure
+            facts = checkpoint_files.read_json(path)
+            checkpoint_files.write_json(path, facts | {"ended": str(error) or repr(error)})
+
     def _described(self) -> dict[str, Any]:
         return configuration(self.run) | {OBJECTIVE: self.run.settings.objective()}
 

@@ -270,6 +270,17 @@ def warn_without_effect(name: str) -> None:
     log.warning("%s has no effect: %s", name, WITHOUT_EFFECT[name])
 
 
+def is_unset_warmup(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether ``name`` is a length of the warm-up that is 0, TRL's default, beside the other
+    spelling, which decides then.
+
+    >>> is_unset_warmup("warmup_steps", {"warmup_steps": 0, "warmup_ratio": 0.1})
+    True
+    """
+    spellings = {"warmup_steps": "warmup_ratio", "warmup_ratio": "warmup_steps"}
+    return name in spellings and settings[name] == 0 and bool(settings.get(spellings[name]))
+
+
 def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
     """Rename keywords to canonical names.
 
@@ -282,6 +293,8 @@ def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
     origin: dict[str, str] = {}
     # translated names last: they read the values of others
     for name in sorted(settings, key=TRANSLATED.__contains__):
+        if is_unset_warmup(name, settings):
+            continue
 
         def current(field: str) -> Any:
             return fields.get(field, defaults(field))

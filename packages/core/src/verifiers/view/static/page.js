@@ -101,7 +101,7 @@ function chosenColumns(name) {
 export const successOf = (run) => ({ metric: run.success_metric ? "success" : "", threshold: run.pass_threshold ?? 1 });
 
 export function status(run) {
-  return h("span", { class: `status ${run.status}` }, run.status);
+  return h("span", { class: `status ${run.status}`, title: visible(run.ended || "") }, run.status);
 }
 
 // A reward as number and bar; `range`: lowest and highest reward of the run.

@@ -60,6 +60,7 @@ export async function trainingPage(main, { parts, query }) {
     const [evals, newest] = [points("eval_reward"), lines[lines.length - 1] || {}];
     replace(head, h("div", { class: "title" }, h("h1", null, run.env || run.name), h("span", { class: "facts" }, visible([run.name, run.model].filter(Boolean).join(" · "))), status(run),
       h("span", { class: "facts" }, [`step ${count(newest.step)}${run.planned ? ` of ${count(run.planned)}` : ""}`, ago(run.date), duration((run.seconds || 0) * 1000)].join(" · ")),
+      run.ended ? h("span", { class: "facts bad" }, visible(`ended: ${run.ended}`)) : null,
       (run.coverage || []).map(([name, text]) => h("span", { class: "facts bad" }, `${name}: ${text}`)), auditLink(run)),
     settingsTable(run, [["folder", run.path], Object.keys(run.flat).length ? null : ["others", "known from the first checkpoint on"]].filter(Boolean)));
     const rewards = points("reward/mean");
